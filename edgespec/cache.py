@@ -1,0 +1,22 @@
+"""The arithmetic of a KV cache: which held positions still serve. Pure."""
+
+import numpy as np
+
+from edgespec.types import TokenIds
+
+
+def reusable_prefix(held: TokenIds, tokens: TokenIds, num_last: int) -> int:
+    """How many cached positions serve a call for the logits of the last num_last tokens.
+
+    The common prefix, short of the rows asked for: those are fed again even when held.
+    """
+    limit = max(0, min(len(held), len(tokens) - num_last))
+    differs = held[:limit] != tokens[:limit]
+    return int(differs.argmax()) if differs.any() else limit
+
+
+def grown_capacity(capacity: int, needed: int, context_length: int) -> int:
+    """The next buffer length that holds needed positions: doubled, and never past the context."""
+    while capacity < needed:
+        capacity *= 2
+    return min(capacity, context_length)

@@ -1,0 +1,65 @@
+"""Everything edgespec raises on purpose, with the exit code that the command line gives it.
+
+EdgeSpecError                 1  anything else that went wrong
+├── UsageError                2  an argument that cannot be meant
+├── ModelError                3  model missing or invalid
+│   ├── SourceError           3  a file to export from is broken, foreign or unsupported
+│   ├── ManifestError         3  a model folder that is incomplete or of another schema
+│   └── VocabularyMismatch    3  drafter and target do not share their tokens
+├── DeviceUnavailable         4  no execution provider, or not the one asked for
+├── MemoryExhausted           5  weights, cache or workspace do not fit
+├── IntegrityError            6  bytes differ from their recorded hash
+└── ContextOverflow           7  more tokens than the context length
+
+A message says what was found, what was wanted and what to do.
+"""
+
+
+class EdgeSpecError(Exception):
+    exit_code = 1
+
+
+class UsageError(EdgeSpecError):
+    exit_code = 2
+
+
+class ModelError(EdgeSpecError):
+    exit_code = 3
+
+
+class SourceError(ModelError):
+    pass
+
+
+class ManifestError(ModelError):
+    pass
+
+
+class VocabularyMismatch(ModelError):
+    pass
+
+
+class DeviceUnavailable(EdgeSpecError):
+    exit_code = 4
+
+
+class MemoryExhausted(EdgeSpecError):
+    exit_code = 5
+
+
+class IntegrityError(EdgeSpecError):
+    exit_code = 6
+
+
+class ContextOverflow(EdgeSpecError):
+    """num_tokens were asked of a context of context_length."""
+
+    exit_code = 7
+
+    def __init__(self, num_tokens: int, context_length: int) -> None:
+        super().__init__(
+            f"{num_tokens} tokens do not fit the context of {context_length}; "
+            "shorten the prompt or choose a model with a longer context"
+        )
+        self.num_tokens = num_tokens
+        self.context_length = context_length

@@ -1,0 +1,166 @@
+"""The manifest of a model folder, edgespec.json: the one thing that export and runtime share.
+
+It states what the graph takes and gives, how its cache is laid out, where the model came from, and
+size and SHA-256 of every file. Knows nothing of ONNX Runtime and nothing of how a model is made.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import IntegrityError, ManifestError
+
+SCHEMA_VERSION = 1
+FILE_NAME = "edgespec.json"
+_HASH_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVCache:
+    """One buffer per layer for keys and one for values, [1, num_kv_heads, capacity, head_dim].
+
+    The same buffer is bound as past and present; a shorter total length rewinds it.
+    """
+
+    form: str = "shared_buffer"
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str = "float32"
+
+    @property
+    def bytes_per_token(self) -> int:
+        item_bytes = {"float32": 4, "float16": 2}[self.dtype]
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * item_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where the weights came from."""
+
+    name: str
+    format: str
+    sha256: str
+    repository: str | None = None
+    revision: str | None = None
+    license: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    name: str
+    architecture: str
+    precision: str
+    context_length: int
+    kv_cache: KVCache
+    vocab_size: int
+    vocab_sha256: str
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    add_bos: bool
+    source: Source
+    schema_version: int = SCHEMA_VERSION
+    graph: str = "model.onnx"
+    weights: str = "model.onnx.data"
+    tokenizer: str = "tokenizer.json"
+    chat_template: str | None = "chat_template.jinja"
+    files: dict[str, FileRecord] = field(default_factory=dict)
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.files[self.weights].bytes
+
+
+def file_record(path: Path) -> FileRecord:
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_HASH_CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return FileRecord(sha256=digest.hexdigest(), bytes=size)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    (folder / FILE_NAME).write_text(json.dumps(asdict(manifest), indent=1) + "\n")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read edgespec.json and check that every file it lists is there in its size.
+
+    Raises:
+        ManifestError: No manifest, another schema, a missing field, or a file missing or cut short.
+    """
+    path = folder / FILE_NAME
+    try:
+        stated = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ManifestError(
+            f"{folder} has no {FILE_NAME}, so it is no model folder; make one with: edgespec export SOURCE"
+        ) from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ManifestError(f"{path} is not JSON ({error}); export the model again") from None
+    manifest = _from_json(path, stated)
+    for name, record in manifest.files.items():
+        _check_size(folder, name, record)
+    return manifest
+
+
+def _from_json(path: Path, stated: Any) -> Manifest:
+    version = stated.get("schema_version") if isinstance(stated, dict) else None
+    if version != SCHEMA_VERSION:
+        raise ManifestError(
+            f"{path} has schema version {version}, this edgespec reads {SCHEMA_VERSION}; export the model again"
+        )
+    try:
+        manifest = Manifest(
+            **{
+                **stated,
+                "kv_cache": KVCache(**stated["kv_cache"]),
+                "source": Source(**stated["source"]),
+                "eos_token_ids": tuple(stated["eos_token_ids"]),
+                "files": {name: FileRecord(**record) for name, record in stated["files"].items()},
+            }
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ManifestError(f"{path} is incomplete or has unknown fields ({error}); export again") from None
+    needed = {manifest.graph, manifest.weights, manifest.tokenizer}
+    if unlisted := sorted(needed - manifest.files.keys()):
+        raise ManifestError(f"{path} lists no hash for {unlisted[0]}; export the model again")
+    return manifest
+
+
+def _check_size(folder: Path, name: str, record: FileRecord) -> None:
+    if Path(name).name != name:
+        raise ManifestError(f"{folder}: the manifest names '{name}', which is not a file of its own folder")
+    try:
+        found = (folder / name).stat().st_size
+    except FileNotFoundError:
+        raise ManifestError(f"{folder / name} is missing; export the model again") from None
+    if found != record.bytes:
+        raise IntegrityError(
+            f"{folder / name} has {found} bytes, its manifest says {record.bytes}; export the model again"
+        )
+
+
+def verify_files(folder: Path, manifest: Manifest) -> None:
+    """Compare the SHA-256 of every listed file.
+
+    Raises:
+        IntegrityError: The first file that differs.
+    """
+    for name, record in manifest.files.items():
+        found = file_record(folder / name)
+        if found != record:
+            raise IntegrityError(
+                f"{folder / name} was changed since its export (SHA-256 {found.sha256[:12]}…, the manifest says "
+                f"{record.sha256[:12]}…); export the model again"
+            )

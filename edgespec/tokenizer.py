@@ -1,0 +1,118 @@
+"""Text to token ids and back, whole and as a stream.
+
+Text never becomes a special token: what a user types is text, and only a chat template, or a caller who
+asks for it, places special tokens.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer as _Tokenizer
+
+from edgespec.errors import ManifestError
+from edgespec.types import TokenIds
+
+# What a decoder shows for bytes that are not, or not yet, a character.
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+def vocabulary_sha256(tokenizer: _Tokenizer) -> str:
+    """Hash of every piece in order of its id: equal for models whose tokens mean the same."""
+    pieces = sorted((token, piece) for piece, token in tokenizer.get_vocab(with_added_tokens=True).items())
+    digest = hashlib.sha256()
+    for token, piece in pieces:
+        digest.update(f"{token}\t{piece}\n".encode())
+    return digest.hexdigest()
+
+
+class Tokenizer:
+    """The tokenizer of a model folder."""
+
+    def __init__(self, path: Path, bos_token_id: int | None = None, add_bos: bool = False) -> None:
+        """Raises ManifestError: the file is no tokenizer."""
+        try:
+            self._tokenizer = _Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises its own bare Exception
+            raise ManifestError(f"{path} is no tokenizer ({error}); export the model again") from None
+        self._tokenizer.encode_special_tokens = True  # the library's name for: text stays text
+        self._bos = [bos_token_id] if add_bos and bos_token_id is not None else []
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = {token.content: token_id for token_id, token in added.items() if token.special}
+        longest_first = sorted(self._special, key=len, reverse=True)
+        self._special_pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+
+    @property
+    def special_tokens(self) -> Sequence[str]:
+        return tuple(self._special)
+
+    def encode(self, text: str, *, special: bool = False, bos: bool = True) -> TokenIds:
+        """Token ids of text, [num_tokens].
+
+        Args:
+            text: Any text; lone surrogates become U+FFFD.
+            special: Whether special tokens spelled in text count as such, as in a rendered template.
+            bos: Whether to put the beginning-of-sequence token first, where the model asks for one.
+        """
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        ids = [token for part in self._parts(text, special) for token in self._encode_part(part, special)]
+        if bos and self._bos and ids[:1] != self._bos:
+            ids = [*self._bos, *ids]
+        return np.array(ids, np.int32)
+
+    def _parts(self, text: str, special: bool) -> list[str]:
+        return self._special_pattern.split(text) if special and self._special else [text]
+
+    def _encode_part(self, part: str, special: bool) -> list[int]:
+        if special and part in self._special:
+            return [self._special[part]]
+        return list(self._tokenizer.encode(part, add_special_tokens=False).ids)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of tokens; special tokens have none."""
+        return str(self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=True))
+
+
+class TextStream:
+    """Tokens in, text out, cut only where a character is complete.
+
+    The pieces joined, with flush last, equal the decoded whole.
+    """
+
+    # Enough tokens before the new ones for a decoder that looks back (leading spaces, byte runs).
+    _NUM_CONTEXT = 8
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+        self._start = 0  # first token of the window that is decoded again
+        self._shown = 0  # tokens whose text has been handed out
+
+    def push(self, tokens: Iterable[int]) -> str:
+        """The text that these tokens complete; empty while a character is unfinished."""
+        self._tokens += [int(token) for token in tokens]
+        before = self._tokenizer.decode(self._tokens[self._start : self._shown])
+        after = self._tokenizer.decode(self._tokens[self._start :])
+        if after.endswith(_REPLACEMENT) or not after.startswith(before):
+            return ""
+        self._shown = len(self._tokens)
+        self._advance()
+        return after[len(before) :]
+
+    def _advance(self) -> None:
+        """Start the window anew, where its own text stands on its own."""
+        start = self._shown - self._NUM_CONTEXT
+        if start <= self._start:
+            return
+        whole = self._tokenizer.decode(self._tokens[self._start :])
+        if whole.endswith(self._tokenizer.decode(self._tokens[start:])):
+            self._start = start
+
+    def flush(self) -> str:
+        """What is left, unfinished characters shown as U+FFFD."""
+        before = self._tokenizer.decode(self._tokens[self._start : self._shown])
+        after = self._tokenizer.decode(self._tokens[self._start :])
+        self._shown = len(self._tokens)
+        return after[len(before) :]

@@ -1,0 +1,239 @@
+"""Block-quantised weights as integer levels, scales, zero points and what those leave over.
+
+Every format of the GGUF specification that is read here stores a row as blocks of 16 or 32 weights that
+share a scale and mostly a minimum: w = scale · (level − zero_point) + offset. MatMulNBits takes just that
+without the offset. Splitting scale · zero_point out of the minimum leaves an offset of at most half a
+scale, which the graph adds as (sum of the activations in a block) · offset.
+
+Knows nothing of files and nothing of graphs. Layouts: ggml-common.h of the GGUF reference implementation.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Rows of w = scales · (levels − zero_points) + offsets.
+
+    levels is [rows, columns] in 0 … 2**bits − 1, scales [rows, num_blocks]; offsets and zero_points have
+    the shape of scales, or are None for zero and for 2**(bits − 1).
+    """
+
+    bits: int
+    block_size: int
+    levels: Bytes
+    scales: Floats
+    zero_points: Bytes | None = None
+    offsets: Floats | None = None
+
+    def dequantized(self) -> Floats:
+        rows, columns = self.levels.shape
+        zero = self.zero_points[:, :, None] if self.zero_points is not None else 1 << (self.bits - 1)
+        levels = self.levels.reshape(rows, -1, self.block_size).astype(np.float32)
+        weights = (levels - np.float32(1) * zero) * self.scales[:, :, None]
+        if self.offsets is not None:
+            weights += self.offsets[:, :, None]
+        return weights.reshape(rows, columns).astype(np.float32, copy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """One storage type: weights_per_block weights in block_bytes bytes, decoded to bits per level."""
+
+    weights_per_block: int
+    block_bytes: int
+    bits: int
+    block_size: int
+    has_offsets: bool
+    decode: Callable[[Bytes], Blocks]
+
+
+def _fields(raw: Bytes, block_bytes: int) -> Bytes:
+    return raw.reshape(raw.shape[0], -1, block_bytes)
+
+
+def _half(raw: Bytes) -> Floats:
+    """Little-endian fp16 in the last axis, [rows, blocks, 2] → [rows, blocks]."""
+    return np.ascontiguousarray(raw).view("<f2")[..., 0].astype(np.float32)
+
+
+def _nibbles(raw: Bytes) -> Bytes:
+    """Low nibbles, then high ones, along the last axis."""
+    return np.concatenate([raw & 15, raw >> 4], axis=-1)
+
+
+def _fifth_bits(raw: Bytes) -> Bytes:
+    """32 bits stored little-endian, as 0 or 16 each."""
+    return np.unpackbits(raw, axis=-1, bitorder="little") << 4
+
+
+def _symmetric(bits: int, block_size: int, levels: Bytes, scales: Floats) -> Blocks:
+    rows = levels.shape[0]
+    return Blocks(bits, block_size, levels.reshape(rows, -1), scales.reshape(rows, -1))
+
+
+def _with_minimum(bits: int, block_size: int, levels: Bytes, scales: Floats, minima: Floats) -> Blocks:
+    """w = scale · level + minimum, with the nearest zero point split out of the minimum."""
+    rows = levels.shape[0]
+    scales, minima = scales.reshape(rows, -1), minima.reshape(rows, -1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        zero = np.where(scales != 0, np.rint(-minima / scales), 0)
+    zero = np.clip(zero, 0, (1 << bits) - 1).astype(np.float32)
+    offsets = minima + zero * scales
+    return Blocks(bits, block_size, levels.reshape(rows, -1), scales, zero.astype(np.uint8), offsets)
+
+
+def _q4_0(raw: Bytes) -> Blocks:
+    block = _fields(raw, 18)
+    return _symmetric(4, 32, _nibbles(block[..., 2:]), _half(block[..., :2]))
+
+
+def _q4_1(raw: Bytes) -> Blocks:
+    block = _fields(raw, 20)
+    return _with_minimum(4, 32, _nibbles(block[..., 4:]), _half(block[..., :2]), _half(block[..., 2:4]))
+
+
+def _q5_0(raw: Bytes) -> Blocks:
+    block = _fields(raw, 22)
+    levels = (_nibbles(block[..., 6:]) | _fifth_bits(block[..., 2:6])) + np.uint8(128 - 16)
+    return _symmetric(8, 32, levels, _half(block[..., :2]))
+
+
+def _q5_1(raw: Bytes) -> Blocks:
+    block = _fields(raw, 24)
+    levels = _nibbles(block[..., 8:]) | _fifth_bits(block[..., 4:8])
+    return _with_minimum(8, 32, levels, _half(block[..., :2]), _half(block[..., 2:4]))
+
+
+def _q8_0(raw: Bytes) -> Blocks:
+    block = _fields(raw, 34)
+    return _symmetric(8, 32, block[..., 2:] ^ np.uint8(128), _half(block[..., :2]))
+
+
+def _k_scales(packed: Bytes) -> tuple[Floats, Floats]:
+    """Eight 6-bit scales and eight 6-bit minima of a Q4_K or Q5_K super-block, from 12 bytes."""
+    low, middle, high = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
+    scales = np.concatenate([low & 63, (high & 15) | ((low >> 6) << 4)], axis=-1)
+    minima = np.concatenate([middle & 63, (high >> 4) | ((middle >> 6) << 4)], axis=-1)
+    return scales.astype(np.float32), minima.astype(np.float32)
+
+
+def _k_nibbles(raw: Bytes) -> Bytes:
+    """128 bytes → eight sub-blocks of 32: each 32 bytes hold the low nibbles of one, the high of the next."""
+    pairs = raw.reshape(*raw.shape[:-1], 4, 32)
+    return np.stack([pairs & 15, pairs >> 4], axis=-2)
+
+
+def _q4_k(raw: Bytes) -> Blocks:
+    block = _fields(raw, 144)
+    scales, minima = _k_scales(block[..., 4:16])
+    scales *= _half(block[..., 0:2])[..., None]
+    minima *= -_half(block[..., 2:4])[..., None]
+    return _with_minimum(4, 32, _k_nibbles(block[..., 16:]), scales, minima)
+
+
+def _q5_k(raw: Bytes) -> Blocks:
+    block = _fields(raw, 176)
+    scales, minima = _k_scales(block[..., 4:16])
+    scales *= _half(block[..., 0:2])[..., None]
+    minima *= -_half(block[..., 2:4])[..., None]
+    bits = np.unpackbits(block[..., 16:48, None], axis=-1, bitorder="little")  # [rows, blocks, 32, 8]
+    fifth = np.swapaxes(bits, -1, -2) << 4  # bit i of byte j belongs to weight j of sub-block i
+    levels = _k_nibbles(block[..., 48:]).reshape(fifth.shape) | fifth
+    return _with_minimum(8, 32, levels, scales, minima)
+
+
+def _q6_k(raw: Bytes) -> Blocks:
+    block = _fields(raw, 210)
+    low = block[..., :128].reshape(*block.shape[:2], 2, 2, 32)  # [.., half, 32-group, 32]
+    high = block[..., 128:192].reshape(*block.shape[:2], 2, 1, 32)
+    low = np.concatenate([low & 15, low >> 4], axis=-2)
+    high = (high >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
+    levels = (low | (high << 4)) + np.uint8(128 - 32)
+    scales = block[..., 192:208].view(np.int8).astype(np.float32) * _half(block[..., 208:210])[..., None]
+    return _symmetric(8, 16, levels, scales)
+
+
+def _q2_k(raw: Bytes) -> Blocks:
+    block = _fields(raw, 84)
+    packed = block[..., :16]
+    scales = (packed & 15) * _half(block[..., 80:82])[..., None]
+    minima = (packed >> 4) * -_half(block[..., 82:84])[..., None]
+    return _with_minimum(4, 16, _two_bits(block[..., 16:80]), scales, minima)
+
+
+def _two_bits(raw: Bytes) -> Bytes:
+    """64 bytes → 256 levels: each half of 32 bytes holds four groups of 32, two bits each."""
+    halves = raw.reshape(*raw.shape[:-1], 2, 1, 32)
+    return (halves >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
+
+
+def _q3_k(raw: Bytes) -> Blocks:
+    block = _fields(raw, 110)
+    bits = np.unpackbits(block[..., :32, None], axis=-1, bitorder="little")
+    third = np.swapaxes(bits, -1, -2)  # [rows, blocks, 8 groups, 32]
+    levels = _two_bits(block[..., 32:96]).reshape(third.shape) | (third << 2)
+    packed = block[..., 96:108]
+    low = np.concatenate([packed[..., :8] & 15, packed[..., :8] >> 4], axis=-1)
+    high = (packed[..., None, 8:12] >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
+    scales = (low | (high.reshape(low.shape) << 4)).astype(np.float32) - 32
+    # The third bit is stored inverted: set means no 4 is subtracted, so levels are centred on 4.
+    return _symmetric(4, 16, levels + np.uint8(8 - 4), scales * _half(block[..., 108:110])[..., None])
+
+
+# The sixteen values of IQ4_NL, from the reference implementation's table kvalues_iq4nl.
+_IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16)
+
+
+def _iq4_nl(raw: Bytes) -> Blocks:
+    block = _fields(raw, 18)
+    levels = (_IQ4_NL + 128).astype(np.uint8)[_nibbles(block[..., 2:])]
+    return _symmetric(8, 32, levels, _half(block[..., :2]))
+
+
+BLOCK_FORMATS = {
+    "Q4_0": BlockFormat(32, 18, 4, 32, False, _q4_0),
+    "Q4_1": BlockFormat(32, 20, 4, 32, True, _q4_1),
+    "Q5_0": BlockFormat(32, 22, 8, 32, False, _q5_0),
+    "Q5_1": BlockFormat(32, 24, 8, 32, True, _q5_1),
+    "Q8_0": BlockFormat(32, 34, 8, 32, False, _q8_0),
+    "Q2_K": BlockFormat(256, 84, 4, 16, True, _q2_k),
+    "Q3_K": BlockFormat(256, 110, 4, 16, False, _q3_k),
+    "Q4_K": BlockFormat(256, 144, 4, 32, True, _q4_k),
+    "Q5_K": BlockFormat(256, 176, 8, 32, True, _q5_k),
+    "Q6_K": BlockFormat(256, 210, 8, 16, False, _q6_k),
+    "IQ4_NL": BlockFormat(32, 18, 8, 32, False, _iq4_nl),
+}
+
+
+def quantize(weights: Floats, bits: int, block_size: int) -> Blocks:
+    """Symmetric round-to-nearest: the largest magnitude of a block takes the lowest level.
+
+    Args:
+        weights: [rows, columns]; the last block of a row may be short and is padded with zeros.
+    """
+    rows, columns = weights.shape
+    padded = np.pad(weights, ((0, 0), (0, -columns % block_size)))
+    block = padded.reshape(rows, -1, block_size)
+    middle = 1 << (bits - 1)
+    peak = np.take_along_axis(block, np.abs(block).argmax(axis=2)[:, :, None], axis=2)
+    scales = peak / -middle
+    inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales != 0)
+    levels = np.clip(np.rint(block * inverse) + middle, 0, 2 * middle - 1).astype(np.uint8)
+    return Blocks(bits, block_size, levels.reshape(rows, -1), scales[:, :, 0])
+
+
+def pack(levels: Bytes, bits: int) -> Bytes:
+    """Levels along the last axis as MatMulNBits stores them: the even one of a pair in the low nibble."""
+    if bits == 8:
+        return np.ascontiguousarray(levels)
+    if levels.shape[-1] % 2:
+        levels = np.pad(levels, [(0, 0)] * (levels.ndim - 1) + [(0, 1)])
+    return levels[..., 0::2] | (levels[..., 1::2] << 4)

@@ -1,0 +1,217 @@
+"""From the names and settings of a source to one description that the graph builder understands.
+
+A family is a table of tensor names and a few settings. Known: llama (Llama 2 and 3, SmolLM2, TinyLlama)
+and qwen2 (Qwen2, Qwen2.5), each from GGUF metadata and from a Hugging Face config.json.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from edgespec.errors import SourceError
+from edgespec.export.blocks import Floats
+from edgespec.export.tensors import Index, StoredTensor
+
+FAMILIES = ("llama", "qwen2")
+_MAX_CONTEXT_LENGTH = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """Shape and constants of a decoder-only transformer with RMSNorm, rotary positions and SwiGLU."""
+
+    architecture: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    rms_eps: float
+    inv_freq: Floats  # rotary frequencies, [head_dim / 2]
+
+
+# Role in the graph -> name in a GGUF file and in a Hugging Face checkpoint. {i} is the layer.
+_TENSOR_NAMES = {
+    "embedding": ("token_embd.weight", "model.embed_tokens.weight"),
+    "final_norm": ("output_norm.weight", "model.norm.weight"),
+    "head": ("output.weight", "lm_head.weight"),
+    "{i}.input_norm": ("blk.{i}.attn_norm.weight", "model.layers.{i}.input_layernorm.weight"),
+    "{i}.q": ("blk.{i}.attn_q.weight", "model.layers.{i}.self_attn.q_proj.weight"),
+    "{i}.k": ("blk.{i}.attn_k.weight", "model.layers.{i}.self_attn.k_proj.weight"),
+    "{i}.v": ("blk.{i}.attn_v.weight", "model.layers.{i}.self_attn.v_proj.weight"),
+    "{i}.q_bias": ("blk.{i}.attn_q.bias", "model.layers.{i}.self_attn.q_proj.bias"),
+    "{i}.k_bias": ("blk.{i}.attn_k.bias", "model.layers.{i}.self_attn.k_proj.bias"),
+    "{i}.v_bias": ("blk.{i}.attn_v.bias", "model.layers.{i}.self_attn.v_proj.bias"),
+    "{i}.o": ("blk.{i}.attn_output.weight", "model.layers.{i}.self_attn.o_proj.weight"),
+    "{i}.mlp_norm": ("blk.{i}.ffn_norm.weight", "model.layers.{i}.post_attention_layernorm.weight"),
+    "{i}.gate": ("blk.{i}.ffn_gate.weight", "model.layers.{i}.mlp.gate_proj.weight"),
+    "{i}.up": ("blk.{i}.ffn_up.weight", "model.layers.{i}.mlp.up_proj.weight"),
+    "{i}.down": ("blk.{i}.ffn_down.weight", "model.layers.{i}.mlp.down_proj.weight"),
+}
+# Derived constants that some checkpoints carry; rope_freqs is read before the roles are.
+_IGNORED = ("rope_freqs.weight", "rotary_emb.inv_freq")
+
+
+def config_from_gguf(
+    path: object, metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
+) -> DecoderConfig:
+    """Raises SourceError: another architecture, a key missing, or a rotary scaling that is not known."""
+    architecture = metadata.get("general.architecture")
+    if architecture not in FAMILIES:
+        raise SourceError(f"{path} has architecture '{architecture}'; known are {', '.join(FAMILIES)}")
+
+    def get(key: str, default: Any = None) -> Any:
+        value = metadata.get(f"{architecture}.{key}", default)
+        if not isinstance(value, (int, float)) or not 0 < value < 1e9:
+            raise SourceError(f"{path}: {architecture}.{key} is {value!r}, wanted a positive number")
+        return value
+
+    scaling = metadata.get(f"{architecture}.rope.scaling.type", "none")
+    if scaling not in ("none", "linear"):
+        raise SourceError(f"{path} uses rotary scaling '{scaling}'; known are none, linear and llama3 factors")
+    heads = get("attention.head_count")
+    head_dim = get("attention.key_length", get("embedding_length") // heads)
+    if get("rope.dimension_count", head_dim) != head_dim:
+        raise SourceError(f"{path} rotates only a part of each head, which is not supported")
+    inv_freq = _inv_freq(get("rope.freq_base", 10000.0), head_dim)
+    if scaling == "linear":
+        inv_freq /= get("rope.scaling.factor")
+    if (factors := tensors.get("rope_freqs.weight")) is not None:
+        inv_freq /= factors.vector()
+    return DecoderConfig(
+        architecture=architecture,
+        hidden_size=get("embedding_length"),
+        intermediate_size=get("feed_forward_length"),
+        num_layers=get("block_count"),
+        num_heads=heads,
+        num_kv_heads=get("attention.head_count_kv", heads),
+        head_dim=head_dim,
+        vocab_size=_vocab_size(path, tensors, "token_embd.weight"),
+        context_length=min(get("context_length"), _MAX_CONTEXT_LENGTH),
+        rms_eps=get("attention.layer_norm_rms_epsilon"),
+        inv_freq=inv_freq,
+    )
+
+
+def config_from_huggingface(
+    path: object, stated: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
+) -> DecoderConfig:
+    """Raises SourceError: another model type, a key missing, or a feature the graph does not have."""
+    architecture = stated.get("model_type")
+    if architecture not in FAMILIES:
+        raise SourceError(f"{path} has model type '{architecture}'; known are {', '.join(FAMILIES)}")
+    if stated.get("hidden_act", "silu") != "silu" or stated.get("use_sliding_window"):
+        raise SourceError(f"{path} uses another activation than silu or a sliding window; both are not supported")
+
+    def get(key: str, default: Any = None) -> Any:
+        value = default if stated.get(key) is None else stated[key]
+        if not isinstance(value, (int, float)) or not 0 < value < 1e9:
+            raise SourceError(f"{path}: {key} is {value!r}, wanted a positive number")
+        return value
+
+    head_dim = get("head_dim", get("hidden_size") // get("num_attention_heads"))
+    rope = stated.get("rope_parameters") or stated.get("rope_scaling") or {}
+    theta = rope.get("rope_theta") or get("rope_theta", 10000.0)
+    return DecoderConfig(
+        architecture=architecture,
+        hidden_size=get("hidden_size"),
+        intermediate_size=get("intermediate_size"),
+        num_layers=get("num_hidden_layers"),
+        num_heads=get("num_attention_heads"),
+        num_kv_heads=get("num_key_value_heads", get("num_attention_heads")),
+        head_dim=head_dim,
+        vocab_size=_vocab_size(path, tensors, "model.embed_tokens.weight"),
+        context_length=min(get("max_position_embeddings"), _MAX_CONTEXT_LENGTH),
+        rms_eps=get("rms_norm_eps"),
+        inv_freq=_scaled(path, _inv_freq(theta, head_dim), rope),
+    )
+
+
+def _vocab_size(path: object, tensors: Mapping[str, StoredTensor], name: str) -> int:
+    if name not in tensors:
+        raise SourceError(f"{path} has no tensor {name}; it is incomplete or no language model")
+    return tensors[name].rows
+
+
+def _inv_freq(theta: float, head_dim: int) -> Floats:
+    return (1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)).astype(np.float32)
+
+
+def _scaled(path: object, inv_freq: Floats, rope: Mapping[str, Any]) -> Floats:
+    """Rotary scaling as in transformers' modeling_rope_utils: none, linear, llama3."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return inv_freq
+    if kind == "linear":
+        return inv_freq / np.float32(rope["factor"])
+    if kind != "llama3":
+        raise SourceError(f"{path} uses rotary scaling '{kind}'; known are default, linear and llama3")
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    turns = rope["original_max_position_embeddings"] * inv_freq / (2 * math.pi)
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    return ((1 - smooth) * inv_freq / rope["factor"] + smooth * inv_freq).astype(np.float32)
+
+
+def tensors_by_role(
+    path: object, config: DecoderConfig, stored: Mapping[str, StoredTensor], *, is_gguf: bool
+) -> dict[str, StoredTensor]:
+    """Every weight under its role, checked for shape; a missing head means that it is the embedding.
+
+    Raises:
+        SourceError: A tensor missing, of another shape, or one that the graph would not use.
+    """
+    column = 0 if is_gguf else 1
+    found: dict[str, StoredTensor] = {}
+    used = set()
+    for role, names in _TENSOR_NAMES.items():
+        for i in range(config.num_layers) if "{i}" in role else [0]:
+            name = names[column].format(i=i)
+            if name in stored:
+                used.add(name)
+                found[role.format(i=i)] = _checked(path, config, role, stored[name])
+            elif "bias" not in role and role != "head":
+                raise SourceError(f"{path} has no tensor {name}; the file is incomplete or damaged")
+    if unused := [name for name in stored if name not in used and not name.endswith(_IGNORED)]:
+        raise SourceError(f"{path} has tensor {unused[0]}, which no {config.architecture} model uses; unsupported")
+    if is_gguf and config.architecture == "llama":
+        found |= _unpermuted(config, found)
+    return found
+
+
+def _checked(path: object, config: DecoderConfig, role: str, tensor: StoredTensor) -> StoredTensor:
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden, inner = config.hidden_size, config.intermediate_size
+    wanted = {
+        "embedding": (config.vocab_size, hidden), "head": (config.vocab_size, hidden), "final_norm": (1, hidden),
+        "input_norm": (1, hidden), "mlp_norm": (1, hidden),
+        "q": (q, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, q),
+        "q_bias": (1, q), "k_bias": (1, kv), "v_bias": (1, kv),
+        "gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner),
+    }[role.removeprefix("{i}.")]  # fmt: skip
+    if (tensor.rows, tensor.columns) != wanted:
+        raise SourceError(
+            f"{path}: tensor {tensor.name} is {tensor.rows}×{tensor.columns}, its settings ask for "
+            f"{wanted[0]}×{wanted[1]}; the file is damaged"
+        )
+    return tensor
+
+
+def _unpermuted(config: DecoderConfig, found: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """GGUF stores the query and key rows of llama in pairs (2i, 2i+1); the graph rotates halves (i, i + d/2)."""
+
+    def halves(num_heads: int) -> Index:
+        rows = np.arange(num_heads * config.head_dim).reshape(num_heads, config.head_dim // 2, 2)
+        return rows.swapaxes(1, 2).reshape(-1)
+
+    orders = {"q": halves(config.num_heads), "k": halves(config.num_kv_heads)}
+    return {
+        role: replace(tensor, row_order=orders[role[-1]])
+        for role, tensor in found.items()
+        if role.endswith((".q", ".k"))
+    }

@@ -1,0 +1,181 @@
+"""The graph of a decoder-only transformer in ONNX, weights and all.
+
+Inputs, for a batch of one:
+    input_ids            int64 [batch, num_tokens]   the tokens that the cache does not hold
+    attention_mask       int64 [batch, total]        ones; total counts cached and new tokens
+    num_logits_to_keep   int64 [1]                   how many of the last positions get logits
+    past_key_values.{i}.key, .value  [batch, num_kv_heads, capacity, head_dim]
+Outputs:
+    logits               float32 [batch, num_logits_to_keep, vocab_size]
+    present.{i}.key, .value          the same buffers as past_key_values
+
+Attention is com.microsoft GroupQueryAttention with rotary inside; quantised weights are MatMulNBits with
+activations in 8 bits (accuracy_level 4). Knows nothing of files to read from or folders to write to.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from edgespec.export.families import DecoderConfig
+from edgespec.export.linear import LinearWriter
+from edgespec.export.nodes import Nodes
+from edgespec.export.tensors import StoredTensor
+from edgespec.export.weights import WeightsFile
+
+_OPSET = 21
+_IR_VERSION = 10
+
+
+def build_graph(
+    config: DecoderConfig, tensors: Mapping[str, StoredTensor], precision: str, weights: WeightsFile
+) -> ir.Model:
+    """Convert every weight into the weights file and return the graph over it."""
+    return _Decoder(config, tensors, precision, weights).build()
+
+
+class _Decoder:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        tensors: Mapping[str, StoredTensor],
+        precision: str,
+        weights: WeightsFile,
+    ) -> None:
+        self.config = config
+        self.tensors = tensors
+        self.nodes = Nodes()
+        self.weights = weights
+        self.linear = LinearWriter(self.nodes, weights, precision)
+
+    def build(self) -> ir.Model:
+        config = self.config
+        input_ids = _tensor("input_ids", ir.DataType.INT64, ["batch", "num_tokens"])
+        mask = _tensor("attention_mask", ir.DataType.INT64, ["batch", "total_tokens"])
+        num_logits = _tensor("num_logits_to_keep", ir.DataType.INT64, [1])
+        lengths = self._lengths(mask)
+        rotary = self._rotary()
+        inputs, outputs = [input_ids, mask, num_logits], []
+
+        embedded, head = self.linear.embedding(self.tensors["embedding"], input_ids, self.tensors.get("head"))
+        residual = embedded
+        normed = self._op(
+            "SimplifiedLayerNormalization", residual, self._vector("0.input_norm"), **self._norm_attributes()
+        )
+        for i in range(config.num_layers):
+            past = [self._cache(f"past_key_values.{i}.{part}") for part in ("key", "value")]
+            present = [self._cache(f"present.{i}.{part}") for part in ("key", "value")]
+            attended = self._attention(i, normed, past, present, lengths, rotary)
+            normed, residual = self._add_norm(attended, residual, f"{i}.mlp_norm")
+            fed = self._mlp(i, normed)
+            following = f"{i + 1}.input_norm" if i + 1 < config.num_layers else "final_norm"
+            normed, residual = self._add_norm(fed, residual, following)
+            inputs += past
+            outputs += present
+        logits = head(self._last(normed, num_logits))
+        logits.name = "logits"
+        logits.type = ir.TensorType(ir.DataType.FLOAT)
+        logits.shape = ir.Shape(["batch", "num_logits", config.vocab_size])
+        graph = ir.Graph(
+            inputs,
+            [logits, *outputs],
+            nodes=self.nodes.nodes,
+            initializers=self.nodes.initializers,
+            opset_imports={"": _OPSET, "com.microsoft": 1},
+            name="decoder",
+        )
+        return ir.Model(graph, ir_version=_IR_VERSION, producer_name="edgespec")
+
+    def _op(self, kind: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
+        return self.nodes.op(kind, *inputs, **attributes)
+
+    def _cache(self, name: str) -> ir.Value:
+        config = self.config
+        return _tensor(name, ir.DataType.FLOAT, ["batch", config.num_kv_heads, "capacity", config.head_dim])
+
+    def _vector(self, role: str) -> ir.Value:
+        vector = self.tensors[role].vector()
+        return self.nodes.add(self.weights.append(role, [vector], vector.shape))
+
+    def _norm_attributes(self) -> dict[str, Any]:
+        return {"axis": -1, "epsilon": self.config.rms_eps, "stash_type": 1}
+
+    def _lengths(self, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """GroupQueryAttention's seqlens_k (total − 1, int32 [batch]) and total_sequence_length (int32)."""
+        counted = self._op("ReduceSum", mask, self.nodes.constant("axis_1", np.array([1])), keepdims=0)
+        last = self._op("Sub", counted, self.nodes.constant("one", np.array([1])))
+        total = self._op(
+            "Gather", self._op("Shape", mask), self.nodes.constant("index_1", np.array(1)), axis=0
+        )
+        int32 = int(ir.DataType.INT32)
+        return self._op("Cast", last, to=int32), self._op("Cast", total, to=int32)
+
+    def _rotary(self) -> tuple[ir.Value, ir.Value]:
+        angles = np.outer(np.arange(self.config.context_length, dtype=np.float32), self.config.inv_freq)
+        cos, sin = np.cos(angles, dtype=np.float32), np.sin(angles, dtype=np.float32)
+        return (
+            self.nodes.add(self.weights.append("cos_cache", [cos], cos.shape)),
+            self.nodes.add(self.weights.append("sin_cache", [sin], sin.shape)),
+        )
+
+    def _attention(
+        self,
+        i: int,
+        x: ir.Value,
+        past: Sequence[ir.Value],
+        present: Sequence[ir.Value],
+        lengths: tuple[ir.Value, ir.Value],
+        rotary: tuple[ir.Value, ir.Value],
+    ) -> ir.Value:
+        roles = [f"{i}.{part}" for part in "qkv"]
+        projected: list[ir.Value | None] = [
+            *self.linear(
+                f"{i}.qkv",
+                x,
+                [self.tensors[role] for role in roles],
+                [self.tensors.get(f"{role}_bias") for role in roles],
+            )
+        ]
+        projected += [None] * (3 - len(projected))  # one value: query, key and value packed
+        attended = self.nodes.node(
+            "GroupQueryAttention",
+            [*projected, *past, *lengths, *rotary],
+            outputs=[ir.Value(name=f"{i}.attended"), *present],
+            do_rotary=1,
+            num_heads=self.config.num_heads,
+            kv_num_heads=self.config.num_kv_heads,
+            scale=self.config.head_dim**-0.5,
+        )[0]
+        return self.linear(f"{i}.o", attended, [self.tensors[f"{i}.o"]])[0]
+
+    def _mlp(self, i: int, x: ir.Value) -> ir.Value:
+        parts = self.linear(f"{i}.gate_up", x, [self.tensors[f"{i}.gate"], self.tensors[f"{i}.up"]])
+        if len(parts) == 1:
+            outputs = [ir.Value(name=f"{i}.gate.out"), ir.Value(name=f"{i}.up.out")]
+            parts = self.nodes.node("Split", parts, outputs=outputs, axis=-1, num_outputs=2)
+        gate, up = parts
+        active = self._op("QuickGelu", gate, alpha=1.0)  # x · sigmoid(x), SiLU
+        return self.linear(f"{i}.down", self._op("Mul", active, up), [self.tensors[f"{i}.down"]])[0]
+
+    def _add_norm(self, x: ir.Value, residual: ir.Value, role: str) -> tuple[ir.Value, ir.Value]:
+        """RMSNorm of x + residual, and the sum itself."""
+        outputs = [ir.Value(name=f"{role}.out"), ir.Value(name=""), ir.Value(name=""), ir.Value(name=f"{role}.sum")]
+        self.nodes.node(
+            "SkipSimplifiedLayerNormalization",
+            [x, residual, self._vector(role)],
+            outputs=outputs,
+            epsilon=self.config.rms_eps,
+        )
+        return outputs[0], outputs[3]
+
+    def _last(self, x: ir.Value, num_logits: ir.Value) -> ir.Value:
+        ends = self.nodes.constant("end", np.array([np.iinfo(np.int64).max]))
+        return self._op(
+            "Slice", x, self._op("Neg", num_logits), ends, self.nodes.constant("axis_1", np.array([1]))
+        )
+
+
+def _tensor(name: str, dtype: ir.DataType, shape: Sequence[str | int]) -> ir.Value:
+    return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(list(shape)))

@@ -1,0 +1,78 @@
+"""Read the headers of safetensors files, one or sharded: where each tensor lies.
+
+The safetensors package hands bfloat16 to numpy only through another framework and reads tensors whole;
+the header is JSON and is read here, with every offset checked. Format: the safetensors README.
+"""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import SourceError
+from edgespec.export.tensors import StoredTensor
+
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
+_FLOATS = ("F32", "F16", "BF16")
+
+
+def read_safetensors(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a folder, by name; the index, where there is one, says which files count.
+
+    Raises:
+        SourceError: No weights, a shard missing, a damaged header, or a dtype other than F32, F16, BF16.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    for path in _files(folder):
+        tensors |= _read_header(path)
+    return tensors
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        single = folder / "model.safetensors"
+        if not single.exists():
+            raise SourceError(
+                f"{folder} has no model.safetensors and no model.safetensors.index.json; "
+                "weights in other formats (.bin, .pt) are not read, since loading them runs code"
+            )
+        return [single]
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SourceError(f"{index} is damaged ({error}); fetch it again") from None
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise SourceError(f"{index} names '{name}', which is not a file of its own folder")
+        if not (folder / name).exists():
+            raise SourceError(f"{folder / name} is missing, though the index lists it; fetch it again")
+    return [folder / name for name in names]
+
+
+def _read_header(path: Path) -> dict[str, StoredTensor]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
+        if header_bytes > min(_MAX_HEADER_BYTES, size - 8):
+            raise SourceError(f"{path} is no safetensors file or is cut short; fetch it again")
+        try:
+            header = json.loads(file.read(header_bytes))
+            header.pop("__metadata__", None)
+            return {name: _checked(path, name, info, 8 + header_bytes, size) for name, info in header.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SourceError(f"{path} has a damaged header ({error}); fetch it again") from None
+
+
+def _checked(path: Path, name: str, info: dict[str, Any], start: int, size: int) -> StoredTensor:
+    storage, shape, (begin, end) = info["dtype"], info["shape"], info["data_offsets"]
+    if storage not in _FLOATS:
+        raise SourceError(f"{path}: tensor {name} has dtype {storage}; known are {', '.join(_FLOATS)}")
+    if len(shape) not in (1, 2) or min(shape) < 1:
+        raise SourceError(f"{path}: tensor {name} has shape {shape}; vectors and matrices are read")
+    rows = shape[0] if len(shape) == 2 else 1
+    tensor = StoredTensor(name, path, start + begin, rows, shape[-1], storage)
+    if begin < 0 or end - begin != tensor.num_bytes or start + end > size:
+        raise SourceError(f"{path}: tensor {name} does not lie within the file; it is cut short, fetch it again")
+    return tensor

@@ -1,0 +1,102 @@
+"""A weight as it lies in its file: read a few rows at a time, never whole models at once.
+
+Knows nothing of what the tensors mean.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import SourceError
+from edgespec.export.blocks import BLOCK_FORMATS, Blocks, Bytes, Floats
+
+# Keeps a chunk of unpacked weights and its temporaries within some ten MB.
+_CHUNK_WEIGHTS = 1 << 20
+_FLOAT_TYPES = {"F32": 4, "F16": 2, "BF16": 2}
+STORAGE_TYPES = (*_FLOAT_TYPES, *BLOCK_FORMATS)
+
+Index = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A matrix [rows, columns] (a vector has one row) at an offset of a file.
+
+    row_order, where given, is the order in which the stored rows are handed out.
+    """
+
+    name: str
+    path: Path
+    offset: int
+    rows: int
+    columns: int
+    storage: str  # one of STORAGE_TYPES
+    row_order: Index | None = None
+
+    @property
+    def is_blocks(self) -> bool:
+        return self.storage in BLOCK_FORMATS
+
+    @property
+    def row_bytes(self) -> int:
+        if self.is_blocks:
+            block = BLOCK_FORMATS[self.storage]
+            return self.columns // block.weights_per_block * block.block_bytes
+        return self.columns * _FLOAT_TYPES[self.storage]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows * self.row_bytes
+
+    def chunks(self) -> Iterator[Bytes]:
+        """The stored bytes, [some rows, row_bytes], in order.
+
+        Raises:
+            SourceError: The file ends before the tensor does.
+        """
+        step = max(1, _CHUNK_WEIGHTS // self.columns)
+        if self.row_order is not None:  # a permutation may draw any chunk from all rows; such tensors are small
+            whole = self._read(0, self.rows)[self.row_order]
+            yield from (whole[start : start + step] for start in range(0, self.rows, step))
+            return
+        yield from (self._read(start, min(start + step, self.rows)) for start in range(0, self.rows, step))
+
+    def _read(self, start: int, stop: int) -> Bytes:
+        count = (stop - start) * self.row_bytes
+        with self.path.open("rb") as file:
+            file.seek(self.offset + start * self.row_bytes)
+            raw = np.fromfile(file, np.uint8, count)
+        if raw.size != count:
+            raise SourceError(f"{self.path} ends inside tensor {self.name}; the file is cut short, fetch it again")
+        return raw.reshape(stop - start, self.row_bytes)
+
+    def blocks(self) -> Iterator[Blocks]:
+        decode = BLOCK_FORMATS[self.storage].decode
+        for raw in self.chunks():
+            decoded = decode(raw)
+            if not np.isfinite(decoded.scales).all():
+                raise SourceError(f"{self.path}: tensor {self.name} holds scales that are not finite numbers")
+            yield decoded
+
+    def floats(self) -> Iterator[Floats]:
+        """Rows as float32, dequantised where stored in blocks."""
+        if self.is_blocks:
+            yield from (blocks.dequantized() for blocks in self.blocks())
+            return
+        for raw in self.chunks():
+            yield _as_float32(raw, self.storage).reshape(-1, self.columns)
+
+    def vector(self) -> Floats:
+        """All values in one dimension, for norms and biases."""
+        return np.concatenate([part.reshape(-1) for part in self.floats()])
+
+
+def _as_float32(raw: Bytes, storage: str) -> Floats:
+    if storage == "F32":
+        return raw.reshape(-1).view("<f4").astype(np.float32, copy=False)
+    if storage == "F16":
+        return raw.reshape(-1).view("<f2").astype(np.float32)
+    return (raw.reshape(-1).view("<u2").astype(np.uint32) << 16).view(np.float32)

@@ -1,0 +1,86 @@
+"""The external data file of a graph, written front to back while weights are converted."""
+
+import errno
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from edgespec.errors import EdgeSpecError
+
+# ONNX Runtime maps external data by page.
+_ALIGNMENT = 4096
+_SMALL_ALIGNMENT = 64
+_DTYPES = {
+    np.dtype(np.uint8): ir.DataType.UINT8,
+    np.dtype(np.float16): ir.DataType.FLOAT16,
+    np.dtype(np.float32): ir.DataType.FLOAT,
+    np.dtype(np.int64): ir.DataType.INT64,
+}
+
+
+class WeightsFile:
+    """Append arrays; each becomes an initializer that points into the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("wb")
+        self._end = 0
+
+    def __enter__(self) -> "WeightsFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def append(
+        self,
+        name: str,
+        parts: Iterable[npt.NDArray[np.generic]],
+        shape: Iterable[int],
+        dtype: ir.DataType | None = None,
+    ) -> ir.Value:
+        """Write parts one after another as one tensor of the given shape.
+
+        dtype is that of the parts unless given (bfloat16 comes as bytes).
+        """
+        parts = iter(parts)
+        first = next(parts)
+        start = self._align(_ALIGNMENT if first.nbytes >= _ALIGNMENT else _SMALL_ALIGNMENT)
+        self._write(first)
+        for part in parts:
+            self._write(part)
+        return self.initializer(name, dtype or _DTYPES[first.dtype], shape, start, self._end - start)
+
+    def initializer(
+        self, name: str, dtype: ir.DataType, shape: Iterable[int], offset: int, length: int
+    ) -> ir.Value:
+        """A view of bytes already written; two initializers may share them under different shapes."""
+        shape = ir.Shape(list(shape))
+        tensor = ir.ExternalTensor(
+            self.path.name, offset, length, dtype, shape=shape, name=name, base_dir=self.path.parent
+        )
+        assert tensor.size * dtype.itemsize == length, f"{name}: {shape} of {dtype} is not {length} bytes"
+        return ir.Value(name=name, shape=shape, type=ir.TensorType(dtype), const_value=tensor)
+
+    def _align(self, alignment: int) -> int:
+        padding = -self._end % alignment
+        self._write(np.zeros(padding, np.uint8))
+        return self._end
+
+    def _write(self, part: npt.NDArray[np.generic]) -> None:
+        try:
+            self._file.write(memoryview(np.ascontiguousarray(part)).cast("B") if part.size else b"")
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise EdgeSpecError(
+                    f"no room for {self.path.name}: {error.strerror} after {self._end} bytes at "
+                    f"{self.path.parent.parent}; free some space or choose another --output"
+                ) from None
+            raise
+        self._end += part.nbytes

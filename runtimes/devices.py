@@ -1,0 +1,95 @@
+"""Which device runs a model, and whether ONNX Runtime is installed in a state that can serve it.
+
+The only module, with onnx.py, that touches onnxruntime.
+"""
+
+import importlib
+import importlib.metadata
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from edgespec.errors import DeviceUnavailable
+
+# Distributions that all install the module onnxruntime, one over the other.
+_FLAVOURS = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-directml",
+    "onnxruntime-openvino",
+    "onnxruntime-training",
+    "ort-nightly",
+)
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_EXTRAS = {"cpu": "cpu", "cuda": "cuda"}
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """An execution provider and the name that users give it."""
+
+    name: str
+    provider: str
+
+
+def import_onnxruntime() -> Any:
+    """The module onnxruntime.
+
+    Raises:
+        DeviceUnavailable: It is not installed, installed twice, or does not load.
+    """
+    found = installed_flavours()
+    if not found:
+        raise DeviceUnavailable(
+            'ONNX Runtime is not installed; run: pip install "edgespec[cpu]" '
+            '(on a machine with an NVIDIA GPU: pip install "edgespec[cuda]")'
+        )
+    if len(found) > 1:
+        raise DeviceUnavailable(
+            f"{' and '.join(found)} are both installed and overwrite each other; "
+            f"run: pip uninstall -y {' '.join(found)} && pip install {found[-1]}"
+        )
+    try:
+        return importlib.import_module("onnxruntime")
+    except ImportError as error:
+        raise DeviceUnavailable(
+            f"{found[0]} is installed but does not load ({error}); run: pip install --force-reinstall {found[0]}"
+        ) from None
+
+
+def installed_flavours() -> list[str]:
+    found = []
+    for name in _FLAVOURS:
+        try:
+            importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        found.append(name)
+    return found
+
+
+def find_device(name: str) -> Device:
+    """The device of a name; auto is the CPU, the only one that today's exports are made for.
+
+    Raises:
+        DeviceUnavailable: An unknown name, or a provider that this onnxruntime does not have.
+    """
+    name = "cpu" if name == "auto" else name
+    if name not in _PROVIDERS:
+        raise DeviceUnavailable(f"unknown device '{name}'; known are auto, {', '.join(_PROVIDERS)}")
+    available = import_onnxruntime().get_available_providers()
+    if _PROVIDERS[name] not in available:
+        raise DeviceUnavailable(
+            f"device '{name}' needs {_PROVIDERS[name]}, this onnxruntime has {', '.join(available)}; "
+            f'run: pip uninstall -y onnxruntime && pip install "edgespec[{_EXTRAS[name]}]"'
+        )
+    if name != "cpu":
+        raise DeviceUnavailable(
+            f"device '{name}' is present, but model folders are exported for cpu in this version; use --device cpu"
+        )
+    return Device(name, _PROVIDERS[name])
+
+
+def physical_cores() -> int:
+    return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1

@@ -1,0 +1,166 @@
+"""A decoder on ONNX Runtime: one session, one KV cache, one thread at a time.
+
+The cache is a memo of the tokens it was fed. Each call keeps their longest common prefix and feeds the
+rest, so a wrong guess is undone by the next call and needs no message of its own.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgespec.cache import grown_capacity, reusable_prefix
+from edgespec.errors import ContextOverflow, EdgeSpecError, ManifestError, MemoryExhausted
+from edgespec.manifest import Manifest
+from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
+from edgespec.types import Logits, TokenIds
+
+# Long prompts go in chunks, which bounds the workspace; a chunk this wide runs at the full rate.
+_CHUNK_TOKENS = 256
+_FIRST_CAPACITY = 512
+
+
+class OnnxDecoder:
+    """The model of a folder, as a function from tokens to logits.
+
+    Deterministic mode runs no pass of one token: on CPU the rows of wider passes are bit-identical however
+    the tokens are cut into passes, but a pass of one row runs another kernel. Such a pass is padded with a
+    token whose cache entry the next pass overwrites.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        device: Device,
+        *,
+        num_threads: int | None = None,
+        deterministic: bool = False,
+    ) -> None:
+        """Load the graph.
+
+        Raises:
+            ManifestError: The graph does not load, or is not the one that the manifest describes.
+            MemoryExhausted: The weights do not fit.
+        """
+        self._ort = import_onnxruntime()
+        self._device = device
+        self._manifest = manifest
+        self._min_width = 2 if deterministic else 1
+        self._session = self._load(folder / manifest.graph, num_threads or physical_cores())
+        self._binding = self._session.io_binding()
+        self._caches: dict[str, Any] = {}  # "0.key" -> the OrtValue bound as past and as present
+        self._held = np.zeros(0, np.int32)
+        self._ones = np.zeros((1, 0), np.int64)
+        self._reserve(1)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._manifest.vocab_size
+
+    @property
+    def context_length(self) -> int:
+        return self._manifest.context_length
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        """Logits that follow each of the last num_last tokens, [num_last, vocab_size].
+
+        Raises:
+            ContextOverflow: tokens are more than context_length.
+            MemoryExhausted: The cache or the workspace does not fit.
+        """
+        num_tokens = len(tokens)
+        if num_tokens > self.context_length:
+            raise ContextOverflow(num_tokens, self.context_length)
+        assert 1 <= num_last <= num_tokens
+        start = reusable_prefix(self._held, tokens, num_last)
+        rows: list[Logits] = []
+        while start < num_tokens:
+            stop = min(start + _CHUNK_TOKENS, num_tokens)
+            self._held = tokens[:start]
+            wanted = max(0, stop - max(start, num_tokens - num_last))
+            rows.append(self._rows(tokens, start, stop, max(1, wanted))[:wanted])
+            start = stop
+        self._held = tokens
+        return rows[-1] if len(rows[-1]) == num_last else np.concatenate(rows)
+
+    def _rows(self, tokens: TokenIds, start: int, stop: int, num_rows: int) -> Logits:
+        """One pass over tokens[start:stop], no narrower than the minimum."""
+        missing = self._min_width - (stop - start)
+        if missing <= 0:
+            return self._run(tokens[start:stop], start, num_rows)
+        if stop + missing <= self.context_length:
+            padded = np.append(tokens[start:stop], np.zeros(missing, np.int32))
+            return self._run(padded, start, num_rows + missing)[:num_rows]
+        # At the very end of the context there is no room behind; feed the token before once more.
+        return self._run(tokens[start - missing : stop], start - missing, num_rows)
+
+    def _run(self, tokens: TokenIds, num_past: int, num_rows: int) -> Logits:
+        total = num_past + len(tokens)
+        self._reserve(total)
+        logits = np.empty((1, num_rows, self.vocab_size), np.float32)
+        # Binding keeps only addresses: each of these arrays must live until the run is over.
+        bound = {
+            "input_ids": tokens.astype(np.int64)[None],
+            "attention_mask": self._ones[:, :total],
+            "num_logits_to_keep": np.array([num_rows], np.int64),
+        }
+        for name, array in bound.items():
+            self._binding.bind_input(name, "cpu", 0, np.int64, array.shape, array.ctypes.data)
+        self._binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # ONNX Runtime has no common base of its own
+            raise self._translated(error, "a pass") from error
+        return logits[0]
+
+    def _reserve(self, needed: int) -> None:
+        """Make room for needed positions, keeping what the cache holds."""
+        capacity = self._ones.shape[1]
+        if needed <= capacity:
+            return
+        grown = grown_capacity(max(capacity, _FIRST_CAPACITY), needed, self.context_length)
+        kv = self._manifest.kv_cache
+        shape = (1, kv.num_kv_heads, grown, kv.head_dim)
+        held = len(self._held)
+        for layer in range(kv.num_layers):
+            for part in ("key", "value"):
+                self._bind_cache(f"{layer}.{part}", shape, held)
+        self._ones = np.ones((1, grown), np.int64)
+
+    def _bind_cache(self, name: str, shape: tuple[int, ...], held: int) -> None:
+        try:
+            buffer = np.zeros(shape, self._manifest.kv_cache.dtype)
+            if held:
+                buffer[:, :, :held] = self._caches[name].numpy()[:, :, :held]
+            value = self._ort.OrtValue.ortvalue_from_numpy(buffer, self._device.name)
+        except MemoryError:
+            raise MemoryExhausted(f"no memory for a context of {shape[2]} tokens; use a shorter one") from None
+        self._caches[name] = value
+        self._binding.bind_ortvalue_input(f"past_key_values.{name}", value)
+        self._binding.bind_ortvalue_output(f"present.{name}", value)
+
+    def _load(self, graph: Path, num_threads: int) -> Any:
+        options = self._ort.SessionOptions()
+        options.intra_op_num_threads = num_threads
+        options.log_severity_level = 3
+        try:
+            session = self._ort.InferenceSession(
+                str(graph), options, providers=[self._device.provider], enable_fallback=0
+            )
+        except Exception as error:  # ONNX Runtime has no common base of its own
+            raise self._translated(error, f"loading {graph}") from error
+        kv = self._manifest.kv_cache
+        wanted = {"input_ids", "attention_mask", "num_logits_to_keep"}
+        wanted |= {f"past_key_values.{i}.{part}" for i in range(kv.num_layers) for part in ("key", "value")}
+        if (found := {value.name for value in session.get_inputs()}) != wanted:
+            differing = ", ".join(sorted(found ^ wanted)[:3])
+            raise ManifestError(f"{graph} does not take what its manifest says ({differing}); export it again")
+        return session
+
+    def _translated(self, error: Exception, doing: str) -> EdgeSpecError:
+        said = str(error)
+        if isinstance(error, MemoryError) or "allocate memory" in said or "bad_alloc" in said:
+            return MemoryExhausted(f"out of memory while {doing}; close other programs or use a smaller model")
+        kind = ManifestError if doing.startswith("loading") else EdgeSpecError
+        return kind(f"ONNX Runtime failed {doing}: {said}")
