@@ -1,0 +1,47 @@
+"""Exact speculative decoding of language models across the devices of one machine.
+
+from edgespec import load
+
+with load("smollm2-135m") as engine:
+    for chunk in engine.stream("Why is the sky blue?"):
+        print(chunk.text, end="", flush=True)
+"""
+
+from edgespec.chat_template import Message
+from edgespec.engine import Chunk, Completion, Engine, load
+from edgespec.errors import (
+    ContextOverflow,
+    DeviceUnavailable,
+    EdgeSpecError,
+    IntegrityError,
+    ManifestError,
+    MemoryExhausted,
+    ModelError,
+    SourceError,
+    UsageError,
+    VocabularyMismatch,
+)
+from edgespec.sampling import SamplingParams
+from edgespec.stats import Stats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Chunk",
+    "Completion",
+    "ContextOverflow",
+    "DeviceUnavailable",
+    "EdgeSpecError",
+    "Engine",
+    "IntegrityError",
+    "ManifestError",
+    "MemoryExhausted",
+    "Message",
+    "ModelError",
+    "SamplingParams",
+    "SourceError",
+    "Stats",
+    "UsageError",
+    "VocabularyMismatch",
+    "load",
+]

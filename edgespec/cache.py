@@ -1,7 +1,5 @@
 """The arithmetic of a KV cache: which held positions still serve. Pure."""
 
-import numpy as np
-
 from edgespec.types import TokenIds
 
 

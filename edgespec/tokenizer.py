@@ -17,6 +17,7 @@ from edgespec.types import TokenIds
 
 # What a decoder shows for bytes that are not, or not yet, a character.
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 
 
 def vocabulary_sha256(tokenizer: _Tokenizer) -> str:
@@ -39,6 +40,7 @@ class Tokenizer:
             raise ManifestError(f"{path} is no tokenizer ({error}); export the model again") from None
         self._tokenizer.encode_special_tokens = True  # the library's name for: text stays text
         self._bos = [bos_token_id] if add_bos and bos_token_id is not None else []
+        self._has_byte_tokens = self._tokenizer.token_to_id("<0x00>") is not None
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {token.content: token_id for token_id, token in added.items() if token.special}
         longest_first = sorted(self._special, key=len, reverse=True)
@@ -48,27 +50,37 @@ class Tokenizer:
     def special_tokens(self) -> Sequence[str]:
         return tuple(self._special)
 
-    def encode(self, text: str, *, special: bool = False, bos: bool = True) -> TokenIds:
+    def piece(self, token: int) -> str | None:
+        """How the vocabulary spells a token."""
+        spelled = self._tokenizer.id_to_token(token)
+        return None if spelled is None else str(spelled)
+
+    def ends_in_bytes(self, tokens: Sequence[int]) -> bool:
+        """Whether the text ends in tokens of single bytes, by which SentencePiece spells what it lacks."""
+        if not self._has_byte_tokens:
+            return False
+        last = next((token for token in reversed(tokens) if token not in self._special.values()), None)
+        return last is not None and _BYTE_PIECE.fullmatch(self.piece(last) or "") is not None
+
+    def encode(self, text: str, *, special: bool = False, ignore: str = "") -> TokenIds:
         """Token ids of text, [num_tokens].
 
         Args:
             text: Any text; lone surrogates become U+FFFD.
             special: Whether special tokens spelled in text count as such, as in a rendered template.
-            bos: Whether to put the beginning-of-sequence token first, where the model asks for one.
+            ignore: A character that is dropped once special tokens have been found.
         """
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        ids = [token for part in self._parts(text, special) for token in self._encode_part(part, special)]
-        if bos and self._bos and ids[:1] != self._bos:
+        ids: list[int] = []
+        for part in self._special_pattern.split(text) if special and self._special else [text]:
+            if special and part in self._special:
+                ids.append(self._special[part])
+            else:
+                plain = part.replace(ignore, "") if ignore else part
+                ids += self._tokenizer.encode(plain, add_special_tokens=False).ids
+        if self._bos and ids[:1] != self._bos:
             ids = [*self._bos, *ids]
         return np.array(ids, np.int32)
-
-    def _parts(self, text: str, special: bool) -> list[str]:
-        return self._special_pattern.split(text) if special and self._special else [text]
-
-    def _encode_part(self, part: str, special: bool) -> list[int]:
-        if special and part in self._special:
-            return [self._special[part]]
-        return list(self._tokenizer.encode(part, add_special_tokens=False).ids)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens; special tokens have none."""
@@ -93,6 +105,8 @@ class TextStream:
     def push(self, tokens: Iterable[int]) -> str:
         """The text that these tokens complete; empty while a character is unfinished."""
         self._tokens += [int(token) for token in tokens]
+        if self._tokenizer.ends_in_bytes(self._tokens):
+            return ""  # a run of bytes is decoded as a whole, and may go on
         before = self._tokenizer.decode(self._tokens[self._start : self._shown])
         after = self._tokenizer.decode(self._tokens[self._start :])
         if after.endswith(_REPLACEMENT) or not after.startswith(before):

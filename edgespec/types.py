@@ -20,6 +20,11 @@ class Decoder(Protocol):
     @property
     def context_length(self) -> int: ...
 
+    @property
+    def num_fed(self) -> int:
+        """Tokens run so far: what the cache did not hold."""
+        ...
+
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         """Logits that follow each of the last num_last tokens, [num_last, vocab_size].
 

@@ -17,6 +17,8 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
+_4, _16 = np.uint8(4), np.uint8(16)
+
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
@@ -71,7 +73,7 @@ def _nibbles(raw: Bytes) -> Bytes:
 
 def _fifth_bits(raw: Bytes) -> Bytes:
     """32 bits stored little-endian, as 0 or 16 each."""
-    return np.unpackbits(raw, axis=-1, bitorder="little") << 4
+    return np.unpackbits(raw, axis=-1, bitorder="little") * _16
 
 
 def _symmetric(bits: int, block_size: int, levels: Bytes, scales: Floats) -> Blocks:
@@ -87,7 +89,9 @@ def _with_minimum(bits: int, block_size: int, levels: Bytes, scales: Floats, min
         zero = np.where(scales != 0, np.rint(-minima / scales), 0)
     zero = np.clip(zero, 0, (1 << bits) - 1).astype(np.float32)
     offsets = minima + zero * scales
-    return Blocks(bits, block_size, levels.reshape(rows, -1), scales, zero.astype(np.uint8), offsets)
+    return Blocks(
+        bits, block_size, levels.reshape(rows, -1), scales, zero.astype(np.uint8), offsets.astype(np.float32)
+    )
 
 
 def _q4_0(raw: Bytes) -> Blocks:
@@ -145,7 +149,7 @@ def _q5_k(raw: Bytes) -> Blocks:
     scales *= _half(block[..., 0:2])[..., None]
     minima *= -_half(block[..., 2:4])[..., None]
     bits = np.unpackbits(block[..., 16:48, None], axis=-1, bitorder="little")  # [rows, blocks, 32, 8]
-    fifth = np.swapaxes(bits, -1, -2) << 4  # bit i of byte j belongs to weight j of sub-block i
+    fifth = np.swapaxes(bits, -1, -2) * _16  # bit i of byte j belongs to weight j of sub-block i
     levels = _k_nibbles(block[..., 48:]).reshape(fifth.shape) | fifth
     return _with_minimum(8, 32, levels, scales, minima)
 
@@ -153,10 +157,9 @@ def _q5_k(raw: Bytes) -> Blocks:
 def _q6_k(raw: Bytes) -> Blocks:
     block = _fields(raw, 210)
     low = block[..., :128].reshape(*block.shape[:2], 2, 2, 32)  # [.., half, 32-group, 32]
-    high = block[..., 128:192].reshape(*block.shape[:2], 2, 1, 32)
+    high = _pairs(block[..., 128:192].reshape(*block.shape[:2], 2, 1, 32))
     low = np.concatenate([low & 15, low >> 4], axis=-2)
-    high = (high >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
-    levels = (low | (high << 4)) + np.uint8(128 - 32)
+    levels = (low | (high * _16)) + np.uint8(128 - 32)
     scales = block[..., 192:208].view(np.int8).astype(np.float32) * _half(block[..., 208:210])[..., None]
     return _symmetric(8, 16, levels, scales)
 
@@ -172,18 +175,23 @@ def _q2_k(raw: Bytes) -> Blocks:
 def _two_bits(raw: Bytes) -> Bytes:
     """64 bytes → 256 levels: each half of 32 bytes holds four groups of 32, two bits each."""
     halves = raw.reshape(*raw.shape[:-1], 2, 1, 32)
-    return (halves >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
+    return _pairs(halves)
+
+
+def _pairs(raw: Bytes) -> Bytes:
+    """The four pairs of bits in each byte, along the axis before the last."""
+    return np.concatenate([raw & 3, (raw >> 2) & 3, (raw >> 4) & 3, raw >> 6], axis=-2)
 
 
 def _q3_k(raw: Bytes) -> Blocks:
     block = _fields(raw, 110)
     bits = np.unpackbits(block[..., :32, None], axis=-1, bitorder="little")
     third = np.swapaxes(bits, -1, -2)  # [rows, blocks, 8 groups, 32]
-    levels = _two_bits(block[..., 32:96]).reshape(third.shape) | (third << 2)
+    levels = _two_bits(block[..., 32:96]).reshape(third.shape) | (third * _4)
     packed = block[..., 96:108]
     low = np.concatenate([packed[..., :8] & 15, packed[..., :8] >> 4], axis=-1)
-    high = (packed[..., None, 8:12] >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
-    scales = (low | (high.reshape(low.shape) << 4)).astype(np.float32) - 32
+    high = _pairs(packed[..., None, 8:12])
+    scales = (low | (high.reshape(low.shape) << 4)).astype(np.float32) - np.float32(32)
     # The third bit is stored inverted: set means no 4 is subtracted, so levels are centred on 4.
     return _symmetric(4, 16, levels + np.uint8(8 - 4), scales * _half(block[..., 108:110])[..., None])
 
@@ -227,7 +235,46 @@ def quantize(weights: Floats, bits: int, block_size: int) -> Blocks:
     scales = peak / -middle
     inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales != 0)
     levels = np.clip(np.rint(block * inverse) + middle, 0, 2 * middle - 1).astype(np.uint8)
-    return Blocks(bits, block_size, levels.reshape(rows, -1), scales[:, :, 0])
+    return Blocks(bits, block_size, levels.reshape(rows, -1), scales[:, :, 0].astype(np.float32))
+
+
+def with_paired_blocks(blocks: Blocks) -> Blocks:
+    """Symmetric 6-bit levels in blocks of 16 → 8-bit levels in blocks of 32.
+
+    The larger scale of a pair is kept as four steps to a level, exactly; levels of the other are rounded
+    to a quarter of that scale, an eighth of a level of their neighbour at most.
+    """
+    assert blocks.bits == 8
+    assert blocks.zero_points is None
+    rows = blocks.levels.shape[0]
+    scales = blocks.scales.reshape(rows, -1, 2)
+    larger = np.take_along_axis(scales, np.abs(scales).argmax(axis=2)[:, :, None], axis=2)
+    factors = np.divide(4 * scales, larger, out=np.zeros_like(scales), where=larger != 0)
+    levels = blocks.levels.reshape(rows, -1, 2, blocks.block_size).astype(np.float32) - 128
+    # Where the two scales differ in sign, the lowest level would become 128, one step too far.
+    levels = np.minimum(np.rint(levels * factors[..., None]) + 128, 255)
+    quarters = (larger[..., 0] / 4).astype(np.float32)
+    return Blocks(8, 2 * blocks.block_size, levels.astype(np.uint8).reshape(rows, -1), quarters)
+
+
+def with_offset_columns(blocks: Blocks) -> Blocks:
+    """The offsets as further columns, one a block, that meet the mean of the activations in that block.
+
+    w · x = Σ scale · (level − zero_point) · x + Σ_blocks (block_size · offset) · mean(x in the block).
+    The columns are quantised like the rest. An offset is at most half a scale, so at 4 bits they keep a
+    minimum to 1/30 of a level and at 8 bits to 1/500.
+    """
+    assert blocks.offsets is not None
+    assert blocks.zero_points is not None
+    columns = quantize(blocks.offsets * np.float32(blocks.block_size), blocks.bits, blocks.block_size)
+    middle = np.full(columns.scales.shape, 1 << (blocks.bits - 1), np.uint8)
+    return Blocks(
+        blocks.bits,
+        blocks.block_size,
+        np.concatenate([blocks.levels, columns.levels], axis=1),
+        np.concatenate([blocks.scales, columns.scales], axis=1),
+        np.concatenate([blocks.zero_points, middle], axis=1),
+    )
 
 
 def pack(levels: Bytes, bits: int) -> Bytes:
@@ -236,4 +283,4 @@ def pack(levels: Bytes, bits: int) -> Bytes:
         return np.ascontiguousarray(levels)
     if levels.shape[-1] % 2:
         levels = np.pad(levels, [(0, 0)] * (levels.ndim - 1) + [(0, 1)])
-    return levels[..., 0::2] | (levels[..., 1::2] << 4)
+    return levels[..., 0::2] | (levels[..., 1::2] * _16)

@@ -83,9 +83,7 @@ def export_model(
         report(f"writing {loaded.config.num_layers} layers in {precision} precision")
         manifest = _write(folder, output.name, loaded, precision)
         report("hashing")
-        manifest = replace(
-            manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())}
-        )
+        manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
         write_manifest(folder, manifest)
     return manifest
 
@@ -220,9 +218,7 @@ def _write(folder: Path, name: str, loaded: _Loaded, precision: str) -> Manifest
         architecture=config.architecture,
         precision=precision,
         context_length=config.context_length,
-        kv_cache=KVCache(
-            num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim
-        ),
+        kv_cache=KVCache(num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),
         vocab_size=config.vocab_size,
         vocab_sha256=vocabulary_sha256(Tokenizer.from_str(vocabulary.tokenizer_json)),
         bos_token_id=vocabulary.bos_token_id,

@@ -140,7 +140,8 @@ def _vocab_size(path: object, tensors: Mapping[str, StoredTensor], name: str) ->
 
 
 def _inv_freq(theta: float, head_dim: int) -> Floats:
-    return (1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)).astype(np.float32)
+    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
+    return np.exp(-exponents * math.log(theta)).astype(np.float32)
 
 
 def _scaled(path: object, inv_freq: Floats, rope: Mapping[str, Any]) -> Floats:
@@ -155,7 +156,8 @@ def _scaled(path: object, inv_freq: Floats, rope: Mapping[str, Any]) -> Floats:
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     turns = rope["original_max_position_embeddings"] * inv_freq / (2 * math.pi)
     smooth = np.clip((turns - low) / (high - low), 0, 1)
-    return ((1 - smooth) * inv_freq / rope["factor"] + smooth * inv_freq).astype(np.float32)
+    scaled: Floats = ((1 - smooth) / rope["factor"] + smooth) * inv_freq
+    return scaled.astype(np.float32)
 
 
 def tensors_by_role(
@@ -203,7 +205,7 @@ def _checked(path: object, config: DecoderConfig, role: str, tensor: StoredTenso
 
 
 def _unpermuted(config: DecoderConfig, found: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """GGUF stores the query and key rows of llama in pairs (2i, 2i+1); the graph rotates halves (i, i + d/2)."""
+    """GGUF stores llama's query and key rows in pairs (2i, 2i + 1); the graph rotates (i, i + d/2)."""
 
     def halves(num_heads: int) -> Index:
         rows = np.arange(num_heads * config.head_dim).reshape(num_heads, config.head_dim // 2, 2)

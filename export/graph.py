@@ -106,9 +106,7 @@ class _Decoder:
         """GroupQueryAttention's seqlens_k (total − 1, int32 [batch]) and total_sequence_length (int32)."""
         counted = self._op("ReduceSum", mask, self.nodes.constant("axis_1", np.array([1])), keepdims=0)
         last = self._op("Sub", counted, self.nodes.constant("one", np.array([1])))
-        total = self._op(
-            "Gather", self._op("Shape", mask), self.nodes.constant("index_1", np.array(1)), axis=0
-        )
+        total = self._op("Gather", self._op("Shape", mask), self.nodes.constant("index_1", np.array(1)), axis=0)
         int32 = int(ir.DataType.INT32)
         return self._op("Cast", last, to=int32), self._op("Cast", total, to=int32)
 
@@ -161,7 +159,12 @@ class _Decoder:
 
     def _add_norm(self, x: ir.Value, residual: ir.Value, role: str) -> tuple[ir.Value, ir.Value]:
         """RMSNorm of x + residual, and the sum itself."""
-        outputs = [ir.Value(name=f"{role}.out"), ir.Value(name=""), ir.Value(name=""), ir.Value(name=f"{role}.sum")]
+        outputs = [
+            ir.Value(name=f"{role}.out"),
+            ir.Value(name=""),
+            ir.Value(name=""),
+            ir.Value(name=f"{role}.sum"),
+        ]
         self.nodes.node(
             "SkipSimplifiedLayerNormalization",
             [x, residual, self._vector(role)],

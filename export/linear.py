@@ -12,14 +12,22 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from edgespec.export.blocks import BLOCK_FORMATS, Blocks, Bytes, Floats, pack, quantize
+from edgespec.export.blocks import (
+    BLOCK_FORMATS,
+    Blocks,
+    Bytes,
+    Floats,
+    pack,
+    quantize,
+    with_offset_columns,
+    with_paired_blocks,
+)
 from edgespec.export.nodes import Nodes
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
 
 PRECISIONS = ("source", "fp32", "int8", "int4")
 _BLOCK_SIZE = 32
-_OFFSET_BLOCK_SIZE = 32
 _DATA_TYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16}
 
 
@@ -32,7 +40,7 @@ class _Form:
 
     bits: int | None
     block_size: int = 0
-    has_zero_points: bool = False
+    has_offsets: bool = False
     storage: str = ""
 
 
@@ -42,11 +50,11 @@ class _Packed:
 
     rows: int
     columns: int
+    num_inputs: int  # columns, and one more per block where the form has offsets
     form: _Form
     levels: ir.Value  # uint8 [rows, num_blocks, block_size · bits / 8]
     scales: ir.Value  # float32 [rows, num_blocks]
     zero_points: ir.Value | None  # uint8 [rows, ⌈num_blocks · bits / 8⌉]
-    offsets: Floats | None  # [rows, num_blocks]
 
 
 class LinearWriter:
@@ -56,7 +64,7 @@ class LinearWriter:
         self.nodes = nodes
         self.weights = weights
         self.precision = precision
-        self._sums: dict[ir.Value, ir.Value] = {}
+        self._extended: dict[ir.Value, ir.Value] = {}
 
     def __call__(
         self,
@@ -92,7 +100,7 @@ class LinearWriter:
         else:
             packed = self._packed("embedding", [tensor], form)
             rows = self._quantized_rows(packed, input_ids)
-            own = lambda x: self._quantized_product("head", x, packed, None)  # noqa: E731
+            own = lambda x: self._quantized_product(x, packed, None)  # noqa: E731
         if head is None:
             return rows, own
         head_form = self._form(head, precision)
@@ -103,7 +111,7 @@ class LinearWriter:
             return _Form(None, storage="F32" if precision == "fp32" else tensor.storage)
         if precision == "source":
             stored = BLOCK_FORMATS[tensor.storage]
-            return _Form(stored.bits, stored.block_size, stored.has_offsets)
+            return _Form(stored.bits, 32 if tensor.storage == "Q6_K" else stored.block_size, stored.has_offsets)
         return _Form({"int8": 8, "int4": 4}[precision], _BLOCK_SIZE)
 
     def _matrix(
@@ -116,7 +124,7 @@ class LinearWriter:
     ) -> ir.Value:
         bias = self._bias(name, biases)
         if form.bits is not None:
-            return self._quantized_product(name, x, self._packed(name, tensors, form), bias)
+            return self._quantized_product(x, self._packed(name, tensors, form), bias)
         product = self._float_product(x, self._float_matrix(name, tensors, form), form)
         return self.nodes.op("Add", product, bias) if bias is not None else product
 
@@ -130,7 +138,9 @@ class LinearWriter:
     # -- floats ------------------------------------------------------------------------------
 
     def _float_matrix(self, name: str, tensors: Sequence[StoredTensor], form: _Form) -> ir.Value:
-        parts = (part for tensor in tensors for part in (tensor.floats() if form.storage == "F32" else tensor.chunks()))
+        parts = (
+            part for tensor in tensors for part in (tensor.floats() if form.storage == "F32" else tensor.chunks())
+        )
         shape = [sum(tensor.rows for tensor in tensors), tensors[0].columns]
         return self.nodes.add(self.weights.append(name, parts, shape, _DATA_TYPES[form.storage]))
 
@@ -145,100 +155,65 @@ class LinearWriter:
 
     def _packed(self, name: str, tensors: Sequence[StoredTensor], form: _Form) -> _Packed:
         assert form.bits is not None
-        rows, columns = sum(tensor.rows for tensor in tensors), tensors[0].columns
-        num_blocks = -(-columns // form.block_size)
+        bits, size = form.bits, form.block_size
         scales: list[Floats] = []
         zero_points: list[Bytes] = []
-        offsets: list[Floats] = []
 
         def levels() -> Iterator[Bytes]:
-            assert form.bits is not None
             for tensor in tensors:
                 for blocks in self._blocks(tensor, form):
-                    scales.append(blocks.scales)
-                    if blocks.zero_points is not None:
-                        zero_points.append(pack(blocks.zero_points, form.bits))
-                    if blocks.offsets is not None:
-                        offsets.append(blocks.offsets)
-                    yield pack(blocks.levels, form.bits)
+                    stored = with_offset_columns(blocks) if form.has_offsets else blocks
+                    scales.append(stored.scales)
+                    if stored.zero_points is not None:
+                        zero_points.append(pack(stored.zero_points, bits))
+                    yield pack(stored.levels, bits)
 
-        add = self.nodes.add
-        level_bytes = form.block_size * form.bits // 8
+        rows, columns = sum(tensor.rows for tensor in tensors), tensors[0].columns
+        num_blocks = -(-columns // size)
+        num_inputs = columns + num_blocks if form.has_offsets else columns
+        num_blocks = -(-num_inputs // size)
+        add, append = self.nodes.add, self.weights.append
         return _Packed(
             rows=rows,
             columns=columns,
+            num_inputs=num_inputs,
             form=form,
-            levels=add(self.weights.append(f"{name}.levels", levels(), [rows, num_blocks, level_bytes])),
-            scales=add(self.weights.append(f"{name}.scales", scales, [rows, num_blocks])),
-            zero_points=add(
-                self.weights.append(f"{name}.zero_points", zero_points, [rows, zero_points[0].shape[1]])
-            )
+            levels=add(append(f"{name}.levels", levels(), [rows, num_blocks, size * bits // 8])),
+            scales=add(append(f"{name}.scales", scales, [rows, num_blocks])),
+            zero_points=add(append(f"{name}.zero_points", zero_points, [rows, zero_points[0].shape[1]]))
             if zero_points
             else None,
-            offsets=np.concatenate(offsets) if offsets else None,
         )
 
     def _blocks(self, tensor: StoredTensor, form: _Form) -> Iterator[Blocks]:
         assert form.bits is not None
         if self.precision == "source":
-            yield from tensor.blocks()
+            yield from (map(with_paired_blocks, tensor.blocks()) if tensor.storage == "Q6_K" else tensor.blocks())
         else:
             yield from (quantize(part, form.bits, form.block_size) for part in tensor.floats())
 
-    def _quantized_product(self, name: str, x: ir.Value, packed: _Packed, bias: ir.Value | None) -> ir.Value:
-        product = self._matmul_nbits(
-            x, packed.levels, packed.scales, packed.zero_points, bias, packed.rows, packed.columns, packed.form
-        )
-        if packed.offsets is None:
-            return product
-        return self.nodes.op("Add", product, self._offset_product(name, x, packed))
-
-    def _offset_product(self, name: str, x: ir.Value, packed: _Packed) -> ir.Value:
-        """What the offsets contribute: block sums of x times offsets, in 8 bits.
-
-        An offset is at most half a scale, so its own 8 bits leave 1/250 of a level.
-        """
-        assert packed.offsets is not None
-        blocks = quantize(packed.offsets, 8, _OFFSET_BLOCK_SIZE)
-        rows, num_blocks = packed.offsets.shape
-        groups = blocks.scales.shape[1]
-        form = _Form(8, _OFFSET_BLOCK_SIZE)
-        levels = self.weights.append(f"{name}.offsets", [blocks.levels], [rows, groups, _OFFSET_BLOCK_SIZE])
-        scales = self.weights.append(f"{name}.offset_scales", [blocks.scales], [rows, groups])
-        sums = self._block_sums(x, num_blocks, packed.form.block_size)
-        add = self.nodes.add
-        return self._matmul_nbits(sums, add(levels), add(scales), None, None, rows, num_blocks, form)
-
-    def _block_sums(self, x: ir.Value, num_blocks: int, block_size: int) -> ir.Value:
-        if x not in self._sums:
-            shape = self.nodes.constant(f"blocks_{num_blocks}", np.array([0, 0, num_blocks, block_size]))
-            last = self.nodes.constant("axis_last", np.array([-1]))
-            self._sums[x] = self.nodes.op("ReduceSum", self.nodes.op("Reshape", x, shape), last, keepdims=0)
-        return self._sums[x]
-
-    def _matmul_nbits(
-        self,
-        x: ir.Value,
-        levels: ir.Value,
-        scales: ir.Value,
-        zero_points: ir.Value | None,
-        bias: ir.Value | None,
-        rows: int,
-        columns: int,
-        form: _Form,
-    ) -> ir.Value:
-        inputs = [x, levels, scales, zero_points, None, bias]
+    def _quantized_product(self, x: ir.Value, packed: _Packed, bias: ir.Value | None) -> ir.Value:
+        if packed.form.has_offsets:
+            x = self._with_block_means(x, packed.form.block_size)
+        inputs = [x, packed.levels, packed.scales, packed.zero_points, None, bias]
         while inputs[-1] is None:
             inputs.pop()
         return self.nodes.op(
             "MatMulNBits",
             *inputs,
-            K=columns,
-            N=rows,
-            bits=form.bits,
-            block_size=form.block_size,
+            K=packed.num_inputs,
+            N=packed.rows,
+            bits=packed.form.bits,
+            block_size=packed.form.block_size,
             accuracy_level=4,
         )
+
+    def _with_block_means(self, x: ir.Value, block_size: int) -> ir.Value:
+        """x and behind it the mean of each of its blocks, which meet the offset columns."""
+        if x not in self._extended:
+            means = self.nodes.op("AveragePool", x, kernel_shape=[block_size], strides=[block_size])
+            self._extended[x] = self.nodes.op("Concat", x, means, axis=-1)
+        return self._extended[x]
 
     def _quantized_rows(self, packed: _Packed, input_ids: ir.Value) -> ir.Value:
         rows = self.nodes.op(
@@ -252,21 +227,24 @@ class LinearWriter:
             gather_axis=0,
             quantize_axis=1,
         )
-        if packed.offsets is None:
-            return rows
-        table = self.nodes.add(
-            self.weights.append("embedding.offset_rows", [packed.offsets], packed.offsets.shape)
-        )
-        num_blocks = packed.offsets.shape[1]
-        size = packed.form.block_size
-        offsets = self.nodes.op("Unsqueeze", self.nodes.op("Gather", table, input_ids, axis=0), self._last_axis())
-        split = self.nodes.constant(f"blocks_{num_blocks}", np.array([0, 0, num_blocks, size]))
-        joined = self.nodes.constant("joined", np.array([0, 0, packed.columns]))
-        summed = self.nodes.op("Add", self.nodes.op("Reshape", rows, split), offsets)
-        return self.nodes.op("Reshape", summed, joined)
+        return self._with_offsets_added(rows, packed) if packed.form.has_offsets else rows
 
-    def _last_axis(self) -> ir.Value:
-        return self.nodes.constant("axis_last", np.array([-1]))
+    def _with_offsets_added(self, rows: ir.Value, packed: _Packed) -> ir.Value:
+        """Gathered rows with their offset columns → the rows themselves."""
+        constant, op = self.nodes.constant, self.nodes.op
+        size, columns = packed.form.block_size, packed.columns
+        num_blocks = columns // size
+        zero, middle, end, last = (
+            constant(f"row_{at}", np.array([at])) for at in (0, columns, packed.num_inputs, -1)
+        )
+        weights = op(
+            "Reshape",
+            op("Slice", rows, zero, middle, last),
+            constant("as_blocks", np.array([0, 0, num_blocks, size])),
+        )
+        offsets = op("Unsqueeze", op("Slice", rows, middle, end, last), last)
+        scaled = op("Div", offsets, op("Cast", constant("block_size", np.array(size)), to=int(ir.DataType.FLOAT)))
+        return op("Reshape", op("Add", weights, scaled), constant("as_rows", np.array([0, 0, columns])))
 
     def _flat(self, name: str, levels: ir.Value, rows: int) -> ir.Value:
         """The same bytes as a matrix: gathered rows and the head's blocks share one place in the file."""

@@ -37,7 +37,11 @@ class Nodes:
         """A small integer constant kept in the graph file; the same name gives the same constant."""
         if name not in self._initializers:
             tensor = ir.tensor(array.astype(np.int64), name=name)
-            self.add(ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor))
+            self.add(
+                ir.Value(
+                    name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+                )
+            )
         return self._initializers[name]
 
     def op(self, kind: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:

@@ -1,7 +1,8 @@
 """The external data file of a graph, written front to back while weights are converted."""
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -36,7 +37,12 @@ class WeightsFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        if error is None:
+            with self._room():
+                self._file.close()
+        else:
+            with suppress(OSError):  # what is still buffered may not fit either
+                self._file.close()
 
     def append(
         self,
@@ -61,12 +67,12 @@ class WeightsFile:
         self, name: str, dtype: ir.DataType, shape: Iterable[int], offset: int, length: int
     ) -> ir.Value:
         """A view of bytes already written; two initializers may share them under different shapes."""
-        shape = ir.Shape(list(shape))
+        extents = ir.Shape(list(shape))
         tensor = ir.ExternalTensor(
-            self.path.name, offset, length, dtype, shape=shape, name=name, base_dir=self.path.parent
+            self.path.name, offset, length, dtype, shape=extents, name=name, base_dir=self.path.parent
         )
-        assert tensor.size * dtype.itemsize == length, f"{name}: {shape} of {dtype} is not {length} bytes"
-        return ir.Value(name=name, shape=shape, type=ir.TensorType(dtype), const_value=tensor)
+        assert tensor.size * dtype.itemsize == length, f"{name}: {extents} of {dtype} is not {length} bytes"
+        return ir.Value(name=name, shape=extents, type=ir.TensorType(dtype), const_value=tensor)
 
     def _align(self, alignment: int) -> int:
         padding = -self._end % alignment
@@ -74,13 +80,19 @@ class WeightsFile:
         return self._end
 
     def _write(self, part: npt.NDArray[np.generic]) -> None:
-        try:
-            self._file.write(memoryview(np.ascontiguousarray(part)).cast("B") if part.size else b"")
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise EdgeSpecError(
-                    f"no room for {self.path.name}: {error.strerror} after {self._end} bytes at "
-                    f"{self.path.parent.parent}; free some space or choose another --output"
-                ) from None
-            raise
+        with self._room():
+            self._file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
         self._end += part.nbytes
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """Tell a full disk from other failures."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            raise EdgeSpecError(
+                f"no room for {self.path.name}: {error.strerror} after {self._end} bytes at "
+                f"{self.path.parent.parent}; free some space or choose another --output"
+            ) from None

@@ -5,6 +5,7 @@ rest, so a wrong guess is undone by the next call and needs no message of its ow
 """
 
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,10 @@ _FIRST_CAPACITY = 512
 class OnnxDecoder:
     """The model of a folder, as a function from tokens to logits.
 
-    Deterministic mode runs no pass of one token: on CPU the rows of wider passes are bit-identical however
-    the tokens are cut into passes, but a pass of one row runs another kernel. Such a pass is padded with a
-    token whose cache entry the next pass overwrites.
+    In deterministic mode a row is the same to the bit however tokens are cut into passes. On the CPU
+    provider that holds except where a kernel is left with a single row: in a pass of one token, and at
+    the end of a long pass, which attention cuts into tiles of an even number of rows. Such a pass is padded
+    with one token, whose cache entry the next pass overwrites.
     """
 
     def __init__(
@@ -46,12 +48,14 @@ class OnnxDecoder:
         self._ort = import_onnxruntime()
         self._device = device
         self._manifest = manifest
-        self._min_width = 2 if deterministic else 1
+        self._deterministic = deterministic
         self._session = self._load(folder / manifest.graph, num_threads or physical_cores())
         self._binding = self._session.io_binding()
         self._caches: dict[str, Any] = {}  # "0.key" -> the OrtValue bound as past and as present
         self._held = np.zeros(0, np.int32)
         self._ones = np.zeros((1, 0), np.int64)
+        self._num_fed = 0
+        self._lock = Lock()
         self._reserve(1)
 
     @property
@@ -61,6 +65,10 @@ class OnnxDecoder:
     @property
     def context_length(self) -> int:
         return self._manifest.context_length
+
+    @property
+    def num_fed(self) -> int:
+        return self._num_fed
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         """Logits that follow each of the last num_last tokens, [num_last, vocab_size].
@@ -73,7 +81,13 @@ class OnnxDecoder:
         if num_tokens > self.context_length:
             raise ContextOverflow(num_tokens, self.context_length)
         assert 1 <= num_last <= num_tokens
+        with self._lock:
+            return self._logits(tokens, num_last)
+
+    def _logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        num_tokens = len(tokens)
         start = reusable_prefix(self._held, tokens, num_last)
+        self._num_fed += num_tokens - start
         rows: list[Logits] = []
         while start < num_tokens:
             stop = min(start + _CHUNK_TOKENS, num_tokens)
@@ -85,15 +99,13 @@ class OnnxDecoder:
         return rows[-1] if len(rows[-1]) == num_last else np.concatenate(rows)
 
     def _rows(self, tokens: TokenIds, start: int, stop: int, num_rows: int) -> Logits:
-        """One pass over tokens[start:stop], no narrower than the minimum."""
-        missing = self._min_width - (stop - start)
-        if missing <= 0:
+        """One pass over tokens[start:stop], padded where determinism asks for it."""
+        if not self._deterministic or _no_row_alone(stop - start):
             return self._run(tokens[start:stop], start, num_rows)
-        if stop + missing <= self.context_length:
-            padded = np.append(tokens[start:stop], np.zeros(missing, np.int32))
-            return self._run(padded, start, num_rows + missing)[:num_rows]
-        # At the very end of the context there is no room behind; feed the token before once more.
-        return self._run(tokens[start - missing : stop], start - missing, num_rows)
+        if stop < self.context_length:
+            return self._run(np.append(tokens[start:stop], np.int32(0)), start, num_rows + 1)[:num_rows]
+        # At the very end of the context there is no room behind: feed the token before once more.
+        return self._run(tokens[start - 1 : stop], start - 1, num_rows)
 
     def _run(self, tokens: TokenIds, num_past: int, num_rows: int) -> Logits:
         total = num_past + len(tokens)
@@ -112,7 +124,8 @@ class OnnxDecoder:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:  # ONNX Runtime has no common base of its own
             raise self._translated(error, "a pass") from error
-        return logits[0]
+        rows: Logits = logits[0]
+        return rows
 
     def _reserve(self, needed: int) -> None:
         """Make room for needed positions, keeping what the cache holds."""
@@ -164,3 +177,11 @@ class OnnxDecoder:
             return MemoryExhausted(f"out of memory while {doing}; close other programs or use a smaller model")
         kind = ManifestError if doing.startswith("loading") else EdgeSpecError
         return kind(f"ONNX Runtime failed {doing}: {said}")
+
+
+def _no_row_alone(width: int) -> bool:
+    """Whether no kernel of the CPU provider is left with a single row in a pass of this many tokens.
+
+    Attention's tiles have min(2 · head_dim, L2 cache / (32 bytes · head_dim)) rows, never fewer than 32.
+    """
+    return width % 2 == 0 or 1 < width < 32

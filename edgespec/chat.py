@@ -1,0 +1,153 @@
+"""Answers on a terminal: one for a prompt, or a conversation."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from edgespec.chat_template import Message
+from edgespec.engine import Chunk, Engine
+from edgespec.errors import ContextOverflow
+from edgespec.sampling import SamplingParams
+from edgespec.stats import Stats
+
+_HELP = "Ctrl-C stops an answer, Ctrl-D leaves; /clear forgets the conversation, /exit leaves."
+
+
+def answer_once(
+    engine: Engine,
+    prompt: str,
+    system: str | None,
+    sampling: SamplingParams,
+    max_tokens: int | None,
+    stop: Sequence[str],
+    *,
+    as_json: bool,
+) -> int:
+    """Print one answer as it is made, or as one JSON document; returns the exit code."""
+    if as_json:
+        done = engine.generate(prompt, system=system, sampling=sampling, max_tokens=max_tokens, stop=stop)
+        document = {
+            "text": done.text,
+            "token_ids": done.token_ids,
+            "finish_reason": done.finish_reason,
+            "prompt_tokens": done.prompt_tokens,
+            "stats": done.stats.as_dict(),
+        }
+        print(json.dumps(document))
+        return 0
+    chunks = engine.stream(prompt, system=system, sampling=sampling, max_tokens=max_tokens, stop=stop)
+    text, last = _print_stream(chunks)
+    if not text.endswith("\n"):
+        print()
+    if last.finish_reason != "stop":
+        print(f"edgespec: {_why(last.finish_reason)}", file=sys.stderr)
+    return 0
+
+
+def converse(
+    engine: Engine,
+    system: str | None,
+    sampling: SamplingParams,
+    max_tokens: int | None,
+    stop: Sequence[str],
+) -> int:
+    """Read, answer, repeat, until the user leaves; returns the exit code."""
+    with suppress(ImportError):  # line editing for input, where the platform has it
+        import readline  # noqa: F401
+    print(
+        f"{engine.manifest.name} on {engine.device_names[0]}, drafter {engine.drafter_name}. {_HELP}",
+        file=sys.stderr,
+    )
+    messages = [Message("system", system)] if system is not None else []
+    first = len(messages)
+    while True:
+        try:
+            said = input("\n> ").strip()
+        except EOFError:
+            print(file=sys.stderr)
+            return 0
+        except KeyboardInterrupt:
+            print("\n(Ctrl-D leaves)", file=sys.stderr)
+            continue
+        if not said:
+            continue
+        if said.startswith("/") and not said.startswith("//"):
+            if said in ("/exit", "/quit", "/bye"):
+                return 0
+            if said == "/clear":
+                del messages[first:]
+            else:
+                print(f"{_HELP} A message that begins with / is written with //.", file=sys.stderr)
+            continue
+        messages.append(Message("user", said.removeprefix("/")))
+        answer = _answer(engine, messages, sampling, max_tokens, stop)
+        if answer is None:
+            messages.pop()
+        else:
+            messages.append(Message("assistant", answer))
+
+
+def _answer(
+    engine: Engine,
+    messages: Sequence[Message],
+    sampling: SamplingParams,
+    max_tokens: int | None,
+    stop: Sequence[str],
+) -> str | None:
+    """Stream an answer and return it, or what there was of it when interrupted; None if there was none."""
+    shown: list[str] = []
+    try:
+        chunks = engine.stream(messages, sampling=sampling, max_tokens=max_tokens, stop=stop)
+        _, last = _print_stream(chunks, shown)
+    except KeyboardInterrupt:
+        print("\n(stopped)", file=sys.stderr)
+        return "".join(shown) or None
+    except ContextOverflow as error:
+        print(f"edgespec: {error}, or begin anew with /clear", file=sys.stderr)
+        return None
+    print()
+    if last.stats is not None:
+        ended = "" if last.finish_reason == "stop" else f"; {_why(last.finish_reason)}"
+        print(f"({_summary(last.stats)}{ended})", file=sys.stderr)
+    return "".join(shown)
+
+
+def _print_stream(chunks: Iterator[Chunk], shown: list[str] | None = None) -> tuple[str, Chunk]:
+    """Print the chunks, collecting their text in shown as they come."""
+    shown = [] if shown is None else shown
+    is_terminal = sys.stdout.isatty()
+    for chunk in chunks:
+        shown.append(chunk.text)
+        sys.stdout.write(_harmless(chunk.text) if is_terminal else chunk.text)
+        sys.stdout.flush()
+    return "".join(shown), chunk
+
+
+def _harmless(text: str) -> str:
+    """Control characters as pictures: a model's output must not steer the terminal."""
+    return "".join(
+        character if character in "\n\t" or not _is_control(character) else f"\\x{ord(character):02x}"
+        for character in text
+    )
+
+
+def _is_control(character: str) -> bool:
+    return ord(character) < 0x20 or 0x7F <= ord(character) < 0xA0
+
+
+def _why(finish_reason: str | None) -> str:
+    return {
+        "length": "stopped at the token limit (--max-tokens)",
+        "context": "stopped because the context is full",
+    }.get(finish_reason or "", "stopped")
+
+
+def _summary(stats: Stats) -> str:
+    parts = []
+    if stats.decode_tokens_per_second:
+        parts.append(f"{stats.decode_tokens_per_second:.1f} tokens/s")
+    parts.append(f"{stats.tokens_per_pass:.2f} tokens a pass")
+    if stats.acceptance_rate is not None:
+        parts.append(f"{stats.acceptance_rate:.0%} of drafts kept")
+    return ", ".join(parts)

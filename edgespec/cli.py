@@ -1,0 +1,200 @@
+"""The command line: arguments in, an exit code out. What a command does lives in the modules it calls.
+
+Data goes to stdout, talk to stderr; --json prints one document. Exit codes are those of errors.py, 130
+after an interrupt.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgespec.catalog import CATALOG, DEFAULT_MODEL
+from edgespec.errors import EdgeSpecError, UsageError
+
+_INTERRUPTED = 130
+_PRECISIONS = ("source", "fp32", "int8", "int4")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except EdgeSpecError as error:
+        print(f"edgespec: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("\nedgespec: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # Nobody reads any more. Python would complain once more while closing stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="edgespec", description="Run language models on this machine, speculatively and exactly."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_chat(commands.add_parser("chat", help="talk to a model, or answer one prompt"))
+    _add_export(commands.add_parser("export", help="turn a GGUF file or a safetensors folder into a model folder"))
+    _add_score(commands.add_parser("score", help="measure how well a model predicts a text"))
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?" if default else None,
+        default=default,
+        help="a model folder, a .gguf file, a safetensors folder, or a name: "
+        f"{', '.join(CATALOG)}" + (f" (default {default})" if default else ""),
+    )
+    parser.add_argument("--offline", action="store_true", help="never connect to anything")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of the target (default: all cores)")
+
+
+def _add_chat(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser, default=DEFAULT_MODEL)
+    parser.add_argument("--prompt", metavar="TEXT", help="answer this and leave; without it, read stdin or chat")
+    parser.add_argument("--system", metavar="TEXT", help="a system message")
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="the most tokens of an answer (default: no limit)"
+    )
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end the answer here; repeatable"
+    )
+    sampling = parser.add_argument_group("sampling (default: greedy)")
+    sampling.add_argument("--temperature", type=float, default=0.0, metavar="T")
+    sampling.add_argument("--top-k", type=int, default=0, metavar="K")
+    sampling.add_argument("--top-p", type=float, default=1.0, metavar="P")
+    sampling.add_argument("--min-p", type=float, default=0.0, metavar="P")
+    sampling.add_argument("--repetition-penalty", type=float, default=1.0, metavar="R")
+    sampling.add_argument("--presence-penalty", type=float, default=0.0, metavar="A")
+    sampling.add_argument("--frequency-penalty", type=float, default=0.0, metavar="A")
+    sampling.add_argument("--seed", type=int, default=0, metavar="S")
+    speculation = parser.add_argument_group("speculation (never changes the text under --deterministic)")
+    speculation.add_argument("--drafter", default="auto", metavar="D", help="auto, none, ngram or a model")
+    speculation.add_argument("--draft-length", default="auto", metavar="N", help="auto, or tokens a draft")
+    speculation.add_argument("--schedule", default="auto", choices=["auto", "serial"])
+    speculation.add_argument("--acceptance", default="equality", choices=["equality"])
+    speculation.add_argument("--device", default="auto", metavar="NAME", help="where the target runs: auto, cpu")
+    speculation.add_argument("--drafter-device", default="auto", metavar="NAME", help="where a model drafter runs")
+    speculation.add_argument(
+        "--deterministic", action="store_true", help="the same bytes whatever drafts, about a fifth slower"
+    )
+    parser.add_argument("--json", action="store_true", help="print the answer and its figures as one document")
+    parser.set_defaults(run=_chat)
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SOURCE", type=Path, help="a .gguf file or a folder with safetensors")
+    parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="the model folder to make")
+    parser.add_argument("--precision", default="source", choices=_PRECISIONS, help="default: the source's own")
+    parser.add_argument("--json", action="store_true", help="print the manifest")
+    parser.set_defaults(run=_export)
+
+
+def _add_score(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    parser.add_argument("--file", metavar="FILE", type=Path, required=True, help="a text file")
+    parser.add_argument("--device", default="auto", metavar="NAME", help="where the model runs: auto, cpu")
+    parser.add_argument("--json", action="store_true", help="print tokens and nll as one document")
+    parser.set_defaults(run=_score)
+
+
+def _chat(options: argparse.Namespace) -> int:
+    from edgespec.chat import answer_once, converse
+    from edgespec.engine import load
+    from edgespec.sampling import SamplingParams
+
+    sampling = SamplingParams(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        seed=options.seed,
+    )
+    if options.max_tokens is not None and options.max_tokens < 1:
+        raise UsageError(f"--max-tokens is {options.max_tokens}; wanted at least 1")
+    prompt = options.prompt
+    if prompt is None and not sys.stdin.isatty():
+        prompt = sys.stdin.read()
+    if prompt is None and options.json:
+        raise UsageError("--json answers one prompt; give it with --prompt or on stdin")
+    if prompt is not None and not prompt.strip():
+        raise UsageError("the prompt is empty; give some text with --prompt or on stdin")
+    with load(
+        options.model,
+        drafter=options.drafter,
+        draft_length=options.draft_length,
+        device=options.device,
+        drafter_device=options.drafter_device,
+        num_threads=options.threads,
+        deterministic=options.deterministic,
+        offline=options.offline,
+        report=_say,
+    ) as engine:
+        if prompt is None:
+            return converse(engine, options.system, sampling, options.max_tokens, options.stop)
+        return answer_once(
+            engine, prompt, options.system, sampling, options.max_tokens, options.stop, as_json=options.json
+        )
+
+
+def _export(options: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from edgespec.export.convert import export_model
+
+    manifest = export_model(options.source, options.output, precision=options.precision, report=_say)
+    if options.json:
+        print(json.dumps(asdict(manifest)))
+    else:
+        _say(f"wrote {options.output} ({manifest.weights_bytes / 1e6:.0f} MB)")
+        _say(f"use it with: edgespec chat {options.output}")
+    return 0
+
+
+def _score(options: argparse.Namespace) -> int:
+    from edgespec.engine import load
+    from edgespec.scoring import score
+
+    try:
+        text = options.file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {options.file}: {error}") from None
+    with load(
+        options.model,
+        drafter="none",
+        device=options.device,
+        num_threads=options.threads,
+        offline=options.offline,
+        report=_say,
+    ) as engine:
+        tokens, nll = score(engine, text)
+    print(
+        json.dumps({"tokens": tokens, "nll": nll})
+        if options.json
+        else f"{nll:.4f} nats/token over {tokens} tokens"
+    )
+    return 0
+
+
+def _say(line: str) -> None:
+    print(f"edgespec: {line}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,322 @@
+"""The composition root: model folders, decoders, drafter and schedule as one object that answers.
+
+with load("smollm2-135m") as engine:
+    for chunk in engine.stream("Why is the sky blue?"):
+        print(chunk.text, end="", flush=True)
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from edgespec.chat_template import ROLES, Message, encode_chat
+from edgespec.draft_length import DraftLength, FixedLength, MeasuredLength
+from edgespec.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from edgespec.errors import ContextOverflow, EdgeSpecError, UsageError, VocabularyMismatch
+from edgespec.home import ModelHome, default_home
+from edgespec.manifest import Manifest, read_manifest, verify_files
+from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.sampling import GumbelSampler, SamplingParams
+from edgespec.scheduler import serial
+from edgespec.stats import Stats, Tally
+from edgespec.stopping import TextStop, TokenStop
+from edgespec.tokenizer import TextStream, Tokenizer
+from edgespec.types import Decoder, Drafter, TokenIds
+
+_NOT_YET = ("suffix", "lookahead")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A piece of an answer. The last one says why it ended and what it cost.
+
+    finish_reason: stop (an end token or a stop string), length (max_tokens), context (no room left).
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None
+    stats: Stats | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A whole answer. token_ids may reach past text where a stop string cut it."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    prompt_tokens: int
+    stats: Stats
+
+
+def load(
+    model: str | Path,
+    *,
+    drafter: str = "auto",
+    draft_length: int | str = "auto",
+    device: str = "auto",
+    drafter_device: str = "auto",
+    num_threads: int | None = None,
+    deterministic: bool = False,
+    offline: bool = False,
+    home: Path | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> "Engine":
+    """Load a model, preparing it first if need be.
+
+    Args:
+        model: A model folder, a name of the catalogue, a .gguf file or a safetensors folder.
+        drafter: auto, none, ngram, or a model like the first argument.
+        draft_length: Tokens a draft, or auto to measure what pays.
+        device: Where the target runs: auto or cpu.
+        drafter_device: Where a model drafter runs.
+        num_threads: Of the target; all physical cores unless given.
+        deterministic: Never run a pass of one token, so that text is equal to the byte whatever drafts.
+        offline: Never connect.
+        home: The model home; EDGESPEC_HOME or the platform's data folder unless given.
+        report: Takes one line per stage of a preparation.
+
+    Raises:
+        ModelError: The model is missing or invalid, or the drafter has other tokens.
+        IntegrityError: A file differs from its recorded hash.
+        DeviceUnavailable: No execution provider for the device.
+    """
+    length = _draft_length(draft_length)
+    if drafter in _NOT_YET:
+        raise UsageError(f"drafter '{drafter}' is not available in this version; use auto, none, ngram or a model")
+    models = ModelHome(home or default_home(), offline, report)
+    folder = models.resolve(str(model))
+    manifest = read_manifest(folder)
+    target = _load_decoder(folder, manifest, device, num_threads, deterministic)
+    tokenizer = Tokenizer(folder / manifest.tokenizer, manifest.bos_token_id, manifest.add_bos)
+    template = (folder / manifest.chat_template).read_text() if manifest.chat_template else None
+    chosen: Drafter
+    decoders = [target]
+    if drafter in ("auto", "ngram"):
+        chosen = NgramDrafter()
+    elif drafter == "none":
+        chosen = NoDrafter()
+    else:
+        draft_folder = models.resolve(drafter)
+        draft_manifest = read_manifest(draft_folder)
+        _check_vocabulary(draft_manifest, manifest)
+        decoders.append(_load_decoder(draft_folder, draft_manifest, drafter_device, num_threads, False))
+        chosen = ModelDrafter(decoders[-1], manifest.vocab_size, draft_manifest.name)
+    return Engine(
+        manifest=manifest,
+        tokenizer=tokenizer,
+        template=template,
+        decoders=decoders,
+        drafter=chosen,
+        draft_length=length,
+        device_names=tuple(find_device(name).name for name in (device, drafter_device)),
+    )
+
+
+def _load_decoder(
+    folder: Path, manifest: Manifest, device: str, num_threads: int | None, deterministic: bool
+) -> OnnxDecoder:
+    """Load the graph while another thread hashes its files; a wrong hash goes before any other error."""
+    found = find_device(device)
+    with ThreadPoolExecutor(1, "hash") as pool:
+        verified = pool.submit(verify_files, folder, manifest)
+        try:
+            decoder = OnnxDecoder(folder, manifest, found, num_threads=num_threads, deterministic=deterministic)
+        finally:
+            verified.result()
+    return decoder
+
+
+def _draft_length(asked: int | str) -> Callable[[], DraftLength]:
+    if asked == "auto":
+        return MeasuredLength
+    if isinstance(asked, str) and not asked.isdecimal():
+        raise UsageError(f"draft length is '{asked}'; wanted auto or a number of tokens")
+    num_tokens = int(asked)
+    if not 0 <= num_tokens <= 64:
+        raise UsageError(f"draft length is {num_tokens}; wanted 0 to 64 tokens, or auto")
+    return lambda: FixedLength(num_tokens)
+
+
+def _check_vocabulary(drafter: Manifest, target: Manifest) -> None:
+    if drafter.vocab_sha256 != target.vocab_sha256:
+        raise VocabularyMismatch(
+            f"drafter {drafter.name} and target {target.name} have different vocabularies; "
+            "choose a drafter of the same family, or --drafter ngram, which needs none"
+        )
+
+
+class Engine:
+    """A loaded model. Made by load(); close it, or use it in a with statement.
+
+    Several streams may be open at once: they take turns at the decoders, pass by pass, and each gives the
+    text that it would give alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        manifest: Manifest,
+        tokenizer: Tokenizer,
+        template: str | None,
+        decoders: Sequence[Decoder],
+        drafter: Drafter,
+        draft_length: Callable[[], DraftLength],
+        device_names: tuple[str, ...] = ("cpu", "cpu"),
+    ) -> None:
+        self.manifest = manifest
+        self.tokenizer = tokenizer
+        self._template = template
+        self._decoders = list(decoders)
+        self._drafter = drafter
+        self._draft_length = draft_length
+        self.device_names = device_names  # of target and drafter
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the models; a stream that is still open keeps them until it ends."""
+        self._decoders.clear()
+        self._drafter = NoDrafter()
+
+    @property
+    def context_length(self) -> int:
+        return self.manifest.context_length
+
+    @property
+    def drafter_name(self) -> str:
+        return self._drafter.name
+
+    @property
+    def target(self) -> Decoder:
+        """Raises EdgeSpecError: the engine is closed."""
+        if not self._decoders:
+            raise EdgeSpecError("this engine is closed; load the model again")
+        return self._decoders[0]
+
+    def stream(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        system: str | None = None,
+        sampling: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Iterator[Chunk]:
+        """An answer as it is made, a chunk per pass of the target.
+
+        Args:
+            prompt: What the user says, or a conversation that ends with it.
+            system: A system message to put first.
+            sampling: How tokens are chosen; greedy unless given.
+            max_tokens: The most tokens of an answer; unless given, what the context has room for.
+            stop: Strings that end the answer and are not part of it.
+
+        Raises:
+            ContextOverflow: The prompt does not fit.
+            UsageError: max_tokens is not positive, or the prompt is empty.
+        """
+        return self._chunks(self.encode(prompt, system), sampling or SamplingParams(), max_tokens, stop)
+
+    def generate(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        system: str | None = None,
+        sampling: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Completion:
+        """A whole answer; arguments and errors as in stream."""
+        tokens = self.encode(prompt, system)
+        chunks = list(self._chunks(tokens, sampling or SamplingParams(), max_tokens, stop))
+        last = chunks[-1]
+        assert last.finish_reason is not None
+        assert last.stats is not None
+        return Completion(
+            text="".join(chunk.text for chunk in chunks),
+            token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
+            finish_reason=last.finish_reason,
+            prompt_tokens=len(tokens),
+            stats=last.stats,
+        )
+
+    def encode(self, prompt: str | Sequence[Message], system: str | None = None) -> TokenIds:
+        """The tokens that a prompt becomes, chat template included, [num_tokens]."""
+        messages = [Message("user", prompt)] if isinstance(prompt, str) else [Message(*each) for each in prompt]
+        if unknown := [message.role for message in messages if message.role not in ROLES]:
+            raise UsageError(f"a message has the role '{unknown[0]}'; known are {', '.join(ROLES)}")
+        if system is not None:
+            messages.insert(0, Message("system", system))
+        return encode_chat(self._template, messages, self.tokenizer, self._special_tokens())
+
+    def _special_tokens(self) -> dict[str, str]:
+        names = {"bos_token": self.manifest.bos_token_id}
+        if self.manifest.eos_token_ids:
+            names["eos_token"] = self.manifest.eos_token_ids[-1]
+        pieces = {name: self.tokenizer.piece(token) for name, token in names.items() if token is not None}
+        return {name: piece for name, piece in pieces.items() if piece is not None}
+
+    def _chunks(
+        self, prompt: TokenIds, sampling: SamplingParams, max_tokens: int | None, stop: Sequence[str]
+    ) -> Iterator[Chunk]:
+        if max_tokens is not None and max_tokens < 1:
+            raise UsageError(f"max_tokens is {max_tokens}; wanted at least 1")
+        if not len(prompt):
+            raise UsageError("the prompt is empty; give at least one token")
+        if len(prompt) > self.context_length:
+            raise ContextOverflow(len(prompt), self.context_length)
+        return self._answer(prompt, sampling, max_tokens or 2 * self.context_length, stop)
+
+    def _answer(
+        self, prompt: TokenIds, sampling: SamplingParams, max_tokens: int, stop: Sequence[str]
+    ) -> Iterator[Chunk]:
+        target = self.target
+        sampler = GumbelSampler(sampling, len(prompt))
+        token_stop = TokenStop(self.manifest.eos_token_ids, max_tokens)
+        text_stream, text_stop = TextStream(self.tokenizer), TextStop(stop)
+        tally = Tally()
+        started, fed = perf_counter(), target.num_fed
+        reason = None
+        for block in serial(prompt, self._drafter, target, sampler, self._draft_length()):
+            kept, reason = token_stop.cut(block.tokens)
+            if not tally.passes:
+                tally.prompt_read(target.num_fed - fed, perf_counter() - started)
+            tally.add(block, len(kept))
+            text, is_cut = text_stop.push(text_stream.push(kept))
+            if is_cut:
+                reason = "stop"
+            if reason:
+                if not is_cut:
+                    text += self._rest(text_stream, text_stop)
+                yield self._last_chunk(text, kept, reason, tally)
+                return
+            yield Chunk(text=text, token_ids=_ints(kept))
+        yield self._last_chunk(self._rest(text_stream, text_stop), prompt[:0], "context", tally)
+
+    @staticmethod
+    def _rest(text_stream: TextStream, text_stop: TextStop) -> str:
+        text, is_cut = text_stop.push(text_stream.flush())
+        return text if is_cut else text + text_stop.flush()
+
+    def _last_chunk(self, text: str, kept: TokenIds, reason: str, tally: Tally) -> Chunk:
+        length = self._draft_length()
+        stats = tally.stats(
+            drafter=self._drafter.name,
+            draft_length="auto" if isinstance(length, MeasuredLength) else str(length.choose()),
+            target_device=self.device_names[0],
+            drafter_device=self.device_names[1] if len(self._decoders) > 1 else None,
+        )
+        return Chunk(text=text, token_ids=_ints(kept), finish_reason=reason, stats=stats)
+
+
+def _ints(tokens: TokenIds) -> tuple[int, ...]:
+    return tuple(int(token) for token in tokens)

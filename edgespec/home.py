@@ -1,0 +1,112 @@
+"""The model home: from what a user calls a model to a folder that is ready to load.
+
+One of the places where export is called; exports and downloads live under EDGESPEC_HOME.
+"""
+
+import difflib
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from edgespec.catalog import CATALOG, CatalogEntry, HubSource
+from edgespec.errors import ModelError
+from edgespec.fetch import fetch
+from edgespec.manifest import FILE_NAME
+
+Report = Callable[[str], None]
+
+
+def default_home() -> Path:
+    return Path(os.environ.get("EDGESPEC_HOME") or platformdirs.user_data_dir("edgespec", appauthor=False))
+
+
+@dataclass(frozen=True)
+class ModelHome:
+    """Prepared models and fetched files below one folder.
+
+    With offline nothing is fetched. report takes one line per stage of a preparation.
+    """
+
+    path: Path
+    offline: bool = False
+    report: Report = lambda line: None
+
+    def resolve(self, model: str) -> Path:
+        """The model folder for a folder, a name of the catalogue, a .gguf file or a safetensors folder.
+
+        A name or a file may be followed by :PRECISION; sources are exported on first use.
+
+        Raises:
+            ModelError: Nothing of that name, with the nearest known ones.
+        """
+        path = Path(model).expanduser()
+        if (path / FILE_NAME).is_file():
+            return path
+        name, _, precision = model.rpartition(":") if _has_precision(model) else (model, "", "source")
+        if name in CATALOG:
+            return self._from_catalog(name, CATALOG[name], precision)
+        path = Path(name).expanduser()
+        if path.is_file() or (path / "config.json").is_file():
+            return self._from_path(path.resolve(), precision)
+        raise ModelError(_unknown(model, path))
+
+    def _from_catalog(self, name: str, entry: CatalogEntry, precision: str) -> Path:
+        folder = self._folder(name, precision)
+        downloads = self.path / "downloads"
+        if (folder / FILE_NAME).is_file():
+            return folder
+        if self.offline and not (downloads / entry.file).exists():
+            raise ModelError(f"{name} is not prepared yet and --offline forbids fetching it; run once without it")
+        source = fetch(entry, downloads, self.report)
+        hub = next((place for place in entry.sources if isinstance(place, HubSource)), None)
+        return self._export(
+            source, folder, precision, hub.repository if hub else None, hub.revision if hub else None
+        )
+
+    def _from_path(self, source: Path, precision: str) -> Path:
+        stat = source.stat()
+        state = f"{source}\0{stat.st_size}\0{stat.st_mtime_ns}"
+        key = hashlib.sha256(state.encode()).hexdigest()[:8]
+        folder = self._folder(f"{source.stem}-{key}", precision)
+        return folder if (folder / FILE_NAME).is_file() else self._export(source, folder, precision)
+
+    def _folder(self, name: str, precision: str) -> Path:
+        return self.path / "models" / (name if precision == "source" else f"{name}-{precision}")
+
+    def _export(
+        self,
+        source: Path,
+        folder: Path,
+        precision: str,
+        repository: str | None = None,
+        revision: str | None = None,
+    ) -> Path:
+        from edgespec.export.convert import export_model  # 0.3 s, and only a first use needs it
+
+        export_model(
+            source,
+            folder,
+            precision=precision,
+            repository=repository,
+            revision=revision,
+            report=self.report,
+        )
+        return folder
+
+
+def _has_precision(model: str) -> bool:
+    return model.rpartition(":")[2] in ("source", "fp32", "int8", "int4")
+
+
+def _unknown(model: str, path: Path) -> str:
+    if path.is_dir():
+        return f"{path} is a folder without {FILE_NAME} and without config.json; export a model into it first"
+    near = difflib.get_close_matches(model, CATALOG, n=3, cutoff=0.4)
+    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    return (
+        f"no model '{model}': {meant}known names are {', '.join(CATALOG)}; or give a model folder or a .gguf file"
+    )

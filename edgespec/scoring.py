@@ -1,0 +1,39 @@
+"""How well a model predicts a text."""
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.engine import Engine
+from edgespec.errors import ContextOverflow, UsageError
+from edgespec.types import Logits, TokenIds
+
+_CHUNK_TOKENS = 256
+
+
+def score(engine: Engine, text: str) -> tuple[int, float]:
+    """Number of tokens and their mean negative log-likelihood in nats, the first token left out.
+
+    Raises:
+        UsageError: The text has fewer than two tokens.
+        ContextOverflow: It has more than the context holds.
+    """
+    tokens = engine.tokenizer.encode(text)
+    if len(tokens) < 2:
+        raise UsageError(f"the text has {len(tokens)} tokens; scoring needs at least 2")
+    if len(tokens) > engine.context_length:
+        raise ContextOverflow(len(tokens), engine.context_length)
+    total = 0.0
+    for start in range(0, len(tokens) - 1, _CHUNK_TOKENS):
+        stop = min(start + _CHUNK_TOKENS, len(tokens) - 1)
+        logits = engine.target.logits(tokens[:stop], stop - start)
+        total += float(_negative_log_likelihood(logits, tokens[start + 1 : stop + 1]).sum())
+    return len(tokens), total / (len(tokens) - 1)
+
+
+def _negative_log_likelihood(logits: Logits, following: TokenIds) -> npt.NDArray[np.float64]:
+    """−log softmax(logits)[following], row by row, [num_rows]."""
+    rows = logits.astype(np.float64)
+    peak = rows.max(axis=1)
+    total = peak + np.log(np.exp(rows - peak[:, None]).sum(axis=1))
+    taken: npt.NDArray[np.float64] = total - rows[np.arange(len(rows)), following]
+    return taken

@@ -1,0 +1,43 @@
+"""Decoders without weights, for tests and demonstrations: logits hashed from the last tokens."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.cache import reusable_prefix
+from edgespec.errors import ContextOverflow
+from edgespec.types import Logits, TokenIds
+
+_ORDER = 3  # how many tokens a row depends on
+
+
+@dataclass(slots=True)
+class TableDecoder:
+    """A fixed random language: each row is drawn from a seed and the last three tokens.
+
+    near mixes in the rows of another decoder: 0.8 of it agree with that one often, as a good drafter does.
+    num_fed counts the tokens that a real decoder with a KV cache would have had to run.
+    """
+
+    vocab_size: int
+    seed: int
+    near: "TableDecoder | None" = None
+    nearness: float = 0.8
+    context_length: int = 1 << 20
+    num_fed: int = 0
+    _held: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        if len(tokens) > self.context_length:
+            raise ContextOverflow(len(tokens), self.context_length)
+        self.num_fed += len(tokens) - reusable_prefix(self._held, tokens, num_last)
+        self._held = tokens
+        return np.stack([self._row(tokens[: len(tokens) - i]) for i in reversed(range(num_last))])
+
+    def _row(self, tokens: TokenIds) -> npt.NDArray[np.float32]:
+        seed = (self.seed, *(int(token) + 1 for token in tokens[-_ORDER:]))
+        row = np.random.default_rng(seed).normal(0.0, 1.5, self.vocab_size)
+        if self.near is not None:
+            row = self.nearness * self.near._row(tokens) + (1 - self.nearness) * row
+        return row.astype(np.float32)

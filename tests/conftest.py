@@ -1,0 +1,54 @@
+import os
+from pathlib import Path
+
+import platformdirs
+import pytest
+import tiny
+
+from edgespec.catalog import CATALOG, DEFAULT_MODEL
+from edgespec.export.convert import export_model
+from edgespec.fetch import fetch
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    tiny.write_gguf(path, tiny.random_weights())
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with random weights."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    export_model(tiny_gguf, folder, precision="fp32")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_drafter(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model in four bits, which agrees with it now and then."""
+    folder = tmp_path_factory.mktemp("drafters") / "tiny-int4"
+    export_model(tiny_gguf, folder, precision="int4")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """The real default model, fetched once and kept between runs."""
+    cache = os.environ.get("EDGESPEC_TEST_CACHE") or platformdirs.user_cache_dir("edgespec-tests", appauthor=False)
+    return fetch(CATALOG[DEFAULT_MODEL], Path(cache), print)
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("real") / "smollm2-135m"
+    export_model(smollm2_gguf, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2_int4(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("real") / "smollm2-135m-int4"
+    export_model(smollm2_gguf, folder, precision="int4")
+    return folder

@@ -1,0 +1,236 @@
+"""Tiny random models through the exporter, against the same transformer written out in numpy."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+
+from edgespec.errors import EdgeSpecError, SourceError, UsageError
+from edgespec.export.convert import export_model
+from edgespec.manifest import read_manifest, verify_files
+from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.onnx import OnnxDecoder
+
+TOKENS = np.random.default_rng(1).integers(0, tiny.VOCAB, 40).astype(np.int32)
+
+
+def exported_logits(source: Path, output: Path, precision: str = "source") -> np.ndarray:
+    manifest = export_model(source, output, precision=precision)
+    return OnnxDecoder(output, manifest, find_device("cpu")).logits(TOKENS, len(TOKENS))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("architecture", "bias"), [("llama", False), ("qwen2", True)])
+def test_fp32_export_of_a_gguf_gives_the_reference_logits(
+    tmp_path: Path, architecture: str, bias: bool, tied: bool
+) -> None:
+    weights = tiny.random_weights(bias=bias, tied=tied)
+    tiny.write_gguf(tmp_path / "a.gguf", weights, architecture=architecture)
+    logits = exported_logits(tmp_path / "a.gguf", tmp_path / "out", "fp32")
+    assert np.abs(logits - tiny.reference_logits(weights, TOKENS)).max() < 1e-4
+
+
+@pytest.mark.parametrize("storage", ["F16", "BF16"])
+def test_source_export_of_half_floats_is_exact(tmp_path: Path, storage: str) -> None:
+    weights = tiny.write_gguf(tmp_path / "a.gguf", tiny.random_weights(tied=False), storage=storage)
+    logits = exported_logits(tmp_path / "a.gguf", tmp_path / "out")
+    assert np.abs(logits - tiny.reference_logits(weights, TOKENS)).max() < 1e-4
+
+
+@pytest.mark.parametrize("storage", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_source_export_of_blocks_differs_only_by_8_bit_activations(tmp_path: Path, storage: str) -> None:
+    """Rounding activations to 8 bits moves logits by a percent; losing the minima of Q4_1 moves them by 30."""
+    weights = tiny.write_gguf(tmp_path / "a.gguf", tiny.random_weights(), storage=storage)
+    reference = tiny.reference_logits(weights, TOKENS)
+    error = exported_logits(tmp_path / "a.gguf", tmp_path / "out") - reference
+    assert error.std() < 0.025 * reference.std()
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("dtype", ["F32", "F16"])
+@pytest.mark.parametrize(("model_type", "bias"), [("llama", False), ("qwen2", True)])
+def test_huggingface_folder_gives_the_reference_logits(
+    tmp_path: Path, model_type: str, bias: bool, dtype: str, shards: int
+) -> None:
+    weights = tiny.random_weights(bias=bias, tied=False)
+    tiny.write_huggingface(tmp_path / "hf", weights, model_type=model_type, shards=shards, dtype=dtype)
+    if dtype == "F16":
+        weights = {name: value.astype(np.float16) for name, value in weights.items()}
+    logits = exported_logits(tmp_path / "hf", tmp_path / "out")
+    assert np.abs(logits - tiny.reference_logits(weights, TOKENS)).max() < 1e-4
+
+
+def test_gguf_and_huggingface_folder_of_one_model_agree(tmp_path: Path) -> None:
+    weights = tiny.random_weights()
+    tiny.write_gguf(tmp_path / "a.gguf", weights)
+    tiny.write_huggingface(tmp_path / "hf", weights)
+    from_gguf = exported_logits(tmp_path / "a.gguf", tmp_path / "one", "int8")
+    assert np.array_equal(from_gguf, exported_logits(tmp_path / "hf", tmp_path / "two", "int8"))
+    one, two = read_manifest(tmp_path / "one"), read_manifest(tmp_path / "two")
+    assert one.vocab_sha256 == two.vocab_sha256
+    assert one.eos_token_ids[-1] == two.eos_token_ids[-1] == 2
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("int8", 0.05), ("int4", 0.4)])
+def test_rounded_precisions_stay_near_the_source(tmp_path: Path, precision: str, bound: float) -> None:
+    weights = tiny.random_weights()
+    tiny.write_gguf(tmp_path / "a.gguf", weights)
+    reference = tiny.reference_logits(weights, TOKENS)
+    error = exported_logits(tmp_path / "a.gguf", tmp_path / "out", precision) - reference
+    assert 0 < error.std() < bound * reference.std()
+
+
+def test_linear_rope_scaling_stretches_positions(tmp_path: Path) -> None:
+    weights = tiny.random_weights()
+    tiny.write_huggingface(tmp_path / "hf", weights)
+    path = tmp_path / "hf" / "config.json"
+    config = json.loads(path.read_text()) | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    path.write_text(json.dumps(config))
+    scaled = exported_logits(tmp_path / "hf", tmp_path / "out")
+    plain = tiny.reference_logits(weights, TOKENS)
+    assert np.abs(scaled[0] - plain[0]).max() < 1e-4  # position 0 is not rotated
+    assert np.abs(scaled[-1] - plain[-1]).max() > 0.1
+
+
+def test_manifest_describes_the_folder_and_its_hashes_hold(tiny_model: Path) -> None:
+    manifest = read_manifest(tiny_model)
+    verify_files(tiny_model, manifest)
+    assert set(manifest.files) == {path.name for path in tiny_model.iterdir()} - {"edgespec.json"}
+    assert manifest.context_length == tiny.CONTEXT
+    assert manifest.vocab_size == tiny.VOCAB
+    assert manifest.kv_cache.bytes_per_token == 2 * 4 * tiny.LAYERS * tiny.KV_HEADS * tiny.HEAD_DIM
+
+
+def test_two_exports_of_one_source_are_the_same_bytes(tiny_gguf: Path, tmp_path: Path) -> None:
+    one = export_model(tiny_gguf, tmp_path / "one", precision="int4")
+    two = export_model(tiny_gguf, tmp_path / "two", precision="int4")
+    assert one.files == two.files
+
+
+# -- bad input ---------------------------------------------------------------------------------------
+
+
+def assert_refused(source: Path, folder: Path, *words: str, error: type[EdgeSpecError] = SourceError) -> None:
+    output = folder / "made" / "out"
+    with pytest.raises(error) as raised:
+        export_model(source, output)
+    for word in words:
+        assert word in str(raised.value)
+    assert not output.exists()
+    assert not output.parent.exists() or list(output.parent.iterdir()) == [], "something half written was left"
+
+
+def test_every_cut_of_a_gguf_is_refused(tiny_gguf: Path, tmp_path: Path) -> None:
+    whole = tiny_gguf.read_bytes()
+    for size in [0, 3, 4, 20, 24, 100, 1000, 5000, len(whole) // 2, len(whole) - 1]:
+        cut = tmp_path / f"{size}.gguf"
+        cut.write_bytes(whole[:size])
+        assert_refused(cut, tmp_path)
+
+
+def test_foreign_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"PK\x03\x04" + bytes(100))
+    assert_refused(tmp_path / "a.gguf", tmp_path, "not a GGUF file")
+
+
+def test_missing_source_is_refused(tmp_path: Path) -> None:
+    assert_refused(tmp_path / "none.gguf", tmp_path, "does not exist")
+
+
+def test_unknown_architecture_is_named_with_the_known_ones(tmp_path: Path) -> None:
+    tiny.write_gguf(tmp_path / "a.gguf", tiny.random_weights(), architecture="mamba")
+    assert_refused(tmp_path / "a.gguf", tmp_path, "mamba", "llama", "qwen2")
+
+
+def test_unknown_tensor_type_is_named_with_the_known_ones(tmp_path: Path) -> None:
+    weights = tiny.random_weights()
+    tiny.write_gguf(tmp_path / "a.gguf", weights)
+    data = (tmp_path / "a.gguf").read_bytes()
+    name = b"token_embd.weight"
+    at = data.index(name) + len(name) + 4 + 2 * 8  # past the number of dimensions and the two extents
+    (tmp_path / "a.gguf").write_bytes(data[:at] + (16).to_bytes(4, "little") + data[at + 4 :])
+    assert_refused(tmp_path / "a.gguf", tmp_path, "IQ2_XXS", "Q4_K", "token_embd.weight")
+
+
+@pytest.mark.parametrize(
+    ("skip", "words"),
+    [
+        ("tokenizer.ggml.tokens", "carries no tokenizer"),
+        ("tokenizer.ggml.merges", "no merges"),
+        ("model.layers.1.mlp.up_proj.weight", "blk.1.ffn_up.weight"),
+    ],
+)
+def test_incomplete_gguf_is_refused(tmp_path: Path, skip: str, words: str) -> None:
+    tiny.write_gguf(tmp_path / "a.gguf", tiny.random_weights(), skip=(skip,))
+    assert_refused(tmp_path / "a.gguf", tmp_path, words)
+
+
+def test_unknown_pre_tokenizer_is_refused(tmp_path: Path) -> None:
+    tiny.write_gguf(tmp_path / "a.gguf", tiny.random_weights(), override={"tokenizer.ggml.pre": "tekken"})
+    assert_refused(tmp_path / "a.gguf", tmp_path, "tekken", "qwen2")
+
+
+def test_tensor_that_no_such_model_has_is_refused(tmp_path: Path) -> None:
+    weights = tiny.random_weights() | {"model.layers.0.attn_q_norm.weight": np.ones(16, np.float32)}
+    tiny.write_gguf(tmp_path / "a.gguf", weights)
+    assert_refused(tmp_path / "a.gguf", tmp_path, "attn_q_norm")
+
+
+def test_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
+    tiny.write_huggingface(tmp_path / "hf", tiny.random_weights())
+    (tmp_path / "hf" / "model.safetensors").rename(tmp_path / "hf" / "pytorch_model.bin")
+    assert_refused(tmp_path / "hf", tmp_path, "model.safetensors")
+
+
+def test_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    tiny.write_huggingface(tmp_path / "hf", tiny.random_weights())
+    (tmp_path / "hf" / "tokenizer.json").unlink()
+    assert_refused(tmp_path / "hf", tmp_path, "tokenizer.json")
+
+
+def test_cut_safetensors_is_refused(tmp_path: Path) -> None:
+    tiny.write_huggingface(tmp_path / "hf", tiny.random_weights())
+    path = tmp_path / "hf" / "model.safetensors"
+    whole = path.read_bytes()
+    for size in (0, 7, 8, 100, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        assert_refused(tmp_path / "hf", tmp_path, "cut short")
+
+
+def test_index_cannot_name_files_outside_its_folder(tmp_path: Path) -> None:
+    tiny.write_huggingface(tmp_path / "hf", tiny.random_weights(), shards=2)
+    index = tmp_path / "hf" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": "../secret.safetensors"}}))
+    assert_refused(tmp_path / "hf", tmp_path, "../secret.safetensors")
+
+
+def test_output_in_the_way_is_left_alone(tiny_gguf: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("precious")
+    with pytest.raises(UsageError, match="already exists"):
+        export_model(tiny_gguf, tmp_path / "out")
+    assert (tmp_path / "out" / "mine.txt").read_text() == "precious"
+
+
+def test_full_disk_is_told_before_writing(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    assert_refused(tiny_gguf, tmp_path, "free some space", error=EdgeSpecError)
+
+
+def test_disk_that_fills_while_writing_leaves_nothing(tiny_gguf: Path, tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource", reason="file size limits are POSIX")
+    signal = __import__("signal")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        assert_refused(tiny_gguf, tmp_path, "no room", error=EdgeSpecError)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)

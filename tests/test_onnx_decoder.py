@@ -1,0 +1,112 @@
+"""The real decoder on a tiny random model: its cache never changes what it says."""
+
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+import tiny
+
+from edgespec.errors import ContextOverflow, ManifestError
+from edgespec.manifest import read_manifest
+from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.types import TokenIds
+
+
+def decoder(folder: Path, *, deterministic: bool = True) -> OnnxDecoder:
+    return OnnxDecoder(folder, read_manifest(folder), find_device("cpu"), deterministic=deterministic)
+
+
+def random_calls(seed: int, count: int, longest: int) -> list[tuple[TokenIds, int]]:
+    """Prompts that grow, shrink, diverge and start over, with the number of rows asked for."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, tiny.VOCAB, 5).astype(np.int32)
+    calls = []
+    for _ in range(count):
+        kept = rng.integers(0, len(tokens) + 1) if rng.random() < 0.4 else len(tokens)
+        more = rng.integers(0, tiny.VOCAB, rng.integers(0, 9)).astype(np.int32)
+        tokens = np.concatenate([tokens[:kept], more])[:longest]
+        if not len(tokens) or rng.random() < 0.03:
+            tokens = rng.integers(0, tiny.VOCAB, rng.integers(1, longest)).astype(np.int32)
+        calls.append((tokens, int(rng.integers(1, min(len(tokens), 9) + 1))))
+    return calls
+
+
+@pytest.mark.parametrize("precision_fixture", ["tiny_model", "tiny_drafter"])
+def test_cached_equals_uncached_to_the_bit_over_random_calls(
+    precision_fixture: str, request: pytest.FixtureRequest
+) -> None:
+    folder = request.getfixturevalue(precision_fixture)
+    cached, fresh = decoder(folder), decoder(folder)
+    for tokens, num_last in random_calls(seed=7, count=1500, longest=60):
+        fresh._held = np.zeros(0, np.int32)  # forget everything
+        assert np.array_equal(cached.logits(tokens, num_last), fresh.logits(tokens, num_last))
+    assert cached.num_fed < 0.5 * fresh.num_fed
+
+
+def test_cached_equals_uncached_across_growth_and_chunks(tiny_model: Path) -> None:
+    cached, fresh = decoder(tiny_model), decoder(tiny_model)
+    for tokens, num_last in random_calls(seed=3, count=60, longest=tiny.CONTEXT):
+        fresh._held = np.zeros(0, np.int32)
+        assert np.array_equal(cached.logits(tokens, num_last), fresh.logits(tokens, num_last))
+
+
+def test_single_token_passes_agree_within_rounding(tiny_model: Path) -> None:
+    plain, fresh = decoder(tiny_model, deterministic=False), decoder(tiny_model)
+    for tokens, num_last in random_calls(seed=9, count=200, longest=60):
+        assert plain.logits(tokens, num_last) == pytest.approx(fresh.logits(tokens, num_last), abs=2e-4)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_context_is_usable_to_its_last_token(tiny_model: Path, deterministic: bool) -> None:
+    tokens = np.random.default_rng(0).integers(0, tiny.VOCAB, tiny.CONTEXT).astype(np.int32)
+    whole = decoder(tiny_model, deterministic=deterministic)
+    stepped = decoder(tiny_model, deterministic=deterministic)
+    stepped.logits(tokens[:-1], 1)
+    last = stepped.logits(tokens, 1)
+    assert last == pytest.approx(whole.logits(tokens, 1), abs=2e-4)
+    with pytest.raises(ContextOverflow) as raised:
+        whole.logits(np.append(tokens, np.int32(1)), 1)
+    assert (raised.value.num_tokens, raised.value.context_length) == (tiny.CONTEXT + 1, tiny.CONTEXT)
+
+
+def test_result_of_a_call_survives_the_next(tiny_model: Path) -> None:
+    model = decoder(tiny_model)
+    tokens = np.arange(20, dtype=np.int32)
+    first = model.logits(tokens, 3)
+    kept = first.copy()
+    model.logits(np.arange(100, 130, dtype=np.int32), 3)
+    assert np.array_equal(first, kept)
+
+
+def test_two_threads_can_share_a_decoder(tiny_model: Path) -> None:
+    shared = decoder(tiny_model)
+    prompts = [np.arange(start, start + 30, dtype=np.int32) for start in (0, 50)]
+    wanted = [decoder(tiny_model).logits(prompt, 2) for prompt in prompts]
+    wrong: list[int] = []
+
+    def ask(i: int) -> None:
+        wrong.extend(i for _ in range(40) if not np.array_equal(shared.logits(prompts[i], 2), wanted[i]))
+
+    threads = [Thread(target=ask, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_graph_that_is_no_graph_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    manifest = read_manifest(tiny_model)
+    (tmp_path / manifest.graph).write_bytes(b"not a graph")
+    with pytest.raises(ManifestError, match=r"model\.onnx"):
+        OnnxDecoder(tmp_path, manifest, find_device("cpu"))
+
+
+def test_manifest_of_another_graph_is_refused(tiny_model: Path) -> None:
+    manifest = read_manifest(tiny_model)
+    wrong = replace(manifest, kv_cache=replace(manifest.kv_cache, num_layers=5))
+    with pytest.raises(ManifestError, match="past_key_values"):
+        OnnxDecoder(tiny_model, wrong, find_device("cpu"))

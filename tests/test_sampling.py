@@ -1,0 +1,139 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.sampling import GumbelSampler, SamplingParams, _nucleus, _top_k, gumbel_noise
+
+seeds = st.integers(0, 2**32)
+TOKENS = np.array([3, 1, 4, 1, 5], np.int32)
+
+
+def row(seed: int, size: int = 500, spread: float = 3.0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, spread, size).astype(np.float32)
+
+
+def sample(logits: np.ndarray, tokens: np.ndarray = TOKENS, num_prompt: int = 0, **params: float) -> int:
+    return GumbelSampler(SamplingParams(**params), num_prompt)(logits, tokens)  # type: ignore[arg-type]
+
+
+@given(seed=seeds)
+def test_greedy_takes_the_largest_logit(seed: int) -> None:
+    logits = row(seed)
+    assert sample(logits) == logits.argmax()
+
+
+@given(seed=seeds, size=st.integers(1, 700), k=st.integers(1, 800))
+def test_top_k_keeps_the_k_largest(seed: int, size: int, k: int) -> None:
+    logits = row(seed, size)
+    assert set(_top_k(logits, k)) == set(np.argsort(-logits)[:k])
+
+
+def test_top_k_keeps_ties_with_the_last() -> None:
+    assert set(_top_k(np.array([1, 5, 5, 5, 0], np.float32), 2)) == {1, 2, 3}
+
+
+@given(seed=seeds, size=st.integers(1, 3000), top_p=st.floats(0.01, 0.999), spread=st.floats(0.01, 8))
+def test_top_p_keeps_the_smallest_set_that_holds_the_mass(
+    seed: int, size: int, top_p: float, spread: float
+) -> None:
+    scores = row(seed, size, spread)
+    p = np.exp(scores.astype(np.float64))
+    p /= p.sum()
+    kept = p[_nucleus(scores, top_p, 0.0)]
+    assert kept.sum() >= top_p - 1e-9
+    assert kept.sum() - kept.min() < top_p + 1e-9
+    assert kept.min() >= np.delete(p, _nucleus(scores, top_p, 0.0)).max(initial=0.0)
+
+
+@given(seed=seeds, min_p=st.floats(0.001, 1))
+def test_min_p_keeps_what_is_likely_enough_beside_the_best(seed: int, min_p: float) -> None:
+    scores = row(seed)
+    p = np.exp((scores - scores.max()).astype(np.float64))
+    assert set(_nucleus(scores, 1.0, min_p)) == set(np.flatnonzero(p >= min_p))
+
+
+@given(seed=seeds, position=st.integers(1, 10**6), spread=st.floats(0.01, 30))
+def test_skipping_hopeless_tokens_never_changes_the_winner(seed: int, position: int, spread: float) -> None:
+    logits = row(seed, 2000, spread)
+    tokens = np.zeros(position % 1000 + 1, np.int32)
+    ids = np.arange(2000)
+    full = logits / np.float32(0.9) + gumbel_noise(seed, len(tokens), ids)
+    assert sample(logits, tokens, temperature=0.9, seed=seed) == full.argmax()
+
+
+def test_noise_depends_on_seed_position_and_token_alone() -> None:
+    ids = np.arange(50)
+    noise = gumbel_noise(1, 2, ids)
+    assert np.array_equal(noise[10:20], gumbel_noise(1, 2, ids[10:20]))
+    assert not np.isin(noise, gumbel_noise(1, 3, ids)).any()
+    assert not np.isin(noise, gumbel_noise(2, 2, ids)).any()
+
+
+def test_samples_follow_the_softmax() -> None:
+    """Chi-square of 200,000 draws at as many positions; 30.1 is the 99.9 % point of 11 degrees of freedom."""
+    logits = np.linspace(-2, 2, 12).astype(np.float32)
+    ids = np.arange(12)
+    noise = np.stack([gumbel_noise(7, position, ids) for position in range(200_000)])
+    counts = np.bincount((logits / 0.8 + noise).argmax(axis=1), minlength=12)
+    p = np.exp(logits / 0.8)
+    expected = 200_000 * p / p.sum()
+    assert ((counts - expected) ** 2 / expected).sum() < 30.1
+
+
+def test_sampler_and_noise_agree_on_the_distribution() -> None:
+    logits = np.linspace(-2, 2, 12).astype(np.float32)
+    tokens = np.zeros(2000, np.int32)
+    drawn = [sample(logits, tokens[:n], temperature=0.8, seed=7) for n in range(1, 2000)]
+    noise = np.stack([gumbel_noise(7, n, np.arange(12)) for n in range(1, 2000)])
+    assert drawn == (logits / np.float32(0.8) + noise).argmax(axis=1).tolist()
+
+
+def test_truncation_is_never_violated() -> None:
+    logits = row(5)
+    allowed = set(np.argsort(-logits)[:5])
+    tokens = np.zeros(400, np.int32)
+    drawn = {sample(logits, tokens[:n], temperature=5.0, top_k=5, seed=n) for n in range(1, 400)}
+    assert drawn == allowed
+
+
+def test_repetition_penalty_covers_prompt_and_answer() -> None:
+    logits = np.array([2.0, 1.9, -1.0], np.float32)
+    assert sample(logits, np.array([0], np.int32), num_prompt=1, repetition_penalty=1.2) == 1
+    negative = np.array([-1.0, -1.1, -9.0], np.float32)
+    assert sample(negative, np.array([0], np.int32), num_prompt=1, repetition_penalty=1.2) == 1
+
+
+def test_presence_and_frequency_penalties_cover_the_answer_alone() -> None:
+    logits = np.array([2.0, 1.9, -1.0], np.float32)
+    assert sample(logits, np.array([0, 0], np.int32), num_prompt=2, presence_penalty=5.0) == 0
+    assert sample(logits, np.array([2, 0], np.int32), num_prompt=1, presence_penalty=0.2) == 1
+    assert sample(logits, np.array([2, 0], np.int32), num_prompt=1, frequency_penalty=0.06) == 0
+    assert sample(logits, np.array([2, 0, 0], np.int32), num_prompt=1, frequency_penalty=0.06) == 1
+
+
+def test_logits_are_left_as_they_were() -> None:
+    logits = row(1)
+    kept = logits.copy()
+    sample(logits, temperature=0.7, top_k=9, top_p=0.8, repetition_penalty=1.3, presence_penalty=0.5)
+    assert np.array_equal(logits, kept)
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_broken_logits_are_an_error_and_not_a_token(broken: float, temperature: float) -> None:
+    logits = row(1)
+    logits[77] = broken
+    with pytest.raises(EdgeSpecError, match="damaged"):
+        sample(logits, temperature=temperature)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", -0.1), ("temperature", float("nan")), ("top_k", -1), ("top_p", 1.1), ("min_p", -0.5)]
+    + [("repetition_penalty", 0.0), ("seed", -1), ("presence_penalty", float("inf"))],
+)
+def test_values_out_of_range_are_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(UsageError, match=name):
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
