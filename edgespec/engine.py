@@ -86,6 +86,8 @@ def load(
         DeviceUnavailable: No execution provider for the device.
     """
     length = _draft_length(draft_length)
+    if num_threads is not None and num_threads < 1:
+        raise UsageError(f"the number of threads is {num_threads}; wanted at least 1")
     if drafter in _NOT_YET:
         raise UsageError(f"drafter '{drafter}' is not available in this version; use auto, none, ngram or a model")
     models = ModelHome(home or default_home(), offline, report)

@@ -42,7 +42,7 @@ def serial(
         num_tokens = min(draft_length.choose(), room)
         draft = drafter.draft(tokens, num_tokens, sampler, never) if num_tokens > 0 else tokens[:0]
         drafted = perf_counter()
-        sequence = append(tokens, draft)
+        sequence = append(tokens, draft) if len(draft) else tokens
         logits = target.logits(sequence, len(draft) + 1)
         emitted = accept(sequence, len(draft), logits, sampler)
         block = Block(emitted, len(draft), drafted - started, perf_counter() - drafted)

@@ -28,6 +28,8 @@ class Decoder(Protocol):
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         """Logits that follow each of the last num_last tokens, [num_last, vocab_size].
 
+        The next call from the same thread may overwrite the array: copy what must outlive it.
+
         Raises:
             ContextOverflow: tokens are more than context_length.
         """

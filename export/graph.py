@@ -97,7 +97,7 @@ class _Decoder:
 
     def _vector(self, role: str) -> ir.Value:
         vector = self.tensors[role].vector()
-        return self.nodes.add(self.weights.append(role, [vector], vector.shape))
+        return self.weights.append(role, [vector], vector.shape)
 
     def _norm_attributes(self) -> dict[str, Any]:
         return {"axis": -1, "epsilon": self.config.rms_eps, "stash_type": 1}
@@ -114,8 +114,8 @@ class _Decoder:
         angles = np.outer(np.arange(self.config.context_length, dtype=np.float32), self.config.inv_freq)
         cos, sin = np.cos(angles, dtype=np.float32), np.sin(angles, dtype=np.float32)
         return (
-            self.nodes.add(self.weights.append("cos_cache", [cos], cos.shape)),
-            self.nodes.add(self.weights.append("sin_cache", [sin], sin.shape)),
+            self.weights.append("cos_cache", [cos], cos.shape),
+            self.weights.append("sin_cache", [sin], sin.shape),
         )
 
     def _attention(

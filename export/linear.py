@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from edgespec.errors import SourceError
 from edgespec.export.blocks import (
     BLOCK_FORMATS,
     Blocks,
@@ -93,6 +94,11 @@ class LinearWriter:
         """
         precision = "int8" if self.precision == "int4" else self.precision
         form = self._form(tensor, precision)
+        if form.bits is not None and tensor.columns % form.block_size:
+            raise SourceError(
+                f"the hidden size {tensor.columns} is not a multiple of {form.block_size}, which {precision} "
+                "needs for the embedding; use --precision fp32"
+            )
         if form.bits is None:
             shared = self._float_matrix("embedding", [tensor], form)
             rows = self._as_float(self.nodes.op("Gather", shared, input_ids, axis=0), form)
@@ -133,7 +139,7 @@ class LinearWriter:
         if not present:
             return None
         values = np.concatenate(present)
-        return self.nodes.add(self.weights.append(f"{name}.bias", [values], values.shape))
+        return self.weights.append(f"{name}.bias", [values], values.shape)
 
     # -- floats ------------------------------------------------------------------------------
 
@@ -142,7 +148,7 @@ class LinearWriter:
             part for tensor in tensors for part in (tensor.floats() if form.storage == "F32" else tensor.chunks())
         )
         shape = [sum(tensor.rows for tensor in tensors), tensors[0].columns]
-        return self.nodes.add(self.weights.append(name, parts, shape, _DATA_TYPES[form.storage]))
+        return self.weights.append(name, parts, shape, _DATA_TYPES[form.storage])
 
     def _as_float(self, x: ir.Value, form: _Form) -> ir.Value:
         return x if form.storage == "F32" else self.nodes.op("Cast", x, to=int(ir.DataType.FLOAT))
@@ -172,15 +178,15 @@ class LinearWriter:
         num_blocks = -(-columns // size)
         num_inputs = columns + num_blocks if form.has_offsets else columns
         num_blocks = -(-num_inputs // size)
-        add, append = self.nodes.add, self.weights.append
+        append = self.weights.append
         return _Packed(
             rows=rows,
             columns=columns,
             num_inputs=num_inputs,
             form=form,
-            levels=add(append(f"{name}.levels", levels(), [rows, num_blocks, size * bits // 8])),
-            scales=add(append(f"{name}.scales", scales, [rows, num_blocks])),
-            zero_points=add(append(f"{name}.zero_points", zero_points, [rows, zero_points[0].shape[1]]))
+            levels=append(f"{name}.levels", levels(), [rows, num_blocks, size * bits // 8]),
+            scales=append(f"{name}.scales", scales, [rows, num_blocks]),
+            zero_points=append(f"{name}.zero_points", zero_points, [rows, zero_points[0].shape[1]])
             if zero_points
             else None,
         )
@@ -252,8 +258,6 @@ class LinearWriter:
         assert isinstance(tensor, ir.ExternalTensor)
         assert tensor.offset is not None
         assert tensor.length is not None
-        return self.nodes.add(
-            self.weights.initializer(
-                name, ir.DataType.UINT8, [rows, tensor.length // rows], tensor.offset, tensor.length
-            )
+        return self.weights.initializer(
+            name, ir.DataType.UINT8, [rows, tensor.length // rows], tensor.offset, tensor.length
         )

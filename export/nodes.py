@@ -19,30 +19,25 @@ _CONTRIB = {
 
 
 class Nodes:
+    """What a node is given and carries a value of its own becomes an initializer of the graph."""
+
     def __init__(self) -> None:
         self.nodes: list[ir.Node] = []
-        self._initializers: dict[str, ir.Value] = {}
+        self._initializers: dict[ir.Value, None] = {}
+        self._constants: dict[str, ir.Value] = {}
 
     @property
     def initializers(self) -> list[ir.Value]:
-        return list(self._initializers.values())
-
-    def add(self, initializer: ir.Value) -> ir.Value:
-        assert initializer.name is not None
-        assert initializer.name not in self._initializers, initializer.name
-        self._initializers[initializer.name] = initializer
-        return initializer
+        return list(self._initializers)
 
     def constant(self, name: str, array: npt.NDArray[np.int64]) -> ir.Value:
         """A small integer constant kept in the graph file; the same name gives the same constant."""
-        if name not in self._initializers:
+        if name not in self._constants:
             tensor = ir.tensor(array.astype(np.int64), name=name)
-            self.add(
-                ir.Value(
-                    name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
-                )
-            )
-        return self._initializers[name]
+            type_ = ir.TensorType(tensor.dtype)
+            shape = ir.Shape(array.shape)
+            self._constants[name] = ir.Value(name=name, shape=shape, type=type_, const_value=tensor)
+        return self._constants[name]
 
     def op(self, kind: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
         return self.node(kind, inputs, [ir.Value(name=f"{kind}_{len(self.nodes)}.out")], **attributes)[0]
@@ -50,14 +45,11 @@ class Nodes:
     def node(
         self, kind: str, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value], **attributes: Any
     ) -> list[ir.Value]:
+        self._initializers |= {
+            value: None for value in inputs if value is not None and value.const_value is not None
+        }
         domain = "com.microsoft" if kind in _CONTRIB else ""
-        node = ir.node(
-            kind,
-            inputs,
-            attributes=attributes,
-            domain=domain,
-            outputs=outputs,
-            name=f"{kind}_{len(self.nodes)}",
-        )
+        name = f"{kind}_{len(self.nodes)}"
+        node = ir.node(kind, inputs, attributes=attributes, domain=domain, outputs=outputs, name=name)
         self.nodes.append(node)
         return list(node.outputs)

@@ -131,8 +131,16 @@ def test_broken_logits_are_an_error_and_not_a_token(broken: float, temperature: 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("temperature", -0.1), ("temperature", float("nan")), ("top_k", -1), ("top_p", 1.1), ("min_p", -0.5)]
-    + [("repetition_penalty", 0.0), ("seed", -1), ("presence_penalty", float("inf"))],
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("top_k", -1),
+        ("top_p", 1.1),
+        ("min_p", -0.5),
+        ("repetition_penalty", 0.0),
+        ("seed", -1),
+        ("presence_penalty", float("inf")),
+    ],
 )
 def test_values_out_of_range_are_refused_by_name(name: str, value: float) -> None:
     with pytest.raises(UsageError, match=name):

@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -46,7 +48,7 @@ def test_text_is_cut_at_the_first_stop_string_however_it_arrives(
     bounds = [0, *sorted(cut for cut in cuts if cut <= len(text)), len(text)]
     stop = TextStop(strings)
     shown, ended = "", False
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in itertools.pairwise(bounds):
         piece, ended = stop.push(text[start:end])
         shown += piece
         if ended:

@@ -39,7 +39,7 @@ def random_weights(seed: int = 0, *, bias: bool = False, tied: bool = True) -> d
         return (rng.normal(0, scale / np.sqrt(columns), (rows, columns))).astype(np.float32)
 
     weights = {
-        "model.embed_tokens.weight": matrix(VOCAB, HIDDEN, 8),
+        "model.embed_tokens.weight": matrix(VOCAB, HIDDEN, 2.4),
         "model.norm.weight": 1 + matrix(1, HIDDEN)[0],
     }
     for i in range(LAYERS):
@@ -50,10 +50,10 @@ def random_weights(seed: int = 0, *, bias: bool = False, tied: bool = True) -> d
             weights[layer + f"self_attn.{part}_proj.weight"] = matrix(rows * HEAD_DIM, HIDDEN)
             if bias:
                 weights[layer + f"self_attn.{part}_proj.bias"] = matrix(1, rows * HEAD_DIM)[0]
-        weights[layer + "self_attn.o_proj.weight"] = matrix(HIDDEN, HEADS * HEAD_DIM)
+        weights[layer + "self_attn.o_proj.weight"] = matrix(HIDDEN, HEADS * HEAD_DIM, 2)
         weights[layer + "mlp.gate_proj.weight"] = matrix(INNER, HIDDEN)
         weights[layer + "mlp.up_proj.weight"] = matrix(INNER, HIDDEN)
-        weights[layer + "mlp.down_proj.weight"] = matrix(HIDDEN, INNER)
+        weights[layer + "mlp.down_proj.weight"] = matrix(HIDDEN, INNER, 3)
     if not tied:
         weights["lm_head.weight"] = matrix(VOCAB, HIDDEN, 2)
     return weights

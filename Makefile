@@ -1,0 +1,48 @@
+# make chat    talk to the default model (everything it needs is installed and fetched first)
+# make test    the whole test suite
+# make check   formatting, lint, types
+# make bench   decoding speed against a bare ONNX Runtime loop
+# make wheel   a wheel in dist/
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: chat test check types bench wheel clean
+
+chat: $(VENV)/.cpu
+	@$(BIN)/edgespec chat
+
+test: $(VENV)/.test
+	$(BIN)/pytest -m ""
+
+check: $(VENV)/.test types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.test
+	$(BIN)/python bench/decode.py smollm2-135m smollm2-135m:int4
+
+wheel: $(VENV)/.test
+	$(BIN)/python -m build --wheel
+
+# export/ and runtimes/ are sub-packages by a mapping that static tools cannot see; mypy merges these links.
+types:
+	@mkdir -p .types/edgespec
+	@ln -sfn ../../export .types/edgespec/export
+	@ln -sfn ../../runtimes .types/edgespec/runtimes
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.cpu: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[cpu]"
+	@touch $@
+
+$(VENV)/.test: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .types build dist *.egg-info

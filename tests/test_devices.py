@@ -1,0 +1,68 @@
+import importlib
+import importlib.metadata
+
+import pytest
+
+from edgespec.errors import DeviceUnavailable
+from edgespec.runtimes import devices
+
+
+def install(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    def distribution(name: str) -> object:
+        if name not in names:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return object()
+
+    monkeypatch.setattr(importlib.metadata, "distribution", distribution)
+
+
+def test_missing_onnxruntime_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    with pytest.raises(DeviceUnavailable, match=r'pip install "edgespec\[cpu\]"'):
+        devices.import_onnxruntime()
+
+
+def test_two_flavours_name_the_command_that_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "onnxruntime", "onnxruntime-gpu")
+    with pytest.raises(DeviceUnavailable, match="pip uninstall -y onnxruntime onnxruntime-gpu && pip install"):
+        devices.import_onnxruntime()
+
+
+def test_onnxruntime_that_does_not_load_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> object:
+        raise ImportError("libonnxruntime.so.1: cannot open shared object file")
+
+    install(monkeypatch, "onnxruntime")
+    monkeypatch.setattr(importlib, "import_module", broken)
+    with pytest.raises(DeviceUnavailable, match=r"libonnxruntime\.so\.1.*force-reinstall"):
+        devices.import_onnxruntime()
+
+
+def test_auto_is_the_cpu() -> None:
+    assert devices.find_device("auto") == devices.find_device("cpu")
+    assert devices.find_device("cpu").provider == "CPUExecutionProvider"
+
+
+def test_unknown_device_lists_the_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DeviceUnavailable, match="auto, cpu, cuda"):
+        devices.find_device("tpu")
+
+
+class Providers:
+    def __init__(self, *names: str) -> None:
+        self.names = list(names)
+
+    def get_available_providers(self) -> list[str]:
+        return self.names
+
+
+def test_absent_provider_names_what_is_there_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "import_onnxruntime", lambda: Providers("CPUExecutionProvider"))
+    with pytest.raises(DeviceUnavailable, match=r"CUDAExecutionProvider.*edgespec\[cuda\]"):
+        devices.find_device("cuda")
+
+
+def test_present_gpu_is_refused_rather_than_run_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "import_onnxruntime", lambda: Providers("CUDAExecutionProvider"))
+    with pytest.raises(DeviceUnavailable, match="--device cpu"):
+        devices.find_device("cuda")

@@ -1,0 +1,237 @@
+"""The whole engine on a tiny random model: text in, text out."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+
+import edgespec
+from edgespec import (
+    Chunk,
+    ContextOverflow,
+    EdgeSpecError,
+    Engine,
+    IntegrityError,
+    Message,
+    SamplingParams,
+    UsageError,
+    VocabularyMismatch,
+    load,
+)
+from edgespec.draft_length import MeasuredLength
+from edgespec.drafters import NoDrafter
+from edgespec.export.convert import export_model
+from edgespec.manifest import read_manifest
+from edgespec.runtimes.table import TableDecoder
+from edgespec.tokenizer import Tokenizer
+
+SAMPLED = SamplingParams(temperature=0.8, seed=11, repetition_penalty=1.1)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Engine:
+    return load(tiny_model, deterministic=True, drafter="none")
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("length", [1, 3, 8, "auto"])
+@pytest.mark.parametrize("drafter", ["ngram", "model"])
+def test_deterministic_text_does_not_depend_on_the_drafter(
+    engine: Engine,
+    tiny_model: Path,
+    tiny_drafter: Path,
+    drafter: str,
+    length: int | str,
+    sampling: SamplingParams,
+) -> None:
+    plain = engine.generate("in the an", sampling=sampling, max_tokens=120)
+    named = str(tiny_drafter) if drafter == "model" else drafter
+    with load(tiny_model, drafter=named, draft_length=length, deterministic=True) as speculative:
+        answer = speculative.generate("in the an", sampling=sampling, max_tokens=120)
+    assert answer.token_ids == plain.token_ids
+    assert answer.text == plain.text
+    assert (answer.stats.acceptance_rate is not None) or length == "auto"
+
+
+def test_stream_joins_to_what_generate_gives(engine: Engine) -> None:
+    chunks = list(engine.stream("the in", sampling=SAMPLED, max_tokens=50))
+    answer = engine.generate("the in", sampling=SAMPLED, max_tokens=50)
+    assert "".join(chunk.text for chunk in chunks) == answer.text
+    assert tuple(token for chunk in chunks for token in chunk.token_ids) == answer.token_ids
+    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].stats is not None
+    assert answer.text == engine.tokenizer.decode(answer.token_ids)
+
+
+def test_same_seed_same_text_other_seed_other_text(engine: Engine) -> None:
+    answers = [
+        engine.generate("the", sampling=SamplingParams(temperature=1.0, seed=seed), max_tokens=30).text
+        for seed in (1, 1, 2)
+    ]
+    assert answers[0] == answers[1] != answers[2]
+
+
+def test_max_tokens_is_exact(engine: Engine) -> None:
+    answer = engine.generate("the", max_tokens=7)
+    assert (len(answer.token_ids), answer.finish_reason) == (7, "length")
+
+
+def test_answer_ends_where_the_context_does(engine: Engine) -> None:
+    prompt = "the in " * 150
+    answer = engine.generate(prompt, sampling=SamplingParams(temperature=2.0))
+    assert answer.finish_reason in ("context", "stop")
+    if answer.finish_reason == "context":
+        assert answer.prompt_tokens + len(answer.token_ids) == tiny.CONTEXT + 1
+
+
+def test_prompt_beyond_the_context_is_refused_before_any_work(engine: Engine) -> None:
+    with pytest.raises(ContextOverflow, match="shorten the prompt"):
+        engine.stream("the in " * 5000)
+
+
+@pytest.mark.parametrize("bad", [0, -3])
+def test_max_tokens_must_be_positive(engine: Engine, bad: int) -> None:
+    with pytest.raises(UsageError, match="max_tokens"):
+        engine.stream("the", max_tokens=bad)
+
+
+def test_unknown_role_is_refused(engine: Engine) -> None:
+    with pytest.raises(UsageError, match="wizard"):
+        engine.stream([Message("wizard", "hi")])
+
+
+def test_stop_string_cuts_text_wherever_blocks_fall(tiny_model: Path, tiny_drafter: Path) -> None:
+    with load(tiny_model, drafter="none", deterministic=True) as plain:
+        whole = plain.generate("the", sampling=SAMPLED, max_tokens=60).text
+        stop = whole[20:23]
+        wanted = whole[: whole.index(stop)]
+        assert plain.generate("the", sampling=SAMPLED, max_tokens=60, stop=[stop]).text == wanted
+    with load(tiny_model, drafter=str(tiny_drafter), draft_length=5, deterministic=True) as speculative:
+        answer = speculative.generate("the", sampling=SAMPLED, max_tokens=60, stop=[stop])
+    assert (answer.text, answer.finish_reason) == (wanted, "stop")
+
+
+def test_end_token_ends_the_answer_and_is_not_part_of_it(engine: Engine) -> None:
+    first = engine.generate("the", max_tokens=5).token_ids
+    ending = replace(engine.manifest, eos_token_ids=(first[3],))
+    short = Engine(
+        manifest=ending,
+        tokenizer=engine.tokenizer,
+        template=tiny.TEMPLATE,
+        decoders=[engine.target],
+        drafter=NoDrafter(),
+        draft_length=MeasuredLength,
+    )
+    answer = short.generate("the", max_tokens=50)
+    assert (answer.token_ids, answer.finish_reason) == (first[: first.index(first[3])], "stop")
+
+
+def test_closing_a_stream_leaves_the_engine_usable(engine: Engine) -> None:
+    wanted = engine.generate("the in", max_tokens=20)
+    stream = engine.stream("an other", max_tokens=100)
+    list(islice(stream, 3))
+    stream.close()  # type: ignore[attr-defined]
+    assert engine.generate("the in", max_tokens=20).token_ids == wanted.token_ids
+
+
+def test_interleaved_streams_do_not_disturb_each_other(engine: Engine) -> None:
+    prompts = ["the in the", "another on"]
+    wanted = [engine.generate(prompt, sampling=SAMPLED, max_tokens=25).text for prompt in prompts]
+    streams = [engine.stream(prompt, sampling=SAMPLED, max_tokens=25) for prompt in prompts]
+    found: list[list[Chunk]] = [[], []]
+    for pair in zip(*streams, strict=True):
+        for i, chunk in enumerate(pair):
+            found[i].append(chunk)
+    assert ["".join(chunk.text for chunk in chunks) for chunks in found] == wanted
+
+
+def test_threads_can_share_an_engine(engine: Engine) -> None:
+    prompts = ["the in the", "another on", "re re re"]
+    wanted = [engine.generate(prompt, sampling=SAMPLED, max_tokens=25).text for prompt in prompts]
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(engine.generate, prompt, sampling=SAMPLED, max_tokens=25) for prompt in prompts]
+        assert [answer.result().text for answer in asked] == wanted
+
+
+def test_closed_engine_says_so(tiny_model: Path) -> None:
+    with load(tiny_model) as engine:
+        pass
+    with pytest.raises(EdgeSpecError, match="closed"):
+        engine.generate("the")
+
+
+def test_prompt_shared_by_two_turns_is_read_once(tiny_model: Path) -> None:
+    with load(tiny_model, drafter="none") as engine:
+        first = engine.generate("the in the an on", max_tokens=10)
+        fed = engine.target.num_fed
+        turns = [Message("user", "the in the an on"), Message("assistant", first.text), Message("user", "re")]
+        second = engine.generate(turns, max_tokens=1)
+        assert engine.target.num_fed - fed < second.prompt_tokens - first.prompt_tokens + 3
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "tokenizer.json"])
+def test_changed_file_is_refused_at_load(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    data = bytearray((folder / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / name).write_bytes(data)
+    with pytest.raises(IntegrityError, match=name):
+        load(folder)
+
+
+def test_drafter_with_other_tokens_is_refused_at_load(tiny_model: Path, tmp_path: Path) -> None:
+    swapped = [*tiny.PIECES]
+    swapped[40], swapped[41] = swapped[41], swapped[40]
+    tiny.write_gguf(tmp_path / "a.gguf", tiny.random_weights(), override={"tokenizer.ggml.tokens": swapped})
+    export_model(tmp_path / "a.gguf", tmp_path / "other")
+    with pytest.raises(VocabularyMismatch, match="different vocabularies"):
+        load(tiny_model, drafter=str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("drafter", ["suffix", "lookahead"])
+def test_drafters_to_come_are_refused_in_words(tiny_model: Path, drafter: str) -> None:
+    with pytest.raises(UsageError, match="not available"):
+        load(tiny_model, drafter=drafter)
+
+
+@pytest.mark.parametrize("length", ["many", "-1", 65])
+def test_draft_length_out_of_range_is_refused(tiny_model: Path, length: str | int) -> None:
+    with pytest.raises(UsageError, match="draft length"):
+        load(tiny_model, draft_length=length)
+
+
+def test_engine_runs_on_a_decoder_without_weights(tiny_model: Path) -> None:
+    manifest = read_manifest(tiny_model)
+    engine = Engine(
+        manifest=manifest,
+        tokenizer=Tokenizer(tiny_model / "tokenizer.json"),
+        template=None,
+        decoders=[TableDecoder(tiny.VOCAB, seed=3, context_length=200)],
+        drafter=NoDrafter(),
+        draft_length=MeasuredLength,
+    )
+    assert len(engine.generate("the", max_tokens=30, sampling=SAMPLED).token_ids) > 0
+
+
+def test_stats_add_up(tiny_model: Path, tiny_drafter: Path) -> None:
+    with load(tiny_model, drafter=str(tiny_drafter), draft_length=3) as engine:
+        answer = engine.generate("the", sampling=SAMPLED, max_tokens=60)
+    stats = answer.stats
+    assert stats.tokens_per_pass == pytest.approx(len(answer.token_ids) / stats.passes)
+    assert len(stats.acceptance_by_position) == 3
+    assert stats.acceptance_rate is not None
+    assert stats.acceptance_rate == pytest.approx(np.mean(stats.acceptance_by_position), abs=0.05)
+    assert list(stats.acceptance_by_position) == sorted(stats.acceptance_by_position, reverse=True)
+    assert (stats.drafter, stats.draft_length, stats.drafter_device) == ("tiny-int4", "3", "cpu")
+    assert stats.decode_tokens_per_second is not None
+    assert stats.prefill_tokens_per_second is not None
+
+
+def test_public_names_are_the_listed_ones() -> None:
+    assert sorted(edgespec.__all__) == edgespec.__all__
+    assert all(hasattr(edgespec, name) for name in edgespec.__all__)

@@ -1,0 +1,162 @@
+"""Names to folders, and fetching: every source is a stand-in on this disk."""
+
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import edgespec.catalog
+import edgespec.fetch
+from edgespec.catalog import CATALOG, CatalogEntry, HubSource, WheelSource
+from edgespec.errors import IntegrityError, ModelError
+from edgespec.home import ModelHome, default_home
+from edgespec.manifest import FILE_NAME, file_record, read_manifest
+
+
+@pytest.fixture
+def entry(tiny_gguf: Path) -> CatalogEntry:
+    record = file_record(tiny_gguf)
+    return CatalogEntry(
+        title="Tiny",
+        file="tiny.gguf",
+        bytes=record.bytes,
+        sha256=record.sha256,
+        license="none",
+        sources=(
+            HubSource(repository="nobody/tiny", revision="abc", file="tiny.gguf"),
+            WheelSource(distribution="tiny-model", version="1.0", file="tiny_model/tiny.gguf"),
+        ),
+    )
+
+
+@pytest.fixture
+def home(entry: CatalogEntry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelHome:
+    monkeypatch.setitem(CATALOG, "tiny", entry)
+    return ModelHome(tmp_path / "home")
+
+
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edgespec.fetch, "_answers", lambda url: False)
+
+
+def pip_that_gives(monkeypatch: pytest.MonkeyPatch, gguf: Path | None) -> None:
+    """A pip whose index holds one wheel, or none."""
+
+    def run(command: list[str], **settings: object) -> subprocess.CompletedProcess[str]:
+        assert command[:4] == [sys.executable, "-m", "pip", "download"]
+        if gguf is None:
+            return subprocess.CompletedProcess(command, 1, "", "ERROR: No matching distribution found")
+        folder = Path(command[command.index("--dest") + 1])
+        with zipfile.ZipFile(folder / "tiny_model-1.0-py3-none-any.whl", "w") as wheel:
+            wheel.write(gguf, "tiny_model/tiny.gguf")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_name_is_fetched_and_exported_once(
+    home: ModelHome, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip_that_gives(monkeypatch, tiny_gguf)
+    said: list[str] = []
+    folder = replace(home, report=said.append).resolve("tiny")
+    manifest = read_manifest(folder)
+    assert (manifest.name, manifest.precision) == ("tiny", "source")
+    assert (manifest.source.repository, manifest.source.revision) == ("nobody/tiny", "abc")
+    assert any("wheel tiny-model 1.0" in line for line in said)
+    assert any("hub repository nobody/tiny: no answer" in line for line in said)
+    pip_that_gives(monkeypatch, None)
+    assert home.resolve("tiny") == folder
+    assert read_manifest(home.resolve("tiny:int4")).precision == "int4"
+    assert sorted(path.name for path in (home.path / "downloads").iterdir()) == ["tiny.gguf"]
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_every_source_that_failed_is_told(home: ModelHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    pip_that_gives(monkeypatch, None)
+    with pytest.raises(ModelError, match=r"no answer.*No matching distribution"):
+        home.resolve("tiny")
+    assert list((home.path / "downloads").iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_other_bytes_than_the_catalogue_knows_are_not_kept(
+    home: ModelHome, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = tmp_path / "wrong.gguf"
+    wrong.write_bytes(tiny_gguf.read_bytes()[:-1] + b"!")
+    pip_that_gives(monkeypatch, wrong)
+    with pytest.raises(IntegrityError, match="not kept"):
+        home.resolve("tiny")
+    assert list((home.path / "downloads").iterdir()) == []
+
+
+def test_hub_is_asked_first(home: ModelHome, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def download(repository: str, file: str, *, revision: str, local_dir: Path) -> str:
+        assert (repository, file, revision) == ("nobody/tiny", "tiny.gguf", "abc")
+        return str(shutil.copy(tiny_gguf, Path(local_dir) / file))
+
+    monkeypatch.setattr(edgespec.fetch, "_answers", lambda url: True)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    assert (home.resolve("tiny") / FILE_NAME).exists()
+
+
+def test_hub_that_never_answers_costs_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    class Hanging:
+        def head(self, url: str, timeout: float) -> None:
+            time.sleep(60)
+
+    monkeypatch.setattr(huggingface_hub, "get_session", Hanging)
+    started = time.monotonic()
+    assert not edgespec.fetch._answers("somewhere")
+    assert time.monotonic() - started < 5
+
+
+def test_offline_never_fetches(home: ModelHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edgespec.fetch, "_from", lambda *source: pytest.fail("it connected"))
+    with pytest.raises(ModelError, match="--offline"):
+        replace(home, offline=True).resolve("tiny")
+
+
+def test_file_is_exported_on_first_use_and_again_when_it_changes(
+    home: ModelHome, tiny_gguf: Path, tmp_path: Path
+) -> None:
+    mine = Path(shutil.copy(tiny_gguf, tmp_path / "mine.gguf"))
+    folder = home.resolve(str(mine))
+    assert home.resolve(str(mine)) == folder
+    assert home.resolve(f"{mine}:int8") != folder
+    mine.write_bytes(tiny_gguf.read_bytes() + b"\0")
+    assert home.resolve(str(mine)) != folder
+
+
+def test_model_folder_is_taken_as_it_is(home: ModelHome, tiny_model: Path) -> None:
+    assert home.resolve(str(tiny_model)) == tiny_model
+
+
+@pytest.mark.parametrize("wrong", ["smollm2-135", "smolm2-135m", "SmolLM2-135M-Instruct"])
+def test_unknown_name_suggests_near_ones(home: ModelHome, wrong: str) -> None:
+    with pytest.raises(ModelError, match="did you mean smollm2-135m"):
+        home.resolve(wrong)
+
+
+def test_folder_that_is_no_model_is_told_apart(home: ModelHome, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="folder without"):
+        home.resolve(str(tmp_path))
+
+
+def test_home_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    assert default_home() == tmp_path
+    monkeypatch.delenv("EDGESPEC_HOME")
+    assert default_home().name == "edgespec"

@@ -1,0 +1,75 @@
+"""The import law of docs/structure.md."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PURE = {
+    "types", "errors", "sampling", "acceptance", "cache", "drafters", "draft_length", "scheduler", "stopping",
+    "stats", "tokenizer", "chat_template", "manifest", "catalog",
+}  # fmt: skip
+JOINTS = {"fetch", "home", "engine", "scoring", "chat", "cli", "__init__", "__main__"}
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            names.add(node.module or "")
+    return names
+
+
+def within(path: Path) -> set[str]:
+    """Rooms and modules of edgespec that a file imports: engine, runtimes, export, …"""
+    return {name.split(".")[1] for name in imported(path) if name.startswith("edgespec.")}
+
+
+def test_every_module_is_pure_or_a_joint() -> None:
+    assert {path.stem for path in (ROOT / "edgespec").glob("*.py")} == PURE | JOINTS
+
+
+@pytest.mark.parametrize("name", sorted(PURE))
+def test_pure_modules_import_only_pure_modules(name: str) -> None:
+    assert within(ROOT / "edgespec" / f"{name}.py") <= PURE
+
+
+def test_only_home_and_the_commands_call_export_and_only_engine_the_runtimes() -> None:
+    using = {path.stem: within(path) for path in (ROOT / "edgespec").glob("*.py")}
+    assert {name for name, rooms in using.items() if "export" in rooms} == {"home", "cli"}
+    assert {name for name, rooms in using.items() if "runtimes" in rooms} == {"engine"}
+
+
+@pytest.mark.parametrize("room", ["export", "runtimes"])
+def test_rooms_import_pure_modules_and_their_own(room: str) -> None:
+    for path in (ROOT / room).glob("*.py"):
+        assert within(path) <= PURE | {room}, path
+
+
+def test_scheduler_knows_no_drafter_and_no_runtime() -> None:
+    assert within(ROOT / "edgespec" / "scheduler.py") == {"acceptance", "draft_length", "types"}
+
+
+@pytest.mark.parametrize(("package", "room"), [("onnxruntime", "runtimes"), ("onnx_ir", "export")])
+def test_heavy_packages_stay_in_their_room(package: str, room: str) -> None:
+    for path in [
+        *(ROOT / "edgespec").glob("*.py"),
+        *(ROOT / "export").glob("*.py"),
+        *(ROOT / "runtimes").glob("*.py"),
+    ]:
+        if package in {name.split(".")[0] for name in imported(path)}:
+            assert path.parent.name == room, path
+
+
+def test_importing_edgespec_is_light() -> None:
+    heavy = ["onnxruntime", "onnx", "onnx_ir", "torch", "transformers", "jinja2", "huggingface_hub", "gguf"]
+    code = f"import sys, edgespec; print([name for name in {heavy} if name in sys.modules])"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    )

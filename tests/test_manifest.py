@@ -1,0 +1,80 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import EdgeSpecError, IntegrityError, ManifestError
+from edgespec.manifest import FILE_NAME, read_manifest, verify_files, write_manifest
+
+
+@pytest.fixture
+def folder(tiny_model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_model, tmp_path / "model"))
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / FILE_NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_manifest_survives_writing_and_reading(folder: Path) -> None:
+    manifest = read_manifest(folder)
+    write_manifest(folder, manifest)
+    assert read_manifest(folder) == manifest
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"schema_version": 99}, "schema version 99"),
+        ({"kv_cache": 3}, "incomplete"),
+        ({"surprise": 1}, "surprise"),
+        ({"files": {}}, "lists no hash"),
+        ({"files": {"../../etc/passwd": {"sha256": "", "bytes": 1}}}, "lists no hash"),
+        ({"graph": "../model.onnx"}, "lists no hash"),
+    ],
+)
+def test_manifest_that_does_not_fit_is_refused(folder: Path, changes: dict[str, object], words: str) -> None:
+    edit(folder, **changes)
+    with pytest.raises(ManifestError, match=words):
+        read_manifest(folder)
+
+
+def test_file_outside_the_folder_is_refused(folder: Path) -> None:
+    files = json.loads((folder / FILE_NAME).read_text())["files"]
+    edit(folder, files={**files, "../secret": {"sha256": "", "bytes": 1}})
+    with pytest.raises(ManifestError, match="not a file of its own folder"):
+        read_manifest(folder)
+
+
+def test_folder_without_a_manifest_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="edgespec export"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\x00"])
+def test_manifest_that_is_no_json_object_is_refused(folder: Path, text: str) -> None:
+    (folder / FILE_NAME).write_text(text)
+    with pytest.raises(ManifestError):
+        read_manifest(folder)
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "tokenizer.json", "chat_template.jinja"])
+def test_every_changed_missing_or_cut_file_is_found(folder: Path, name: str) -> None:
+    path = folder / name
+    whole = path.read_bytes()
+
+    def refused() -> type[EdgeSpecError]:
+        with pytest.raises(EdgeSpecError, match=name) as raised:
+            verify_files(folder, read_manifest(folder))
+        return raised.type
+
+    path.write_bytes(whole[:-1])
+    assert refused() is IntegrityError
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert refused() is IntegrityError
+    path.unlink()
+    assert refused() is ManifestError
+    path.write_bytes(whole)
+    verify_files(folder, read_manifest(folder))

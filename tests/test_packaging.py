@@ -1,0 +1,39 @@
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_listed_packages_are_those_on_disk() -> None:
+    folders = PROJECT["tool"]["setuptools"]["package-dir"]
+    found = set()
+    for package, folder in folders.items():
+        for init in (ROOT / folder).rglob("__init__.py"):
+            inner = init.parent.relative_to(ROOT / folder).parts
+            found.add(".".join([package, *inner]))
+    assert found == set(PROJECT["tool"]["setuptools"]["packages"])
+
+
+def test_torch_is_needed_nowhere() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    needed = [*PROJECT["project"]["dependencies"], *(line for lines in extras.values() for line in lines)]
+    assert not [line for line in needed if line.startswith(("torch", "transformers", "optimum"))]
+
+
+@pytest.mark.model  # builds in an environment of its own, which needs the package index
+def test_wheel_holds_every_module_and_the_type_marker(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    held = set(zipfile.ZipFile(wheel).namelist())
+    modules = {f"edgespec/{path.name}" for path in (ROOT / "edgespec").glob("*.py")}
+    modules |= {
+        f"edgespec/{room}/{path.name}" for room in ("export", "runtimes") for path in (ROOT / room).glob("*.py")
+    }
+    assert modules | {"edgespec/py.typed"} == {name for name in held if name.startswith("edgespec/")}
