@@ -7,22 +7,26 @@ with load("smollm2-135m") as engine:
         print(chunk.text, end="", flush=True)
 """
 
-from edgespec.chat_template import Message
-from edgespec.engine import Chunk, Completion, Engine, load
-from edgespec.errors import (
-    ContextOverflow,
-    DeviceUnavailable,
-    EdgeSpecError,
-    IntegrityError,
-    ManifestError,
-    MemoryExhausted,
-    ModelError,
-    SourceError,
-    UsageError,
-    VocabularyMismatch,
-)
-from edgespec.sampling import SamplingParams
-from edgespec.stats import Stats
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgespec.chat_template import Message
+    from edgespec.engine import Chunk, Completion, Engine, load
+    from edgespec.errors import (
+        ContextOverflow,
+        DeviceUnavailable,
+        EdgeSpecError,
+        IntegrityError,
+        ManifestError,
+        MemoryExhausted,
+        ModelError,
+        SourceError,
+        UsageError,
+        VocabularyMismatch,
+    )
+    from edgespec.sampling import SamplingParams
+    from edgespec.stats import Stats
 
 __version__ = "0.1.0"
 
@@ -45,3 +49,20 @@ __all__ = [
     "VocabularyMismatch",
     "load",
 ]
+
+_HOMES = {
+    "Message": "chat_template",
+    "Chunk": "engine",
+    "Completion": "engine",
+    "Engine": "engine",
+    "load": "engine",
+    "SamplingParams": "sampling",
+    "Stats": "stats",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that the command line starts at once and can be interrupted cleanly."""
+    if name not in __all__:
+        raise AttributeError(f"module 'edgespec' has no attribute '{name}'")
+    return getattr(import_module(f"edgespec.{_HOMES.get(name, 'errors')}"), name)

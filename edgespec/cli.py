@@ -7,35 +7,66 @@ after an interrupt.
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from edgespec.catalog import CATALOG, DEFAULT_MODEL
-from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.errors import EdgeSpecError, MemoryExhausted, UsageError
 
 _INTERRUPTED = 130
+_TERMINATED = 143
 _PRECISIONS = ("source", "fp32", "int8", "int4")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
-    options = _parser().parse_args(arguments)
     try:
-        return int(options.run(options))
+        _prepare_streams()
+        signal.signal(signal.SIGTERM, _terminate)
+        options = _parser().parse_args(arguments)
+        code = int(options.run(options))
+        sys.stdout.flush()
+        return code
     except EdgeSpecError as error:
-        print(f"edgespec: {error}", file=sys.stderr)
-        return error.exit_code
+        return _failed(str(error), error.exit_code)
     except KeyboardInterrupt:
-        print("\nedgespec: interrupted", file=sys.stderr)
-        return _INTERRUPTED
+        return _failed("interrupted", _INTERRUPTED)
     except BrokenPipeError:
-        # Nobody reads any more. Python would complain once more while closing stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()  # nobody reads any more
         return 0
+    except MemoryError:
+        return _failed("out of memory; close other programs or use a smaller model", MemoryExhausted.exit_code)
+    except OSError as error:
+        _drop_stdout()
+        return _failed(str(error), EdgeSpecError.exit_code)
+
+
+def _prepare_streams() -> None:
+    """Bytes that are no text are replaced, and a stream that was closed by the caller is the null device."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    """SIGTERM unwinds like an error, so that nothing half written stays."""
+    sys.exit(_TERMINATED)
+
+
+def _failed(message: str, code: int) -> int:
+    print(f"edgespec: {message}", file=sys.stderr)
+    return code
+
+
+def _drop_stdout() -> None:
+    """Python flushes stdout once more at its end and would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,7 +5,7 @@ with load("smollm2-135m") as engine:
         print(chunk.text, end="", flush=True)
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from edgespec.drafters import ModelDrafter, NgramDrafter, NoDrafter
 from edgespec.errors import ContextOverflow, EdgeSpecError, UsageError, VocabularyMismatch
 from edgespec.home import ModelHome, default_home
 from edgespec.manifest import Manifest, read_manifest, verify_files
-from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.sampling import GumbelSampler, SamplingParams
 from edgespec.scheduler import serial
@@ -26,7 +26,12 @@ from edgespec.stopping import TextStop, TokenStop
 from edgespec.tokenizer import TextStream, Tokenizer
 from edgespec.types import Decoder, Drafter, TokenIds
 
+_NAMED = ("auto", "none", "ngram")
 _NOT_YET = ("suffix", "lookahead")
+_MAX_THREADS = 512
+
+
+Prompt = str | Sequence[Message | Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +49,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """A whole answer. token_ids may reach past text where a stop string cut it."""
+    """A whole answer. token_ids end with the token that completed a stop string, if one did."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -86,27 +91,26 @@ def load(
         DeviceUnavailable: No execution provider for the device.
     """
     length = _draft_length(draft_length)
-    if num_threads is not None and num_threads < 1:
-        raise UsageError(f"the number of threads is {num_threads}; wanted at least 1")
+    if num_threads is not None and not 1 <= num_threads <= _MAX_THREADS:
+        raise UsageError(f"the number of threads is {num_threads}; wanted 1 to {_MAX_THREADS}")
     if drafter in _NOT_YET:
         raise UsageError(f"drafter '{drafter}' is not available in this version; use auto, none, ngram or a model")
+    # What can be known before fetching and exporting is checked before.
+    places = (find_device(device), find_device(drafter_device))
     models = ModelHome(home or default_home(), offline, report)
     folder = models.resolve(str(model))
     manifest = read_manifest(folder)
-    target = _load_decoder(folder, manifest, device, num_threads, deterministic)
+    draft_folder = None if drafter in _NAMED else models.resolve(drafter)
+    draft_manifest = read_manifest(draft_folder) if draft_folder else None
+    if draft_manifest:
+        _check_vocabulary(draft_manifest, manifest)
+    target = _load_decoder(folder, manifest, places[0], num_threads, deterministic)
     tokenizer = Tokenizer(folder / manifest.tokenizer, manifest.bos_token_id, manifest.add_bos)
     template = (folder / manifest.chat_template).read_text() if manifest.chat_template else None
-    chosen: Drafter
+    chosen: Drafter = NoDrafter() if drafter == "none" else NgramDrafter()
     decoders = [target]
-    if drafter in ("auto", "ngram"):
-        chosen = NgramDrafter()
-    elif drafter == "none":
-        chosen = NoDrafter()
-    else:
-        draft_folder = models.resolve(drafter)
-        draft_manifest = read_manifest(draft_folder)
-        _check_vocabulary(draft_manifest, manifest)
-        decoders.append(_load_decoder(draft_folder, draft_manifest, drafter_device, num_threads, False))
+    if draft_folder and draft_manifest:
+        decoders.append(_load_decoder(draft_folder, draft_manifest, places[1], num_threads, False))
         chosen = ModelDrafter(decoders[-1], manifest.vocab_size, draft_manifest.name)
     return Engine(
         manifest=manifest,
@@ -115,19 +119,18 @@ def load(
         decoders=decoders,
         drafter=chosen,
         draft_length=length,
-        device_names=tuple(find_device(name).name for name in (device, drafter_device)),
+        device_names=(places[0].name, places[1].name),
     )
 
 
 def _load_decoder(
-    folder: Path, manifest: Manifest, device: str, num_threads: int | None, deterministic: bool
+    folder: Path, manifest: Manifest, device: Device, num_threads: int | None, deterministic: bool
 ) -> OnnxDecoder:
     """Load the graph while another thread hashes its files; a wrong hash goes before any other error."""
-    found = find_device(device)
     with ThreadPoolExecutor(1, "hash") as pool:
         verified = pool.submit(verify_files, folder, manifest)
         try:
-            decoder = OnnxDecoder(folder, manifest, found, num_threads=num_threads, deterministic=deterministic)
+            decoder = OnnxDecoder(folder, manifest, device, num_threads=num_threads, deterministic=deterministic)
         finally:
             verified.result()
     return decoder
@@ -150,6 +153,14 @@ def _check_vocabulary(drafter: Manifest, target: Manifest) -> None:
             f"drafter {drafter.name} and target {target.name} have different vocabularies; "
             "choose a drafter of the same family, or --drafter ngram, which needs none"
         )
+
+
+def _message(each: Message | Mapping[str, str]) -> Message:
+    if not isinstance(each, Mapping):
+        return Message(*each)
+    if not {"role", "content"} <= each.keys():
+        raise UsageError(f"a message has the keys {sorted(each)}; wanted role and content")
+    return Message(each["role"], each["content"])
 
 
 class Engine:
@@ -206,21 +217,22 @@ class Engine:
 
     def stream(
         self,
-        prompt: str | Sequence[Message],
+        prompt: Prompt,
         *,
         system: str | None = None,
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
     ) -> Iterator[Chunk]:
         """An answer as it is made, a chunk per pass of the target.
 
         Args:
-            prompt: What the user says, or a conversation that ends with it.
+            prompt: What the user says, or a conversation that ends with it, as messages or as dicts with
+                role and content.
             system: A system message to put first.
             sampling: How tokens are chosen; greedy unless given.
             max_tokens: The most tokens of an answer; unless given, what the context has room for.
-            stop: Strings that end the answer and are not part of it.
+            stop: One or several strings that end the answer and are not part of it.
 
         Raises:
             ContextOverflow: The prompt does not fit.
@@ -230,12 +242,12 @@ class Engine:
 
     def generate(
         self,
-        prompt: str | Sequence[Message],
+        prompt: Prompt,
         *,
         system: str | None = None,
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
     ) -> Completion:
         """A whole answer; arguments and errors as in stream."""
         tokens = self.encode(prompt, system)
@@ -251,9 +263,9 @@ class Engine:
             stats=last.stats,
         )
 
-    def encode(self, prompt: str | Sequence[Message], system: str | None = None) -> TokenIds:
+    def encode(self, prompt: Prompt, system: str | None = None) -> TokenIds:
         """The tokens that a prompt becomes, chat template included, [num_tokens]."""
-        messages = [Message("user", prompt)] if isinstance(prompt, str) else [Message(*each) for each in prompt]
+        messages = [Message("user", prompt)] if isinstance(prompt, str) else [_message(each) for each in prompt]
         if unknown := [message.role for message in messages if message.role not in ROLES]:
             raise UsageError(f"a message has the role '{unknown[0]}'; known are {', '.join(ROLES)}")
         if system is not None:
@@ -268,8 +280,9 @@ class Engine:
         return {name: piece for name, piece in pieces.items() if piece is not None}
 
     def _chunks(
-        self, prompt: TokenIds, sampling: SamplingParams, max_tokens: int | None, stop: Sequence[str]
+        self, prompt: TokenIds, sampling: SamplingParams, max_tokens: int | None, stop: str | Sequence[str]
     ) -> Iterator[Chunk]:
+        stop = [stop] if isinstance(stop, str) else stop
         if max_tokens is not None and max_tokens < 1:
             raise UsageError(f"max_tokens is {max_tokens}; wanted at least 1")
         if not len(prompt):
@@ -293,21 +306,16 @@ class Engine:
             if not tally.passes:
                 tally.prompt_read(target.num_fed - fed, perf_counter() - started)
             tally.add(block, len(kept))
-            text, is_cut = text_stop.push(text_stream.push(kept))
-            if is_cut:
-                reason = "stop"
-            if reason:
-                if not is_cut:
-                    text += self._rest(text_stream, text_stop)
-                yield self._last_chunk(text, kept, reason, tally)
-                return
+            text, num_shown, is_cut = _shown(kept, text_stream, text_stop)
+            if reason or is_cut:
+                break
             yield Chunk(text=text, token_ids=_ints(kept))
-        yield self._last_chunk(self._rest(text_stream, text_stop), prompt[:0], "context", tally)
-
-    @staticmethod
-    def _rest(text_stream: TextStream, text_stop: TextStop) -> str:
-        text, is_cut = text_stop.push(text_stream.flush())
-        return text if is_cut else text + text_stop.flush()
+        else:
+            text, kept, num_shown, is_cut, reason = "", prompt[:0], 0, False, "context"
+        if not is_cut:
+            rest, is_cut = text_stop.push(text_stream.flush())
+            text += rest if is_cut else rest + text_stop.flush()
+        yield self._last_chunk(text, kept[:num_shown], "stop" if is_cut else reason or "stop", tally)
 
     def _last_chunk(self, text: str, kept: TokenIds, reason: str, tally: Tally) -> Chunk:
         length = self._draft_length()
@@ -318,6 +326,20 @@ class Engine:
             drafter_device=self.device_names[1] if len(self._decoders) > 1 else None,
         )
         return Chunk(text=text, token_ids=_ints(kept), finish_reason=reason, stats=stats)
+
+
+def _shown(tokens: TokenIds, text_stream: TextStream, text_stop: TextStop) -> tuple[str, int, bool]:
+    """Text of tokens up to a stop string, how many tokens that took, and whether one was met.
+
+    Token by token, so that where the answer ends does not depend on how tokens came in blocks.
+    """
+    text = ""
+    for i, token in enumerate(tokens):
+        piece, is_cut = text_stop.push(text_stream.push([token]))
+        text += piece
+        if is_cut:
+            return text, i + 1, True
+    return text, len(tokens), False
 
 
 def _ints(tokens: TokenIds) -> tuple[int, ...]:

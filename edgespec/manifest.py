@@ -15,6 +15,7 @@ from edgespec.errors import IntegrityError, ManifestError
 SCHEMA_VERSION = 1
 FILE_NAME = "edgespec.json"
 _HASH_CHUNK_BYTES = 1 << 20
+_LARGEST_COUNT = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,11 @@ class KVCache:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where the weights came from."""
+    """The weights before the export.
+
+    repository and revision are a published place of these very bytes (by sha256), which need not be the
+    one that they were fetched from.
+    """
 
     name: str
     format: str
@@ -106,7 +111,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise ManifestError(
             f"{folder} has no {FILE_NAME}, so it is no model folder; make one with: edgespec export SOURCE"
         ) from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ManifestError(f"{path} is not JSON ({error}); export the model again") from None
     manifest = _from_json(path, stated)
     for name, record in manifest.files.items():
@@ -132,19 +137,48 @@ def _from_json(path: Path, stated: Any) -> Manifest:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ManifestError(f"{path} is incomplete or has unknown fields ({error}); export again") from None
-    needed = {manifest.graph, manifest.weights, manifest.tokenizer}
-    if unlisted := sorted(needed - manifest.files.keys()):
-        raise ManifestError(f"{path} lists no hash for {unlisted[0]}; export the model again")
+    _check(path, manifest)
     return manifest
 
 
+def _check(path: Path, manifest: Manifest) -> None:
+    """Types and ranges; a manifest may have been edited by hand or by an enemy."""
+    kv = manifest.kv_cache
+    counts = {
+        "context_length": manifest.context_length,
+        "vocab_size": manifest.vocab_size,
+        "num_layers": kv.num_layers,
+        "num_kv_heads": kv.num_kv_heads,
+        "head_dim": kv.head_dim,
+    }
+    for name, value in counts.items():
+        if type(value) is not int or not 0 < value <= _LARGEST_COUNT:
+            raise ManifestError(f"{path}: {name} is {value!r}, wanted 1 to {_LARGEST_COUNT}; export again")
+    special = [*manifest.eos_token_ids, *([] if manifest.bos_token_id is None else [manifest.bos_token_id])]
+    if not all(type(token) is int and 0 <= token < manifest.vocab_size for token in special):
+        raise ManifestError(f"{path}: special token ids {special} are not in the vocabulary; export again")
+    if (kv.form, kv.dtype) != ("shared_buffer", "float32"):
+        raise ManifestError(
+            f"{path}: the cache is {kv.form!r} of {kv.dtype!r}, known is 'shared_buffer' of 'float32'; "
+            "use a newer edgespec or export again"
+        )
+    texts = {"name": manifest.name, "precision": manifest.precision, "vocab_sha256": manifest.vocab_sha256}
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise ManifestError(f"{path}: {name} is {text!r}, wanted a text; export again")
+    template = [manifest.chat_template] if manifest.chat_template is not None else []
+    for used in [manifest.graph, manifest.weights, manifest.tokenizer, *template]:
+        if not isinstance(used, str) or used not in manifest.files:
+            raise ManifestError(f"{path} lists no hash for {used!r}; export the model again")
+
+
 def _check_size(folder: Path, name: str, record: FileRecord) -> None:
-    if Path(name).name != name:
+    if not name or Path(name).name != name or name == "..":
         raise ManifestError(f"{folder}: the manifest names '{name}', which is not a file of its own folder")
     try:
         found = (folder / name).stat().st_size
-    except FileNotFoundError:
-        raise ManifestError(f"{folder / name} is missing; export the model again") from None
+    except OSError as error:
+        raise ManifestError(f"{folder / name}: {error.strerror}; export the model again") from None
     if found != record.bytes:
         raise IntegrityError(
             f"{folder / name} has {found} bytes, its manifest says {record.bytes}; export the model again"

@@ -64,6 +64,9 @@ class SamplingParams:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise UsageError(f"{name} is {value}; wanted a number from {low} to {high}")
+        for name in ("top_k", "seed"):
+            if not isinstance(getattr(self, name), int):
+                raise UsageError(f"{name} is {getattr(self, name)}; wanted a whole number")
 
     @property
     def is_greedy(self) -> bool:
@@ -97,7 +100,9 @@ class GumbelSampler:
         if self.params.is_greedy:
             return best
         ids = _top_k(logits, self.params.top_k)
-        scores = logits[ids] / np.float32(self.params.temperature)
+        # From the best downwards and in doubles: a tiny temperature sends the rest to −∞, not the best to +∞.
+        with np.errstate(over="ignore"):
+            scores = (logits[ids] - logits[best]).astype(np.float64) / self.params.temperature
         kept = _nucleus(scores, self.params.top_p, self.params.min_p)
         return _noisy_argmax(scores[kept], ids[kept], self.params.seed, len(tokens))
 
@@ -134,10 +139,13 @@ def _kth_largest(values: Row, k: int) -> np.floating[Any]:
 
 
 def _nucleus(scores: Row, top_p: float, min_p: float) -> Ids:
-    """Indices that stay: the smallest set of the likeliest whose mass reaches top_p, and p ≥ min_p · max p."""
+    """Indices that stay: the smallest set of the likeliest whose mass reaches top_p, and p ≥ min_p · max p.
+
+    scores are log-probabilities relative to the best, which has 0.
+    """
     if top_p >= 1.0 and min_p <= 0.0:
         return np.arange(len(scores))
-    weights = np.exp((scores - scores.max()).astype(np.float64))
+    weights = np.exp(scores)
     mass = top_p * weights.sum()
     # Sorting all of 152,000 takes 12 ms; mostly a few hundred hold the mass.
     ids = _top_k(weights, _LIKELY)

@@ -3,13 +3,17 @@
 `export_model` is the one entry; a source is a GGUF file or a local Hugging Face folder.
 """
 
+import glob
 import json
+import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import onnx_ir as ir
@@ -33,7 +37,10 @@ from edgespec.manifest import KVCache, Manifest, Source, file_record, write_mani
 from edgespec.tokenizer import vocabulary_sha256
 
 _RESERVE_BYTES = 64 << 20
+_STALE_S = 600.0
 Report = Callable[[str], None]
+# What reading a setting of an unexpected type comes to; sources are other people's files.
+_UNUSUAL = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, OSError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +81,16 @@ def export_model(
     """
     if precision not in PRECISIONS:
         raise UsageError(f"unknown precision '{precision}'; choose one of {', '.join(PRECISIONS)}")
-    if output.exists():
+    if os.path.lexists(output):
         raise UsageError(f"{output} already exists; remove it or choose another --output")
     report(f"reading {source}")
-    loaded = _load(source)
+    try:
+        loaded = _load(source)
+    except _UNUSUAL as error:
+        raise SourceError(
+            f"{source} cannot be understood ({type(error).__name__}: {error}); "
+            "it is damaged or of a kind that is not known"
+        ) from error
     loaded = replace(loaded, source=replace(loaded.source, repository=repository, revision=revision))
     with _folder_in_the_making(output, _estimated_bytes(loaded, precision)) as folder:
         report(f"writing {loaded.config.num_layers} layers in {precision} precision")
@@ -89,11 +102,16 @@ def export_model(
 
 
 def _load(source: Path) -> _Loaded:
-    if source.is_dir():
-        return _load_huggingface(source)
     if not source.exists():
         raise SourceError(f"{source} does not exist; name a .gguf file or a folder with safetensors weights")
-    return _load_gguf(source)
+    loaded = _load_huggingface(source) if source.is_dir() else _load_gguf(source)
+    vocabulary = loaded.vocabulary
+    if not isinstance(vocabulary.chat_template, (str, NoneType)):
+        raise SourceError(f"{source} has a chat template that is no text; it is damaged")
+    ids = (*vocabulary.eos_token_ids, 0 if vocabulary.bos_token_id is None else vocabulary.bos_token_id)
+    if not all(isinstance(token, int) for token in ids):
+        raise SourceError(f"{source} has special token ids {ids}, wanted whole numbers; it is damaged")
+    return loaded
 
 
 def _load_gguf(path: Path) -> _Loaded:
@@ -159,11 +177,15 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
     ids = {ends} if isinstance(ends, int) else set(ends or [])
     if isinstance(piece := _piece(settings.get("eos_token")), str):
         ids |= {tokenizer.token_to_id(piece)} - {None}
-    template = folder / "chat_template.jinja"
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # several by name
+        template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
+    if (path := folder / "chat_template.jinja").exists():
+        template = path.read_text(encoding="utf-8")
     bos = _piece(settings.get("bos_token"))
     return Vocabulary(
         tokenizer_json=tokenizer.to_str(),
-        chat_template=template.read_text() if template.exists() else settings.get("chat_template"),
+        chat_template=template,
         bos_token_id=tokenizer.token_to_id(bos) if bos else None,
         eos_token_ids=tuple(sorted(ids)),
         add_bos=_adds_bos(tokenizer, tokenizer.token_to_id(bos) if bos else None),
@@ -179,6 +201,19 @@ def _piece(token: Any) -> str | None:
     return token.get("content") if isinstance(token, dict) else token
 
 
+def _check_ids(loaded: _Loaded, tokenizer: Tokenizer) -> None:
+    """Ids past the embedding would read whatever lies behind it."""
+    vocabulary, size = loaded.vocabulary, loaded.config.vocab_size
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+    ends = [("eos", token) for token in vocabulary.eos_token_ids]
+    for what, token in [("largest", largest), ("bos", vocabulary.bos_token_id), *ends]:
+        if token is not None and not 0 <= token < size:
+            raise SourceError(
+                f"{loaded.source.name}: the {what} token id of its tokenizer is {token}, "
+                f"but its embedding has {size} rows; tokenizer and weights do not belong together"
+            )
+
+
 def _estimated_bytes(loaded: _Loaded, precision: str) -> int:
     weights = sum(tensor.rows * tensor.columns for tensor in loaded.tensors.values())
     stored = sum(tensor.num_bytes for tensor in loaded.tensors.values())
@@ -191,6 +226,7 @@ def _folder_in_the_making(output: Path, needed_bytes: int) -> Iterator[Path]:
     """A temporary sibling of output that takes its place on success and vanishes on failure."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(output)
         folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".partial", dir=output.parent))
     except OSError as error:
         raise UsageError(f"cannot write to {output.parent}: {error.strerror}; choose another --output") from None
@@ -211,8 +247,18 @@ def _folder_in_the_making(output: Path, needed_bytes: int) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _sweep(output: Path) -> None:
+    """Remove what killed exports of the same output left behind, unless it may still be growing."""
+    for left in output.parent.glob(f".{glob.escape(output.name)}.*.partial"):
+        newest = max((path.stat().st_mtime for path in [left, *left.iterdir()]), default=0.0)
+        if time.time() - newest > _STALE_S:
+            shutil.rmtree(left, ignore_errors=True)
+
+
 def _write(folder: Path, name: str, loaded: _Loaded, precision: str) -> Manifest:
     config, vocabulary = loaded.config, loaded.vocabulary
+    tokenizer = Tokenizer.from_str(vocabulary.tokenizer_json)
+    _check_ids(loaded, tokenizer)
     manifest = Manifest(
         name=name,
         architecture=config.architecture,
@@ -220,7 +266,7 @@ def _write(folder: Path, name: str, loaded: _Loaded, precision: str) -> Manifest
         context_length=config.context_length,
         kv_cache=KVCache(num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),
         vocab_size=config.vocab_size,
-        vocab_sha256=vocabulary_sha256(Tokenizer.from_str(vocabulary.tokenizer_json)),
+        vocab_sha256=vocabulary_sha256(tokenizer),
         bos_token_id=vocabulary.bos_token_id,
         eos_token_ids=vocabulary.eos_token_ids,
         add_bos=vocabulary.add_bos,

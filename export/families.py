@@ -67,16 +67,16 @@ def config_from_gguf(
         raise SourceError(f"{path} has architecture '{architecture}'; known are {', '.join(FAMILIES)}")
 
     def get(key: str, default: Any = None) -> Any:
-        value = metadata.get(f"{architecture}.{key}", default)
-        if not isinstance(value, (int, float)) or not 0 < value < 1e9:
-            raise SourceError(f"{path}: {architecture}.{key} is {value!r}, wanted a positive number")
-        return value
+        return _positive(path, f"{architecture}.{key}", metadata.get(f"{architecture}.{key}", default))
+
+    def count(key: str, default: Any = None) -> int:
+        return _whole(path, f"{architecture}.{key}", get(key, default))
 
     scaling = metadata.get(f"{architecture}.rope.scaling.type", "none")
     if scaling not in ("none", "linear"):
         raise SourceError(f"{path} uses rotary scaling '{scaling}'; known are none, linear and llama3 factors")
-    heads = get("attention.head_count")
-    head_dim = get("attention.key_length", get("embedding_length") // heads)
+    heads, hidden = count("attention.head_count"), count("embedding_length")
+    head_dim = count("attention.key_length", hidden // heads)
     if get("rope.dimension_count", head_dim) != head_dim:
         raise SourceError(f"{path} rotates only a part of each head, which is not supported")
     inv_freq = _inv_freq(get("rope.freq_base", 10000.0), head_dim)
@@ -86,14 +86,14 @@ def config_from_gguf(
         inv_freq /= factors.vector()
     return DecoderConfig(
         architecture=architecture,
-        hidden_size=get("embedding_length"),
-        intermediate_size=get("feed_forward_length"),
-        num_layers=get("block_count"),
+        hidden_size=hidden,
+        intermediate_size=count("feed_forward_length"),
+        num_layers=count("block_count"),
         num_heads=heads,
-        num_kv_heads=get("attention.head_count_kv", heads),
+        num_kv_heads=count("attention.head_count_kv", heads),
         head_dim=head_dim,
         vocab_size=_vocab_size(path, tensors, "token_embd.weight"),
-        context_length=min(get("context_length"), _MAX_CONTEXT_LENGTH),
+        context_length=min(count("context_length"), _MAX_CONTEXT_LENGTH),
         rms_eps=get("attention.layer_norm_rms_epsilon"),
         inv_freq=inv_freq,
     )
@@ -108,29 +108,44 @@ def config_from_huggingface(
         raise SourceError(f"{path} has model type '{architecture}'; known are {', '.join(FAMILIES)}")
     if stated.get("hidden_act", "silu") != "silu" or stated.get("use_sliding_window"):
         raise SourceError(f"{path} uses another activation than silu or a sliding window; both are not supported")
+    if stated.get("partial_rotary_factor", 1) != 1:
+        raise SourceError(f"{path} rotates only a part of each head, which is not supported")
 
     def get(key: str, default: Any = None) -> Any:
-        value = default if stated.get(key) is None else stated[key]
-        if not isinstance(value, (int, float)) or not 0 < value < 1e9:
-            raise SourceError(f"{path}: {key} is {value!r}, wanted a positive number")
-        return value
+        return _positive(path, key, default if stated.get(key) is None else stated[key])
 
-    head_dim = get("head_dim", get("hidden_size") // get("num_attention_heads"))
+    def count(key: str, default: Any = None) -> int:
+        return _whole(path, key, get(key, default))
+
+    heads, hidden = count("num_attention_heads"), count("hidden_size")
+    head_dim = count("head_dim", hidden // heads)
     rope = stated.get("rope_parameters") or stated.get("rope_scaling") or {}
-    theta = rope.get("rope_theta") or get("rope_theta", 10000.0)
+    theta = _positive(path, "rope_theta", rope.get("rope_theta") or get("rope_theta", 10000.0))
     return DecoderConfig(
         architecture=architecture,
-        hidden_size=get("hidden_size"),
-        intermediate_size=get("intermediate_size"),
-        num_layers=get("num_hidden_layers"),
-        num_heads=get("num_attention_heads"),
-        num_kv_heads=get("num_key_value_heads", get("num_attention_heads")),
+        hidden_size=hidden,
+        intermediate_size=count("intermediate_size"),
+        num_layers=count("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=count("num_key_value_heads", heads),
         head_dim=head_dim,
         vocab_size=_vocab_size(path, tensors, "model.embed_tokens.weight"),
-        context_length=min(get("max_position_embeddings"), _MAX_CONTEXT_LENGTH),
+        context_length=min(count("max_position_embeddings"), _MAX_CONTEXT_LENGTH),
         rms_eps=get("rms_norm_eps"),
         inv_freq=_scaled(path, _inv_freq(theta, head_dim), rope),
     )
+
+
+def _positive(path: object, key: str, value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
+        raise SourceError(f"{path}: {key} is {value!r}, wanted a positive number")
+    return value
+
+
+def _whole(path: object, key: str, value: Any) -> int:
+    if not isinstance(value, int):
+        raise SourceError(f"{path}: {key} is {value!r}, wanted a whole number")
+    return value
 
 
 def _vocab_size(path: object, tensors: Mapping[str, StoredTensor], name: str) -> int:
@@ -150,13 +165,14 @@ def _scaled(path: object, inv_freq: Floats, rope: Mapping[str, Any]) -> Floats:
     if kind == "default":
         return inv_freq
     if kind == "linear":
-        return inv_freq / np.float32(rope["factor"])
+        return inv_freq / np.float32(_positive(path, "factor", rope.get("factor")))
     if kind != "llama3":
         raise SourceError(f"{path} uses rotary scaling '{kind}'; known are default, linear and llama3")
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    turns = rope["original_max_position_embeddings"] * inv_freq / (2 * math.pi)
+    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    factor, low, high, trained = (_positive(path, name, rope.get(name)) for name in names)
+    turns = trained * inv_freq / (2 * math.pi)
     smooth = np.clip((turns - low) / (high - low), 0, 1)
-    scaled: Floats = ((1 - smooth) / rope["factor"] + smooth) * inv_freq
+    scaled: Floats = ((1 - smooth) / factor + smooth) * inv_freq
     return scaled.astype(np.float32)
 
 
@@ -212,8 +228,14 @@ def _unpermuted(config: DecoderConfig, found: Mapping[str, StoredTensor]) -> dic
         return rows.swapaxes(1, 2).reshape(-1)
 
     orders = {"q": halves(config.num_heads), "k": halves(config.num_kv_heads)}
-    return {
+    weights = {
         role: replace(tensor, row_order=orders[role[-1]])
         for role, tensor in found.items()
         if role.endswith((".q", ".k"))
     }
+    biases = {
+        role: replace(tensor, rows=tensor.columns, columns=1, row_order=orders[role.removesuffix("_bias")[-1]])
+        for role, tensor in found.items()
+        if role.endswith((".q_bias", ".k_bias"))
+    }
+    return weights | biases

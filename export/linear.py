@@ -145,7 +145,9 @@ class LinearWriter:
 
     def _float_matrix(self, name: str, tensors: Sequence[StoredTensor], form: _Form) -> ir.Value:
         parts = (
-            part for tensor in tensors for part in (tensor.floats() if form.storage == "F32" else tensor.chunks())
+            part
+            for tensor in tensors
+            for part in (tensor.floats() if form.storage == "F32" else tensor.stored_floats())
         )
         shape = [sum(tensor.rows for tensor in tensors), tensors[0].columns]
         return self.weights.append(name, parts, shape, _DATA_TYPES[form.storage])

@@ -76,9 +76,11 @@ class StoredTensor:
     def blocks(self) -> Iterator[Blocks]:
         decode = BLOCK_FORMATS[self.storage].decode
         for raw in self.chunks():
-            decoded = decode(raw)
-            if not np.isfinite(decoded.scales).all():
-                raise SourceError(f"{self.path}: tensor {self.name} holds scales that are not finite numbers")
+            with np.errstate(all="ignore"):  # what is damaged is told below
+                decoded = decode(raw)
+            self._expect_finite(decoded.scales)
+            if decoded.offsets is not None:
+                self._expect_finite(decoded.offsets)
             yield decoded
 
     def floats(self) -> Iterator[Floats]:
@@ -87,7 +89,21 @@ class StoredTensor:
             yield from (blocks.dequantized() for blocks in self.blocks())
             return
         for raw in self.chunks():
-            yield _as_float32(raw, self.storage).reshape(-1, self.columns)
+            values = _as_float32(raw, self.storage)
+            self._expect_finite(values)
+            yield values.reshape(-1, self.columns)
+
+    def stored_floats(self) -> Iterator[Bytes]:
+        """Rows as they are stored, checked like floats."""
+        for raw in self.chunks():
+            self._expect_finite(_as_float32(raw, self.storage))
+            yield raw
+
+    def _expect_finite(self, values: Floats) -> None:
+        if not np.isfinite(values).all():
+            raise SourceError(
+                f"{self.path}: tensor {self.name} holds values that are not finite numbers; the file is damaged"
+            )
 
     def vector(self) -> Floats:
         """All values in one dimension, for norms and biases."""

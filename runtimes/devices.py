@@ -48,7 +48,7 @@ def import_onnxruntime() -> Any:
     if len(found) > 1:
         raise DeviceUnavailable(
             f"{' and '.join(found)} are both installed and overwrite each other; "
-            f"run: pip uninstall -y {' '.join(found)} && pip install {found[-1]}"
+            f'run: pip uninstall -y {" ".join(found)} && pip install "edgespec[{_extra(found)}]"'
         )
     try:
         return importlib.import_module("onnxruntime")
@@ -56,6 +56,10 @@ def import_onnxruntime() -> Any:
         raise DeviceUnavailable(
             f"{found[0]} is installed but does not load ({error}); run: pip install --force-reinstall {found[0]}"
         ) from None
+
+
+def _extra(found: list[str]) -> str:
+    return "cuda" if "onnxruntime-gpu" in found else "cpu"
 
 
 def installed_flavours() -> list[str]:

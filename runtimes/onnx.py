@@ -190,6 +190,14 @@ class OnnxDecoder:
         if (found := {value.name for value in session.get_inputs()}) != wanted:
             differing = ", ".join(sorted(found ^ wanted)[:3])
             raise ManifestError(f"{graph} does not take what its manifest says ({differing}); export it again")
+        cache = next(value for value in session.get_inputs() if value.name == "past_key_values.0.key")
+        stated = (kv.num_kv_heads, kv.head_dim, self.vocab_size)
+        shaped = (cache.shape[1], cache.shape[3], session.get_outputs()[0].shape[-1])
+        if shaped != stated:
+            raise ManifestError(
+                f"{graph} has key heads, head size and vocabulary of {shaped}, its manifest says {stated}; "
+                "export it again"
+            )
         return session
 
     def _translated(self, error: Exception, doing: str) -> EdgeSpecError:

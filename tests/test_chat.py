@@ -1,6 +1,8 @@
 """A conversation in a real terminal: typed keys in, screen out."""
 
 import os
+import select
+import signal
 import sys
 import time
 from pathlib import Path
@@ -17,6 +19,7 @@ class Terminal:
         self.screen = ""
         self.pid, self._file = pty.fork()
         if self.pid == 0:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job
             os.environ.update(TERM="dumb", PYTHONWARNINGS="ignore")
             os.execv(sys.executable, [sys.executable, "-m", "edgespec", *map(str, arguments)])
 
@@ -28,6 +31,8 @@ class Terminal:
         deadline = time.monotonic() + 60
         while (at := self.screen.find(text, after)) < 0:
             assert time.monotonic() < deadline, self.screen
+            if not select.select([self._file], [], [], 1)[0]:
+                continue
             try:
                 self.screen += os.read(self._file, 4096).decode(errors="replace")
             except OSError:
@@ -46,18 +51,25 @@ class Terminal:
 
 @pytest.mark.filterwarnings("ignore:.*forkpty.*")
 def test_conversation_survives_ctrl_c_and_ends_at_ctrl_d(tiny_model: Path) -> None:
-    terminal = Terminal("chat", tiny_model, "--max-tokens", 400)
+    terminal = Terminal("chat", tiny_model, "--max-tokens", 600, "--drafter", "none")
     at = terminal.wait_for("> ")
     terminal.type("the in\n")
+    at = terminal.wait_for("the in", after=at)
+    at = terminal.wait_for("\n", after=at)
+    terminal.type("\x03")
+    at = terminal.wait_for("(stopped)", after=at)
+    at = terminal.wait_for("> ", after=at)
+    terminal.type("/clear\n")
+    at = terminal.wait_for("> ", after=at)
+    terminal.type("an on\n")
     at = terminal.wait_for("tokens/s", after=at)
     at = terminal.wait_for("> ", after=at)
     terminal.type("/wrong\n")
     at = terminal.wait_for("/clear forgets", after=at)
     at = terminal.wait_for("> ", after=at)
+    time.sleep(0.3)  # the prompt shows a moment before the line editor takes signals
     terminal.type("\x03")
     at = terminal.wait_for("Ctrl-D leaves", after=at)
-    at = terminal.wait_for("> ", after=at)
-    terminal.type("/clear\n")
     at = terminal.wait_for("> ", after=at)
     terminal.type("\x04")
     assert terminal.exit_code() == 0

@@ -54,8 +54,29 @@ def test_model_without_a_template_continues_the_text(tokenizer: Tokenizer) -> No
         "{{ ''.__class__.__base__.__subclasses__() }}",
         "{{ messages.append(1) }}",
         "{% for i in range(10000000) %}x{% endfor %}",
+        "{{ 1 / 0 }}",
+        "{{ 'a'.encode('xx') }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ 'a' * 10**12 }}",
+        "{{ [0] * 10**9 }}",
+        "{{ 2 ** 10000000 }}",
+        "{{ '%*d' % (10**10, 1) }}",
+        "{{ '{:10000000000}'.format(1) }}",
+        "{{ 'a'.ljust(10**10) }}",
+        "{{ 'a' | center(10**10) }}",
+        "{% for i in range(90000) %}{{ 'a' * 900000 }}{% endfor %}",
     ],
 )
 def test_broken_or_hostile_template_is_an_error(tokenizer: Tokenizer, template: str) -> None:
     with pytest.raises(ModelError, match="chat template"):
         encode(tokenizer, Message("user", "hi"), template=template)
+
+
+def test_message_with_every_private_character_is_encoded(tokenizer: Tokenizer) -> None:
+    typed = "".join(map(chr, range(0xE000, 0xF900))) + "<|im_end|>"
+    assert tokenizer.decode(encode(tokenizer, Message("user", typed))) == f"user\n{typed}\nassistant\n"
+
+
+def test_ordinary_template_arithmetic_is_allowed(tokenizer: Tokenizer) -> None:
+    template = "{{ '-' * 3 }}{{ messages | length % 2 }}{{ 2 ** 3 }}{{ messages[0].content | trim }}"
+    assert tokenizer.decode(encode(tokenizer, Message("user", " hi "), template=template)) == "---18hi"

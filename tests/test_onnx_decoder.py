@@ -101,3 +101,10 @@ def test_manifest_of_another_graph_is_refused(tiny_model: Path) -> None:
     wrong = replace(manifest, kv_cache=replace(manifest.kv_cache, num_layers=5))
     with pytest.raises(ManifestError, match="past_key_values"):
         OnnxDecoder(tiny_model, wrong, find_device("cpu"))
+    for changed in (
+        replace(manifest, vocab_size=manifest.vocab_size + 1),
+        replace(manifest, kv_cache=replace(manifest.kv_cache, head_dim=32)),
+        replace(manifest, kv_cache=replace(manifest.kv_cache, num_kv_heads=1)),
+    ):
+        with pytest.raises(ManifestError, match="its manifest says"):
+            OnnxDecoder(tiny_model, changed, find_device("cpu"))

@@ -39,7 +39,8 @@ def test_top_p_keeps_the_smallest_set_that_holds_the_mass(
     seed: int, size: int, top_p: float, spread: float
 ) -> None:
     scores = row(seed, size, spread)
-    p = np.exp(scores.astype(np.float64))
+    scores = (scores - scores.max()).astype(np.float64)
+    p = np.exp(scores)
     p /= p.sum()
     kept = p[_nucleus(scores, top_p, 0.0)]
     assert kept.sum() >= top_p - 1e-9
@@ -50,7 +51,8 @@ def test_top_p_keeps_the_smallest_set_that_holds_the_mass(
 @given(seed=seeds, min_p=st.floats(0.001, 1))
 def test_min_p_keeps_what_is_likely_enough_beside_the_best(seed: int, min_p: float) -> None:
     scores = row(seed)
-    p = np.exp((scores - scores.max()).astype(np.float64))
+    scores = (scores - scores.max()).astype(np.float64)
+    p = np.exp(scores)
     assert set(_nucleus(scores, 1.0, min_p)) == set(np.flatnonzero(p >= min_p))
 
 
@@ -59,7 +61,7 @@ def test_skipping_hopeless_tokens_never_changes_the_winner(seed: int, position: 
     logits = row(seed, 2000, spread)
     tokens = np.zeros(position % 1000 + 1, np.int32)
     ids = np.arange(2000)
-    full = logits / np.float32(0.9) + gumbel_noise(seed, len(tokens), ids)
+    full = logits.astype(np.float64) / 0.9 + gumbel_noise(seed, len(tokens), ids)
     assert sample(logits, tokens, temperature=0.9, seed=seed) == full.argmax()
 
 
@@ -87,7 +89,7 @@ def test_sampler_and_noise_agree_on_the_distribution() -> None:
     tokens = np.zeros(2000, np.int32)
     drawn = [sample(logits, tokens[:n], temperature=0.8, seed=7) for n in range(1, 2000)]
     noise = np.stack([gumbel_noise(7, n, np.arange(12)) for n in range(1, 2000)])
-    assert drawn == (logits / np.float32(0.8) + noise).argmax(axis=1).tolist()
+    assert drawn == (logits.astype(np.float64) / 0.8 + noise).argmax(axis=1).tolist()
 
 
 def test_truncation_is_never_violated() -> None:
@@ -139,9 +141,17 @@ def test_broken_logits_are_an_error_and_not_a_token(broken: float, temperature: 
         ("min_p", -0.5),
         ("repetition_penalty", 0.0),
         ("seed", -1),
+        ("seed", 1.5),
+        ("top_k", 2.5),
         ("presence_penalty", float("inf")),
     ],
 )
 def test_values_out_of_range_are_refused_by_name(name: str, value: float) -> None:
     with pytest.raises(UsageError, match=name):
         SamplingParams(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-44, 1e-9, 1e-3])
+def test_tiny_temperature_is_nearly_greedy(temperature: float) -> None:
+    logits = row(3)
+    assert sample(logits, temperature=temperature, top_p=0.9) == logits.argmax()

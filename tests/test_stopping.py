@@ -65,6 +65,10 @@ def test_text_is_cut_at_the_first_stop_string_however_it_arrives(
     assert not any(string in shown for string in strings)
 
 
+def test_nothing_is_held_back_without_stop_strings() -> None:
+    assert TextStop([]).push("abc") == ("abc", False)
+
+
 def test_only_what_may_begin_a_stop_string_is_held_back() -> None:
     stop = TextStop(["</end>"])
     assert stop.push("hello <") == ("hello ", False)

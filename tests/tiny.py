@@ -184,10 +184,10 @@ def write_gguf(
 
 def _permuted(name: str, value: np.ndarray, *, inverse: bool = False) -> np.ndarray:
     """The order of query and key rows that llama GGUF files have, or back."""
-    if not name.endswith(("q_proj.weight", "k_proj.weight")):
+    if "q_proj" not in name and "k_proj" not in name:
         return value
     shape = (-1, HEAD_DIM // 2, 2) if inverse else (-1, 2, HEAD_DIM // 2)
-    return value.reshape(*shape, value.shape[1]).swapaxes(1, 2).reshape(value.shape)
+    return value.reshape(*shape, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
 
 
 def write_huggingface(
