@@ -63,29 +63,30 @@ def converse(
     first = len(messages)
     while True:
         try:
-            said = input("\n> ").strip()
-        except EOFError:
-            print(file=sys.stderr)
-            return 0
-        except KeyboardInterrupt:
-            print("\n(Ctrl-D leaves)", file=sys.stderr)
-            continue
-        if not said:
-            continue
-        if said.startswith("/") and not said.startswith("//"):
-            if said in ("/exit", "/quit", "/bye"):
+            said = _read()
+            if said is None:
                 return 0
             if said == "/clear":
                 del messages[first:]
-            else:
+            elif said.startswith("/") and not said.startswith("//"):
                 print(f"{_HELP} A message that begins with / is written with //.", file=sys.stderr)
-            continue
-        messages.append(Message("user", said.removeprefix("/")))
-        answer = _answer(engine, messages, sampling, max_tokens, stop)
-        if answer is None:
-            messages.pop()
-        else:
-            messages.append(Message("assistant", answer))
+            elif said:
+                asked = [*messages, Message("user", said.removeprefix("/"))]
+                answer = _answer(engine, asked, sampling, max_tokens, stop)
+                if answer is not None:
+                    messages = [*asked, Message("assistant", answer)]
+        except KeyboardInterrupt:  # between one thing and the next
+            print("\n(stopped; Ctrl-D leaves)", file=sys.stderr)
+
+
+def _read() -> str | None:
+    """What the user says next; None to leave."""
+    try:
+        said = input("\n> ").strip()
+    except EOFError:
+        print(file=sys.stderr)
+        return None
+    return None if said in ("/exit", "/quit", "/bye") else said
 
 
 def _answer(
@@ -101,7 +102,7 @@ def _answer(
         chunks = engine.stream(messages, sampling=sampling, max_tokens=max_tokens, stop=stop)
         _, last = _print_stream(chunks, shown)
     except KeyboardInterrupt:
-        print("\n(stopped)", file=sys.stderr)
+        print("\n(stopped; Ctrl-D leaves)", file=sys.stderr)
         return "".join(shown) or None
     except ContextOverflow as error:
         print(f"edgespec: {error}, or begin anew with /clear", file=sys.stderr)

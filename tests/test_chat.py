@@ -57,7 +57,7 @@ def test_conversation_survives_ctrl_c_and_ends_at_ctrl_d(tiny_model: Path) -> No
     at = terminal.wait_for("the in", after=at)
     at = terminal.wait_for("\n", after=at)
     terminal.type("\x03")
-    at = terminal.wait_for("(stopped)", after=at)
+    at = terminal.wait_for("(stopped; Ctrl-D leaves)", after=at)
     at = terminal.wait_for("> ", after=at)
     terminal.type("/clear\n")
     at = terminal.wait_for("> ", after=at)
@@ -69,7 +69,7 @@ def test_conversation_survives_ctrl_c_and_ends_at_ctrl_d(tiny_model: Path) -> No
     at = terminal.wait_for("> ", after=at)
     time.sleep(0.3)  # the prompt shows a moment before the line editor takes signals
     terminal.type("\x03")
-    at = terminal.wait_for("Ctrl-D leaves", after=at)
+    at = terminal.wait_for("(stopped; Ctrl-D leaves)", after=at)
     at = terminal.wait_for("> ", after=at)
     terminal.type("\x04")
     assert terminal.exit_code() == 0
