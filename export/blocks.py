@@ -81,7 +81,7 @@ def _symmetric(bits: int, block_size: int, levels: Bytes, scales: Floats) -> Blo
     return Blocks(bits, block_size, levels.reshape(rows, -1), scales.reshape(rows, -1))
 
 
-def _with_minimum(bits: int, block_size: int, levels: Bytes, scales: Floats, minima: Floats) -> Blocks:
+def with_minimum(bits: int, block_size: int, levels: Bytes, scales: Floats, minima: Floats) -> Blocks:
     """w = scale · level + minimum, with the nearest zero point split out of the minimum."""
     rows = levels.shape[0]
     scales, minima = scales.reshape(rows, -1), minima.reshape(rows, -1)
@@ -101,7 +101,7 @@ def _q4_0(raw: Bytes) -> Blocks:
 
 def _q4_1(raw: Bytes) -> Blocks:
     block = _fields(raw, 20)
-    return _with_minimum(4, 32, _nibbles(block[..., 4:]), _half(block[..., :2]), _half(block[..., 2:4]))
+    return with_minimum(4, 32, _nibbles(block[..., 4:]), _half(block[..., :2]), _half(block[..., 2:4]))
 
 
 def _q5_0(raw: Bytes) -> Blocks:
@@ -113,7 +113,7 @@ def _q5_0(raw: Bytes) -> Blocks:
 def _q5_1(raw: Bytes) -> Blocks:
     block = _fields(raw, 24)
     levels = _nibbles(block[..., 8:]) | _fifth_bits(block[..., 4:8])
-    return _with_minimum(8, 32, levels, _half(block[..., :2]), _half(block[..., 2:4]))
+    return with_minimum(8, 32, levels, _half(block[..., :2]), _half(block[..., 2:4]))
 
 
 def _q8_0(raw: Bytes) -> Blocks:
@@ -140,7 +140,7 @@ def _q4_k(raw: Bytes) -> Blocks:
     scales, minima = _k_scales(block[..., 4:16])
     scales *= _half(block[..., 0:2])[..., None]
     minima *= -_half(block[..., 2:4])[..., None]
-    return _with_minimum(4, 32, _k_nibbles(block[..., 16:]), scales, minima)
+    return with_minimum(4, 32, _k_nibbles(block[..., 16:]), scales, minima)
 
 
 def _q5_k(raw: Bytes) -> Blocks:
@@ -151,7 +151,7 @@ def _q5_k(raw: Bytes) -> Blocks:
     bits = np.unpackbits(block[..., 16:48, None], axis=-1, bitorder="little")  # [rows, blocks, 32, 8]
     fifth = np.swapaxes(bits, -1, -2) * _16  # bit i of byte j belongs to weight j of sub-block i
     levels = _k_nibbles(block[..., 48:]).reshape(fifth.shape) | fifth
-    return _with_minimum(8, 32, levels, scales, minima)
+    return with_minimum(8, 32, levels, scales, minima)
 
 
 def _q6_k(raw: Bytes) -> Blocks:
@@ -169,7 +169,7 @@ def _q2_k(raw: Bytes) -> Blocks:
     packed = block[..., :16]
     scales = (packed & 15) * _half(block[..., 80:82])[..., None]
     minima = (packed >> 4) * -_half(block[..., 82:84])[..., None]
-    return _with_minimum(4, 16, _two_bits(block[..., 16:80]), scales, minima)
+    return with_minimum(4, 16, _two_bits(block[..., 16:80]), scales, minima)
 
 
 def _two_bits(raw: Bytes) -> Bytes:
@@ -219,62 +219,6 @@ BLOCK_FORMATS = {
     "Q6_K": BlockFormat(256, 210, 8, 16, False, _q6_k),
     "IQ4_NL": BlockFormat(32, 18, 8, 32, False, _iq4_nl),
 }
-
-
-def quantize(weights: Floats, bits: int, block_size: int) -> Blocks:
-    """Symmetric round-to-nearest: the largest magnitude of a block takes the lowest level.
-
-    Args:
-        weights: [rows, columns]; the last block of a row may be short and is padded with zeros.
-    """
-    rows, columns = weights.shape
-    padded = np.pad(weights, ((0, 0), (0, -columns % block_size)))
-    block = padded.reshape(rows, -1, block_size)
-    middle = 1 << (bits - 1)
-    peak = np.take_along_axis(block, np.abs(block).argmax(axis=2)[:, :, None], axis=2)
-    scales = peak / -middle
-    inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales != 0)
-    levels = np.clip(np.rint(block * inverse) + middle, 0, 2 * middle - 1).astype(np.uint8)
-    return Blocks(bits, block_size, levels.reshape(rows, -1), scales[:, :, 0].astype(np.float32))
-
-
-def with_paired_blocks(blocks: Blocks) -> Blocks:
-    """Symmetric 6-bit levels in blocks of 16 → 8-bit levels in blocks of 32.
-
-    The larger scale of a pair is kept as four steps to a level, exactly; levels of the other are rounded
-    to a quarter of that scale, an eighth of a level of their neighbour at most.
-    """
-    assert blocks.bits == 8
-    assert blocks.zero_points is None
-    rows = blocks.levels.shape[0]
-    scales = blocks.scales.reshape(rows, -1, 2)
-    larger = np.take_along_axis(scales, np.abs(scales).argmax(axis=2)[:, :, None], axis=2)
-    factors = np.divide(4 * scales, larger, out=np.zeros_like(scales), where=larger != 0)
-    levels = blocks.levels.reshape(rows, -1, 2, blocks.block_size).astype(np.float32) - 128
-    # Where the two scales differ in sign, the lowest level would become 128, one step too far.
-    levels = np.minimum(np.rint(levels * factors[..., None]) + 128, 255)
-    quarters = (larger[..., 0] / 4).astype(np.float32)
-    return Blocks(8, 2 * blocks.block_size, levels.astype(np.uint8).reshape(rows, -1), quarters)
-
-
-def with_offset_columns(blocks: Blocks) -> Blocks:
-    """The offsets as further columns, one a block, that meet the mean of the activations in that block.
-
-    w · x = Σ scale · (level − zero_point) · x + Σ_blocks (block_size · offset) · mean(x in the block).
-    The columns are quantised like the rest. An offset is at most half a scale, so at 4 bits they keep a
-    minimum to 1/30 of a level and at 8 bits to 1/500.
-    """
-    assert blocks.offsets is not None
-    assert blocks.zero_points is not None
-    columns = quantize(blocks.offsets * np.float32(blocks.block_size), blocks.bits, blocks.block_size)
-    middle = np.full(columns.scales.shape, 1 << (blocks.bits - 1), np.uint8)
-    return Blocks(
-        blocks.bits,
-        blocks.block_size,
-        np.concatenate([blocks.levels, columns.levels], axis=1),
-        np.concatenate([blocks.scales, columns.scales], axis=1),
-        np.concatenate([blocks.zero_points, middle], axis=1),
-    )
 
 
 def pack(levels: Bytes, bits: int) -> Bytes:

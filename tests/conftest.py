@@ -52,3 +52,11 @@ def smollm2_int4(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("real") / "smollm2-135m-int4"
     export_model(smollm2_gguf, folder, precision="int4")
     return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2_int8(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rounded anew, so that it differs from the source now and then, as a drafter does."""
+    folder = tmp_path_factory.mktemp("real") / "smollm2-135m-int8"
+    export_model(smollm2_gguf, folder, precision="int8")
+    return folder

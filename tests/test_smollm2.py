@@ -31,16 +31,16 @@ def answer(capsys: pytest.CaptureFixture[str], model: Path, *options: object) ->
 
 @pytest.mark.parametrize("sampling", [[], ["--temperature", 0.8, "--seed", 7]], ids=["greedy", "sampled"])
 def test_token_ids_are_the_same_for_any_drafter_and_length(
-    capsys: pytest.CaptureFixture[str], smollm2: Path, smollm2_int4: Path, sampling: list[object]
+    capsys: pytest.CaptureFixture[str], smollm2: Path, smollm2_int8: Path, sampling: list[object]
 ) -> None:
     plain = answer(capsys, smollm2, "--drafter", "none", *sampling)
     assert len(plain["token_ids"]) > 60  # type: ignore[arg-type]
-    for drafter in ("ngram", smollm2_int4):
+    for drafter in ("ngram", smollm2_int8):
         for length in (1, 3, 8, "auto"):
             drafted = answer(capsys, smollm2, "--drafter", drafter, "--draft-length", length, *sampling)
             assert drafted["token_ids"] == plain["token_ids"], (drafter, length)
             assert drafted["text"] == plain["text"]
-    assert drafted["stats"]["acceptance_rate"] > 0.3  # type: ignore[index]
+    assert 0.3 < drafted["stats"]["acceptance_rate"] < 1.0  # type: ignore[index]
 
 
 def test_tokens_are_those_of_the_reference(smollm2: Path) -> None:
@@ -67,7 +67,7 @@ def test_source_precision_scores_like_the_dequantised_weights(
 
     exact = nll(tmp_path / "fp32")
     assert nll(smollm2) == pytest.approx(exact, abs=0.01)
-    assert nll(smollm2_int4) > exact + 0.1, "four rounded bits should be told from the source"
+    assert nll(smollm2_int4) == pytest.approx(exact, abs=0.01), "a 4-bit source is kept by int4"
 
 
 def test_cached_equals_uncached_to_the_bit(smollm2: Path) -> None:

@@ -1,0 +1,122 @@
+"""Rounding weights to blocks of few bits, and re-laying blocks that MatMulNBits does not know.
+
+Knows nothing of files and nothing of graphs.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.export.blocks import Blocks, Floats, with_minimum
+
+# Ranges tried for an asymmetric block, as shares of the full one, each refined by least squares.
+_RANGES = (1.0, 0.93, 0.86, 0.8)
+_REFINEMENTS = 2
+
+
+def quantize(weights: Floats, bits: int, block_size: int) -> Blocks:
+    """Symmetric round-to-nearest: the largest magnitude of a block takes the lowest level.
+
+    Args:
+        weights: [rows, columns]; the last block of a row may be short and is padded with zeros.
+    """
+    rows, columns = weights.shape
+    padded = np.pad(weights, ((0, 0), (0, -columns % block_size)))
+    block = padded.reshape(rows, -1, block_size)
+    middle = 1 << (bits - 1)
+    peak = np.take_along_axis(block, np.abs(block).argmax(axis=2)[:, :, None], axis=2)
+    scales = peak / -middle
+    levels = np.clip(np.rint(block * _inverse(scales)) + middle, 0, 2 * middle - 1).astype(np.uint8)
+    return Blocks(bits, block_size, levels.reshape(rows, -1), scales[:, :, 0].astype(np.float32))
+
+
+def quantize_asymmetric(weights: Floats, bits: int, block_size: int) -> Blocks:
+    """Scale and minimum of each block with the least squared error found.
+
+    Starts from several ranges and refines each by least squares for the levels it gives, as the k-quants of
+    GGUF do. Weights that fill such a grid already, like those of a Q4_1 file, are found exactly.
+
+    Args:
+        weights: [rows, columns], columns a multiple of block_size.
+    """
+    rows = weights.shape[0]
+    block = weights.reshape(rows, -1, block_size)
+    highest = np.float32((1 << bits) - 1)
+    low = block.min(axis=2, keepdims=True)
+    extent = block.max(axis=2, keepdims=True) - low
+    best: tuple[Floats, Floats, Floats] | None = None  # levels, scales, minima
+    least: Floats = np.full_like(low, np.inf)
+    for share in _RANGES:
+        scales, minima = extent * np.float32(share / highest), low + extent * np.float32((1 - share) / 2)
+        for _ in range(1 + _REFINEMENTS):
+            levels = np.clip(np.rint((block - minima) * _inverse(scales)), 0, highest)
+            errors = np.square(levels * scales + minima - block).sum(axis=2, keepdims=True)
+            found = (levels, scales, minima)
+            better = errors < least
+            least = np.where(better, errors, least)
+            best = found if best is None else _choose(better, found, best)
+            scales, minima = _least_squares(block, levels, scales)
+    assert best is not None
+    return with_minimum(bits, block_size, best[0].astype(np.uint8), best[1][..., 0], best[2][..., 0])
+
+
+def _choose(
+    better: npt.NDArray[np.bool_], one: tuple[Floats, ...], other: tuple[Floats, Floats, Floats]
+) -> tuple[Floats, Floats, Floats]:
+    levels, scales, minima = (np.where(better, new, old) for new, old in zip(one, other, strict=True))
+    return levels, scales, minima
+
+
+def _least_squares(block: Floats, levels: Floats, scales: Floats) -> tuple[Floats, Floats]:
+    """Scale and minimum that fit block ≈ scale · level + minimum best; the old scale where levels are all one."""
+    mean_level, mean = levels.mean(axis=2, keepdims=True), block.mean(axis=2, keepdims=True)
+    spread = levels - mean_level
+    variance = np.square(spread).sum(axis=2, keepdims=True)
+    covariance = (spread * (block - mean)).sum(axis=2, keepdims=True)
+    fitted = np.divide(covariance, variance, out=scales.copy(), where=variance > 0)
+    return fitted, mean - fitted * mean_level
+
+
+def _inverse(scales: npt.NDArray[Any]) -> Floats:
+    inverse: Floats = np.divide(1, scales, out=np.zeros_like(scales), where=scales != 0)
+    return inverse
+
+
+def with_paired_blocks(blocks: Blocks) -> Blocks:
+    """Symmetric 6-bit levels in blocks of 16 → 8-bit levels in blocks of 32.
+
+    The larger scale of a pair is kept as four steps to a level, exactly; levels of the other are rounded
+    to a quarter of that scale, an eighth of a level of their neighbour at most.
+    """
+    assert blocks.bits == 8
+    assert blocks.zero_points is None
+    rows = blocks.levels.shape[0]
+    scales = blocks.scales.reshape(rows, -1, 2)
+    larger = np.take_along_axis(scales, np.abs(scales).argmax(axis=2)[:, :, None], axis=2)
+    factors = np.divide(4 * scales, larger, out=np.zeros_like(scales), where=larger != 0)
+    levels = blocks.levels.reshape(rows, -1, 2, blocks.block_size).astype(np.float32) - 128
+    # Where the two scales differ in sign, the lowest level would become 128, one step too far.
+    levels = np.minimum(np.rint(levels * factors[..., None]) + 128, 255)
+    quarters = (larger[..., 0] / 4).astype(np.float32)
+    return Blocks(8, 2 * blocks.block_size, levels.astype(np.uint8).reshape(rows, -1), quarters)
+
+
+def with_offset_columns(blocks: Blocks) -> Blocks:
+    """The offsets as further columns, one a block, that meet the mean of the activations in that block.
+
+    w · x = Σ scale · (level − zero_point) · x + Σ_blocks (block_size · offset) · mean(x in the block).
+    The columns are quantised like the rest. An offset is at most half a scale, so at 4 bits they keep a
+    minimum to 1/30 of a level and at 8 bits to 1/500.
+    """
+    assert blocks.offsets is not None
+    assert blocks.zero_points is not None
+    columns = quantize(blocks.offsets * np.float32(blocks.block_size), blocks.bits, blocks.block_size)
+    middle = np.full(columns.scales.shape, 1 << (blocks.bits - 1), np.uint8)
+    return Blocks(
+        blocks.bits,
+        blocks.block_size,
+        np.concatenate([blocks.levels, columns.levels], axis=1),
+        np.concatenate([blocks.scales, columns.scales], axis=1),
+        np.concatenate([blocks.zero_points, middle], axis=1),
+    )

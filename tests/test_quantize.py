@@ -1,0 +1,74 @@
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rows import random_rows
+
+from edgespec.export.blocks import BLOCK_FORMATS, Blocks
+from edgespec.export.quantize import quantize, quantize_asymmetric, with_offset_columns, with_paired_blocks
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@given(seed=st.integers(0, 2**32))
+def test_rounding_is_off_by_half_a_step_at_most_but_at_the_far_end(bits: int, seed: int) -> None:
+    weights = np.random.default_rng(seed).normal(0, 1, (4, 96)).astype(np.float32)
+    blocks = quantize(weights, bits, 32)
+    error = np.abs(blocks.dequantized() - weights).reshape(4, 3, 32)
+    far = -weights.reshape(4, 3, 32) / blocks.scales[:, :, None] < -(2 ** (bits - 1)) + 0.5
+    assert (error <= np.abs(blocks.scales)[:, :, None] * np.where(far, 1.0, 0.5) * 1.001).all()
+
+
+def test_zero_and_short_blocks_are_kept() -> None:
+    weights = np.zeros((2, 40), np.float32)
+    weights[1, 39] = 3.0
+    blocks = quantize(weights, 4, 32)
+    assert np.allclose(blocks.dequantized()[:, :40], weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "bound"), [("Q4_1", 1 / 28), ("Q4_K", 1 / 28), ("Q5_1", 1 / 500), ("Q5_K", 1 / 500)]
+)
+def test_offset_columns_keep_the_minimum_of_a_block(name: str, bound: float) -> None:
+    """Read back as the graph does: a column times the mean of its block."""
+    decoded = BLOCK_FORMATS[name].decode(random_rows(name, 5, num_blocks=8))
+    assert decoded.offsets is not None
+    assert decoded.zero_points is not None
+    typical = np.abs(decoded.offsets) <= 0.501 * np.abs(decoded.scales)  # the zero point was not clipped
+    offsets = np.where(typical, decoded.offsets, 0)
+    decoded = Blocks(
+        decoded.bits, decoded.block_size, decoded.levels, decoded.scales, decoded.zero_points, offsets
+    )
+    columns = with_offset_columns(decoded).dequantized()[:, decoded.levels.shape[1] :]
+    kept = columns[:, : offsets.shape[1]] / decoded.block_size
+    assert np.abs(kept - offsets).max() <= bound * np.abs(decoded.scales).max()
+
+
+def test_paired_blocks_move_weights_by_an_eighth_of_a_level_at_most() -> None:
+    exact = BLOCK_FORMATS["Q6_K"].decode(random_rows("Q6_K", 3))
+    paired = with_paired_blocks(exact)
+    larger = np.abs(exact.scales).reshape(3, -1, 2).max(axis=2).repeat(32, axis=1)
+    error = np.abs(paired.dequantized() - exact.dequantized())
+    lowest = exact.levels == 96  # may be clipped where the signs of a pair differ
+    assert (error <= larger * np.where(lowest, 0.25, 0.126)).all()
+
+
+@given(seed=st.integers(0, 2**32))
+def test_asymmetric_rounding_beats_plain_rounding(seed: int) -> None:
+    weights = np.random.default_rng(seed).normal(0.1, 1, (8, 256)).astype(np.float32)
+    plain = np.square(quantize(weights, 4, 32).dequantized() - weights).sum()
+    assert np.square(quantize_asymmetric(weights, 4, 32).dequantized() - weights).sum() < 0.85 * plain
+
+
+@given(seed=st.integers(0, 2**32))
+def test_weights_of_a_four_bit_file_are_found_again(seed: int) -> None:
+    weights = np.random.default_rng(seed).normal(0, 1, (4, 64)).astype(np.float32)
+    stored = gguf.quants.quantize(weights, gguf.GGMLQuantizationType.Q4_1)
+    exact = BLOCK_FORMATS["Q4_1"].decode(stored)
+    error = np.abs(quantize_asymmetric(exact.dequantized(), 4, 32).dequantized() - exact.dequantized())
+    assert error.max() < 1e-5
+
+
+def test_constant_blocks_are_kept() -> None:
+    weights = np.repeat(np.array([[0.0, 0.5, -2.0]], np.float32), 32, axis=1)
+    assert np.allclose(quantize_asymmetric(weights, 4, 32).dequantized(), weights)
