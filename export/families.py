@@ -1,7 +1,7 @@
 """From the names and settings of a source to one description that the graph builder understands.
 
-A family is a table of tensor names and a few settings. Known: llama (Llama 2 and 3, SmolLM2, TinyLlama)
-and qwen2 (Qwen2, Qwen2.5), each from GGUF metadata and from a Hugging Face config.json.
+A family is a few settings over one table of tensor names: llama (Llama 2 and 3, SmolLM2, TinyLlama), mistral,
+qwen2 (and 2.5), qwen3, granite and smollm3, each from GGUF metadata and from a Hugging Face config.json.
 """
 
 import math
@@ -15,13 +15,18 @@ from edgespec.errors import SourceError
 from edgespec.export.blocks import Floats
 from edgespec.export.tensors import Index, StoredTensor
 
-FAMILIES = ("llama", "qwen2")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "granite", "smollm3")
+# GGUF stores the query and key rows of these in pairs; a mistral file calls itself llama.
+_PERMUTED = ("llama", "mistral", "granite", "smollm3")
 _MAX_CONTEXT_LENGTH = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """Shape and constants of a decoder-only transformer with RMSNorm, rotary positions and SwiGLU."""
+    """Shape and constants of a decoder-only transformer with RMSNorm, rotary positions and SwiGLU.
+
+    The scales are granite's, and 1 elsewhere.
+    """
 
     architecture: str
     hidden_size: int
@@ -34,6 +39,12 @@ class DecoderConfig:
     context_length: int
     rms_eps: float
     inv_freq: Floats  # rotary frequencies, [head_dim / 2]
+    sliding_window: int | None = None  # how many tokens back attention sees
+    layers_without_rope: frozenset[int] = frozenset()
+    attention_scale: float  # of query · key
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
 
 
 # Role in the graph -> name in a GGUF file and in a Hugging Face checkpoint. {i} is the layer.
@@ -48,12 +59,15 @@ _TENSOR_NAMES = {
     "{i}.q_bias": ("blk.{i}.attn_q.bias", "model.layers.{i}.self_attn.q_proj.bias"),
     "{i}.k_bias": ("blk.{i}.attn_k.bias", "model.layers.{i}.self_attn.k_proj.bias"),
     "{i}.v_bias": ("blk.{i}.attn_v.bias", "model.layers.{i}.self_attn.v_proj.bias"),
+    "{i}.q_norm": ("blk.{i}.attn_q_norm.weight", "model.layers.{i}.self_attn.q_norm.weight"),
+    "{i}.k_norm": ("blk.{i}.attn_k_norm.weight", "model.layers.{i}.self_attn.k_norm.weight"),
     "{i}.o": ("blk.{i}.attn_output.weight", "model.layers.{i}.self_attn.o_proj.weight"),
     "{i}.mlp_norm": ("blk.{i}.ffn_norm.weight", "model.layers.{i}.post_attention_layernorm.weight"),
     "{i}.gate": ("blk.{i}.ffn_gate.weight", "model.layers.{i}.mlp.gate_proj.weight"),
     "{i}.up": ("blk.{i}.ffn_up.weight", "model.layers.{i}.mlp.up_proj.weight"),
     "{i}.down": ("blk.{i}.ffn_down.weight", "model.layers.{i}.mlp.down_proj.weight"),
 }
+_OPTIONAL = ("head", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm")
 # Derived constants that some checkpoints carry; rope_freqs is read before the roles are.
 _IGNORED = ("rope_freqs.weight", "rotary_emb.inv_freq")
 
@@ -71,6 +85,9 @@ def config_from_gguf(
 
     def count(key: str, default: Any = None) -> int:
         return _whole(path, f"{architecture}.{key}", get(key, default))
+
+    def has(key: str) -> bool:
+        return f"{architecture}.{key}" in metadata
 
     scaling = metadata.get(f"{architecture}.rope.scaling.type", "none")
     if scaling not in ("none", "linear"):
@@ -96,6 +113,12 @@ def config_from_gguf(
         context_length=min(count("context_length"), _MAX_CONTEXT_LENGTH),
         rms_eps=get("attention.layer_norm_rms_epsilon"),
         inv_freq=inv_freq,
+        sliding_window=count("attention.sliding_window") if has("attention.sliding_window") else None,
+        layers_without_rope=_every_fourth(count("block_count")) if architecture == "smollm3" else frozenset(),
+        attention_scale=get("attention.scale", head_dim**-0.5),
+        embedding_scale=get("embedding_scale", 1.0),
+        residual_scale=get("residual_scale", 1.0),
+        logit_scale=1 / get("logit_scale", 1.0),
     )
 
 
@@ -107,7 +130,9 @@ def config_from_huggingface(
     if architecture not in FAMILIES:
         raise SourceError(f"{path} has model type '{architecture}'; known are {', '.join(FAMILIES)}")
     if stated.get("hidden_act", "silu") != "silu" or stated.get("use_sliding_window"):
-        raise SourceError(f"{path} uses another activation than silu or a sliding window; both are not supported")
+        raise SourceError(
+            f"{path} uses another activation than silu or a sliding window in some layers; both are not supported"
+        )
     if stated.get("partial_rotary_factor", 1) != 1:
         raise SourceError(f"{path} rotates only a part of each head, which is not supported")
 
@@ -132,8 +157,31 @@ def config_from_huggingface(
         vocab_size=_vocab_size(path, tensors, "model.embed_tokens.weight"),
         context_length=min(count("max_position_embeddings"), _MAX_CONTEXT_LENGTH),
         rms_eps=get("rms_norm_eps"),
+        sliding_window=count("sliding_window")
+        if architecture == "mistral" and stated.get("sliding_window")
+        else None,
+        layers_without_rope=_without_rope(path, stated),
+        attention_scale=get("attention_multiplier", head_dim**-0.5),
+        embedding_scale=get("embedding_multiplier", 1.0),
+        residual_scale=get("residual_multiplier", 1.0),
+        logit_scale=1 / get("logits_scaling", 1.0),
         inv_freq=_scaled(path, _inv_freq(theta, head_dim), rope),
     )
+
+
+def _without_rope(path: object, stated: Mapping[str, Any]) -> frozenset[int]:
+    """smollm3 lists 1 for each layer with rotary positions, or says every how many layers has none."""
+    uses = stated.get("no_rope_layers")
+    if uses is None:
+        every_fourth = stated["model_type"] == "smollm3"
+        return _every_fourth(stated["num_hidden_layers"]) if every_fourth else frozenset()
+    if len(uses) != stated["num_hidden_layers"] or not set(uses) <= {0, 1}:
+        raise SourceError(f"{path}: no_rope_layers is {uses}, wanted 0 or 1 for each layer")
+    return frozenset(i for i, rotates in enumerate(uses) if not rotates)
+
+
+def _every_fourth(num_layers: int) -> frozenset[int]:
+    return frozenset(range(3, num_layers, 4))
 
 
 def _positive(path: object, key: str, value: Any) -> Any:
@@ -193,13 +241,24 @@ def tensors_by_role(
             if name in stored:
                 used.add(name)
                 found[role.format(i=i)] = _checked(path, config, role, stored[name])
-            elif "bias" not in role and role != "head":
+            elif not role.endswith(_OPTIONAL):
                 raise SourceError(f"{path} has no tensor {name}; the file is incomplete or damaged")
     if unused := [name for name in stored if name not in used and not name.endswith(_IGNORED)]:
         raise SourceError(f"{path} has tensor {unused[0]}, which no {config.architecture} model uses; unsupported")
-    if is_gguf and config.architecture == "llama":
+    _check_norms(path, config, found)
+    if is_gguf and config.architecture in _PERMUTED:
         found |= _unpermuted(config, found)
     return found
+
+
+def _check_norms(path: object, config: DecoderConfig, found: Mapping[str, StoredTensor]) -> None:
+    """Only qwen3 normalises queries and keys, and it does so in every layer."""
+    num_norms = sum(role.endswith(("q_norm", "k_norm")) for role in found)
+    wanted = 2 * config.num_layers if config.architecture == "qwen3" else 0
+    if num_norms != wanted:
+        raise SourceError(
+            f"{path} has {num_norms} query and key norms, {config.architecture} has {wanted}; unsupported"
+        )
 
 
 def _checked(path: object, config: DecoderConfig, role: str, tensor: StoredTensor) -> StoredTensor:
@@ -210,6 +269,7 @@ def _checked(path: object, config: DecoderConfig, role: str, tensor: StoredTenso
         "input_norm": (1, hidden), "mlp_norm": (1, hidden),
         "q": (q, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, q),
         "q_bias": (1, q), "k_bias": (1, kv), "v_bias": (1, kv),
+        "q_norm": (1, config.head_dim), "k_norm": (1, config.head_dim),
         "gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner),
     }[role.removeprefix("{i}.")]  # fmt: skip
     if (tensor.rows, tensor.columns) != wanted:

@@ -60,7 +60,7 @@ class _Decoder:
         inputs, outputs = [input_ids, mask, num_logits], []
 
         embedded, head = self.linear.embedding(self.tensors["embedding"], input_ids, self.tensors.get("head"))
-        residual = embedded
+        residual = self._scaled(embedded, self.config.embedding_scale)
         normed = self._op(
             "SimplifiedLayerNormalization", residual, self._vector("0.input_norm"), **self._norm_attributes()
         )
@@ -68,13 +68,14 @@ class _Decoder:
             past = [self._cache(f"past_key_values.{i}.{part}") for part in ("key", "value")]
             present = [self._cache(f"present.{i}.{part}") for part in ("key", "value")]
             attended = self._attention(i, normed, past, present, lengths, rotary)
+            attended = self._scaled(attended, config.residual_scale)
             normed, residual = self._add_norm(attended, residual, f"{i}.mlp_norm")
-            fed = self._mlp(i, normed)
+            fed = self._scaled(self._mlp(i, normed), config.residual_scale)
             following = f"{i + 1}.input_norm" if i + 1 < config.num_layers else "final_norm"
             normed, residual = self._add_norm(fed, residual, following)
             inputs += past
             outputs += present
-        logits = head(self._last(normed, num_logits))
+        logits = head(self._scaled(self._last(normed, num_logits), config.logit_scale))
         logits.name = "logits"
         logits.type = ir.TensorType(ir.DataType.FLOAT)
         logits.shape = ir.Shape(["batch", "num_logits", config.vocab_size])
@@ -136,17 +137,46 @@ class _Decoder:
                 [self.tensors.get(f"{role}_bias") for role in roles],
             )
         ]
+        if f"{i}.q_norm" in self.tensors:
+            projected = self._normed_heads(i, projected)
         projected += [None] * (3 - len(projected))  # one value: query, key and value packed
+        rotates = i not in self.config.layers_without_rope
         attended = self.nodes.node(
             "GroupQueryAttention",
-            [*projected, *past, *lengths, *rotary],
+            [*projected, *past, *lengths, *(rotary if rotates else ())],
             outputs=[ir.Value(name=f"{i}.attended"), *present],
-            do_rotary=1,
+            do_rotary=int(rotates),
+            local_window_size=self.config.sliding_window or -1,
             num_heads=self.config.num_heads,
             kv_num_heads=self.config.num_kv_heads,
-            scale=self.config.head_dim**-0.5,
+            scale=self.config.attention_scale,
         )[0]
         return self.linear(f"{i}.o", attended, [self.tensors[f"{i}.o"]])[0]
+
+    def _normed_heads(self, i: int, projected: list[ir.Value | None]) -> list[ir.Value | None]:
+        """Queries and keys normalised head by head, values as they are (qwen3)."""
+        config = self.config
+        sizes = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+        if len(projected) == 1:
+            outputs = [ir.Value(name=f"{i}.{part}.out") for part in "qkv"]
+            lengths = self.nodes.constant("qkv_sizes", np.array(sizes))
+            projected = [*self.nodes.node("Split", [*projected, lengths], outputs=outputs, axis=-1)]
+        for at, part in enumerate("qk"):
+            heads = self.nodes.constant(f"{part}_heads", np.array([0, 0, -1, config.head_dim]))
+            row = self.nodes.constant(f"{part}_row", np.array([0, 0, sizes[at]]))
+            norm = self._op(
+                "SimplifiedLayerNormalization",
+                self._op("Reshape", projected[at], heads),
+                self._vector(f"{i}.{part}_norm"),
+                **self._norm_attributes(),
+            )
+            projected[at] = self._op("Reshape", norm, row)
+        return projected
+
+    def _scaled(self, x: ir.Value, scale: float) -> ir.Value:
+        if scale == 1.0:
+            return x
+        return self._op("Mul", x, self.nodes.constant(f"scale_{scale:g}", np.array(scale, np.float32)))
 
     def _mlp(self, i: int, x: ir.Value) -> ir.Value:
         parts = self.linear(f"{i}.gate_up", x, [self.tensors[f"{i}.gate"], self.tensors[f"{i}.up"]])

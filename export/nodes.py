@@ -30,10 +30,10 @@ class Nodes:
     def initializers(self) -> list[ir.Value]:
         return list(self._initializers)
 
-    def constant(self, name: str, array: npt.NDArray[np.int64]) -> ir.Value:
-        """A small integer constant kept in the graph file; the same name gives the same constant."""
+    def constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
+        """A small constant kept in the graph file; the same name gives the same constant."""
         if name not in self._constants:
-            tensor = ir.tensor(array.astype(np.int64), name=name)
+            tensor = ir.tensor(array, name=name)
             type_ = ir.TensorType(tensor.dtype)
             shape = ir.Shape(array.shape)
             self._constants[name] = ir.Value(name=name, shape=shape, type=type_, const_value=tensor)

@@ -182,9 +182,9 @@ def test_unknown_pre_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 def test_tensor_that_no_such_model_has_is_refused(tmp_path: Path) -> None:
-    weights = tiny.random_weights() | {"model.layers.0.attn_q_norm.weight": np.ones(16, np.float32)}
+    weights = tiny.random_weights() | {"model.layers.0.self_attn.o_proj.bias": np.ones(64, np.float32)}
     tiny.write_gguf(tmp_path / "a.gguf", weights)
-    assert_refused(tmp_path / "a.gguf", tmp_path, "attn_q_norm")
+    assert_refused(tmp_path / "a.gguf", tmp_path, "attn_output.bias")
 
 
 def test_folder_without_safetensors_is_refused(tmp_path: Path) -> None:

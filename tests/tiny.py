@@ -107,6 +107,8 @@ _GGUF_NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -139,11 +141,10 @@ def write_gguf(
         "attention.head_count": HEADS,
         "attention.head_count_kv": KV_HEADS,
     }
-    for key, value in numbers.items():
-        writer.add_uint32(f"{architecture}.{key}", value)
-    writer.add_float32(f"{architecture}.rope.freq_base", THETA)
-    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", EPS)
     metadata: dict[str, Any] = {
+        **{f"{architecture}.{key}": value for key, value in numbers.items()},
+        f"{architecture}.rope.freq_base": THETA,
+        f"{architecture}.attention.layer_norm_rms_epsilon": EPS,
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
         "tokenizer.ggml.tokens": PIECES,
@@ -161,6 +162,8 @@ def write_gguf(
             writer.add_bool(key, value)
         elif isinstance(value, int):
             writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
         elif isinstance(value, str):
             writer.add_string(key, value)
         else:
@@ -170,10 +173,11 @@ def write_gguf(
         if name in skip:
             continue
         kind = gguf.GGMLQuantizationType[storage if value.ndim == 2 else "F32"]
-        stored = _permuted(name, value) if architecture == "llama" else value
+        permute = architecture in ("llama", "granite", "smollm3")
+        stored = _permuted(name, value) if permute else value
         data = gguf.quants.quantize(stored, kind)
         back = gguf.quants.dequantize(data, kind).astype(np.float32).reshape(value.shape)
-        read_back[name] = _permuted(name, back, inverse=True) if architecture == "llama" else back
+        read_back[name] = _permuted(name, back, inverse=True) if permute else back
         writer.add_tensor(_gguf_name(name), data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -191,13 +195,19 @@ def _permuted(name: str, value: np.ndarray, *, inverse: bool = False) -> np.ndar
 
 
 def write_huggingface(
-    folder: Path, weights: dict[str, np.ndarray], *, model_type: str = "llama", shards: int = 1, dtype: str = "F32"
+    folder: Path,
+    weights: dict[str, np.ndarray],
+    *,
+    model_type: str = "llama",
+    shards: int = 1,
+    dtype: str = "F32",
+    config: dict[str, Any] | None = None,
 ) -> None:
     """Write a local Hugging Face folder."""
     from edgespec.export.vocabulary import vocabulary_from_gguf
 
     folder.mkdir(parents=True)
-    config = {
+    config = config or {
         "model_type": model_type,
         "hidden_size": HIDDEN,
         "intermediate_size": INNER,
