@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgespec.chat_template import Message
-    from edgespec.engine import Chunk, Completion, Engine, load
+    from edgespec.engine import Chunk, Completion, Engine
     from edgespec.errors import (
         ContextOverflow,
         DeviceUnavailable,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         UsageError,
         VocabularyMismatch,
     )
+    from edgespec.loading import load
     from edgespec.sampling import SamplingParams
     from edgespec.stats import Stats
 
@@ -55,7 +56,7 @@ _HOMES = {
     "Chunk": "engine",
     "Completion": "engine",
     "Engine": "engine",
-    "load": "engine",
+    "load": "loading",
     "SamplingParams": "sampling",
     "Stats": "stats",
 }

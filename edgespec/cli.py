@@ -11,10 +11,13 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from edgespec.catalog import CATALOG, DEFAULT_MODEL
 from edgespec.errors import EdgeSpecError, MemoryExhausted, UsageError
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
 
 _INTERRUPTED = 130
 _TERMINATED = 143
@@ -77,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_chat(commands.add_parser("chat", help="talk to a model, or answer one prompt"))
     _add_export(commands.add_parser("export", help="turn a GGUF file or a safetensors folder into a model folder"))
     _add_score(commands.add_parser("score", help="measure how well a model predicts a text"))
+    _add_bench(commands.add_parser("bench", help="compare speculation with plain decoding on your prompts"))
     return parser
 
 
@@ -112,6 +116,12 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument("--presence-penalty", type=float, default=0.0, metavar="A")
     sampling.add_argument("--frequency-penalty", type=float, default=0.0, metavar="A")
     sampling.add_argument("--seed", type=int, default=0, metavar="S")
+    _add_speculation(parser)
+    parser.add_argument("--json", action="store_true", help="print the answer and its figures as one document")
+    parser.set_defaults(run=_chat)
+
+
+def _add_speculation(parser: argparse.ArgumentParser) -> None:
     speculation = parser.add_argument_group("speculation (never changes the text under --deterministic)")
     speculation.add_argument("--drafter", default="auto", metavar="D", help="auto, none, ngram or a model")
     speculation.add_argument("--draft-length", default="auto", metavar="N", help="auto, or tokens a draft")
@@ -122,8 +132,19 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
     speculation.add_argument(
         "--deterministic", action="store_true", help="the same bytes whatever drafts, about a fifth slower"
     )
-    parser.add_argument("--json", action="store_true", help="print the answer and its figures as one document")
-    parser.set_defaults(run=_chat)
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    parser.add_argument(
+        "--prompts", metavar="FILE", type=Path, required=True, help="JSON Lines with turns or prompt"
+    )
+    parser.add_argument("--per-category", type=int, metavar="N", help="the first N prompts of each category")
+    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="tokens an answer (default 128)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T")
+    _add_speculation(parser)
+    parser.add_argument("--json", action="store_true", help="print one document")
+    parser.set_defaults(run=_bench)
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
@@ -144,7 +165,6 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 
 def _chat(options: argparse.Namespace) -> int:
     from edgespec.chat import answer_once, converse
-    from edgespec.engine import load
     from edgespec.sampling import SamplingParams
 
     sampling = SamplingParams(
@@ -166,7 +186,18 @@ def _chat(options: argparse.Namespace) -> int:
         raise UsageError("--json answers one prompt; give it with --prompt or on stdin")
     if prompt is not None and not prompt.strip():
         raise UsageError("the prompt is empty; give some text with --prompt or on stdin")
-    with load(
+    with _engine(options) as engine:
+        if prompt is None:
+            return converse(engine, options.system, sampling, options.max_tokens, options.stop)
+        return answer_once(
+            engine, prompt, options.system, sampling, options.max_tokens, options.stop, as_json=options.json
+        )
+
+
+def _engine(options: argparse.Namespace) -> "Engine":
+    from edgespec.loading import load
+
+    return load(
         options.model,
         drafter=options.drafter,
         draft_length=options.draft_length,
@@ -176,12 +207,22 @@ def _chat(options: argparse.Namespace) -> int:
         deterministic=options.deterministic,
         offline=options.offline,
         report=_say,
-    ) as engine:
-        if prompt is None:
-            return converse(engine, options.system, sampling, options.max_tokens, options.stop)
-        return answer_once(
-            engine, prompt, options.system, sampling, options.max_tokens, options.stop, as_json=options.json
-        )
+    )
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from edgespec.benchmark import measure, read_prompts, table
+    from edgespec.sampling import SamplingParams
+
+    for name in ("per_category", "max_tokens"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} is {value}; wanted at least 1")
+    prompts = read_prompts(options.prompts, options.per_category)
+    sampling = SamplingParams(temperature=options.temperature)
+    with _engine(options) as engine:
+        document = measure(engine, prompts, max_tokens=options.max_tokens, sampling=sampling, report=_say)
+    print(json.dumps(document) if options.json else table(document))
+    return 0
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -199,7 +240,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _score(options: argparse.Namespace) -> int:
-    from edgespec.engine import load
+    from edgespec.loading import load
     from edgespec.scoring import score
 
     try:

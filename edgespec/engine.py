@@ -1,35 +1,23 @@
-"""The composition root: model folders, decoders, drafter and schedule as one object that answers.
+"""A loaded model as one object that answers.
 
-with load("smollm2-135m") as engine:
-    for chunk in engine.stream("Why is the sky blue?"):
-        print(chunk.text, end="", flush=True)
+Knows protocols: which decoders and drafter it was given is loading's affair.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 
 from edgespec.chat_template import ROLES, Message, encode_chat
 from edgespec.draft_length import DraftLength, FixedLength, MeasuredLength
-from edgespec.drafters import ModelDrafter, NgramDrafter, NoDrafter
-from edgespec.errors import ContextOverflow, EdgeSpecError, UsageError, VocabularyMismatch
-from edgespec.home import ModelHome, default_home
-from edgespec.manifest import Manifest, read_manifest, verify_files
-from edgespec.runtimes.devices import Device, find_device
-from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.drafters import NoDrafter
+from edgespec.errors import ContextOverflow, EdgeSpecError, UsageError
+from edgespec.manifest import Manifest
 from edgespec.sampling import GumbelSampler, SamplingParams
 from edgespec.scheduler import serial
 from edgespec.stats import Stats, Tally
 from edgespec.stopping import TextStop, TokenStop
 from edgespec.tokenizer import TextStream, Tokenizer
 from edgespec.types import Decoder, Drafter, TokenIds
-
-_NAMED = ("auto", "none", "ngram")
-_NOT_YET = ("suffix", "lookahead")
-_MAX_THREADS = 512
-
 
 Prompt = str | Sequence[Message | Mapping[str, str]]
 
@@ -56,103 +44,6 @@ class Completion:
     finish_reason: str
     prompt_tokens: int
     stats: Stats
-
-
-def load(
-    model: str | Path,
-    *,
-    drafter: str = "auto",
-    draft_length: int | str = "auto",
-    device: str = "auto",
-    drafter_device: str = "auto",
-    num_threads: int | None = None,
-    deterministic: bool = False,
-    offline: bool = False,
-    home: Path | None = None,
-    report: Callable[[str], None] = lambda line: None,
-) -> "Engine":
-    """Load a model, preparing it first if need be.
-
-    Args:
-        model: A model folder, a name of the catalogue, a .gguf file or a safetensors folder.
-        drafter: auto, none, ngram, or a model like the first argument.
-        draft_length: Tokens a draft, or auto to measure what pays.
-        device: Where the target runs: auto or cpu.
-        drafter_device: Where a model drafter runs.
-        num_threads: Of the target; all physical cores unless given.
-        deterministic: Never run a pass of one token, so that text is equal to the byte whatever drafts.
-        offline: Never connect.
-        home: The model home; EDGESPEC_HOME or the platform's data folder unless given.
-        report: Takes one line per stage of a preparation.
-
-    Raises:
-        ModelError: The model is missing or invalid, or the drafter has other tokens.
-        IntegrityError: A file differs from its recorded hash.
-        DeviceUnavailable: No execution provider for the device.
-    """
-    length = _draft_length(draft_length)
-    if num_threads is not None and not 1 <= num_threads <= _MAX_THREADS:
-        raise UsageError(f"the number of threads is {num_threads}; wanted 1 to {_MAX_THREADS}")
-    if drafter in _NOT_YET:
-        raise UsageError(f"drafter '{drafter}' is not available in this version; use auto, none, ngram or a model")
-    # What can be known before fetching and exporting is checked before.
-    places = (find_device(device), find_device(drafter_device))
-    models = ModelHome(home or default_home(), offline, report)
-    folder = models.resolve(str(model))
-    manifest = read_manifest(folder)
-    draft_folder = None if drafter in _NAMED else models.resolve(drafter)
-    draft_manifest = read_manifest(draft_folder) if draft_folder else None
-    if draft_manifest:
-        _check_vocabulary(draft_manifest, manifest)
-    target = _load_decoder(folder, manifest, places[0], num_threads, deterministic)
-    tokenizer = Tokenizer(folder / manifest.tokenizer, manifest.bos_token_id, manifest.add_bos)
-    template = (folder / manifest.chat_template).read_text() if manifest.chat_template else None
-    chosen: Drafter = NoDrafter() if drafter == "none" else NgramDrafter()
-    decoders = [target]
-    if draft_folder and draft_manifest:
-        decoders.append(_load_decoder(draft_folder, draft_manifest, places[1], num_threads, False))
-        chosen = ModelDrafter(decoders[-1], manifest.vocab_size, draft_manifest.name)
-    return Engine(
-        manifest=manifest,
-        tokenizer=tokenizer,
-        template=template,
-        decoders=decoders,
-        drafter=chosen,
-        draft_length=length,
-        device_names=(places[0].name, places[1].name),
-    )
-
-
-def _load_decoder(
-    folder: Path, manifest: Manifest, device: Device, num_threads: int | None, deterministic: bool
-) -> OnnxDecoder:
-    """Load the graph while another thread hashes its files; a wrong hash goes before any other error."""
-    with ThreadPoolExecutor(1, "hash") as pool:
-        verified = pool.submit(verify_files, folder, manifest)
-        try:
-            decoder = OnnxDecoder(folder, manifest, device, num_threads=num_threads, deterministic=deterministic)
-        finally:
-            verified.result()
-    return decoder
-
-
-def _draft_length(asked: int | str) -> Callable[[], DraftLength]:
-    if asked == "auto":
-        return MeasuredLength
-    if isinstance(asked, str) and not asked.isdecimal():
-        raise UsageError(f"draft length is '{asked}'; wanted auto or a number of tokens")
-    num_tokens = int(asked)
-    if not 0 <= num_tokens <= 64:
-        raise UsageError(f"draft length is {num_tokens}; wanted 0 to 64 tokens, or auto")
-    return lambda: FixedLength(num_tokens)
-
-
-def _check_vocabulary(drafter: Manifest, target: Manifest) -> None:
-    if drafter.vocab_sha256 != target.vocab_sha256:
-        raise VocabularyMismatch(
-            f"drafter {drafter.name} and target {target.name} have different vocabularies; "
-            "choose a drafter of the same family, or --drafter ngram, which needs none"
-        )
 
 
 def _message(each: Message | Mapping[str, str]) -> Message:
@@ -199,6 +90,18 @@ class Engine:
         """Free the models; a stream that is still open keeps them until it ends."""
         self._decoders.clear()
         self._drafter = NoDrafter()
+
+    def plain(self) -> "Engine":
+        """The same loaded model without speculation; decoders and cache are shared."""
+        return Engine(
+            manifest=self.manifest,
+            tokenizer=self.tokenizer,
+            template=self._template,
+            decoders=self._decoders[:1],
+            drafter=NoDrafter(),
+            draft_length=lambda: FixedLength(0),
+            device_names=self.device_names,
+        )
 
     @property
     def context_length(self) -> int:

@@ -17,6 +17,8 @@ class Stats:
     acceptance_rate: float | None
     acceptance_by_position: tuple[float, ...]
     passes: int
+    num_drafted: int
+    num_accepted: int
     drafter: str
     draft_length: str
     target_device: str
@@ -71,6 +73,8 @@ class Tally:
             acceptance_rate=sum(self.accepted) / num_drafted if num_drafted else None,
             acceptance_by_position=tuple(kept / tried for kept, tried in pairs),
             passes=self.passes,
+            num_drafted=num_drafted,
+            num_accepted=sum(self.accepted),
             drafter=drafter,
             draft_length=draft_length,
             target_device=target_device,

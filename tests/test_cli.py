@@ -213,4 +213,4 @@ def test_export_that_is_stopped_leaves_nothing(tiny_gguf: Path, tmp_path: Path, 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--help")
     assert code == 0
-    assert all(command in out for command in ("chat", "export", "score"))
+    assert all(command in out for command in ("chat", "export", "score", "bench"))

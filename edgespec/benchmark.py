@@ -1,0 +1,143 @@
+"""Speculation against plain decoding of the same model, on somebody's prompts.
+
+Every prompt is answered by both, one right after the other and each first every other time, so that a ratio
+compares neighbours in time on a machine whose speed moves.
+"""
+
+import json
+import platform
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edgespec.engine import Completion, Engine
+from edgespec.errors import ContextOverflow, UsageError
+from edgespec.sampling import SamplingParams
+
+
+class BenchPrompt(NamedTuple):
+    category: str
+    text: str
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Decoding of one category by one of the two; the first pass of an answer is not decoding."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    passes: int = 0
+    kept: float = 0.0
+    drafted: float = 0.0
+    drafters: set[str] = field(default_factory=set)
+
+    def add(self, answer: Completion) -> None:
+        stats = answer.stats
+        if stats.decode_tokens_per_second:
+            decoded = len(answer.token_ids) - 1
+            self.tokens += decoded
+            self.seconds += decoded / stats.decode_tokens_per_second
+            self.passes += stats.passes - 1
+        if stats.num_drafted:
+            self.kept += stats.num_accepted
+            self.drafted += stats.num_drafted
+            self.drafters.add(stats.drafter)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+def read_prompts(path: Path, per_category: int | None) -> list[BenchPrompt]:
+    """Prompts from JSON Lines with category and turns, of which the first is taken, or prompt.
+
+    Raises:
+        UsageError: The file cannot be read, or a line is none of these.
+    """
+    counts: dict[str, int] = defaultdict(int)
+    found = []
+    try:
+        for line in path.read_text().splitlines():
+            if not line.strip():
+                continue
+            stated = json.loads(line)
+            category = str(stated.get("category", "all"))
+            text = stated["prompt"] if "prompt" in stated else stated["turns"][0]
+            counts[category] += 1
+            if per_category is None or counts[category] <= per_category:
+                found.append(BenchPrompt(category, str(text)))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{path} is no prompts file ({error!r}); wanted JSON Lines with turns or prompt"
+        ) from None
+    if not found:
+        raise UsageError(f"{path} holds no prompts")
+    return found
+
+
+def measure(
+    engine: Engine,
+    prompts: Sequence[BenchPrompt],
+    *,
+    max_tokens: int,
+    sampling: SamplingParams,
+    report: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Decoding speed by category, plain and speculative, as the document of `edgespec bench --json`."""
+    plain, speculative = (defaultdict[str, _Tally](_Tally) for _ in range(2))
+    pairs = [(engine.plain(), plain), (engine, speculative)]
+    for i, prompt in enumerate(prompts):
+        for which, tallies in pairs if i % 2 else pairs[::-1]:
+            try:
+                answer = which.generate(prompt.text, max_tokens=max_tokens, sampling=sampling)
+            except ContextOverflow as error:
+                report(f"left out one prompt of {prompt.category}: {error}")
+                break
+            tallies[prompt.category].add(answer)
+        report(f"{i + 1} of {len(prompts)} prompts")
+    categories = dict(_rows(plain, speculative))
+    ratios = [row["ratio"] for row in categories.values()]
+    return {
+        "model": engine.manifest.name,
+        "categories": categories,
+        "mean_ratio": sum(ratios) / len(ratios) if ratios else None,
+        "worst_ratio": min(ratios, default=None),
+        "machine": f"{platform.machine()} {platform.system()}, {engine.device_names[0]}",
+    }
+
+
+def _rows(plain: dict[str, _Tally], speculative: dict[str, _Tally]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, fast in speculative.items():
+        slow = plain[name]
+        if not slow.tokens_per_second or not fast.tokens_per_second:
+            continue
+        yield (
+            name,
+            {
+                "plain_tokens_per_second": slow.tokens_per_second,
+                "speculative_tokens_per_second": fast.tokens_per_second,
+                "ratio": fast.tokens_per_second / slow.tokens_per_second,
+                "tokens_per_pass": fast.tokens / fast.passes if fast.passes else None,
+                "acceptance_rate": fast.kept / fast.drafted if fast.drafted else None,
+                "drafters": sorted(fast.drafters),
+            },
+        )
+
+
+def table(document: dict[str, Any]) -> str:
+    """The document for reading."""
+    width = max(map(len, document["categories"]), default=8)
+    lines = [f"{'':{width}}  {'plain':>7}  {'drafted':>7}  {'ratio':>5}  {'a pass':>6}  {'kept':>5}"]
+    for name, row in document["categories"].items():
+        kept = "" if row["acceptance_rate"] is None else f"{row['acceptance_rate']:.0%}"
+        lines.append(
+            f"{name:{width}}  {row['plain_tokens_per_second']:7.1f}  {row['speculative_tokens_per_second']:7.1f}  "
+            f"{row['ratio']:5.2f}  {row['tokens_per_pass']:6.2f}  {kept:>5}"
+        )
+    if document["mean_ratio"] is not None:
+        lines.append(f"mean ratio {document['mean_ratio']:.3f}, worst {document['worst_ratio']:.3f}")
+    return "\n".join(lines)

@@ -1,0 +1,117 @@
+"""The composition root: from what a user names to an engine with its decoders and drafter."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from edgespec.draft_length import DraftLength, FixedLength, MeasuredLength
+from edgespec.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from edgespec.engine import Engine
+from edgespec.errors import UsageError, VocabularyMismatch
+from edgespec.home import ModelHome, default_home
+from edgespec.manifest import Manifest, read_manifest, verify_files
+from edgespec.runtimes.devices import Device, find_device
+from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.tokenizer import Tokenizer
+from edgespec.types import Drafter
+
+_NAMED = ("auto", "none", "ngram")
+_NOT_YET = ("suffix", "lookahead")
+_MAX_THREADS = 512
+
+
+def load(
+    model: str | Path,
+    *,
+    drafter: str = "auto",
+    draft_length: int | str = "auto",
+    device: str = "auto",
+    drafter_device: str = "auto",
+    num_threads: int | None = None,
+    deterministic: bool = False,
+    offline: bool = False,
+    home: Path | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> Engine:
+    """Load a model, preparing it first if need be.
+
+    Args:
+        model: A model folder, a name of the catalogue, a .gguf file or a safetensors folder.
+        drafter: auto, none, ngram, or a model like the first argument.
+        draft_length: Tokens a draft, or auto to measure what pays.
+        device: Where the target runs: auto or cpu.
+        drafter_device: Where a model drafter runs.
+        num_threads: Of the target; all physical cores unless given.
+        deterministic: Never run a pass of one token, so that text is equal to the byte whatever drafts.
+        offline: Never connect.
+        home: The model home; EDGESPEC_HOME or the platform's data folder unless given.
+        report: Takes one line per stage of a preparation.
+
+    Raises:
+        ModelError: The model is missing or invalid, or the drafter has other tokens.
+        IntegrityError: A file differs from its recorded hash.
+        DeviceUnavailable: No execution provider for the device.
+    """
+    length = _draft_length(draft_length)
+    if num_threads is not None and not 1 <= num_threads <= _MAX_THREADS:
+        raise UsageError(f"the number of threads is {num_threads}; wanted 1 to {_MAX_THREADS}")
+    if drafter in _NOT_YET:
+        raise UsageError(f"drafter '{drafter}' is not available in this version; use auto, none, ngram or a model")
+    # What can be known before fetching and exporting is checked before.
+    places = (find_device(device), find_device(drafter_device))
+    models = ModelHome(home or default_home(), offline, report)
+    folder = models.resolve(str(model))
+    manifest = read_manifest(folder)
+    draft_folder = None if drafter in _NAMED else models.resolve(drafter)
+    draft_manifest = read_manifest(draft_folder) if draft_folder else None
+    if draft_manifest:
+        _check_vocabulary(draft_manifest, manifest)
+    target = _load_decoder(folder, manifest, places[0], num_threads, deterministic)
+    tokenizer = Tokenizer(folder / manifest.tokenizer, manifest.bos_token_id, manifest.add_bos)
+    template = (folder / manifest.chat_template).read_text() if manifest.chat_template else None
+    chosen: Drafter = NoDrafter() if drafter == "none" else NgramDrafter()
+    decoders = [target]
+    if draft_folder and draft_manifest:
+        decoders.append(_load_decoder(draft_folder, draft_manifest, places[1], num_threads, False))
+        chosen = ModelDrafter(decoders[-1], manifest.vocab_size, draft_manifest.name)
+    return Engine(
+        manifest=manifest,
+        tokenizer=tokenizer,
+        template=template,
+        decoders=decoders,
+        drafter=chosen,
+        draft_length=length,
+        device_names=(places[0].name, places[1].name),
+    )
+
+
+def _load_decoder(
+    folder: Path, manifest: Manifest, device: Device, num_threads: int | None, deterministic: bool
+) -> OnnxDecoder:
+    """Load the graph while another thread hashes its files; a wrong hash goes before any other error."""
+    with ThreadPoolExecutor(1, "hash") as pool:
+        verified = pool.submit(verify_files, folder, manifest)
+        try:
+            decoder = OnnxDecoder(folder, manifest, device, num_threads=num_threads, deterministic=deterministic)
+        finally:
+            verified.result()
+    return decoder
+
+
+def _draft_length(asked: int | str) -> Callable[[], DraftLength]:
+    if asked == "auto":
+        return MeasuredLength
+    if isinstance(asked, str) and not asked.isdecimal():
+        raise UsageError(f"draft length is '{asked}'; wanted auto or a number of tokens")
+    num_tokens = int(asked)
+    if not 0 <= num_tokens <= 64:
+        raise UsageError(f"draft length is {num_tokens}; wanted 0 to 64 tokens, or auto")
+    return lambda: FixedLength(num_tokens)
+
+
+def _check_vocabulary(drafter: Manifest, target: Manifest) -> None:
+    if drafter.vocab_sha256 != target.vocab_sha256:
+        raise VocabularyMismatch(
+            f"drafter {drafter.name} and target {target.name} have different vocabularies; "
+            "choose a drafter of the same family, or --drafter ngram, which needs none"
+        )

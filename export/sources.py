@@ -1,0 +1,150 @@
+"""What a source holds beside its weights, from a GGUF file or a local Hugging Face folder."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from edgespec.errors import SourceError
+from edgespec.export.families import (
+    DecoderConfig,
+    config_from_gguf,
+    config_from_huggingface,
+    tensors_by_role,
+)
+from edgespec.export.gguf import read_gguf
+from edgespec.export.safetensors import read_safetensors
+from edgespec.export.tensors import StoredTensor
+from edgespec.export.vocabulary import Vocabulary, vocabulary_from_gguf
+from edgespec.manifest import Source, file_record
+
+# What reading a setting of an unexpected type comes to; sources are other people's files.
+_UNUSUAL = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, OSError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedSource:
+    """A source as read: nothing but headers and the tokenizer is in memory."""
+
+    config: DecoderConfig
+    tensors: dict[str, StoredTensor]
+    vocabulary: Vocabulary
+    source: Source
+
+
+def read_source(source: Path) -> LoadedSource:
+    """Read all of a source but its weights.
+
+    Raises:
+        SourceError: The source is missing, broken, foreign or unsupported.
+    """
+    try:
+        return _read(source)
+    except _UNUSUAL as error:
+        raise SourceError(
+            f"{source} cannot be understood ({type(error).__name__}: {error}); "
+            "it is damaged or of a kind that is not known"
+        ) from error
+
+
+def _read(source: Path) -> LoadedSource:
+    if not source.exists():
+        raise SourceError(f"{source} does not exist; name a .gguf file or a folder with safetensors weights")
+    loaded = _load_huggingface(source) if source.is_dir() else _load_gguf(source)
+    vocabulary = loaded.vocabulary
+    if not isinstance(vocabulary.chat_template, (str, NoneType)):
+        raise SourceError(f"{source} has a chat template that is no text; it is damaged")
+    ids = (*vocabulary.eos_token_ids, 0 if vocabulary.bos_token_id is None else vocabulary.bos_token_id)
+    if not all(isinstance(token, int) for token in ids):
+        raise SourceError(f"{source} has special token ids {ids}, wanted whole numbers; it is damaged")
+    return loaded
+
+
+def _load_gguf(path: Path) -> LoadedSource:
+    file = read_gguf(path)
+    config = config_from_gguf(path, file.metadata, file.tensors)
+    return LoadedSource(
+        config=config,
+        tensors=tensors_by_role(path, config, file.tensors, is_gguf=True),
+        vocabulary=vocabulary_from_gguf(path, file.metadata),
+        source=Source(
+            name=path.name,
+            format="gguf",
+            sha256=file_record(path).sha256,
+            license=file.metadata.get("general.license"),
+        ),
+    )
+
+
+def _load_huggingface(folder: Path) -> LoadedSource:
+    stated = _read_json(folder / "config.json")
+    stored = read_safetensors(folder)
+    config = config_from_huggingface(folder, stated, stored)
+    if stated.get("tie_word_embeddings"):
+        stored.pop("lm_head.weight", None)
+    paths = sorted({tensor.path for tensor in stored.values()})
+    return LoadedSource(
+        config=config,
+        tensors=tensors_by_role(folder, config, stored, is_gguf=False),
+        vocabulary=_huggingface_vocabulary(folder, stated),
+        source=Source(
+            name=folder.resolve().name,
+            format="safetensors",
+            sha256=",".join(file_record(path).sha256 for path in paths),
+        ),
+    )
+
+
+def _read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
+    if not path.exists() and not needed:
+        return {}
+    try:
+        stated = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise SourceError(f"{path.parent} has no {path.name}; it is not a complete model folder") from None
+    except ValueError as error:
+        raise SourceError(f"{path} is not JSON ({error}); fetch it again") from None
+    if not isinstance(stated, dict):
+        raise SourceError(f"{path} holds no JSON object; fetch it again")
+    return stated
+
+
+def _huggingface_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise SourceError(f"{folder} has no tokenizer.json; convert its tokenizer to the fast form first")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises its own bare Exception
+        raise SourceError(f"{path} is no tokenizer ({error}); fetch it again") from None
+    settings = _read_json(folder / "tokenizer_config.json", needed=False)
+    generation = _read_json(folder / "generation_config.json", needed=False)
+    ends = generation.get("eos_token_id", config.get("eos_token_id"))
+    ids = {ends} if isinstance(ends, int) else set(ends or [])
+    if isinstance(piece := _piece(settings.get("eos_token")), str):
+        ids |= {tokenizer.token_to_id(piece)} - {None}
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # several by name
+        template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
+    if (path := folder / "chat_template.jinja").exists():
+        template = path.read_text(encoding="utf-8")
+    bos = _piece(settings.get("bos_token"))
+    return Vocabulary(
+        tokenizer_json=tokenizer.to_str(),
+        chat_template=template,
+        bos_token_id=tokenizer.token_to_id(bos) if bos else None,
+        eos_token_ids=tuple(sorted(ids)),
+        add_bos=_adds_bos(tokenizer, tokenizer.token_to_id(bos) if bos else None),
+    )
+
+
+def _adds_bos(tokenizer: Tokenizer, bos: int | None) -> bool:
+    """Whether the tokenizer's own post-processor puts bos first; the runtime adds it itself."""
+    return bos is not None and tokenizer.encode("a").ids[:1] == [bos]
+
+
+def _piece(token: Any) -> str | None:
+    return token.get("content") if isinstance(token, dict) else token

@@ -1,0 +1,62 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from edgespec import SamplingParams, UsageError, load
+from edgespec.benchmark import measure, read_prompts, table
+from edgespec.cli import main
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    lines = [
+        {"category": "a", "turns": ["the in the in the in", "second"]},
+        {"category": "b", "prompt": "an on an on"},
+        {"category": "a", "turns": ["re re re re"]},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    return path
+
+
+def test_prompts_are_first_turns_by_category(prompts: Path) -> None:
+    assert [prompt.category for prompt in read_prompts(prompts, None)] == ["a", "b", "a"]
+    assert [prompt.text for prompt in read_prompts(prompts, 1)] == ["the in the in the in", "an on an on"]
+
+
+@pytest.mark.parametrize("text", ["", "{}\n", "not json\n", "[1]\n", '{"turns": []}\n', '{"turns": 3}\n'])
+def test_file_that_holds_no_prompts_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.jsonl").write_text(text)
+    with pytest.raises(UsageError):
+        read_prompts(tmp_path / "bad.jsonl", None)
+
+
+def test_both_ways_of_decoding_are_measured(tiny_model: Path, prompts: Path) -> None:
+    with load(tiny_model, drafter="ngram", draft_length=3) as engine:
+        document = measure(
+            engine, read_prompts(prompts, None), max_tokens=30, sampling=SamplingParams(temperature=0.8)
+        )
+    assert set(document["categories"]) == {"a", "b"}
+    for row in document["categories"].values():
+        assert row["ratio"] == row["speculative_tokens_per_second"] / row["plain_tokens_per_second"]
+        assert row["tokens_per_pass"] >= 1
+    ratios = [row["ratio"] for row in document["categories"].values()]
+    assert document["worst_ratio"] == min(ratios)
+    assert "mean ratio" in table(document)
+
+
+def test_bench_prints_one_document(capsys: pytest.CaptureFixture[str], tiny_model: Path, prompts: Path) -> None:
+    options = ["--prompts", str(prompts), "--per-category", "1", "--max-tokens", "8", "--json"]
+    assert main(["bench", str(tiny_model), *options]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert list(document) == ["model", "categories", "mean_ratio", "worst_ratio", "machine"]
+
+
+def test_prompt_too_long_for_the_context_is_left_out_aloud(tiny_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": "the in " * 3000}) + "\n" + json.dumps({"prompt": "the"}) + "\n")
+    said: list[str] = []
+    with load(tiny_model) as engine:
+        measure(engine, read_prompts(path, None), max_tokens=5, sampling=SamplingParams(), report=said.append)
+    assert sum("left out one prompt" in line for line in said) == 1
