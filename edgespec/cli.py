@@ -151,6 +151,9 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", type=Path, help="a .gguf file or a folder with safetensors")
     parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="the model folder to make")
     parser.add_argument("--precision", default="source", choices=_PRECISIONS, help="default: the source's own")
+    parser.add_argument(
+        "--check", action="store_true", help="compare the result with its source; needs ONNX Runtime"
+    )
     parser.add_argument("--json", action="store_true", help="print the manifest")
     parser.set_defaults(run=_export)
 
@@ -229,11 +232,24 @@ def _export(options: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from edgespec.export.convert import export_model
+    from edgespec.loading import open_decoder
 
-    manifest = export_model(options.source, options.output, precision=options.precision, report=_say)
+    manifest = export_model(
+        options.source,
+        options.output,
+        precision=options.precision,
+        open_decoder=open_decoder if options.check else None,
+        report=_say,
+    )
     if options.json:
         print(json.dumps(asdict(manifest)))
     else:
+        if (check := manifest.check) is not None:
+            _say(
+                f"checked on {check.num_tokens} tokens: {check.nll:.4f} nats/token, the source has "
+                f"{check.reference_nll:.4f}; divergence {check.divergence:.4f}, the same likeliest token at "
+                f"{check.agreement:.0%}"
+            )
         _say(f"wrote {options.output} ({manifest.weights_bytes / 1e6:.0f} MB)")
         _say(f"use it with: edgespec chat {options.output}")
     return 0

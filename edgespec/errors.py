@@ -4,6 +4,7 @@ EdgeSpecError                 1  anything else that went wrong
 ├── UsageError                2  an argument that cannot be meant
 ├── ModelError                3  model missing or invalid
 │   ├── SourceError           3  a file to export from is broken, foreign or unsupported
+│   ├── ExportMismatch        3  an export that does not say what its source says
 │   ├── ManifestError         3  a model folder that is incomplete or of another schema
 │   └── VocabularyMismatch    3  drafter and target do not share their tokens
 ├── DeviceUnavailable         4  no execution provider, or not the one asked for
@@ -28,6 +29,10 @@ class ModelError(EdgeSpecError):
 
 
 class SourceError(ModelError):
+    pass
+
+
+class ExportMismatch(ModelError):
     pass
 
 

@@ -98,6 +98,11 @@ def _load_decoder(
     return decoder
 
 
+def open_decoder(folder: Path, manifest: Manifest) -> OnnxDecoder:
+    """The model of a folder that has no manifest file yet, for the check of an export."""
+    return OnnxDecoder(folder, manifest, find_device("auto"))
+
+
 def _draft_length(asked: int | str) -> Callable[[], DraftLength]:
     if asked == "auto":
         return MeasuredLength

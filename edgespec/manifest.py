@@ -54,6 +54,24 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Check:
+    """An exported model against its source, token by token over a text.
+
+    reference_nll and nll are in nats a token, as is divergence, the mean Kullback-Leibler divergence of the
+    export's distributions from the source's; agreement is the share of positions with the same likeliest token;
+    pieces_difference is the largest difference of a logit when the text comes in pieces.
+    """
+
+    num_tokens: int
+    reference_nll: float
+    nll: float
+    divergence: float
+    largest_difference: float
+    agreement: float
+    pieces_difference: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class FileRecord:
     sha256: str
     bytes: int
@@ -77,6 +95,7 @@ class Manifest:
     weights: str = "model.onnx.data"
     tokenizer: str = "tokenizer.json"
     chat_template: str | None = "chat_template.jinja"
+    check: Check | None = None
     files: dict[str, FileRecord] = field(default_factory=dict)
 
     @property
@@ -131,6 +150,7 @@ def _from_json(path: Path, stated: Any) -> Manifest:
                 **stated,
                 "kv_cache": KVCache(**stated["kv_cache"]),
                 "source": Source(**stated["source"]),
+                "check": Check(**stated["check"]) if stated.get("check") else None,
                 "eos_token_ids": tuple(stated["eos_token_ids"]),
                 "files": {name: FileRecord(**record) for name, record in stated["files"].items()},
             }

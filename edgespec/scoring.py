@@ -26,14 +26,15 @@ def score(engine: Engine, text: str) -> tuple[int, float]:
     for start in range(0, len(tokens) - 1, _CHUNK_TOKENS):
         stop = min(start + _CHUNK_TOKENS, len(tokens) - 1)
         logits = engine.target.logits(tokens[:stop], stop - start)
-        total += float(_negative_log_likelihood(logits, tokens[start + 1 : stop + 1]).sum())
+        total += float(negative_log_likelihood(logits, tokens[start + 1 : stop + 1]).sum())
     return len(tokens), total / (len(tokens) - 1)
 
 
-def _negative_log_likelihood(logits: Logits, following: TokenIds) -> npt.NDArray[np.float64]:
-    """−log softmax(logits)[following], row by row, [num_rows]."""
-    rows = logits.astype(np.float64)
-    peak = rows.max(axis=1)
-    total = peak + np.log(np.exp(rows - peak[:, None]).sum(axis=1))
-    taken: npt.NDArray[np.float64] = total - rows[np.arange(len(rows)), following]
-    return taken
+def negative_log_likelihood(logits: Logits, following: TokenIds) -> npt.NDArray[np.float64]:
+    """−log softmax(logits)[following] of each row, [num_rows]; one row at a time, for rows are long."""
+    return np.array([_surprise(row, token) for row, token in zip(logits, following, strict=True)])
+
+
+def _surprise(row: Logits, token: int) -> float:
+    shifted = row.astype(np.float64) - row.max()
+    return float(np.log(np.exp(shifted).sum()) - shifted[token])

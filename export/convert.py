@@ -13,16 +13,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 from tokenizers import Tokenizer
 
 from edgespec.errors import EdgeSpecError, SourceError, UsageError
+from edgespec.export.check import TEXT, compare, judge
 from edgespec.export.graph import build_graph
 from edgespec.export.linear import PRECISIONS
+from edgespec.export.reference import reference_logits
 from edgespec.export.sources import LoadedSource, read_source
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import KVCache, Manifest, file_record, write_manifest
+from edgespec.manifest import Check, KVCache, Manifest, file_record, write_manifest
 from edgespec.tokenizer import vocabulary_sha256
+from edgespec.types import Decoder
 
 _RESERVE_BYTES = 64 << 20
 _STALE_S = 600.0
@@ -36,6 +40,7 @@ def export_model(
     precision: str = "source",
     repository: str | None = None,
     revision: str | None = None,
+    open_decoder: Callable[[Path, Manifest], Decoder] | None = None,
     report: Report = lambda line: None,
 ) -> Manifest:
     """Convert source into a model folder at output.
@@ -48,11 +53,13 @@ def export_model(
         precision: One of PRECISIONS.
         repository: Where the source was fetched from, for the manifest.
         revision: The commit or release of that repository.
+        open_decoder: Loads a finished folder; given, the export is checked against its source with it.
         report: Takes one line a stage.
 
     Raises:
         UsageError: The precision is unknown, or output is in the way.
         SourceError: The source is missing, broken, foreign or unsupported.
+        ExportMismatch: The check failed.
         EdgeSpecError: The disk is full.
     """
     if precision not in PRECISIONS:
@@ -67,8 +74,19 @@ def export_model(
         manifest = _write(folder, output.name, loaded, precision)
         report("hashing")
         manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
+        if open_decoder is not None:
+            report("checking against the source")
+            manifest = replace(manifest, check=_checked(loaded, manifest, open_decoder(folder, manifest)))
         write_manifest(folder, manifest)
     return manifest
+
+
+def _checked(loaded: LoadedSource, manifest: Manifest, decoder: Decoder) -> Check:
+    tokenizer = Tokenizer.from_str(loaded.vocabulary.tokenizer_json)
+    tokens = np.array(tokenizer.encode(TEXT, add_special_tokens=False).ids, np.int32)[: manifest.context_length]
+    check = compare(decoder, tokens, reference_logits(loaded.config, loaded.tensors, tokens))
+    judge(check, manifest.precision)
+    return check
 
 
 def _check_ids(loaded: LoadedSource, tokenizer: Tokenizer) -> None:

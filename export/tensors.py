@@ -4,7 +4,7 @@ Knows nothing of what the tensors mean.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +104,12 @@ class StoredTensor:
             raise SourceError(
                 f"{self.path}: tensor {self.name} holds values that are not finite numbers; the file is damaged"
             )
+
+    def row(self, index: int) -> Floats:
+        """One row as float32, [1, columns]."""
+        assert self.row_order is None
+        (values,) = replace(self, offset=self.offset + index * self.row_bytes, rows=1).floats()
+        return values
 
     def vector(self) -> Floats:
         """All values in one dimension, for norms and biases."""

@@ -1,0 +1,91 @@
+"""The check of an export: it passes good ones, refuses bad ones, and its reference is right by itself."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from test_families import FAMILIES, LOGITS, TOKENS, weights_of
+
+from edgespec.errors import ExportMismatch
+from edgespec.export import convert
+from edgespec.export.check import compare, judge
+from edgespec.export.graph import build_graph
+from edgespec.export.reference import reference_logits
+from edgespec.export.sources import read_source
+from edgespec.loading import open_decoder
+from edgespec.manifest import Check, read_manifest
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_reference_gives_the_logits_of_transformers(tmp_path: Path, family: str) -> None:
+    tiny.write_huggingface(tmp_path / "hf", weights_of(family), config=FAMILIES[family]["config"])
+    source = read_source(tmp_path / "hf")
+    logits = reference_logits(source.config, source.tensors, TOKENS)
+    assert np.abs(logits[-len(LOGITS[family]) :] - LOGITS[family]).max() < 1e-4
+
+
+@pytest.mark.parametrize("precision", ["fp32", "source", "int8", "int4"])
+def test_good_export_passes_and_says_so(tiny_gguf: Path, tmp_path: Path, precision: str) -> None:
+    convert.export_model(tiny_gguf, tmp_path / "out", precision=precision, open_decoder=open_decoder)
+    check = read_manifest(tmp_path / "out").check
+    assert check is not None
+    assert check.num_tokens > 200
+    assert check.agreement == pytest.approx(1, abs=0.5 if precision == "int4" else 0.05)
+    if precision == "fp32":
+        assert check.nll == pytest.approx(check.reference_nll, abs=1e-5)
+        assert check.largest_difference < 1e-4
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"attention_scale": 0.05}, {"rms_eps": 0.5}, {"inv_freq": np.full(8, 0.3, np.float32)}]
+)
+def test_graph_of_another_model_is_refused_and_not_installed(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Mapping[str, Any]
+) -> None:
+    monkeypatch.setattr(convert, "build_graph", lambda config, *rest: build_graph(replace(config, **wrong), *rest))
+    with pytest.raises(ExportMismatch, match="nats a token"):
+        convert.export_model(tiny_gguf, tmp_path / "out", precision="fp32", open_decoder=open_decoder)
+    assert not list(tmp_path.iterdir())
+
+
+class Forgetful:
+    """A decoder whose logits depend on how often it was called."""
+
+    def __init__(self, logits: np.ndarray) -> None:
+        self.rows = logits
+        self.calls = 0
+
+    def logits(self, tokens: np.ndarray, num_rows: int) -> np.ndarray:
+        self.calls += 1
+        rows = self.rows[len(tokens) - num_rows : len(tokens)].copy()
+        rows[:, 0] += 0.5 * (self.calls > 2)
+        return rows
+
+
+def test_cache_that_forgets_is_refused() -> None:
+    logits = np.random.default_rng(0).normal(size=(40, 30)).astype(np.float32)
+    tokens = np.arange(40, dtype=np.int32) % 30
+    check = compare(Forgetful(logits), tokens, logits)  # type: ignore[arg-type]
+    assert check.pieces_difference == pytest.approx(0.5)
+    with pytest.raises(ExportMismatch, match="in pieces"):
+        judge(check, "fp32")
+
+
+@pytest.mark.parametrize("divergence", [0.2, float("nan"), float("inf")])
+def test_divergence_that_the_precision_does_not_explain_is_refused(divergence: float) -> None:
+    good = Check(
+        num_tokens=9,
+        reference_nll=3.0,
+        nll=3.0,
+        divergence=0.0,
+        largest_difference=0.0,
+        agreement=1.0,
+        pieces_difference=0.0,
+    )
+    judge(good, "source")
+    with pytest.raises(ExportMismatch):
+        judge(replace(good, divergence=divergence), "source")
