@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 _TERMINATED = 143
-_PRECISIONS = ("source", "fp32", "int8", "int4")
+_PRECISIONS = ("auto", "source", "fp32", "fp16", "int8", "int4")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,6 +152,13 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="the model folder to make")
     parser.add_argument("--precision", default="source", choices=_PRECISIONS, help="default: the source's own")
     parser.add_argument(
+        "--block-size",
+        type=int,
+        default=32,
+        choices=[32, 64, 128],
+        help="weights to a scale in int4 and int8 (default 32)",
+    )
+    parser.add_argument(
         "--check", action="store_true", help="compare the result with its source; needs ONNX Runtime"
     )
     parser.add_argument("--json", action="store_true", help="print the manifest")
@@ -238,6 +245,7 @@ def _export(options: argparse.Namespace) -> int:
         options.source,
         options.output,
         precision=options.precision,
+        block_size=options.block_size,
         open_decoder=open_decoder if options.check else None,
         report=_say,
     )

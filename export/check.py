@@ -27,7 +27,7 @@ def moving_average(values, width):
 '''
 
 # Divergence that an export may have, by precision; what the formats have on real models is well below.
-_DIVERGENCE = {"fp32": 1e-4, "source": 0.1, "int8": 0.1, "int4": 0.5}
+_DIVERGENCE = {"fp32": 1e-4, "fp16": 1e-3, "source": 0.1, "int8": 0.1, "int4": 0.5}
 _SAME_PASS = 1e-2  # logits of one row from passes that were cut otherwise
 
 

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from edgespec.errors import EdgeSpecError, SourceError, UsageError
 from edgespec.export.check import TEXT, compare, judge
 from edgespec.export.graph import build_graph
-from edgespec.export.linear import PRECISIONS
+from edgespec.export.precision import BLOCK_SIZES, PRECISIONS, choose_precision
 from edgespec.export.reference import reference_logits
 from edgespec.export.sources import LoadedSource, read_source
 from edgespec.export.weights import WeightsFile
@@ -38,6 +38,7 @@ def export_model(
     output: Path,
     *,
     precision: str = "source",
+    block_size: int = 32,
     repository: str | None = None,
     revision: str | None = None,
     open_decoder: Callable[[Path, Manifest], Decoder] | None = None,
@@ -50,7 +51,8 @@ def export_model(
     Args:
         source: A .gguf file, or a folder with config.json, tokenizer.json and safetensors weights.
         output: Must not exist.
-        precision: One of PRECISIONS.
+        precision: One of PRECISIONS; auto picks one and reports why.
+        block_size: How many weights share a scale where they are rounded anew, one of BLOCK_SIZES.
         repository: Where the source was fetched from, for the manifest.
         revision: The commit or release of that repository.
         open_decoder: Loads a finished folder; given, the export is checked against its source with it.
@@ -64,14 +66,19 @@ def export_model(
     """
     if precision not in PRECISIONS:
         raise UsageError(f"unknown precision '{precision}'; choose one of {', '.join(PRECISIONS)}")
+    if block_size not in BLOCK_SIZES:
+        raise UsageError(f"block size is {block_size}; choose one of {', '.join(map(str, BLOCK_SIZES))}")
     if os.path.lexists(output):
         raise UsageError(f"{output} already exists; remove it or choose another --output")
     report(f"reading {source}")
     loaded = read_source(source)
     loaded = replace(loaded, source=replace(loaded.source, repository=repository, revision=revision))
+    if precision == "auto":
+        precision, reason = choose_precision(loaded.tensors)
+        report(f"chose {precision} precision: {reason}")
     with _folder_in_the_making(output, _estimated_bytes(loaded, precision)) as folder:
         report(f"writing {loaded.config.num_layers} layers in {precision} precision")
-        manifest = _write(folder, output.name, loaded, precision)
+        manifest = _write(folder, output.name, loaded, precision, block_size)
         report("hashing")
         manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
         if open_decoder is not None:
@@ -105,7 +112,7 @@ def _check_ids(loaded: LoadedSource, tokenizer: Tokenizer) -> None:
 def _estimated_bytes(loaded: LoadedSource, precision: str) -> int:
     weights = sum(tensor.rows * tensor.columns for tensor in loaded.tensors.values())
     stored = sum(tensor.num_bytes for tensor in loaded.tensors.values())
-    per_weight = {"fp32": 4.0, "int8": 1.125, "int4": 0.625}
+    per_weight = {"fp32": 4.0, "fp16": 2.0, "int8": 1.125, "int4": 0.75}
     return int(per_weight[precision] * weights if precision in per_weight else 1.3 * stored)
 
 
@@ -143,7 +150,7 @@ def _sweep(output: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _write(folder: Path, name: str, loaded: LoadedSource, precision: str) -> Manifest:
+def _write(folder: Path, name: str, loaded: LoadedSource, precision: str, block_size: int) -> Manifest:
     config, vocabulary = loaded.config, loaded.vocabulary
     tokenizer = Tokenizer.from_str(vocabulary.tokenizer_json)
     _check_ids(loaded, tokenizer)
@@ -162,7 +169,7 @@ def _write(folder: Path, name: str, loaded: LoadedSource, precision: str) -> Man
         chat_template="chat_template.jinja" if vocabulary.chat_template else None,
     )
     with WeightsFile(folder / manifest.weights) as weights:
-        model = build_graph(config, loaded.tensors, precision, weights)
+        model = build_graph(config, loaded.tensors, weights, precision=precision, block_size=block_size)
     try:
         ir.save(model, folder / manifest.graph)
         (folder / manifest.tokenizer).write_text(vocabulary.tokenizer_json)

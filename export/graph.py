@@ -22,6 +22,7 @@ import onnx_ir as ir
 from edgespec.export.families import DecoderConfig
 from edgespec.export.linear import LinearWriter
 from edgespec.export.nodes import Nodes
+from edgespec.export.precision import Rule
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
 
@@ -30,10 +31,15 @@ _IR_VERSION = 10
 
 
 def build_graph(
-    config: DecoderConfig, tensors: Mapping[str, StoredTensor], precision: str, weights: WeightsFile
+    config: DecoderConfig,
+    tensors: Mapping[str, StoredTensor],
+    weights: WeightsFile,
+    *,
+    precision: str,
+    block_size: int = 32,
 ) -> ir.Model:
     """Convert every weight into the weights file and return the graph over it."""
-    return _Decoder(config, tensors, precision, weights).build()
+    return _Decoder(config, tensors, weights, precision, block_size).build()
 
 
 class _Decoder:
@@ -41,14 +47,15 @@ class _Decoder:
         self,
         config: DecoderConfig,
         tensors: Mapping[str, StoredTensor],
-        precision: str,
         weights: WeightsFile,
+        precision: str,
+        block_size: int,
     ) -> None:
         self.config = config
         self.tensors = tensors
         self.nodes = Nodes()
         self.weights = weights
-        self.linear = LinearWriter(self.nodes, weights, precision)
+        self.linear = LinearWriter(self.nodes, weights, Rule(precision, block_size))
 
     def build(self) -> ir.Model:
         config = self.config

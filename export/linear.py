@@ -1,44 +1,23 @@
-"""Weight matrices as graph nodes: x · Wᵀ + bias, and rows of an embedding.
-
-What a precision means for a stored tensor is decided here:
-    source  blocks keep their levels, scales and offsets; floats stay as they are
-    fp32    dequantised
-    int8    symmetric blocks of 32, rounded to nearest
-    int4    blocks of 32 with a minimum each, at least squared error; an embedding in int8, since it is read
-            by rows and, where it is the head as well, loses 0.07 nats a token in 4 bits (SmolLM2)
-Blocks that are stored in just the bits asked for are kept as they are.
-"""
+"""Weight matrices as graph nodes: x · Wᵀ + bias, and rows of an embedding."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from edgespec.errors import SourceError
-from edgespec.export.blocks import BLOCK_FORMATS, Blocks, Bytes, Floats, pack
+from edgespec.export.blocks import Blocks, Bytes, Floats, pack
 from edgespec.export.nodes import Nodes
+from edgespec.export.precision import Form, Rule
 from edgespec.export.quantize import quantize, quantize_asymmetric, with_offset_columns, with_paired_blocks
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
 
-PRECISIONS = ("source", "fp32", "int8", "int4")
-_BLOCK_SIZE = 32
+_LARGEST_HALF = float(np.finfo(np.float16).max)
+Halves = npt.NDArray[np.float16]
 _DATA_TYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16}
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """How a tensor is laid out in the graph; tensors of one form can be stacked into one matrix.
-
-    bits is None for floats, whose stored type is kept. rounding says how the levels are come by.
-    """
-
-    bits: int | None
-    block_size: int = 0
-    has_offsets: bool = False
-    storage: str = ""
-    rounding: str = field(default="none", compare=False)  # none (kept), symmetric or asymmetric
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,32 +27,13 @@ class _Packed:
     rows: int
     columns: int
     num_inputs: int  # columns, and one more per block where the form has offsets
-    form: _Form
+    form: Form
     levels: ir.Value  # uint8 [rows, num_blocks, block_size · bits / 8]
     scales: ir.Value  # float32 [rows, num_blocks]
     zero_points: ir.Value | None  # uint8 [rows, ⌈num_blocks · bits / 8⌉]
 
 
-def _form(tensor: StoredTensor, precision: str) -> _Form:
-    if precision == "fp32" or (precision == "source" and not tensor.is_blocks):
-        return _Form(None, storage="F32" if precision == "fp32" else tensor.storage)
-    bits = {"int8": 8, "int4": 4}.get(precision)
-    if tensor.is_blocks:
-        stored = BLOCK_FORMATS[tensor.storage]
-        size = 32 if tensor.storage == "Q6_K" else stored.block_size  # in pairs, see _blocks
-        if bits is None or (bits, _BLOCK_SIZE) == (stored.bits, size):
-            return _Form(stored.bits, size, stored.has_offsets)
-    if bits == 4 and tensor.columns % _BLOCK_SIZE == 0:
-        return _Form(4, _BLOCK_SIZE, has_offsets=True, rounding="asymmetric")
-    return _Form(bits, _BLOCK_SIZE, rounding="symmetric")
-
-
-def _embedding_form(tensor: StoredTensor, precision: str) -> _Form:
-    form = _form(tensor, precision)
-    return _form(tensor, "int8") if form.bits == 4 and form.rounding != "none" else form
-
-
-def _blocks(tensor: StoredTensor, form: _Form) -> Iterator[Blocks]:
+def _blocks(tensor: StoredTensor, form: Form) -> Iterator[Blocks]:
     assert form.bits is not None
     if form.rounding == "symmetric":
         return (quantize(part, form.bits, form.block_size) for part in tensor.floats())
@@ -82,14 +42,30 @@ def _blocks(tensor: StoredTensor, form: _Form) -> Iterator[Blocks]:
     return map(with_paired_blocks, tensor.blocks()) if tensor.storage == "Q6_K" else tensor.blocks()
 
 
+def _stored_as(storage: str, tensor: StoredTensor) -> Iterator[Bytes | Floats | Halves]:
+    if storage == tensor.storage:
+        yield from tensor.stored_floats()
+        return
+    if storage == "F32":
+        yield from tensor.floats()
+        return
+    for part in tensor.floats():
+        if np.abs(part).max(initial=0) > _LARGEST_HALF:
+            raise SourceError(
+                f"{tensor.path}: tensor {tensor.name} holds values above {_LARGEST_HALF:g}, which half floats "
+                "cannot; use another --precision"
+            )
+        yield part.astype(np.float16)
+
+
 class LinearWriter:
     """Writes matrices into the weights file and their nodes into the graph."""
 
-    def __init__(self, nodes: Nodes, weights: WeightsFile, precision: str) -> None:
+    def __init__(self, nodes: Nodes, weights: WeightsFile, rule: Rule) -> None:
         self.nodes = nodes
         self.weights = weights
-        self.precision = precision
-        self._extended: dict[ir.Value, ir.Value] = {}
+        self._rule = rule
+        self._extended: dict[tuple[ir.Value, int], ir.Value] = {}
 
     def __call__(
         self,
@@ -100,7 +76,7 @@ class LinearWriter:
     ) -> list[ir.Value]:
         """x times each tensor: one value for all when they stack, else one each."""
         biases = list(biases) or [None] * len(tensors)
-        forms = [_form(tensor, self.precision) for tensor in tensors]
+        forms = [self._rule.form(tensor) for tensor in tensors]
         has_bias = {bias is not None for bias in biases}
         if len(set(forms)) == 1 and len(has_bias) == 1:
             return [self._matrix(name, x, tensors, biases, forms)]
@@ -116,7 +92,7 @@ class LinearWriter:
 
         A head of its own is written when called; otherwise it shares the embedding's bytes.
         """
-        form = _embedding_form(tensor, self.precision)
+        form = self._rule.embedding_form(tensor)
         if form.bits is not None and tensor.columns % form.block_size:
             raise SourceError(
                 f"the hidden size {tensor.columns} is not a multiple of {form.block_size}, as a quantised "
@@ -132,7 +108,7 @@ class LinearWriter:
             own = lambda x: self._quantized_product(x, packed, None)  # noqa: E731
         if head is None:
             return rows, own
-        return rows, lambda x: self._matrix("head", x, [head], [None], [_form(head, self.precision)])
+        return rows, lambda x: self._matrix("head", x, [head], [None], [self._rule.form(head)])
 
     def _matrix(
         self,
@@ -140,7 +116,7 @@ class LinearWriter:
         x: ir.Value,
         tensors: Sequence[StoredTensor],
         biases: Sequence[StoredTensor | None],
-        forms: Sequence[_Form],
+        forms: Sequence[Form],
     ) -> ir.Value:
         bias = self._bias(name, biases)
         if forms[0].bits is not None:
@@ -157,25 +133,21 @@ class LinearWriter:
 
     # -- floats ------------------------------------------------------------------------------
 
-    def _float_matrix(self, name: str, tensors: Sequence[StoredTensor], form: _Form) -> ir.Value:
-        parts = (
-            part
-            for tensor in tensors
-            for part in (tensor.floats() if form.storage == "F32" else tensor.stored_floats())
-        )
+    def _float_matrix(self, name: str, tensors: Sequence[StoredTensor], form: Form) -> ir.Value:
+        parts = (part for tensor in tensors for part in _stored_as(form.storage, tensor))
         shape = [sum(tensor.rows for tensor in tensors), tensors[0].columns]
         return self.weights.append(name, parts, shape, _DATA_TYPES[form.storage])
 
-    def _as_float(self, x: ir.Value, form: _Form) -> ir.Value:
+    def _as_float(self, x: ir.Value, form: Form) -> ir.Value:
         return x if form.storage == "F32" else self.nodes.op("Cast", x, to=int(ir.DataType.FLOAT))
 
-    def _float_product(self, x: ir.Value, matrix: ir.Value, form: _Form) -> ir.Value:
+    def _float_product(self, x: ir.Value, matrix: ir.Value, form: Form) -> ir.Value:
         # The cast of a constant is folded when the session loads; the file keeps the stored type.
         return self.nodes.op("FusedMatMul", x, self._as_float(matrix, form), transB=1)
 
     # -- blocks ------------------------------------------------------------------------------
 
-    def _packed(self, name: str, tensors: Sequence[StoredTensor], forms: Sequence[_Form]) -> _Packed:
+    def _packed(self, name: str, tensors: Sequence[StoredTensor], forms: Sequence[Form]) -> _Packed:
         form = forms[0]
         assert form.bits is not None
         bits, size = form.bits, form.block_size
@@ -226,10 +198,10 @@ class LinearWriter:
 
     def _with_block_means(self, x: ir.Value, block_size: int) -> ir.Value:
         """x and behind it the mean of each of its blocks, which meet the offset columns."""
-        if x not in self._extended:
+        if (x, block_size) not in self._extended:
             means = self.nodes.op("AveragePool", x, kernel_shape=[block_size], strides=[block_size])
-            self._extended[x] = self.nodes.op("Concat", x, means, axis=-1)
-        return self._extended[x]
+            self._extended[x, block_size] = self.nodes.op("Concat", x, means, axis=-1)
+        return self._extended[x, block_size]
 
     def _quantized_rows(self, packed: _Packed, input_ids: ir.Value) -> ir.Value:
         rows = self.nodes.op(

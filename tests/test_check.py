@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import tiny
 from test_families import FAMILIES, LOGITS, TOKENS, weights_of
@@ -13,6 +14,7 @@ from test_families import FAMILIES, LOGITS, TOKENS, weights_of
 from edgespec.errors import ExportMismatch
 from edgespec.export import convert
 from edgespec.export.check import compare, judge
+from edgespec.export.families import DecoderConfig
 from edgespec.export.graph import build_graph
 from edgespec.export.reference import reference_logits
 from edgespec.export.sources import read_source
@@ -28,7 +30,7 @@ def test_reference_gives_the_logits_of_transformers(tmp_path: Path, family: str)
     assert np.abs(logits[-len(LOGITS[family]) :] - LOGITS[family]).max() < 1e-4
 
 
-@pytest.mark.parametrize("precision", ["fp32", "source", "int8", "int4"])
+@pytest.mark.parametrize("precision", ["fp32", "source", "fp16", "int8", "int4"])
 def test_good_export_passes_and_says_so(tiny_gguf: Path, tmp_path: Path, precision: str) -> None:
     convert.export_model(tiny_gguf, tmp_path / "out", precision=precision, open_decoder=open_decoder)
     check = read_manifest(tmp_path / "out").check
@@ -46,7 +48,10 @@ def test_good_export_passes_and_says_so(tiny_gguf: Path, tmp_path: Path, precisi
 def test_graph_of_another_model_is_refused_and_not_installed(
     tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Mapping[str, Any]
 ) -> None:
-    monkeypatch.setattr(convert, "build_graph", lambda config, *rest: build_graph(replace(config, **wrong), *rest))
+    def build_wrong(config: DecoderConfig, *rest: Any, **options: Any) -> ir.Model:
+        return build_graph(replace(config, **wrong), *rest, **options)
+
+    monkeypatch.setattr(convert, "build_graph", build_wrong)
     with pytest.raises(ExportMismatch, match="nats a token"):
         convert.export_model(tiny_gguf, tmp_path / "out", precision="fp32", open_decoder=open_decoder)
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,95 @@
+"""Matrices of several forms as nodes that ONNX Runtime runs."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from rows import random_rows
+
+from edgespec.errors import SourceError
+from edgespec.export.blocks import BLOCK_FORMATS
+from edgespec.export.linear import LinearWriter
+from edgespec.export.nodes import Nodes
+from edgespec.export.precision import Rule, choose_precision
+from edgespec.export.tensors import StoredTensor
+from edgespec.export.weights import WeightsFile
+
+COLUMNS = 512
+
+
+def stored(path: Path, storage: str, seed: int, num_rows: int = 3) -> StoredTensor:
+    """A matrix of random blocks or floats in a file of its own."""
+    if storage in BLOCK_FORMATS:
+        num_blocks = COLUMNS // BLOCK_FORMATS[storage].weights_per_block
+        raw = random_rows(storage, seed, num_blocks=num_blocks)
+    else:
+        raw = np.random.default_rng(seed).normal(0, 1, (num_rows, COLUMNS)).astype(np.float32)
+    path.write_bytes(raw.tobytes())
+    return StoredTensor(path.stem, path, 0, len(raw), COLUMNS, storage)
+
+
+def products(folder: Path, tensors: list[StoredTensor], rule: Rule, x: np.ndarray) -> list[np.ndarray]:
+    nodes = Nodes()
+    entry = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1, "rows", COLUMNS]))
+    with WeightsFile(folder / "m.data") as weights:
+        outputs = LinearWriter(nodes, weights, rule)("w", entry, tensors)
+    for value in outputs:
+        value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([1, "rows", "columns"])
+    graph = ir.Graph(
+        [entry],
+        outputs,
+        nodes=nodes.nodes,
+        initializers=nodes.initializers,
+        opset_imports={"": 21, "com.microsoft": 1},
+        name="linear",
+    )
+    ir.save(ir.Model(graph, ir_version=10), folder / "m.onnx")
+    session = onnxruntime.InferenceSession(str(folder / "m.onnx"), providers=["CPUExecutionProvider"])
+    found: list[np.ndarray] = session.run(None, {"x": x[None]})
+    return [value[0] for value in found]
+
+
+def whole(tensor: StoredTensor) -> np.ndarray:
+    return np.concatenate(list(tensor.floats()))
+
+
+def test_blocks_of_several_sizes_meet_one_input(tmp_path: Path) -> None:
+    """A Q2_K file stores values in Q4_K beside queries and keys in Q2_K: minima by 16 and by 32 weights."""
+    tensors = [stored(tmp_path / f"{i}", storage, i) for i, storage in enumerate(["Q2_K", "Q4_K", "Q6_K"])]
+    x = np.random.default_rng(9).normal(0, 1, (4, COLUMNS)).astype(np.float32)
+    for product, tensor in zip(products(tmp_path, tensors, Rule("source", 32), x), tensors, strict=True):
+        expected = x @ whole(tensor).T
+        assert np.abs(product - expected).max() < 0.12 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("precision", ["int4", "int8"])
+def test_larger_blocks_are_smaller_and_coarser(tmp_path: Path, precision: str) -> None:
+    tensor = stored(tmp_path / "w", "F32", 1, num_rows=64)
+    x = np.random.default_rng(2).normal(0, 1, (8, COLUMNS)).astype(np.float32)
+    errors, sizes = [], []
+    for block_size in (32, 64, 128):
+        (product,) = products(tmp_path, [tensor], Rule(precision, block_size), x)
+        errors.append(np.square(product - x @ whole(tensor).T).mean())
+        sizes.append((tmp_path / "m.data").stat().st_size)
+    assert errors == sorted(errors)
+    assert sizes[0] > max(sizes[1:])
+
+
+def test_half_floats_keep_eleven_bits_and_refuse_what_they_cannot_hold(tmp_path: Path) -> None:
+    tensor = stored(tmp_path / "w", "F32", 1)
+    x = np.eye(COLUMNS, dtype=np.float32)
+    (product,) = products(tmp_path, [tensor], Rule("fp16", 32), x)
+    assert np.array_equal(product, whole(tensor).T.astype(np.float16).astype(np.float32))
+    (tmp_path / "w").write_bytes((1e5 * whole(tensor)).tobytes())
+    with pytest.raises(SourceError, match="half floats"):
+        products(tmp_path, [tensor], Rule("fp16", 32), x)
+
+
+def test_auto_keeps_blocks_and_rounds_floats_by_size(tmp_path: Path) -> None:
+    blocks, floats = stored(tmp_path / "b", "Q4_K", 1), stored(tmp_path / "f", "F32", 1)
+    large = StoredTensor("large", tmp_path / "f", 0, 1 << 20, 1 << 10, "F32")
+    assert choose_precision({"q": blocks, "norm": floats})[0] == "source"
+    assert choose_precision({"q": floats})[0] == "int8"
+    assert choose_precision({"q": floats, "gate": large})[0] == "int4"
