@@ -100,7 +100,7 @@ def _load_decoder(
 
 def open_decoder(folder: Path, manifest: Manifest) -> OnnxDecoder:
     """The model of a folder that has no manifest file yet, for the check of an export."""
-    return OnnxDecoder(folder, manifest, find_device("auto"))
+    return OnnxDecoder(folder, manifest, find_device("auto"), deterministic=True)
 
 
 def _draft_length(asked: int | str) -> Callable[[], DraftLength]:

@@ -26,9 +26,10 @@ class OnnxDecoder:
     """The model of a folder, as a function from tokens to logits.
 
     In deterministic mode a row is the same to the bit however tokens are cut into passes. On the CPU
-    provider that holds except where a kernel is left with a single row: in a pass of one token, and at
-    the end of a long pass, which attention cuts into tiles of an even number of rows. Such a pass is padded
-    with one token, whose cache entry the next pass overwrites.
+    provider that holds except where a kernel is left with a single row: in a pass of one token, in the last
+    row of an odd number where weights are in blocks of 64 or 128, and at the end of a long pass, which
+    attention cuts into tiles of an even number of rows. So a pass of an odd width is padded with one token,
+    whose cache entry the next pass overwrites.
     """
 
     def __init__(
@@ -110,12 +111,13 @@ class OnnxDecoder:
 
     def _rows(self, tokens: TokenIds, start: int, stop: int, num_rows: int) -> Logits:
         """One pass over tokens[start:stop], padded where determinism asks for it."""
-        if not self._deterministic or _no_row_alone(stop - start):
+        if not self._deterministic or (stop - start) % 2 == 0:
             return self._run(tokens[start:stop], start, num_rows)
         if stop < self.context_length:
             return self._run(np.append(tokens[start:stop], np.int32(0)), start, num_rows + 1)[:num_rows]
         # At the very end of the context there is no room behind: feed the token before once more.
-        return self._run(tokens[start - 1 : stop], start - 1, num_rows)
+        before = max(start - 1, 0)
+        return self._run(tokens[before:stop], before, num_rows)
 
     def _run(self, tokens: TokenIds, num_past: int, num_rows: int) -> Logits:
         total = num_past + len(tokens)
@@ -206,11 +208,3 @@ class OnnxDecoder:
             return MemoryExhausted(f"out of memory while {doing}; close other programs or use a smaller model")
         kind = ManifestError if doing.startswith("loading") else EdgeSpecError
         return kind(f"ONNX Runtime failed {doing}: {said}")
-
-
-def _no_row_alone(width: int) -> bool:
-    """Whether no kernel of the CPU provider is left with a single row in a pass of this many tokens.
-
-    Attention's tiles have min(2 · head_dim, L2 cache / (32 bytes · head_dim)) rows, never fewer than 32.
-    """
-    return width % 2 == 0 or 1 < width < 32

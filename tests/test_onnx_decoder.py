@@ -9,6 +9,7 @@ import pytest
 import tiny
 
 from edgespec.errors import ContextOverflow, ManifestError
+from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
@@ -34,7 +35,18 @@ def random_calls(seed: int, count: int, longest: int) -> list[tuple[TokenIds, in
     return calls
 
 
-@pytest.mark.parametrize("precision_fixture", ["tiny_model", "tiny_drafter"])
+@pytest.fixture(scope="module")
+def tiny_large_blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Blocks of 64, whose kernel treats the last of an odd number of rows alone."""
+    folder = tmp_path_factory.mktemp("blocks")
+    tiny.write_gguf(
+        folder / "tiny.gguf", tiny.random_weights(inner=640), override={"llama.feed_forward_length": 640}
+    )
+    export_model(folder / "tiny.gguf", folder / "tiny", precision="int4", block_size=64)
+    return folder / "tiny"
+
+
+@pytest.mark.parametrize("precision_fixture", ["tiny_model", "tiny_drafter", "tiny_large_blocks"])
 def test_cached_equals_uncached_to_the_bit_over_random_calls(
     precision_fixture: str, request: pytest.FixtureRequest
 ) -> None:

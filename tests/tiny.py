@@ -31,7 +31,9 @@ TYPES = [3] * len(SPECIAL) + [1] * (len(PIECES) - len(SPECIAL))
 VOCAB = len(PIECES)
 
 
-def random_weights(seed: int = 0, *, bias: bool = False, tied: bool = True) -> dict[str, np.ndarray]:
+def random_weights(
+    seed: int = 0, *, bias: bool = False, tied: bool = True, inner: int = INNER
+) -> dict[str, np.ndarray]:
     """Weights under their Hugging Face names."""
     rng = np.random.default_rng(seed)
 
@@ -51,9 +53,9 @@ def random_weights(seed: int = 0, *, bias: bool = False, tied: bool = True) -> d
             if bias:
                 weights[layer + f"self_attn.{part}_proj.bias"] = matrix(1, rows * HEAD_DIM)[0]
         weights[layer + "self_attn.o_proj.weight"] = matrix(HIDDEN, HEADS * HEAD_DIM, 2)
-        weights[layer + "mlp.gate_proj.weight"] = matrix(INNER, HIDDEN)
-        weights[layer + "mlp.up_proj.weight"] = matrix(INNER, HIDDEN)
-        weights[layer + "mlp.down_proj.weight"] = matrix(HIDDEN, INNER, 3)
+        weights[layer + "mlp.gate_proj.weight"] = matrix(inner, HIDDEN)
+        weights[layer + "mlp.up_proj.weight"] = matrix(inner, HIDDEN)
+        weights[layer + "mlp.down_proj.weight"] = matrix(HIDDEN, inner, 3)
     if not tied:
         weights["lm_head.weight"] = matrix(VOCAB, HIDDEN, 2)
     return weights
