@@ -56,7 +56,7 @@ def converse(
     with suppress(ImportError):  # line editing for input, where the platform has it
         import readline  # noqa: F401
     print(
-        f"{engine.manifest.name} on {engine.device_names[0]}, drafter {engine.drafter_name}. {_HELP}",
+        f"{engine.manifest.name} on {engine.device_names[0]}, drafter {engine.drafter.name}. {_HELP}",
         file=sys.stderr,
     )
     messages = [Message("system", system)] if system is not None else []

@@ -18,6 +18,7 @@ from edgespec.errors import EdgeSpecError, MemoryExhausted, UsageError
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
+    from edgespec.pair import PairCheck
 
 _INTERRUPTED = 130
 _TERMINATED = 143
@@ -79,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_chat(commands.add_parser("chat", help="talk to a model, or answer one prompt"))
     _add_export(commands.add_parser("export", help="turn a GGUF file or a safetensors folder into a model folder"))
+    _add_pair(commands.add_parser("pair", help="judge a target and a drafter"))
     _add_score(commands.add_parser("score", help="measure how well a model predicts a text"))
     _add_bench(commands.add_parser("bench", help="compare speculation with plain decoding on your prompts"))
     return parser
@@ -161,8 +163,22 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", action="store_true", help="compare the result with its source; needs ONNX Runtime"
     )
-    parser.add_argument("--json", action="store_true", help="print the manifest")
+    parser.add_argument(
+        "--drafter", metavar="SOURCE", type=Path, help="export this too and write a folder that loads as a pair"
+    )
+    parser.add_argument("--drafter-precision", default="source", choices=_PRECISIONS)
+    parser.add_argument("--json", action="store_true", help="print the manifest, or the check of a pair")
     parser.set_defaults(run=_export)
+
+
+def _add_pair(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    check = actions.add_parser("check", help="compare their tokens and measure what drafting gains")
+    check.add_argument("target", metavar="TARGET", help="a model, as for chat")
+    check.add_argument("drafter", metavar="DRAFTER", help="a model, as for chat")
+    check.add_argument("--offline", action="store_true", help="never connect to anything")
+    check.add_argument("--json", action="store_true", help="print one document")
+    check.set_defaults(run=_pair_check)
 
 
 def _add_score(parser: argparse.ArgumentParser) -> None:
@@ -236,6 +252,50 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
+    return _export_model(options) if options.drafter is None else _export_pair(options)
+
+
+def _export_pair(options: argparse.Namespace) -> int:
+    from edgespec.pairing import export_pair
+
+    check = export_pair(
+        options.source,
+        options.drafter,
+        options.output,
+        precision=options.precision,
+        drafter_precision=options.drafter_precision,
+        report=_say,
+    )
+    _print_pair(check, options.json)
+    _say(f"wrote {options.output}; use it with: edgespec chat {options.output}")
+    return 0
+
+
+def _pair_check(options: argparse.Namespace) -> int:
+    from edgespec.pairing import judge_pair
+
+    _print_pair(judge_pair(options.target, options.drafter, offline=options.offline, report=_say), options.json)
+    return 0
+
+
+def _print_pair(check: "PairCheck", as_json: bool) -> None:
+    from dataclasses import asdict
+
+    if as_json:
+        print(json.dumps(asdict(check)))
+        return
+    print(f"{check.drafter} drafting for {check.target}: {check.verdict}")
+    print(f"  why           {check.reason}")
+    print(f"  kept          {check.greedy_acceptance:.0%} greedy, {check.sampled_acceptance:.0%} at temperature 1")
+    print(f"  expected gain {check.expected_gain:.2f} over plain decoding, {check.num_draft} tokens a draft")
+    for same, what in (
+        (check.same_special_tokens, "special tokens"),
+        (check.same_chat_template, "chat templates"),
+    ):
+        print(f"  {what:13} {'the same' if same else 'different'}")
+
+
+def _export_model(options: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from edgespec.export.convert import export_model

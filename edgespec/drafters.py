@@ -50,7 +50,8 @@ class NgramDrafter:
 class ModelDrafter:
     """A small model, decoded token by token with the target's own sampler and noise.
 
-    vocab_size is the target's: a drafter padded to more rows never proposes one of those.
+    vocab_size is the target's: a drafter padded to more rows never proposes one of those, and is silent where
+    the text holds a token that it does not know.
     """
 
     decoder: Decoder
@@ -58,6 +59,8 @@ class ModelDrafter:
     name: str = "model"
 
     def draft(self, tokens: TokenIds, num_tokens: int, sampler: Sampler, cancel: Event) -> TokenIds:
+        if len(tokens) and int(tokens.max()) >= self.decoder.vocab_size:
+            return tokens[:0]
         context = tokens
         room = self.decoder.context_length - len(tokens)
         for _ in range(min(num_tokens, room)):

@@ -108,8 +108,8 @@ class Engine:
         return self.manifest.context_length
 
     @property
-    def drafter_name(self) -> str:
-        return self._drafter.name
+    def drafter(self) -> Drafter:
+        return self._drafter
 
     @property
     def target(self) -> Decoder:

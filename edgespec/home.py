@@ -16,6 +16,7 @@ from edgespec.catalog import CATALOG, CatalogEntry, HubSource
 from edgespec.errors import ModelError, UsageError
 from edgespec.fetch import fetch
 from edgespec.manifest import FILE_NAME
+from edgespec.pair import FILE_NAME as PAIR_FILE_NAME
 
 Report = Callable[[str], None]
 
@@ -36,7 +37,7 @@ class ModelHome:
     report: Report = lambda line: None
 
     def resolve(self, model: str) -> Path:
-        """The model folder for a folder, a name of the catalogue, a .gguf file or a safetensors folder.
+        """The model or pair folder for a folder, a name of the catalogue, a .gguf file or a safetensors folder.
 
         A name or a file may be followed by :PRECISION; sources are exported on first use.
 
@@ -46,7 +47,7 @@ class ModelHome:
         name, _, precision = model.rpartition(":") if _has_precision(model) else (model, "", "source")
         try:
             path, plain = Path(name).expanduser(), Path(model).expanduser()
-            if (plain / FILE_NAME).is_file():
+            if (plain / FILE_NAME).is_file() or (plain / PAIR_FILE_NAME).is_file():
                 return plain
             if name in CATALOG:
                 return self._from_catalog(name, CATALOG[name], precision)
@@ -106,7 +107,7 @@ class ModelHome:
 
 
 def _has_precision(model: str) -> bool:
-    return model.rpartition(":")[2] in ("source", "fp32", "int8", "int4")
+    return model.rpartition(":")[2] in ("source", "fp32", "fp16", "int8", "int4")
 
 
 def _unknown(model: str, path: Path) -> str:

@@ -7,9 +7,10 @@ from pathlib import Path
 from edgespec.draft_length import DraftLength, FixedLength, MeasuredLength
 from edgespec.drafters import ModelDrafter, NgramDrafter, NoDrafter
 from edgespec.engine import Engine
-from edgespec.errors import UsageError, VocabularyMismatch
+from edgespec.errors import UsageError
 from edgespec.home import ModelHome, default_home
 from edgespec.manifest import Manifest, read_manifest, verify_files
+from edgespec.pair import DRAFTER, TARGET, PairCheck, expect_same_tokens, read_pair
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.tokenizer import Tokenizer
@@ -36,8 +37,9 @@ def load(
     """Load a model, preparing it first if need be.
 
     Args:
-        model: A model folder, a name of the catalogue, a .gguf file or a safetensors folder.
-        drafter: auto, none, ngram, or a model like the first argument.
+        model: A model folder, a pair folder, a name of the catalogue, a .gguf file or a safetensors folder.
+        drafter: auto, none, ngram, or a model like the first argument. auto is the drafter of a pair folder where
+            it pays, and else ngram.
         draft_length: Tokens a draft, or auto to measure what pays.
         device: Where the target runs: auto or cpu.
         drafter_device: Where a model drafter runs.
@@ -61,13 +63,16 @@ def load(
     places = (find_device(device), find_device(drafter_device))
     models = ModelHome(home or default_home(), offline, report)
     folder = models.resolve(str(model))
+    if (pair := read_pair(folder)) is not None:
+        folder, drafter = folder / TARGET, _drafter_of(folder, pair, drafter, report)
     manifest = read_manifest(folder)
     draft_folder = None if drafter in _NAMED else models.resolve(drafter)
     draft_manifest = read_manifest(draft_folder) if draft_folder else None
-    if draft_manifest:
-        _check_vocabulary(draft_manifest, manifest)
+    if draft_folder and draft_manifest and draft_manifest.vocab_sha256 != manifest.vocab_sha256:
+        tokenizers = _tokenizer(folder, manifest), _tokenizer(draft_folder, draft_manifest)
+        expect_same_tokens(*tokenizers, (manifest.name, draft_manifest.name))
     target = _load_decoder(folder, manifest, places[0], num_threads, deterministic)
-    tokenizer = Tokenizer(folder / manifest.tokenizer, manifest.bos_token_id, manifest.add_bos)
+    tokenizer = _tokenizer(folder, manifest)
     template = (folder / manifest.chat_template).read_text() if manifest.chat_template else None
     chosen: Drafter = NoDrafter() if drafter == "none" else NgramDrafter()
     decoders = [target]
@@ -83,6 +88,16 @@ def load(
         draft_length=length,
         device_names=(places[0].name, places[1].name),
     )
+
+
+def _drafter_of(folder: Path, pair: PairCheck, asked: str, report: Callable[[str], None]) -> str:
+    """auto is the drafter of the pair where it pays."""
+    if asked != "auto":
+        return asked
+    if pair.pays:
+        return str(folder / DRAFTER)
+    report(f"drafting by n-gram: {pair.verdict} ({pair.reason})")
+    return "ngram"
 
 
 def _load_decoder(
@@ -114,9 +129,5 @@ def _draft_length(asked: int | str) -> Callable[[], DraftLength]:
     return lambda: FixedLength(num_tokens)
 
 
-def _check_vocabulary(drafter: Manifest, target: Manifest) -> None:
-    if drafter.vocab_sha256 != target.vocab_sha256:
-        raise VocabularyMismatch(
-            f"drafter {drafter.name} and target {target.name} have different vocabularies; "
-            "choose a drafter of the same family, or --drafter ngram, which needs none"
-        )
+def _tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
+    return Tokenizer(folder / manifest.tokenizer, manifest.bos_token_id, manifest.add_bos)

@@ -50,6 +50,11 @@ class Tokenizer:
     def special_tokens(self) -> Sequence[str]:
         return tuple(self._special)
 
+    @property
+    def pieces(self) -> dict[int, str]:
+        """Every token that the vocabulary spells, by id."""
+        return {token: piece for piece, token in self._tokenizer.get_vocab(with_added_tokens=True).items()}
+
     def piece(self, token: int) -> str | None:
         """How the vocabulary spells a token."""
         spelled = self._tokenizer.id_to_token(token)

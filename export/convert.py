@@ -76,7 +76,7 @@ def export_model(
     if precision == "auto":
         precision, reason = choose_precision(loaded.tensors)
         report(f"chose {precision} precision: {reason}")
-    with _folder_in_the_making(output, _estimated_bytes(loaded, precision)) as folder:
+    with folder_in_the_making(output, _estimated_bytes(loaded, precision)) as folder:
         report(f"writing {loaded.config.num_layers} layers in {precision} precision")
         manifest = _write(folder, output.name, loaded, precision, block_size)
         report("hashing")
@@ -117,8 +117,15 @@ def _estimated_bytes(loaded: LoadedSource, precision: str) -> int:
 
 
 @contextmanager
-def _folder_in_the_making(output: Path, needed_bytes: int) -> Iterator[Path]:
-    """A temporary sibling of output that takes its place on success and vanishes on failure."""
+def folder_in_the_making(output: Path, needed_bytes: int = 0) -> Iterator[Path]:
+    """A temporary sibling of output that takes its place on success and vanishes on failure.
+
+    Raises:
+        UsageError: Something is at output already, or it cannot be written.
+        EdgeSpecError: There is no room for needed_bytes.
+    """
+    if os.path.lexists(output):
+        raise UsageError(f"{output} already exists; remove it or choose another --output")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         _sweep(output)

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from edgespec.errors import SourceError
 
-_CONTROL, _USER_DEFINED, _UNKNOWN = 3, 4, 2
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 
 # Tokens that end an answer though a file may not list them as such.
 _END_OF_TURN = (
@@ -93,6 +93,8 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any]) -> Vocabular
     types = get("token_type", [1] * len(pieces))
     if len(types) != len(pieces):
         raise SourceError(f"{path} has {len(pieces)} tokens but {len(types)} token types; the file is damaged")
+    pieces = pieces[: _num_used(pieces, types)]
+    types = types[: len(pieces)]
     add_bos = bool(get("add_bos_token", kind == "llama"))
     if kind == "gpt2":
         tokenizer = _byte_level(path, pieces, get("merges"), get("pre", "default"))
@@ -111,6 +113,14 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any]) -> Vocabular
         eos_token_ids=_end_tokens(metadata, pieces, set(control)),
         add_bos=add_bos,
     )
+
+
+def _num_used(pieces: list[str], types: list[int]) -> int:
+    """How many tokens there are before the padding, whose pieces a converter made up as [PAD0], [PAD1], …"""
+    used = len(pieces)
+    while used and types[used - 1] == _UNUSED and pieces[used - 1] == f"[PAD{used - 1}]":
+        used -= 1
+    return used
 
 
 def _verbatim(piece: str, *, special: bool) -> AddedToken:
@@ -147,7 +157,7 @@ def _byte_level(path: object, pieces: list[str], merges: Any, pre: str) -> Token
 
 def _sentencepiece(path: object, pieces: list[str], scores: Any, types: list[int], prefix: bool) -> Tokenizer:
     """SentencePiece BPE joins the pair whose joined piece scores best: merges ranked by that score."""
-    if not isinstance(scores, list) or len(scores) != len(pieces):
+    if not isinstance(scores, list) or len(scores) < len(pieces):
         raise SourceError(f"{path} has no scores for its SentencePiece tokenizer; the file is damaged")
     vocab = {piece: token for token, piece in enumerate(pieces)}
     ranked: list[tuple[float, int, tuple[str, str]]] = []

@@ -11,8 +11,9 @@ ROOT = Path(__file__).parent.parent
 PURE = {
     "types", "errors", "sampling", "acceptance", "cache", "drafters", "draft_length", "scheduler", "stopping",
     "stats", "tokenizer", "chat_template", "sandbox", "manifest", "catalog", "engine", "scoring", "benchmark",
+    "pair", "pair_check",
 }  # fmt: skip
-JOINTS = {"fetch", "home", "loading", "chat", "cli", "__init__", "__main__"}
+JOINTS = {"fetch", "home", "loading", "pairing", "chat", "cli", "__init__", "__main__"}
 
 
 def imported(path: Path) -> set[str]:
@@ -42,7 +43,7 @@ def test_pure_modules_import_only_pure_modules(name: str) -> None:
 
 def test_only_home_and_the_commands_call_export_and_only_loading_the_runtimes() -> None:
     using = {path.stem: within(path) for path in (ROOT / "edgespec").glob("*.py")}
-    assert {name for name, rooms in using.items() if "export" in rooms} == {"home", "cli"}
+    assert {name for name, rooms in using.items() if "export" in rooms} == {"home", "pairing", "cli"}
     assert {name for name, rooms in using.items() if "runtimes" in rooms} == {"loading"}
 
 

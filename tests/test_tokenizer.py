@@ -109,3 +109,12 @@ def test_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_empty_text_has_no_tokens(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("").dtype == np.int32
     assert len(tokenizer.encode("")) == 0
+
+
+def test_padding_that_a_converter_made_up_is_no_token() -> None:
+    size = len(tiny.PIECES)
+    padded = METADATA | {
+        "tokenizer.ggml.tokens": [*tiny.PIECES, f"[PAD{size}]", f"[PAD{size + 1}]"],
+        "tokenizer.ggml.token_type": [*tiny.TYPES, 5, 5],
+    }
+    assert vocabulary_from_gguf("x", padded).tokenizer_json == vocabulary_from_gguf("x", METADATA).tokenizer_json

@@ -1,0 +1,77 @@
+"""A target and its drafter: whether their tokens mean the same, and the pair.json of a folder that holds both.
+
+Knows nothing of models.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from edgespec.errors import ManifestError, VocabularyMismatch
+from edgespec.tokenizer import Tokenizer
+
+FILE_NAME = "pair.json"
+SCHEMA_VERSION = 1
+TARGET, DRAFTER = "target", "drafter"  # the folders beside it
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairCheck:
+    """What drafting gained on some prompts, and what to make of it.
+
+    greedy_acceptance and sampled_acceptance (temperature 1) are the shares of drafted tokens that were kept, among
+    those that were judged. draft_cost is the time of a drafted token in steps of the target. expected_gain is
+    decoding speed over plain decoding at num_draft tokens a draft, 1 at num_draft 0.
+    """
+
+    target: str
+    drafter: str
+    same_special_tokens: bool
+    same_chat_template: bool
+    greedy_acceptance: float
+    sampled_acceptance: float
+    draft_cost: float
+    expected_gain: float
+    num_draft: int
+    pays: bool
+    verdict: str
+    reason: str
+
+
+def expect_same_tokens(target: Tokenizer, drafter: Tokenizer, names: tuple[str, str] = (TARGET, DRAFTER)) -> None:
+    """Raises VocabularyMismatch: some id is one piece in the target and another in the drafter.
+
+    Ids that only one of them uses are tolerated; models pad their vocabularies differently.
+    """
+    in_target, in_drafter = target.pieces, drafter.pieces
+    different = [token for token in in_target.keys() & in_drafter.keys() if in_target[token] != in_drafter[token]]
+    if different:
+        token = min(different)
+        raise VocabularyMismatch(
+            f"token {token} is {in_drafter[token]!r} in the drafter {names[1]} and {in_target[token]!r} in the "
+            f"target {names[0]}, and {len(different) - 1} more differ; choose a drafter of the target's own "
+            "family, or --drafter ngram, which needs none"
+        )
+
+
+def read_pair(folder: Path) -> PairCheck | None:
+    """The check of a pair folder; None where the folder holds no pair.
+
+    Raises:
+        ManifestError: The file is damaged or of another schema.
+    """
+    path = folder / FILE_NAME
+    if not path.is_file():
+        return None
+    try:
+        stated = json.loads(path.read_text())
+        if stated["schema_version"] != SCHEMA_VERSION:
+            raise ManifestError(f"{path} has schema version {stated['schema_version']}; export the pair again")
+        return PairCheck(**stated["check"])
+    except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+        raise ManifestError(f"{path} is damaged ({error!r}); export the pair again") from None
+
+
+def write_pair(folder: Path, check: PairCheck) -> None:
+    document = {"schema_version": SCHEMA_VERSION, "target": TARGET, "drafter": DRAFTER, "check": asdict(check)}
+    (folder / FILE_NAME).write_text(json.dumps(document, indent=2) + "\n")

@@ -1,0 +1,69 @@
+"""Making and judging pairs: a target and a drafter from what a user names."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from edgespec.export.convert import export_model, folder_in_the_making
+from edgespec.home import ModelHome, default_home
+from edgespec.loading import load
+from edgespec.manifest import Manifest, read_manifest
+from edgespec.pair import DRAFTER, TARGET, PairCheck, write_pair
+from edgespec.pair_check import check_pair
+
+Report = Callable[[str], None]
+
+
+def judge_pair(
+    target: str, drafter: str, *, offline: bool = False, report: Report = lambda line: None
+) -> PairCheck:
+    """Load both and measure what drafting gains.
+
+    Raises:
+        VocabularyMismatch: Their tokens mean different things.
+        ModelError: One of them is missing or invalid.
+    """
+    home = ModelHome(default_home(), offline, report)
+    folders = [home.resolve(model) for model in (target, drafter)]
+    manifests = [read_manifest(folder) for folder in folders]
+    with load(folders[0], drafter=str(folders[1]), offline=offline, report=report) as engine:
+        templates = [_template(folder, manifest) for folder, manifest in zip(folders, manifests, strict=True)]
+        return check_pair(
+            engine,
+            names=(manifests[0].name, manifests[1].name),
+            same_special_tokens=_special_tokens(manifests[0]) == _special_tokens(manifests[1]),
+            same_chat_template=templates[0] == templates[1],
+            report=report,
+        )
+
+
+def export_pair(
+    target: Path,
+    drafter: Path,
+    output: Path,
+    *,
+    precision: str = "source",
+    drafter_precision: str = "source",
+    report: Report = lambda line: None,
+) -> PairCheck:
+    """Export both into one folder that loads as a pair, judged; the folder appears whole or not at all.
+
+    Raises:
+        UsageError: output is in the way.
+        SourceError: A source is missing, broken, foreign or unsupported.
+        VocabularyMismatch: Their tokens mean different things.
+    """
+    with folder_in_the_making(output) as folder:
+        export_model(target, folder / TARGET, precision=precision, report=report)
+        export_model(drafter, folder / DRAFTER, precision=drafter_precision, report=report)
+        report("measuring the pair")
+        check = judge_pair(str(folder / TARGET), str(folder / DRAFTER), report=report)
+        write_pair(folder, check)
+    return check
+
+
+def _template(folder: Path, manifest: Manifest) -> str | None:
+    return (folder / manifest.chat_template).read_text() if manifest.chat_template else None
+
+
+def _special_tokens(manifest: Manifest) -> tuple[int | None, tuple[int, ...]]:
+    return manifest.bos_token_id, manifest.eos_token_ids

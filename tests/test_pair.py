@@ -1,0 +1,96 @@
+"""Pairs of a target and a drafter: comparing, judging, writing, loading."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+
+from edgespec import load
+from edgespec.cli import main
+from edgespec.errors import ManifestError, VocabularyMismatch
+from edgespec.pair import FILE_NAME, expect_same_tokens, read_pair, write_pair
+from edgespec.pair_check import best_length
+from edgespec.pairing import export_pair, judge_pair
+from edgespec.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pairs") / "pair"
+    export_pair(tiny_gguf, tiny_gguf, folder, precision="fp32", drafter_precision="int4")
+    return folder
+
+
+def test_a_model_keeps_all_of_its_own_drafts(tiny_model: Path) -> None:
+    check = judge_pair(str(tiny_model), str(tiny_model))
+    assert (check.greedy_acceptance, check.sampled_acceptance) == (pytest.approx(1, abs=0.05),) * 2
+    assert check.same_special_tokens
+    assert check.same_chat_template
+    assert check.pays == (check.expected_gain >= 1.05)
+
+
+def test_best_length_follows_acceptance_and_costs() -> None:
+    assert best_length(0.9, pass_cost=1.0, draft_cost=0.0) == (8, pytest.approx(sum(0.9**i for i in range(9))))
+    assert best_length(0.5, pass_cost=1.0, draft_cost=1.0) == (0, 1.0)
+    num_draft, gain = best_length(0.7, pass_cost=1.8, draft_cost=0.1)
+    assert gain == pytest.approx(sum(0.7**i for i in range(num_draft + 1)) / (1 + num_draft * 0.3))
+
+
+def test_pair_folder_drafts_with_its_drafter_where_that_pays(pair: Path) -> None:
+    check = read_pair(pair)
+    assert check is not None
+    for pays, drafter in ((True, "drafter"), (False, "ngram")):
+        write_pair(pair, replace(check, pays=pays))
+        lines: list[str] = []
+        with load(pair, report=lines.append) as engine:
+            assert engine.drafter.name == drafter
+            assert engine.generate("the", max_tokens=5).text
+        assert bool(lines) != pays
+    with load(pair, drafter="none") as engine:
+        assert engine.drafter.name == "none"
+
+
+def test_other_tokens_are_told_apart_and_missing_ones_are_not(tiny_model: Path, tmp_path: Path) -> None:
+    document = json.loads((tiny_model / "tokenizer.json").read_text())
+    last = max(document["model"]["vocab"], key=document["model"]["vocab"].get)
+    document["model"]["merges"] = []
+    number = document["model"]["vocab"].pop(last)
+    (tmp_path / "short.json").write_text(json.dumps(document))
+    document["model"]["vocab"]["other"] = number
+    (tmp_path / "other.json").write_text(json.dumps(document))
+    whole, short, other = (
+        Tokenizer(path)
+        for path in (tiny_model / "tokenizer.json", tmp_path / "short.json", tmp_path / "other.json")
+    )
+    expect_same_tokens(whole, short)
+    expect_same_tokens(short, whole)
+    with pytest.raises(VocabularyMismatch, match=rf"token {number} is 'other' in the drafter"):
+        expect_same_tokens(whole, other)
+
+
+def test_pair_that_cannot_be_made_leaves_nothing(tiny_gguf: Path, tmp_path: Path) -> None:
+    swapped = [*tiny.PIECES]
+    swapped[40], swapped[41] = swapped[41], swapped[40]
+    tiny.write_gguf(tmp_path / "other.gguf", tiny.random_weights(), override={"tokenizer.ggml.tokens": swapped})
+    with pytest.raises(VocabularyMismatch):
+        export_pair(tiny_gguf, tmp_path / "other.gguf", tmp_path / "pair")
+    assert [path.name for path in tmp_path.iterdir()] == ["other.gguf"]
+
+
+def test_damaged_pair_file_is_refused(pair: Path, tmp_path: Path) -> None:
+    for text in ("{", '{"schema_version": 9}', '{"schema_version": 1, "check": {"x": 1}}', "[]"):
+        (tmp_path / FILE_NAME).write_text(text)
+        with pytest.raises(ManifestError, match="export the pair again"):
+            read_pair(tmp_path)
+
+
+def test_commands(pair: Path, tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pair", "check", str(pair / "target"), str(pair / "drafter"), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert 0 < document["greedy_acceptance"] < 1
+    arguments = ["export", str(tiny_gguf), "--drafter", str(tiny_gguf), "--output", str(tmp_path / "p")]
+    assert main([*arguments, "--drafter-precision", "int4"]) == 0
+    assert "drafter drafting for target: this pair" in capsys.readouterr().out
+    assert main(["chat", str(tmp_path / "p"), "--prompt", "the", "--max-tokens", "3"]) == 0
