@@ -7,7 +7,7 @@ from edgespec import load
 
 
 def main(path: str, question: str) -> None:
-    notes = Path(path).read_text()
+    notes = Path(path).read_text(encoding="utf-8")
     system = f"Answer from these notes, in one sentence.\n\n{notes}"
     with load("smollm2-135m") as engine:
         for chunk in engine.stream(question, system=system, max_tokens=80):

@@ -59,15 +59,17 @@ def read_prompts(path: Path, per_category: int | None) -> list[BenchPrompt]:
     counts: dict[str, int] = defaultdict(int)
     found = []
     try:
-        for line in path.read_text().splitlines():
+        for line in path.read_text(encoding="utf-8-sig").split("\n"):
             if not line.strip():
                 continue
             stated = json.loads(line)
             category = str(stated.get("category", "all"))
             text = stated["prompt"] if "prompt" in stated else stated["turns"][0]
+            if not isinstance(text, str):
+                raise TypeError(f"a prompt is {text!r}")
             counts[category] += 1
             if per_category is None or counts[category] <= per_category:
-                found.append(BenchPrompt(category, str(text)))
+                found.append(BenchPrompt(category, text))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -99,6 +101,8 @@ def measure(
                 break
             tallies[prompt.category].add(answer)
         report(f"{i + 1} of {len(prompts)} prompts")
+    if not speculative:
+        raise UsageError("every prompt was left out; none fits the context of this model")
     categories = dict(_rows(plain, speculative))
     ratios = [row["ratio"] for row in categories.values()]
     return {

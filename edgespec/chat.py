@@ -10,6 +10,7 @@ from edgespec.engine import Chunk, Engine
 from edgespec.errors import ContextOverflow
 from edgespec.sampling import SamplingParams
 from edgespec.stats import Stats
+from edgespec.talk import say
 
 _HELP = "Ctrl-C stops an answer, Ctrl-D leaves; /clear forgets the conversation, /exit leaves."
 
@@ -41,7 +42,7 @@ def answer_once(
     if not text.endswith("\n"):
         print()
     if last.finish_reason != "stop":
-        print(f"edgespec: {_why(last.finish_reason)}", file=sys.stderr)
+        say(f"edgespec: {_why(last.finish_reason)}")
     return 0
 
 
@@ -55,10 +56,7 @@ def converse(
     """Read, answer, repeat, until the user leaves; returns the exit code."""
     with suppress(ImportError):  # line editing for input, where the platform has it
         import readline  # noqa: F401
-    print(
-        f"{engine.manifest.name} on {engine.device_names[0]}, drafter {engine.drafter.name}. {_HELP}",
-        file=sys.stderr,
-    )
+    say(f"{engine.manifest.name} on {engine.device_names[0]}, drafter {engine.drafter.name}. {_HELP}")
     messages = [Message("system", system)] if system is not None else []
     first = len(messages)
     while True:
@@ -69,14 +67,14 @@ def converse(
             if said == "/clear":
                 del messages[first:]
             elif said.startswith("/") and not said.startswith("//"):
-                print(f"{_HELP} A message that begins with / is written with //.", file=sys.stderr)
+                say(f"{_HELP} A message that begins with / is written with //.")
             elif said:
                 asked = [*messages, Message("user", said.removeprefix("/"))]
                 answer = _answer(engine, asked, sampling, max_tokens, stop)
                 if answer is not None:
                     messages = [*asked, Message("assistant", answer)]
         except KeyboardInterrupt:  # between one thing and the next
-            print("\n(stopped; Ctrl-D leaves)", file=sys.stderr)
+            say("\n(stopped; Ctrl-D leaves)")
 
 
 def _read() -> str | None:
@@ -84,7 +82,7 @@ def _read() -> str | None:
     try:
         said = input("\n> ").strip()
     except EOFError:
-        print(file=sys.stderr)
+        say("")
         return None
     return None if said in ("/exit", "/quit", "/bye") else said
 
@@ -102,15 +100,15 @@ def _answer(
         chunks = engine.stream(messages, sampling=sampling, max_tokens=max_tokens, stop=stop)
         _, last = _print_stream(chunks, shown)
     except KeyboardInterrupt:
-        print("\n(stopped; Ctrl-D leaves)", file=sys.stderr)
+        say("\n(stopped; Ctrl-D leaves)")
         return "".join(shown) or None
     except ContextOverflow as error:
-        print(f"edgespec: {error}, or begin anew with /clear", file=sys.stderr)
+        say(f"edgespec: {error}, or begin anew with /clear")
         return None
     print()
     if last.stats is not None:
         ended = "" if last.finish_reason == "stop" else f"; {_why(last.finish_reason)}"
-        print(f"({_summary(last.stats)}{ended})", file=sys.stderr)
+        say(f"({_summary(last.stats)}{ended})")
     return "".join(shown)
 
 
@@ -148,7 +146,8 @@ def _summary(stats: Stats) -> str:
     parts = []
     if stats.decode_tokens_per_second:
         parts.append(f"{stats.decode_tokens_per_second:.1f} tokens/s")
-    parts.append(f"{stats.tokens_per_pass:.2f} tokens a pass")
+    if stats.tokens_per_pass:
+        parts.append(f"{stats.tokens_per_pass:.2f} tokens a pass")
     if stats.acceptance_rate is not None:
         parts.append(f"{stats.acceptance_rate:.0%} of drafts kept")
     return ", ".join(parts)

@@ -5,8 +5,10 @@ Special tokens that a message spells out stay text; only the template places rea
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
+from edgespec.errors import ManifestError
 from edgespec.tokenizer import Tokenizer
 from edgespec.types import TokenIds
 
@@ -18,14 +20,32 @@ class Message(NamedTuple):
     content: str
 
 
+def read_template(path: Path) -> str:
+    """Raises ManifestError: the file cannot be read or is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path} cannot be read ({error}); export the model again") from None
+
+
+class Render(Protocol):
+    def __call__(self, template: str, **names: Any) -> str: ...
+
+
 def encode_chat(
-    template: str | None, messages: Sequence[Message], tokenizer: Tokenizer, special: dict[str, str]
+    template: str | None,
+    render: Render,
+    messages: Sequence[Message],
+    tokenizer: Tokenizer,
+    special: dict[str, str],
 ) -> TokenIds:
     """Tokens of a conversation up to where the assistant speaks next.
 
     A model without a template is no chat model: the contents are joined by blank lines and continued.
 
     Args:
+        template: The model's own, in Jinja.
+        render: Gives the text of a template for some names.
         special: Names that templates use for special tokens: bos_token, eos_token.
 
     Raises:
@@ -38,7 +58,7 @@ def encode_chat(
         {"role": message.role, "content": _broken(message.content, tokenizer.special_tokens, mark)}
         for message in messages
     ]
-    text = _render(template, broken, special)
+    text = render(template, messages=broken, add_generation_prompt=True, **special)
     # Cut at the template's own special tokens first; what a message spelled out is mended after.
     return tokenizer.encode(text, special=True, ignore=mark)
 
@@ -54,9 +74,3 @@ def _broken(content: str, special_tokens: Sequence[str], mark: str) -> str:
     for token in special_tokens:
         content = content.replace(token, token[0] + mark + token[1:])
     return content
-
-
-def _render(template: str, messages: list[dict[str, str]], special: dict[str, str]) -> str:
-    from edgespec.sandbox import render  # Jinja takes 25 ms, and only a chat needs it
-
-    return render(template, messages=messages, add_generation_prompt=True, **special)

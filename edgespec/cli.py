@@ -7,21 +7,23 @@ after an interrupt.
 import argparse
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from edgespec import __version__
 from edgespec.catalog import CATALOG, DEFAULT_MODEL
 from edgespec.errors import EdgeSpecError, MemoryExhausted, UsageError
+from edgespec.talk import drop, say_stage
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
     from edgespec.pair import PairCheck
 
 _INTERRUPTED = 130
-_TERMINATED = 143
 _PRECISIONS = ("auto", "source", "fp32", "fp16", "int8", "int4")
 
 
@@ -29,7 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
         _prepare_streams()
-        signal.signal(signal.SIGTERM, _terminate)
+        for name in ("SIGTERM", "SIGHUP"):  # the latter where there are terminals to close
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), _terminate)
         options = _parser().parse_args(arguments)
         code = int(options.run(options))
         sys.stdout.flush()
@@ -37,14 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except EdgeSpecError as error:
         return _failed(str(error), error.exit_code)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough
         return _failed("interrupted", _INTERRUPTED)
     except BrokenPipeError:
-        _drop_stdout()  # nobody reads any more
+        drop(sys.stdout)  # nobody reads any more
         return 0
     except MemoryError:
         return _failed("out of memory; close other programs or use a smaller model", MemoryExhausted.exit_code)
     except OSError as error:
-        _drop_stdout()
+        drop(sys.stdout)
         return _failed(str(error), EdgeSpecError.exit_code)
 
 
@@ -59,24 +64,20 @@ def _prepare_streams() -> None:
 
 
 def _terminate(number: int, frame: object) -> NoReturn:
-    """SIGTERM unwinds like an error, so that nothing half written stays."""
-    sys.exit(_TERMINATED)
+    """Unwinds like an error, so that nothing half written stays."""
+    sys.exit(128 + number)
 
 
 def _failed(message: str, code: int) -> int:
-    print(f"edgespec: {message}", file=sys.stderr)
+    say_stage(message)
     return code
-
-
-def _drop_stdout() -> None:
-    """Python flushes stdout once more at its end and would fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="edgespec", description="Run language models on this machine, speculatively and exactly."
     )
+    parser.add_argument("--version", action="version", version=f"edgespec {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_chat(commands.add_parser("chat", help="talk to a model, or answer one prompt"))
     _add_export(commands.add_parser("export", help="turn a GGUF file or a safetensors folder into a model folder"))
@@ -205,7 +206,7 @@ def _chat(options: argparse.Namespace) -> int:
     )
     if options.max_tokens is not None and options.max_tokens < 1:
         raise UsageError(f"--max-tokens is {options.max_tokens}; wanted at least 1")
-    prompt = options.prompt
+    prompt = options.prompt and _as_typed(options.prompt)
     if prompt is None and not sys.stdin.isatty():
         prompt = sys.stdin.read()
     if prompt is None and options.json:
@@ -220,6 +221,14 @@ def _chat(options: argparse.Namespace) -> int:
         )
 
 
+def _as_typed(argument: str) -> str:
+    """UTF-8 from a command line whose locale is another: Python escapes the bytes that it does not know."""
+    try:
+        return os.fsencode(argument).decode()
+    except UnicodeError:
+        return argument
+
+
 def _engine(options: argparse.Namespace) -> "Engine":
     from edgespec.loading import load
 
@@ -232,7 +241,7 @@ def _engine(options: argparse.Namespace) -> "Engine":
         num_threads=options.threads,
         deterministic=options.deterministic,
         offline=options.offline,
-        report=_say,
+        report=say_stage,
     )
 
 
@@ -246,7 +255,7 @@ def _bench(options: argparse.Namespace) -> int:
     prompts = read_prompts(options.prompts, options.per_category)
     sampling = SamplingParams(temperature=options.temperature)
     with _engine(options) as engine:
-        document = measure(engine, prompts, max_tokens=options.max_tokens, sampling=sampling, report=_say)
+        document = measure(engine, prompts, max_tokens=options.max_tokens, sampling=sampling, report=say_stage)
     print(json.dumps(document) if options.json else table(document))
     return 0
 
@@ -264,17 +273,19 @@ def _export_pair(options: argparse.Namespace) -> int:
         options.output,
         precision=options.precision,
         drafter_precision=options.drafter_precision,
-        report=_say,
+        report=say_stage,
     )
     _print_pair(check, options.json)
-    _say(f"wrote {options.output}; use it with: edgespec chat {options.output}")
+    say_stage(f"use it with: edgespec chat {shlex.quote(str(options.output))}")
     return 0
 
 
 def _pair_check(options: argparse.Namespace) -> int:
     from edgespec.pairing import judge_pair
 
-    _print_pair(judge_pair(options.target, options.drafter, offline=options.offline, report=_say), options.json)
+    _print_pair(
+        judge_pair(options.target, options.drafter, offline=options.offline, report=say_stage), options.json
+    )
     return 0
 
 
@@ -307,19 +318,19 @@ def _export_model(options: argparse.Namespace) -> int:
         precision=options.precision,
         block_size=options.block_size,
         open_decoder=open_decoder if options.check else None,
-        report=_say,
+        report=say_stage,
     )
     if options.json:
         print(json.dumps(asdict(manifest)))
     else:
         if (check := manifest.check) is not None:
-            _say(
+            say_stage(
                 f"checked on {check.num_tokens} tokens: {check.nll:.4f} nats/token, the source has "
                 f"{check.reference_nll:.4f}; divergence {check.divergence:.4f}, the same likeliest token at "
                 f"{check.agreement:.0%}"
             )
-        _say(f"wrote {options.output} ({manifest.weights_bytes / 1e6:.0f} MB)")
-        _say(f"use it with: edgespec chat {options.output}")
+        say_stage(f"wrote {options.output} ({manifest.weights_bytes / 1e6:.0f} MB)")
+        say_stage(f"use it with: edgespec chat {shlex.quote(str(options.output))}")
     return 0
 
 
@@ -328,7 +339,7 @@ def _score(options: argparse.Namespace) -> int:
     from edgespec.scoring import score
 
     try:
-        text = options.file.read_text()
+        text = options.file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {options.file}: {error}") from None
     with load(
@@ -337,7 +348,7 @@ def _score(options: argparse.Namespace) -> int:
         device=options.device,
         num_threads=options.threads,
         offline=options.offline,
-        report=_say,
+        report=say_stage,
     ) as engine:
         tokens, nll = score(engine, text)
     print(
@@ -346,10 +357,6 @@ def _score(options: argparse.Namespace) -> int:
         else f"{nll:.4f} nats/token over {tokens} tokens"
     )
     return 0
-
-
-def _say(line: str) -> None:
-    print(f"edgespec: {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":

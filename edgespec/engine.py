@@ -16,6 +16,7 @@ from edgespec.sampling import GumbelSampler, SamplingParams
 from edgespec.scheduler import serial
 from edgespec.stats import Stats, Tally
 from edgespec.stopping import TextStop, TokenStop
+from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import TextStream, Tokenizer
 from edgespec.types import Decoder, Drafter, TokenIds
 
@@ -47,11 +48,20 @@ class Completion:
 
 
 def _message(each: Message | Mapping[str, str]) -> Message:
-    if not isinstance(each, Mapping):
-        return Message(*each)
-    if not {"role", "content"} <= each.keys():
-        raise UsageError(f"a message has the keys {sorted(each)}; wanted role and content")
-    return Message(each["role"], each["content"])
+    if isinstance(each, Mapping):
+        if not {"role", "content"} <= each.keys():
+            raise UsageError(f"a message has the keys {sorted(each)}; wanted role and content")
+        each = Message(each["role"], each["content"])
+    if not isinstance(each, tuple) or len(each) != 2 or not all(isinstance(part, str) for part in each):
+        raise UsageError(f"a message is {each!r}; wanted a role and a content, both text")
+    return Message(*each)
+
+
+def _stop_strings(stop: str | Sequence[str] | None) -> Sequence[str]:
+    strings = [stop] if isinstance(stop, str) else list(stop or ())
+    if not all(isinstance(text, str) for text in strings):
+        raise UsageError(f"stop is {stop!r}; wanted one or several texts")
+    return strings
 
 
 class Engine:
@@ -67,6 +77,7 @@ class Engine:
         manifest: Manifest,
         tokenizer: Tokenizer,
         template: str | None,
+        renderer: TemplateProcess,
         decoders: Sequence[Decoder],
         drafter: Drafter,
         draft_length: Callable[[], DraftLength],
@@ -75,6 +86,7 @@ class Engine:
         self.manifest = manifest
         self.tokenizer = tokenizer
         self._template = template
+        self._renderer = renderer
         self._decoders = list(decoders)
         self._drafter = drafter
         self._draft_length = draft_length
@@ -89,6 +101,7 @@ class Engine:
     def close(self) -> None:
         """Free the models; a stream that is still open keeps them until it ends."""
         self._decoders.clear()
+        self._renderer.close()
         self._drafter = NoDrafter()
 
     def plain(self) -> "Engine":
@@ -97,6 +110,7 @@ class Engine:
             manifest=self.manifest,
             tokenizer=self.tokenizer,
             template=self._template,
+            renderer=self._renderer,
             decoders=self._decoders[:1],
             drafter=NoDrafter(),
             draft_length=lambda: FixedLength(0),
@@ -125,7 +139,7 @@ class Engine:
         system: str | None = None,
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
     ) -> Iterator[Chunk]:
         """An answer as it is made, a chunk per pass of the target.
 
@@ -139,7 +153,7 @@ class Engine:
 
         Raises:
             ContextOverflow: The prompt does not fit.
-            UsageError: max_tokens is not positive, or the prompt is empty.
+            UsageError: An argument is of another kind, or the prompt comes to no token at all.
         """
         return self._chunks(self.encode(prompt, system), sampling or SamplingParams(), max_tokens, stop)
 
@@ -150,7 +164,7 @@ class Engine:
         system: str | None = None,
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
     ) -> Completion:
         """A whole answer; arguments and errors as in stream."""
         tokens = self.encode(prompt, system)
@@ -168,12 +182,14 @@ class Engine:
 
     def encode(self, prompt: Prompt, system: str | None = None) -> TokenIds:
         """The tokens that a prompt becomes, chat template included, [num_tokens]."""
+        if isinstance(prompt, Mapping) or not isinstance(prompt, (str, Sequence)):
+            raise UsageError(f"the prompt is a {type(prompt).__name__}; wanted a text or a list of messages")
         messages = [Message("user", prompt)] if isinstance(prompt, str) else [_message(each) for each in prompt]
         if unknown := [message.role for message in messages if message.role not in ROLES]:
             raise UsageError(f"a message has the role '{unknown[0]}'; known are {', '.join(ROLES)}")
         if system is not None:
             messages.insert(0, Message("system", system))
-        return encode_chat(self._template, messages, self.tokenizer, self._special_tokens())
+        return encode_chat(self._template, self._renderer.render, messages, self.tokenizer, self._special_tokens())
 
     def _special_tokens(self) -> dict[str, str]:
         names = {"bos_token": self.manifest.bos_token_id}
@@ -183,16 +199,17 @@ class Engine:
         return {name: piece for name, piece in pieces.items() if piece is not None}
 
     def _chunks(
-        self, prompt: TokenIds, sampling: SamplingParams, max_tokens: int | None, stop: str | Sequence[str]
+        self, prompt: TokenIds, sampling: SamplingParams, max_tokens: int | None, stop: str | Sequence[str] | None
     ) -> Iterator[Chunk]:
-        stop = [stop] if isinstance(stop, str) else stop
-        if max_tokens is not None and max_tokens < 1:
-            raise UsageError(f"max_tokens is {max_tokens}; wanted at least 1")
+        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+            raise UsageError(f"max_tokens is {max_tokens!r}; wanted a whole number from 1")
+        if not isinstance(sampling, SamplingParams):
+            raise UsageError(f"sampling is {sampling!r}; wanted SamplingParams")
         if not len(prompt):
             raise UsageError("the prompt is empty; give at least one token")
         if len(prompt) > self.context_length:
             raise ContextOverflow(len(prompt), self.context_length)
-        return self._answer(prompt, sampling, max_tokens or 2 * self.context_length, stop)
+        return self._answer(prompt, sampling, max_tokens or 2 * self.context_length, _stop_strings(stop))
 
     def _answer(
         self, prompt: TokenIds, sampling: SamplingParams, max_tokens: int, stop: Sequence[str]

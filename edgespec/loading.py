@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from edgespec.chat_template import read_template
 from edgespec.draft_length import DraftLength, FixedLength, MeasuredLength
 from edgespec.drafters import ModelDrafter, NgramDrafter, NoDrafter
 from edgespec.engine import Engine
@@ -13,12 +14,14 @@ from edgespec.manifest import Manifest, read_manifest, verify_files
 from edgespec.pair import DRAFTER, TARGET, PairCheck, expect_same_tokens, read_pair
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import Tokenizer
 from edgespec.types import Drafter
 
 _NAMED = ("auto", "none", "ngram")
 _NOT_YET = ("suffix", "lookahead")
 _MAX_THREADS = 512
+_LONGEST_DRAFT = 64
 
 
 def load(
@@ -31,7 +34,7 @@ def load(
     num_threads: int | None = None,
     deterministic: bool = False,
     offline: bool = False,
-    home: Path | None = None,
+    home: str | Path | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Engine:
     """Load a model, preparing it first if need be.
@@ -55,13 +58,16 @@ def load(
         DeviceUnavailable: No execution provider for the device.
     """
     length = _draft_length(draft_length)
+    for name, value in (("drafter", drafter), ("device", device), ("drafter_device", drafter_device)):
+        if not isinstance(value, str):
+            raise UsageError(f"{name} is {value!r}; wanted a text")
     if num_threads is not None and not 1 <= num_threads <= _MAX_THREADS:
         raise UsageError(f"the number of threads is {num_threads}; wanted 1 to {_MAX_THREADS}")
     if drafter in _NOT_YET:
         raise UsageError(f"drafter '{drafter}' is not available in this version; use auto, none, ngram or a model")
     # What can be known before fetching and exporting is checked before.
     places = (find_device(device), find_device(drafter_device))
-    models = ModelHome(home or default_home(), offline, report)
+    models = ModelHome(Path(home) if home else default_home(), offline, report)
     folder = models.resolve(str(model))
     if (pair := read_pair(folder)) is not None:
         folder, drafter = folder / TARGET, _drafter_of(folder, pair, drafter, report)
@@ -71,9 +77,12 @@ def load(
     if draft_folder and draft_manifest and draft_manifest.vocab_sha256 != manifest.vocab_sha256:
         tokenizers = _tokenizer(folder, manifest), _tokenizer(draft_folder, draft_manifest)
         expect_same_tokens(*tokenizers, (manifest.name, draft_manifest.name))
+    renderer = TemplateProcess()
+    if manifest.chat_template:
+        renderer.start()
     target = _load_decoder(folder, manifest, places[0], num_threads, deterministic)
     tokenizer = _tokenizer(folder, manifest)
-    template = (folder / manifest.chat_template).read_text() if manifest.chat_template else None
+    template = read_template(folder / manifest.chat_template) if manifest.chat_template else None
     chosen: Drafter = NoDrafter() if drafter == "none" else NgramDrafter()
     decoders = [target]
     if draft_folder and draft_manifest:
@@ -83,6 +92,7 @@ def load(
         manifest=manifest,
         tokenizer=tokenizer,
         template=template,
+        renderer=renderer,
         decoders=decoders,
         drafter=chosen,
         draft_length=length,
@@ -121,11 +131,12 @@ def open_decoder(folder: Path, manifest: Manifest) -> OnnxDecoder:
 def _draft_length(asked: int | str) -> Callable[[], DraftLength]:
     if asked == "auto":
         return MeasuredLength
-    if isinstance(asked, str) and not asked.isdecimal():
-        raise UsageError(f"draft length is '{asked}'; wanted auto or a number of tokens")
+    is_number = (isinstance(asked, int) and not isinstance(asked, bool)) or (
+        isinstance(asked, str) and asked.isdecimal() and len(asked) < 10
+    )
+    if not is_number or not 0 <= int(asked) <= _LONGEST_DRAFT:
+        raise UsageError(f"draft length is {str(asked)[:40]!r}; wanted auto or 0 to {_LONGEST_DRAFT} tokens")
     num_tokens = int(asked)
-    if not 0 <= num_tokens <= 64:
-        raise UsageError(f"draft length is {num_tokens}; wanted 0 to 64 tokens, or auto")
     return lambda: FixedLength(num_tokens)
 
 

@@ -6,6 +6,8 @@ size and SHA-256 of every file. Knows nothing of ONNX Runtime and nothing of how
 
 import hashlib
 import json
+import os
+import stat
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ SCHEMA_VERSION = 1
 FILE_NAME = "edgespec.json"
 _HASH_CHUNK_BYTES = 1 << 20
 _LARGEST_COUNT = 1 << 24
+_LARGEST_SHAPE = 1 << 12  # layers, heads and head sizes; far more would be reserved before the graph says no
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +117,7 @@ def file_record(path: Path) -> FileRecord:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    (folder / FILE_NAME).write_text(json.dumps(asdict(manifest), indent=1) + "\n")
+    (folder / FILE_NAME).write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -125,12 +128,14 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / FILE_NAME
     try:
-        stated = json.loads(path.read_text())
+        stated = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ManifestError(
             f"{folder} has no {FILE_NAME}, so it is no model folder; make one with: edgespec export SOURCE"
         ) from None
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise ManifestError(f"{path} cannot be read ({error.strerror}); mend its permissions") from None
+    except (ValueError, RecursionError) as error:
         raise ManifestError(f"{path} is not JSON ({error}); export the model again") from None
     manifest = _from_json(path, stated)
     for name, record in manifest.files.items():
@@ -140,7 +145,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _from_json(path: Path, stated: Any) -> Manifest:
     version = stated.get("schema_version") if isinstance(stated, dict) else None
-    if version != SCHEMA_VERSION:
+    if type(version) is not int or version != SCHEMA_VERSION:
         raise ManifestError(
             f"{path} has schema version {version}, this edgespec reads {SCHEMA_VERSION}; export the model again"
         )
@@ -165,15 +170,15 @@ def _check(path: Path, manifest: Manifest) -> None:
     """Types and ranges; a manifest may have been edited by hand or by an enemy."""
     kv = manifest.kv_cache
     counts = {
-        "context_length": manifest.context_length,
-        "vocab_size": manifest.vocab_size,
-        "num_layers": kv.num_layers,
-        "num_kv_heads": kv.num_kv_heads,
-        "head_dim": kv.head_dim,
+        "context_length": (manifest.context_length, _LARGEST_COUNT),
+        "vocab_size": (manifest.vocab_size, _LARGEST_COUNT),
+        "num_layers": (kv.num_layers, _LARGEST_SHAPE),
+        "num_kv_heads": (kv.num_kv_heads, _LARGEST_SHAPE),
+        "head_dim": (kv.head_dim, _LARGEST_SHAPE),
     }
-    for name, value in counts.items():
-        if type(value) is not int or not 0 < value <= _LARGEST_COUNT:
-            raise ManifestError(f"{path}: {name} is {value!r}, wanted 1 to {_LARGEST_COUNT}; export again")
+    for name, (value, largest) in counts.items():
+        if type(value) is not int or not 0 < value <= largest:
+            raise ManifestError(f"{path}: {name} is {value!r}, wanted 1 to {largest}; export again")
     special = [*manifest.eos_token_ids, *([] if manifest.bos_token_id is None else [manifest.bos_token_id])]
     if not all(type(token) is int and 0 <= token < manifest.vocab_size for token in special):
         raise ManifestError(f"{path}: special token ids {special} are not in the vocabulary; export again")
@@ -182,10 +187,14 @@ def _check(path: Path, manifest: Manifest) -> None:
             f"{path}: the cache is {kv.form!r} of {kv.dtype!r}, known is 'shared_buffer' of 'float32'; "
             "use a newer edgespec or export again"
         )
-    texts = {"name": manifest.name, "precision": manifest.precision, "vocab_sha256": manifest.vocab_sha256}
-    for name, text in texts.items():
+    texts = {field: getattr(manifest, field) for field in ("name", "architecture", "precision", "vocab_sha256")}
+    texts |= {f"source.{key}": value for key, value in asdict(manifest.source).items() if value is not None}
+    texts |= {f"the hash of {name}": record.sha256 for name, record in manifest.files.items()}
+    for what, text in texts.items():
         if not isinstance(text, str):
-            raise ManifestError(f"{path}: {name} is {text!r}, wanted a text; export again")
+            raise ManifestError(f"{path}: {what} is {text!r}, wanted a text; export again")
+    if not isinstance(manifest.add_bos, bool):
+        raise ManifestError(f"{path}: add_bos is {manifest.add_bos!r}, wanted true or false; export again")
     template = [manifest.chat_template] if manifest.chat_template is not None else []
     for used in [manifest.graph, manifest.weights, manifest.tokenizer, *template]:
         if not isinstance(used, str) or used not in manifest.files:
@@ -193,12 +202,17 @@ def _check(path: Path, manifest: Manifest) -> None:
 
 
 def _check_size(folder: Path, name: str, record: FileRecord) -> None:
-    if not name or Path(name).name != name or name == "..":
-        raise ManifestError(f"{folder}: the manifest names '{name}', which is not a file of its own folder")
+    if not name or Path(name).name != name or name == ".." or "\0" in name:
+        raise ManifestError(f"{folder}: the manifest names {name!r}, which is not a file of its own folder")
     try:
-        found = (folder / name).stat().st_size
+        status = (folder / name).stat()
     except OSError as error:
         raise ManifestError(f"{folder / name}: {error.strerror}; export the model again") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise ManifestError(f"{folder / name} is no regular file; export the model again")
+    if not os.access(folder / name, os.R_OK):
+        raise ManifestError(f"{folder / name} may not be read; mend its permissions")
+    found = status.st_size
     if found != record.bytes:
         raise IntegrityError(
             f"{folder / name} has {found} bytes, its manifest says {record.bytes}; export the model again"

@@ -64,7 +64,7 @@ def read_pair(folder: Path) -> PairCheck | None:
     if not path.is_file():
         return None
     try:
-        stated = json.loads(path.read_text())
+        stated = json.loads(path.read_text(encoding="utf-8"))
         if stated["schema_version"] != SCHEMA_VERSION:
             raise ManifestError(f"{path} has schema version {stated['schema_version']}; export the pair again")
         return PairCheck(**stated["check"])
@@ -74,4 +74,4 @@ def read_pair(folder: Path) -> PairCheck | None:
 
 def write_pair(folder: Path, check: PairCheck) -> None:
     document = {"schema_version": SCHEMA_VERSION, "target": TARGET, "drafter": DRAFTER, "check": asdict(check)}
-    (folder / FILE_NAME).write_text(json.dumps(document, indent=2) + "\n")
+    (folder / FILE_NAME).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from edgespec.chat_template import read_template
 from edgespec.export.convert import export_model, folder_in_the_making
 from edgespec.home import ModelHome, default_home
 from edgespec.loading import load
@@ -62,7 +63,7 @@ def export_pair(
 
 
 def _template(folder: Path, manifest: Manifest) -> str | None:
-    return (folder / manifest.chat_template).read_text() if manifest.chat_template else None
+    return read_template(folder / manifest.chat_template) if manifest.chat_template else None
 
 
 def _special_tokens(manifest: Manifest) -> tuple[int | None, tuple[int, ...]]:

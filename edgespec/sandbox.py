@@ -1,9 +1,14 @@
-"""Run a model's Jinja template: text that comes with a model and is hostile until shown otherwise.
+"""Render a model's Jinja template: text that comes with a model and is hostile until shown otherwise.
 
-Jinja's immutable sandbox keeps it from Python's objects. What remains is making huge values: operators and
-methods that can are bounded or forbidden, and so is the length of the output.
+Jinja's immutable sandbox keeps it from Python's objects; the operators and methods that make huge values most
+easily are bounded or forbidden. Loops and values that grow step by step remain: so this file is run as a process
+of its own by template_process, which ends it in time. It imports nothing of edgespec.
+
+Takes and gives one line of JSON a rendering: {"template": …, "names": {…}} in, {"text": …} or {"error": …} out.
 """
 
+import json
+import sys
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, NoReturn
@@ -12,9 +17,7 @@ from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from edgespec.errors import ModelError
-
-_MAX_OUTPUT = 10_000_000  # characters
+_MAX_OUTPUT = 10_000_000  # characters, beside those of the messages
 _MAX_VALUE = 1_000_000  # items or characters of a repeated value, and of whole numbers
 _GROWING_METHODS = ("center", "expandtabs", "ljust", "rjust", "zfill")
 _GROWING_FILTERS = ("center", "format", "indent", "wordwrap", "xmlattr")
@@ -40,23 +43,16 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return attr not in _GROWING_METHODS and super().is_safe_attribute(obj, attr, value)
 
 
-def render(template: str, **names: Any) -> str:
-    """The template's text for these names.
-
-    Raises:
-        ModelError: The template is broken, refuses the conversation, or does what the sandbox forbids.
-    """
+def render(template: str, names: dict[str, Any]) -> str:
+    """The template's text for these names; a template can raise anything."""
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     for name in _GROWING_FILTERS:
         environment.filters.pop(name, None)
-    try:
-        parts = environment.from_string(template).generate(
-            raise_exception=_refuse, strftime_now=lambda pattern: datetime.now().strftime(pattern), **names
-        )
-        return "".join(_bounded(parts))
-    except Exception as error:  # a template can raise anything
-        said = f"{type(error).__name__}: {error}" if not isinstance(error, TemplateError) else str(error)
-        raise ModelError(f"the chat template of this model does not take the conversation: {said}") from None
+    parts = environment.from_string(template).generate(
+        raise_exception=_refuse, strftime_now=lambda pattern: datetime.now().strftime(pattern), **names
+    )
+    longest = _MAX_OUTPUT + sum(len(message["content"]) for message in names.get("messages", ()))
+    return "".join(_bounded(parts, longest))
 
 
 def _no_format(*_: Any, **__: Any) -> NoReturn:
@@ -67,10 +63,26 @@ def _refuse(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _bounded(parts: Iterator[str]) -> Iterator[str]:
+def _bounded(parts: Iterator[str], longest: int) -> Iterator[str]:
     size = 0
     for part in parts:
         size += len(part)
-        if size > _MAX_OUTPUT:
-            raise SecurityError(f"it writes more than {_MAX_OUTPUT} characters")
+        if size > longest:
+            raise SecurityError(f"it writes more than {longest} characters")
         yield part
+
+
+def _serve() -> None:
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        try:
+            answer = {"text": render(request["template"], request["names"])}
+        except Exception as error:
+            kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
+            answer = {"error": f"{kind}{error}"}
+        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    _serve()

@@ -179,9 +179,9 @@ def _write(folder: Path, name: str, loaded: LoadedSource, precision: str, block_
         model = build_graph(config, loaded.tensors, weights, precision=precision, block_size=block_size)
     try:
         ir.save(model, folder / manifest.graph)
-        (folder / manifest.tokenizer).write_text(vocabulary.tokenizer_json)
+        (folder / manifest.tokenizer).write_text(vocabulary.tokenizer_json, encoding="utf-8")
         if manifest.chat_template:
-            (folder / manifest.chat_template).write_text(vocabulary.chat_template or "")
+            (folder / manifest.chat_template).write_text(vocabulary.chat_template or "", encoding="utf-8")
     except OSError as error:
         raise EdgeSpecError(f"cannot finish {folder}: {error.strerror}; free some space and try again") from None
     return manifest

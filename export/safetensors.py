@@ -39,7 +39,7 @@ def _files(folder: Path) -> list[Path]:
             )
         return [single]
     try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(f"{index} is damaged ({error}); fetch it again") from None
     for name in names:

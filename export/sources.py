@@ -1,5 +1,6 @@
 """What a source holds beside its weights, from a GGUF file or a local Hugging Face folder."""
 
+import errno
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from edgespec.errors import SourceError
+from edgespec.errors import MemoryExhausted, SourceError
 from edgespec.export.families import (
     DecoderConfig,
     config_from_gguf,
@@ -43,7 +44,11 @@ def read_source(source: Path) -> LoadedSource:
     """
     try:
         return _read(source)
+    except PermissionError as error:
+        raise SourceError(f"{error.filename or source} may not be read; mend its permissions") from None
     except _UNUSUAL as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+            raise MemoryExhausted(f"out of memory while reading {source}; close other programs") from None
         raise SourceError(
             f"{source} cannot be understood ({type(error).__name__}: {error}); "
             "it is damaged or of a kind that is not known"
@@ -102,7 +107,7 @@ def _read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
     if not path.exists() and not needed:
         return {}
     try:
-        stated = json.loads(path.read_text())
+        stated = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SourceError(f"{path.parent} has no {path.name}; it is not a complete model folder") from None
     except ValueError as error:

@@ -5,6 +5,7 @@ The only module, with onnx.py, that touches onnxruntime.
 
 import importlib
 import importlib.metadata
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,12 +51,16 @@ def import_onnxruntime() -> Any:
             f"{' and '.join(found)} are both installed and overwrite each other; "
             f'run: pip uninstall -y {" ".join(found)} && pip install "edgespec[{_extra(found)}]"'
         )
+    # Official builds of ONNX Runtime report to their maker otherwise, and keep a device id in the user's cache.
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     try:
-        return importlib.import_module("onnxruntime")
-    except ImportError as error:
+        module = importlib.import_module("onnxruntime")
+        module.get_available_providers  # noqa: B018  an uninstalled flavour leaves an empty folder behind
+    except (ImportError, AttributeError) as error:
         raise DeviceUnavailable(
             f"{found[0]} is installed but does not load ({error}); run: pip install --force-reinstall {found[0]}"
         ) from None
+    return module
 
 
 def _extra(found: list[str]) -> str:

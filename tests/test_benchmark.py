@@ -60,3 +60,12 @@ def test_prompt_too_long_for_the_context_is_left_out_aloud(tiny_model: Path, tmp
     with load(tiny_model) as engine:
         measure(engine, read_prompts(path, None), max_tokens=5, sampling=SamplingParams(), report=said.append)
     assert sum("left out one prompt" in line for line in said) == 1
+
+
+def test_prompts_keep_their_line_separators_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('\ufeff{"prompt": "a\u2028b"}\n\n{"prompt": "c"}\n', encoding="utf-8")
+    assert [prompt.text for prompt in read_prompts(path, None)] == ["a\u2028b", "c"]
+    path.write_text('{"prompt": null}')
+    with pytest.raises(UsageError, match="a prompt is None"):
+        read_prompts(path, None)

@@ -3,11 +3,14 @@ from pathlib import Path
 import pytest
 import tiny
 
+from edgespec import template_process
 from edgespec.chat_template import Message, encode_chat
 from edgespec.errors import ModelError
+from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import Tokenizer
 
 START, END = 1, 2
+PROCESS = TemplateProcess()
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +19,7 @@ def tokenizer(tiny_model: Path) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, *messages: Message, template: str | None = tiny.TEMPLATE) -> list[int]:
-    return encode_chat(template, messages, tokenizer, {"bos_token": "<|endoftext|>"}).tolist()
+    return encode_chat(template, PROCESS.render, messages, tokenizer, {"bos_token": "<|endoftext|>"}).tolist()
 
 
 def test_conversation_is_rendered_up_to_the_next_answer(tokenizer: Tokenizer) -> None:
@@ -80,3 +83,38 @@ def test_message_with_every_private_character_is_encoded(tokenizer: Tokenizer) -
 def test_ordinary_template_arithmetic_is_allowed(tokenizer: Tokenizer) -> None:
     template = "{{ '-' * 3 }}{{ messages | length % 2 }}{{ 2 ** 3 }}{{ messages[0].content | trim }}"
     assert tokenizer.decode(encode(tokenizer, Message("user", " hi "), template=template)) == "---18hi"
+
+
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+GROWTH = "{% set ns = namespace(s='a') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}"
+
+
+def test_template_that_never_ends_or_fills_the_memory_is_stopped(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_process, "_MAX_S", 0.5)
+    with pytest.raises(ModelError, match="does not finish"):
+        encode(tokenizer, Message("user", "hi"), template=LOOP)
+    monkeypatch.setattr(template_process, "_MAX_S", 30)
+    monkeypatch.setattr(template_process, "_MAX_BYTES", 100 << 20)
+    with pytest.raises(ModelError, match="takes more than"):
+        encode(tokenizer, Message("user", "hi"), template=GROWTH)
+    assert encode(tokenizer, Message("user", "hi"))  # by another process
+
+
+def test_process_that_was_closed_or_killed_starts_anew(tokenizer: Tokenizer) -> None:
+    process = TemplateProcess()
+    assert process.render("{{ a }}", a=1) == "1"
+    process.close()
+    assert process.render("{{ a }}", a="é\ud800\n") == "é\ud800\n"
+    started = process.start()
+    started.kill()
+    started.wait()
+    assert process.render("{{ a }}", a=3) == "3"
+    process.close()
+    assert started.poll() is not None
+
+
+def test_long_messages_are_rendered_whole(tokenizer: Tokenizer) -> None:
+    typed = "é" * 12_000_000
+    assert PROCESS.render("<{{ messages[0].content }}>", messages=[{"content": typed}]) == f"<{typed}>"

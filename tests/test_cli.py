@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -189,7 +190,7 @@ def test_home_that_is_a_file_is_an_error_in_one_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
 
 
-@pytest.mark.parametrize(("number", "code"), [("INT", 130), ("TERM", 143)])
+@pytest.mark.parametrize(("number", "code"), [("INT", 130), ("TERM", 143), ("HUP", 129)])
 def test_export_that_is_stopped_leaves_nothing(tiny_gguf: Path, tmp_path: Path, number: str, code: int) -> None:
     """Stopped at its first line of talk, in the midst of the work."""
     import signal
@@ -215,3 +216,41 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--help")
     assert code == 0
     assert all(command in out for command in ("chat", "export", "score", "bench"))
+
+
+NO_UTF8 = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+
+
+def test_everything_works_in_a_locale_without_utf8(tiny_gguf: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (tmp_path / "text.txt").write_text("naïve 你好", encoding="utf-8")
+    lines = [
+        f"edgespec export {tiny_gguf} --output {out}",
+        f"edgespec chat {out} --prompt 'Say 你好' --max-tokens 3 --json",
+        f"edgespec score {out} --file {tmp_path / 'text.txt'} --json",
+    ]
+    elsewhere, here = (shell(" && ".join(lines), **environment) for environment in (NO_UTF8, {}))
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    assert here.returncode == 2  # the folder is there already
+    here = shell(" && ".join(lines[1:]))
+    assert [json.loads(line).get("token_ids") for line in elsewhere.stdout.splitlines()] == [
+        json.loads(line).get("token_ids") for line in here.stdout.splitlines()
+    ]
+
+
+def test_stderr_that_is_full_changes_no_exit_code(tiny_model: Path) -> None:
+    done = shell(f"edgespec chat {tiny_model} --prompt the --max-tokens 3 2>/dev/full")
+    assert (done.returncode, bool(done.stdout)) == (0, True)
+    assert shell("edgespec chat nothing-known --prompt x 2>/dev/full").returncode == 3
+
+
+def test_no_device_id_is_left_by_the_runtime(tiny_model: Path, tmp_path: Path) -> None:
+    done = shell(f"edgespec chat {tiny_model} --prompt the --max-tokens 3 --offline", HOME=str(tmp_path), CI="")
+    assert done.returncode == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with suppress(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out.startswith("edgespec 0.")

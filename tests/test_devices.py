@@ -40,6 +40,13 @@ def test_onnxruntime_that_does_not_load_is_told(monkeypatch: pytest.MonkeyPatch)
         devices.import_onnxruntime()
 
 
+def test_empty_remains_of_onnxruntime_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "onnxruntime")
+    monkeypatch.setattr(importlib, "import_module", lambda name: object())
+    with pytest.raises(DeviceUnavailable, match="force-reinstall"):
+        devices.import_onnxruntime()
+
+
 def test_auto_is_the_cpu() -> None:
     assert devices.find_device("auto") == devices.find_device("cpu")
     assert devices.find_device("cpu").provider == "CPUExecutionProvider"

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from edgespec.drafters import NoDrafter
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.table import TableDecoder
+from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import Tokenizer
 
 SAMPLED = SamplingParams(temperature=0.8, seed=11, repetition_penalty=1.1)
@@ -151,6 +153,7 @@ def test_end_token_ends_the_answer_and_is_not_part_of_it(engine: Engine) -> None
         manifest=ending,
         tokenizer=engine.tokenizer,
         template=tiny.TEMPLATE,
+        renderer=TemplateProcess(),
         decoders=[engine.target],
         drafter=NoDrafter(),
         draft_length=MeasuredLength,
@@ -245,6 +248,7 @@ def test_engine_runs_on_a_decoder_without_weights(tiny_model: Path) -> None:
         manifest=manifest,
         tokenizer=Tokenizer(tiny_model / "tokenizer.json"),
         template=None,
+        renderer=TemplateProcess(),
         decoders=[TableDecoder(tiny.VOCAB, seed=3, context_length=200)],
         drafter=NoDrafter(),
         draft_length=MeasuredLength,
@@ -269,3 +273,26 @@ def test_stats_add_up(tiny_model: Path, tiny_drafter: Path) -> None:
 def test_public_names_are_the_listed_ones() -> None:
     assert sorted(edgespec.__all__) == edgespec.__all__
     assert all(hasattr(edgespec, name) for name in edgespec.__all__)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"prompt": {"role": "user", "content": "hi"}},
+        {"prompt": 5},
+        {"prompt": [{"role": "user", "content": None}]},
+        {"prompt": ["hi"]},
+        {"prompt": "the", "max_tokens": 1.5},
+        {"prompt": "the", "stop": [3]},
+        {"prompt": "the", "sampling": {"temperature": 1}},
+    ],
+)
+def test_arguments_of_another_kind_are_refused_in_words(engine: Engine, arguments: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="wanted"):
+        engine.generate(**arguments)
+
+
+@pytest.mark.parametrize("asked", [1.5, True, "9" * 5000, -1, 65, None])
+def test_draft_length_of_another_kind_is_refused(tiny_model: Path, asked: Any) -> None:
+    with pytest.raises(UsageError, match="draft length"):
+        load(tiny_model, draft_length=asked)

@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -43,6 +44,12 @@ def test_manifest_survives_writing_and_reading(folder: Path) -> None:
         ({"eos_token_ids": [10**9]}, "special token"),
         ({"bos_token_id": 10**9}, "special token"),
         ({"name": 7}, "name"),
+        ({"architecture": 7}, "architecture"),
+        ({"add_bos": "yes"}, "add_bos"),
+        ({"schema_version": True}, "schema version"),
+        ({"source": {"name": "a", "format": "gguf", "sha256": 3}}, "source.sha256"),
+        ({"files": {"x\0y": {"sha256": "", "bytes": 1}}}, "lists no hash"),
+        ({"kv_cache": {"num_layers": 1 << 24, "num_kv_heads": 2, "head_dim": 16}}, "num_layers"),
     ],
 )
 def test_manifest_that_does_not_fit_is_refused(folder: Path, changes: dict[str, object], words: str) -> None:
@@ -104,3 +111,22 @@ def test_every_changed_missing_or_cut_file_is_found(folder: Path, name: str) -> 
     assert refused() is ManifestError
     path.write_bytes(whole)
     verify_files(folder, read_manifest(folder))
+
+
+def test_file_that_is_no_file_or_may_not_be_read_is_refused(folder: Path) -> None:
+    files = json.loads((folder / FILE_NAME).read_text())["files"]
+    edit(folder, files={**files, "x\0y": {"sha256": "", "bytes": 1}})
+    with pytest.raises(ManifestError, match="not a file of its own folder"):
+        read_manifest(folder)
+    edit(folder, files={**files, "model.onnx": {"sha256": None, "bytes": 1}})
+    with pytest.raises(ManifestError, match="hash of"):
+        read_manifest(folder)
+    edit(folder, files=files)
+    (folder / "tokenizer.json").unlink()
+    os.mkfifo(folder / "tokenizer.json")
+    with pytest.raises(ManifestError, match="no regular file"):
+        read_manifest(folder)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").mkdir()
+    with pytest.raises(ManifestError, match="no regular file"):
+        read_manifest(folder)
