@@ -77,6 +77,8 @@ def export_model(
         precision, reason = choose_precision(loaded.tensors)
         report(f"chose {precision} precision: {reason}")
     with folder_in_the_making(output, _estimated_bytes(loaded, precision)) as folder:
+        if loaded.num_left_out:
+            report(f"leaving out {loaded.num_left_out} tensors that see images; the export reads text")
         report(f"writing {loaded.config.num_layers} layers in {precision} precision")
         manifest = _write(folder, output.name, loaded, precision, block_size)
         report("hashing")

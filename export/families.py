@@ -1,199 +1,253 @@
-"""From the names and settings of a source to one description that the graph builder understands.
+"""From the settings of a source to one description that the graph builder understands.
 
-A family is a few settings over one table of tensor names: llama (Llama 2 and 3, SmolLM2, TinyLlama), mistral,
-qwen2 (and 2.5), qwen3, granite and smollm3, each from GGUF metadata and from a Hugging Face config.json.
+A family is what it declares beside llama (Llama 2 and 3, SmolLM2, TinyLlama): mistral, qwen2 (and 2.5), qwen3,
+granite, smollm3, olmo2, gemma2, gemma3 and phi3 (Phi-3, 3.5 and 4), each from GGUF metadata and from a Hugging
+Face config.json. Of a gemma3 that sees, the text part is read and the rest left out.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from edgespec.errors import SourceError
-from edgespec.export.blocks import Floats
-from edgespec.export.tensors import Index, StoredTensor
+from edgespec.export.rotary import Rotary, rotaries_from_huggingface, rotary_from_gguf, unscaled
+from edgespec.export.settings import Settings
+from edgespec.export.tensors import StoredTensor
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "granite", "smollm3")
-# GGUF stores the query and key rows of these in pairs; a mistral file calls itself llama.
-_PERMUTED = ("llama", "mistral", "granite", "smollm3")
 _MAX_CONTEXT_LENGTH = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
-    """Shape and constants of a decoder-only transformer with RMSNorm, rotary positions and SwiGLU.
+class Family:
+    """What sets a family apart from llama."""
 
-    The scales are granite's, and 1 elsewhere.
+    norms: tuple[str, ...] = ("input_norm", "mlp_norm")
+    norms_whole_projections: bool = False  # q_norm and k_norm are over all heads at once
+    gain_addend: float = 0.0  # a checkpoint, though not a GGUF file, stores gains less this
+    is_paired: bool = False  # a GGUF file stores the rows of queries and keys in pairs
+    is_fused: bool = False  # query, key and value are one matrix, gate and up another
+    activation: str = "silu"
+    scales_embedding: bool = False  # by √hidden_size
+    # Every how many layers one sees all and the others a window; 0: all see a window, None: none does.
+    full_attention_every: int | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # what transformers takes for granted
+
+
+_AROUND = ("input_norm", "attended_norm", "mlp_norm", "fed_norm")
+_HEAD_NORMS = ("q_norm", "k_norm")
+_GEMMA_DEFAULTS = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "rms_norm_eps": 1e-6,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+FAMILIES = {
+    "llama": Family(is_paired=True),
+    "mistral": Family(is_paired=True, full_attention_every=0),
+    "qwen2": Family(),
+    "qwen3": Family(norms=("input_norm", *_HEAD_NORMS, "mlp_norm")),
+    "granite": Family(is_paired=True),
+    "smollm3": Family(is_paired=True),
+    "olmo2": Family(norms=(*_HEAD_NORMS, "attended_norm", "fed_norm"), norms_whole_projections=True),
+    "gemma2": Family(
+        norms=_AROUND,
+        gain_addend=1.0,
+        activation="gelu_pytorch_tanh",
+        scales_embedding=True,
+        full_attention_every=2,
+        defaults={
+            **_GEMMA_DEFAULTS,
+            "max_position_embeddings": 8192,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
+    "gemma3": Family(
+        norms=(*_AROUND, *_HEAD_NORMS),
+        gain_addend=1.0,
+        activation="gelu_pytorch_tanh",
+        scales_embedding=True,
+        full_attention_every=6,
+        defaults={
+            **_GEMMA_DEFAULTS,
+            "max_position_embeddings": 131072,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+        },
+    ),
+    "phi3": Family(is_fused=True, full_attention_every=0),
+}
+# Settings that change the arithmetic and have no place in the graph.
+_UNSUPPORTED = ("use_sliding_window", "use_bidirectional_attention", "clip_qkv")
+# Windows by architecture and context length of GGUF files from before they stated them.
+_UNSTATED_WINDOWS = {("gemma2", 8192): 4096, ("phi3", 4096): 2047}
+# These, by number of layers the 27B models, scale attention by hidden_size / num_heads, which no key states.
+_SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """What tells the attention of one layer from that of another."""
+
+    rotary: Rotary | None  # None: positions are not encoded
+    sliding_window: int | None = None  # how many tokens back attention sees
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """Shape and constants of a decoder-only transformer with RMSNorm, rotary positions and a gated MLP.
+
+    Which norms a layer has is told by the weights that there are. The scales are granite's and gemma's, and 1
+    elsewhere.
     """
 
     architecture: str
     hidden_size: int
     intermediate_size: int
-    num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     vocab_size: int
     context_length: int
     rms_eps: float
-    inv_freq: Floats  # rotary frequencies, [head_dim / 2]
-    sliding_window: int | None = None  # how many tokens back attention sees
-    layers_without_rope: frozenset[int] = frozenset()
+    layers: tuple[Layer, ...]
+    activation: str = "silu"  # or gelu_pytorch_tanh
     attention_scale: float  # of query · key
+    attention_cap: float | None = None  # c · tanh(score / c), before the mask
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    logit_cap: float | None = None
 
-
-# Role in the graph -> name in a GGUF file and in a Hugging Face checkpoint. {i} is the layer.
-_TENSOR_NAMES = {
-    "embedding": ("token_embd.weight", "model.embed_tokens.weight"),
-    "final_norm": ("output_norm.weight", "model.norm.weight"),
-    "head": ("output.weight", "lm_head.weight"),
-    "{i}.input_norm": ("blk.{i}.attn_norm.weight", "model.layers.{i}.input_layernorm.weight"),
-    "{i}.q": ("blk.{i}.attn_q.weight", "model.layers.{i}.self_attn.q_proj.weight"),
-    "{i}.k": ("blk.{i}.attn_k.weight", "model.layers.{i}.self_attn.k_proj.weight"),
-    "{i}.v": ("blk.{i}.attn_v.weight", "model.layers.{i}.self_attn.v_proj.weight"),
-    "{i}.q_bias": ("blk.{i}.attn_q.bias", "model.layers.{i}.self_attn.q_proj.bias"),
-    "{i}.k_bias": ("blk.{i}.attn_k.bias", "model.layers.{i}.self_attn.k_proj.bias"),
-    "{i}.v_bias": ("blk.{i}.attn_v.bias", "model.layers.{i}.self_attn.v_proj.bias"),
-    "{i}.q_norm": ("blk.{i}.attn_q_norm.weight", "model.layers.{i}.self_attn.q_norm.weight"),
-    "{i}.k_norm": ("blk.{i}.attn_k_norm.weight", "model.layers.{i}.self_attn.k_norm.weight"),
-    "{i}.o": ("blk.{i}.attn_output.weight", "model.layers.{i}.self_attn.o_proj.weight"),
-    "{i}.mlp_norm": ("blk.{i}.ffn_norm.weight", "model.layers.{i}.post_attention_layernorm.weight"),
-    "{i}.gate": ("blk.{i}.ffn_gate.weight", "model.layers.{i}.mlp.gate_proj.weight"),
-    "{i}.up": ("blk.{i}.ffn_up.weight", "model.layers.{i}.mlp.up_proj.weight"),
-    "{i}.down": ("blk.{i}.ffn_down.weight", "model.layers.{i}.mlp.down_proj.weight"),
-}
-_OPTIONAL = ("head", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm")
-# Derived constants that some checkpoints carry; rope_freqs is read before the roles are.
-_IGNORED = ("rope_freqs.weight", "rotary_emb.inv_freq")
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
 
 
 def config_from_gguf(
     path: object, metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
 ) -> DecoderConfig:
-    """Raises SourceError: another architecture, a key missing, or a rotary scaling that is not known."""
-    architecture = metadata.get("general.architecture")
-    if architecture not in FAMILIES:
-        raise SourceError(f"{path} has architecture '{architecture}'; known are {', '.join(FAMILIES)}")
-
-    def get(key: str, default: Any = None) -> Any:
-        return _positive(path, f"{architecture}.{key}", metadata.get(f"{architecture}.{key}", default))
-
-    def count(key: str, default: Any = None) -> int:
-        return _whole(path, f"{architecture}.{key}", get(key, default))
-
-    def has(key: str) -> bool:
-        return f"{architecture}.{key}" in metadata
-
-    scaling = metadata.get(f"{architecture}.rope.scaling.type", "none")
-    if scaling not in ("none", "linear"):
-        raise SourceError(f"{path} uses rotary scaling '{scaling}'; known are none, linear and llama3 factors")
-    heads, hidden = count("attention.head_count"), count("embedding_length")
-    head_dim = count("attention.key_length", hidden // heads)
-    if get("rope.dimension_count", head_dim) != head_dim:
-        raise SourceError(f"{path} rotates only a part of each head, which is not supported")
-    inv_freq = _inv_freq(get("rope.freq_base", 10000.0), head_dim)
-    if scaling == "linear":
-        inv_freq /= get("rope.scaling.factor")
-    if (factors := tensors.get("rope_freqs.weight")) is not None:
-        inv_freq /= factors.vector()
+    """Raises SourceError: another architecture, a key missing, or a feature the graph does not have."""
+    architecture = str(metadata.get("general.architecture"))
+    # A mistral file calls itself llama.
+    family = _family(path, "mistral" if architecture == "llama" else architecture)
+    stated = Settings(path, metadata, f"{architecture}.")
+    heads, hidden = stated.count("attention.head_count"), stated.count("embedding_length")
+    head_dim = stated.count("attention.key_length", hidden // heads)
+    num_layers, context_length = stated.count("block_count"), stated.count("context_length")
+    rotary = rotary_from_gguf(stated, tensors, head_dim, context_length)
+    local = unscaled(stated.number("rope.freq_base_swa", 1e4), head_dim)
+    by_width = (architecture, num_layers) in _SCALED_BY_WIDTH
     return DecoderConfig(
         architecture=architecture,
         hidden_size=hidden,
-        intermediate_size=count("feed_forward_length"),
-        num_layers=count("block_count"),
+        intermediate_size=stated.count("feed_forward_length"),
         num_heads=heads,
-        num_kv_heads=count("attention.head_count_kv", heads),
+        num_kv_heads=stated.count("attention.head_count_kv", heads),
         head_dim=head_dim,
         vocab_size=_vocab_size(path, tensors, "token_embd.weight"),
-        context_length=min(count("context_length"), _MAX_CONTEXT_LENGTH),
-        rms_eps=get("attention.layer_norm_rms_epsilon"),
-        inv_freq=inv_freq,
-        sliding_window=count("attention.sliding_window") if has("attention.sliding_window") else None,
-        layers_without_rope=_every_fourth(count("block_count")) if architecture == "smollm3" else frozenset(),
-        attention_scale=get("attention.scale", head_dim**-0.5),
-        embedding_scale=get("embedding_scale", 1.0),
-        residual_scale=get("residual_scale", 1.0),
-        logit_scale=1 / get("logit_scale", 1.0),
+        context_length=min(context_length, rotary.max_positions or context_length, _MAX_CONTEXT_LENGTH),
+        rms_eps=stated.number("attention.layer_norm_rms_epsilon"),
+        layers=_layers(
+            is_local=_is_local(stated, family, stated.get("attention.sliding_window_pattern"), num_layers),
+            window=_window_from_gguf(stated, family, architecture, context_length),
+            rotary=rotary,
+            local_rotary=local if architecture == "gemma3" else rotary,
+            without_rotary=_every_fourth(num_layers) if architecture == "smollm3" else frozenset(),
+        ),
+        activation=family.activation,
+        attention_scale=stated.number("attention.scale", (hidden // heads if by_width else head_dim) ** -0.5),
+        attention_cap=stated.optional("attn_logit_softcapping", family.defaults.get("attn_logit_softcapping")),
+        embedding_scale=stated.number("embedding_scale", _embedding_scale(family, hidden)),
+        residual_scale=stated.number("residual_scale", 1.0),
+        logit_scale=1 / stated.number("logit_scale", 1.0),
+        logit_cap=stated.optional("final_logit_softcapping", family.defaults.get("final_logit_softcapping")),
     )
 
 
 def config_from_huggingface(
-    path: object, stated: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
+    path: object, settings: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
 ) -> DecoderConfig:
     """Raises SourceError: another model type, a key missing, or a feature the graph does not have."""
-    architecture = stated.get("model_type")
-    if architecture not in FAMILIES:
-        raise SourceError(f"{path} has model type '{architecture}'; known are {', '.join(FAMILIES)}")
-    if stated.get("hidden_act", "silu") != "silu" or stated.get("use_sliding_window"):
+    architecture = str(settings.get("model_type")).removesuffix("_text")
+    family = _family(path, architecture)
+    stated = Settings(path, settings)
+    activation = stated.get("hidden_activation", stated.get("hidden_act", family.activation))
+    if activation != family.activation:
         raise SourceError(
-            f"{path} uses another activation than silu or a sliding window in some layers; both are not supported"
+            f"{path} has the activation {activation}; {architecture} is supported with {family.activation} alone"
         )
-    if stated.get("partial_rotary_factor", 1) != 1:
-        raise SourceError(f"{path} rotates only a part of each head, which is not supported")
-
-    def get(key: str, default: Any = None) -> Any:
-        return _positive(path, key, default if stated.get(key) is None else stated[key])
-
-    def count(key: str, default: Any = None) -> int:
-        return _whole(path, key, get(key, default))
-
-    heads, hidden = count("num_attention_heads"), count("hidden_size")
-    head_dim = count("head_dim", hidden // heads)
-    rope = stated.get("rope_parameters") or stated.get("rope_scaling") or {}
-    theta = _positive(path, "rope_theta", rope.get("rope_theta") or get("rope_theta", 10000.0))
+    for key in _UNSUPPORTED:
+        if stated.get(key):
+            raise SourceError(f"{path} sets {key} to {stated.get(key)}, which is not supported")
+    heads, hidden = stated.count("num_attention_heads"), stated.count("hidden_size")
+    head_dim = stated.count("head_dim", hidden // heads)
+    num_layers, context_length = stated.count("num_hidden_layers"), stated.count("max_position_embeddings")
+    rotary, local_rotary = rotaries_from_huggingface(stated, head_dim, context_length)
+    is_local = _is_local(
+        stated, family, stated.get("layer_types", stated.get("sliding_window_pattern")), num_layers
+    )
     return DecoderConfig(
         architecture=architecture,
         hidden_size=hidden,
-        intermediate_size=count("intermediate_size"),
-        num_layers=count("num_hidden_layers"),
+        intermediate_size=stated.count("intermediate_size"),
         num_heads=heads,
-        num_kv_heads=count("num_key_value_heads", heads),
+        num_kv_heads=stated.count("num_key_value_heads", heads),
         head_dim=head_dim,
         vocab_size=_vocab_size(path, tensors, "model.embed_tokens.weight"),
-        context_length=min(count("max_position_embeddings"), _MAX_CONTEXT_LENGTH),
-        rms_eps=get("rms_norm_eps"),
-        sliding_window=count("sliding_window")
-        if architecture == "mistral" and stated.get("sliding_window")
-        else None,
-        layers_without_rope=_without_rope(path, stated),
-        attention_scale=get("attention_multiplier", head_dim**-0.5),
-        embedding_scale=get("embedding_multiplier", 1.0),
-        residual_scale=get("residual_multiplier", 1.0),
-        logit_scale=1 / get("logits_scaling", 1.0),
-        inv_freq=_scaled(path, _inv_freq(theta, head_dim), rope),
+        context_length=min(context_length, rotary.max_positions or context_length, _MAX_CONTEXT_LENGTH),
+        rms_eps=stated.number("rms_norm_eps"),
+        layers=_layers(
+            is_local=is_local,
+            window=stated.count("sliding_window") if any(is_local) and stated.get("sliding_window") else None,
+            rotary=rotary,
+            local_rotary=local_rotary,
+            without_rotary=_without_rotary(stated, architecture, num_layers),
+        ),
+        activation=family.activation,
+        attention_scale=stated.number(
+            "attention_multiplier", stated.number("query_pre_attn_scalar", head_dim) ** -0.5
+        ),
+        attention_cap=stated.optional("attn_logit_softcapping"),
+        embedding_scale=stated.number("embedding_multiplier", _embedding_scale(family, hidden)),
+        residual_scale=stated.number("residual_multiplier", 1.0),
+        logit_scale=1 / stated.number("logits_scaling", 1.0),
+        logit_cap=stated.optional("final_logit_softcapping"),
     )
 
 
-def _without_rope(path: object, stated: Mapping[str, Any]) -> frozenset[int]:
-    """smollm3 lists 1 for each layer with rotary positions, or says every how many layers has none."""
-    uses = stated.get("no_rope_layers")
-    if uses is None:
-        every_fourth = stated["model_type"] == "smollm3"
-        return _every_fourth(stated["num_hidden_layers"]) if every_fourth else frozenset()
-    if len(uses) != stated["num_hidden_layers"] or not set(uses) <= {0, 1}:
-        raise SourceError(f"{path}: no_rope_layers is {uses}, wanted 0 or 1 for each layer")
-    return frozenset(i for i, rotates in enumerate(uses) if not rotates)
+def decoder_part(
+    settings: Mapping[str, Any], stored: Mapping[str, StoredTensor]
+) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    """Settings and tensors of the decoder alone, as a model that only reads text has them.
+
+    What gemma's config.json leaves to transformers is filled in; the vision tower of a gemma3 is left out.
+    """
+    architecture = str(settings.get("model_type")).removesuffix("_text")
+    defaults = FAMILIES[architecture].defaults if architecture in FAMILIES else {}
+    inner = settings.get("text_config") if architecture == "gemma3" else None
+    if inner:
+        seeing = ("vision_tower.", "multi_modal_projector.")
+        stored = {
+            name.replace("language_model.", "", 1): tensor
+            for name, tensor in stored.items()
+            if not name.removeprefix("model.").startswith(seeing)
+        }
+    return {**defaults, **settings, **(inner or {})}, dict(stored)
 
 
-def _every_fourth(num_layers: int) -> frozenset[int]:
-    return frozenset(range(3, num_layers, 4))
+def _family(path: object, architecture: str) -> Family:
+    if architecture not in FAMILIES:
+        raise SourceError(f"{path} is of the family '{architecture}'; known are {', '.join(FAMILIES)}")
+    return FAMILIES[architecture]
 
 
-def _positive(path: object, key: str, value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
-        raise SourceError(f"{path}: {key} is {value!r}, wanted a positive number")
-    return value
-
-
-def _whole(path: object, key: str, value: Any) -> int:
-    if not isinstance(value, int):
-        raise SourceError(f"{path}: {key} is {value!r}, wanted a whole number")
-    return value
+def _embedding_scale(family: Family, hidden_size: int) -> float:
+    return math.sqrt(hidden_size) if family.scales_embedding else 1.0
 
 
 def _vocab_size(path: object, tensors: Mapping[str, StoredTensor], name: str) -> int:
@@ -202,100 +256,60 @@ def _vocab_size(path: object, tensors: Mapping[str, StoredTensor], name: str) ->
     return tensors[name].rows
 
 
-def _inv_freq(theta: float, head_dim: int) -> Floats:
-    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
-    return np.exp(-exponents * math.log(theta)).astype(np.float32)
+# -- layers ------------------------------------------------------------------------------------------
 
 
-def _scaled(path: object, inv_freq: Floats, rope: Mapping[str, Any]) -> Floats:
-    """Rotary scaling as in transformers' modeling_rope_utils: none, linear, llama3."""
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return inv_freq
-    if kind == "linear":
-        return inv_freq / np.float32(_positive(path, "factor", rope.get("factor")))
-    if kind != "llama3":
-        raise SourceError(f"{path} uses rotary scaling '{kind}'; known are default, linear and llama3")
-    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    factor, low, high, trained = (_positive(path, name, rope.get(name)) for name in names)
-    turns = trained * inv_freq / (2 * math.pi)
-    smooth = np.clip((turns - low) / (high - low), 0, 1)
-    scaled: Floats = ((1 - smooth) / factor + smooth) * inv_freq
-    return scaled.astype(np.float32)
+def _layers(
+    *,
+    is_local: Sequence[bool],
+    window: int | None,
+    rotary: Rotary,
+    local_rotary: Rotary,
+    without_rotary: frozenset[int],
+) -> tuple[Layer, ...]:
+    rotaries = [None if i in without_rotary else (rotary, local_rotary)[local] for i, local in enumerate(is_local)]
+    return tuple(
+        Layer(rotary=own, sliding_window=window if local else None)
+        for own, local in zip(rotaries, is_local, strict=True)
+    )
 
 
-def tensors_by_role(
-    path: object, config: DecoderConfig, stored: Mapping[str, StoredTensor], *, is_gguf: bool
-) -> dict[str, StoredTensor]:
-    """Every weight under its role, checked for shape; a missing head means that it is the embedding.
-
-    Raises:
-        SourceError: A tensor missing, of another shape, or one that the graph would not use.
-    """
-    column = 0 if is_gguf else 1
-    found: dict[str, StoredTensor] = {}
-    used = set()
-    for role, names in _TENSOR_NAMES.items():
-        for i in range(config.num_layers) if "{i}" in role else [0]:
-            name = names[column].format(i=i)
-            if name in stored:
-                used.add(name)
-                found[role.format(i=i)] = _checked(path, config, role, stored[name])
-            elif not role.endswith(_OPTIONAL):
-                raise SourceError(f"{path} has no tensor {name}; the file is incomplete or damaged")
-    if unused := [name for name in stored if name not in used and not name.endswith(_IGNORED)]:
-        raise SourceError(f"{path} has tensor {unused[0]}, which no {config.architecture} model uses; unsupported")
-    _check_norms(path, config, found)
-    if is_gguf and config.architecture in _PERMUTED:
-        found |= _unpermuted(config, found)
-    return found
+def _is_local(stated: Settings, family: Family, pattern: Any, num_layers: int) -> list[bool]:
+    """Which layers see a window only: pattern says so of each layer, or every how many sees all."""
+    every = family.full_attention_every
+    if isinstance(pattern, list):
+        kinds = {"full_attention": False, "sliding_attention": True, False: False, True: True}
+        found = [kinds.get(kind) for kind in pattern]
+        if len(found) != num_layers or None in found or (every is None and any(found)):
+            raise SourceError(f"{stated.path} has layers of attention {pattern}, which is not supported")
+        return [kind is True for kind in found]
+    if every is None:
+        return [False] * num_layers
+    every = every if pattern is None else pattern
+    return [every == 0 or (i + 1) % every != 0 for i in range(num_layers)]
 
 
-def _check_norms(path: object, config: DecoderConfig, found: Mapping[str, StoredTensor]) -> None:
-    """Only qwen3 normalises queries and keys, and it does so in every layer."""
-    num_norms = sum(role.endswith(("q_norm", "k_norm")) for role in found)
-    wanted = 2 * config.num_layers if config.architecture == "qwen3" else 0
-    if num_norms != wanted:
-        raise SourceError(
-            f"{path} has {num_norms} query and key norms, {config.architecture} has {wanted}; unsupported"
-        )
+def _window_from_gguf(stated: Settings, family: Family, architecture: str, context_length: int) -> int | None:
+    key = "attention.sliding_window"
+    if family.full_attention_every is None:
+        if stated.get(key):
+            raise SourceError(
+                f"{stated.path} has a sliding window, which no {architecture} model has; unsupported"
+            )
+        return None
+    unstated = _UNSTATED_WINDOWS.get((architecture, context_length), None if family.full_attention_every else 0)
+    return None if stated.get(key, unstated) == 0 else stated.count(key, unstated)
 
 
-def _checked(path: object, config: DecoderConfig, role: str, tensor: StoredTensor) -> StoredTensor:
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    hidden, inner = config.hidden_size, config.intermediate_size
-    wanted = {
-        "embedding": (config.vocab_size, hidden), "head": (config.vocab_size, hidden), "final_norm": (1, hidden),
-        "input_norm": (1, hidden), "mlp_norm": (1, hidden),
-        "q": (q, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, q),
-        "q_bias": (1, q), "k_bias": (1, kv), "v_bias": (1, kv),
-        "q_norm": (1, config.head_dim), "k_norm": (1, config.head_dim),
-        "gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner),
-    }[role.removeprefix("{i}.")]  # fmt: skip
-    if (tensor.rows, tensor.columns) != wanted:
-        raise SourceError(
-            f"{path}: tensor {tensor.name} is {tensor.rows}×{tensor.columns}, its settings ask for "
-            f"{wanted[0]}×{wanted[1]}; the file is damaged"
-        )
-    return tensor
+def _without_rotary(stated: Settings, architecture: str, num_layers: int) -> frozenset[int]:
+    """smollm3 lists 1 for each layer with rotary positions, or says every how many layers has none."""
+    uses = stated.get("no_rope_layers")
+    if uses is None:
+        return _every_fourth(num_layers) if architecture == "smollm3" else frozenset()
+    if len(uses) != num_layers or not set(uses) <= {0, 1}:
+        raise SourceError(f"{stated.path}: no_rope_layers is {uses}, wanted 0 or 1 for each layer")
+    return frozenset(i for i, rotates in enumerate(uses) if not rotates)
 
 
-def _unpermuted(config: DecoderConfig, found: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """GGUF stores llama's query and key rows in pairs (2i, 2i + 1); the graph rotates (i, i + d/2)."""
-
-    def halves(num_heads: int) -> Index:
-        rows = np.arange(num_heads * config.head_dim).reshape(num_heads, config.head_dim // 2, 2)
-        return rows.swapaxes(1, 2).reshape(-1)
-
-    orders = {"q": halves(config.num_heads), "k": halves(config.num_kv_heads)}
-    weights = {
-        role: replace(tensor, row_order=orders[role[-1]])
-        for role, tensor in found.items()
-        if role.endswith((".q", ".k"))
-    }
-    biases = {
-        role: replace(tensor, rows=tensor.columns, columns=1, row_order=orders[role.removesuffix("_bias")[-1]])
-        for role, tensor in found.items()
-        if role.endswith((".q_bias", ".k_bias"))
-    }
-    return weights | biases
+def _every_fourth(num_layers: int) -> frozenset[int]:
+    return frozenset(range(3, num_layers, 4))

@@ -23,6 +23,7 @@ from edgespec.export.families import DecoderConfig
 from edgespec.export.linear import LinearWriter
 from edgespec.export.nodes import Nodes
 from edgespec.export.precision import Rule
+from edgespec.export.rotary import Rotary
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
 
@@ -56,6 +57,7 @@ class _Decoder:
         self.nodes = Nodes()
         self.weights = weights
         self.linear = LinearWriter(self.nodes, weights, Rule(precision, block_size))
+        self.tables: dict[Rotary, tuple[ir.Value, ir.Value]] = {}
 
     def build(self) -> ir.Model:
         config = self.config
@@ -63,26 +65,24 @@ class _Decoder:
         mask = _tensor("attention_mask", ir.DataType.INT64, ["batch", "total_tokens"])
         num_logits = _tensor("num_logits_to_keep", ir.DataType.INT64, [1])
         lengths = self._lengths(mask)
-        rotary = self._rotary()
         inputs, outputs = [input_ids, mask, num_logits], []
 
         embedded, head = self.linear.embedding(self.tensors["embedding"], input_ids, self.tensors.get("head"))
         residual = self._scaled(embedded, self.config.embedding_scale)
-        normed = self._op(
-            "SimplifiedLayerNormalization", residual, self._vector("0.input_norm"), **self._norm_attributes()
-        )
+        normed = self._normed(residual, "0.input_norm")
         for i in range(config.num_layers):
             past = [self._cache(f"past_key_values.{i}.{part}") for part in ("key", "value")]
             present = [self._cache(f"present.{i}.{part}") for part in ("key", "value")]
-            attended = self._attention(i, normed, past, present, lengths, rotary)
+            attended = self._normed(self._attention(i, normed, past, present, lengths), f"{i}.attended_norm")
             attended = self._scaled(attended, config.residual_scale)
             normed, residual = self._add_norm(attended, residual, f"{i}.mlp_norm")
-            fed = self._scaled(self._mlp(i, normed), config.residual_scale)
+            fed = self._normed(self._mlp(i, normed), f"{i}.fed_norm")
+            fed = self._scaled(fed, config.residual_scale)
             following = f"{i + 1}.input_norm" if i + 1 < config.num_layers else "final_norm"
             normed, residual = self._add_norm(fed, residual, following)
             inputs += past
             outputs += present
-        logits = head(self._scaled(self._last(normed, num_logits), config.logit_scale))
+        logits = self._capped(head(self._scaled(self._last(normed, num_logits), config.logit_scale)))
         logits.name = "logits"
         logits.type = ir.TensorType(ir.DataType.FLOAT)
         logits.shape = ir.Shape(["batch", "num_logits", config.vocab_size])
@@ -107,8 +107,12 @@ class _Decoder:
         vector = self.tensors[role].vector()
         return self.weights.append(role, [vector], vector.shape)
 
-    def _norm_attributes(self) -> dict[str, Any]:
-        return {"axis": -1, "epsilon": self.config.rms_eps, "stash_type": 1}
+    def _normed(self, x: ir.Value, role: str) -> ir.Value:
+        """RMSNorm of x; x itself where the model has no such norm."""
+        if role not in self.tensors:
+            return x
+        kind, gain = "SimplifiedLayerNormalization", self._vector(role)
+        return self._op(kind, x, gain, axis=-1, epsilon=self.config.rms_eps, stash_type=1)
 
     def _lengths(self, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
         """GroupQueryAttention's seqlens_k (total − 1, int32 [batch]) and total_sequence_length (int32)."""
@@ -118,13 +122,17 @@ class _Decoder:
         int32 = int(ir.DataType.INT32)
         return self._op("Cast", last, to=int32), self._op("Cast", total, to=int32)
 
-    def _rotary(self) -> tuple[ir.Value, ir.Value]:
-        angles = np.outer(np.arange(self.config.context_length, dtype=np.float32), self.config.inv_freq)
-        cos, sin = np.cos(angles, dtype=np.float32), np.sin(angles, dtype=np.float32)
-        return (
-            self.weights.append("cos_cache", [cos], cos.shape),
-            self.weights.append("sin_cache", [sin], sin.shape),
-        )
+    def _tables(self, rotary: Rotary) -> tuple[ir.Value, ir.Value]:
+        """Cosines and sines by position, one pair for all layers that share the rotary."""
+        if rotary not in self.tables:
+            angles = np.outer(np.arange(self.config.context_length, dtype=np.float32), rotary.inv_freq)
+            scale, number = np.float32(rotary.scale), len(self.tables)
+            cos, sin = np.cos(angles) * scale, np.sin(angles) * scale
+            self.tables[rotary] = (
+                self.weights.append(f"cos_{number}", [cos], cos.shape),
+                self.weights.append(f"sin_{number}", [sin], sin.shape),
+            )
+        return self.tables[rotary]
 
     def _attention(
         self,
@@ -133,7 +141,6 @@ class _Decoder:
         past: Sequence[ir.Value],
         present: Sequence[ir.Value],
         lengths: tuple[ir.Value, ir.Value],
-        rotary: tuple[ir.Value, ir.Value],
     ) -> ir.Value:
         roles = [f"{i}.{part}" for part in "qkv"]
         projected: list[ir.Value | None] = [
@@ -147,21 +154,23 @@ class _Decoder:
         if f"{i}.q_norm" in self.tensors:
             projected = self._normed_heads(i, projected)
         projected += [None] * (3 - len(projected))  # one value: query, key and value packed
-        rotates = i not in self.config.layers_without_rope
+        layer = self.config.layers[i]
+        tables = () if layer.rotary is None else self._tables(layer.rotary)
         attended = self.nodes.node(
             "GroupQueryAttention",
-            [*projected, *past, *lengths, *(rotary if rotates else ())],
+            [*projected, *past, *lengths, *tables],
             outputs=[ir.Value(name=f"{i}.attended"), *present],
-            do_rotary=int(rotates),
-            local_window_size=self.config.sliding_window or -1,
+            do_rotary=int(layer.rotary is not None),
+            local_window_size=layer.sliding_window or -1,
             num_heads=self.config.num_heads,
             kv_num_heads=self.config.num_kv_heads,
             scale=self.config.attention_scale,
+            softcap=self.config.attention_cap or 0.0,
         )[0]
         return self.linear(f"{i}.o", attended, [self.tensors[f"{i}.o"]])[0]
 
     def _normed_heads(self, i: int, projected: list[ir.Value | None]) -> list[ir.Value | None]:
-        """Queries and keys normalised head by head, values as they are (qwen3)."""
+        """Queries and keys normalised over as many values as there are gains: a head, or all of them."""
         config = self.config
         sizes = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
         if len(projected) == 1:
@@ -169,14 +178,10 @@ class _Decoder:
             lengths = self.nodes.constant("qkv_sizes", np.array(sizes))
             projected = [*self.nodes.node("Split", [*projected, lengths], outputs=outputs, axis=-1)]
         for at, part in enumerate("qk"):
-            heads = self.nodes.constant(f"{part}_heads", np.array([0, 0, -1, config.head_dim]))
+            role = f"{i}.{part}_norm"
+            heads = self.nodes.constant(f"{part}_heads", np.array([0, 0, -1, self.tensors[role].columns]))
             row = self.nodes.constant(f"{part}_row", np.array([0, 0, sizes[at]]))
-            norm = self._op(
-                "SimplifiedLayerNormalization",
-                self._op("Reshape", projected[at], heads),
-                self._vector(f"{i}.{part}_norm"),
-                **self._norm_attributes(),
-            )
+            norm = self._normed(self._op("Reshape", projected[at], heads), role)
             projected[at] = self._op("Reshape", norm, row)
         return projected
 
@@ -185,17 +190,27 @@ class _Decoder:
             return x
         return self._op("Mul", x, self.nodes.constant(f"scale_{scale:g}", np.array(scale, np.float32)))
 
+    def _capped(self, logits: ir.Value) -> ir.Value:
+        cap = self.config.logit_cap
+        return logits if cap is None else self._scaled(self._op("Tanh", self._scaled(logits, 1 / cap)), cap)
+
     def _mlp(self, i: int, x: ir.Value) -> ir.Value:
         parts = self.linear(f"{i}.gate_up", x, [self.tensors[f"{i}.gate"], self.tensors[f"{i}.up"]])
         if len(parts) == 1:
             outputs = [ir.Value(name=f"{i}.gate.out"), ir.Value(name=f"{i}.up.out")]
             parts = self.nodes.node("Split", parts, outputs=outputs, axis=-1, num_outputs=2)
         gate, up = parts
-        active = self._op("QuickGelu", gate, alpha=1.0)  # x · sigmoid(x), SiLU
+        if self.config.activation == "silu":
+            active = self._op("QuickGelu", gate, alpha=1.0)  # x · sigmoid(x)
+        else:
+            active = self._op("Gelu", gate, approximate="tanh")
         return self.linear(f"{i}.down", self._op("Mul", active, up), [self.tensors[f"{i}.down"]])[0]
 
     def _add_norm(self, x: ir.Value, residual: ir.Value, role: str) -> tuple[ir.Value, ir.Value]:
-        """RMSNorm of x + residual, and the sum itself."""
+        """RMSNorm of x + residual, and the sum itself; the sum twice where the model has no such norm."""
+        if role not in self.tensors:
+            total = self._op("Add", x, residual)
+            return total, total
         outputs = [
             ir.Value(name=f"{role}.out"),
             ir.Value(name=""),

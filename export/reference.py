@@ -4,12 +4,14 @@ Reads one chunk of one matrix at a time, so it needs little memory whatever the 
 the graph: it shares with it the description of the model and the decoding of blocks, nothing else.
 """
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
 
 from edgespec.export.blocks import Floats
 from edgespec.export.families import DecoderConfig
+from edgespec.export.rotary import Rotary
 from edgespec.export.tensors import StoredTensor
 from edgespec.types import Logits, TokenIds
 
@@ -21,13 +23,33 @@ def reference_logits(config: DecoderConfig, tensors: Mapping[str, StoredTensor],
     residual = np.float32(config.residual_scale)
     for i in range(config.num_layers):
         layer = {role.partition(".")[2]: tensor for role, tensor in tensors.items() if role.startswith(f"{i}.")}
-        normed = _norm(x, layer["input_norm"].vector(), config.rms_eps)
-        x += residual * _attention(config, layer, normed, rotates=i not in config.layers_without_rope)
-        normed = _norm(x, layer["mlp_norm"].vector(), config.rms_eps)
+        attended = _attention(config, i, layer, _norm(config, layer, "input_norm", x))
+        x += residual * _norm(config, layer, "attended_norm", attended)
+        normed = _norm(config, layer, "mlp_norm", x)
         gate, up = _linear(normed, layer["gate"]), _linear(normed, layer["up"])
-        x += residual * _linear(gate / (1 + np.exp(-gate)) * up, layer["down"])
-    normed = _norm(x, tensors["final_norm"].vector(), config.rms_eps) * np.float32(config.logit_scale)
-    return _linear(normed, tensors.get("head", tensors["embedding"]))
+        fed = _linear(_ACTIVATIONS[config.activation](gate) * up, layer["down"])
+        x += residual * _norm(config, layer, "fed_norm", fed)
+    normed = _norm(config, tensors, "final_norm", x) * np.float32(config.logit_scale)
+    return _capped(_linear(normed, tensors.get("head", tensors["embedding"])), config.logit_cap)
+
+
+def _silu(x: Floats) -> Floats:
+    result: Floats = x / (1 + np.exp(-x))
+    return result
+
+
+def _gelu_tanh(x: Floats) -> Floats:
+    """The approximation by tanh of Hendrycks and Gimpel, arXiv:1606.08415."""
+    inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)
+    result: Floats = np.float32(0.5) * x * (1 + np.tanh(inner))
+    return result
+
+
+_ACTIVATIONS = {"silu": _silu, "gelu_pytorch_tanh": _gelu_tanh}
+
+
+def _capped(x: Floats, cap: float | None) -> Floats:
+    return x if cap is None else np.float32(cap) * np.tanh(x / np.float32(cap))
 
 
 def _linear(x: Floats, weight: StoredTensor, bias: StoredTensor | None = None) -> Floats:
@@ -35,41 +57,46 @@ def _linear(x: Floats, weight: StoredTensor, bias: StoredTensor | None = None) -
     return product if bias is None else product + bias.vector()
 
 
-def _norm(x: Floats, gain: Floats, eps: float) -> Floats:
-    scaled: Floats = x / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + np.float32(eps))
-    return scaled * gain
+def _norm(config: DecoderConfig, tensors: Mapping[str, StoredTensor], role: str, x: Floats) -> Floats:
+    """RMSNorm over as many values as there are gains; x itself where the model has no such norm."""
+    if role not in tensors:
+        return x
+    gain = tensors[role].vector()
+    parts = x.reshape(len(x), -1, len(gain))
+    scaled = parts / np.sqrt(np.square(parts).mean(axis=-1, keepdims=True) + np.float32(config.rms_eps))
+    result: Floats = (scaled * gain).reshape(x.shape)
+    return result
 
 
-def _attention(config: DecoderConfig, layer: Mapping[str, StoredTensor], x: Floats, *, rotates: bool) -> Floats:
+def _attention(config: DecoderConfig, i: int, layer: Mapping[str, StoredTensor], x: Floats) -> Floats:
     num_tokens = len(x)
-    q, k, v = (
-        _linear(x, layer[part], layer.get(f"{part}_bias")).reshape(num_tokens, -1, config.head_dim)
-        for part in "qkv"
-    )
-    if "q_norm" in layer:
-        q, k = (_norm(y, layer[f"{part}_norm"].vector(), config.rms_eps) for part, y in (("q", q), ("k", k)))
-    if rotates:
-        q, k = _rotated(q, config.inv_freq), _rotated(k, config.inv_freq)
+    q, k, v = (_linear(x, layer[part], layer.get(f"{part}_bias")) for part in "qkv")
+    q, k = _norm(config, layer, "q_norm", q), _norm(config, layer, "k_norm", k)
+    q, k, v = (y.reshape(num_tokens, -1, config.head_dim) for y in (q, k, v))
+    own = config.layers[i]
+    if own.rotary is not None:
+        q, k = _rotated(q, own.rotary), _rotated(k, own.rotary)
     groups = config.num_heads // config.num_kv_heads
     k, v = np.repeat(k, groups, axis=1), np.repeat(v, groups, axis=1)
-    scores = np.einsum("qhd,khd->hqk", q, k) * np.float32(config.attention_scale) + _mask(config, num_tokens)
+    scores = np.einsum("qhd,khd->hqk", q, k) * np.float32(config.attention_scale)
+    scores = _capped(scores, config.attention_cap) + _mask(own.sliding_window, num_tokens)
     share = np.exp(scores - scores.max(axis=-1, keepdims=True))
     share /= share.sum(axis=-1, keepdims=True)
     return _linear(np.einsum("hqk,khd->qhd", share, v).reshape(num_tokens, -1), layer["o"])
 
 
-def _mask(config: DecoderConfig, num_tokens: int) -> Floats:
+def _mask(sliding_window: int | None, num_tokens: int) -> Floats:
     """−∞ where a key lies ahead of the query, or as far behind as the sliding window is wide."""
     ahead = np.arange(num_tokens) - np.arange(num_tokens)[:, None]
     hidden = ahead > 0
-    if config.sliding_window is not None:
-        hidden |= ahead <= -config.sliding_window
+    if sliding_window is not None:
+        hidden |= ahead <= -sliding_window
     return np.where(hidden, np.float32(-np.inf), np.float32(0))
 
 
-def _rotated(x: Floats, inv_freq: Floats) -> Floats:
-    """Rotary positions on the halves of each head (Su et al., arXiv:2104.09864), [num_tokens, heads, head_dim]."""
-    angles = np.outer(np.arange(len(x), dtype=np.float32), inv_freq)[:, None]
-    cos, sin = np.cos(angles), np.sin(angles)
+def _rotated(x: Floats, rotary: Rotary) -> Floats:
+    """Rotary positions on the halves of each head, [num_tokens, heads, head_dim]."""
+    angles = np.outer(np.arange(len(x), dtype=np.float32), rotary.inv_freq)[:, None]
+    cos, sin = np.cos(angles) * np.float32(rotary.scale), np.sin(angles) * np.float32(rotary.scale)
     first, second = np.split(x, 2, axis=-1)
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

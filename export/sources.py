@@ -14,9 +14,10 @@ from edgespec.export.families import (
     DecoderConfig,
     config_from_gguf,
     config_from_huggingface,
-    tensors_by_role,
+    decoder_part,
 )
 from edgespec.export.gguf import read_gguf
+from edgespec.export.roles import tensors_by_role
 from edgespec.export.safetensors import read_safetensors
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.vocabulary import Vocabulary, vocabulary_from_gguf
@@ -34,6 +35,7 @@ class LoadedSource:
     tensors: dict[str, StoredTensor]
     vocabulary: Vocabulary
     source: Source
+    num_left_out: int = 0  # tensors of a vision tower
 
 
 def read_source(source: Path) -> LoadedSource:
@@ -85,8 +87,10 @@ def _load_gguf(path: Path) -> LoadedSource:
 
 
 def _load_huggingface(folder: Path) -> LoadedSource:
-    stated = _read_json(folder / "config.json")
-    stored = read_safetensors(folder)
+    settings = _read_json(folder / "config.json")
+    whole = read_safetensors(folder)
+    stated, stored = decoder_part(settings, whole)
+    num_left_out = len(whole) - len(stored)
     config = config_from_huggingface(folder, stated, stored)
     if stated.get("tie_word_embeddings"):
         stored.pop("lm_head.weight", None)
@@ -94,12 +98,13 @@ def _load_huggingface(folder: Path) -> LoadedSource:
     return LoadedSource(
         config=config,
         tensors=tensors_by_role(folder, config, stored, is_gguf=False),
-        vocabulary=_huggingface_vocabulary(folder, stated),
+        vocabulary=_huggingface_vocabulary(folder, settings),
         source=Source(
             name=folder.resolve().name,
             format="safetensors",
             sha256=",".join(file_record(path).sha256 for path in paths),
         ),
+        num_left_out=num_left_out,
     )
 
 

@@ -25,7 +25,8 @@ Index = npt.NDArray[np.intp]
 class StoredTensor:
     """A matrix [rows, columns] (a vector has one row) at an offset of a file.
 
-    row_order, where given, is the order in which the stored rows are handed out.
+    row_order, where given, is the order in which the stored rows are handed out; addend comes on top of each
+    value of a vector (gemma's checkpoints store gains less one).
     """
 
     name: str
@@ -35,6 +36,7 @@ class StoredTensor:
     columns: int
     storage: str  # one of STORAGE_TYPES
     row_order: Index | None = None
+    addend: float = 0.0
 
     @property
     def is_blocks(self) -> bool:
@@ -105,15 +107,19 @@ class StoredTensor:
                 f"{self.path}: tensor {self.name} holds values that are not finite numbers; the file is damaged"
             )
 
+    def part(self, start: int, rows: int) -> "StoredTensor":
+        """Some of the rows, as a tensor of its own."""
+        assert self.row_order is None
+        return replace(self, offset=self.offset + start * self.row_bytes, rows=rows)
+
     def row(self, index: int) -> Floats:
         """One row as float32, [1, columns]."""
-        assert self.row_order is None
-        (values,) = replace(self, offset=self.offset + index * self.row_bytes, rows=1).floats()
+        (values,) = self.part(index, 1).floats()
         return values
 
     def vector(self) -> Floats:
         """All values in one dimension, for norms and biases."""
-        return np.concatenate([part.reshape(-1) for part in self.floats()])
+        return np.concatenate([part.reshape(-1) for part in self.floats()]) + np.float32(self.addend)
 
 
 def _as_float32(raw: Bytes, storage: str) -> Floats:

@@ -42,6 +42,35 @@ FAMILIES = {
         "logits_scaling": 3.0,
     },
     "smollm3": {"num_hidden_layers": 5},
+    "olmo2": {},
+    "gemma2": {
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+        "num_hidden_layers": 4,
+        "sliding_window": 7,
+        "attn_logit_softcapping": 4.0,
+        "final_logit_softcapping": 6.0,
+        "tie_word_embeddings": True,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "head_dim": 32,
+        "query_pre_attn_scalar": 24,
+        "num_hidden_layers": 7,
+        "sliding_window": 7,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "tie_word_embeddings": True,
+    },
+    "phi3": {"sliding_window": 7, "original_max_position_embeddings": 512},
+    "phi3-longrope": {
+        "model_type": "phi3",
+        "original_max_position_embeddings": 64,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0, 1.0, 1.1, 1.2, 1.4, 1.5, 1.9, 2.5],
+            "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 9.0, 12.0],
+        },
+    },
 }
 TOKENS = np.random.default_rng(5).integers(0, 269, 40)
 NUM_ROWS = 4
@@ -57,7 +86,7 @@ def main() -> None:
         shapes = {name: list(value.shape) for name, value in state.items() if name != "lm_head.weight"}
         if not config.tie_word_embeddings:
             shapes["lm_head.weight"] = list(state["lm_head.weight"].shape)
-        drawn = {name: torch.from_numpy(draw(name, shape)) for name, shape in shapes.items()}
+        drawn = {name: torch.from_numpy(value) for name, value in draw(config.model_type, shapes).items()}
         model.load_state_dict(drawn, strict=False)
         model.tie_weights()
         with torch.no_grad():

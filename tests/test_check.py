@@ -9,23 +9,23 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import tiny
-from test_families import FAMILIES, LOGITS, TOKENS, weights_of
+from test_families import LOGITS, SOURCES, TOKENS, write_source
 
 from edgespec.errors import ExportMismatch
 from edgespec.export import convert
 from edgespec.export.check import compare, judge
-from edgespec.export.families import DecoderConfig
+from edgespec.export.families import DecoderConfig, Layer
 from edgespec.export.graph import build_graph
 from edgespec.export.reference import reference_logits
+from edgespec.export.rotary import Rotary
 from edgespec.export.sources import read_source
 from edgespec.loading import open_decoder
 from edgespec.manifest import Check, read_manifest
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_reference_gives_the_logits_of_transformers(tmp_path: Path, family: str) -> None:
-    tiny.write_huggingface(tmp_path / "hf", weights_of(family), config=FAMILIES[family]["config"])
-    source = read_source(tmp_path / "hf")
+@pytest.mark.parametrize(("family", "form"), SOURCES)
+def test_reference_gives_the_logits_of_transformers(tmp_path: Path, family: str, form: str) -> None:
+    source = read_source(write_source(tmp_path, family, form))
     logits = reference_logits(source.config, source.tensors, TOKENS)
     assert np.abs(logits[-len(LOGITS[family]) :] - LOGITS[family]).max() < 1e-4
 
@@ -43,7 +43,12 @@ def test_good_export_passes_and_says_so(tiny_gguf: Path, tmp_path: Path, precisi
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"attention_scale": 0.05}, {"rms_eps": 0.5}, {"inv_freq": np.full(8, 0.3, np.float32)}]
+    "wrong",
+    [
+        {"attention_scale": 0.05},
+        {"rms_eps": 0.5},
+        {"layers": (Layer(rotary=Rotary(np.full(8, 0.3, np.float32))),) * tiny.LAYERS},
+    ],
 )
 def test_graph_of_another_model_is_refused_and_not_installed(
     tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Mapping[str, Any]

@@ -237,7 +237,7 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path, precision: str) 
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "yarn"),
         ({"partial_rotary_factor": 0.5}, "rotates only a part"),
-        ({"use_sliding_window": True}, "sliding window"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
         ({"hidden_act": "gelu"}, "activation"),
         ({"eos_token_id": 10**12}, "eos token id"),
         ({"eos_token_id": [[1]]}, "cannot be understood"),

@@ -104,7 +104,10 @@ _GGUF_NAMES = {
     "model.norm": "output_norm",
     "lm_head": "output",
     "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -117,8 +120,10 @@ _GGUF_NAMES = {
 }
 
 
-def _gguf_name(name: str) -> str:
+def _gguf_name(name: str, architecture: str) -> str:
     name = name.replace("model.layers.", "blk.")
+    has_norm_after = architecture in ("olmo2", "gemma2", "gemma3")
+    name = name.replace("post_attention_layernorm", "post_attention_norm" if has_norm_after else "ffn_norm")
     for theirs, ours in _GGUF_NAMES.items():
         name = name.replace(theirs, ours)
     return name
@@ -177,10 +182,12 @@ def write_gguf(
         kind = gguf.GGMLQuantizationType[storage if value.ndim == 2 else "F32"]
         permute = architecture in ("llama", "granite", "smollm3")
         stored = _permuted(name, value) if permute else value
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            stored = 1 + stored
         data = gguf.quants.quantize(stored, kind)
         back = gguf.quants.dequantize(data, kind).astype(np.float32).reshape(value.shape)
         read_back[name] = _permuted(name, back, inverse=True) if permute else back
-        writer.add_tensor(_gguf_name(name), data, raw_dtype=kind)
+        writer.add_tensor(_gguf_name(name, architecture), data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
