@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as _Tokenizer
 
 from edgespec.errors import ManifestError
@@ -29,6 +30,16 @@ def vocabulary_sha256(tokenizer: _Tokenizer) -> str:
     return digest.hexdigest()
 
 
+def _length(token: AddedToken) -> int:
+    return len(token.content)
+
+
+def _pattern(token: AddedToken) -> str:
+    """A special token with the white space that it takes along: phi3's take what follows."""
+    before, after = (r"\s*" if takes else "" for takes in (token.lstrip, token.rstrip))
+    return before + re.escape(token.content) + after
+
+
 class Tokenizer:
     """The tokenizer of a model folder."""
 
@@ -43,8 +54,8 @@ class Tokenizer:
         self._has_byte_tokens = self._tokenizer.token_to_id("<0x00>") is not None
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {token.content: token_id for token_id, token in added.items() if token.special}
-        longest_first = sorted(self._special, key=len, reverse=True)
-        self._special_pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+        longest_first = sorted((token for token in added.values() if token.special), key=_length, reverse=True)
+        self._special_pattern = re.compile("(" + "|".join(map(_pattern, longest_first)) + ")")
 
     @property
     def special_tokens(self) -> Sequence[str]:
@@ -78,8 +89,8 @@ class Tokenizer:
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         ids: list[int] = []
         for part in self._special_pattern.split(text) if special and self._special else [text]:
-            if special and part in self._special:
-                ids.append(self._special[part])
+            if special and (token := part if part in self._special else part.strip()) in self._special:
+                ids.append(self._special[token])
             else:
                 plain = part.replace(ignore, "") if ignore else part
                 ids += self._tokenizer.encode(plain, add_special_tokens=False).ids

@@ -20,7 +20,7 @@ from edgespec.export.gguf import read_gguf
 from edgespec.export.roles import tensors_by_role
 from edgespec.export.safetensors import read_safetensors
 from edgespec.export.tensors import StoredTensor
-from edgespec.export.vocabulary import Vocabulary, vocabulary_from_gguf
+from edgespec.export.vocabulary import END_OF_TURN, Vocabulary, vocabulary_from_gguf
 from edgespec.manifest import Source, file_record
 
 # What reading a setting of an unexpected type comes to; sources are other people's files.
@@ -136,6 +136,8 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
     ids = {ends} if isinstance(ends, int) else set(ends or [])
     if isinstance(piece := _piece(settings.get("eos_token")), str):
         ids |= {tokenizer.token_to_id(piece)} - {None}
+    added = tokenizer.get_added_tokens_decoder().items()
+    turns = {token for token, piece in added if piece.special and piece.content in END_OF_TURN}
     template = settings.get("chat_template")
     if isinstance(template, list):  # several by name
         template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
@@ -146,7 +148,7 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
         tokenizer_json=tokenizer.to_str(),
         chat_template=template,
         bos_token_id=tokenizer.token_to_id(bos) if bos else None,
-        eos_token_ids=tuple(sorted(ids)),
+        eos_token_ids=(*sorted(ids), *sorted(turns - ids)),
         add_bos=_adds_bos(tokenizer, tokenizer.token_to_id(bos) if bos else None),
     )
 

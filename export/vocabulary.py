@@ -1,7 +1,8 @@
 """Rebuild a tokenizer from GGUF metadata as a tokenizer.json.
 
 Byte-level BPE ("gpt2") with the pre-tokenizer that the file names, and SentencePiece BPE ("llama") with
-its merges recovered from the scores. Knows nothing of weights.
+its merges recovered from the scores. What a file leaves to its architecture's name is known of phi3, whose control
+tokens take the white space behind them. Knows nothing of weights.
 """
 
 import math
@@ -16,15 +17,18 @@ from edgespec.errors import SourceError
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 
 # Tokens that end an answer though a file may not list them as such.
-_END_OF_TURN = (
+END_OF_TURN = (
     "<|im_end|>",
     "<|endoftext|>",
     "<|eot_id|>",
     "<|end_of_text|>",
     "<|eom_id|>",
     "<|end|>",
+    "<end_of_turn>",
     "</s>",
 )
+# Of phi3's control tokens, these alone leave the white space behind them.
+_KEEP_SPACE = {"<unk>", "<s>", "<|endoftext|>"}
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -57,10 +61,12 @@ def _llama3() -> pre_tokenizers.PreTokenizer:
 
 _PRE_TOKENIZERS = {
     "gpt-2": _gpt2,
+    "olmo": _gpt2,
     "smollm": _single_digits,
     "starcoder": _single_digits,
     "qwen2": _qwen2,
     "deepseek-r1-qwen": _qwen2,
+    "dbrx": _llama3,
     "llama-bpe": _llama3,
     "llama3": _llama3,
     "llama-v3": _llama3,
@@ -95,17 +101,23 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any]) -> Vocabular
         raise SourceError(f"{path} has {len(pieces)} tokens but {len(types)} token types; the file is damaged")
     pieces = pieces[: _num_used(pieces, types)]
     types = types[: len(pieces)]
-    add_bos = bool(get("add_bos_token", kind == "llama"))
+    add_bos, prefix = bool(get("add_bos_token", kind == "llama")), bool(get("add_space_prefix", True))
     if kind == "gpt2":
         tokenizer = _byte_level(path, pieces, get("merges"), get("pre", "default"))
     elif kind == "llama":
-        tokenizer = _sentencepiece(path, pieces, get("scores"), types, bool(get("add_space_prefix", True)))
+        tokenizer = _sentencepiece(path, pieces, get("scores"), types, prefix)
     else:
         raise SourceError(f"{path} has a tokenizer of kind '{kind}'; known are gpt2 and llama")
-    control = [piece for piece, type_ in zip(pieces, types, strict=True) if type_ == _CONTROL]
-    tokenizer.add_special_tokens([_verbatim(piece, special=True) for piece in control])
-    defined = [piece for piece, type_ in zip(pieces, types, strict=True) if type_ == _USER_DEFINED]
-    tokenizer.add_tokens([_verbatim(piece, special=False) for piece in defined])
+    typed = list(zip(pieces, types, strict=True))
+    control = [piece for piece, type_ in typed if _is_control(piece, type_)]
+    defined = [piece for piece, type_ in typed if type_ == _USER_DEFINED and not _is_control(piece, type_)]
+    is_phi3 = kind == "llama" and metadata.get("general.architecture") == "phi3"  # Phi-4's tokenizer is gpt2
+    taking = set(control) - _KEEP_SPACE if is_phi3 else set()
+    tokenizer.add_special_tokens(
+        [AddedToken(piece, special=True, normalized=False, rstrip=piece in taking) for piece in control]
+    )
+    # Runs of spaces, which gemma's files spell ▁▁, are found once the text is spelled so too.
+    tokenizer.add_tokens([AddedToken(piece, normalized=not prefix and set(piece) == {"▁"}) for piece in defined])
     return Vocabulary(
         tokenizer_json=tokenizer.to_str(),
         chat_template=metadata.get("tokenizer.chat_template"),
@@ -123,14 +135,15 @@ def _num_used(pieces: list[str], types: list[int]) -> int:
     return used
 
 
-def _verbatim(piece: str, *, special: bool) -> AddedToken:
-    return AddedToken(piece, special=special, normalized=False)
+def _is_control(piece: str, type_: int) -> bool:
+    """Some files hold <end_of_turn> as a token of the user's own; gemma's </s> is HTML, and is one."""
+    return type_ == _CONTROL or (type_ == _USER_DEFINED and piece in END_OF_TURN and piece != "</s>")
 
 
 def _end_tokens(metadata: Mapping[str, Any], pieces: list[str], control: set[str]) -> tuple[int, ...]:
     stated = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     ids = {token for token in stated if isinstance(token, int) and 0 <= token < len(pieces)}
-    named = control.intersection(_END_OF_TURN)
+    named = control.intersection(END_OF_TURN)
     ids |= {token for token, piece in enumerate(pieces) if piece in named}
     return tuple(sorted(ids))
 

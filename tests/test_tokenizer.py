@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,6 +76,72 @@ def test_sentencepiece_joins_by_score_and_falls_back_to_bytes(sentencepiece: Tok
     spelled = [sentencepiece.piece(int(token)) for token in sentencepiece.encode("hello world é")]
     assert spelled == ["<s>", "▁hello", "▁world", "▁", "<0xC3>", "<0xA9>"]
     assert sentencepiece.decode(sentencepiece.encode("hello world é")) == "hello world é"
+
+
+GEMMA = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>", "\n", "\n\n", "▁▁", "▁▁▁"]
+GEMMA_TYPES = [3, 3, 3, 2, 3, 4, 4, 4, 4, 4]
+LETTERS = ["▁", *"ehlo", "he", "ll", "llo", "▁he", "▁hello"]
+
+
+def sentencepiece_metadata(pieces: list[str], types: list[int], **keys: object) -> dict[str, object]:
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": pieces + LETTERS,
+        "tokenizer.ggml.token_type": types + [1] * len(LETTERS),
+        "tokenizer.ggml.scores": [-float(i) for i in range(len(pieces + LETTERS))],
+    }
+    return metadata | keys
+
+
+def written(folder: Path, metadata: dict[str, object]) -> Tokenizer:
+    vocabulary = vocabulary_from_gguf("tiny", metadata)
+    (folder / "tokenizer.json").write_text(vocabulary.tokenizer_json)
+    return Tokenizer(folder / "tokenizer.json", vocabulary.bos_token_id, vocabulary.add_bos)
+
+
+def test_gemma_takes_the_longest_run_of_spaces_and_no_space_in_front(tmp_path: Path) -> None:
+    keys = {"tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.bos_token_id": 2}
+    tokenizer = written(tmp_path, sentencepiece_metadata(GEMMA, GEMMA_TYPES, **keys))
+    text = "hello hello     hello\n\nhello"
+    tokens = tokenizer.encode(text)
+    spelled = [tokenizer.piece(int(token)) for token in tokens]
+    assert spelled == ["<bos>", "he", "llo", "▁hello", "▁▁▁", "▁▁", "he", "llo", "\n\n", "he", "llo"]
+    assert tokenizer.decode(tokens) == text
+
+
+def test_end_of_turn_ends_an_answer_even_where_it_is_no_control_token() -> None:
+    html, types = [*GEMMA, "</s>"], [*GEMMA_TYPES, 4]  # which ends nothing but struck out text
+    metadata = sentencepiece_metadata(html, types, **{"tokenizer.ggml.eos_token_id": 1})
+    assert vocabulary_from_gguf("tiny", metadata).eos_token_ids == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "spelled"), [("phi3", ["▁hello"]), ("llama", ["▁", "<unk>", "he", "llo"])]
+)
+def test_control_tokens_of_phi3_take_the_white_space_behind_them(
+    tmp_path: Path, architecture: str, spelled: list[str]
+) -> None:
+    pieces, types = ["<unk>", "<s>", "<|endoftext|>", "<|user|>", "<|end|>"], [2, 3, 3, 3, 3]
+    metadata = sentencepiece_metadata(pieces, types, **{"general.architecture": architecture})
+    tokenizer = written(tmp_path, metadata)
+    tokens = [tokenizer.piece(int(token)) for token in tokenizer.encode("<|user|>\nhello<|end|>\n", special=True)]
+    assert tokens[: 1 + len(spelled)] == ["<|user|>", *spelled]
+    assert tokens[1 + len(spelled) :] == (["<|end|>"] if architecture == "phi3" else ["<|end|>", "▁", "<unk>"])
+    assert vocabulary_from_gguf("tiny", metadata).eos_token_ids == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("dbrx", ["I", "'LL", "Ġadd", "Ġ", "123", "45", "!Ċ", "(x", ")"]),
+        ("olmo", ["I", "'", "LL", "Ġadd", "Ġ12345", "!", "Ċ", "(", "x", ")"]),
+    ],
+)
+def test_pre_tokenizers_cut_words_and_digits_where_they_should(name: str, parts: list[str]) -> None:
+    rebuilt = tokenizers.Tokenizer.from_str(
+        vocabulary_from_gguf("tiny", METADATA | {"tokenizer.ggml.pre": name}).tokenizer_json
+    )
+    assert [part for part, _ in rebuilt.pre_tokenizer.pre_tokenize_str("I'LL add 12345!\n(x)")] == parts
 
 
 @settings(deadline=None)
