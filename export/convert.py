@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from edgespec.errors import EdgeSpecError, SourceError, UsageError
 from edgespec.export.check import TEXT, compare, judge
 from edgespec.export.graph import build_graph
-from edgespec.export.precision import BLOCK_SIZES, PRECISIONS, choose_precision
+from edgespec.export.precision import BLOCK_SIZES, PRECISIONS, Rule, choose_precision
 from edgespec.export.reference import reference_logits
 from edgespec.export.sources import LoadedSource, read_source
 from edgespec.export.weights import WeightsFile
@@ -178,7 +178,7 @@ def _write(folder: Path, name: str, loaded: LoadedSource, precision: str, block_
         chat_template="chat_template.jinja" if vocabulary.chat_template else None,
     )
     with WeightsFile(folder / manifest.weights) as weights:
-        model = build_graph(config, loaded.tensors, weights, precision=precision, block_size=block_size)
+        model = build_graph(config, loaded.tensors, weights, Rule(precision, block_size))
     try:
         ir.save(model, folder / manifest.graph)
         (folder / manifest.tokenizer).write_text(vocabulary.tokenizer_json, encoding="utf-8")

@@ -8,12 +8,20 @@ Inputs, for a batch of one:
 Outputs:
     logits               float32 [batch, num_logits_to_keep, vocab_size]
     present.{i}.key, .value          the same buffers as past_key_values
+A tree graph also takes
+    position_ids         int64 [batch, num_tokens]
+    attention_bias       float32 [batch, 1, num_tokens, total]   added to the scores, large and negative to hide
+    local_attention_bias likewise, for layers that see a window, which it states; only where there are such layers
+and runs behind a past that is not empty: ONNX Runtime's CPU provider does not look at position_ids otherwise.
+A graph with hidden states also gives, for some layers,
+    hidden_states.{i}    float32 [batch, num_tokens, hidden_size]   what layer i leaves in the residual stream
 
 Attention is com.microsoft GroupQueryAttention with rotary inside; quantised weights are MatMulNBits with
 activations in 8 bits (accuracy_level 4). Knows nothing of files to read from or folders to write to.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,16 +39,30 @@ _OPSET = 21
 _IR_VERSION = 10
 
 
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """Which of the graphs that one weights file serves.
+
+    layers: Those that are kept, all unless given; the others are left out (self-speculative drafting: Zhang et
+        al., arXiv:2309.08168).
+    head: Name of the tensors' head, where it is not the model's own.
+    """
+
+    layers: tuple[int, ...] | None = None
+    head: str = "head"
+    has_tree_inputs: bool = False
+    hidden_layers: tuple[int, ...] = ()
+
+
 def build_graph(
     config: DecoderConfig,
     tensors: Mapping[str, StoredTensor],
     weights: WeightsFile,
-    *,
-    precision: str,
-    block_size: int = 32,
+    rule: Rule,
+    variant: Variant = Variant(),
 ) -> ir.Model:
-    """Convert every weight into the weights file and return the graph over it."""
-    return _Decoder(config, tensors, weights, precision, block_size).build()
+    """Convert the weights that the file does not hold yet, and return the graph over it."""
+    return _Decoder(config, tensors, weights, rule, variant).build()
 
 
 class _Decoder:
@@ -49,15 +71,17 @@ class _Decoder:
         config: DecoderConfig,
         tensors: Mapping[str, StoredTensor],
         weights: WeightsFile,
-        precision: str,
-        block_size: int,
+        rule: Rule,
+        variant: Variant,
     ) -> None:
         self.config = config
         self.tensors = tensors
         self.nodes = Nodes()
         self.weights = weights
-        self.linear = LinearWriter(self.nodes, weights, Rule(precision, block_size))
+        self.linear = LinearWriter(self.nodes, weights, rule)
+        self.variant = variant
         self.tables: dict[Rotary, tuple[ir.Value, ir.Value]] = {}
+        self.tree = _tree_inputs(config) if variant.has_tree_inputs else {}
 
     def build(self) -> ir.Model:
         config = self.config
@@ -65,27 +89,34 @@ class _Decoder:
         mask = _tensor("attention_mask", ir.DataType.INT64, ["batch", "total_tokens"])
         num_logits = _tensor("num_logits_to_keep", ir.DataType.INT64, [1])
         lengths = self._lengths(mask)
-        inputs, outputs = [input_ids, mask, num_logits], []
+        inputs, outputs = [input_ids, mask, num_logits, *self.tree.values()], []
+        layers = range(config.num_layers) if self.variant.layers is None else self.variant.layers
 
-        embedded, head = self.linear.embedding(self.tensors["embedding"], input_ids, self.tensors.get("head"))
+        embedded, head = self.linear.embedding(
+            self.tensors["embedding"], input_ids, self.variant.head, self.tensors.get(self.variant.head)
+        )
         residual = self._scaled(embedded, self.config.embedding_scale)
-        normed = self._normed(residual, "0.input_norm")
-        for i in range(config.num_layers):
-            past = [self._cache(f"past_key_values.{i}.{part}") for part in ("key", "value")]
-            present = [self._cache(f"present.{i}.{part}") for part in ("key", "value")]
+        normed = self._normed(residual, f"{layers[0]}.input_norm")
+        for number, i in enumerate(layers):
+            past = [self._cache(f"past_key_values.{number}.{part}") for part in ("key", "value")]
+            present = [self._cache(f"present.{number}.{part}") for part in ("key", "value")]
             attended = self._normed(self._attention(i, normed, past, present, lengths), f"{i}.attended_norm")
             attended = self._scaled(attended, config.residual_scale)
             normed, residual = self._add_norm(attended, residual, f"{i}.mlp_norm")
             fed = self._normed(self._mlp(i, normed), f"{i}.fed_norm")
             fed = self._scaled(fed, config.residual_scale)
-            following = f"{i + 1}.input_norm" if i + 1 < config.num_layers else "final_norm"
+            is_last = number + 1 == len(layers)
+            following = "final_norm" if is_last else f"{layers[number + 1]}.input_norm"
             normed, residual = self._add_norm(fed, residual, following)
             inputs += past
             outputs += present
+            if i in self.variant.hidden_layers:
+                outputs.append(self._hidden(i, residual))
         logits = self._capped(head(self._scaled(self._last(normed, num_logits), config.logit_scale)))
         logits.name = "logits"
         logits.type = ir.TensorType(ir.DataType.FLOAT)
-        logits.shape = ir.Shape(["batch", "num_logits", config.vocab_size])
+        rows = self.tensors.get(self.variant.head, self.tensors["embedding"]).rows
+        logits.shape = ir.Shape(["batch", "num_logits", rows])
         graph = ir.Graph(
             inputs,
             [logits, *outputs],
@@ -98,6 +129,13 @@ class _Decoder:
 
     def _op(self, kind: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
         return self.nodes.op(kind, *inputs, **attributes)
+
+    def _hidden(self, i: int, residual: ir.Value) -> ir.Value:
+        hidden = self._op("Identity", residual)
+        hidden.name = f"hidden_states.{i}"
+        hidden.type = ir.TensorType(ir.DataType.FLOAT)
+        hidden.shape = ir.Shape(["batch", "num_tokens", self.config.hidden_size])
+        return hidden
 
     def _cache(self, name: str) -> ir.Value:
         config = self.config
@@ -126,13 +164,17 @@ class _Decoder:
         """Cosines and sines by position, one pair for all layers that share the rotary."""
         if rotary not in self.tables:
             angles = np.outer(np.arange(self.config.context_length, dtype=np.float32), rotary.inv_freq)
-            scale, number = np.float32(rotary.scale), len(self.tables)
+            scale, number = np.float32(rotary.scale), self._number(rotary)
             cos, sin = np.cos(angles) * scale, np.sin(angles) * scale
             self.tables[rotary] = (
                 self.weights.append(f"cos_{number}", [cos], cos.shape),
                 self.weights.append(f"sin_{number}", [sin], sin.shape),
             )
         return self.tables[rotary]
+
+    def _number(self, rotary: Rotary) -> int:
+        """Where it comes among those of the whole model, whichever layers are kept."""
+        return list(dict.fromkeys(layer.rotary for layer in self.config.layers)).index(rotary)
 
     def _attention(
         self,
@@ -156,12 +198,18 @@ class _Decoder:
         projected += [None] * (3 - len(projected))  # one value: query, key and value packed
         layer = self.config.layers[i]
         tables = () if layer.rotary is None else self._tables(layer.rotary)
+        inputs = [*projected, *past, *lengths, *tables]
+        if self.tree:
+            inputs += [None] * (9 - len(inputs))
+            bias = "local_attention_bias" if layer.sliding_window else "attention_bias"
+            inputs += [self.tree["position_ids"] if tables else None, self.tree[bias]]
         attended = self.nodes.node(
             "GroupQueryAttention",
-            [*projected, *past, *lengths, *tables],
+            inputs,
             outputs=[ir.Value(name=f"{i}.attended"), *present],
             do_rotary=int(layer.rotary is not None),
-            local_window_size=layer.sliding_window or -1,
+            # A window counts places in the cache, which in a tree are not positions.
+            local_window_size=-1 if self.tree else layer.sliding_window or -1,
             num_heads=self.config.num_heads,
             kv_num_heads=self.config.num_kv_heads,
             scale=self.config.attention_scale,
@@ -230,6 +278,15 @@ class _Decoder:
         return self._op(
             "Slice", x, self._op("Neg", num_logits), ends, self.nodes.constant("axis_1", np.array([1]))
         )
+
+
+def _tree_inputs(config: DecoderConfig) -> dict[str, ir.Value]:
+    windows = {layer.sliding_window is not None for layer in config.layers}
+    names = {False: "attention_bias", True: "local_attention_bias"}
+    shape: list[str | int] = ["batch", 1, "num_tokens", "total_tokens"]
+    biases = [_tensor(names[is_local], ir.DataType.FLOAT, shape) for is_local in sorted(windows)]
+    positions = _tensor("position_ids", ir.DataType.INT64, ["batch", "num_tokens"])
+    return {str(value.name): value for value in (positions, *biases)}
 
 
 def _tensor(name: str, dtype: ir.DataType, shape: Sequence[str | int]) -> ir.Value:

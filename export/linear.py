@@ -86,7 +86,7 @@ class LinearWriter:
         ]
 
     def embedding(
-        self, tensor: StoredTensor, input_ids: ir.Value, head: StoredTensor | None
+        self, tensor: StoredTensor, input_ids: ir.Value, head_name: str, head: StoredTensor | None
     ) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
         """Rows of the embedding for input_ids, and the head as a function of the last hidden state.
 
@@ -108,7 +108,7 @@ class LinearWriter:
             own = lambda x: self._quantized_product(x, packed, None)  # noqa: E731
         if head is None:
             return rows, own
-        return rows, lambda x: self._matrix("head", x, [head], [None], [self._rule.form(head)])
+        return rows, lambda x: self._matrix(head_name, x, [head], [None], [self._rule.form(head)])
 
     def _matrix(
         self,
@@ -167,17 +167,21 @@ class LinearWriter:
         num_blocks = -(-columns // size)
         num_inputs = columns + num_blocks if form.has_offsets else columns
         num_blocks = -(-num_inputs // size)
-        append = self.weights.append
+        append, written = self.weights.append, self.weights.written
+        # Scales and zero points are come by while levels are written: lists that are empty where they were before.
+        packed_levels = append(f"{name}.levels", levels(), [rows, num_blocks, size * bits // 8])
+        packed_scales = append(f"{name}.scales", scales, [rows, num_blocks])
+        packed_zero_points = written(f"{name}.zero_points")
+        if zero_points:
+            packed_zero_points = append(f"{name}.zero_points", zero_points, [rows, zero_points[0].shape[1]])
         return _Packed(
             rows=rows,
             columns=columns,
             num_inputs=num_inputs,
             form=form,
-            levels=append(f"{name}.levels", levels(), [rows, num_blocks, size * bits // 8]),
-            scales=append(f"{name}.scales", scales, [rows, num_blocks]),
-            zero_points=append(f"{name}.zero_points", zero_points, [rows, zero_points[0].shape[1]])
-            if zero_points
-            else None,
+            levels=packed_levels,
+            scales=packed_scales,
+            zero_points=packed_zero_points,
         )
 
     def _quantized_product(self, x: ir.Value, packed: _Packed, bias: ir.Value | None) -> ir.Value:

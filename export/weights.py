@@ -24,12 +24,16 @@ _DTYPES = {
 
 
 class WeightsFile:
-    """Append arrays; each becomes an initializer that points into the file."""
+    """Append arrays; each becomes an initializer that points into the file.
+
+    What was appended under a name is not written again: several graphs can be built over one file.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = path.open("wb")
         self._end = 0
+        self._written: dict[str, ir.ExternalTensor] = {}
 
     def __enter__(self) -> "WeightsFile":
         return self
@@ -55,6 +59,8 @@ class WeightsFile:
 
         dtype is that of the parts unless given (bfloat16 comes as bytes).
         """
+        if (known := self.written(name)) is not None:
+            return known
         parts = iter(parts)
         first = next(parts)
         start = self._align(_ALIGNMENT if first.nbytes >= _ALIGNMENT else _SMALL_ALIGNMENT)
@@ -62,6 +68,10 @@ class WeightsFile:
         for part in parts:
             self._write(part)
         return self.initializer(name, dtype or _DTYPES[first.dtype], shape, start, self._end - start)
+
+    def written(self, name: str) -> ir.Value | None:
+        """A new initializer over what was appended under a name; a value belongs to one graph."""
+        return _value(self._written[name]) if name in self._written else None
 
     def initializer(
         self, name: str, dtype: ir.DataType, shape: Iterable[int], offset: int, length: int
@@ -72,7 +82,8 @@ class WeightsFile:
             self.path.name, offset, length, dtype, shape=extents, name=name, base_dir=self.path.parent
         )
         assert tensor.size * dtype.itemsize == length, f"{name}: {extents} of {dtype} is not {length} bytes"
-        return ir.Value(name=name, shape=extents, type=ir.TensorType(dtype), const_value=tensor)
+        self._written[name] = tensor
+        return _value(tensor)
 
     def _align(self, alignment: int) -> int:
         padding = -self._end % alignment
@@ -96,3 +107,7 @@ class WeightsFile:
                 f"no room for {self.path.name}: {error.strerror} after {self._end} bytes at "
                 f"{self.path.parent.parent}; free some space or choose another --output"
             ) from None
+
+
+def _value(tensor: ir.ExternalTensor) -> ir.Value:
+    return ir.Value(name=tensor.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
