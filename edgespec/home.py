@@ -17,6 +17,7 @@ from edgespec.errors import ModelError, UsageError
 from edgespec.fetch import fetch
 from edgespec.manifest import FILE_NAME
 from edgespec.pair import FILE_NAME as PAIR_FILE_NAME
+from edgespec.parts import part_paths, whole_name
 
 Report = Callable[[str], None]
 
@@ -71,10 +72,10 @@ class ModelHome:
         )
 
     def _from_path(self, source: Path, precision: str) -> Path:
-        files = sorted(source.iterdir()) if source.is_dir() else [source]
+        files = sorted(source.iterdir()) if source.is_dir() else filter(Path.exists, part_paths(source))
         states = [f"{os.fsencode(file)!r} {(stat := file.stat()).st_size} {stat.st_mtime_ns}" for file in files]
         key = hashlib.sha256("\n".join(states).encode()).hexdigest()[:8]
-        folder = self._folder(f"{source.stem}-{key}", precision)
+        folder = self._folder(f"{Path(whole_name(source.name)).stem}-{key}", precision)
         return folder if (folder / FILE_NAME).is_file() else self._export(source, folder, precision)
 
     def _folder(self, name: str, precision: str) -> Path:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -78,9 +79,9 @@ def _load_gguf(path: Path) -> LoadedSource:
         tensors=tensors_by_role(path, config, file.tensors, is_gguf=True),
         vocabulary=vocabulary_from_gguf(path, file.metadata),
         source=Source(
-            name=path.name,
+            name=file.paths[0].name,
             format="gguf",
-            sha256=file_record(path).sha256,
+            sha256=_hashes(file.paths),
             license=file.metadata.get("general.license"),
         ),
     )
@@ -102,10 +103,14 @@ def _load_huggingface(folder: Path) -> LoadedSource:
         source=Source(
             name=folder.resolve().name,
             format="safetensors",
-            sha256=",".join(file_record(path).sha256 for path in paths),
+            sha256=_hashes(paths),
         ),
         num_left_out=num_left_out,
     )
+
+
+def _hashes(paths: Iterable[Path]) -> str:
+    return ",".join(file_record(path).sha256 for path in paths)
 
 
 def _read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import tiny
 
 from edgespec.errors import EdgeSpecError, SourceError, UsageError
 from edgespec.export.convert import export_model
-from edgespec.manifest import read_manifest, verify_files
+from edgespec.manifest import file_record, read_manifest, verify_files
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 
@@ -80,6 +80,16 @@ def test_gguf_and_huggingface_folder_of_one_model_agree(tmp_path: Path) -> None:
     one, two = read_manifest(tmp_path / "one"), read_manifest(tmp_path / "two")
     assert one.vocab_sha256 == two.vocab_sha256
     assert sorted(one.eos_token_ids) == sorted(two.eos_token_ids) == [0, 2]
+
+
+def test_split_gguf_exports_like_the_whole(tiny_gguf: Path, tmp_path: Path) -> None:
+    tiny.write_gguf(tmp_path / "tiny.gguf", tiny.random_weights(), tensors_per_part=8)
+    parts = sorted(tmp_path.glob("tiny-*.gguf"))
+    split = export_model(parts[1], tmp_path / "split")
+    whole = export_model(tiny_gguf, tmp_path / "whole")
+    assert split.files == whole.files
+    assert split.source.sha256 == ",".join(file_record(part).sha256 for part in parts)
+    assert split.source.name == parts[0].name
 
 
 @pytest.mark.parametrize(("precision", "bound"), [("int8", 0.05), ("int4", 0.4)])

@@ -15,7 +15,7 @@ import tiny
 import edgespec.catalog
 import edgespec.fetch
 from edgespec.catalog import CATALOG, CatalogEntry, HubSource, WheelSource
-from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
+from edgespec.errors import EdgeSpecError, IntegrityError, ModelError, SourceError
 from edgespec.home import ModelHome, default_home
 from edgespec.manifest import FILE_NAME, file_record, read_manifest
 
@@ -140,6 +140,17 @@ def test_file_is_exported_on_first_use_and_again_when_it_changes(
     assert home.resolve(f"{mine}:int8") != folder
     mine.write_bytes(tiny_gguf.read_bytes() + b"\0")
     assert home.resolve(str(mine)) != folder
+
+
+def test_any_part_of_a_split_file_names_one_model(home: ModelHome, tmp_path: Path) -> None:
+    tiny.write_gguf(tmp_path / "mine.gguf", tiny.random_weights(), tensors_per_part=8)
+    parts = sorted(tmp_path.glob("mine-*.gguf"))
+    folder = home.resolve(str(parts[1]))
+    assert folder.name.startswith("mine-")
+    assert all(home.resolve(str(part)) == folder for part in parts)
+    parts[2].unlink()
+    with pytest.raises(SourceError, match=f"{parts[2].name} is missing"):
+        home.resolve(str(parts[0]))
 
 
 def test_model_folder_is_taken_as_it_is(home: ModelHome, tiny_model: Path) -> None:

@@ -12,6 +12,8 @@ PURE = {
     "types", "errors", "sampling", "acceptance", "cache", "drafters", "draft_length", "scheduler", "stopping",
     "stats", "tokenizer", "chat_template", "sandbox", "manifest", "catalog", "engine", "scoring", "benchmark",
     "pair", "pair_check", "template_process", "talk",
+    "pair", "pair_check",
+    "parts",
 }  # fmt: skip
 JOINTS = {"fetch", "home", "loading", "pairing", "chat", "cli", "__init__", "__main__"}
 

@@ -137,9 +137,13 @@ def write_gguf(
     storage: str = "F32",
     override: dict[str, Any] | None = None,
     skip: tuple[str, ...] = (),
+    tensors_per_part: int = 0,
 ) -> dict[str, np.ndarray]:
-    """Write a GGUF file, matrices in the given storage; returns the weights as they can be read back."""
-    writer = gguf.GGUFWriter(path, architecture)
+    """Write a GGUF file, matrices in the given storage; returns the weights as they can be read back.
+
+    With tensors_per_part it is split, and NAME.gguf gives NAME-00001-of-0000N.gguf.
+    """
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_per_part)
     numbers = {
         "block_count": LAYERS,
         "context_length": CONTEXT,
