@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from edgespec.errors import (
         ContextOverflow,
         DeviceUnavailable,
+        DiskFull,
         EdgeSpecError,
         ExportMismatch,
         IntegrityError,
@@ -37,6 +38,7 @@ __all__ = [
     "Completion",
     "ContextOverflow",
     "DeviceUnavailable",
+    "DiskFull",
     "EdgeSpecError",
     "Engine",
     "ExportMismatch",

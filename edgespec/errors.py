@@ -1,6 +1,7 @@
 """Everything edgespec raises on purpose, with the exit code that the command line gives it.
 
 EdgeSpecError                 1  anything else that went wrong
+├── DiskFull                  1  no room for what is to be written
 ├── UsageError                2  an argument that cannot be meant
 ├── ModelError                3  model missing or invalid
 │   ├── SourceError           3  a file to export from is broken, foreign or unsupported
@@ -18,6 +19,20 @@ A message says what was found, what was wanted and what to do.
 
 class EdgeSpecError(Exception):
     exit_code = 1
+
+
+class DiskFull(EdgeSpecError):
+    """needed_bytes in all were to be written to folder, which has free_bytes."""
+
+    def __init__(self, folder: object, needed_bytes: int, free_bytes: int, reason: str = "") -> None:
+        needed, free = (f"{count / 2**20:.1f} MiB" for count in (needed_bytes, free_bytes))
+        because = f" ({reason})" if reason else ""
+        super().__init__(
+            f"no room in {folder}: about {needed} are needed and {free} are free{because}; "
+            "free some space or choose another place"
+        )
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
 
 
 class UsageError(EdgeSpecError):

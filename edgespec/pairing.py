@@ -53,7 +53,7 @@ def export_pair(
         SourceError: A source is missing, broken, foreign or unsupported.
         VocabularyMismatch: Their tokens mean different things.
     """
-    with folder_in_the_making(output) as folder:
+    with folder_in_the_making(output, report=report) as folder:
         export_model(target, folder / TARGET, precision=precision, report=report)
         export_model(drafter, folder / DRAFTER, precision=drafter_precision, report=report)
         report("measuring the pair")

@@ -3,13 +3,10 @@
 `export_model` is the one entry; a source is a GGUF file or a local Hugging Face folder.
 """
 
-import glob
 import os
 import shutil
-import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,19 +14,20 @@ import numpy as np
 import onnx_ir as ir
 from tokenizers import Tokenizer
 
-from edgespec.errors import EdgeSpecError, SourceError, UsageError
+from edgespec.disk import expect_room, install, writing
+from edgespec.errors import SourceError, UsageError
 from edgespec.export.check import TEXT, compare, judge
 from edgespec.export.graph import build_graph
 from edgespec.export.precision import BLOCK_SIZES, PRECISIONS, Rule, choose_precision
 from edgespec.export.reference import reference_logits
 from edgespec.export.sources import LoadedSource, read_source
 from edgespec.export.weights import WeightsFile
+from edgespec.lock import locked
 from edgespec.manifest import Check, KVCache, Manifest, file_record, write_manifest
 from edgespec.tokenizer import vocabulary_sha256
 from edgespec.types import Decoder
 
 _RESERVE_BYTES = 64 << 20
-_STALE_S = 600.0
 Report = Callable[[str], None]
 
 
@@ -46,7 +44,8 @@ def export_model(
 ) -> Manifest:
     """Convert source into a model folder at output.
 
-    The folder is written beside its place under a temporary name and moved there complete.
+    The folder is written beside its place under a temporary name and moved there complete. One process at a time
+    exports to an output; others wait for it.
 
     Args:
         source: A .gguf file, or a folder with config.json, tokenizer.json and safetensors weights.
@@ -62,21 +61,20 @@ def export_model(
         UsageError: The precision is unknown, or output is in the way.
         SourceError: The source is missing, broken, foreign or unsupported.
         ExportMismatch: The check failed.
-        EdgeSpecError: The disk is full.
+        DiskFull: No room for the folder.
     """
     if precision not in PRECISIONS:
         raise UsageError(f"unknown precision '{precision}'; choose one of {', '.join(PRECISIONS)}")
     if block_size not in BLOCK_SIZES:
         raise UsageError(f"block size is {block_size}; choose one of {', '.join(map(str, BLOCK_SIZES))}")
-    if os.path.lexists(output):
-        raise UsageError(f"{output} already exists; remove it or choose another --output")
+    _expect_nothing(output)
     report(f"reading {source}")
     loaded = read_source(source)
     loaded = replace(loaded, source=replace(loaded.source, repository=repository, revision=revision))
     if precision == "auto":
         precision, reason = choose_precision(loaded.tensors)
         report(f"chose {precision} precision: {reason}")
-    with folder_in_the_making(output, _estimated_bytes(loaded, precision)) as folder:
+    with folder_in_the_making(output, _estimated_bytes(loaded, precision), report) as folder:
         if loaded.num_left_out:
             report(f"leaving out {loaded.num_left_out} tensors that see images; the export reads text")
         report(f"writing {loaded.config.num_layers} layers in {precision} precision")
@@ -118,45 +116,59 @@ def _estimated_bytes(loaded: LoadedSource, precision: str) -> int:
     return int(per_weight[precision] * weights if precision in per_weight else 1.3 * stored)
 
 
+def _expect_nothing(output: Path) -> None:
+    if os.path.lexists(output):
+        raise UsageError(f"{output} already exists; remove it or choose another --output")
+
+
 @contextmanager
-def folder_in_the_making(output: Path, needed_bytes: int = 0) -> Iterator[Path]:
+def folder_in_the_making(
+    output: Path, needed_bytes: int = 0, report: Report = lambda line: None
+) -> Iterator[Path]:
     """A temporary sibling of output that takes its place on success and vanishes on failure.
 
     Raises:
         UsageError: Something is at output already, or it cannot be written.
-        EdgeSpecError: There is no room for needed_bytes.
+        DiskFull: There is no room for needed_bytes.
     """
-    if os.path.lexists(output):
-        raise UsageError(f"{output} already exists; remove it or choose another --output")
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(output)
-        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".partial", dir=output.parent))
-    except OSError as error:
-        raise UsageError(f"cannot write to {output.parent}: {error.strerror}; choose another --output") from None
-    try:
-        free = shutil.disk_usage(folder).free
-        if free < needed_bytes + _RESERVE_BYTES:
-            raise EdgeSpecError(
-                f"{output.parent} has {free >> 20} MiB free, the export needs about {needed_bytes >> 20} MiB; "
-                "free some space or choose another --output"
-            )
-        yield folder
-        folder.chmod(0o755)
+    with _alone(output, report):
+        _expect_nothing(output)
+        folder = output.with_name(f".{output.name}.partial")
+        shutil.rmtree(folder, ignore_errors=True)  # of an export that was killed: no other can be under way
         try:
-            folder.rename(output)
-        except OSError:
-            raise UsageError(f"{output} appeared while exporting; remove it or choose another --output") from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            with writing(output.parent, needed_bytes):
+                folder.mkdir()
+                expect_room(folder, needed_bytes, _RESERVE_BYTES)
+                yield folder
+                _install(folder, output)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sweep(output: Path) -> None:
-    """Remove what killed exports of the same output left behind, unless it may still be growing."""
-    for left in output.parent.glob(f".{glob.escape(output.name)}.*.partial"):
-        newest = max((path.stat().st_mtime for path in [left, *left.iterdir()]), default=0.0)
-        if time.time() - newest > _STALE_S:
-            shutil.rmtree(left, ignore_errors=True)
+def _install(folder: Path, output: Path) -> None:
+    try:
+        install(folder, output)
+    except OSError:
+        _expect_nothing(output)  # by hand, for every export holds the lock
+        raise
+
+
+@contextmanager
+def _alone(output: Path, report: Report) -> Iterator[None]:
+    """Hold the lock of output."""
+    with ExitStack() as stack:
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            lock = locked(
+                output.with_name(f".{output.name}.lock"),
+                lambda holder: report(f"{holder} is exporting to {output}; waiting for it"),
+            )
+            stack.enter_context(lock)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write to {output.parent}: {error.strerror}; choose another --output"
+            ) from None
+        yield
 
 
 def _write(folder: Path, name: str, loaded: LoadedSource, precision: str, block_size: int) -> Manifest:
@@ -179,11 +191,8 @@ def _write(folder: Path, name: str, loaded: LoadedSource, precision: str, block_
     )
     with WeightsFile(folder / manifest.weights) as weights:
         model = build_graph(config, loaded.tensors, weights, Rule(precision, block_size))
-    try:
-        ir.save(model, folder / manifest.graph)
-        (folder / manifest.tokenizer).write_text(vocabulary.tokenizer_json, encoding="utf-8")
-        if manifest.chat_template:
-            (folder / manifest.chat_template).write_text(vocabulary.chat_template or "", encoding="utf-8")
-    except OSError as error:
-        raise EdgeSpecError(f"cannot finish {folder}: {error.strerror}; free some space and try again") from None
+    ir.save(model, folder / manifest.graph)
+    (folder / manifest.tokenizer).write_text(vocabulary.tokenizer_json, encoding="utf-8")
+    if manifest.chat_template:
+        (folder / manifest.chat_template).write_text(vocabulary.chat_template or "", encoding="utf-8")
     return manifest

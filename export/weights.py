@@ -1,16 +1,13 @@
 """The external data file of a graph, written front to back while weights are converted."""
 
-import errno
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
-
-from edgespec.errors import EdgeSpecError
 
 # ONNX Runtime maps external data by page.
 _ALIGNMENT = 4096
@@ -42,8 +39,7 @@ class WeightsFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            with self._room():
-                self._file.close()
+            self._file.close()
         else:
             with suppress(OSError):  # what is still buffered may not fit either
                 self._file.close()
@@ -91,22 +87,8 @@ class WeightsFile:
         return self._end
 
     def _write(self, part: npt.NDArray[np.generic]) -> None:
-        with self._room():
-            self._file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+        self._file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
         self._end += part.nbytes
-
-    @contextmanager
-    def _room(self) -> Iterator[None]:
-        """Tell a full disk from other failures."""
-        try:
-            yield
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise
-            raise EdgeSpecError(
-                f"no room for {self.path.name}: {error.strerror} after {self._end} bytes at "
-                f"{self.path.parent.parent}; free some space or choose another --output"
-            ) from None
 
 
 def _value(tensor: ir.ExternalTensor) -> ir.Value:

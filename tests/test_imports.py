@@ -13,7 +13,7 @@ PURE = {
     "stats", "tokenizer", "chat_template", "sandbox", "manifest", "catalog", "engine", "scoring", "benchmark",
     "pair", "pair_check", "template_process", "talk",
     "pair", "pair_check",
-    "parts",
+    "parts", "lock", "disk",
 }  # fmt: skip
 JOINTS = {"fetch", "home", "loading", "pairing", "chat", "cli", "__init__", "__main__"}
 

@@ -1,0 +1,65 @@
+"""Room on a disk, and folders that are there whole or not at all, even after a power cut."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from edgespec.errors import DiskFull, EdgeSpecError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def expect_room(folder: Path, needed_bytes: int, reserve_bytes: int = 0) -> None:
+    """Raises DiskFull: folder has less room than needed and reserve."""
+    free = shutil.disk_usage(folder).free
+    if free < needed_bytes + reserve_bytes:
+        raise DiskFull(folder, needed_bytes, free)
+
+
+@contextmanager
+def writing(folder: Path, needed_bytes: int) -> Iterator[None]:
+    """Say in words why folder cannot be written.
+
+    Raises:
+        DiskFull: The disk, a quota or the largest file of the file system is reached.
+        EdgeSpecError: Writing is not allowed.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            free = shutil.disk_usage(folder).free
+            raise DiskFull(folder, needed_bytes, free, str(error.strerror)) from None
+        if error.errno in _FORBIDDEN:
+            raise EdgeSpecError(f"cannot write to {folder} ({error}); choose another place") from None
+        raise
+
+
+def install(folder: Path, place: Path) -> None:
+    """Give a folder that is complete its final name; a power cut leaves all of it there or nothing."""
+    for path in folder.iterdir():
+        sync(path)
+    sync(folder)
+    os.rename(folder, place)
+    sync(place.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or which names a folder holds, has reached the disk."""
+    if path.is_dir():
+        with suppress(OSError):  # Windows opens no folders, and some file systems cannot do it
+            _sync(path, os.O_RDONLY)
+    else:
+        _sync(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    handle = os.open(path, flags)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,73 @@
+"""Locks between processes and threads."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from edgespec.lock import locked
+
+HOLDER = (
+    "import sys; from pathlib import Path; from edgespec.lock import locked\n"
+    "with locked(Path(sys.argv[1]), print):\n"
+    "    print('held', flush=True); sys.stdin.readline()"
+)
+
+
+def test_lock_is_held_by_one_at_a_time_and_leaves_no_file(tmp_path: Path) -> None:
+    path, inside, most = tmp_path / "lock", 0, 0
+
+    def work() -> None:
+        nonlocal inside, most
+        for _ in range(50):
+            with locked(path, lambda holder: None):
+                inside += 1
+                most = max(most, inside)
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_waiting_names_the_process_that_holds_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        said: list[str] = []
+
+        def waiting(who: str) -> None:
+            said.append(who)
+            holder.stdin.close()
+
+        with locked(path, waiting):
+            pass
+    assert said == [f"process {holder.pid}"]
+
+
+def test_lock_that_a_killed_process_left_is_free(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        holder.kill()
+    assert path.exists()
+    with locked(path, lambda who: pytest.fail(f"waited for {who}")):
+        pass
+    assert not path.exists()
+
+
+def test_lock_is_given_back_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), locked(tmp_path / "lock", print):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
