@@ -80,7 +80,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"edgespec {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_chat(commands.add_parser("chat", help="talk to a model, or answer one prompt"))
-    _add_export(commands.add_parser("export", help="turn a GGUF file or a safetensors folder into a model folder"))
+    _add_export(
+        commands.add_parser(
+            "export", help="turn a GGUF file, a safetensors folder or a hub id into a model folder"
+        )
+    )
     _add_pair(commands.add_parser("pair", help="judge a target and a drafter"))
     _add_score(commands.add_parser("score", help="measure how well a model predicts a text"))
     _add_bench(commands.add_parser("bench", help="compare speculation with plain decoding on your prompts"))
@@ -93,7 +97,7 @@ def _add_model(parser: argparse.ArgumentParser, *, default: str | None = None) -
         metavar="MODEL",
         nargs="?" if default else None,
         default=default,
-        help="a model folder, a .gguf file, a safetensors folder, or a name: "
+        help="a model folder, a .gguf file, a safetensors folder, a hub id (org/name), or a name: "
         f"{', '.join(CATALOG)}" + (f" (default {default})" if default else ""),
     )
     parser.add_argument("--offline", action="store_true", help="never connect to anything")
@@ -151,7 +155,15 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE", type=Path, help="a .gguf file or a folder with safetensors")
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a .gguf file, a folder with safetensors, or a hub id: org/name, org/name:Q4_K_M, org/name:FILE.gguf",
+    )
+    parser.add_argument(
+        "--revision", metavar="REV", help="branch, tag or commit of SOURCE on the hub (default: main)"
+    )
+    parser.add_argument("--offline", action="store_true", help="never connect to anything")
     parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="the model folder to make")
     parser.add_argument("--precision", default="source", choices=_PRECISIONS, help="default: the source's own")
     parser.add_argument(
@@ -165,7 +177,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
         "--check", action="store_true", help="compare the result with its source; needs ONNX Runtime"
     )
     parser.add_argument(
-        "--drafter", metavar="SOURCE", type=Path, help="export this too and write a folder that loads as a pair"
+        "--drafter", metavar="SOURCE", help="export this too and write a folder that loads as a pair"
     )
     parser.add_argument("--drafter-precision", default="source", choices=_PRECISIONS)
     parser.add_argument("--json", action="store_true", help="print the manifest, or the check of a pair")
@@ -265,11 +277,15 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _export_pair(options: argparse.Namespace) -> int:
+    from edgespec.export.convert import expect_nothing
+    from edgespec.home import ModelHome, default_home
     from edgespec.pairing import export_pair
 
+    expect_nothing(options.output)  # before anything is fetched
+    home = ModelHome(default_home(), options.offline, _say)
     check = export_pair(
-        options.source,
-        options.drafter,
+        home.locate(options.source, options.revision),
+        home.locate(options.drafter),
         options.output,
         precision=options.precision,
         drafter_precision=options.drafter_precision,
@@ -309,14 +325,20 @@ def _print_pair(check: "PairCheck", as_json: bool) -> None:
 def _export_model(options: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from edgespec.export.convert import export_model
+    from edgespec.export.convert import expect_nothing, export_model
+    from edgespec.home import ModelHome, default_home
     from edgespec.loading import open_decoder
 
+    expect_nothing(options.output)  # before anything is fetched
+    source = ModelHome(default_home(), options.offline, _say).locate(options.source, options.revision)
     manifest = export_model(
-        options.source,
+        source.path,
         options.output,
         precision=options.precision,
         block_size=options.block_size,
+        repository=source.repository,
+        revision=source.revision,
+        license=source.license,
         open_decoder=open_decoder if options.check else None,
         report=say_stage,
     )

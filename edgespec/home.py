@@ -15,9 +15,11 @@ import platformdirs
 from edgespec.catalog import CATALOG, CatalogEntry, HubSource
 from edgespec.errors import ModelError, UsageError
 from edgespec.fetch import fetch
+from edgespec.hub import Snapshot, fetch_snapshot
 from edgespec.manifest import FILE_NAME
 from edgespec.pair import FILE_NAME as PAIR_FILE_NAME
 from edgespec.parts import part_paths, whole_name
+from edgespec.repository import HubId, parse_hub_id
 
 Report = Callable[[str], None]
 
@@ -38,12 +40,13 @@ class ModelHome:
     report: Report = lambda line: None
 
     def resolve(self, model: str) -> Path:
-        """The model or pair folder for a folder, a name of the catalogue, a .gguf file or a safetensors folder.
+        """The model or pair folder for a folder, a name of the catalogue, a .gguf file, safetensors or a hub id.
 
-        A name or a file may be followed by :PRECISION; sources are exported on first use.
+        All but a model folder may be followed by :PRECISION; sources are exported on first use. What lies here
+        comes before the hub.
 
         Raises:
-            ModelError: Nothing of that name, with the nearest known ones.
+            ModelError: Nothing of that name, with the nearest known ones; or the hub does not give it.
         """
         name, _, precision = model.rpartition(":") if _has_precision(model) else (model, "", "source")
         try:
@@ -54,11 +57,41 @@ class ModelHome:
                 return self._from_catalog(name, CATALOG[name], precision)
             if path.is_file() or ((path / "config.json").is_file() and not (path / FILE_NAME).exists()):
                 return self._from_path(path.resolve(), precision)
+            if hub_id := _hub_id(name):
+                return self._from_hub(hub_id, precision)
             raise ModelError(_unknown(model, path))
         except (RuntimeError, ValueError, OSError) as error:  # no such user, a NUL, a name too long
             raise ModelError(
                 f"'{model[:200]}' cannot be opened ({error}); give a name, a folder or a file"
             ) from None
+
+    def locate(self, source: str, revision: str | None = None) -> Snapshot:
+        """What to export: a file or folder here, or a hub id, fetched at revision.
+
+        Raises:
+            UsageError: A revision of something that is here.
+            ModelError: The hub does not give it.
+        """
+        hub_id = _hub_id(source)
+        if hub_id:
+            return fetch_snapshot(
+                hub_id, self._hub_folder, self.report, revision=revision or "main", offline=self.offline
+            )
+        if revision is not None:
+            raise UsageError(f"--revision is for repositories of the hub, and {source} is a file or folder")
+        return Snapshot(path=Path(source))
+
+    @property
+    def _hub_folder(self) -> Path:
+        return self.path / "downloads" / "hub"
+
+    def _from_hub(self, hub_id: HubId, precision: str) -> Path:
+        folder = self._folder(hub_id.name, precision)
+        if (folder / FILE_NAME).is_file():
+            return folder
+        return self._export(
+            fetch_snapshot(hub_id, self._hub_folder, self.report, offline=self.offline), folder, precision
+        )
 
     def _from_catalog(self, name: str, entry: CatalogEntry, precision: str) -> Path:
         folder = self._folder(name, precision)
@@ -67,37 +100,32 @@ class ModelHome:
             return folder
         source = fetch(entry, downloads, self.report, offline=self.offline)
         hub = next((place for place in entry.sources if isinstance(place, HubSource)), None)
-        return self._export(
-            source, folder, precision, hub.repository if hub else None, hub.revision if hub else None
-        )
+        origin = {"repository": hub.repository, "revision": hub.revision} if hub else {}
+        return self._export(Snapshot(path=source, **origin), folder, precision)
 
     def _from_path(self, source: Path, precision: str) -> Path:
         files = sorted(source.iterdir()) if source.is_dir() else filter(Path.exists, part_paths(source))
         states = [f"{os.fsencode(file)!r} {(stat := file.stat()).st_size} {stat.st_mtime_ns}" for file in files]
         key = hashlib.sha256("\n".join(states).encode()).hexdigest()[:8]
         folder = self._folder(f"{Path(whole_name(source.name)).stem}-{key}", precision)
-        return folder if (folder / FILE_NAME).is_file() else self._export(source, folder, precision)
+        if (folder / FILE_NAME).is_file():
+            return folder
+        return self._export(Snapshot(path=source), folder, precision)
 
     def _folder(self, name: str, precision: str) -> Path:
         return self.path / "models" / (name if precision == "source" else f"{name}-{precision}")
 
-    def _export(
-        self,
-        source: Path,
-        folder: Path,
-        precision: str,
-        repository: str | None = None,
-        revision: str | None = None,
-    ) -> Path:
+    def _export(self, source: Snapshot, folder: Path, precision: str) -> Path:
         from edgespec.export.convert import export_model  # 0.3 s, and only a first use needs it
 
         try:
             export_model(
-                source,
+                source.path,
                 folder,
                 precision=precision,
-                repository=repository,
-                revision=revision,
+                repository=source.repository,
+                revision=source.revision,
+                license=source.license,
                 report=self.report,
             )
         except UsageError:
@@ -105,6 +133,12 @@ class ModelHome:
                 raise
             self.report("another process has prepared it in the meantime")
         return folder
+
+
+def _hub_id(name: str) -> HubId | None:
+    """The id that name is, unless it is something here."""
+    hub_id = parse_hub_id(name)
+    return None if hub_id is None or Path(name).exists() or Path(hub_id.repository).exists() else hub_id
 
 
 def _has_precision(model: str) -> bool:
@@ -119,5 +153,6 @@ def _unknown(model: str, path: Path) -> str:
     near = difflib.get_close_matches(model, CATALOG, n=3, cutoff=0.4)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
     return (
-        f"no model '{model}': {meant}known names are {', '.join(CATALOG)}; or give a model folder or a .gguf file"
+        f"no model '{model}': {meant}known names are {', '.join(CATALOG)}; or give a model folder, a .gguf file, "
+        "a safetensors folder or a hub id (org/name)"
     )

@@ -40,7 +40,8 @@ def load(
     """Load a model, preparing it first if need be.
 
     Args:
-        model: A model folder, a pair folder, a name of the catalogue, a .gguf file or a safetensors folder.
+        model: A model folder, a pair folder, a name of the catalogue, a .gguf file, a safetensors folder or a hub
+            id (org/name).
         drafter: auto, none, ngram, or a model like the first argument. auto is the drafter of a pair folder where
             it pays, and else ngram.
         draft_length: Tokens a draft, or auto to measure what pays.

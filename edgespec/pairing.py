@@ -6,6 +6,7 @@ from pathlib import Path
 from edgespec.chat_template import read_template
 from edgespec.export.convert import export_model, folder_in_the_making
 from edgespec.home import ModelHome, default_home
+from edgespec.hub import Snapshot
 from edgespec.loading import load
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.pair import DRAFTER, TARGET, PairCheck, write_pair
@@ -38,8 +39,8 @@ def judge_pair(
 
 
 def export_pair(
-    target: Path,
-    drafter: Path,
+    target: Snapshot,
+    drafter: Snapshot,
     output: Path,
     *,
     precision: str = "source",
@@ -54,12 +55,24 @@ def export_pair(
         VocabularyMismatch: Their tokens mean different things.
     """
     with folder_in_the_making(output, report=report) as folder:
-        export_model(target, folder / TARGET, precision=precision, report=report)
-        export_model(drafter, folder / DRAFTER, precision=drafter_precision, report=report)
+        _export(target, folder / TARGET, precision, report)
+        _export(drafter, folder / DRAFTER, drafter_precision, report)
         report("measuring the pair")
         check = judge_pair(str(folder / TARGET), str(folder / DRAFTER), report=report)
         write_pair(folder, check)
     return check
+
+
+def _export(source: Snapshot, folder: Path, precision: str, report: Report) -> None:
+    export_model(
+        source.path,
+        folder,
+        precision=precision,
+        repository=source.repository,
+        revision=source.revision,
+        license=source.license,
+        report=report,
+    )
 
 
 def _template(folder: Path, manifest: Manifest) -> str | None:

@@ -39,6 +39,7 @@ def export_model(
     block_size: int = 32,
     repository: str | None = None,
     revision: str | None = None,
+    license: str | None = None,
     open_decoder: Callable[[Path, Manifest], Decoder] | None = None,
     report: Report = lambda line: None,
 ) -> Manifest:
@@ -54,6 +55,7 @@ def export_model(
         block_size: How many weights share a scale where they are rounded anew, one of BLOCK_SIZES.
         repository: Where the source was fetched from, for the manifest.
         revision: The commit or release of that repository.
+        license: Of that repository, where the source itself states none.
         open_decoder: Loads a finished folder; given, the export is checked against its source with it.
         report: Takes one line a stage.
 
@@ -67,10 +69,13 @@ def export_model(
         raise UsageError(f"unknown precision '{precision}'; choose one of {', '.join(PRECISIONS)}")
     if block_size not in BLOCK_SIZES:
         raise UsageError(f"block size is {block_size}; choose one of {', '.join(map(str, BLOCK_SIZES))}")
-    _expect_nothing(output)
+    expect_nothing(output)
     report(f"reading {source}")
     loaded = read_source(source)
-    loaded = replace(loaded, source=replace(loaded.source, repository=repository, revision=revision))
+    origin = replace(
+        loaded.source, repository=repository, revision=revision, license=loaded.source.license or license
+    )
+    loaded = replace(loaded, source=origin)
     if precision == "auto":
         precision, reason = choose_precision(loaded.tensors)
         report(f"chose {precision} precision: {reason}")
@@ -116,7 +121,8 @@ def _estimated_bytes(loaded: LoadedSource, precision: str) -> int:
     return int(per_weight[precision] * weights if precision in per_weight else 1.3 * stored)
 
 
-def _expect_nothing(output: Path) -> None:
+def expect_nothing(output: Path) -> None:
+    """Raises UsageError: something is in the way of output."""
     if os.path.lexists(output):
         raise UsageError(f"{output} already exists; remove it or choose another --output")
 
@@ -132,7 +138,7 @@ def folder_in_the_making(
         DiskFull: There is no room for needed_bytes.
     """
     with _alone(output, report):
-        _expect_nothing(output)
+        expect_nothing(output)
         folder = output.with_name(f".{output.name}.partial")
         shutil.rmtree(folder, ignore_errors=True)  # of an export that was killed: no other can be under way
         try:
@@ -149,7 +155,7 @@ def _install(folder: Path, output: Path) -> None:
     try:
         install(folder, output)
     except OSError:
-        _expect_nothing(output)  # by hand, for every export holds the lock
+        expect_nothing(output)  # by hand, for every export holds the lock
         raise
 
 

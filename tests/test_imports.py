@@ -11,11 +11,9 @@ ROOT = Path(__file__).parent.parent
 PURE = {
     "types", "errors", "sampling", "acceptance", "cache", "drafters", "draft_length", "scheduler", "stopping",
     "stats", "tokenizer", "chat_template", "sandbox", "manifest", "catalog", "engine", "scoring", "benchmark",
-    "pair", "pair_check", "template_process", "talk",
-    "pair", "pair_check",
-    "parts", "lock", "disk",
+    "pair", "pair_check", "template_process", "talk", "parts", "lock", "disk", "repository",
 }  # fmt: skip
-JOINTS = {"fetch", "home", "loading", "pairing", "chat", "cli", "__init__", "__main__"}
+JOINTS = {"fetch", "hub", "download", "home", "loading", "pairing", "chat", "cli", "__init__", "__main__"}
 
 
 def imported(path: Path) -> set[str]:

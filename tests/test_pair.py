@@ -10,6 +10,7 @@ import tiny
 from edgespec import load
 from edgespec.cli import main
 from edgespec.errors import ManifestError, VocabularyMismatch
+from edgespec.hub import Snapshot
 from edgespec.pair import FILE_NAME, expect_same_tokens, read_pair, write_pair
 from edgespec.pair_check import best_length
 from edgespec.pairing import export_pair, judge_pair
@@ -19,7 +20,9 @@ from edgespec.tokenizer import Tokenizer
 @pytest.fixture(scope="module")
 def pair(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pairs") / "pair"
-    export_pair(tiny_gguf, tiny_gguf, folder, precision="fp32", drafter_precision="int4")
+    export_pair(
+        Snapshot(path=tiny_gguf), Snapshot(path=tiny_gguf), folder, precision="fp32", drafter_precision="int4"
+    )
     return folder
 
 
@@ -75,7 +78,7 @@ def test_pair_that_cannot_be_made_leaves_nothing(tiny_gguf: Path, tmp_path: Path
     swapped[40], swapped[41] = swapped[41], swapped[40]
     tiny.write_gguf(tmp_path / "other.gguf", tiny.random_weights(), override={"tokenizer.ggml.tokens": swapped})
     with pytest.raises(VocabularyMismatch):
-        export_pair(tiny_gguf, tmp_path / "other.gguf", tmp_path / "pair")
+        export_pair(Snapshot(path=tiny_gguf), Snapshot(path=tmp_path / "other.gguf"), tmp_path / "pair")
     assert [path.name for path in tmp_path.iterdir()] == ["other.gguf"]
 
 
