@@ -5,20 +5,27 @@ asks for it, places special tokens.
 """
 
 import hashlib
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as _Tokenizer
 
-from edgespec.errors import ManifestError
+from edgespec.errors import ManifestError, ModelError
 from edgespec.types import TokenIds
 
 # What a decoder shows for bytes that are not, or not yet, a character.
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
+# Twice the file of Gemma 3, the largest in use; one of 46 MB that is made to be slow takes 8 s and 1.2 GB.
+_MAX_BYTES = 64 << 20
+# What replacing may make of one character, and how often: 22 doublings make 4 MB and 2 s of an "a".
+_MAX_GROWTH, _MAX_REPLACEMENTS = 64, 16
 
 
 def vocabulary_sha256(tokenizer: _Tokenizer) -> str:
@@ -38,17 +45,56 @@ def _pattern(token: AddedToken) -> str:
     """A special token with the white space that it takes along: phi3's take what follows."""
     before, after = (r"\s*" if takes else "" for takes in (token.lstrip, token.rstrip))
     return before + re.escape(token.content) + after
+def open_tokenizer(path: Path, kind: type[ModelError], advice: str) -> _Tokenizer:
+    """Read a tokenizer.json that may be hostile; texts are encoded whole, whatever it says of lengths.
+
+    Raises:
+        ModelError: Of the given kind, ending in advice: no tokenizer, or one that is made to take time or memory.
+    """
+    with in_words(path, kind, advice):
+        if (size := path.stat().st_size) > _MAX_BYTES:
+            raise kind(f"{path} has {size >> 20} MiB, tokenizers are read up to {_MAX_BYTES >> 20} MiB; {advice}")
+        tokenizer = _Tokenizer.from_file(str(path))
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        for part in (tokenizer.normalizer, tokenizer.decoder):
+            made = [len(text) for text in _replacements(json.loads(part.__getstate__()))] if part else []
+            if len(made) > _MAX_REPLACEMENTS or np.prod([max(1, length) for length in made]) > _MAX_GROWTH:
+                raise kind(f"{path} replaces text by ever more text, as no tokenizer in use does; {advice}")
+    return tokenizer
+
+
+def _replacements(part: Any) -> Iterator[str]:
+    if isinstance(part, list):
+        for one in part:
+            yield from _replacements(one)
+    elif isinstance(part, dict):
+        if part.get("type") in ("Replace", "Prepend"):
+            yield part.get("content") or part.get("prepend") or ""
+        for one in part.values():
+            yield from _replacements(one)
+
+
+@contextmanager
+def in_words(path: object, kind: type[ModelError], advice: str) -> Iterator[None]:
+    """Failures of the tokenizer library as errors: it raises bare Exceptions, and its panics not even those."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise kind(f"{path} is no tokenizer ({error}); {advice}") from None
 
 
 class Tokenizer:
     """The tokenizer of a model folder."""
 
     def __init__(self, path: Path, bos_token_id: int | None = None, add_bos: bool = False) -> None:
-        """Raises ManifestError: the file is no tokenizer."""
-        try:
-            self._tokenizer = _Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises its own bare Exception
-            raise ManifestError(f"{path} is no tokenizer ({error}); export the model again") from None
+        """Raises ManifestError: the file is no tokenizer, or one that is made to harm."""
+        self._path = path
+        self._tokenizer = open_tokenizer(path, ManifestError, "export the model again")
         self._tokenizer.encode_special_tokens = True  # the library's name for: text stays text
         self._bos = [bos_token_id] if add_bos and bos_token_id is not None else []
         self._has_byte_tokens = self._tokenizer.token_to_id("<0x00>") is not None
@@ -85,6 +131,9 @@ class Tokenizer:
             text: Any text; lone surrogates become U+FFFD.
             special: Whether special tokens spelled in text count as such, as in a rendered template.
             ignore: A character that is dropped once special tokens have been found.
+
+        Raises:
+            ManifestError: The tokenizer gives up on the text.
         """
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         ids: list[int] = []
@@ -93,7 +142,8 @@ class Tokenizer:
                 ids.append(self._special[token])
             else:
                 plain = part.replace(ignore, "") if ignore else part
-                ids += self._tokenizer.encode(plain, add_special_tokens=False).ids
+                with in_words(self._path, ManifestError, "export the model again"):
+                    ids += self._tokenizer.encode(plain, add_special_tokens=False).ids
         if self._bos and ids[:1] != self._bos:
             ids = [*self._bos, *ids]
         return np.array(ids, np.int32)

@@ -24,7 +24,7 @@ from edgespec.export.sources import LoadedSource, read_source
 from edgespec.export.weights import WeightsFile
 from edgespec.lock import locked
 from edgespec.manifest import Check, KVCache, Manifest, file_record, write_manifest
-from edgespec.tokenizer import vocabulary_sha256
+from edgespec.tokenizer import in_words, vocabulary_sha256
 from edgespec.types import Decoder
 
 _RESERVE_BYTES = 64 << 20
@@ -95,7 +95,9 @@ def export_model(
 
 def _checked(loaded: LoadedSource, manifest: Manifest, decoder: Decoder) -> Check:
     tokenizer = Tokenizer.from_str(loaded.vocabulary.tokenizer_json)
-    tokens = np.array(tokenizer.encode(TEXT, add_special_tokens=False).ids, np.int32)[: manifest.context_length]
+    with in_words(loaded.source.name, SourceError, "it cannot be used"):
+        ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
+    tokens = np.array(ids, np.int32)[: manifest.context_length]
     check = compare(decoder, tokens, reference_logits(loaded.config, loaded.tensors, tokens))
     judge(check, manifest.precision)
     return check

@@ -111,7 +111,10 @@ class _Header:
 
     def read(self) -> GGUF:
         if self._take(4) != _MAGIC:
-            raise SourceError(f"{self.path} is not a GGUF file (it starts with {self.data[:4]!r}, wanted b'GGUF')")
+            raise SourceError(
+                f"{self.path} is not a GGUF file (it starts with {self.data[:4]!r}, wanted b'GGUF'). "
+                "Of safetensors name the folder; .bin and .pt are not read, since loading them runs code"
+            )
         version = self._scalar("I")
         if version and version & 0xFFFF == 0:
             raise SourceError(f"{self.path} is big-endian; convert it to little-endian, or fetch another file")

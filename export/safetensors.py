@@ -6,6 +6,7 @@ the header is JSON and is read here, with every offset checked. Format: the safe
 
 import json
 import struct
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,10 @@ def _files(folder: Path) -> list[Path]:
             )
         return [single]
     try:
+        if (size := index.stat().st_size) > _MAX_HEADER_BYTES:
+            raise ValueError(f"{size} bytes, at most {_MAX_HEADER_BYTES} are read")
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SourceError(f"{index} is damaged ({error}); fetch it again") from None
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:
@@ -58,17 +61,30 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
         if header_bytes > min(_MAX_HEADER_BYTES, size - 8):
             raise SourceError(f"{path} is no safetensors file or is cut short; fetch it again")
         try:
-            header = json.loads(file.read(header_bytes))
+            header = json.loads(file.read(header_bytes), object_pairs_hook=_once)
             header.pop("__metadata__", None)
-            return {name: _checked(path, name, info, 8 + header_bytes, size) for name, info in header.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            tensors = {name: _checked(path, name, info, 8 + header_bytes, size) for name, info in header.items()}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SourceError(f"{path} has a damaged header ({error}); fetch it again") from None
+    for one, next_ in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
+        if one.offset + one.num_bytes > next_.offset:
+            raise SourceError(f"{path}: tensors {one.name} and {next_.name} overlap; the file is damaged")
+    return tensors
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    stated = dict(pairs)
+    if len(stated) < len(pairs):
+        raise ValueError("a name is there twice")
+    return stated
 
 
 def _checked(path: Path, name: str, info: dict[str, Any], start: int, size: int) -> StoredTensor:
     storage, shape, (begin, end) = info["dtype"], info["shape"], info["data_offsets"]
     if storage not in _FLOATS:
         raise SourceError(f"{path}: tensor {name} has dtype {storage}; known are {', '.join(_FLOATS)}")
+    if not all(type(number) is int for number in (*shape, begin, end)):
+        raise SourceError(f"{path}: tensor {name} has shape {shape} at {begin} to {end}, wanted whole numbers")
     if len(shape) not in (1, 2) or min(shape) < 1:
         raise SourceError(f"{path}: tensor {name} has shape {shape}; vectors and matrices are read")
     rows = shape[0] if len(shape) == 2 else 1

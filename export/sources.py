@@ -23,7 +23,10 @@ from edgespec.export.safetensors import read_safetensors
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.vocabulary import END_OF_TURN, Vocabulary, vocabulary_from_gguf
 from edgespec.manifest import Source, file_record
+from edgespec.tokenizer import in_words, open_tokenizer
 
+_MAX_TEXT_BYTES = 16 << 20  # ten times a configuration that lists thousands of added tokens
+_MAX_TOKEN_ID = 1 << 22
 # What reading a setting of an unexpected type comes to; sources are other people's files.
 _UNUSUAL = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, OSError)
 
@@ -117,7 +120,7 @@ def _read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
     if not path.exists() and not needed:
         return {}
     try:
-        stated = json.loads(path.read_text(encoding="utf-8"))
+        stated = json.loads(_text(path))
     except FileNotFoundError:
         raise SourceError(f"{path.parent} has no {path.name}; it is not a complete model folder") from None
     except ValueError as error:
@@ -127,14 +130,21 @@ def _read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
     return stated
 
 
+def _text(path: Path) -> str:
+    size = path.stat().st_size
+    if size > _MAX_TEXT_BYTES:
+        raise SourceError(f"{path} has {size >> 20} MiB, at most {_MAX_TEXT_BYTES >> 20} are read; fetch it again")
+    return path.read_text(encoding="utf-8")
+
+
 def _huggingface_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
     path = folder / "tokenizer.json"
     if not path.exists():
         raise SourceError(f"{folder} has no tokenizer.json; convert its tokenizer to the fast form first")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises its own bare Exception
-        raise SourceError(f"{path} is no tokenizer ({error}); fetch it again") from None
+    tokenizer = open_tokenizer(path, SourceError, "fetch it again")
+    # Writing a tokenizer takes time and memory by its largest id, not by their number.
+    if (largest := max(tokenizer.get_vocab().values(), default=0)) > _MAX_TOKEN_ID:
+        raise SourceError(f"{path} has a token of id {largest}, at most {_MAX_TOKEN_ID} are read; fetch it again")
     settings = _read_json(folder / "tokenizer_config.json", needed=False)
     generation = _read_json(folder / "generation_config.json", needed=False)
     ends = generation.get("eos_token_id", config.get("eos_token_id"))
@@ -146,15 +156,17 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
     template = settings.get("chat_template")
     if isinstance(template, list):  # several by name
         template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
-    if (path := folder / "chat_template.jinja").exists():
-        template = path.read_text(encoding="utf-8")
+    if (file := folder / "chat_template.jinja").exists():
+        template = _text(file)
     bos = _piece(settings.get("bos_token"))
+    with in_words(path, SourceError, "fetch it again"):
+        add_bos = _adds_bos(tokenizer, tokenizer.token_to_id(bos) if bos else None)
     return Vocabulary(
         tokenizer_json=tokenizer.to_str(),
         chat_template=template,
         bos_token_id=tokenizer.token_to_id(bos) if bos else None,
         eos_token_ids=(*sorted(ids), *sorted(turns - ids)),
-        add_bos=_adds_bos(tokenizer, tokenizer.token_to_id(bos) if bos else None),
+        add_bos=add_bos,
     )
 
 

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from edgespec.errors import SourceError
 
+_MAX_PIECE = 1024  # the longest in use are runs of 256 spaces; recovering merges takes its square
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 
 # Tokens that end an answer though a file may not list them as such.
@@ -172,6 +173,8 @@ def _sentencepiece(path: object, pieces: list[str], scores: Any, types: list[int
     """SentencePiece BPE joins the pair whose joined piece scores best: merges ranked by that score."""
     if not isinstance(scores, list) or len(scores) < len(pieces):
         raise SourceError(f"{path} has no scores for its SentencePiece tokenizer; the file is damaged")
+    if (longest := max(pieces, key=len)) and len(longest) > _MAX_PIECE:
+        raise SourceError(f"{path} has a token of {len(longest)} characters, at most {_MAX_PIECE} are read")
     vocab = {piece: token for token, piece in enumerate(pieces)}
     ranked: list[tuple[float, int, tuple[str, str]]] = []
     for token, piece in enumerate(pieces):

@@ -1,11 +1,16 @@
 """Tiny random models through the exporter, against the same transformer written out in numpy."""
 
 import errno
+import io
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
+import time
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -207,6 +212,76 @@ def test_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
     assert_refused(tmp_path / "hf", tmp_path, "model.safetensors")
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A Hugging Face folder that is right."""
+    tiny.write_huggingface(tmp_path / "hf", tiny.random_weights())
+    return tmp_path / "hf"
+
+
+def change(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "tiny-of-its-own"])
+def test_code_of_a_repository_is_never_run(folder: Path, tmp_path: Path, model_type: str) -> None:
+    canary = tmp_path / "canary"
+    for name in ("configuration_tiny.py", "modeling_tiny.py", "tokenization_tiny.py"):
+        (folder / name).write_text(f"open({str(canary)!r}, 'w')")
+    code = {"AutoConfig": "configuration_tiny.TinyConfig", "AutoModelForCausalLM": "modeling_tiny.TinyModel"}
+    change(folder / "config.json", model_type=model_type, auto_map=code, trust_remote_code=True)
+    names = {"AutoTokenizer": ["tokenization_tiny.TinyTokenizer", "tokenization_tiny.TinyTokenizer"]}
+    change(folder / "tokenizer_config.json", auto_map=names)
+    if model_type == "llama":
+        export_model(folder, tmp_path / "out")
+    else:
+        assert_refused(folder, tmp_path, "tiny-of-its-own")
+    assert not canary.exists()
+
+
+class Canary:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def zipped(pickled: bytes) -> bytes:
+    """The way torch.save has had since 1.6."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+        archive.writestr("archive/version", "3")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("form", [bytes, zipped], ids=["plain", "zipped"])
+@pytest.mark.parametrize(
+    "name",
+    ["pytorch_model.bin", "model.pt", "model.safetensors", "tokenizer.json", "config.json", "shard in the index"],
+)
+def test_pickles_are_refused_and_never_loaded(
+    folder: Path, tmp_path: Path, name: str, form: Callable[[bytes], bytes]
+) -> None:
+    canary = tmp_path / "canary"
+    pickled = form(pickle.dumps(Canary(canary)))
+    if name == "shard in the index":
+        name = "pytorch_model.bin"
+        index = {"weight_map": {"model.norm.weight": name}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    if name.endswith((".bin", ".pt")):
+        (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(pickled)
+    assert_refused(folder, tmp_path)
+    assert_refused(folder / name, tmp_path, "not a GGUF file", "runs code")
+    assert not canary.exists()
+    pickle.loads(pickle.dumps(Canary(canary)))
+    assert canary.exists(), "the canary sings where it is let"
+
+
 def test_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
     tiny.write_huggingface(tmp_path / "hf", tiny.random_weights())
     (tmp_path / "hf" / "tokenizer.json").unlink()
@@ -227,6 +302,139 @@ def test_index_cannot_name_files_outside_its_folder(tmp_path: Path) -> None:
     index = tmp_path / "hf" / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"model.norm.weight": "../secret.safetensors"}}))
     assert_refused(tmp_path / "hf", tmp_path, "../secret.safetensors")
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "sub/a.safetensors", "..", "", 7, None])
+def test_index_cannot_name_files_that_are_there_outside_its_folder(folder: Path, name: object) -> None:
+    shutil.copy(folder / "model.safetensors", folder.parent / "outside.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+    assert_refused(folder, folder.parent)
+
+
+def safetensors(header: bytes | dict[str, object], data_bytes: int = 1024) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(data_bytes)
+
+
+def f32(shape: object, begin: object, end: object, dtype: object = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (safetensors({"a": f32([8], 0, 32), "b": f32([8], 16, 48)}), "a and b overlap"),
+        (safetensors({"a": f32([8], 0, 32), "b": f32([8], 0, 32)}), "a and b overlap"),
+        (safetensors(b'{"a": {"dtype": "F32"}, "a": {"dtype": "F32"}}'), "twice"),
+        (safetensors({"a": f32([8], -32, 0)}), "does not lie within"),
+        (safetensors({"a": f32([8], 0, 2**63)}), "does not lie within"),
+        (safetensors({"a": f32([2**40, 2**40], 0, 2**82)}), "does not lie within"),
+        (safetensors({"a": f32([8], 1024, 1056)}), "does not lie within"),
+        (safetensors({"a": f32([8], 0, 28)}), "does not lie within"),
+        (safetensors({"a": f32([8.0], 0, 32)}), "whole numbers"),
+        (safetensors({"a": f32([8], 0.0, 32)}), "whole numbers"),
+        (safetensors({"a": f32([True], 0, 4)}), "whole numbers"),
+        (safetensors({"a": f32([-8], 0, -32)}), "vectors and matrices"),
+        (safetensors({"a": f32([], 0, 4)}), "vectors and matrices"),
+        (safetensors({"a": f32([1] * 9, 0, 4)}), "vectors and matrices"),
+        (safetensors({"a": f32("8", 0, 32)}), "whole numbers"),
+        (safetensors({"a": f32([8], 0, 32, "F8_E4M3")}), "F8_E4M3"),
+        (safetensors({"a": f32([8], 0, 32, ["F32"])}), "dtype"),
+        (safetensors({"a": {"dtype": "F32", "shape": [8], "data_offsets": [0]}}), "damaged header"),
+        (safetensors({"a": 7}), "damaged header"),
+        (safetensors(b"[]"), "damaged header"),
+        (safetensors(b"\xff" * 8), "damaged header"),
+        (safetensors(b"[" * 100_000), "damaged header"),
+        ((2**63).to_bytes(8, "little") + bytes(64), "cut short"),
+    ],
+)
+def test_damaged_safetensors_are_refused_in_words(folder: Path, content: bytes, words: str) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    assert_refused(folder, folder.parent, words)
+
+
+def test_header_of_safetensors_that_is_over_the_cap_is_not_read(folder: Path) -> None:
+    """A sparse file, in which the header fits."""
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write((10**9).to_bytes(8, "little"))
+        file.truncate(2 * 10**9)
+    started = time.monotonic()
+    assert_refused(folder, folder.parent, "no safetensors file")
+    assert time.monotonic() - started < 1
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer_config.json", "generation_config.json", "tokenizer.json"]
+)
+def test_texts_that_are_too_large_are_not_read(folder: Path, name: str) -> None:
+    with (folder / name).open("wb") as file:
+        file.truncate(1 << 33)
+    started = time.monotonic()
+    assert_refused(folder, folder.parent, name, "8192 MiB")
+    assert time.monotonic() - started < 1
+
+
+def split_by(pattern: str) -> dict[str, object]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"pre_tokenizer": split_by("((((")}, "no tokenizer"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [DOUBLING] * 40}}, "ever more text"),
+        (
+            {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "a" * 10**6}]}},
+            "more",
+        ),
+        ({"decoder": {"type": "Sequence", "decoders": [DOUBLING] * 40}}, "ever more text"),
+        ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]] * 100_000}}, "no tokenizer"),
+        ({"model": {"type": "BPE", "vocab": {f"x{i}": i for i in range(200_000)}, "merges": []}}, "embedding has"),
+        ({"model": {"type": "BPE", "vocab": {"a": 2**32 - 1}, "merges": []}}, "id 4294967295"),
+        ({"model": {"type": "BPE", "vocab": {"a": 2**32 - 2}, "merges": []}}, "id 4294967294"),
+        ({"model": {"type": "BPE", "vocab": {"a": 2**80}, "merges": []}}, "no tokenizer"),
+        ({"model": [[[[]]]]}, "no tokenizer"),
+    ],
+)
+def test_tokenizers_that_are_made_to_harm_are_refused_in_time(
+    folder: Path, changes: dict[str, object], words: str
+) -> None:
+    change(folder / "tokenizer.json", **changes)
+    started = time.monotonic()
+    assert_refused(folder, folder.parent, words)
+    assert time.monotonic() - started < 5
+
+
+def test_gguf_token_of_great_length_is_refused_in_time(tmp_path: Path) -> None:
+    pieces = [*tiny.PIECES[:-1], "a" * 10**6]
+    override = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.scores": [0.0] * len(pieces),
+    }
+    tiny.write_gguf(tmp_path / "a.gguf", tiny.random_weights(), override=override)
+    started = time.monotonic()
+    assert_refused(tmp_path / "a.gguf", tmp_path, "token of 1000000 characters")
+    assert time.monotonic() - started < 2
+
+
+def test_padding_and_truncation_of_a_tokenizer_are_left_behind(folder: Path, tmp_path: Path) -> None:
+    """Some are published with those of their training."""
+    truncation = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    padding = {
+        "strategy": {"Fixed": 10**9},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "x",
+    }
+    plain = export_model(folder, tmp_path / "plain")
+    change(folder / "tokenizer.json", truncation=truncation, padding=padding)
+    assert export_model(folder, tmp_path / "out").files == plain.files
 
 
 @pytest.mark.parametrize("precision", ["source", "int8", "fp32"])

@@ -28,6 +28,42 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer(path)
 
 
+def edited(path: Path, **changes: object) -> Path:
+    stated = json.loads(vocabulary_from_gguf("tiny", METADATA).tokenizer_json)
+    path.write_text(json.dumps(stated | changes))
+    return path
+
+
+def test_pattern_that_takes_for_ever_is_given_up_in_words(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The library panics, which is no Exception."""
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    tokenizer = Tokenizer(edited(tmp_path / "tokenizer.json", pre_tokenizer=split))
+    with pytest.raises(ManifestError, match="retry-limit"):
+        tokenizer.encode("a" * 40 + "b")
+
+
+def test_text_is_neither_padded_nor_cut(tmp_path: Path) -> None:
+    truncation = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    tokenizer = Tokenizer(edited(tmp_path / "tokenizer.json", truncation=truncation))
+    assert tokenizer.decode(tokenizer.encode("hello there")) == "hello there"
+
+
+def test_replacements_that_grow_are_refused(tmp_path: Path) -> None:
+    doubling = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    normalizer = {"type": "Sequence", "normalizers": [doubling] * 40}
+    with pytest.raises(ManifestError, match="ever more text"):
+        Tokenizer(edited(tmp_path / "tokenizer.json", normalizer=normalizer))
+
+
+def test_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate(1 << 34)
+    with pytest.raises(ManifestError, match="16384 MiB"):
+        Tokenizer(tmp_path / "tokenizer.json")
+
+
 @pytest.fixture(scope="module")
 def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """A SentencePiece vocabulary: bytes, letters, and pieces with scores as trained ones have."""
