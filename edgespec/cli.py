@@ -282,7 +282,7 @@ def _export_pair(options: argparse.Namespace) -> int:
     from edgespec.pairing import export_pair
 
     expect_nothing(options.output)  # before anything is fetched
-    home = ModelHome(default_home(), options.offline, _say)
+    home = ModelHome(default_home(), options.offline, say_stage)
     check = export_pair(
         home.locate(options.source, options.revision),
         home.locate(options.drafter),
@@ -330,7 +330,7 @@ def _export_model(options: argparse.Namespace) -> int:
     from edgespec.loading import open_decoder
 
     expect_nothing(options.output)  # before anything is fetched
-    source = ModelHome(default_home(), options.offline, _say).locate(options.source, options.revision)
+    source = ModelHome(default_home(), options.offline, say_stage).locate(options.source, options.revision)
     manifest = export_model(
         source.path,
         options.output,

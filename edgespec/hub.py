@@ -64,7 +64,7 @@ def fetch_snapshot(
             _record(commit, place, {revision, commit.sha})
         _complete(commit, revision, chosen, here, report, offline=offline)
         if INDEX in (file.name for file in chosen):
-            weights = shards(commit, (here / INDEX).read_text())
+            weights = shards(commit, (here / INDEX).read_text(encoding="utf-8"))
             _complete(commit, revision, weights, here, report, offline=offline)
     first = chosen[0].name
     return Snapshot(
@@ -172,13 +172,13 @@ def _record(commit: Commit, place: Path, revisions: Iterable[str]) -> None:
         path = _record_path(place, revision)
         path.parent.mkdir(exist_ok=True)
         new = path.with_suffix(".new")
-        new.write_text(json.dumps(asdict(commit)))
+        new.write_text(json.dumps(asdict(commit)), encoding="utf-8")
         new.replace(path)
 
 
 def _recorded(hub_id: HubId, place: Path, revision: str) -> Commit:
     try:
-        stated = json.loads(_record_path(place, revision).read_text())
+        stated = json.loads(_record_path(place, revision).read_text(encoding="utf-8"))
         return Commit(**{**stated, "files": tuple(RemoteFile(**file) for file in stated["files"])})
     except (OSError, ValueError, TypeError, KeyError):
         raise ModelError(

@@ -45,6 +45,8 @@ def _pattern(token: AddedToken) -> str:
     """A special token with the white space that it takes along: phi3's take what follows."""
     before, after = (r"\s*" if takes else "" for takes in (token.lstrip, token.rstrip))
     return before + re.escape(token.content) + after
+
+
 def open_tokenizer(path: Path, kind: type[ModelError], advice: str) -> _Tokenizer:
     """Read a tokenizer.json that may be hostile; texts are encoded whole, whatever it says of lengths.
 

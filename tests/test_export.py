@@ -696,7 +696,7 @@ WRITES = {
 def test_full_disk_at_any_write_is_told_with_the_bytes_needed(
     tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str, number: int
 ) -> None:
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **settings: object) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(write, fail)
@@ -711,7 +711,7 @@ def test_full_disk_at_any_write_is_told_with_the_bytes_needed(
 def test_write_that_is_forbidden_is_told_in_words(
     tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str, number: int
 ) -> None:
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **settings: object) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(write, fail)
