@@ -19,13 +19,17 @@ FILE_NAME = "edgespec.json"
 _HASH_CHUNK_BYTES = 1 << 20
 _LARGEST_COUNT = 1 << 24
 _LARGEST_SHAPE = 1 << 12  # layers, heads and head sizes; far more would be reserved before the graph says no
+_CACHE_FORMS = ("shared_buffer", "growing")
+_CACHE_DTYPES = ("float32", "float16")
+_OPTIONAL_INPUTS = ("attention_mask", "position_ids", "num_logits_to_keep")
 
 
 @dataclass(frozen=True, kw_only=True)
 class KVCache:
-    """One buffer per layer for keys and one for values, [1, num_kv_heads, capacity, head_dim].
+    """Keys and values of each layer, [1, num_kv_heads, positions, head_dim].
 
-    The same buffer is bound as past and present; a shorter total length rewinds it.
+    form is shared_buffer, where one buffer of more positions than are filled is bound as past and present and a
+    shorter total length rewinds it, or growing, where past holds what came before and present that and the new.
     """
 
     form: str = "shared_buffer"
@@ -38,6 +42,32 @@ class KVCache:
     def bytes_per_token(self) -> int:
         item_bytes = {"float32": 4, "float16": 2}[self.dtype]
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * item_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """What the graph calls its inputs and outputs; None for an input that it does not have.
+
+    %d stands for the layer. Without num_logits_to_keep the graph gives a row of logits for each token.
+    """
+
+    input_ids: str = "input_ids"
+    attention_mask: str | None = "attention_mask"
+    position_ids: str | None = None
+    num_logits_to_keep: str | None = "num_logits_to_keep"
+    past_key: str = "past_key_values.%d.key"
+    past_value: str = "past_key_values.%d.value"
+    logits: str = "logits"
+    present_key: str = "present.%d.key"
+    present_value: str = "present.%d.value"
+
+    def caches(self, num_layers: int) -> list[tuple[str, str]]:
+        """The names of past and present that belong together, keys and values layer by layer."""
+        return [
+            (past.replace("%d", str(layer)), present.replace("%d", str(layer)))
+            for layer in range(num_layers)
+            for past, present in ((self.past_key, self.present_key), (self.past_value, self.present_value))
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +123,7 @@ class Manifest:
     eos_token_ids: tuple[int, ...]
     add_bos: bool
     source: Source
+    signature: Signature = field(default_factory=Signature)
     schema_version: int = SCHEMA_VERSION
     graph: str = "model.onnx"
     weights: str = "model.onnx.data"
@@ -155,6 +186,7 @@ def _from_json(path: Path, stated: Any) -> Manifest:
                 **stated,
                 "kv_cache": KVCache(**stated["kv_cache"]),
                 "source": Source(**stated["source"]),
+                "signature": Signature(**stated.get("signature", {})),
                 "check": Check(**stated["check"]) if stated.get("check") else None,
                 "eos_token_ids": tuple(stated["eos_token_ids"]),
                 "files": {name: FileRecord(**record) for name, record in stated["files"].items()},
@@ -182,16 +214,16 @@ def _check(path: Path, manifest: Manifest) -> None:
     special = [*manifest.eos_token_ids, *([] if manifest.bos_token_id is None else [manifest.bos_token_id])]
     if not all(type(token) is int and 0 <= token < manifest.vocab_size for token in special):
         raise ManifestError(f"{path}: special token ids {special} are not in the vocabulary; export again")
-    if (kv.form, kv.dtype) != ("shared_buffer", "float32"):
+    if kv.form not in _CACHE_FORMS or kv.dtype not in _CACHE_DTYPES:
         raise ManifestError(
-            f"{path}: the cache is {kv.form!r} of {kv.dtype!r}, known is 'shared_buffer' of 'float32'; "
-            "use a newer edgespec or export again"
+            f"{path}: the cache is {kv.form!r} of {kv.dtype!r}, known are {', '.join(_CACHE_FORMS)} of "
+            f"{', '.join(_CACHE_DTYPES)}; use a newer edgespec or export again"
         )
     texts = {field: getattr(manifest, field) for field in ("name", "architecture", "precision", "vocab_sha256")}
     texts |= {f"source.{key}": value for key, value in asdict(manifest.source).items() if value is not None}
     texts |= {f"the hash of {name}": record.sha256 for name, record in manifest.files.items()}
-    for what, text in texts.items():
-        if not isinstance(text, str):
+    for what, text in {**texts, **asdict(manifest.signature)}.items():
+        if not isinstance(text, str) and not (text is None and what in _OPTIONAL_INPUTS):
             raise ManifestError(f"{path}: {what} is {text!r}, wanted a text; export again")
     if not isinstance(manifest.add_bos, bool):
         raise ManifestError(f"{path}: add_bos is {manifest.add_bos!r}, wanted true or false; export again")

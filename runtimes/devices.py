@@ -1,6 +1,6 @@
 """Which device runs a model, and whether ONNX Runtime is installed in a state that can serve it.
 
-The only module, with onnx.py, that touches onnxruntime.
+The only module that imports onnxruntime.
 """
 
 import importlib

@@ -4,22 +4,43 @@ The cache is a memo of the tokens it was fed. Each call keeps their longest comm
 rest, so a wrong guess is undone by the next call and needs no message of its own.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from threading import Lock, local
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.cache import grown_capacity, reusable_prefix
-from edgespec.errors import ContextOverflow, EdgeSpecError, ManifestError, MemoryExhausted
+from edgespec.cache import reusable_prefix
+from edgespec.errors import ContextOverflow
 from edgespec.manifest import Manifest
-from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
+from edgespec.runtimes.devices import Device, physical_cores
+from edgespec.runtimes.growing_cache import GrowingCache
+from edgespec.runtimes.session import open_session, translated
+from edgespec.runtimes.shared_cache import SharedCache
 from edgespec.types import Logits, TokenIds
 
 # Long prompts go in chunks, which bounds the workspace; a chunk this wide runs at the full rate.
 _CHUNK_TOKENS = 256
-_FIRST_CAPACITY = 512
+
+
+class _Cache(Protocol):
+    """Keys and values of the positions that were run, bound to a session for its next pass."""
+
+    def prepare(self, num_past: int, num_new: int) -> None:
+        """Bind for a pass of num_new tokens that keeps the first num_past positions."""
+        ...
+
+    def collect(self) -> None:
+        """Take what the pass has made."""
+        ...
+
+
+_CACHES: dict[str, Callable[[Any, Manifest, Device], _Cache]] = {
+    "shared_buffer": SharedCache,
+    "growing": GrowingCache,
+}
 
 
 class OnnxDecoder:
@@ -47,23 +68,23 @@ class OnnxDecoder:
             ManifestError: The graph does not load, or is not the one that the manifest describes.
             MemoryExhausted: The weights do not fit.
         """
-        self._ort = import_onnxruntime()
-        self._device = device
         self._manifest = manifest
+        self._names = manifest.signature
         self._deterministic = deterministic
-        self._session = self._load(folder / manifest.graph, num_threads or physical_cores())
+        self._session = open_session(folder / manifest.graph, manifest, device, num_threads or physical_cores())
         self._binding = self._session.io_binding()
-        self._caches: dict[str, Any] = {}  # "0.key" -> the OrtValue bound as past and as present
+        self._cache: _Cache = _CACHES[manifest.kv_cache.form](self._binding, manifest, device)
         self._held = np.zeros(0, np.int32)
         # What is bound beside the caches; rebinding and fresh pages cost 0.2 ms of a 4 ms pass.
-        self._ones = np.zeros((1, 0), np.int64)
+        self._ones = np.ones((1, 0), np.int64)
         self._input_ids = np.zeros((1, 0), np.int64)
+        self._positions = np.zeros((1, 0), np.int64)
         self._num_logits = np.zeros(1, np.int64)
-        self._bound_logits = np.zeros((1, 0, 0), np.float32)
+        self._logits_type = _element_type(self._session, self._names.logits)
+        self._bound_logits: npt.NDArray[Any] = np.zeros((1, 0, 0), self._logits_type)
         self._own = local()
         self._num_fed = 0
         self._lock = Lock()
-        self._reserve(1)
 
     @property
     def vocab_size(self) -> int:
@@ -120,91 +141,50 @@ class OnnxDecoder:
         return self._run(tokens[before:stop], before, num_rows)
 
     def _run(self, tokens: TokenIds, num_past: int, num_rows: int) -> Logits:
-        total = num_past + len(tokens)
-        self._reserve(total)
-        if self._input_ids.shape[1] != len(tokens):
-            self._input_ids = np.empty((1, len(tokens)), np.int64)
-            self._bind_input("input_ids", self._input_ids)
-        self._input_ids[0] = tokens
-        self._bind_input("attention_mask", self._ones[:, :total])
-        logits = self._logits_buffer(num_rows)
-        if logits is not self._bound_logits:
-            self._bound_logits, self._num_logits = logits, np.array([num_rows], np.int64)
-            self._binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
-            self._bind_input("num_logits_to_keep", self._num_logits)
+        self._cache.prepare(num_past, len(tokens))
+        self._bind_tokens(tokens, num_past)
+        logits = self._bind_logits(num_rows if self._names.num_logits_to_keep else len(tokens))
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:  # ONNX Runtime has no common base of its own
-            raise self._translated(error, "a pass") from error
-        rows: Logits = logits[0]
-        return rows
+            raise translated(error, "a pass") from error
+        self._cache.collect()
+        rows: Logits = logits[0, -num_rows:]
+        return rows if rows.dtype == np.float32 else rows.astype(np.float32)
 
-    def _logits_buffer(self, num_rows: int) -> Logits:
+    def _bind_tokens(self, tokens: TokenIds, num_past: int) -> None:
+        total = num_past + len(tokens)
+        if self._input_ids.shape[1] != len(tokens):
+            self._input_ids = np.empty((1, len(tokens)), np.int64)
+            self._bind_input(self._names.input_ids, self._input_ids)
+        self._input_ids[0] = tokens
+        if self._names.attention_mask:
+            if total > self._ones.shape[1]:
+                self._ones = np.ones((1, min(2 * total, self.context_length)), np.int64)
+            self._bind_input(self._names.attention_mask, self._ones[:, :total])
+        if self._names.position_ids:
+            self._positions = np.arange(num_past, total, dtype=np.int64)[None]
+            self._bind_input(self._names.position_ids, self._positions)
+
+    def _bind_logits(self, num_rows: int) -> npt.NDArray[Any]:
         """The calling thread's own buffer, [1, num_rows, vocab_size]: another thread's call leaves it alone."""
-        logits: Logits | None = getattr(self._own, "logits", None)
+        logits: npt.NDArray[Any] | None = getattr(self._own, "logits", None)
         if logits is None or logits.shape[1] != num_rows:
-            logits = self._own.logits = np.empty((1, num_rows, self.vocab_size), np.float32)
+            logits = self._own.logits = np.empty((1, num_rows, self.vocab_size), self._logits_type)
+        if logits is not self._bound_logits:
+            self._bound_logits, self._num_logits = logits, np.array([num_rows], np.int64)
+            self._binding.bind_output(
+                self._names.logits, "cpu", 0, self._logits_type, logits.shape, logits.ctypes.data
+            )
+            if self._names.num_logits_to_keep:
+                self._bind_input(self._names.num_logits_to_keep, self._num_logits)
         return logits
 
     def _bind_input(self, name: str, array: npt.NDArray[np.int64]) -> None:
         """Bind an array, which must live until the run is over: the binding keeps its address alone."""
         self._binding.bind_input(name, "cpu", 0, np.int64, array.shape, array.ctypes.data)
 
-    def _reserve(self, needed: int) -> None:
-        """Make room for needed positions, keeping what the cache holds."""
-        capacity = self._ones.shape[1]
-        if needed <= capacity:
-            return
-        grown = grown_capacity(max(capacity, _FIRST_CAPACITY), needed, self.context_length)
-        kv = self._manifest.kv_cache
-        shape = (1, kv.num_kv_heads, grown, kv.head_dim)
-        held = len(self._held)
-        for layer in range(kv.num_layers):
-            for part in ("key", "value"):
-                self._bind_cache(f"{layer}.{part}", shape, held)
-        self._ones = np.ones((1, grown), np.int64)
 
-    def _bind_cache(self, name: str, shape: tuple[int, ...], held: int) -> None:
-        try:
-            buffer = np.zeros(shape, self._manifest.kv_cache.dtype)
-            if held:
-                buffer[:, :, :held] = self._caches[name].numpy()[:, :, :held]
-            value = self._ort.OrtValue.ortvalue_from_numpy(buffer, self._device.name)
-        except MemoryError:
-            raise MemoryExhausted(f"no memory for a context of {shape[2]} tokens; use a shorter one") from None
-        self._caches[name] = value
-        self._binding.bind_ortvalue_input(f"past_key_values.{name}", value)
-        self._binding.bind_ortvalue_output(f"present.{name}", value)
-
-    def _load(self, graph: Path, num_threads: int) -> Any:
-        options = self._ort.SessionOptions()
-        options.intra_op_num_threads = num_threads
-        options.log_severity_level = 3
-        try:
-            session = self._ort.InferenceSession(
-                str(graph), options, providers=[self._device.provider], enable_fallback=0
-            )
-        except Exception as error:  # ONNX Runtime has no common base of its own
-            raise self._translated(error, f"loading {graph}") from error
-        kv = self._manifest.kv_cache
-        wanted = {"input_ids", "attention_mask", "num_logits_to_keep"}
-        wanted |= {f"past_key_values.{i}.{part}" for i in range(kv.num_layers) for part in ("key", "value")}
-        if (found := {value.name for value in session.get_inputs()}) != wanted:
-            differing = ", ".join(sorted(found ^ wanted)[:3])
-            raise ManifestError(f"{graph} does not take what its manifest says ({differing}); export it again")
-        cache = next(value for value in session.get_inputs() if value.name == "past_key_values.0.key")
-        stated = (kv.num_kv_heads, kv.head_dim, self.vocab_size)
-        shaped = (cache.shape[1], cache.shape[3], session.get_outputs()[0].shape[-1])
-        if shaped != stated:
-            raise ManifestError(
-                f"{graph} has key heads, head size and vocabulary of {shaped}, its manifest says {stated}; "
-                "export it again"
-            )
-        return session
-
-    def _translated(self, error: Exception, doing: str) -> EdgeSpecError:
-        said = str(error)
-        if isinstance(error, MemoryError) or "allocate memory" in said or "bad_alloc" in said:
-            return MemoryExhausted(f"out of memory while {doing}; close other programs or use a smaller model")
-        kind = ManifestError if doing.startswith("loading") else EdgeSpecError
-        return kind(f"ONNX Runtime failed {doing}: {said}")
+def _element_type(session: Any, name: str) -> type[np.floating[Any]]:
+    kind = next(value.type for value in session.get_outputs() if value.name == name)
+    return np.float16 if kind == "tensor(float16)" else np.float32

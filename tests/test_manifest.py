@@ -50,6 +50,9 @@ def test_manifest_survives_writing_and_reading(folder: Path) -> None:
         ({"source": {"name": "a", "format": "gguf", "sha256": 3}}, "source.sha256"),
         ({"files": {"x\0y": {"sha256": "", "bytes": 1}}}, "lists no hash"),
         ({"kv_cache": {"num_layers": 1 << 24, "num_kv_heads": 2, "head_dim": 16}}, "num_layers"),
+        ({"signature": 7}, "incomplete"),
+        ({"signature": {"logits": None}}, "logits"),
+        ({"signature": {"attention_mask": 7}}, "attention_mask"),
     ],
 )
 def test_manifest_that_does_not_fit_is_refused(folder: Path, changes: dict[str, object], words: str) -> None:

@@ -1,0 +1,102 @@
+"""A graph opened on ONNX Runtime and found to be the one that its manifest describes.
+
+Knows names, types and shapes; nothing of tokens.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import EdgeSpecError, ManifestError, MemoryExhausted
+from edgespec.manifest import Manifest
+from edgespec.runtimes.devices import Device, import_onnxruntime
+
+# A dimension is a number, or a word where any number has to be allowed.
+_Dimensions = Sequence[int | str | None]
+_NUM_NAMED = 4  # differences named in a message; a wrong layer count alone makes dozens
+
+
+def open_session(graph: Path, manifest: Manifest, device: Device, num_threads: int) -> Any:
+    """An InferenceSession of a graph.
+
+    Raises:
+        ManifestError: The graph does not load, or is not the one that the manifest describes.
+        MemoryExhausted: The weights do not fit.
+    """
+    ort = import_onnxruntime()
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    options.log_severity_level = 3
+    try:
+        session = ort.InferenceSession(str(graph), options, providers=[device.provider], enable_fallback=0)
+    except Exception as error:  # ONNX Runtime has no common base of its own
+        raise translated(error, f"loading {graph}", ManifestError) from error
+    _check_signature(graph, manifest, session)
+    return session
+
+
+def translated(error: Exception, doing: str, kind: type[EdgeSpecError] = EdgeSpecError) -> EdgeSpecError:
+    """What ONNX Runtime raised, as an error of edgespec's own."""
+    said = str(error)
+    if isinstance(error, MemoryError) or "allocate memory" in said or "bad_alloc" in said:
+        return MemoryExhausted(f"out of memory while {doing}; close other programs or use a smaller model")
+    return kind(f"ONNX Runtime failed {doing}: {said}")
+
+
+def _check_signature(graph: Path, manifest: Manifest, session: Any) -> None:
+    inputs, outputs = _wanted(manifest)
+    differing = [
+        *_differences(inputs, session.get_inputs(), exhaustive=True),
+        *_differences(outputs, session.get_outputs(), exhaustive=False),
+    ]
+    if differing:
+        more = f" and {len(differing) - _NUM_NAMED} more" if len(differing) > _NUM_NAMED else ""
+        raise ManifestError(
+            f"{graph} is not what its manifest says: {'; '.join(differing[:_NUM_NAMED])}{more}; export it again"
+        )
+
+
+_Values = dict[str, tuple[tuple[str, ...], _Dimensions]]  # name to the types that serve and the shape
+
+
+def _wanted(manifest: Manifest) -> tuple[_Values, _Values]:
+    """Inputs and outputs as the manifest has them."""
+    kv, names = manifest.kv_cache, manifest.signature
+    inputs: _Values = {names.input_ids: (("int64",), (1, "new"))}
+    for name, shape in ((names.attention_mask, (1, "total")), (names.position_ids, (1, "new"))):
+        if name:
+            inputs[name] = (("int64",), shape)
+    if names.num_logits_to_keep:
+        inputs[names.num_logits_to_keep] = (("int64",), (1,))
+    cache_type = {"float32": "float", "float16": "float16"}[kv.dtype]
+    outputs: _Values = {names.logits: (("float", "float16"), (1, "rows", manifest.vocab_size))}
+    for past, present in names.caches(kv.num_layers):
+        inputs[past] = ((cache_type,), (1, kv.num_kv_heads, "past", kv.head_dim))
+        outputs[present] = ((cache_type,), (1, kv.num_kv_heads, "total", kv.head_dim))
+    return inputs, outputs
+
+
+def _differences(wanted: _Values, values: Sequence[Any], *, exhaustive: bool) -> list[str]:
+    found = {value.name: value for value in values}
+    said = [f"{name} is not expected" for name in found if name not in wanted] if exhaustive else []
+    for name, (types, shape) in wanted.items():
+        expected = f"{' or '.join(types)} {_written(shape)}"
+        if name not in found:
+            said.append(f"{name} is missing, wanted {expected}")
+            continue
+        value = found[name]
+        kind = value.type.removeprefix("tensor(").removesuffix(")")
+        if kind not in types or not _serves(value.shape, shape):
+            said.append(f"{name} is {kind} {_written(value.shape)}, wanted {expected}")
+    return said
+
+
+def _serves(found: _Dimensions, wanted: _Dimensions) -> bool:
+    """Whether a shape of the graph takes what is wanted: free where that varies, free or equal where not."""
+    return len(found) == len(wanted) and all(
+        not isinstance(have, int) or have == want for have, want in zip(found, wanted, strict=True)
+    )
+
+
+def _written(shape: _Dimensions) -> str:
+    return f"[{', '.join(str(dimension) for dimension in shape)}]"

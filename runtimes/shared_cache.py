@@ -1,0 +1,60 @@
+"""The KV cache as one buffer for each layer's keys and one for its values, longer than what fills it.
+
+The same buffer is bound as past and as present and the total length says how much of it counts, so a
+rewind costs nothing.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from edgespec.cache import grown_capacity
+from edgespec.errors import MemoryExhausted
+from edgespec.manifest import Manifest
+from edgespec.runtimes.devices import Device, import_onnxruntime
+
+_FIRST_CAPACITY = 512
+
+
+class SharedCache:
+    """Buffers that grow by doubling, kept bound to one session's inputs and outputs."""
+
+    def __init__(self, binding: Any, manifest: Manifest, device: Device) -> None:
+        self._ort = import_onnxruntime()
+        self._binding = binding
+        self._device = device
+        self._kv = manifest.kv_cache
+        self._names = manifest.signature.caches(self._kv.num_layers)
+        self._context_length = manifest.context_length
+        self._buffers: dict[str, Any] = {}  # name of the past -> the OrtValue bound as past and as present
+        self._capacity = 0
+
+    def prepare(self, num_past: int, num_new: int) -> None:
+        """Make room for num_new positions behind the first num_past, which are kept.
+
+        Raises:
+            MemoryExhausted: The buffers do not fit.
+        """
+        needed = num_past + num_new
+        if needed <= self._capacity:
+            return
+        capacity = grown_capacity(max(self._capacity, _FIRST_CAPACITY), needed, self._context_length)
+        shape = (1, self._kv.num_kv_heads, capacity, self._kv.head_dim)
+        for past, present in self._names:
+            self._grow(past, present, shape, num_past)
+        self._capacity = capacity
+
+    def collect(self) -> None:
+        """After a pass; the graph has written into the buffers themselves."""
+
+    def _grow(self, past: str, present: str, shape: tuple[int, ...], num_past: int) -> None:
+        try:
+            buffer = np.zeros(shape, self._kv.dtype)
+            if num_past:
+                buffer[:, :, :num_past] = self._buffers[past].numpy()[:, :, :num_past]
+            value = self._ort.OrtValue.ortvalue_from_numpy(buffer, self._device.name)
+        except MemoryError:
+            raise MemoryExhausted(f"no memory for a context of {shape[2]} tokens; use a shorter one") from None
+        self._buffers[past] = value
+        self._binding.bind_ortvalue_input(past, value)
+        self._binding.bind_ortvalue_output(present, value)
