@@ -12,6 +12,7 @@ from pathlib import Path
 
 import platformdirs
 
+from edgespec import genai
 from edgespec.catalog import CATALOG, CatalogEntry, HubSource
 from edgespec.errors import ModelError, UsageError
 from edgespec.fetch import fetch
@@ -43,7 +44,7 @@ class ModelHome:
         """The model or pair folder for a folder, a name of the catalogue, a .gguf file, safetensors or a hub id.
 
         All but a model folder may be followed by :PRECISION; sources are exported on first use. What lies here
-        comes before the hub.
+        comes before the hub. A folder made by ONNX Runtime GenAI is taken as it is.
 
         Raises:
             ModelError: Nothing of that name, with the nearest known ones; or the hub does not give it.
@@ -51,7 +52,7 @@ class ModelHome:
         name, _, precision = model.rpartition(":") if _has_precision(model) else (model, "", "source")
         try:
             path, plain = Path(name).expanduser(), Path(model).expanduser()
-            if (plain / FILE_NAME).is_file() or (plain / PAIR_FILE_NAME).is_file():
+            if any((plain / name).is_file() for name in (FILE_NAME, PAIR_FILE_NAME, genai.FILE_NAME)):
                 return plain
             if name in CATALOG:
                 return self._from_catalog(name, CATALOG[name], precision)

@@ -4,14 +4,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from edgespec import genai
 from edgespec.chat_template import read_template
 from edgespec.draft_length import DraftLength, FixedLength, MeasuredLength
 from edgespec.drafters import ModelDrafter, NgramDrafter, NoDrafter
 from edgespec.engine import Engine
 from edgespec.errors import UsageError
 from edgespec.home import ModelHome, default_home
-from edgespec.manifest import Manifest, read_manifest, verify_files
+from edgespec.manifest import FILE_NAME, Manifest, read_manifest, verify_files
 from edgespec.pair import DRAFTER, TARGET, PairCheck, expect_same_tokens, read_pair
+from edgespec.runtimes import foreign
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.template_process import TemplateProcess
@@ -72,9 +74,9 @@ def load(
     folder = models.resolve(str(model))
     if (pair := read_pair(folder)) is not None:
         folder, drafter = folder / TARGET, _drafter_of(folder, pair, drafter, report)
-    manifest = read_manifest(folder)
+    manifest = _read_manifest(folder, report)
     draft_folder = None if drafter in _NAMED else models.resolve(drafter)
-    draft_manifest = read_manifest(draft_folder) if draft_folder else None
+    draft_manifest = _read_manifest(draft_folder, report) if draft_folder else None
     if draft_folder and draft_manifest and draft_manifest.vocab_sha256 != manifest.vocab_sha256:
         tokenizers = _tokenizer(folder, manifest), _tokenizer(draft_folder, draft_manifest)
         expect_same_tokens(*tokenizers, (manifest.name, draft_manifest.name))
@@ -83,7 +85,7 @@ def load(
         renderer.start()
     target = _load_decoder(folder, manifest, places[0], num_threads, deterministic)
     tokenizer = _tokenizer(folder, manifest)
-    template = read_template(folder / manifest.chat_template) if manifest.chat_template else None
+    template = _chat_template(folder, manifest)
     chosen: Drafter = NoDrafter() if drafter == "none" else NgramDrafter()
     decoders = [target]
     if draft_folder and draft_manifest:
@@ -111,6 +113,19 @@ def _drafter_of(folder: Path, pair: PairCheck, asked: str, report: Callable[[str
     return "ngram"
 
 
+def _read_manifest(folder: Path, report: Callable[[str], None]) -> Manifest:
+    if (folder / FILE_NAME).is_file() or not (folder / genai.FILE_NAME).is_file():
+        return read_manifest(folder)
+    report(f"{folder} was built by ONNX Runtime GenAI and records no hashes: its files are not verified")
+    return foreign.inspect(folder, genai.read_genai(folder))
+
+
+def _chat_template(folder: Path, manifest: Manifest) -> str | None:
+    if manifest.source.format == genai.FORMAT:
+        return genai.chat_template(folder)
+    return read_template(folder / manifest.chat_template) if manifest.chat_template else None
+
+
 def _load_decoder(
     folder: Path, manifest: Manifest, device: Device, num_threads: int | None, deterministic: bool
 ) -> OnnxDecoder:
@@ -121,6 +136,8 @@ def _load_decoder(
             decoder = OnnxDecoder(folder, manifest, device, num_threads=num_threads, deterministic=deterministic)
         finally:
             verified.result()
+    if not manifest.files:  # nobody has vouched for the graph
+        foreign.probe(decoder, manifest.context_length)
     return decoder
 
 

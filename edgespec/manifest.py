@@ -199,7 +199,19 @@ def _from_json(path: Path, stated: Any) -> Manifest:
 
 
 def _check(path: Path, manifest: Manifest) -> None:
-    """Types and ranges; a manifest may have been edited by hand or by an enemy."""
+    check_values(path, manifest)
+    template = [manifest.chat_template] if manifest.chat_template is not None else []
+    for used in [manifest.graph, manifest.weights, manifest.tokenizer, *template]:
+        if not isinstance(used, str) or used not in manifest.files:
+            raise ManifestError(f"{path} lists no hash for {used!r}; export the model again")
+
+
+def check_values(path: Path, manifest: Manifest) -> None:
+    """Types and ranges; what a file states may have been edited by hand or by an enemy.
+
+    Raises:
+        ManifestError: The first value that cannot be meant.
+    """
     kv = manifest.kv_cache
     counts = {
         "context_length": (manifest.context_length, _LARGEST_COUNT),
@@ -227,10 +239,6 @@ def _check(path: Path, manifest: Manifest) -> None:
             raise ManifestError(f"{path}: {what} is {text!r}, wanted a text; export again")
     if not isinstance(manifest.add_bos, bool):
         raise ManifestError(f"{path}: add_bos is {manifest.add_bos!r}, wanted true or false; export again")
-    template = [manifest.chat_template] if manifest.chat_template is not None else []
-    for used in [manifest.graph, manifest.weights, manifest.tokenizer, *template]:
-        if not isinstance(used, str) or used not in manifest.files:
-            raise ManifestError(f"{path} lists no hash for {used!r}; export the model again")
 
 
 def _check_size(folder: Path, name: str, record: FileRecord) -> None:

@@ -26,7 +26,7 @@ def open_session(graph: Path, manifest: Manifest, device: Device, num_threads: i
     ort = import_onnxruntime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = num_threads
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what fails is raised; a log would say it twice
     try:
         session = ort.InferenceSession(str(graph), options, providers=[device.provider], enable_fallback=0)
     except Exception as error:  # ONNX Runtime has no common base of its own

@@ -127,7 +127,7 @@ def write_graph(path: Path, names: Signature, context_length: int, *, external: 
         numpy_helper.from_array(value, name) for name, value in _weights(context_length).items()
     )
     if external:
-        onnx.save(model, path, save_as_external_data=True, location=external, size_threshold=64)
+        onnx.save(model, path, save_as_external_data=True, location=external, size_threshold=1024)
     else:
         onnx.save(model, path)
 

@@ -12,6 +12,7 @@ PURE = {
     "types", "errors", "sampling", "acceptance", "cache", "drafters", "draft_length", "scheduler", "stopping",
     "stats", "tokenizer", "chat_template", "sandbox", "manifest", "catalog", "engine", "scoring", "benchmark",
     "pair", "pair_check", "template_process", "talk", "parts", "lock", "disk", "repository",
+    "genai",
 }  # fmt: skip
 JOINTS = {"fetch", "hub", "download", "home", "loading", "pairing", "chat", "cli", "__init__", "__main__"}
 
@@ -57,7 +58,9 @@ def test_scheduler_knows_no_drafter_and_no_runtime() -> None:
     assert within(ROOT / "edgespec" / "scheduler.py") == {"acceptance", "draft_length", "types"}
 
 
-@pytest.mark.parametrize(("package", "room"), [("onnxruntime", "runtimes"), ("onnx_ir", "export")])
+@pytest.mark.parametrize(
+    ("package", "room"), [("onnxruntime", "runtimes"), ("onnx", "runtimes"), ("onnx_ir", "export")]
+)
 def test_heavy_packages_stay_in_their_room(package: str, room: str) -> None:
     for path in [
         *(ROOT / "edgespec").glob("*.py"),

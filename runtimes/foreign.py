@@ -1,0 +1,232 @@
+"""A graph that others made, looked through before ONNX Runtime opens it.
+
+Its weights may lie in other files, named by it. Those must be plain files of its own folder, and hold what is
+said to lie in them. Nothing in it may need code that ONNX Runtime does not bring. This guards against files that
+were made to harm, not against a folder that changes while it is read.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgespec.errors import EdgeSpecError, IntegrityError, ManifestError, MemoryExhausted
+from edgespec.manifest import Manifest
+from edgespec.types import Decoder
+
+_DOMAINS = {"", "ai.onnx", "com.microsoft"}
+_EXTERNAL_KEYS = {"location", "offset", "length", "checksum"}
+_MEMORY_MARKER = "_ORT_MEM_ADDR_"  # by which ONNX Runtime marks addresses in its own memory
+_LARGEST_BYTES = 2 << 30  # what protobuf can hold
+_REMEDY = "get the folder again from a place that you trust"
+
+
+def inspect(folder: Path, manifest: Manifest) -> Manifest:
+    """Check the graph of a foreign folder.
+
+    Returns:
+        The manifest with what only the graph says: the type of its cache, and which optional inputs it has.
+
+    Raises:
+        IntegrityError: Weights that lie outside the folder, in no plain file, or beyond its end.
+        ManifestError: No graph, or one with operators that ONNX Runtime does not have.
+    """
+    model = _read(folder / manifest.graph)
+    _check_domains(folder / manifest.graph, model)
+    _check_weights(folder, model)
+    return _completed(folder / manifest.graph, manifest, model.graph)
+
+
+def probe(decoder: Decoder, context_length: int) -> None:
+    """Ask for the same rows at once and after a wrong turn: a wrongly stated cache gives other ones.
+
+    Raises:
+        ManifestError: They differ by more than rounding.
+    """
+    tokens = np.arange(6, dtype=np.int32) % decoder.vocab_size
+    if context_length < len(tokens):
+        return
+    try:
+        whole = decoder.logits(tokens, 2).copy()
+        decoder.logits(np.concatenate([tokens[:3], tokens[:2]]), 2)
+        pieces = decoder.logits(tokens, 2)
+    except MemoryExhausted:
+        raise
+    except EdgeSpecError as error:
+        raise ManifestError(
+            "the model cannot read several tokens behind others, which drafting and long prompts need: build it "
+            f"for cpu in int4 or fp32. Or its cache is not what past_present_share_buffer says ({error})"
+        ) from None
+    scale = float(np.abs(whole - whole.mean(axis=1, keepdims=True)).max())
+    if not float(np.abs(pieces - whole).max()) <= 0.1 * scale:
+        raise ManifestError(
+            "the model gives other logits in pieces than at once: its cache is not what its configuration says "
+            "(past_present_share_buffer); build the folder again"
+        )
+
+
+def _read(path: Path) -> Any:
+    import onnx  # 0.15 s, and only foreign folders need it
+    from google.protobuf.message import DecodeError
+
+    _check_file(path.parent, path.name, "the graph")
+    if path.stat().st_size > _LARGEST_BYTES:
+        raise ManifestError(f"{path} has more than 2 GiB, which no ONNX graph has; {_REMEDY}")
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(path.read_bytes())
+    except DecodeError as error:
+        raise ManifestError(f"{path} is no ONNX graph, or is cut short ({error}); {_REMEDY}") from None
+    if not model.graph.node:
+        raise ManifestError(f"{path} is no ONNX graph: it has no nodes; {_REMEDY}")
+    return model
+
+
+def _messages(message: Any, kind: str) -> Iterator[Any]:
+    """Every message of a kind, wherever it is nested: subgraphs, functions, sparse tensors."""
+    if message.DESCRIPTOR.name == kind:
+        yield message
+    if message.DESCRIPTOR.name == "TensorProto":
+        return  # holds no other messages that count, and perhaps gigabytes
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for inner in [value] if hasattr(value, "ListFields") else value:
+                yield from _messages(inner, kind)
+
+
+def _check_domains(path: Path, model: Any) -> None:
+    known = _DOMAINS | {function.domain for function in model.functions}
+    for node in _messages(model, "NodeProto"):
+        if node.domain not in known:
+            raise ManifestError(
+                f"{path} needs the operator {node.op_type} of {node.domain!r}, which is not part of ONNX Runtime; "
+                "libraries of custom operators are not loaded"
+            )
+        if node.op_type == "EPContext":
+            raise ManifestError(
+                f"{path} holds a program compiled for one device (EPContext); build the folder again for cpu"
+            )
+
+
+def _check_weights(folder: Path, model: Any) -> None:
+    from onnx import TensorProto
+
+    parts: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    sizes: dict[str, int] = {}
+    for tensor in _messages(model, "TensorProto"):
+        if tensor.data_location != TensorProto.EXTERNAL and not tensor.external_data:
+            continue
+        name, start, stop = _place(folder, tensor)
+        if name not in sizes:
+            sizes[name] = _check_file(folder, name, f"tensor {tensor.name!r}")
+        if stop > sizes[name]:
+            raise IntegrityError(
+                f"tensor {tensor.name!r} lies in bytes {start} to {stop} of {folder / name}, which has "
+                f"{sizes[name]}; {_REMEDY}"
+            )
+        parts[name].add((start, stop))
+    for name, ranges in parts.items():
+        _check_overlaps(folder / name, sorted(ranges))
+
+
+def _check_overlaps(path: Path, ranges: list[tuple[int, int]]) -> None:
+    for (start, stop), (next_start, next_stop) in pairwise(ranges):
+        if next_start < stop and next_start < next_stop:
+            raise IntegrityError(
+                f"{path}: tensors at bytes {start} to {stop} and {next_start} to {next_stop} overlap; {_REMEDY}"
+            )
+
+
+def _place(folder: Path, tensor: Any) -> tuple[str, int, int]:
+    """File name, first byte and the byte behind the last."""
+    entries = [(_text(entry.key), _text(entry.value)) for entry in tensor.external_data]
+    stated = dict(entries)
+    unknown = stated.keys() - _EXTERNAL_KEYS
+    if unknown or len(stated) < len(entries) or "location" not in stated:
+        keys = ", ".join(key for key, _ in entries)
+        raise IntegrityError(
+            f"{folder}: tensor {tensor.name!r} has external data with the keys {keys}; "
+            f"wanted location, offset and length, each once; {_REMEDY}"
+        )
+    numbers = {}
+    for key in ("offset", "length"):
+        text = stated.get(key, "0")
+        if not (text.isascii() and text.isdecimal() and len(text) < 20):
+            raise IntegrityError(f"{folder}: tensor {tensor.name!r} has the {key} {text[:40]!r}; {_REMEDY}")
+        numbers[key] = int(text)
+    needed = _num_bytes(tensor)
+    length = numbers["length"] if "length" in stated else needed
+    if needed is None or length != needed:
+        raise IntegrityError(
+            f"{folder}: tensor {tensor.name!r} of {list(tensor.dims)} needs {needed} bytes and has {length}; "
+            f"{_REMEDY}"
+        )
+    return stated["location"], numbers["offset"], numbers["offset"] + length
+
+
+def _text(stored: str | bytes) -> str:
+    """Protobuf hands out bytes where a text is none."""
+    return stored if isinstance(stored, str) else stored.decode("utf-8", "backslashreplace")
+
+
+def _num_bytes(tensor: Any) -> int | None:
+    """What the elements of a tensor take; None for a type or shape that has no such size."""
+    from onnx import helper
+
+    try:
+        bits = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    except (KeyError, ValueError, TypeError):
+        return None
+    if bits == np.dtype(object) or any(dimension < 0 for dimension in tensor.dims):
+        return None
+    count = 1
+    for dimension in tensor.dims:
+        count *= dimension
+    packed = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}.get(bits.name)
+    return (count * packed + 7) // 8 if packed else count * int(bits.itemsize)
+
+
+def _check_file(folder: Path, name: str, what: str) -> int:
+    """The size of a file that must be a plain one, directly in the folder."""
+    if _MEMORY_MARKER in name:
+        raise IntegrityError(f"{folder}: {what} points into memory; {_REMEDY}")
+    if not name or Path(name).name != name or name in (".", "..") or "\\" in name or "\0" in name:
+        raise IntegrityError(f"{folder}: {what} lies in {name[:200]!r}, not in a file of its folder; {_REMEDY}")
+    path = folder / name
+    try:
+        inside = path.resolve(strict=True).parent == folder.resolve()
+        is_plain, state = path.is_file(), path.stat()
+    except (OSError, RuntimeError) as error:
+        raise ManifestError(f"{path} cannot be opened ({error}); {_REMEDY}") from None
+    if not inside:
+        raise IntegrityError(f"{path} is a link out of its folder; copy the file there instead")
+    if not is_plain:
+        raise IntegrityError(f"{path} is no plain file; {_REMEDY}")
+    if state.st_nlink > 1:
+        raise IntegrityError(f"{path} is known under {state.st_nlink} names (hard links); copy the file instead")
+    return state.st_size
+
+
+def _completed(path: Path, manifest: Manifest, graph: Any) -> Manifest:
+    from onnx import TensorProto
+
+    inputs = {value.name: value.type.tensor_type.elem_type for value in graph.input}
+    names, kv = manifest.signature, manifest.kv_cache
+    past = names.caches(kv.num_layers)[0][0]
+    dtype = {TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16"}.get(inputs.get(past, TensorProto.FLOAT))
+    if dtype is None:
+        kind = TensorProto.DataType.Name(inputs[past]).lower()
+        raise ManifestError(f"{path} has a cache of {kind}, wanted float32 or float16; build the folder again")
+    return replace(
+        manifest,
+        kv_cache=replace(kv, dtype=dtype),
+        signature=replace(
+            names,
+            attention_mask=names.attention_mask if names.attention_mask in inputs else None,
+            position_ids=names.position_ids if names.position_ids in inputs else None,
+        ),
+    )
