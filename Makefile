@@ -1,5 +1,6 @@
 # make chat    talk to the default model (everything it needs is installed and fetched first)
 # make test    the whole test suite
+# make test-optimum   exports through optimum-onnx, in an environment of its own with torch
 # make check   formatting, lint, types
 # make bench   decoding speed against a bare ONNX Runtime loop
 # make wheel   a wheel in dist/
@@ -8,13 +9,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: chat test check types bench wheel clean
+.PHONY: chat test test-optimum check types bench wheel clean
 
 chat: $(VENV)/.cpu
 	@$(BIN)/edgespec chat
 
 test: $(VENV)/.test
 	$(BIN)/pytest -m ""
+
+test-optimum: $(VENV)-optimum/.test
+	$(VENV)-optimum/bin/pytest -m optimum
 
 check: $(VENV)/.test types
 	$(BIN)/ruff format --check .
@@ -44,5 +48,10 @@ $(VENV)/.test: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
 	@touch $@
 
+$(VENV)-optimum/.test: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-optimum
+	$(VENV)-optimum/bin/python -m pip install --quiet --disable-pip-version-check -e ".[optimum,test]"
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .types build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-optimum .types build dist *.egg-info

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgespec import __version__
 from edgespec.catalog import CATALOG, DEFAULT_MODEL
@@ -174,6 +174,12 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
         help="weights to a scale in int4 and int8 (default 32)",
     )
     parser.add_argument(
+        "--exporter",
+        default="native",
+        choices=["native", "optimum"],
+        help="native, or optimum for other architectures: through PyTorch, in fp32",
+    )
+    parser.add_argument(
         "--check", action="store_true", help="compare the result with its source; needs ONNX Runtime"
     )
     parser.add_argument(
@@ -299,9 +305,8 @@ def _export_pair(options: argparse.Namespace) -> int:
 def _pair_check(options: argparse.Namespace) -> int:
     from edgespec.pairing import judge_pair
 
-    _print_pair(
-        judge_pair(options.target, options.drafter, offline=options.offline, report=say_stage), options.json
-    )
+    check = judge_pair(options.target, options.drafter, offline=options.offline, report=say_stage)
+    _print_pair(check, options.json)
     return 0
 
 
@@ -315,11 +320,8 @@ def _print_pair(check: "PairCheck", as_json: bool) -> None:
     print(f"  why           {check.reason}")
     print(f"  kept          {check.greedy_acceptance:.0%} greedy, {check.sampled_acceptance:.0%} at temperature 1")
     print(f"  expected gain {check.expected_gain:.2f} over plain decoding, {check.num_draft} tokens a draft")
-    for same, what in (
-        (check.same_special_tokens, "special tokens"),
-        (check.same_chat_template, "chat templates"),
-    ):
-        print(f"  {what:13} {'the same' if same else 'different'}")
+    print(f"  special tokens are {'the same' if check.same_special_tokens else 'different'}")
+    print(f"  chat templates are {'the same' if check.same_chat_template else 'different'}")
 
 
 def _export_model(options: argparse.Namespace) -> int:
@@ -331,17 +333,20 @@ def _export_model(options: argparse.Namespace) -> int:
 
     expect_nothing(options.output)  # before anything is fetched
     source = ModelHome(default_home(), options.offline, say_stage).locate(options.source, options.revision)
-    manifest = export_model(
-        source.path,
-        options.output,
-        precision=options.precision,
-        block_size=options.block_size,
-        repository=source.repository,
-        revision=source.revision,
-        license=source.license,
-        open_decoder=open_decoder if options.check else None,
-        report=say_stage,
-    )
+    settings: dict[str, Any] = {
+        "precision": options.precision,
+        "repository": source.repository,
+        "revision": source.revision,
+        "license": source.license,
+        "open_decoder": open_decoder if options.check else None,
+        "report": say_stage,
+    }
+    if options.exporter == "optimum":
+        from edgespec.export.optimum import import_model
+
+        manifest = import_model(source.path, options.output, **settings)
+    else:
+        manifest = export_model(source.path, options.output, block_size=options.block_size, **settings)
     if options.json:
         print(json.dumps(asdict(manifest)))
     else:

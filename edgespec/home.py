@@ -52,7 +52,7 @@ class ModelHome:
         name, _, precision = model.rpartition(":") if _has_precision(model) else (model, "", "source")
         try:
             path, plain = Path(name).expanduser(), Path(model).expanduser()
-            if any((plain / name).is_file() for name in (FILE_NAME, PAIR_FILE_NAME, genai.FILE_NAME)):
+            if any((plain / file).is_file() for file in (FILE_NAME, PAIR_FILE_NAME, genai.FILE_NAME)):
                 return plain
             if name in CATALOG:
                 return self._from_catalog(name, CATALOG[name], precision)

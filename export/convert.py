@@ -21,6 +21,7 @@ from edgespec.export.graph import build_graph
 from edgespec.export.precision import BLOCK_SIZES, PRECISIONS, Rule, choose_precision
 from edgespec.export.reference import reference_logits
 from edgespec.export.sources import LoadedSource, read_source
+from edgespec.export.vocabulary import Vocabulary
 from edgespec.export.weights import WeightsFile
 from edgespec.lock import locked
 from edgespec.manifest import Check, KVCache, Manifest, file_record, write_manifest
@@ -103,15 +104,14 @@ def _checked(loaded: LoadedSource, manifest: Manifest, decoder: Decoder) -> Chec
     return check
 
 
-def _check_ids(loaded: LoadedSource, tokenizer: Tokenizer) -> None:
-    """Ids past the embedding would read whatever lies behind it."""
-    vocabulary, size = loaded.vocabulary, loaded.config.vocab_size
+def check_ids(name: str, vocabulary: Vocabulary, size: int, tokenizer: Tokenizer) -> None:
+    """Raises SourceError: ids past the embedding's size, which would read whatever lies behind it."""
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
     ends = [("eos", token) for token in vocabulary.eos_token_ids]
     for what, token in [("largest", largest), ("bos", vocabulary.bos_token_id), *ends]:
         if token is not None and not 0 <= token < size:
             raise SourceError(
-                f"{loaded.source.name}: the {what} token id of its tokenizer is {token}, "
+                f"{name}: the {what} token id of its tokenizer is {token}, "
                 f"but its embedding has {size} rows; tokenizer and weights do not belong together"
             )
 
@@ -182,7 +182,7 @@ def _alone(output: Path, report: Report) -> Iterator[None]:
 def _write(folder: Path, name: str, loaded: LoadedSource, precision: str, block_size: int) -> Manifest:
     config, vocabulary = loaded.config, loaded.vocabulary
     tokenizer = Tokenizer.from_str(vocabulary.tokenizer_json)
-    _check_ids(loaded, tokenizer)
+    check_ids(loaded.source.name, vocabulary, config.vocab_size, tokenizer)
     manifest = Manifest(
         name=name,
         architecture=config.architecture,

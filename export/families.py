@@ -174,7 +174,12 @@ def config_from_huggingface(
 ) -> DecoderConfig:
     """Raises SourceError: another model type, a key missing, or a feature the graph does not have."""
     architecture = str(settings.get("model_type")).removesuffix("_text")
-    family = _family(path, architecture)
+    if architecture not in FAMILIES:
+        raise SourceError(
+            f"{path} is of the family '{architecture}'; known are {', '.join(FAMILIES)}. "
+            "Others may go through PyTorch: edgespec export SOURCE --exporter optimum"
+        )
+    family = FAMILIES[architecture]
     stated = Settings(path, settings)
     activation = stated.get("hidden_activation", stated.get("hidden_act", family.activation))
     if activation != family.activation:

@@ -24,12 +24,13 @@ def read_safetensors(folder: Path) -> dict[str, StoredTensor]:
         SourceError: No weights, a shard missing, a damaged header, or a dtype other than F32, F16, BF16.
     """
     tensors: dict[str, StoredTensor] = {}
-    for path in _files(folder):
+    for path in weight_files(folder):
         tensors |= _read_header(path)
     return tensors
 
 
-def _files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that make up a model; raises SourceError where there are none, or one is missing."""
     index = folder / "model.safetensors.index.json"
     if not index.exists():
         single = folder / "model.safetensors"

@@ -65,13 +65,26 @@ def _read(source: Path) -> LoadedSource:
     if not source.exists():
         raise SourceError(f"{source} does not exist; name a .gguf file or a folder with safetensors weights")
     loaded = _load_huggingface(source) if source.is_dir() else _load_gguf(source)
-    vocabulary = loaded.vocabulary
+    _check(source, loaded.vocabulary)
+    return loaded
+
+
+def read_vocabulary(folder: Path) -> Vocabulary:
+    """Tokenizer, special tokens and chat template of a Hugging Face folder; raises as read_source."""
+    try:
+        vocabulary = _huggingface_vocabulary(folder, _read_json(folder / "config.json"))
+    except _UNUSUAL as error:
+        raise SourceError(f"{folder} cannot be understood ({type(error).__name__}: {error})") from error
+    _check(folder, vocabulary)
+    return vocabulary
+
+
+def _check(source: Path, vocabulary: Vocabulary) -> None:
     if not isinstance(vocabulary.chat_template, (str, NoneType)):
         raise SourceError(f"{source} has a chat template that is no text; it is damaged")
     ids = (*vocabulary.eos_token_ids, 0 if vocabulary.bos_token_id is None else vocabulary.bos_token_id)
     if not all(isinstance(token, int) for token in ids):
         raise SourceError(f"{source} has special token ids {ids}, wanted whole numbers; it is damaged")
-    return loaded
 
 
 def _load_gguf(path: Path) -> LoadedSource:

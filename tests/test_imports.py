@@ -71,6 +71,20 @@ def test_heavy_packages_stay_in_their_room(package: str, room: str) -> None:
             assert path.parent.name == room, path
 
 
+def test_pytorch_is_imported_within_functions_of_one_module() -> None:
+    for path in [
+        *(ROOT / "edgespec").glob("*.py"),
+        *(ROOT / "runtimes").glob("*.py"),
+        *(ROOT / "export").glob("*.py"),
+    ]:
+        heavy = {name for name in imported(path) if name.split(".")[0] in ("torch", "transformers", "optimum")}
+        assert not heavy or path.relative_to(ROOT) == Path("export/optimum.py"), path
+        top = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        names = [alias.name for node in top if isinstance(node, ast.Import) for alias in node.names]
+        names += [node.module or "" for node in top if isinstance(node, ast.ImportFrom)]
+        assert not heavy & set(names), path
+
+
 def test_importing_edgespec_is_light() -> None:
     heavy = ["onnxruntime", "onnx", "onnx_ir", "torch", "transformers", "jinja2", "huggingface_hub", "gguf"]
     code = f"import sys, edgespec; print([name for name in {heavy} if name in sys.modules])"
