@@ -4,6 +4,7 @@ The graph copies past into present each pass. A rewind shortens every head, whic
 cannot skip, so it is a copy as well.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,21 @@ from edgespec.runtimes.devices import Device, import_onnxruntime
 _FIRST_CAPACITY = 512
 
 
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """For each past a buffer that holds it and a spare one; length counts the positions held."""
+
+    pasts: list[npt.NDArray[Any]]
+    spares: list[npt.NDArray[Any]]
+    length: int
+    capacity: int
+
+
 class GrowingCache:
-    """Two buffers for each past: one holds it while the graph writes present into the other."""
+    """Two buffers for each past: one holds it while the graph writes present into the other.
+
+    What they hold changes in one assignment, so that an interrupt at any moment leaves it whole.
+    """
 
     def __init__(self, binding: Any, manifest: Manifest, device: Device) -> None:
         self._ort = import_onnxruntime()
@@ -27,11 +41,8 @@ class GrowingCache:
         self._kv = manifest.kv_cache
         self._names = manifest.signature.caches(self._kv.num_layers)
         self._context_length = manifest.context_length
-        self._pasts = self._buffers(0)
-        self._presents = self._buffers(0)
-        self._capacity = 0
-        self._length = 0  # positions in the pasts
-        self._new_length = 0  # and in the presents
+        self._held = _Buffers(self._empty(0), self._empty(0), 0, 0)
+        self._next_length = 0
 
     def prepare(self, num_past: int, num_new: int) -> None:
         """Bind the first num_past positions as past, and room for num_new more as present.
@@ -39,39 +50,43 @@ class GrowingCache:
         Raises:
             MemoryExhausted: The buffers do not fit.
         """
-        assert num_past <= self._length
-        if num_past + num_new > self._capacity:
-            self._grow(num_past + num_new)
-        if num_past < self._length:
-            self._copy(num_past, self._presents)
-            self._pasts, self._presents = self._presents, self._pasts
-            self._length = num_past
-        self._new_length = num_past + num_new
+        assert num_past <= self._held.length
+        if num_past + num_new > self._held.capacity:
+            self._held = self._grown(num_past + num_new)
+        if num_past < self._held.length:
+            self._held = self._cut(num_past)
+        self._next_length = num_past + num_new
         for i, (past, present) in enumerate(self._names):
-            self._binding.bind_ortvalue_input(past, self._value(self._pasts[i], num_past))
-            self._binding.bind_ortvalue_output(present, self._value(self._presents[i], self._new_length))
+            self._binding.bind_ortvalue_input(past, self._value(self._held.pasts[i], num_past))
+            self._binding.bind_ortvalue_output(present, self._value(self._held.spares[i], self._next_length))
 
     def collect(self) -> None:
         """After a pass: its present is the next one's past."""
-        self._pasts, self._presents = self._presents, self._pasts
-        self._length = self._new_length
+        held = self._held
+        self._held = _Buffers(held.spares, held.pasts, self._next_length, held.capacity)
 
-    def _grow(self, needed: int) -> None:
-        capacity = grown_capacity(max(self._capacity, _FIRST_CAPACITY), needed, self._context_length)
+    def _grown(self, needed: int) -> _Buffers:
+        held = self._held
+        capacity = grown_capacity(max(held.capacity, _FIRST_CAPACITY), needed, self._context_length)
         try:
-            pasts, presents = self._buffers(capacity), self._buffers(capacity)
+            pasts, spares = self._empty(capacity), self._empty(capacity)
         except MemoryError:
             raise MemoryExhausted(f"no memory for a context of {capacity} tokens; use a shorter one") from None
-        self._copy(self._length, pasts)
-        self._pasts, self._presents, self._capacity = pasts, presents, capacity
+        self._copy(held.length, pasts)
+        return _Buffers(pasts, spares, held.length, capacity)
 
-    def _buffers(self, capacity: int) -> list[npt.NDArray[Any]]:
-        size = capacity * self._kv.num_kv_heads * self._kv.head_dim
-        return [np.empty(size, self._kv.dtype) for _ in self._names]
+    def _cut(self, length: int) -> _Buffers:
+        held = self._held
+        self._copy(length, held.spares)
+        return _Buffers(held.spares, held.pasts, length, held.capacity)
 
     def _copy(self, length: int, to: list[npt.NDArray[Any]]) -> None:
-        for old, new in zip(self._pasts, to, strict=True):
-            self._shaped(new, length)[...] = self._shaped(old, self._length)[:, :, :length]
+        for old, new in zip(self._held.pasts, to, strict=True):
+            self._shaped(new, length)[...] = self._shaped(old, self._held.length)[:, :, :length]
+
+    def _empty(self, capacity: int) -> list[npt.NDArray[Any]]:
+        size = capacity * self._kv.num_kv_heads * self._kv.head_dim
+        return [np.empty(size, self._kv.dtype) for _ in self._names]
 
     def _shaped(self, buffer: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:
         """The front of a buffer as [1, num_kv_heads, length, head_dim]."""

@@ -52,7 +52,7 @@ decoder ({inputs}) => ({outputs})
     placed = Gather(places, positions)
     x0 = Add(embedded, placed)
     square = Concat<axis = 0>(num_new, total)
-    hidden = ConstantOfShape<value = float[1] {{-10000.0}}>(square)
+    hidden = Expand(minus, square)
     behind = Add(num_past, one)
     behind_scalar = Squeeze(behind)
     causal = Trilu<upper = 1>(hidden, behind_scalar)
@@ -69,16 +69,16 @@ def write_growing(
     position_ids: bool = True,
     attention_mask: bool = True,
     context_length: int = 700,
-    signature: Signature | None = None,
+    dtype: str = "float32",
 ) -> Path:
     """A model folder with its manifest."""
-    names = signature or Signature(
+    names = Signature(
         attention_mask="attention_mask" if attention_mask else None,
         position_ids="position_ids" if position_ids else None,
         num_logits_to_keep=None,
     )
     folder.mkdir(parents=True)
-    write_graph(folder / "model.onnx", names, context_length)
+    write_graph(folder / "model.onnx", names, context_length, dtype=dtype)
     write_tokenizer(folder)
     tokenizer = vocabulary()
     manifest = Manifest(
@@ -86,7 +86,7 @@ def write_growing(
         architecture="growing",
         precision="fp32",
         context_length=context_length,
-        kv_cache=KVCache(form="growing", num_layers=LAYERS, num_kv_heads=HEADS, head_dim=HEAD_DIM),
+        kv_cache=KVCache(form="growing", num_layers=LAYERS, num_kv_heads=HEADS, head_dim=HEAD_DIM, dtype=dtype),
         signature=names,
         vocab_size=tiny.VOCAB,
         vocab_sha256=vocabulary_sha256(tokenizer),
@@ -119,13 +119,18 @@ def vocabulary() -> Any:
     return Tokenizer.from_str(vocabulary_from_gguf("tiny", metadata).tokenizer_json)
 
 
-def write_graph(path: Path, names: Signature, context_length: int, *, external: str | None = None) -> None:
+def write_graph(
+    path: Path, names: Signature, context_length: int, *, external: str | None = None, dtype: str = "float32"
+) -> None:
     """The graph, with its weights inside or, given a name, in that file beside it."""
-    model = onnx.parser.parse_model(_text(names))
+    text = _text(names)
+    if dtype == "float16":
+        text = text.replace("float[", "float16[").replace("to = 1>", "to = 10>")
+    model = onnx.parser.parse_model(text)
     _rename(model.graph, names)
-    model.graph.initializer.extend(
-        numpy_helper.from_array(value, name) for name, value in _weights(context_length).items()
-    )
+    for name, value in _weights(context_length).items():
+        stored = value.astype(dtype) if value.dtype == np.float32 else value
+        model.graph.initializer.append(numpy_helper.from_array(stored, name))
     if external:
         onnx.save(model, path, save_as_external_data=True, location=external, size_threshold=1024)
     else:

@@ -67,6 +67,44 @@ def _same(tokens: np.ndarray, kept: int) -> int:
     return int(differs.argmax()) if differs.any() else len(differs)
 
 
+def test_half_precision_gives_the_same_within_its_rounding(tmp_path: Path) -> None:
+    half, single = write_growing(tmp_path / "half", dtype="float16"), write_growing(tmp_path / "single")
+    cached, fresh, exact = decoder(half), decoder(half), decoder(single)
+    for tokens, num_last in random_calls(seed=4, count=60, longest=60):
+        fresh._held = np.zeros(0, np.int32)
+        rows = cached.logits(tokens, num_last)
+        assert rows.dtype == np.float32
+        assert np.abs(rows - fresh.logits(tokens, num_last)).max() < 0.05
+        assert np.abs(rows - exact.logits(tokens, num_last)).max() < 0.1
+
+
+@pytest.mark.parametrize("when", [0, 1, 2, 5, 9, 20])
+@pytest.mark.parametrize("where", ["_value", "_copy", "_shaped", "collect"])
+def test_interrupt_at_any_moment_leaves_no_trace(folder: Path, when: int, where: str) -> None:
+    calls = random_calls(seed=when, count=12, longest=60)
+    interrupted = decoder(folder)
+    cache = interrupted._cache
+    whole, count = getattr(cache, where), 0
+
+    def interrupting(*arguments: object) -> object:
+        nonlocal count
+        count += 1
+        if count == when + 1:
+            raise KeyboardInterrupt
+        return whole(*arguments)
+
+    setattr(cache, where, interrupting)
+    fresh = decoder(folder)
+    for tokens, num_last in calls:
+        try:
+            rows = interrupted.logits(tokens, num_last)
+        except KeyboardInterrupt:
+            rows = interrupted.logits(tokens, num_last)
+        fresh._held = np.zeros(0, np.int32)
+        assert np.array_equal(rows, fresh.logits(tokens, num_last))
+    assert count > when or where in ("_copy", "collect")
+
+
 def test_context_is_usable_to_its_last_token(folder: Path) -> None:
     tokens = np.random.default_rng(0).integers(0, tiny.VOCAB, tiny.CONTEXT).astype(np.int32)
     stepped = decoder(folder)
