@@ -75,7 +75,7 @@ sampling_params = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(
     params=sampling_params,
     kind=st.sampled_from(["ngram", "near", "far", "wild", "chain", "perfect"]),
