@@ -21,6 +21,7 @@ from edgespec.talk import drop, say_stage
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
+    from edgespec.export.drafting import Drafting
     from edgespec.pair import PairCheck
 
 _INTERRUPTED = 130
@@ -130,7 +131,7 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
 
 def _add_speculation(parser: argparse.ArgumentParser) -> None:
     speculation = parser.add_argument_group("speculation (never changes the text under --deterministic)")
-    speculation.add_argument("--drafter", default="auto", metavar="D", help="auto, none, ngram or a model")
+    speculation.add_argument("--drafter", default="auto", metavar="D", help="auto, none, ngram, self or a model")
     speculation.add_argument("--draft-length", default="auto", metavar="N", help="auto, or tokens a draft")
     speculation.add_argument("--schedule", default="auto", choices=["auto", "serial"])
     speculation.add_argument("--acceptance", default="equality", choices=["equality"])
@@ -179,6 +180,15 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
         choices=["native", "optimum"],
         help="native, or optimum for other architectures: through PyTorch, in fp32",
     )
+    drafting = parser.add_argument_group("drafters out of the model")
+    layers = drafting.add_mutually_exclusive_group()
+    layers.add_argument("--keep-layers", metavar="L", help="also write a drafter of these layers, as in 0-5,9")
+    layers.add_argument("--skip-layers", metavar="L", help="also write a drafter without these layers")
+    drafting.add_argument(
+        "--vocab-subset", type=int, metavar="N", help="trim the drafter's head to the N most frequent tokens"
+    )
+    drafting.add_argument("--vocab-corpus", type=Path, metavar="FILE", help="a text that shows which are frequent")
+    drafting.add_argument("--hidden-states", metavar="L", help="give the hidden states of these layers too")
     parser.add_argument(
         "--check", action="store_true", help="compare the result with its source; needs ONNX Runtime"
     )
@@ -346,7 +356,14 @@ def _export_model(options: argparse.Namespace) -> int:
 
         manifest = import_model(source.path, options.output, **settings)
     else:
-        manifest = export_model(source.path, options.output, block_size=options.block_size, **settings)
+        manifest = export_model(
+            source.path,
+            options.output,
+            block_size=options.block_size,
+            drafting=_drafting(options),
+            hidden_layers=tuple(sorted(_layers(options.hidden_states, "--hidden-states") or ())),
+            **settings,
+        )
     if options.json:
         print(json.dumps(asdict(manifest)))
     else:
@@ -359,6 +376,23 @@ def _export_model(options: argparse.Namespace) -> int:
         say_stage(f"wrote {options.output} ({manifest.weights_bytes / 1e6:.0f} MB)")
         say_stage(f"use it with: edgespec chat {shlex.quote(str(options.output))}")
     return 0
+
+
+def _layers(text: str | None, what: str) -> frozenset[int] | None:
+    from edgespec.export.drafting import parse_layers
+
+    return None if text is None else parse_layers(text, what)
+
+
+def _drafting(options: argparse.Namespace) -> "Drafting":
+    from edgespec.export.drafting import Drafting
+
+    return Drafting(
+        keep=_layers(options.keep_layers, "--keep-layers"),
+        skip=_layers(options.skip_layers, "--skip-layers"),
+        num_tokens=options.vocab_subset,
+        corpus=options.vocab_corpus,
+    )
 
 
 def _score(options: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from edgespec import genai
@@ -9,7 +10,7 @@ from edgespec.chat_template import read_template
 from edgespec.draft_length import DraftLength, FixedLength, MeasuredLength
 from edgespec.drafters import ModelDrafter, NgramDrafter, NoDrafter
 from edgespec.engine import Engine
-from edgespec.errors import UsageError
+from edgespec.errors import ModelError, UsageError
 from edgespec.home import ModelHome, default_home
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest, verify_files
 from edgespec.pair import DRAFTER, TARGET, PairCheck, expect_same_tokens, read_pair
@@ -18,9 +19,10 @@ from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import Tokenizer
-from edgespec.types import Drafter
+from edgespec.types import Decoder, Drafter
+from edgespec.vocab_subset import SubsetDecoder, read_subset
 
-_NAMED = ("auto", "none", "ngram")
+_NAMED = ("auto", "none", "ngram", "self")
 _NOT_YET = ("suffix", "lookahead")
 _MAX_THREADS = 512
 _LONGEST_DRAFT = 64
@@ -44,8 +46,8 @@ def load(
     Args:
         model: A model folder, a pair folder, a name of the catalogue, a .gguf file, a safetensors folder or a hub
             id (org/name).
-        drafter: auto, none, ngram, or a model like the first argument. auto is the drafter of a pair folder where
-            it pays, and else ngram.
+        drafter: auto, none, ngram, self, or a model like the first argument. auto is the drafter of a pair folder
+            where it pays, and else ngram; self is the graph of fewer layers in the model's own folder.
         draft_length: Tokens a draft, or auto to measure what pays.
         device: Where the target runs: auto or cpu.
         drafter_device: Where a model drafter runs.
@@ -67,7 +69,9 @@ def load(
     if num_threads is not None and not 1 <= num_threads <= _MAX_THREADS:
         raise UsageError(f"the number of threads is {num_threads}; wanted 1 to {_MAX_THREADS}")
     if drafter in _NOT_YET:
-        raise UsageError(f"drafter '{drafter}' is not available in this version; use auto, none, ngram or a model")
+        raise UsageError(
+            f"drafter '{drafter}' is not available in this version; use auto, none, ngram, self or a model"
+        )
     # What can be known before fetching and exporting is checked before.
     places = (find_device(device), find_device(drafter_device))
     models = ModelHome(Path(home) if home else default_home(), offline, report)
@@ -75,6 +79,8 @@ def load(
     if (pair := read_pair(folder)) is not None:
         folder, drafter = folder / TARGET, _drafter_of(folder, pair, drafter, report)
     manifest = _read_manifest(folder, report)
+    if manifest.vocab_subset:
+        raise ModelError(f"{manifest.name} is a drafter whose head was trimmed; use it with --drafter {model}")
     draft_folder = None if drafter in _NAMED else models.resolve(drafter)
     draft_manifest = _read_manifest(draft_folder, report) if draft_folder else None
     if draft_folder and draft_manifest and draft_manifest.vocab_sha256 != manifest.vocab_sha256:
@@ -87,9 +93,11 @@ def load(
     tokenizer = _tokenizer(folder, manifest)
     template = _chat_template(folder, manifest)
     chosen: Drafter = NoDrafter() if drafter == "none" else NgramDrafter()
-    decoders = [target]
+    decoders: list[Decoder] = [target]
+    if drafter == "self":
+        draft_folder, draft_manifest = folder, _self_drafter(manifest)
     if draft_folder and draft_manifest:
-        decoders.append(_load_decoder(draft_folder, draft_manifest, places[1], num_threads, False))
+        decoders.append(_load_drafter(draft_folder, draft_manifest, places[1], num_threads))
         chosen = ModelDrafter(decoders[-1], manifest.vocab_size, draft_manifest.name)
     return Engine(
         manifest=manifest,
@@ -139,6 +147,26 @@ def _load_decoder(
     if not manifest.files:  # nobody has vouched for the graph
         foreign.probe(decoder, manifest.context_length)
     return decoder
+
+
+def _self_drafter(manifest: Manifest) -> Manifest:
+    """The graph of fewer layers in the model's own folder, as a manifest of its own."""
+    drafter = manifest.self_drafter
+    if drafter is None:
+        raise UsageError(
+            f"{manifest.name} has no drafter of its own layers; export it with --keep-layers or --skip-layers"
+        )
+    cache = replace(manifest.kv_cache, num_layers=len(drafter.layers))
+    name = f"{len(drafter.layers)} layers of {manifest.name}"
+    return replace(manifest, name=name, graph=drafter.graph, kv_cache=cache, vocab_subset=drafter.vocab_subset)
+
+
+def _load_drafter(folder: Path, manifest: Manifest, device: Device, num_threads: int | None) -> Decoder:
+    if manifest.vocab_subset is None:
+        return _load_decoder(folder, manifest, device, num_threads, False)
+    tokens = read_subset(folder / manifest.vocab_subset, manifest.vocab_size)
+    trimmed = _load_decoder(folder, replace(manifest, vocab_size=len(tokens)), device, num_threads, False)
+    return SubsetDecoder(trimmed, tokens, manifest.vocab_size)
 
 
 def open_decoder(folder: Path, manifest: Manifest) -> OnnxDecoder:

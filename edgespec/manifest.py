@@ -105,6 +105,15 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SelfDrafter:
+    """A graph over the model's own weights file that has fewer layers."""
+
+    graph: str
+    layers: tuple[int, ...]
+    vocab_subset: str | None = None  # file that names the token of each row of its logits
+
+
+@dataclass(frozen=True, kw_only=True)
 class FileRecord:
     sha256: str
     bytes: int
@@ -129,6 +138,10 @@ class Manifest:
     weights: str = "model.onnx.data"
     tokenizer: str = "tokenizer.json"
     chat_template: str | None = "chat_template.jinja"
+    tree_graph: str | None = None  # the same model with position_ids and attention_bias
+    hidden_layers: tuple[int, ...] = ()  # whose hidden states the graph gives too
+    self_drafter: SelfDrafter | None = None
+    vocab_subset: str | None = None  # of a drafter with a trimmed head: file that names the token of each row
     check: Check | None = None
     files: dict[str, FileRecord] = field(default_factory=dict)
 
@@ -188,6 +201,8 @@ def _from_json(path: Path, stated: Any) -> Manifest:
                 "source": Source(**stated["source"]),
                 "signature": Signature(**stated.get("signature", {})),
                 "check": Check(**stated["check"]) if stated.get("check") else None,
+                "self_drafter": _self_drafter(stated.get("self_drafter")),
+                "hidden_layers": tuple(stated.get("hidden_layers", ())),
                 "eos_token_ids": tuple(stated["eos_token_ids"]),
                 "files": {name: FileRecord(**record) for name, record in stated["files"].items()},
             }
@@ -198,10 +213,20 @@ def _from_json(path: Path, stated: Any) -> Manifest:
     return manifest
 
 
+def _self_drafter(stated: dict[str, Any] | None) -> SelfDrafter | None:
+    return SelfDrafter(**{**stated, "layers": tuple(stated["layers"])}) if stated else None
+
+
 def _check(path: Path, manifest: Manifest) -> None:
     check_values(path, manifest)
-    template = [manifest.chat_template] if manifest.chat_template is not None else []
-    for used in [manifest.graph, manifest.weights, manifest.tokenizer, *template]:
+    drafter = manifest.self_drafter
+    layers = [*manifest.hidden_layers, *(drafter.layers if drafter else ())]
+    if not all(type(layer) is int and 0 <= layer < manifest.kv_cache.num_layers for layer in layers):
+        raise ManifestError(f"{path} names layers {layers} of {manifest.kv_cache.num_layers}; export again")
+    optional = [manifest.chat_template, manifest.tree_graph, manifest.vocab_subset]
+    optional += [drafter.graph, drafter.vocab_subset] if drafter else []
+    needed = [manifest.graph, manifest.weights, manifest.tokenizer]
+    for used in [*needed, *(name for name in optional if name is not None)]:
         if not isinstance(used, str) or used not in manifest.files:
             raise ManifestError(f"{path} lists no hash for {used!r}; export the model again")
 

@@ -17,14 +17,16 @@ from tokenizers import Tokenizer
 from edgespec.disk import expect_room, install, writing
 from edgespec.errors import SourceError, UsageError
 from edgespec.export.check import TEXT, compare, judge
-from edgespec.export.graph import build_graph
+from edgespec.export.drafting import Drafting, frequent_tokens
+from edgespec.export.graph import Variant, build_graph
 from edgespec.export.precision import BLOCK_SIZES, PRECISIONS, Rule, choose_precision
 from edgespec.export.reference import reference_logits
 from edgespec.export.sources import LoadedSource, read_source
+from edgespec.export.tensors import StoredTensor
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.export.weights import WeightsFile
 from edgespec.lock import locked
-from edgespec.manifest import Check, KVCache, Manifest, file_record, write_manifest
+from edgespec.manifest import Check, KVCache, Manifest, SelfDrafter, file_record, write_manifest
 from edgespec.tokenizer import in_words, vocabulary_sha256
 from edgespec.types import Decoder
 
@@ -38,6 +40,8 @@ def export_model(
     *,
     precision: str = "source",
     block_size: int = 32,
+    drafting: Drafting = Drafting(),  # noqa: B008  frozen
+    hidden_layers: tuple[int, ...] = (),
     repository: str | None = None,
     revision: str | None = None,
     license: str | None = None,
@@ -54,6 +58,8 @@ def export_model(
         output: Must not exist.
         precision: One of PRECISIONS; auto picks one and reports why.
         block_size: How many weights share a scale where they are rounded anew, one of BLOCK_SIZES.
+        drafting: What to make for drafting beside the model, or of it.
+        hidden_layers: Layers whose hidden states the graph gives too.
         repository: Where the source was fetched from, for the manifest.
         revision: The commit or release of that repository.
         license: Of that repository, where the source itself states none.
@@ -73,6 +79,12 @@ def export_model(
     expect_nothing(output)
     report(f"reading {source}")
     loaded = read_source(source)
+    num_layers = loaded.config.num_layers
+    kept_layers = drafting.layers(num_layers)
+    if hidden_layers and max(hidden_layers) >= num_layers:
+        raise UsageError(f"hidden states of layer {max(hidden_layers)} of a model that has 0 to {num_layers - 1}")
+    if open_decoder is not None and drafting.num_tokens and not kept_layers:
+        raise UsageError("a model with a trimmed head cannot be checked against its source; leave the check out")
     origin = replace(
         loaded.source, repository=repository, revision=revision, license=loaded.source.license or license
     )
@@ -84,7 +96,7 @@ def export_model(
         if loaded.num_left_out:
             report(f"leaving out {loaded.num_left_out} tensors that see images; the export reads text")
         report(f"writing {loaded.config.num_layers} layers in {precision} precision")
-        manifest = _write(folder, output.name, loaded, precision, block_size)
+        manifest = _write(folder, output.name, loaded, Rule(precision, block_size), drafting, hidden_layers)
         report("hashing")
         manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
         if open_decoder is not None:
@@ -179,14 +191,20 @@ def _alone(output: Path, report: Report) -> Iterator[None]:
         yield
 
 
-def _write(folder: Path, name: str, loaded: LoadedSource, precision: str, block_size: int) -> Manifest:
+def _write(
+    folder: Path, name: str, loaded: LoadedSource, rule: Rule, drafting: Drafting, hidden_layers: tuple[int, ...]
+) -> Manifest:
     config, vocabulary = loaded.config, loaded.vocabulary
     tokenizer = Tokenizer.from_str(vocabulary.tokenizer_json)
     check_ids(loaded.source.name, vocabulary, config.vocab_size, tokenizer)
+    kept_layers = drafting.layers(config.num_layers)
+    tensors, subset = _with_drafting_head(folder, loaded, tokenizer, drafting)
+    draft_head = "draft_head" if subset else "head"
+    is_drafter = subset is not None and kept_layers is None
     manifest = Manifest(
         name=name,
         architecture=config.architecture,
-        precision=precision,
+        precision=rule.precision,
         context_length=config.context_length,
         kv_cache=KVCache(num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),
         vocab_size=config.vocab_size,
@@ -196,11 +214,42 @@ def _write(folder: Path, name: str, loaded: LoadedSource, precision: str, block_
         add_bos=vocabulary.add_bos,
         source=loaded.source,
         chat_template="chat_template.jinja" if vocabulary.chat_template else None,
+        tree_graph=None if is_drafter else "model_tree.onnx",
+        hidden_layers=hidden_layers,
+        self_drafter=SelfDrafter(graph="model_draft.onnx", layers=kept_layers, vocab_subset=subset)
+        if kept_layers
+        else None,
+        vocab_subset=subset if is_drafter else None,
     )
+    variants = {manifest.graph: Variant(hidden_layers=hidden_layers, head=draft_head if is_drafter else "head")}
+    if manifest.tree_graph:
+        variants[manifest.tree_graph] = Variant(has_tree_inputs=True)
+    if manifest.self_drafter:
+        variants[manifest.self_drafter.graph] = Variant(layers=kept_layers, head=draft_head)
     with WeightsFile(folder / manifest.weights) as weights:
-        model = build_graph(config, loaded.tensors, weights, Rule(precision, block_size))
-    ir.save(model, folder / manifest.graph)
+        graphs = {file: build_graph(config, tensors, weights, rule, variant) for file, variant in variants.items()}
+    for file, graph in graphs.items():
+        ir.save(graph, folder / file)
     (folder / manifest.tokenizer).write_text(vocabulary.tokenizer_json, encoding="utf-8")
     if manifest.chat_template:
         (folder / manifest.chat_template).write_text(vocabulary.chat_template or "", encoding="utf-8")
     return manifest
+
+
+def _with_drafting_head(
+    folder: Path, loaded: LoadedSource, tokenizer: Tokenizer, drafting: Drafting
+) -> tuple[dict[str, StoredTensor], str | None]:
+    """The tensors with one more, rows of the head for frequent tokens, and the file that lists these."""
+    if drafting.num_tokens is None:
+        return loaded.tensors, None
+    if drafting.corpus is None:
+        raise UsageError("a trimmed head needs a text that shows which tokens are frequent; give --vocab-corpus")
+    try:
+        text = drafting.corpus.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(f"cannot read {drafting.corpus}: {error.strerror}") from None
+    head = loaded.tensors.get("head", loaded.tensors["embedding"])
+    tokens = frequent_tokens(tokenizer, text, drafting.num_tokens, loaded.vocabulary.eos_token_ids, head.rows)
+    np.save(folder / "vocab_subset.npy", tokens)
+    trimmed = replace(head, rows=len(tokens), row_order=tokens.astype(np.intp))
+    return {**loaded.tensors, "draft_head": trimmed}, "vocab_subset.npy"

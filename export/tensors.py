@@ -25,7 +25,7 @@ Index = npt.NDArray[np.intp]
 class StoredTensor:
     """A matrix [rows, columns] (a vector has one row) at an offset of a file.
 
-    row_order, where given, is the order in which the stored rows are handed out; addend comes on top of each
+    row_order, where given, is which stored rows are handed out and in what order; addend comes on top of each
     value of a vector (gemma's checkpoints store gains less one).
     """
 
@@ -60,11 +60,13 @@ class StoredTensor:
             SourceError: The file ends before the tensor does.
         """
         step = max(1, _CHUNK_WEIGHTS // self.columns)
-        if self.row_order is not None:  # a permutation may draw any chunk from all rows; such tensors are small
-            whole = self._read(0, self.rows)[self.row_order]
-            yield from (whole[start : start + step] for start in range(0, self.rows, step))
+        if self.row_order is None:
+            yield from (self._read(start, min(start + step, self.rows)) for start in range(0, self.rows, step))
             return
-        yield from (self._read(start, min(start + step, self.rows)) for start in range(0, self.rows, step))
+        for start in range(0, self.rows, step):
+            wanted = self.row_order[start : start + step]
+            first = int(wanted.min())
+            yield self._read(first, int(wanted.max()) + 1)[wanted - first]
 
     def _read(self, start: int, stop: int) -> Bytes:
         count = (stop - start) * self.row_bytes

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 PURE = {
     "types", "errors", "sampling", "acceptance", "cache", "drafters", "draft_length", "scheduler", "stopping",
     "stats", "tokenizer", "chat_template", "sandbox", "manifest", "catalog", "engine", "scoring", "benchmark",
-    "pair", "pair_check", "template_process", "talk", "parts", "lock", "disk", "repository",
+    "pair", "pair_check", "template_process", "talk", "parts", "lock", "disk", "repository", "vocab_subset",
     "genai",
 }  # fmt: skip
 JOINTS = {"fetch", "hub", "download", "home", "loading", "pairing", "chat", "cli", "__init__", "__main__"}

@@ -1,0 +1,124 @@
+"""Drafters out of a target: fewer layers over the same weights, a head that knows the frequent tokens."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+
+from edgespec import load
+from edgespec.cli import main
+from edgespec.errors import ManifestError, ModelError, UsageError
+from edgespec.export.convert import export_model
+from edgespec.export.drafting import Drafting, frequent_tokens, parse_layers
+from edgespec.loading import _load_drafter, _self_drafter
+from edgespec.manifest import read_manifest
+from edgespec.runtimes.devices import find_device
+from edgespec.sampling import SamplingParams
+from edgespec.tokenizer import open_tokenizer
+from edgespec.vocab_subset import read_subset
+
+TEXT = "the in the an the on er in the " * 3
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def target(tiny_gguf: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("targets") / "tiny"
+    drafting = Drafting(skip=frozenset([1]), num_tokens=40, corpus=corpus)
+    export_model(tiny_gguf, folder, precision="int8", drafting=drafting)
+    return folder
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=1.0, seed=5)])
+def test_drafting_with_a_models_own_layers_changes_nothing(target: Path, sampling: SamplingParams) -> None:
+    answers = []
+    for drafter in ("none", "self"):
+        with load(target, drafter=drafter, draft_length=3, deterministic=True) as engine:
+            answers.append(engine.generate("the in", sampling=sampling, max_tokens=60))
+    assert answers[0].token_ids == answers[1].token_ids
+    assert answers[1].stats.num_drafted > 0
+
+
+def test_drafter_shares_the_weights_file(tiny_gguf: Path, target: Path, tmp_path: Path) -> None:
+    alone = export_model(tiny_gguf, tmp_path / "alone", precision="int8")
+    rows = 40 * (tiny.HIDDEN + tiny.HIDDEN // 32 * 4)
+    added = read_manifest(target).weights_bytes - alone.weights_bytes
+    assert rows <= added <= rows + 2 * 4096  # the rows of the trimmed head, and alignment
+
+
+def test_trimmed_head_gives_the_logits_of_its_tokens(tiny_gguf: Path, target: Path, tmp_path: Path) -> None:
+    export_model(tiny_gguf, tmp_path / "whole", precision="int8", drafting=Drafting(keep=frozenset([0])))
+    tokens = np.arange(7, dtype=np.int32)
+    whole, trimmed = (
+        _load_drafter(folder, _self_drafter(read_manifest(folder)), find_device("cpu"), None).logits(tokens, 3)
+        for folder in (tmp_path / "whole", target)
+    )
+    subset = read_subset(target / "vocab_subset.npy", tiny.VOCAB)
+    assert len(subset) == 40
+    assert np.array_equal(trimmed[:, subset], whole[:, subset])
+    assert set(trimmed.argmax(axis=1)) <= set(subset.tolist())
+
+
+def test_model_with_a_trimmed_head_drafts_and_is_no_target(
+    tiny_gguf: Path, tiny_model: Path, corpus: Path, tmp_path: Path
+) -> None:
+    options = ["--vocab-subset", "50", "--vocab-corpus", str(corpus), "--precision", "int4"]
+    assert main(["export", str(tiny_gguf), "--output", str(tmp_path / "d"), *options]) == 0
+    with load(tiny_model, drafter=str(tmp_path / "d"), draft_length=2) as engine:
+        assert engine.generate("the", max_tokens=20).stats.num_drafted > 0
+    with pytest.raises(ModelError, match="trimmed"):
+        load(tmp_path / "d")
+
+
+def test_frequent_tokens_are_those_of_the_text_then_low_ids(target: Path) -> None:
+    tokenizer = open_tokenizer(target / "tokenizer.json", ModelError, "")
+    ids = tokenizer.encode(TEXT).ids
+    found = frequent_tokens(tokenizer, TEXT, len(set(ids)) + 3, [2], tiny.VOCAB)
+    rest = sorted(set(found) - set(ids))
+    assert set(ids) < set(found)
+    assert rest == [0, 1, 2]
+    with pytest.raises(UsageError, match="wanted 2 to"):
+        frequent_tokens(tokenizer, TEXT, 1, [2], tiny.VOCAB)
+
+
+def test_layers_are_numbers_and_ranges() -> None:
+    assert parse_layers("0-2, 5", "") == {0, 1, 2, 5}
+    assert Drafting(skip=frozenset([1, 2])).layers(4) == (0, 3)
+    assert Drafting().layers(4) is None
+    for text in ("", "a", "3-1", "1--2", "-1", "1,,2"):
+        with pytest.raises(UsageError, match="--keep-layers"):
+            parse_layers(text, "--keep-layers")
+    for drafting in (
+        Drafting(keep=frozenset([4])),
+        Drafting(skip=frozenset(range(4))),
+        Drafting(skip=frozenset([9])),
+    ):
+        with pytest.raises(UsageError, match="0 to 3"):
+            drafting.layers(4)
+
+
+def test_what_cannot_be_made_is_told(tiny_gguf: Path, tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="vocab-corpus"):
+        export_model(tiny_gguf, tmp_path / "a", drafting=Drafting(num_tokens=50))
+    with pytest.raises(UsageError, match="hidden states of layer 7"):
+        export_model(tiny_gguf, tmp_path / "a", hidden_layers=(7,))
+    with pytest.raises(UsageError, match="--keep-layers"):
+        load(tiny_model, drafter="self")
+    assert not list(tmp_path.iterdir())
+
+
+def test_subset_that_is_no_list_of_tokens_is_refused(tmp_path: Path) -> None:
+    for tokens in (np.array([3, 2], np.int32), np.array([1, 999], np.int32), np.array([[1]]), np.array([1.0])):
+        np.save(tmp_path / "s.npy", tokens)
+        with pytest.raises(ManifestError, match="export the model again"):
+            read_subset(tmp_path / "s.npy", 300)
+    np.save(tmp_path / "s.npy", np.array([object()]), allow_pickle=True)
+    with pytest.raises(ManifestError, match="cannot be read"):
+        read_subset(tmp_path / "s.npy", 300)
