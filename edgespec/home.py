@@ -16,7 +16,7 @@ from edgespec import genai
 from edgespec.catalog import CATALOG, CatalogEntry, HubSource
 from edgespec.errors import ModelError, UsageError
 from edgespec.fetch import fetch
-from edgespec.hub import Snapshot, fetch_snapshot
+from edgespec.hub import Snapshot, fetch_snapshot, sizes
 from edgespec.manifest import FILE_NAME
 from edgespec.pair import FILE_NAME as PAIR_FILE_NAME
 from edgespec.parts import part_paths, whole_name
@@ -82,6 +82,17 @@ class ModelHome:
             raise UsageError(f"--revision is for repositories of the hub, and {source} is a file or folder")
         return Snapshot(path=Path(source))
 
+    def sizes(self, source: str, revision: str | None = None) -> tuple[int, int] | None:
+        """Of a hub id the bytes of its weights and of what is not here; None for a file or folder here."""
+        hub_id = _hub_id(source)
+        if hub_id is None:
+            return None
+        return sizes(hub_id, self._hub_folder, revision=revision or "main", offline=self.offline)
+
+    @property
+    def models(self) -> Path:
+        return self.path / "models"
+
     @property
     def _hub_folder(self) -> Path:
         return self.path / "downloads" / "hub"
@@ -114,7 +125,7 @@ class ModelHome:
         return self._export(Snapshot(path=source), folder, precision)
 
     def _folder(self, name: str, precision: str) -> Path:
-        return self.path / "models" / (name if precision == "source" else f"{name}-{precision}")
+        return self.models / (name if precision == "source" else f"{name}-{precision}")
 
     def _export(self, source: Snapshot, folder: Path, precision: str) -> Path:
         from edgespec.export.convert import export_model  # 0.3 s, and only a first use needs it

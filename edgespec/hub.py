@@ -75,6 +75,23 @@ def fetch_snapshot(
     )
 
 
+def sizes(hub_id: HubId, folder: Path, *, revision: str = "main", offline: bool = False) -> tuple[int, int]:
+    """Bytes of the weights of a model, and of those files that are not here; fetches none of them.
+
+    Raises:
+        ModelError: As fetch_snapshot.
+    """
+    place = folder / hub_id.repository.replace("/", "--")
+    commit = _recorded(hub_id, place, revision) if _is_offline(offline) else _ask(hub_id, revision)
+    here = place / commit.sha / hub_id.repository.rpartition("/")[2]
+    chosen = choose(commit, hub_id.choice)
+    if INDEX in (file.name for file in chosen):  # which of them it names is known once it is here
+        chosen += [file for file in commit.files if file.name.endswith(".safetensors") and "/" not in file.name]
+    weights = [file for file in chosen if file.name.endswith((".safetensors", ".gguf"))]
+    missing = [file for file in chosen if not _is_here(here / file.name, file)]
+    return sum(file.bytes for file in weights), sum(file.bytes for file in missing)
+
+
 @contextmanager
 def _own(folder: Path, report: Report) -> Iterator[None]:
     """One process at a time fetches into folder."""

@@ -284,6 +284,11 @@ def _check_size(folder: Path, name: str, record: FileRecord) -> None:
         )
 
 
+def strangers(folder: Path, manifest: Manifest) -> list[str]:
+    """Files in the folder that the manifest does not list."""
+    return sorted({path.name for path in folder.iterdir()} - {*manifest.files, FILE_NAME})
+
+
 def verify_files(folder: Path, manifest: Manifest) -> None:
     """Compare the SHA-256 of every listed file.
 

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgespec.chat_template import read_template
-from edgespec.export.convert import export_model, folder_in_the_making
+from edgespec.export.convert import export_model
+from edgespec.export.output import folder_in_the_making
 from edgespec.home import ModelHome, default_home
 from edgespec.hub import Snapshot
 from edgespec.loading import load

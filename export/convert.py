@@ -3,10 +3,7 @@
 `export_model` is the one entry; a source is a GGUF file or a local Hugging Face folder.
 """
 
-import os
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,24 +11,23 @@ import numpy as np
 import onnx_ir as ir
 from tokenizers import Tokenizer
 
-from edgespec.disk import expect_room, install, writing
 from edgespec.errors import SourceError, UsageError
+from edgespec.export.card import NAME, model_card
 from edgespec.export.check import TEXT, compare, judge
 from edgespec.export.drafting import Drafting, frequent_tokens
 from edgespec.export.graph import Variant, build_graph
-from edgespec.export.precision import BLOCK_SIZES, PRECISIONS, Rule, choose_precision
+from edgespec.export.output import Report, expect_nothing, folder_in_the_making
+from edgespec.export.plan import plan_export
+from edgespec.export.precision import BLOCK_SIZES, PRECISIONS, Rule
+from edgespec.export.progress import Progress
 from edgespec.export.reference import reference_logits
 from edgespec.export.sources import LoadedSource, read_source
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.export.weights import WeightsFile
-from edgespec.lock import locked
 from edgespec.manifest import Check, KVCache, Manifest, SelfDrafter, file_record, write_manifest
 from edgespec.tokenizer import in_words, vocabulary_sha256
 from edgespec.types import Decoder
-
-_RESERVE_BYTES = 64 << 20
-Report = Callable[[str], None]
 
 
 def export_model(
@@ -89,20 +85,31 @@ def export_model(
         loaded.source, repository=repository, revision=revision, license=loaded.source.license or license
     )
     loaded = replace(loaded, source=origin)
-    if precision == "auto":
-        precision, reason = choose_precision(loaded.tensors)
-        report(f"chose {precision} precision: {reason}")
-    with folder_in_the_making(output, _estimated_bytes(loaded, precision), report) as folder:
+    plan = plan_export(loaded, precision)
+    precision = plan.precision
+    if plan.reason:
+        report(f"chose {precision} precision: {plan.reason}")
+    with folder_in_the_making(output, plan.write_bytes, report) as folder:
         if loaded.num_left_out:
             report(f"leaving out {loaded.num_left_out} tensors that see images; the export reads text")
         report(f"writing {loaded.config.num_layers} layers in {precision} precision")
-        manifest = _write(folder, output.name, loaded, Rule(precision, block_size), drafting, hidden_layers)
+        progress = Progress(plan.write_bytes, report)
+        rule = Rule(precision, block_size)
+        manifest = _write(folder, output.name, loaded, rule, drafting, hidden_layers, progress)
         report("hashing")
         manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
         if open_decoder is not None:
             report("checking against the source")
             manifest = replace(manifest, check=_checked(loaded, manifest, open_decoder(folder, manifest)))
-        write_manifest(folder, manifest)
+        return finish(folder, manifest)
+
+
+def finish(folder: Path, manifest: Manifest) -> Manifest:
+    """Write what tells of the rest: the card, and the manifest with its hash."""
+    card = folder / NAME
+    card.write_text(model_card(manifest), encoding="utf-8")
+    manifest = replace(manifest, files={**manifest.files, NAME: file_record(card)})
+    write_manifest(folder, manifest)
     return manifest
 
 
@@ -128,71 +135,14 @@ def check_ids(name: str, vocabulary: Vocabulary, size: int, tokenizer: Tokenizer
             )
 
 
-def _estimated_bytes(loaded: LoadedSource, precision: str) -> int:
-    weights = sum(tensor.rows * tensor.columns for tensor in loaded.tensors.values())
-    stored = sum(tensor.num_bytes for tensor in loaded.tensors.values())
-    per_weight = {"fp32": 4.0, "fp16": 2.0, "int8": 1.125, "int4": 0.75}
-    return int(per_weight[precision] * weights if precision in per_weight else 1.3 * stored)
-
-
-def expect_nothing(output: Path) -> None:
-    """Raises UsageError: something is in the way of output."""
-    if os.path.lexists(output):
-        raise UsageError(f"{output} already exists; remove it or choose another --output")
-
-
-@contextmanager
-def folder_in_the_making(
-    output: Path, needed_bytes: int = 0, report: Report = lambda line: None
-) -> Iterator[Path]:
-    """A temporary sibling of output that takes its place on success and vanishes on failure.
-
-    Raises:
-        UsageError: Something is at output already, or it cannot be written.
-        DiskFull: There is no room for needed_bytes.
-    """
-    with _alone(output, report):
-        expect_nothing(output)
-        folder = output.with_name(f".{output.name}.partial")
-        shutil.rmtree(folder, ignore_errors=True)  # of an export that was killed: no other can be under way
-        try:
-            with writing(output.parent, needed_bytes):
-                folder.mkdir()
-                expect_room(folder, needed_bytes, _RESERVE_BYTES)
-                yield folder
-                _install(folder, output)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _install(folder: Path, output: Path) -> None:
-    try:
-        install(folder, output)
-    except OSError:
-        expect_nothing(output)  # by hand, for every export holds the lock
-        raise
-
-
-@contextmanager
-def _alone(output: Path, report: Report) -> Iterator[None]:
-    """Hold the lock of output."""
-    with ExitStack() as stack:
-        try:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            lock = locked(
-                output.with_name(f".{output.name}.lock"),
-                lambda holder: report(f"{holder} is exporting to {output}; waiting for it"),
-            )
-            stack.enter_context(lock)
-        except OSError as error:
-            raise UsageError(
-                f"cannot write to {output.parent}: {error.strerror}; choose another --output"
-            ) from None
-        yield
-
-
 def _write(
-    folder: Path, name: str, loaded: LoadedSource, rule: Rule, drafting: Drafting, hidden_layers: tuple[int, ...]
+    folder: Path,
+    name: str,
+    loaded: LoadedSource,
+    rule: Rule,
+    drafting: Drafting,
+    hidden_layers: tuple[int, ...],
+    progress: Callable[[int], None],
 ) -> Manifest:
     config, vocabulary = loaded.config, loaded.vocabulary
     tokenizer = Tokenizer.from_str(vocabulary.tokenizer_json)
@@ -226,7 +176,7 @@ def _write(
         variants[manifest.tree_graph] = Variant(has_tree_inputs=True)
     if manifest.self_drafter:
         variants[manifest.self_drafter.graph] = Variant(layers=kept_layers, head=draft_head)
-    with WeightsFile(folder / manifest.weights) as weights:
+    with WeightsFile(folder / manifest.weights, progress) as weights:
         graphs = {file: build_graph(config, tensors, weights, rule, variant) for file, variant in variants.items()}
     for file, graph in graphs.items():
         ir.save(graph, folder / file)

@@ -18,11 +18,12 @@ from tokenizers import Tokenizer
 
 from edgespec.errors import EdgeSpecError, SourceError, UsageError
 from edgespec.export.check import TEXT, compare, judge
-from edgespec.export.convert import Report, check_ids, expect_nothing, folder_in_the_making
+from edgespec.export.convert import check_ids, finish
+from edgespec.export.output import Report, expect_nothing, folder_in_the_making
 from edgespec.export.safetensors import weight_files
 from edgespec.export.sources import read_vocabulary
 from edgespec.export.vocabulary import Vocabulary
-from edgespec.manifest import KVCache, Manifest, Signature, Source, file_record, write_manifest
+from edgespec.manifest import KVCache, Manifest, Signature, Source, file_record
 from edgespec.tokenizer import vocabulary_sha256
 from edgespec.types import Decoder, Logits, TokenIds
 
@@ -100,8 +101,7 @@ def import_model(
             check = compare(open_decoder(folder, manifest), tokens, reference)
             judge(check, manifest.precision)
             manifest = replace(manifest, check=check)
-        write_manifest(folder, manifest)
-    return manifest
+        return finish(folder, manifest)
 
 
 @contextmanager

@@ -9,7 +9,6 @@
 Blocks that are stored in just the bits and size asked for are kept as they are.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from edgespec.export.blocks import BLOCK_FORMATS
@@ -23,11 +22,10 @@ _BITS = {"int8": 8, "int4": 4}
 _FEW_WEIGHTS = 600_000_000
 
 
-def choose_precision(tensors: Mapping[str, StoredTensor]) -> tuple[str, str]:
+def choose_precision(num_weights: int, *, is_blocks: bool) -> tuple[str, str]:
     """The precision that suits a source on a CPU, where reading weights sets the speed, and why."""
-    if any(tensor.is_blocks for tensor in tensors.values()):
+    if is_blocks:
         return "source", "its weights are quantised already, and keeping them loses nothing"
-    num_weights = sum(tensor.rows * tensor.columns for tensor in tensors.values())
     size = f"{num_weights / 1e6:.0f} million weights"
     if num_weights < _FEW_WEIGHTS:
         return "int8", f"{size} are few, and a small model loses much in 4 bits"

@@ -1,6 +1,6 @@
 """The external data file of a graph, written front to back while weights are converted."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -26,8 +26,9 @@ class WeightsFile:
     What was appended under a name is not written again: several graphs can be built over one file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, progress: Callable[[int], None] = lambda done_bytes: None) -> None:
         self.path = path
+        self._progress = progress
         self._file = path.open("wb")
         self._end = 0
         self._written: dict[str, ir.ExternalTensor] = {}
@@ -89,6 +90,7 @@ class WeightsFile:
     def _write(self, part: npt.NDArray[np.generic]) -> None:
         self._file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
         self._end += part.nbytes
+        self._progress(self._end)
 
 
 def _value(tensor: ir.ExternalTensor) -> ir.Value:

@@ -87,9 +87,7 @@ def test_half_floats_keep_eleven_bits_and_refuse_what_they_cannot_hold(tmp_path:
         products(tmp_path, [tensor], Rule("fp16", 32), x)
 
 
-def test_auto_keeps_blocks_and_rounds_floats_by_size(tmp_path: Path) -> None:
-    blocks, floats = stored(tmp_path / "b", "Q4_K", 1), stored(tmp_path / "f", "F32", 1)
-    large = StoredTensor("large", tmp_path / "f", 0, 1 << 20, 1 << 10, "F32")
-    assert choose_precision({"q": blocks, "norm": floats})[0] == "source"
-    assert choose_precision({"q": floats})[0] == "int8"
-    assert choose_precision({"q": floats, "gate": large})[0] == "int4"
+def test_auto_keeps_blocks_and_rounds_floats_by_size() -> None:
+    assert choose_precision(10**9, is_blocks=True)[0] == "source"
+    assert choose_precision(10**8, is_blocks=False)[0] == "int8"
+    assert choose_precision(10**9, is_blocks=False)[0] == "int4"

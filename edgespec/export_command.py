@@ -1,0 +1,211 @@
+"""The commands that make models: export, and pair check.
+
+Everything heavy is imported where it is used, so that the command line starts at once.
+"""
+
+import argparse
+import json
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec.talk import say_stage
+
+if TYPE_CHECKING:
+    from edgespec.export.drafting import Drafting
+    from edgespec.pair import PairCheck
+
+_PRECISIONS = ("auto", "source", "fp32", "fp16", "int8", "int4")
+
+
+def add_export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a .gguf file, a folder with safetensors, or a hub id: org/name, org/name:Q4_K_M, org/name:FILE.gguf",
+    )
+    parser.add_argument(
+        "--revision", metavar="REV", help="branch, tag or commit of SOURCE on the hub (default: main)"
+    )
+    parser.add_argument("--offline", action="store_true", help="never connect to anything")
+    parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="the model folder to make")
+    parser.add_argument("--precision", default="source", choices=_PRECISIONS, help="default: the source's own")
+    parser.add_argument(
+        "--block-size",
+        type=int,
+        default=32,
+        choices=[32, 64, 128],
+        help="weights to a scale in int4 and int8 (default 32)",
+    )
+    parser.add_argument(
+        "--exporter",
+        default="native",
+        choices=["native", "optimum"],
+        help="native, or optimum for other architectures: through PyTorch, in fp32",
+    )
+    drafting = parser.add_argument_group("drafters out of the model")
+    layers = drafting.add_mutually_exclusive_group()
+    layers.add_argument("--keep-layers", metavar="L", help="also write a drafter of these layers, as in 0-5,9")
+    layers.add_argument("--skip-layers", metavar="L", help="also write a drafter without these layers")
+    drafting.add_argument(
+        "--vocab-subset", type=int, metavar="N", help="trim the drafter's head to the N most frequent tokens"
+    )
+    drafting.add_argument("--vocab-corpus", type=Path, metavar="FILE", help="a text that shows which are frequent")
+    drafting.add_argument("--hidden-states", metavar="L", help="give the hidden states of these layers too")
+    parser.add_argument(
+        "--check", action="store_true", help="compare the result with its source; needs ONNX Runtime"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what it would take, and leave")
+    parser.add_argument(
+        "--drafter", metavar="SOURCE", help="export this too and write a folder that loads as a pair"
+    )
+    parser.add_argument("--drafter-precision", default="source", choices=_PRECISIONS)
+    parser.add_argument("--json", action="store_true", help="print the manifest, or the check of a pair")
+    parser.set_defaults(run=_export)
+
+
+def add_pair(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    check = actions.add_parser("check", help="compare their tokens and measure what drafting gains")
+    check.add_argument("target", metavar="TARGET", help="a model, as for chat")
+    check.add_argument("drafter", metavar="DRAFTER", help="a model, as for chat")
+    check.add_argument("--offline", action="store_true", help="never connect to anything")
+    check.add_argument("--json", action="store_true", help="print one document")
+    check.set_defaults(run=_pair_check)
+
+
+def _export(options: argparse.Namespace) -> int:
+    if options.dry_run:
+        return _plan(options)
+    return _export_model(options) if options.drafter is None else _export_pair(options)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from edgespec.export.plan import estimate, plan_export
+    from edgespec.export.sources import read_source
+    from edgespec.home import ModelHome, default_home
+
+    home = ModelHome(default_home(), options.offline, say_stage)
+    plans = []
+    wanted = [(options.source, options.precision, options.revision)]
+    if options.drafter is not None:
+        wanted.append((options.drafter, options.drafter_precision, None))
+    for source, precision, revision in wanted:
+        if (sizes := home.sizes(source, revision)) is None:
+            plans.append(plan_export(read_source(Path(source)), precision))
+        else:  # on the hub floats have two bytes as a rule
+            is_blocks = "gguf" in source.lower() or ":" in source
+            plans.append(
+                estimate(source, precision, sizes[0] // 2, sizes[0], is_blocks=is_blocks, fetch_bytes=sizes[1])
+            )
+    if options.json:
+        print(json.dumps([asdict(plan) for plan in plans]))
+        return 0
+    for plan in plans:
+        print(
+            f"{plan.source}, {plan.precision}{f' ({plan.reason})' if plan.reason else ''}: fetch "
+            f"{plan.fetch_bytes / 1e6:.0f} MB, write at most {plan.write_bytes / 1e6:.0f} MB, peak memory about "
+            f"{plan.peak_bytes / 1e6:.0f} MB, about {plan.seconds:.0f} s beside fetching"
+        )
+    return 0
+
+
+def _export_pair(options: argparse.Namespace) -> int:
+    from edgespec.export.output import expect_nothing
+    from edgespec.home import ModelHome, default_home
+    from edgespec.pairing import export_pair
+
+    expect_nothing(options.output)  # before anything is fetched
+    home = ModelHome(default_home(), options.offline, say_stage)
+    check = export_pair(
+        home.locate(options.source, options.revision),
+        home.locate(options.drafter),
+        options.output,
+        precision=options.precision,
+        drafter_precision=options.drafter_precision,
+        report=say_stage,
+    )
+    _print_pair(check, options.json)
+    say_stage(f"use it with: edgespec chat {shlex.quote(str(options.output))}")
+    return 0
+
+
+def _pair_check(options: argparse.Namespace) -> int:
+    from edgespec.pairing import judge_pair
+
+    check = judge_pair(options.target, options.drafter, offline=options.offline, report=say_stage)
+    _print_pair(check, options.json)
+    return 0
+
+
+def _print_pair(check: "PairCheck", as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(asdict(check)))
+        return
+    print(f"{check.drafter} drafting for {check.target}: {check.verdict}")
+    print(f"  why           {check.reason}")
+    print(f"  kept          {check.greedy_acceptance:.0%} greedy, {check.sampled_acceptance:.0%} at temperature 1")
+    print(f"  expected gain {check.expected_gain:.2f} over plain decoding, {check.num_draft} tokens a draft")
+    print(f"  special tokens are {'the same' if check.same_special_tokens else 'different'}")
+    print(f"  chat templates are {'the same' if check.same_chat_template else 'different'}")
+
+
+def _export_model(options: argparse.Namespace) -> int:
+    from edgespec.export.convert import export_model
+    from edgespec.export.output import expect_nothing
+    from edgespec.home import ModelHome, default_home
+    from edgespec.loading import open_decoder
+
+    expect_nothing(options.output)  # before anything is fetched
+    source = ModelHome(default_home(), options.offline, say_stage).locate(options.source, options.revision)
+    settings: dict[str, Any] = {
+        "precision": options.precision,
+        "repository": source.repository,
+        "revision": source.revision,
+        "license": source.license,
+        "open_decoder": open_decoder if options.check else None,
+        "report": say_stage,
+    }
+    if options.exporter == "optimum":
+        from edgespec.export.optimum import import_model
+
+        manifest = import_model(source.path, options.output, **settings)
+    else:
+        manifest = export_model(
+            source.path,
+            options.output,
+            block_size=options.block_size,
+            drafting=_drafting(options),
+            hidden_layers=tuple(sorted(_layers(options.hidden_states, "--hidden-states") or ())),
+            **settings,
+        )
+    if options.json:
+        print(json.dumps(asdict(manifest)))
+    else:
+        if (check := manifest.check) is not None:
+            say_stage(
+                f"checked on {check.num_tokens} tokens: {check.nll:.4f} nats/token, the source has "
+                f"{check.reference_nll:.4f}; divergence {check.divergence:.4f}, the same likeliest token at "
+                f"{check.agreement:.0%}"
+            )
+        say_stage(f"wrote {options.output} ({manifest.weights_bytes / 1e6:.0f} MB)")
+        say_stage(f"use it with: edgespec chat {shlex.quote(str(options.output))}")
+    return 0
+
+
+def _layers(text: str | None, what: str) -> frozenset[int] | None:
+    from edgespec.export.drafting import parse_layers
+
+    return None if text is None else parse_layers(text, what)
+
+
+def _drafting(options: argparse.Namespace) -> "Drafting":
+    from edgespec.export.drafting import Drafting
+
+    return Drafting(
+        keep=_layers(options.keep_layers, "--keep-layers"),
+        skip=_layers(options.skip_layers, "--skip-layers"),
+        num_tokens=options.vocab_subset,
+        corpus=options.vocab_corpus,
+    )

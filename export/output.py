@@ -1,0 +1,70 @@
+"""A folder that is there whole or not at all, made by one process at a time."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from edgespec.disk import expect_room, install, writing
+from edgespec.errors import UsageError
+from edgespec.lock import locked
+
+RESERVE_BYTES = 64 << 20
+Report = Callable[[str], None]
+
+
+def expect_nothing(output: Path) -> None:
+    """Raises UsageError: something is in the way of output."""
+    if os.path.lexists(output):
+        raise UsageError(f"{output} already exists; remove it or choose another --output")
+
+
+@contextmanager
+def folder_in_the_making(
+    output: Path, needed_bytes: int = 0, report: Report = lambda line: None
+) -> Iterator[Path]:
+    """A temporary sibling of output that takes its place on success and vanishes on failure.
+
+    Raises:
+        UsageError: Something is at output already, or it cannot be written.
+        DiskFull: There is no room for needed_bytes.
+    """
+    with _alone(output, report):
+        expect_nothing(output)
+        folder = output.with_name(f".{output.name}.partial")
+        shutil.rmtree(folder, ignore_errors=True)  # of an export that was killed: no other can be under way
+        try:
+            with writing(output.parent, needed_bytes):
+                folder.mkdir()
+                expect_room(folder, needed_bytes, RESERVE_BYTES)
+                yield folder
+                _install(folder, output)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _install(folder: Path, output: Path) -> None:
+    try:
+        install(folder, output)
+    except OSError:
+        expect_nothing(output)  # by hand, for every export holds the lock
+        raise
+
+
+@contextmanager
+def _alone(output: Path, report: Report) -> Iterator[None]:
+    """Hold the lock of output."""
+    with ExitStack() as stack:
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            lock = locked(
+                output.with_name(f".{output.name}.lock"),
+                lambda holder: report(f"{holder} is exporting to {output}; waiting for it"),
+            )
+            stack.enter_context(lock)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write to {output.parent}: {error.strerror}; choose another --output"
+            ) from None
+        yield

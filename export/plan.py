@@ -1,0 +1,58 @@
+"""What an export is going to take, before it takes it."""
+
+from dataclasses import dataclass
+
+from edgespec.export.precision import choose_precision
+from edgespec.export.sources import LoadedSource
+
+# Bytes a weight, scales and all; source adds a scale of four bytes to blocks that have one of two.
+_BYTES = {"fp32": 4.0, "fp16": 2.0, "int8": 1.125, "int4": 0.75}
+_SOURCE_GROWTH = 1.3
+# Measured on SmolLM2-135M and Qwen2.5-Coder-1.5B with two cores of a desktop (docs/log.md).
+_BYTES_PER_S = 200e6
+_FITTED_PER_S = 45e6  # weights a second whose int4 blocks are fitted
+_BASE_BYTES, _SHARE = 135e6, 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """write_bytes is what the weights come to at most; peak_bytes and seconds are estimates, fetching left out."""
+
+    source: str
+    precision: str
+    reason: str | None
+    fetch_bytes: int
+    source_bytes: int
+    write_bytes: int
+    peak_bytes: int
+    seconds: float
+
+
+def plan_export(loaded: LoadedSource, precision: str) -> Plan:
+    """The plan for a source that is here; auto is decided."""
+    num_weights = sum(tensor.rows * tensor.columns for tensor in loaded.tensors.values())
+    stored = sum(tensor.num_bytes for tensor in loaded.tensors.values())
+    is_blocks = any(tensor.is_blocks for tensor in loaded.tensors.values())
+    return estimate(loaded.source.name, precision, num_weights, stored, is_blocks=is_blocks)
+
+
+def estimate(
+    source: str, precision: str, num_weights: int, source_bytes: int, *, is_blocks: bool, fetch_bytes: int = 0
+) -> Plan:
+    """The plan for a source of so many weights in so many bytes; is_blocks says that they are quantised."""
+    reason = None
+    if precision == "auto":
+        precision, reason = choose_precision(num_weights, is_blocks=is_blocks)
+    per_weight = _BYTES.get(precision)
+    write_bytes = int(_SOURCE_GROWTH * source_bytes if per_weight is None else per_weight * num_weights)
+    fitting_s = num_weights / _FITTED_PER_S if precision == "int4" else 0.0
+    return Plan(
+        source=source,
+        precision=precision,
+        reason=reason,
+        fetch_bytes=fetch_bytes,
+        source_bytes=source_bytes,
+        write_bytes=write_bytes,
+        peak_bytes=int(_BASE_BYTES + _SHARE * source_bytes),
+        seconds=(source_bytes + write_bytes) / _BYTES_PER_S + fitting_s,
+    )

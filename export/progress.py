@@ -1,0 +1,25 @@
+"""How far a long step is and how fast it goes, in lines now and then."""
+
+from collections.abc import Callable
+from time import monotonic
+
+_EVERY_S = 3.0
+
+
+class Progress:
+    """Called with the bytes done so far, reports a line every three seconds."""
+
+    def __init__(self, expected_bytes: int, report: Callable[[str], None]) -> None:
+        self._expected_bytes = expected_bytes
+        self._report = report
+        self._started = self._told = monotonic()
+
+    def __call__(self, done_bytes: int) -> None:
+        now = monotonic()
+        if now - self._told < _EVERY_S:
+            return
+        self._told = now
+        rate = done_bytes / (now - self._started)
+        self._report(
+            f"{done_bytes / 1e6:.0f} MB of at most {self._expected_bytes / 1e6:.0f} MB, {rate / 1e6:.0f} MB/s"
+        )

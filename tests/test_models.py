@@ -1,0 +1,117 @@
+"""Keeping house: plans, cards, and the models of the home."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli import main
+from edgespec.errors import IntegrityError, ModelError
+from edgespec.export.card import model_card
+from edgespec.export.convert import export_model
+from edgespec.export.plan import plan_export
+from edgespec.export.progress import Progress
+from edgespec.export.sources import read_source
+from edgespec.home import ModelHome
+from edgespec.loading import open_decoder
+from edgespec.manifest import read_manifest
+from edgespec.models import prepared, remove, verify
+
+
+@pytest.fixture
+def home(tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> ModelHome:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    home = ModelHome(tmp_path / "home", offline=True)
+    export_model(tiny_gguf, home.models / "tiny", precision="int8", license="mit")
+    return home
+
+
+def test_models_are_listed_verified_and_removed(home: ModelHome) -> None:
+    (model,) = prepared(home)
+    assert (model.name, model.precision, model.source, model.problem) == ("tiny", "int8", "tiny.gguf", None)
+    assert model.bytes == sum(path.stat().st_size for path in (home.models / "tiny").iterdir())
+    num_files, others = verify(home, "tiny")
+    assert (num_files, others) == (len(read_manifest(home.models / "tiny").files), [])
+    (home.models / "tiny" / "notes.txt").write_text("mine")
+    assert verify(home, "tiny")[1] == ["notes.txt"]
+    assert remove(home, "tiny") == home.models / "tiny"
+    assert not list(prepared(home))
+
+
+def test_flipped_byte_is_found_by_verify(home: ModelHome, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "verify"]) == 0
+    path = home.models / "tiny" / "model.onnx.data"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(IntegrityError):
+        verify(home, "tiny")
+    capsys.readouterr()
+    assert main(["models", "verify", "tiny", "--json"]) == 6
+    assert "changed since its export" in json.loads(capsys.readouterr().out)["tiny"]["problem"]
+    path.unlink()
+    assert main(["models", "verify"]) == 3
+
+
+@pytest.mark.parametrize("name", ["..", "../home", "", "nothing", "/etc"])
+def test_what_is_no_model_of_the_home_is_never_removed(home: ModelHome, name: str) -> None:
+    with pytest.raises(ModelError, match="no prepared model"):
+        remove(home, name)
+
+
+def test_model_that_is_damaged_is_listed_with_its_problem(
+    home: ModelHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home.models / "tiny" / "edgespec.json").write_text("{")
+    (model,) = prepared(home)
+    assert "not JSON" in (model.problem or "")
+    assert main(["models", "list"]) == 0
+    assert "smollm2-135m  98 MB to fetch" in capsys.readouterr().out
+
+
+def test_pull_prepares_and_remove_forgets(
+    home: ModelHome, tiny_gguf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["models", "pull", str(tiny_gguf)]) == 0
+    folder = Path(capsys.readouterr().out.strip())
+    assert read_manifest(folder).name == folder.name
+    assert main(["models", "remove", folder.name]) == 0
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("precision", ["source", "fp32", "fp16", "int8", "int4", "auto"])
+def test_plan_bounds_what_is_written(tiny_gguf: Path, tmp_path: Path, precision: str) -> None:
+    plan = plan_export(read_source(tiny_gguf), precision)
+    manifest = export_model(tiny_gguf, tmp_path / "out", precision=precision)
+    tables = 2 * 4 * 700 * 8 + 64 * 4096  # rotary tables and alignment, which weigh in tiny models alone
+    assert plan.precision == manifest.precision
+    assert manifest.weights_bytes <= plan.write_bytes + tables
+
+
+def test_dry_run_writes_nothing(tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["export", str(tiny_gguf), "--output", str(tmp_path / "out"), "--dry-run"]
+    assert main([*arguments, "--drafter", str(tiny_gguf), "--drafter-precision", "int4", "--json"]) == 0
+    target, drafter = json.loads(capsys.readouterr().out)
+    assert (target["precision"], drafter["precision"], target["fetch_bytes"]) == ("source", "int4", 0)
+    assert main([*arguments, "--precision", "auto"]) == 0
+    assert "int8 (" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_card_says_what_the_model_is_and_how_it_was_checked(tiny_gguf: Path, tmp_path: Path) -> None:
+    manifest = export_model(tiny_gguf, tmp_path / "out", license="apache-2.0", open_decoder=open_decoder)
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert card == model_card(replace(manifest, files={}))
+    assert all(word in card for word in ("tiny.gguf", "apache-2.0", manifest.source.sha256, "Compared with"))
+    assert "was not compared" in model_card(replace(manifest, check=None))
+
+
+def test_progress_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 4.0, 5.0, 8.0])
+    monkeypatch.setattr("edgespec.export.progress.monotonic", lambda: next(clock))
+    lines: list[str] = []
+    progress = Progress(10_000_000, lines.append)
+    for done in (1, 4_000_000, 5_000_000, 8_000_000):
+        progress(done)
+    assert lines == ["4 MB of at most 10 MB, 1 MB/s", "8 MB of at most 10 MB, 1 MB/s"]
