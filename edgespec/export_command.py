@@ -44,6 +44,9 @@ def add_export(parser: argparse.ArgumentParser) -> None:
         choices=["native", "optimum"],
         help="native, or optimum for other architectures: through PyTorch, in fp32",
     )
+    parser.add_argument(
+        "--form", default="cpu", choices=["cpu", "gpu"], help="gpu: fp16 activations and cache (default cpu)"
+    )
     drafting = parser.add_argument_group("drafters out of the model")
     layers = drafting.add_mutually_exclusive_group()
     layers.add_argument("--keep-layers", metavar="L", help="also write a drafter of these layers, as in 0-5,9")
@@ -176,6 +179,7 @@ def _export_model(options: argparse.Namespace) -> int:
             source.path,
             options.output,
             block_size=options.block_size,
+            form=options.form,
             drafting=_drafting(options),
             hidden_layers=tuple(sorted(_layers(options.hidden_states, "--hidden-states") or ())),
             **settings,

@@ -133,6 +133,7 @@ class Manifest:
     add_bos: bool
     source: Source
     signature: Signature = field(default_factory=Signature)
+    form: str = "cpu"  # the kind of device that it was laid out for: cpu or gpu
     schema_version: int = SCHEMA_VERSION
     graph: str = "model.onnx"
     weights: str = "model.onnx.data"
@@ -256,7 +257,9 @@ def check_values(path: Path, manifest: Manifest) -> None:
             f"{path}: the cache is {kv.form!r} of {kv.dtype!r}, known are {', '.join(_CACHE_FORMS)} of "
             f"{', '.join(_CACHE_DTYPES)}; use a newer edgespec or export again"
         )
-    texts = {field: getattr(manifest, field) for field in ("name", "architecture", "precision", "vocab_sha256")}
+    texts = {
+        field: getattr(manifest, field) for field in ("name", "architecture", "precision", "form", "vocab_sha256")
+    }
     texts |= {f"source.{key}": value for key, value in asdict(manifest.source).items() if value is not None}
     texts |= {f"the hash of {name}": record.sha256 for name, record in manifest.files.items()}
     for what, text in {**texts, **asdict(manifest.signature)}.items():

@@ -28,7 +28,7 @@ def moving_average(values, width):
 
 # Divergence that an export may have, by precision; what the formats have on real models is well below.
 _DIVERGENCE = {"fp32": 1e-4, "fp16": 1e-3, "source": 0.1, "int8": 0.1, "int4": 0.5}
-_SAME_PASS = 1e-2  # logits of one row from passes that were cut otherwise
+_SAME_PASS, _SAME_HALF_PASS = 1e-2, 0.5  # logits of one row from passes that were cut otherwise
 
 
 def compare(decoder: Decoder, tokens: TokenIds, reference: Logits) -> Check:
@@ -58,14 +58,14 @@ def compare(decoder: Decoder, tokens: TokenIds, reference: Logits) -> Check:
     )
 
 
-def judge(check: Check, precision: str) -> None:
+def judge(check: Check, precision: str, *, is_half: bool = False) -> None:
     """Raises ExportMismatch: the export loses more than its precision explains, or its cache is wrong."""
     if not check.divergence <= _DIVERGENCE[precision]:
         raise ExportMismatch(
             f"the exported model diverges from its source by {check.divergence:.3g} nats a token, {precision} may "
             f"by {_DIVERGENCE[precision]}; nothing was installed. Try another precision, or report this model"
         )
-    if not check.pieces_difference <= _SAME_PASS * max(1.0, check.reference_nll):
+    if not check.pieces_difference <= (_SAME_HALF_PASS if is_half else _SAME_PASS):
         raise ExportMismatch(
             f"the exported model gives other logits in pieces than at once (by {check.pieces_difference:.3g}); "
             "nothing was installed. Report this model"

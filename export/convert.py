@@ -18,7 +18,7 @@ from edgespec.export.drafting import Drafting, frequent_tokens
 from edgespec.export.graph import Variant, build_graph
 from edgespec.export.output import Report, expect_nothing, folder_in_the_making
 from edgespec.export.plan import plan_export
-from edgespec.export.precision import BLOCK_SIZES, PRECISIONS, Rule
+from edgespec.export.precision import BLOCK_SIZES, FORMS, PRECISIONS, Rule
 from edgespec.export.progress import Progress
 from edgespec.export.reference import reference_logits
 from edgespec.export.sources import LoadedSource, read_source
@@ -29,6 +29,9 @@ from edgespec.manifest import Check, KVCache, Manifest, SelfDrafter, file_record
 from edgespec.tokenizer import in_words, vocabulary_sha256
 from edgespec.types import Decoder
 
+# Their residual streams go beyond 65504, where half floats end.
+_LARGE_ACTIVATIONS = ("gemma2", "gemma3")
+
 
 def export_model(
     source: Path,
@@ -36,6 +39,7 @@ def export_model(
     *,
     precision: str = "source",
     block_size: int = 32,
+    form: str = "cpu",
     drafting: Drafting = Drafting(),  # noqa: B008  frozen
     hidden_layers: tuple[int, ...] = (),
     repository: str | None = None,
@@ -54,6 +58,7 @@ def export_model(
         output: Must not exist.
         precision: One of PRECISIONS; auto picks one and reports why.
         block_size: How many weights share a scale where they are rounded anew, one of BLOCK_SIZES.
+        form: What kind of device it is laid out for, one of FORMS; either runs on both.
         drafting: What to make for drafting beside the model, or of it.
         hidden_layers: Layers whose hidden states the graph gives too.
         repository: Where the source was fetched from, for the manifest.
@@ -72,6 +77,10 @@ def export_model(
         raise UsageError(f"unknown precision '{precision}'; choose one of {', '.join(PRECISIONS)}")
     if block_size not in BLOCK_SIZES:
         raise UsageError(f"block size is {block_size}; choose one of {', '.join(map(str, BLOCK_SIZES))}")
+    if form not in FORMS:
+        raise UsageError(f"unknown form '{form}'; choose one of {', '.join(FORMS)}")
+    if form == "gpu" and precision == "fp32":
+        raise UsageError("the gpu form computes in fp16; choose another --precision than fp32")
     expect_nothing(output)
     report(f"reading {source}")
     loaded = read_source(source)
@@ -81,6 +90,10 @@ def export_model(
         raise UsageError(f"hidden states of layer {max(hidden_layers)} of a model that has 0 to {num_layers - 1}")
     if open_decoder is not None and drafting.num_tokens and not kept_layers:
         raise UsageError("a model with a trimmed head cannot be checked against its source; leave the check out")
+    if form == "gpu" and loaded.config.architecture in _LARGE_ACTIVATIONS:
+        raise UsageError(
+            f"activations of {loaded.config.architecture} exceed what fp16 holds; leave --form gpu out"
+        )
     origin = replace(
         loaded.source, repository=repository, revision=revision, license=loaded.source.license or license
     )
@@ -94,7 +107,7 @@ def export_model(
             report(f"leaving out {loaded.num_left_out} tensors that see images; the export reads text")
         report(f"writing {loaded.config.num_layers} layers in {precision} precision")
         progress = Progress(plan.write_bytes, report)
-        rule = Rule(precision, block_size)
+        rule = Rule(precision, block_size, is_half=form == "gpu")
         manifest = _write(folder, output.name, loaded, rule, drafting, hidden_layers, progress)
         report("hashing")
         manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
@@ -119,7 +132,7 @@ def _checked(loaded: LoadedSource, manifest: Manifest, decoder: Decoder) -> Chec
         ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
     tokens = np.array(ids, np.int32)[: manifest.context_length]
     check = compare(decoder, tokens, reference_logits(loaded.config, loaded.tensors, tokens))
-    judge(check, manifest.precision)
+    judge(check, manifest.precision, is_half=manifest.form == "gpu")
     return check
 
 
@@ -156,7 +169,13 @@ def _write(
         architecture=config.architecture,
         precision=rule.precision,
         context_length=config.context_length,
-        kv_cache=KVCache(num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),
+        form="gpu" if rule.is_half else "cpu",
+        kv_cache=KVCache(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype="float16" if rule.is_half else "float32",
+        ),
         vocab_size=config.vocab_size,
         vocab_sha256=vocabulary_sha256(tokenizer),
         bos_token_id=vocabulary.bos_token_id,

@@ -4,7 +4,7 @@ Inputs, for a batch of one:
     input_ids            int64 [batch, num_tokens]   the tokens that the cache does not hold
     attention_mask       int64 [batch, total]        ones; total counts cached and new tokens
     num_logits_to_keep   int64 [1]                   how many of the last positions get logits
-    past_key_values.{i}.key, .value  [batch, num_kv_heads, capacity, head_dim]
+    past_key_values.{i}.key, .value  float32 or float16 [batch, num_kv_heads, capacity, head_dim]
 Outputs:
     logits               float32 [batch, num_logits_to_keep, vocab_size]
     present.{i}.key, .value          the same buffers as past_key_values
@@ -80,7 +80,10 @@ class _Decoder:
         self.weights = weights
         self.linear = LinearWriter(self.nodes, weights, rule)
         self.variant = variant
+        self.type = ir.DataType.FLOAT16 if rule.is_half else ir.DataType.FLOAT
+        self.floats = np.float16 if rule.is_half else np.float32
         self.tables: dict[Rotary, tuple[ir.Value, ir.Value]] = {}
+        self.biases: dict[ir.Value, ir.Value] = {}
         self.tree = _tree_inputs(config) if variant.has_tree_inputs else {}
 
     def build(self) -> ir.Model:
@@ -113,6 +116,7 @@ class _Decoder:
             if i in self.variant.hidden_layers:
                 outputs.append(self._hidden(i, residual))
         logits = self._capped(head(self._scaled(self._last(normed, num_logits), config.logit_scale)))
+        logits = self._as_float(logits)
         logits.name = "logits"
         logits.type = ir.TensorType(ir.DataType.FLOAT)
         rows = self.tensors.get(self.variant.head, self.tensors["embedding"]).rows
@@ -131,7 +135,7 @@ class _Decoder:
         return self.nodes.op(kind, *inputs, **attributes)
 
     def _hidden(self, i: int, residual: ir.Value) -> ir.Value:
-        hidden = self._op("Identity", residual)
+        hidden = self._op("Cast", residual, to=int(ir.DataType.FLOAT))
         hidden.name = f"hidden_states.{i}"
         hidden.type = ir.TensorType(ir.DataType.FLOAT)
         hidden.shape = ir.Shape(["batch", "num_tokens", self.config.hidden_size])
@@ -139,10 +143,20 @@ class _Decoder:
 
     def _cache(self, name: str) -> ir.Value:
         config = self.config
-        return _tensor(name, ir.DataType.FLOAT, ["batch", config.num_kv_heads, "capacity", config.head_dim])
+        return _tensor(name, self.type, ["batch", config.num_kv_heads, "capacity", config.head_dim])
+
+    def _as_activation(self, bias: ir.Value) -> ir.Value:
+        if self.type == ir.DataType.FLOAT:
+            return bias
+        if bias not in self.biases:
+            self.biases[bias] = self._op("Cast", bias, to=int(self.type))
+        return self.biases[bias]
+
+    def _as_float(self, x: ir.Value) -> ir.Value:
+        return x if self.type == ir.DataType.FLOAT else self._op("Cast", x, to=int(ir.DataType.FLOAT))
 
     def _vector(self, role: str) -> ir.Value:
-        vector = self.tensors[role].vector()
+        vector = self.tensors[role].vector().astype(self.floats)
         return self.weights.append(role, [vector], vector.shape)
 
     def _normed(self, x: ir.Value, role: str) -> ir.Value:
@@ -165,7 +179,7 @@ class _Decoder:
         if rotary not in self.tables:
             angles = np.outer(np.arange(self.config.context_length, dtype=np.float32), rotary.inv_freq)
             scale, number = np.float32(rotary.scale), self._number(rotary)
-            cos, sin = np.cos(angles) * scale, np.sin(angles) * scale
+            cos, sin = ((wave(angles) * scale).astype(self.floats) for wave in (np.cos, np.sin))
             self.tables[rotary] = (
                 self.weights.append(f"cos_{number}", [cos], cos.shape),
                 self.weights.append(f"sin_{number}", [sin], sin.shape),
@@ -202,7 +216,7 @@ class _Decoder:
         if self.tree:
             inputs += [None] * (9 - len(inputs))
             bias = "local_attention_bias" if layer.sliding_window else "attention_bias"
-            inputs += [self.tree["position_ids"] if tables else None, self.tree[bias]]
+            inputs += [self.tree["position_ids"] if tables else None, self._as_activation(self.tree[bias])]
         attended = self.nodes.node(
             "GroupQueryAttention",
             inputs,
@@ -236,7 +250,7 @@ class _Decoder:
     def _scaled(self, x: ir.Value, scale: float) -> ir.Value:
         if scale == 1.0:
             return x
-        return self._op("Mul", x, self.nodes.constant(f"scale_{scale:g}", np.array(scale, np.float32)))
+        return self._op("Mul", x, self.nodes.constant(f"scale_{scale:g}", np.array(scale, self.floats)))
 
     def _capped(self, logits: ir.Value) -> ir.Value:
         cap = self.config.logit_cap

@@ -17,6 +17,7 @@ from edgespec.export.weights import WeightsFile
 
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 Halves = npt.NDArray[np.float16]
+_NUMPY = {"F32": np.float32, "F16": np.float16}
 _DATA_TYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16}
 
 
@@ -29,7 +30,7 @@ class _Packed:
     num_inputs: int  # columns, and one more per block where the form has offsets
     form: Form
     levels: ir.Value  # uint8 [rows, num_blocks, block_size · bits / 8]
-    scales: ir.Value  # float32 [rows, num_blocks]
+    scales: ir.Value  # of the activations' type, [rows, num_blocks]
     zero_points: ir.Value | None  # uint8 [rows, ⌈num_blocks · bits / 8⌉]
 
 
@@ -128,7 +129,7 @@ class LinearWriter:
         present = [bias.vector() for bias in biases if bias is not None]
         if not present:
             return None
-        values = np.concatenate(present)
+        values = np.concatenate(present).astype(_NUMPY[self._rule.storage])
         return self.weights.append(f"{name}.bias", [values], values.shape)
 
     # -- floats ------------------------------------------------------------------------------
@@ -139,7 +140,9 @@ class LinearWriter:
         return self.weights.append(name, parts, shape, _DATA_TYPES[form.storage])
 
     def _as_float(self, x: ir.Value, form: Form) -> ir.Value:
-        return x if form.storage == "F32" else self.nodes.op("Cast", x, to=int(ir.DataType.FLOAT))
+        if form.storage == self._rule.storage:
+            return x
+        return self.nodes.op("Cast", x, to=int(_DATA_TYPES[self._rule.storage]))
 
     def _float_product(self, x: ir.Value, matrix: ir.Value, form: Form) -> ir.Value:
         # The cast of a constant is folded when the session loads; the file keeps the stored type.
@@ -151,14 +154,14 @@ class LinearWriter:
         form = forms[0]
         assert form.bits is not None
         bits, size = form.bits, form.block_size
-        scales: list[Floats] = []
+        scales: list[Floats | Halves] = []
         zero_points: list[Bytes] = []
 
         def levels() -> Iterator[Bytes]:
             for tensor, own in zip(tensors, forms, strict=True):
                 for blocks in _blocks(tensor, own):
                     stored = with_offset_columns(blocks) if form.has_offsets else blocks
-                    scales.append(stored.scales)
+                    scales.append(stored.scales.astype(_NUMPY[self._rule.storage]))
                     if stored.zero_points is not None:
                         zero_points.append(pack(stored.zero_points, bits))
                     yield pack(stored.levels, bits)
@@ -197,7 +200,7 @@ class LinearWriter:
             N=packed.rows,
             bits=packed.form.bits,
             block_size=packed.form.block_size,
-            accuracy_level=4,
+            accuracy_level=0 if self._rule.is_half else 4,
         )
 
     def _with_block_means(self, x: ir.Value, block_size: int) -> ir.Value:
@@ -235,7 +238,7 @@ class LinearWriter:
             constant("as_blocks", np.array([0, 0, num_blocks, size])),
         )
         offsets = op("Unsqueeze", op("Slice", rows, middle, end, last), last)
-        scaled = op("Div", offsets, op("Cast", constant("block_size", np.array(size)), to=int(ir.DataType.FLOAT)))
+        scaled = op("Div", offsets, constant("block_size", np.array(size, _NUMPY[self._rule.storage])))
         return op("Reshape", op("Add", weights, scaled), constant("as_rows", np.array([0, 0, columns])))
 
     def _flat(self, name: str, levels: ir.Value, rows: int) -> ir.Value:

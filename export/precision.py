@@ -7,6 +7,10 @@
     int4    blocks with a minimum each, at least squared error; an embedding in int8, since it is read
             by rows and, where it is the head as well, loses 0.07 nats a token in 4 bits (SmolLM2)
 Blocks that are stored in just the bits and size asked for are kept as they are.
+
+And what a device form means:
+    cpu     activations and cache in fp32, products with activations in 8 bits (accuracy_level 4)
+    gpu     activations and cache in fp16, int4 in symmetric blocks, which is what fast kernels take
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,6 +20,7 @@ from edgespec.export.tensors import StoredTensor
 
 PRECISIONS = ("auto", "source", "fp32", "fp16", "int8", "int4")
 BLOCK_SIZES = (32, 64, 128)
+FORMS = ("cpu", "gpu")
 _FLOATS = {"fp32": "F32", "fp16": "F16"}
 _BITS = {"int8": 8, "int4": 4}
 # Below this four bits cost a model more than they save: 0.2 nats a token on one of 135 million weights.
@@ -52,6 +57,12 @@ class Rule:
 
     precision: str
     block_size: int  # of blocks that are rounded anew
+    is_half: bool = False  # activations in fp16
+
+    @property
+    def storage(self) -> str:
+        """What activations are stored as."""
+        return "F16" if self.is_half else "F32"
 
     def form(self, tensor: StoredTensor) -> Form:
         if self.precision in _FLOATS:
@@ -60,12 +71,13 @@ class Rule:
         if tensor.is_blocks:
             stored = BLOCK_FORMATS[tensor.storage]
             size = 32 if tensor.storage == "Q6_K" else stored.block_size  # in pairs, see _blocks
-            if bits is None or (bits, self.block_size) == (stored.bits, size):
+            is_kept = bits is None or (bits, self.block_size) == (stored.bits, size)
+            if is_kept and not (bits and self.is_half and stored.has_offsets):
                 return Form(stored.bits, size, stored.has_offsets)
         if bits is None:
-            return Form(None, storage=tensor.storage)
+            return Form(None, storage="F16" if self.is_half else tensor.storage)
         size = self._fitting(tensor)
-        if bits == 4 and tensor.columns % size == 0:
+        if bits == 4 and not self.is_half and tensor.columns % size == 0:
             return Form(4, size, has_offsets=True, rounding="asymmetric")
         return Form(bits, size, rounding="symmetric")
 

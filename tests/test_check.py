@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import tiny
-from test_families import LOGITS, SOURCES, TOKENS, write_source
+from test_families import FAMILIES, LOGITS, SOURCES, TOKENS, write_source
 
-from edgespec.errors import ExportMismatch
+from edgespec.errors import ExportMismatch, UsageError
 from edgespec.export import convert
 from edgespec.export.check import compare, judge
 from edgespec.export.families import DecoderConfig, Layer
@@ -99,3 +99,32 @@ def test_divergence_that_the_precision_does_not_explain_is_refused(divergence: f
     judge(good, "source")
     with pytest.raises(ExportMismatch):
         judge(replace(good, divergence=divergence), "source")
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if not name.startswith("gemma")])
+def test_gpu_form_says_the_same_in_half_floats(tmp_path: Path, family: str) -> None:
+    source = write_source(tmp_path, family, "huggingface")
+    manifest = convert.export_model(
+        source, tmp_path / "out", precision="fp16", form="gpu", open_decoder=open_decoder
+    )
+    assert (manifest.form, manifest.kv_cache.dtype) == ("gpu", "float16")
+    assert manifest.check is not None
+    assert 0 < manifest.check.divergence < 1e-4
+
+
+@pytest.mark.parametrize("precision", ["source", "int8", "int4"])
+def test_gpu_form_of_blocks_passes_its_check(tmp_path: Path, precision: str) -> None:
+    tiny.write_gguf(tmp_path / "a.gguf", tiny.random_weights(), storage="Q4_1")
+    check = convert.export_model(
+        tmp_path / "a.gguf", tmp_path / "out", precision=precision, form="gpu", open_decoder=open_decoder
+    ).check
+    assert check is not None
+    assert check.divergence < {"source": 0.02, "int8": 0.01, "int4": 0.4}[precision]
+
+
+def test_gpu_form_of_what_half_floats_cannot_hold_is_refused(tiny_gguf: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="fp16"):
+        convert.export_model(tiny_gguf, tmp_path / "out", precision="fp32", form="gpu")
+    source = write_source(tmp_path, "gemma2", "huggingface")
+    with pytest.raises(UsageError, match="gemma2 exceed"):
+        convert.export_model(source, tmp_path / "out", form="gpu")
