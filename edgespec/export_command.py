@@ -45,7 +45,10 @@ def add_export(parser: argparse.ArgumentParser) -> None:
         help="native, or optimum for other architectures: through PyTorch, in fp32",
     )
     parser.add_argument(
-        "--form", default="cpu", choices=["cpu", "gpu"], help="gpu: fp16 activations and cache (default cpu)"
+        "--form",
+        default="cpu",
+        choices=["cpu", "gpu", "npu"],
+        help="gpu: fp16 activations and cache; npu: fixed shapes and primitive operators (default cpu)",
     )
     drafting = parser.add_argument_group("drafters out of the model")
     layers = drafting.add_mutually_exclusive_group()

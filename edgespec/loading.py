@@ -17,6 +17,7 @@ from edgespec.pair import DRAFTER, TARGET, PairCheck, expect_same_tokens, read_p
 from edgespec.runtimes import foreign
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.static import StaticDecoder
 from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import Tokenizer
 from edgespec.types import Decoder, Drafter
@@ -134,14 +135,20 @@ def _chat_template(folder: Path, manifest: Manifest) -> str | None:
     return read_template(folder / manifest.chat_template) if manifest.chat_template else None
 
 
+def _decoder_of(manifest: Manifest) -> type[OnnxDecoder] | type[StaticDecoder]:
+    return StaticDecoder if manifest.kv_cache.form == "static" else OnnxDecoder
+
+
 def _load_decoder(
     folder: Path, manifest: Manifest, device: Device, num_threads: int | None, deterministic: bool
-) -> OnnxDecoder:
+) -> OnnxDecoder | StaticDecoder:
     """Load the graph while another thread hashes its files; a wrong hash goes before any other error."""
     with ThreadPoolExecutor(1, "hash") as pool:
         verified = pool.submit(verify_files, folder, manifest)
         try:
-            decoder = OnnxDecoder(folder, manifest, device, num_threads=num_threads, deterministic=deterministic)
+            decoder = _decoder_of(manifest)(
+                folder, manifest, device, num_threads=num_threads, deterministic=deterministic
+            )
         finally:
             verified.result()
     if not manifest.files:  # nobody has vouched for the graph
@@ -169,9 +176,9 @@ def _load_drafter(folder: Path, manifest: Manifest, device: Device, num_threads:
     return SubsetDecoder(trimmed, tokens, manifest.vocab_size)
 
 
-def open_decoder(folder: Path, manifest: Manifest) -> OnnxDecoder:
+def open_decoder(folder: Path, manifest: Manifest) -> OnnxDecoder | StaticDecoder:
     """The model of a folder that has no manifest file yet, for the check of an export."""
-    return OnnxDecoder(folder, manifest, find_device("auto"), deterministic=True)
+    return _decoder_of(manifest)(folder, manifest, find_device("auto"), deterministic=True)
 
 
 def _draft_length(asked: int | str) -> Callable[[], DraftLength]:

@@ -19,7 +19,7 @@ FILE_NAME = "edgespec.json"
 _HASH_CHUNK_BYTES = 1 << 20
 _LARGEST_COUNT = 1 << 24
 _LARGEST_SHAPE = 1 << 12  # layers, heads and head sizes; far more would be reserved before the graph says no
-_CACHE_FORMS = ("shared_buffer", "growing")
+_CACHE_FORMS = ("shared_buffer", "growing", "static")
 _CACHE_DTYPES = ("float32", "float16")
 _OPTIONAL_INPUTS = ("attention_mask", "position_ids", "num_logits_to_keep")
 
@@ -29,7 +29,8 @@ class KVCache:
     """Keys and values of each layer, [1, num_kv_heads, positions, head_dim].
 
     form is shared_buffer, where one buffer of more positions than are filled is bound as past and present and a
-    shorter total length rewinds it, or growing, where past holds what came before and present that and the new.
+    shorter total length rewinds it, or growing, where past holds what came before and present that and the new, or
+    static, where past is a whole context long, without the batch, and present holds the new alone.
     """
 
     form: str = "shared_buffer"
@@ -133,12 +134,15 @@ class Manifest:
     add_bos: bool
     source: Source
     signature: Signature = field(default_factory=Signature)
-    form: str = "cpu"  # the kind of device that it was laid out for: cpu or gpu
+    form: str = "cpu"  # the kind of device that it was laid out for: cpu, gpu or npu
     schema_version: int = SCHEMA_VERSION
     graph: str = "model.onnx"
     weights: str = "model.onnx.data"
     tokenizer: str = "tokenizer.json"
     chat_template: str | None = "chat_template.jinja"
+    prefill_graph: str | None = None  # of the static form: a pass of prefill_tokens tokens
+    prefill_tokens: int = 1
+    sliding_window: int | None = None  # of the static form: what its local mask has to leave
     tree_graph: str | None = None  # the same model with position_ids and attention_bias
     hidden_layers: tuple[int, ...] = ()  # whose hidden states the graph gives too
     self_drafter: SelfDrafter | None = None
@@ -224,7 +228,7 @@ def _check(path: Path, manifest: Manifest) -> None:
     layers = [*manifest.hidden_layers, *(drafter.layers if drafter else ())]
     if not all(type(layer) is int and 0 <= layer < manifest.kv_cache.num_layers for layer in layers):
         raise ManifestError(f"{path} names layers {layers} of {manifest.kv_cache.num_layers}; export again")
-    optional = [manifest.chat_template, manifest.tree_graph, manifest.vocab_subset]
+    optional = [manifest.chat_template, manifest.prefill_graph, manifest.tree_graph, manifest.vocab_subset]
     optional += [drafter.graph, drafter.vocab_subset] if drafter else []
     needed = [manifest.graph, manifest.weights, manifest.tokenizer]
     for used in [*needed, *(name for name in optional if name is not None)]:
@@ -246,6 +250,9 @@ def check_values(path: Path, manifest: Manifest) -> None:
         "num_kv_heads": (kv.num_kv_heads, _LARGEST_SHAPE),
         "head_dim": (kv.head_dim, _LARGEST_SHAPE),
     }
+    counts["prefill_tokens"] = (manifest.prefill_tokens, _LARGEST_SHAPE)
+    if manifest.sliding_window is not None:
+        counts["sliding_window"] = (manifest.sliding_window, _LARGEST_COUNT)
     for name, (value, largest) in counts.items():
         if type(value) is not int or not 0 < value <= largest:
             raise ManifestError(f"{path}: {name} is {value!r}, wanted 1 to {largest}; export again")

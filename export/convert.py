@@ -15,7 +15,8 @@ from edgespec.errors import SourceError, UsageError
 from edgespec.export.card import NAME, model_card
 from edgespec.export.check import TEXT, compare, judge
 from edgespec.export.drafting import Drafting, frequent_tokens
-from edgespec.export.graph import Variant, build_graph
+from edgespec.export.families import DecoderConfig
+from edgespec.export.graphs import DRAFT_HEAD, build_graphs
 from edgespec.export.output import Report, expect_nothing, folder_in_the_making
 from edgespec.export.plan import plan_export
 from edgespec.export.precision import BLOCK_SIZES, FORMS, PRECISIONS, Rule
@@ -31,6 +32,9 @@ from edgespec.types import Decoder
 
 # Their residual streams go beyond 65504, where half floats end.
 _LARGE_ACTIVATIONS = ("gemma2", "gemma3")
+VOCAB_SUBSET = "vocab_subset.npy"
+# Every position costs a static form its share of each pass.
+_STATIC_CONTEXT, _STATIC_PREFILL = 1024, 64
 
 
 def export_model(
@@ -77,44 +81,75 @@ def export_model(
         raise UsageError(f"unknown precision '{precision}'; choose one of {', '.join(PRECISIONS)}")
     if block_size not in BLOCK_SIZES:
         raise UsageError(f"block size is {block_size}; choose one of {', '.join(map(str, BLOCK_SIZES))}")
-    if form not in FORMS:
-        raise UsageError(f"unknown form '{form}'; choose one of {', '.join(FORMS)}")
-    if form == "gpu" and precision == "fp32":
-        raise UsageError("the gpu form computes in fp16; choose another --precision than fp32")
+    precision = _form_precision(form, precision, drafting, hidden_layers)
     expect_nothing(output)
     report(f"reading {source}")
     loaded = read_source(source)
-    num_layers = loaded.config.num_layers
-    kept_layers = drafting.layers(num_layers)
-    if hidden_layers and max(hidden_layers) >= num_layers:
-        raise UsageError(f"hidden states of layer {max(hidden_layers)} of a model that has 0 to {num_layers - 1}")
-    if open_decoder is not None and drafting.num_tokens and not kept_layers:
-        raise UsageError("a model with a trimmed head cannot be checked against its source; leave the check out")
-    if form == "gpu" and loaded.config.architecture in _LARGE_ACTIVATIONS:
-        raise UsageError(
-            f"activations of {loaded.config.architecture} exceed what fp16 holds; leave --form gpu out"
-        )
+    _expect_possible(loaded.config, form, precision, drafting, hidden_layers, is_checked=open_decoder is not None)
     origin = replace(
         loaded.source, repository=repository, revision=revision, license=loaded.source.license or license
     )
     loaded = replace(loaded, source=origin)
     plan = plan_export(loaded, precision)
-    precision = plan.precision
     if plan.reason:
-        report(f"chose {precision} precision: {plan.reason}")
+        report(f"chose {plan.precision} precision: {plan.reason}")
+    is_half = form == "gpu" or (form == "npu" and plan.precision == "fp16")
+    rule = Rule(plan.precision, block_size, is_half)
     with folder_in_the_making(output, plan.write_bytes, report) as folder:
         if loaded.num_left_out:
             report(f"leaving out {loaded.num_left_out} tensors that see images; the export reads text")
-        report(f"writing {loaded.config.num_layers} layers in {precision} precision")
-        progress = Progress(plan.write_bytes, report)
-        rule = Rule(precision, block_size, is_half=form == "gpu")
-        manifest = _write(folder, output.name, loaded, rule, drafting, hidden_layers, progress)
+        report(f"writing {loaded.config.num_layers} layers in {plan.precision} precision")
+        manifest = replace(_describe(output.name, loaded, rule, form, drafting), hidden_layers=hidden_layers)
+        _write(folder, loaded, rule, manifest, drafting, Progress(plan.write_bytes, report))
         report("hashing")
         manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
         if open_decoder is not None:
             report("checking against the source")
             manifest = replace(manifest, check=_checked(loaded, manifest, open_decoder(folder, manifest)))
         return finish(folder, manifest)
+
+
+def _form_precision(form: str, precision: str, drafting: Drafting, hidden_layers: tuple[int, ...]) -> str:
+    """What a form makes of a precision.
+
+    Raises:
+        UsageError: The form is unknown, or cannot be had like this.
+    """
+    if form not in FORMS:
+        raise UsageError(f"unknown form '{form}'; choose one of {', '.join(FORMS)}")
+    if form == "gpu" and precision == "fp32":
+        raise UsageError("the gpu form computes in fp16; choose another --precision than fp32")
+    if form != "npu":
+        return precision
+    if drafting != Drafting() or hidden_layers:
+        raise UsageError("the npu form has no drafters and no hidden states; leave these options out")
+    if precision not in ("auto", "source", "fp16", "fp32"):
+        raise UsageError(
+            f"the npu form holds fp16 or fp32, not {precision}; fewer bits need its vendor's calibration"
+        )
+    return "fp32" if precision == "fp32" else "fp16"
+
+
+def _expect_possible(
+    config: DecoderConfig,
+    form: str,
+    precision: str,
+    drafting: Drafting,
+    hidden_layers: tuple[int, ...],
+    *,
+    is_checked: bool,
+) -> None:
+    """Raises UsageError: this model cannot be exported like this."""
+    if hidden_layers and max(hidden_layers) >= config.num_layers:
+        raise UsageError(
+            f"hidden states of layer {max(hidden_layers)} of a model that has 0 to {config.num_layers - 1}"
+        )
+    if is_checked and drafting.num_tokens and not drafting.layers(config.num_layers):
+        raise UsageError("a model with a trimmed head cannot be checked against its source; leave the check out")
+    if (form == "gpu" or precision == "fp16") and form != "cpu" and config.architecture in _LARGE_ACTIVATIONS:
+        raise UsageError(
+            f"activations of {config.architecture} exceed what fp16 holds; use --form cpu, or npu in fp32"
+        )
 
 
 def finish(folder: Path, manifest: Manifest) -> Manifest:
@@ -132,7 +167,7 @@ def _checked(loaded: LoadedSource, manifest: Manifest, decoder: Decoder) -> Chec
         ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
     tokens = np.array(ids, np.int32)[: manifest.context_length]
     check = compare(decoder, tokens, reference_logits(loaded.config, loaded.tensors, tokens))
-    judge(check, manifest.precision, is_half=manifest.form == "gpu")
+    judge(check, manifest.precision, is_half=manifest.kv_cache.dtype == "float16")
     return check
 
 
@@ -150,26 +185,38 @@ def check_ids(name: str, vocabulary: Vocabulary, size: int, tokenizer: Tokenizer
 
 def _write(
     folder: Path,
-    name: str,
     loaded: LoadedSource,
     rule: Rule,
+    manifest: Manifest,
     drafting: Drafting,
-    hidden_layers: tuple[int, ...],
     progress: Callable[[int], None],
-) -> Manifest:
+) -> None:
+    """All files but those that tell of the rest."""
+    tensors = {**loaded.tensors, **_drafting_head(folder, loaded, drafting)}
+    with WeightsFile(folder / manifest.weights, progress) as weights:
+        graphs = build_graphs(manifest, loaded.config, tensors, weights, rule)
+    for file, graph in graphs.items():
+        ir.save(graph, folder / file)
+    (folder / manifest.tokenizer).write_text(loaded.vocabulary.tokenizer_json, encoding="utf-8")
+    if manifest.chat_template:
+        template = loaded.vocabulary.chat_template or ""
+        (folder / manifest.chat_template).write_text(template, encoding="utf-8")
+
+
+def _describe(name: str, loaded: LoadedSource, rule: Rule, form: str, drafting: Drafting) -> Manifest:
+    """The manifest of a folder that is to be made, without what its files come to."""
     config, vocabulary = loaded.config, loaded.vocabulary
     tokenizer = Tokenizer.from_str(vocabulary.tokenizer_json)
     check_ids(loaded.source.name, vocabulary, config.vocab_size, tokenizer)
     kept_layers = drafting.layers(config.num_layers)
-    tensors, subset = _with_drafting_head(folder, loaded, tokenizer, drafting)
-    draft_head = "draft_head" if subset else "head"
+    subset = VOCAB_SUBSET if drafting.num_tokens else None
     is_drafter = subset is not None and kept_layers is None
     manifest = Manifest(
         name=name,
         architecture=config.architecture,
         precision=rule.precision,
+        form=form,
         context_length=config.context_length,
-        form="gpu" if rule.is_half else "cpu",
         kv_cache=KVCache(
             num_layers=config.num_layers,
             num_kv_heads=config.num_kv_heads,
@@ -184,41 +231,40 @@ def _write(
         source=loaded.source,
         chat_template="chat_template.jinja" if vocabulary.chat_template else None,
         tree_graph=None if is_drafter else "model_tree.onnx",
-        hidden_layers=hidden_layers,
         self_drafter=SelfDrafter(graph="model_draft.onnx", layers=kept_layers, vocab_subset=subset)
         if kept_layers
         else None,
         vocab_subset=subset if is_drafter else None,
     )
-    variants = {manifest.graph: Variant(hidden_layers=hidden_layers, head=draft_head if is_drafter else "head")}
-    if manifest.tree_graph:
-        variants[manifest.tree_graph] = Variant(has_tree_inputs=True)
-    if manifest.self_drafter:
-        variants[manifest.self_drafter.graph] = Variant(layers=kept_layers, head=draft_head)
-    with WeightsFile(folder / manifest.weights, progress) as weights:
-        graphs = {file: build_graph(config, tensors, weights, rule, variant) for file, variant in variants.items()}
-    for file, graph in graphs.items():
-        ir.save(graph, folder / file)
-    (folder / manifest.tokenizer).write_text(vocabulary.tokenizer_json, encoding="utf-8")
-    if manifest.chat_template:
-        (folder / manifest.chat_template).write_text(vocabulary.chat_template or "", encoding="utf-8")
-    return manifest
+    return _static(manifest, config) if form == "npu" else manifest
 
 
-def _with_drafting_head(
-    folder: Path, loaded: LoadedSource, tokenizer: Tokenizer, drafting: Drafting
-) -> tuple[dict[str, StoredTensor], str | None]:
-    """The tensors with one more, rows of the head for frequent tokens, and the file that lists these."""
+def _static(manifest: Manifest, config: DecoderConfig) -> Manifest:
+    context_length = min(config.context_length, _STATIC_CONTEXT)
+    windows = {layer.sliding_window for layer in config.layers if layer.sliding_window}
+    return replace(
+        manifest,
+        context_length=context_length,
+        kv_cache=replace(manifest.kv_cache, form="static"),
+        tree_graph=None,
+        prefill_graph="model_prefill.onnx",
+        prefill_tokens=min(_STATIC_PREFILL, context_length),
+        sliding_window=min(windows, default=None),
+    )
+
+
+def _drafting_head(folder: Path, loaded: LoadedSource, drafting: Drafting) -> dict[str, StoredTensor]:
+    """Rows of the head for frequent tokens, and the file that lists these."""
     if drafting.num_tokens is None:
-        return loaded.tensors, None
+        return {}
     if drafting.corpus is None:
         raise UsageError("a trimmed head needs a text that shows which tokens are frequent; give --vocab-corpus")
     try:
         text = drafting.corpus.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise UsageError(f"cannot read {drafting.corpus}: {error.strerror}") from None
+    tokenizer = Tokenizer.from_str(loaded.vocabulary.tokenizer_json)
     head = loaded.tensors.get("head", loaded.tensors["embedding"])
     tokens = frequent_tokens(tokenizer, text, drafting.num_tokens, loaded.vocabulary.eos_token_ids, head.rows)
-    np.save(folder / "vocab_subset.npy", tokens)
-    trimmed = replace(head, rows=len(tokens), row_order=tokens.astype(np.intp))
-    return {**loaded.tensors, "draft_head": trimmed}, "vocab_subset.npy"
+    np.save(folder / VOCAB_SUBSET, tokens)
+    return {DRAFT_HEAD: replace(head, rows=len(tokens), row_order=tokens.astype(np.intp))}

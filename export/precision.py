@@ -11,6 +11,7 @@ Blocks that are stored in just the bits and size asked for are kept as they are.
 And what a device form means:
     cpu     activations and cache in fp32, products with activations in 8 bits (accuracy_level 4)
     gpu     activations and cache in fp16, int4 in symmetric blocks, which is what fast kernels take
+    npu     fixed shapes and primitive operators (static_graph), all in fp16 or all in fp32
 """
 
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from edgespec.export.tensors import StoredTensor
 
 PRECISIONS = ("auto", "source", "fp32", "fp16", "int8", "int4")
 BLOCK_SIZES = (32, 64, 128)
-FORMS = ("cpu", "gpu")
+FORMS = ("cpu", "gpu", "npu")
 _FLOATS = {"fp32": "F32", "fp16": "F16"}
 _BITS = {"int8": 8, "int4": 4}
 # Below this four bits cost a model more than they save: 0.2 nats a token on one of 135 million weights.

@@ -12,7 +12,7 @@ import tiny
 from test_families import FAMILIES, LOGITS, SOURCES, TOKENS, write_source
 
 from edgespec.errors import ExportMismatch, UsageError
-from edgespec.export import convert
+from edgespec.export import convert, graphs
 from edgespec.export.check import compare, judge
 from edgespec.export.families import DecoderConfig, Layer
 from edgespec.export.graph import build_graph
@@ -56,7 +56,7 @@ def test_graph_of_another_model_is_refused_and_not_installed(
     def build_wrong(config: DecoderConfig, *rest: Any, **options: Any) -> ir.Model:
         return build_graph(replace(config, **wrong), *rest, **options)
 
-    monkeypatch.setattr(convert, "build_graph", build_wrong)
+    monkeypatch.setattr(graphs, "build_graph", build_wrong)
     with pytest.raises(ExportMismatch, match="nats a token"):
         convert.export_model(tiny_gguf, tmp_path / "out", precision="fp32", open_decoder=open_decoder)
     assert not list(tmp_path.iterdir())

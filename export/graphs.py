@@ -1,0 +1,43 @@
+"""The graphs of a model folder, as its manifest names them."""
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from edgespec.export.families import DecoderConfig
+from edgespec.export.graph import Variant, build_graph
+from edgespec.export.precision import Rule
+from edgespec.export.static_graph import build_static_graph
+from edgespec.export.tensors import StoredTensor
+from edgespec.export.weights import WeightsFile
+from edgespec.manifest import Manifest
+
+DRAFT_HEAD = "draft_head"  # role of a trimmed head
+
+
+def build_graphs(
+    manifest: Manifest,
+    config: DecoderConfig,
+    tensors: Mapping[str, StoredTensor],
+    weights: WeightsFile,
+    rule: Rule,
+) -> dict[str, ir.Model]:
+    """Convert every weight into the weights file and return the graphs over it by file name."""
+    if manifest.kv_cache.form == "static":
+        widths = {manifest.graph: 1}
+        if manifest.prefill_graph:
+            widths[manifest.prefill_graph] = manifest.prefill_tokens
+        return {
+            file: build_static_graph(
+                config, tensors, weights, rule, num_tokens=width, capacity=manifest.context_length
+            )
+            for file, width in widths.items()
+        }
+    head = DRAFT_HEAD if manifest.vocab_subset else "head"
+    variants = {manifest.graph: Variant(hidden_layers=manifest.hidden_layers, head=head)}
+    if manifest.tree_graph:
+        variants[manifest.tree_graph] = Variant(has_tree_inputs=True)
+    if drafter := manifest.self_drafter:
+        head = DRAFT_HEAD if drafter.vocab_subset else "head"
+        variants[drafter.graph] = Variant(layers=drafter.layers, head=head)
+    return {file: build_graph(config, tensors, weights, rule, variant) for file, variant in variants.items()}

@@ -1,0 +1,134 @@
+"""A decoder of fixed shapes: one token a pass, or a block of a prompt, and the cache outside of the graph."""
+
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.cache import reusable_prefix
+from edgespec.errors import ContextOverflow, ManifestError
+from edgespec.manifest import Manifest
+from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
+from edgespec.runtimes.session import translated
+from edgespec.types import Logits, TokenIds
+
+_HIDDEN = -30000.0  # which half floats hold
+
+
+class StaticDecoder:
+    """The model of a folder in its static form, as a function from tokens to logits.
+
+    The cache is a memo: a rewind is a mask that shows less of it. In deterministic mode every token has a pass of
+    its own, so that a row is the same to the bit however tokens came.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        device: Device,
+        *,
+        num_threads: int | None = None,
+        deterministic: bool = False,
+    ) -> None:
+        """Load the graphs.
+
+        Raises:
+            ManifestError: A graph does not load, or takes other inputs than the static form has.
+            MemoryExhausted: The weights do not fit.
+        """
+        self._manifest = manifest
+        threads = num_threads or physical_cores()
+        graphs = {1: manifest.graph}
+        if manifest.prefill_graph and not deterministic:
+            graphs[manifest.prefill_tokens] = manifest.prefill_graph
+        self._sessions = {width: _open(folder / graph, device, threads) for width, graph in graphs.items()}
+        kv = manifest.kv_cache
+        shape = (kv.num_kv_heads, manifest.context_length, kv.head_dim)
+        self._caches = {past: np.zeros(shape, kv.dtype) for past, _ in manifest.signature.caches(kv.num_layers)}
+        self._held = np.zeros(0, np.int32)
+        self._num_fed = 0
+        self._lock = Lock()
+
+    @property
+    def vocab_size(self) -> int:
+        return self._manifest.vocab_size
+
+    @property
+    def context_length(self) -> int:
+        return self._manifest.context_length
+
+    @property
+    def num_fed(self) -> int:
+        return self._num_fed
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        """Logits that follow each of the last num_last tokens, [num_last, vocab_size].
+
+        Raises:
+            ContextOverflow: tokens are more than context_length.
+        """
+        if len(tokens) > self.context_length:
+            raise ContextOverflow(len(tokens), self.context_length)
+        assert 1 <= num_last <= len(tokens)
+        with self._lock:
+            return self._logits(tokens, num_last)
+
+    def _logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        start, first = reusable_prefix(self._held, tokens, num_last), len(tokens) - num_last
+        self._num_fed += len(tokens) - start
+        rows = np.empty((num_last, self.vocab_size), np.float32)
+        while start < len(tokens):
+            width = max(width for width in self._sessions if width <= len(tokens) - start)
+            self._held = tokens[:start]
+            found = self._pass(tokens[start : start + width], start)
+            start += width
+            wanted = min(width, max(0, start - first))
+            rows[start - wanted - first : start - first] = found[width - wanted :]
+        self._held = tokens
+        return rows
+
+    def _pass(self, tokens: TokenIds, num_past: int) -> Logits:
+        session, width = self._sessions[len(tokens)], len(tokens)
+        positions = np.arange(num_past, num_past + width, dtype=np.int32)
+        feeds: dict[str, npt.NDArray[Any]] = {"input_ids": tokens.astype(np.int32), "position_ids": positions}
+        for value in session.get_inputs():
+            if value.name.endswith("attention_mask"):
+                window = self._manifest.sliding_window if value.name.startswith("local") else None
+                feeds[value.name] = self._mask(positions, window)
+        names = [value.name for value in session.get_outputs()]
+        try:
+            found = dict(zip(names, session.run(names, {**feeds, **self._caches}), strict=True))
+        except Exception as error:  # ONNX Runtime has no common base of its own
+            raise translated(error, "a pass") from error
+        for past, present in self._manifest.signature.caches(self._manifest.kv_cache.num_layers):
+            self._caches[past][:, num_past : num_past + width] = found[present]
+        logits: Logits = found["logits"]
+        return logits
+
+    def _mask(self, positions: npt.NDArray[np.int32], window: int | None) -> npt.NDArray[Any]:
+        """[num_tokens, capacity + num_tokens]: what is filled of the cache, and of the pass what came before."""
+        filled = np.arange(self.context_length)
+        slots = np.concatenate([np.where(filled < positions[0], filled, self.context_length), positions])
+        behind = positions[:, None] - slots
+        hidden = behind < 0 if window is None else (behind < 0) | (behind >= window)
+        return np.where(hidden, _HIDDEN, 0).astype(self._manifest.kv_cache.dtype)
+
+
+def _open(graph: Path, device: Device, num_threads: int) -> Any:
+    ort = import_onnxruntime()
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    options.log_severity_level = 4
+    try:
+        session = ort.InferenceSession(str(graph), options, providers=[device.provider], enable_fallback=0)
+    except Exception as error:  # ONNX Runtime has no common base of its own
+        raise translated(error, f"loading {graph}", ManifestError) from error
+    names = {value.name for value in session.get_inputs()}
+    if not {"input_ids", "position_ids"} < names:
+        raise ManifestError(
+            f"{graph} takes {', '.join(sorted(names)[:4])}, which is no static form; export it again"
+        )
+    return session
