@@ -10,9 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec.errors import DeviceUnavailable
 from edgespec.talk import say_stage
 
 if TYPE_CHECKING:
+    from edgespec.export.convert import OpenDecoder
     from edgespec.export.drafting import Drafting
     from edgespec.pair import PairCheck
 
@@ -60,7 +62,9 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     drafting.add_argument("--vocab-corpus", type=Path, metavar="FILE", help="a text that shows which are frequent")
     drafting.add_argument("--hidden-states", metavar="L", help="give the hidden states of these layers too")
     parser.add_argument(
-        "--check", action="store_true", help="compare the result with its source; needs ONNX Runtime"
+        "--check",
+        action=argparse.BooleanOptionalAction,
+        help="compare the result with its source (default where ONNX Runtime is installed)",
     )
     parser.add_argument("--dry-run", action="store_true", help="say what it would take, and leave")
     parser.add_argument(
@@ -85,6 +89,23 @@ def _export(options: argparse.Namespace) -> int:
     if options.dry_run:
         return _plan(options)
     return _export_model(options) if options.drafter is None else _export_pair(options)
+
+
+def _check_with(options: argparse.Namespace) -> "OpenDecoder | None":
+    """What loads the export for its check; without ONNX Runtime, and not asked for, there is none."""
+    from edgespec.loading import expect_runtime, open_decoder
+
+    is_trimmed = options.vocab_subset and not (options.keep_layers or options.skip_layers)
+    if options.check is False or (options.check is None and is_trimmed):
+        return None
+    try:
+        expect_runtime()
+    except DeviceUnavailable as error:
+        if options.check:
+            raise
+        say_stage(f"the export will not be checked: {error}")
+        return None
+    return open_decoder
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -130,6 +151,7 @@ def _export_pair(options: argparse.Namespace) -> int:
         options.output,
         precision=options.precision,
         drafter_precision=options.drafter_precision,
+        open_decoder=_check_with(options),
         report=say_stage,
     )
     _print_pair(check, options.json)
@@ -161,7 +183,6 @@ def _export_model(options: argparse.Namespace) -> int:
     from edgespec.export.convert import export_model
     from edgespec.export.output import expect_nothing
     from edgespec.home import ModelHome, default_home
-    from edgespec.loading import open_decoder
 
     expect_nothing(options.output)  # before anything is fetched
     source = ModelHome(default_home(), options.offline, say_stage).locate(options.source, options.revision)
@@ -170,7 +191,7 @@ def _export_model(options: argparse.Namespace) -> int:
         "repository": source.repository,
         "revision": source.revision,
         "license": source.license,
-        "open_decoder": open_decoder if options.check else None,
+        "open_decoder": _check_with(options),
         "report": say_stage,
     }
     if options.exporter == "optimum":

@@ -176,6 +176,11 @@ def _load_drafter(folder: Path, manifest: Manifest, device: Device, num_threads:
     return SubsetDecoder(trimmed, tokens, manifest.vocab_size)
 
 
+def expect_runtime() -> None:
+    """Raises DeviceUnavailable: nothing here can run a model."""
+    find_device("auto")
+
+
 def open_decoder(folder: Path, manifest: Manifest) -> OnnxDecoder | StaticDecoder:
     """The model of a folder that has no manifest file yet, for the check of an export."""
     return _decoder_of(manifest)(folder, manifest, find_device("auto"), deterministic=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgespec.chat_template import read_template
-from edgespec.export.convert import export_model
+from edgespec.export.convert import OpenDecoder, export_model
 from edgespec.export.output import folder_in_the_making
 from edgespec.home import ModelHome, default_home
 from edgespec.hub import Snapshot
@@ -46,9 +46,12 @@ def export_pair(
     *,
     precision: str = "source",
     drafter_precision: str = "source",
+    open_decoder: OpenDecoder | None = None,
     report: Report = lambda line: None,
 ) -> PairCheck:
     """Export both into one folder that loads as a pair, judged; the folder appears whole or not at all.
+
+    With open_decoder each is checked against its source.
 
     Raises:
         UsageError: output is in the way.
@@ -56,15 +59,17 @@ def export_pair(
         VocabularyMismatch: Their tokens mean different things.
     """
     with folder_in_the_making(output, report=report) as folder:
-        _export(target, folder / TARGET, precision, report)
-        _export(drafter, folder / DRAFTER, drafter_precision, report)
+        _export(target, folder / TARGET, precision, open_decoder, report)
+        _export(drafter, folder / DRAFTER, drafter_precision, open_decoder, report)
         report("measuring the pair")
         check = judge_pair(str(folder / TARGET), str(folder / DRAFTER), report=report)
         write_pair(folder, check)
     return check
 
 
-def _export(source: Snapshot, folder: Path, precision: str, report: Report) -> None:
+def _export(
+    source: Snapshot, folder: Path, precision: str, open_decoder: OpenDecoder | None, report: Report
+) -> None:
     export_model(
         source.path,
         folder,
@@ -72,6 +77,7 @@ def _export(source: Snapshot, folder: Path, precision: str, report: Report) -> N
         repository=source.repository,
         revision=source.revision,
         license=source.license,
+        open_decoder=open_decoder,
         report=report,
     )
 

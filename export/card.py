@@ -31,7 +31,7 @@ def model_card(manifest: Manifest) -> str:
     lines += [f"| {name} | {value} |" for name, value in rows.items() if value is not None]
     lines.append("")
     if check is None:
-        lines.append("It was not compared with its source (`edgespec export --check` does).")
+        lines.append("It was not compared with its source (`edgespec export` does, unless told not to).")
     else:
         lines.append(
             f"Compared with its source on {check.num_tokens} tokens: {check.nll:.4f} nats a token, the source has "

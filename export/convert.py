@@ -30,6 +30,7 @@ from edgespec.manifest import Check, KVCache, Manifest, SelfDrafter, file_record
 from edgespec.tokenizer import in_words, vocabulary_sha256
 from edgespec.types import Decoder
 
+OpenDecoder = Callable[[Path, Manifest], Decoder]
 # Their residual streams go beyond 65504, where half floats end.
 _LARGE_ACTIVATIONS = ("gemma2", "gemma3")
 VOCAB_SUBSET = "vocab_subset.npy"
@@ -49,7 +50,7 @@ def export_model(
     repository: str | None = None,
     revision: str | None = None,
     license: str | None = None,
-    open_decoder: Callable[[Path, Manifest], Decoder] | None = None,
+    open_decoder: OpenDecoder | None = None,
     report: Report = lambda line: None,
 ) -> Manifest:
     """Convert source into a model folder at output.

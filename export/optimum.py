@@ -6,7 +6,7 @@ pickles are never read. What comes out is an ordinary model folder whose cache g
 
 import io
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,14 +18,14 @@ from tokenizers import Tokenizer
 
 from edgespec.errors import EdgeSpecError, SourceError, UsageError
 from edgespec.export.check import TEXT, compare, judge
-from edgespec.export.convert import check_ids, finish
+from edgespec.export.convert import OpenDecoder, check_ids, finish
 from edgespec.export.output import Report, expect_nothing, folder_in_the_making
 from edgespec.export.safetensors import weight_files
 from edgespec.export.sources import read_vocabulary
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.manifest import KVCache, Manifest, Signature, Source, file_record
 from edgespec.tokenizer import vocabulary_sha256
-from edgespec.types import Decoder, Logits, TokenIds
+from edgespec.types import Logits, TokenIds
 
 INSTALL = 'pip install "edgespec[optimum]"'
 _TASK = "text-generation-with-past"
@@ -55,7 +55,7 @@ def import_model(
     repository: str | None = None,
     revision: str | None = None,
     license: str | None = None,
-    open_decoder: Callable[[Path, Manifest], Decoder] | None = None,
+    open_decoder: OpenDecoder | None = None,
     report: Report = lambda line: None,
 ) -> Manifest:
     """Convert a local Hugging Face folder into a model folder at output; arguments as in export_model.
