@@ -5,6 +5,7 @@ after an interrupt.
 """
 
 import argparse
+import errno
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from edgespec.engine import Engine
 
 _INTERRUPTED = 130
+_NO_MEMORY = "out of memory; close other programs or use a smaller model"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,9 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         drop(sys.stdout)  # nobody reads any more
         return 0
     except MemoryError:
-        return _failed("out of memory; close other programs or use a smaller model", MemoryExhausted.exit_code)
+        return _failed(_NO_MEMORY, MemoryExhausted.exit_code)
     except OSError as error:
         drop(sys.stdout)
+        if error.errno == errno.ENOMEM:
+            return _failed(_NO_MEMORY, MemoryExhausted.exit_code)
         return _failed(str(error), EdgeSpecError.exit_code)
 
 

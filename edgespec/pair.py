@@ -4,10 +4,12 @@ Knows nothing of models.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from edgespec.errors import ManifestError, VocabularyMismatch
+from edgespec.manifest import FILE_NAME as MANIFEST_FILE
+from edgespec.manifest import file_record
 from edgespec.tokenizer import Tokenizer
 
 FILE_NAME = "pair.json"
@@ -57,6 +59,8 @@ def expect_same_tokens(target: Tokenizer, drafter: Tokenizer, names: tuple[str, 
 def read_pair(folder: Path) -> PairCheck | None:
     """The check of a pair folder; None where the folder holds no pair.
 
+    A check of other models than those that are there now says that it does not count.
+
     Raises:
         ManifestError: The file is damaged or of another schema.
     """
@@ -67,11 +71,26 @@ def read_pair(folder: Path) -> PairCheck | None:
         stated = json.loads(path.read_text(encoding="utf-8"))
         if stated["schema_version"] != SCHEMA_VERSION:
             raise ManifestError(f"{path} has schema version {stated['schema_version']}; export the pair again")
-        return PairCheck(**stated["check"])
+        check = PairCheck(**stated["check"])
+        if stated["manifests"] == _manifests(folder):
+            return check
+        reason = "the models have changed since; judge them again with edgespec pair check"
+        return replace(check, pays=False, verdict="this pair was judged with other models", reason=reason)
     except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
         raise ManifestError(f"{path} is damaged ({error!r}); export the pair again") from None
 
 
 def write_pair(folder: Path, check: PairCheck) -> None:
-    document = {"schema_version": SCHEMA_VERSION, "target": TARGET, "drafter": DRAFTER, "check": asdict(check)}
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "target": TARGET,
+        "drafter": DRAFTER,
+        "manifests": _manifests(folder),
+        "check": asdict(check),
+    }
     (folder / FILE_NAME).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def _manifests(folder: Path) -> dict[str, str]:
+    """Hashes of the manifests of both, which state those of all their files."""
+    return {name: file_record(folder / name / MANIFEST_FILE).sha256 for name in (TARGET, DRAFTER)}

@@ -1,5 +1,6 @@
 """The command line as a script meets it: stdout, stderr, exit code."""
 
+import errno
 import io
 import json
 import os
@@ -254,3 +255,22 @@ def test_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with suppress(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out.startswith("edgespec 0.")
+
+
+@pytest.mark.parametrize("step", ["edgespec.export.sources.read_gguf", "edgespec.export.convert.build_graphs"])
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
+def test_export_that_runs_out_of_memory_says_so_and_leaves_nothing(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_gguf: Path,
+    tmp_path: Path,
+    step: str,
+    error: Exception,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(step, fail)
+    code, _, err = run(capsys, "export", tiny_gguf, "--output", tmp_path / "out")
+    assert (code, list(tmp_path.iterdir())) == (5, [])
+    assert "out of memory" in err

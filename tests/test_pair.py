@@ -1,6 +1,7 @@
 """Pairs of a target and a drafter: comparing, judging, writing, loading."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import tiny
 from edgespec import load
 from edgespec.cli import main
 from edgespec.errors import ManifestError, VocabularyMismatch
+from edgespec.export.convert import export_model
 from edgespec.hub import Snapshot
 from edgespec.pair import FILE_NAME, expect_same_tokens, read_pair, write_pair
 from edgespec.pair_check import best_length
@@ -53,6 +55,19 @@ def test_pair_folder_drafts_with_its_drafter_where_that_pays(pair: Path) -> None
         assert bool(lines) != pays
     with load(pair, drafter="none") as engine:
         assert engine.drafter.name == "none"
+
+
+def test_check_of_other_models_does_not_count(pair: Path, tiny_gguf: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(pair, tmp_path / "pair"))
+    check = read_pair(folder)
+    assert check is not None
+    write_pair(folder, replace(check, pays=True))
+    shutil.rmtree(folder / "drafter")
+    export_model(tiny_gguf, folder / "drafter", precision="int8")
+    lines: list[str] = []
+    with load(folder, report=lines.append) as engine:
+        assert engine.drafter.name == "ngram"
+    assert "judged with other models" in lines[0]
 
 
 def test_other_tokens_are_told_apart_and_missing_ones_are_not(tiny_model: Path, tmp_path: Path) -> None:
