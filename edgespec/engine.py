@@ -58,8 +58,8 @@ def _message(each: Message | Mapping[str, str]) -> Message:
 
 
 def _stop_strings(stop: str | Sequence[str] | None) -> Sequence[str]:
-    strings = [stop] if isinstance(stop, str) else list(stop or ())
-    if not all(isinstance(text, str) for text in strings):
+    strings = [stop] if isinstance(stop, str) else stop or ()
+    if not isinstance(strings, Sequence) or not all(isinstance(text, str) for text in strings):
         raise UsageError(f"stop is {stop!r}; wanted one or several texts")
     return strings
 
@@ -67,8 +67,9 @@ def _stop_strings(stop: str | Sequence[str] | None) -> Sequence[str]:
 class Engine:
     """A loaded model. Made by load(); close it, or use it in a with statement.
 
-    Several streams may be open at once: they take turns at the decoders, pass by pass, and each gives the
-    text that it would give alone.
+    Several streams may be open at once: they take turns at the decoders, pass by pass. Loaded as deterministic,
+    each gives the text that it would give alone; otherwise what is held of one moves the other's passes, and with
+    them the last bits of logits.
     """
 
     def __init__(
@@ -128,9 +129,12 @@ class Engine:
     @property
     def target(self) -> Decoder:
         """Raises EdgeSpecError: the engine is closed."""
+        self._expect_open()
+        return self._decoders[0]
+
+    def _expect_open(self) -> None:
         if not self._decoders:
             raise EdgeSpecError("this engine is closed; load the model again")
-        return self._decoders[0]
 
     def stream(
         self,
@@ -181,7 +185,15 @@ class Engine:
         )
 
     def encode(self, prompt: Prompt, system: str | None = None) -> TokenIds:
-        """The tokens that a prompt becomes, chat template included, [num_tokens]."""
+        """The tokens that a prompt becomes, chat template included, [num_tokens].
+
+        Raises:
+            EdgeSpecError: The engine is closed.
+            UsageError: The prompt is no text and no list of messages.
+        """
+        self._expect_open()
+        if system is not None and not isinstance(system, str):
+            raise UsageError(f"system is {system!r}; wanted a text")
         if isinstance(prompt, Mapping) or not isinstance(prompt, (str, Sequence)):
             raise UsageError(f"the prompt is a {type(prompt).__name__}; wanted a text or a list of messages")
         messages = [Message("user", prompt)] if isinstance(prompt, str) else [_message(each) for each in prompt]
@@ -201,7 +213,7 @@ class Engine:
     def _chunks(
         self, prompt: TokenIds, sampling: SamplingParams, max_tokens: int | None, stop: str | Sequence[str] | None
     ) -> Iterator[Chunk]:
-        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+        if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
             raise UsageError(f"max_tokens is {max_tokens!r}; wanted a whole number from 1")
         if not isinstance(sampling, SamplingParams):
             raise UsageError(f"sampling is {sampling!r}; wanted SamplingParams")

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.errors import DeviceUnavailable
+from edgespec.errors import DeviceUnavailable, UsageError
 from edgespec.talk import say_stage
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafter", metavar="SOURCE", help="export this too and write a folder that loads as a pair"
     )
-    parser.add_argument("--drafter-precision", default="source", choices=_PRECISIONS)
+    parser.add_argument("--drafter-precision", choices=_PRECISIONS, help="default: the source's own")
     parser.add_argument("--json", action="store_true", help="print the manifest, or the check of a pair")
     parser.set_defaults(run=_export)
 
@@ -85,10 +85,37 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     check.set_defaults(run=_pair_check)
 
 
+# What only the native exporter of one model can do: option → its default.
+_NATIVE = {
+    "block_size": 32,
+    "form": "cpu",
+    "keep_layers": None,
+    "skip_layers": None,
+    "vocab_subset": None,
+    "vocab_corpus": None,
+    "hidden_states": None,
+}
+
+
 def _export(options: argparse.Namespace) -> int:
+    _expect_together(options)
     if options.dry_run:
         return _plan(options)
     return _export_model(options) if options.drafter is None else _export_pair(options)
+
+
+def _expect_together(options: argparse.Namespace) -> None:
+    """Raises UsageError: options that one of the others leaves without effect."""
+    native = [f"--{name.replace('_', '-')}" for name, usual in _NATIVE.items() if getattr(options, name) != usual]
+    if options.drafter is not None and options.exporter != "native":
+        native.append("--exporter")
+    if native and (options.drafter is not None or options.exporter != "native"):
+        other = "--drafter" if options.drafter is not None else f"--exporter {options.exporter}"
+        raise UsageError(f"{', '.join(native)} cannot go with {other}; leave one of them out")
+    if options.drafter is None and options.drafter_precision is not None:
+        raise UsageError("--drafter-precision is for a pair; give --drafter too")
+    if options.dry_run and options.exporter != "native":
+        raise UsageError("--dry-run knows the native exporter alone; leave one of the two out")
 
 
 def _check_with(options: argparse.Namespace) -> "OpenDecoder | None":
@@ -109,18 +136,21 @@ def _check_with(options: argparse.Namespace) -> "OpenDecoder | None":
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from edgespec.export.plan import estimate, plan_export
-    from edgespec.export.sources import read_source
+    from edgespec.export.convert import plan_source
+    from edgespec.export.output import expect_nothing
+    from edgespec.export.plan import estimate
     from edgespec.home import ModelHome, default_home
 
+    expect_nothing(options.output)
     home = ModelHome(default_home(), options.offline, say_stage)
     plans = []
     wanted = [(options.source, options.precision, options.revision)]
     if options.drafter is not None:
-        wanted.append((options.drafter, options.drafter_precision, None))
+        wanted.append((options.drafter, options.drafter_precision or "source", None))
     for source, precision, revision in wanted:
         if (sizes := home.sizes(source, revision)) is None:
-            plans.append(plan_export(read_source(Path(source)), precision))
+            asked = (options.form, _drafting(options), _hidden_layers(options)) if source == options.source else ()
+            plans.append(plan_source(Path(source), precision, *asked)[1])
         else:  # on the hub floats have two bytes as a rule
             is_blocks = "gguf" in source.lower() or ":" in source
             plans.append(
@@ -140,17 +170,20 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _export_pair(options: argparse.Namespace) -> int:
     from edgespec.export.output import expect_nothing
+    from edgespec.export.sources import read_source
     from edgespec.home import ModelHome, default_home
     from edgespec.pairing import export_pair
 
     expect_nothing(options.output)  # before anything is fetched
     home = ModelHome(default_home(), options.offline, say_stage)
+    snapshots = home.locate(options.source, options.revision), home.locate(options.drafter)
+    for snapshot in snapshots:
+        read_source(snapshot.path)  # before the first of them is exported
     check = export_pair(
-        home.locate(options.source, options.revision),
-        home.locate(options.drafter),
+        *snapshots,
         options.output,
         precision=options.precision,
-        drafter_precision=options.drafter_precision,
+        drafter_precision=options.drafter_precision or "source",
         open_decoder=_check_with(options),
         report=say_stage,
     )
@@ -205,7 +238,7 @@ def _export_model(options: argparse.Namespace) -> int:
             block_size=options.block_size,
             form=options.form,
             drafting=_drafting(options),
-            hidden_layers=tuple(sorted(_layers(options.hidden_states, "--hidden-states") or ())),
+            hidden_layers=_hidden_layers(options),
             **settings,
         )
     if options.json:
@@ -218,7 +251,9 @@ def _export_model(options: argparse.Namespace) -> int:
                 f"{check.agreement:.0%}"
             )
         say_stage(f"wrote {options.output} ({manifest.weights_bytes / 1e6:.0f} MB)")
-        say_stage(f"use it with: edgespec chat {shlex.quote(str(options.output))}")
+        place = shlex.quote(str(options.output))
+        usage = f"TARGET --drafter {place}" if manifest.vocab_subset else place
+        say_stage(f"use it with: edgespec chat {usage}")
     return 0
 
 
@@ -226,6 +261,10 @@ def _layers(text: str | None, what: str) -> frozenset[int] | None:
     from edgespec.export.drafting import parse_layers
 
     return None if text is None else parse_layers(text, what)
+
+
+def _hidden_layers(options: argparse.Namespace) -> tuple[int, ...]:
+    return tuple(sorted(_layers(options.hidden_states, "--hidden-states") or ()))
 
 
 def _drafting(options: argparse.Namespace) -> "Drafting":

@@ -61,6 +61,10 @@ class ModelHome:
             if hub_id := _hub_id(name):
                 return self._from_hub(hub_id, precision)
             raise ModelError(_unknown(model, path))
+        except PermissionError as error:
+            raise ModelError(
+                f"{error.filename or model} may not be read; mend its permissions or set EDGESPEC_HOME elsewhere"
+            ) from None
         except (RuntimeError, ValueError, OSError) as error:  # no such user, a NUL, a name too long
             raise ModelError(
                 f"'{model[:200]}' cannot be opened ({error}); give a name, a folder or a file"

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import NoneType
 
 from edgespec import genai
 from edgespec.chat_template import read_template
@@ -13,7 +14,7 @@ from edgespec.engine import Engine
 from edgespec.errors import ModelError, UsageError
 from edgespec.home import ModelHome, default_home
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest, verify_files
-from edgespec.pair import DRAFTER, TARGET, PairCheck, expect_same_tokens, read_pair
+from edgespec.pair import DRAFTER, TARGET, PairCheck, expect_same_tokens, part_of_pair, read_pair
 from edgespec.runtimes import foreign
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
@@ -67,8 +68,12 @@ def load(
     for name, value in (("drafter", drafter), ("device", device), ("drafter_device", drafter_device)):
         if not isinstance(value, str):
             raise UsageError(f"{name} is {value!r}; wanted a text")
-    if num_threads is not None and not 1 <= num_threads <= _MAX_THREADS:
-        raise UsageError(f"the number of threads is {num_threads}; wanted 1 to {_MAX_THREADS}")
+    if not isinstance(deterministic, bool):
+        raise UsageError(f"deterministic is {deterministic!r}; wanted True or False")
+    if num_threads is not None and not (type(num_threads) is int and 1 <= num_threads <= _MAX_THREADS):
+        raise UsageError(f"the number of threads is {num_threads!r}; wanted 1 to {_MAX_THREADS}")
+    if not isinstance(home, (str, Path, NoneType)):
+        raise UsageError(f"home is {home!r}; wanted a folder")
     if drafter in _NOT_YET:
         raise UsageError(
             f"drafter '{drafter}' is not available in this version; use auto, none, ngram, self or a model"
@@ -79,11 +84,11 @@ def load(
     folder = models.resolve(str(model))
     if (pair := read_pair(folder)) is not None:
         folder, drafter = folder / TARGET, _drafter_of(folder, pair, drafter, report)
-    manifest = _read_manifest(folder, report)
+    manifest = read_any_manifest(folder, report)
     if manifest.vocab_subset:
         raise ModelError(f"{manifest.name} is a drafter whose head was trimmed; use it with --drafter {model}")
-    draft_folder = None if drafter in _NAMED else models.resolve(drafter)
-    draft_manifest = _read_manifest(draft_folder, report) if draft_folder else None
+    draft_folder = None if drafter in _NAMED else part_of_pair(models.resolve(drafter), DRAFTER)
+    draft_manifest = read_any_manifest(draft_folder, report) if draft_folder else None
     if draft_folder and draft_manifest and draft_manifest.vocab_sha256 != manifest.vocab_sha256:
         tokenizers = _tokenizer(folder, manifest), _tokenizer(draft_folder, draft_manifest)
         expect_same_tokens(*tokenizers, (manifest.name, draft_manifest.name))
@@ -122,7 +127,8 @@ def _drafter_of(folder: Path, pair: PairCheck, asked: str, report: Callable[[str
     return "ngram"
 
 
-def _read_manifest(folder: Path, report: Callable[[str], None]) -> Manifest:
+def read_any_manifest(folder: Path, report: Callable[[str], None]) -> Manifest:
+    """What a folder states, of edgespec's own or of ONNX Runtime GenAI."""
     if (folder / FILE_NAME).is_file() or not (folder / genai.FILE_NAME).is_file():
         return read_manifest(folder)
     report(f"{folder} was built by ONNX Runtime GenAI and records no hashes: its files are not verified")

@@ -9,6 +9,8 @@ from edgespec.catalog import CATALOG
 from edgespec.errors import EdgeSpecError, ModelError
 from edgespec.home import ModelHome
 from edgespec.manifest import Manifest, read_manifest, strangers, verify_files
+from edgespec.pair import DRAFTER, TARGET
+from edgespec.pair import FILE_NAME as PAIR_FILE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +29,16 @@ class Prepared:
 
 def prepared(home: ModelHome) -> Iterator[Prepared]:
     """Those of the home, by name."""
+    if home.path.exists() and not home.path.is_dir():
+        raise EdgeSpecError(f"{home.path} is no folder; set EDGESPEC_HOME to one")
     for folder in sorted(home.models.iterdir()) if home.models.is_dir() else []:
         if folder.name.startswith(".") or not folder.is_dir():
             continue
-        size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+        size = 0
         try:
+            size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
             manifest = read_manifest(folder)
-        except EdgeSpecError as error:
+        except (EdgeSpecError, OSError) as error:
             yield Prepared(name=folder.name, path=str(folder), bytes=size, problem=str(error))
             continue
         yield Prepared(
@@ -69,9 +74,19 @@ def verify(home: ModelHome, model: str) -> tuple[int, list[str]]:
         IntegrityError: A file differs.
     """
     folder = _folder(home, model)
-    manifest = read_manifest(folder)
-    verify_files(folder, manifest)
-    return len(manifest.files), strangers(folder, manifest)
+    if (folder / PAIR_FILE).is_file():
+        parts = [_verified(folder / part) for part in (TARGET, DRAFTER)]
+        return sum(num_files for num_files, _ in parts), [name for _, names in parts for name in names]
+    return _verified(folder)
+
+
+def _verified(folder: Path) -> tuple[int, list[str]]:
+    try:
+        manifest = read_manifest(folder)
+        verify_files(folder, manifest)
+        return len(manifest.files), strangers(folder, manifest)
+    except PermissionError as error:
+        raise ModelError(f"{error.filename or folder} may not be read; mend its permissions") from None
 
 
 def remove(home: ModelHome, model: str) -> Path:
@@ -82,8 +97,15 @@ def remove(home: ModelHome, model: str) -> Path:
     """
     if model not in {own.name for own in prepared(home)}:
         raise ModelError(f"'{model}' is no prepared model; see edgespec models list")
-    shutil.rmtree(home.models / model)
-    return home.models / model
+    folder = home.models / model
+    try:
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise EdgeSpecError(f"cannot remove {folder} ({error.strerror}); mend its permissions") from None
+    return folder
 
 
 def _folder(home: ModelHome, model: str) -> Path:

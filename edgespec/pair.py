@@ -80,6 +80,11 @@ def read_pair(folder: Path) -> PairCheck | None:
         raise ManifestError(f"{path} is damaged ({error!r}); export the pair again") from None
 
 
+def part_of_pair(folder: Path, part: str) -> Path:
+    """The target or drafter of a pair folder; any other folder itself."""
+    return folder / part if (folder / FILE_NAME).is_file() else folder
+
+
 def write_pair(folder: Path, check: PairCheck) -> None:
     document = {
         "schema_version": SCHEMA_VERSION,

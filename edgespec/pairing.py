@@ -8,9 +8,9 @@ from edgespec.export.convert import OpenDecoder, export_model
 from edgespec.export.output import folder_in_the_making
 from edgespec.home import ModelHome, default_home
 from edgespec.hub import Snapshot
-from edgespec.loading import load
-from edgespec.manifest import Manifest, read_manifest
-from edgespec.pair import DRAFTER, TARGET, PairCheck, write_pair
+from edgespec.loading import load, read_any_manifest
+from edgespec.manifest import Manifest
+from edgespec.pair import DRAFTER, TARGET, PairCheck, part_of_pair, write_pair
 from edgespec.pair_check import check_pair
 
 Report = Callable[[str], None]
@@ -26,8 +26,8 @@ def judge_pair(
         ModelError: One of them is missing or invalid.
     """
     home = ModelHome(default_home(), offline, report)
-    folders = [home.resolve(model) for model in (target, drafter)]
-    manifests = [read_manifest(folder) for folder in folders]
+    folders = [part_of_pair(home.resolve(model), part) for model, part in ((target, TARGET), (drafter, DRAFTER))]
+    manifests = [read_any_manifest(folder, report) for folder in folders]
     with load(folders[0], drafter=str(folders[1]), offline=offline, report=report) as engine:
         templates = [_template(folder, manifest) for folder, manifest in zip(folders, manifests, strict=True)]
         return check_pair(

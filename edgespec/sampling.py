@@ -62,10 +62,12 @@ class SamplingParams:
         }
         for name, (low, high) in ranges.items():
             value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+                raise UsageError(f"{name} is {value!r}; wanted a number from {low} to {high}")
             if not low <= value <= high:
                 raise UsageError(f"{name} is {value}; wanted a number from {low} to {high}")
         for name in ("top_k", "seed"):
-            if not isinstance(getattr(self, name), int):
+            if not isinstance(getattr(self, name), (int, np.integer)):
                 raise UsageError(f"{name} is {getattr(self, name)}; wanted a whole number")
 
     @property

@@ -8,9 +8,12 @@ Takes and gives one line of JSON a rendering: {"template": …, "names": {…}} 
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from datetime import datetime
+from threading import Thread
+from time import sleep
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError
@@ -72,7 +75,15 @@ def _bounded(parts: Iterator[str], longest: int) -> Iterator[str]:
         yield part
 
 
+def _end_with(parent: int) -> None:
+    """A rendering that never ends is ended by the parent; when that is gone, by this thread."""
+    while os.getppid() == parent:
+        sleep(0.5)
+    os._exit(1)
+
+
 def _serve() -> None:
+    Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     for line in sys.stdin.buffer:
         request = json.loads(line)
         try:

@@ -33,14 +33,10 @@ class TemplateProcess:
 
     def start(self) -> "subprocess.Popen[bytes]":
         if self._process is None or self._process.poll() is not None:
-            # -P: the folder of the script holds a types.py, which is not Python's.
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", str(Path(__file__).with_name("sandbox.py"))],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the chat
-            )
+            try:
+                self._process = _started()
+            except OSError as error:
+                raise ModelError(f"cannot start Python to render the chat template ({error})") from None
             self._end = weakref.finalize(self, _end, self._process)
         return self._process
 
@@ -69,6 +65,17 @@ class TemplateProcess:
         return str(answer["text"])
 
 
+def _started() -> "subprocess.Popen[bytes]":
+    # -P: the folder of the script holds a types.py, which is not Python's.
+    return subprocess.Popen(
+        [sys.executable or "python3", "-P", str(Path(__file__).with_name("sandbox.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the chat
+    )
+
+
 def _answer(process: "subprocess.Popen[bytes]", request: bytes) -> bytes:
     answers: list[bytes] = []
     asking = Thread(target=_exchange, args=(process, request, answers), daemon=True)
@@ -81,7 +88,9 @@ def _answer(process: "subprocess.Popen[bytes]", request: bytes) -> bytes:
         if _resident_bytes(process.pid) > most_bytes:
             raise ModelError(f"{_REFUSED}: it takes more than {most_bytes >> 20} MiB")
     if not answers or not answers[0]:
-        raise ModelError(f"{_REFUSED}: the process that renders it ended; is there memory enough?")
+        raise ModelError(
+            f"{_REFUSED}: {sys.executable}, which renders it, ended; was the engine closed, or is memory short?"
+        )
     return answers[0]
 
 

@@ -18,7 +18,7 @@ from edgespec.export.drafting import Drafting, frequent_tokens
 from edgespec.export.families import DecoderConfig
 from edgespec.export.graphs import DRAFT_HEAD, build_graphs
 from edgespec.export.output import Report, expect_nothing, folder_in_the_making
-from edgespec.export.plan import plan_export
+from edgespec.export.plan import Plan, plan_export
 from edgespec.export.precision import BLOCK_SIZES, FORMS, PRECISIONS, Rule
 from edgespec.export.progress import Progress
 from edgespec.export.reference import reference_logits
@@ -78,20 +78,17 @@ def export_model(
         ExportMismatch: The check failed.
         DiskFull: No room for the folder.
     """
-    if precision not in PRECISIONS:
-        raise UsageError(f"unknown precision '{precision}'; choose one of {', '.join(PRECISIONS)}")
     if block_size not in BLOCK_SIZES:
         raise UsageError(f"block size is {block_size}; choose one of {', '.join(map(str, BLOCK_SIZES))}")
-    precision = _form_precision(form, precision, drafting, hidden_layers)
     expect_nothing(output)
     report(f"reading {source}")
-    loaded = read_source(source)
-    _expect_possible(loaded.config, form, precision, drafting, hidden_layers, is_checked=open_decoder is not None)
+    loaded, plan = plan_source(source, precision, form, drafting, hidden_layers)
+    if open_decoder is not None and drafting.num_tokens and not drafting.layers(loaded.config.num_layers):
+        raise UsageError("a model with a trimmed head cannot be checked against its source; leave the check out")
     origin = replace(
         loaded.source, repository=repository, revision=revision, license=loaded.source.license or license
     )
     loaded = replace(loaded, source=origin)
-    plan = plan_export(loaded, precision)
     if plan.reason:
         report(f"chose {plan.precision} precision: {plan.reason}")
     is_half = form == "gpu" or (form == "npu" and plan.precision == "fp16")
@@ -108,6 +105,23 @@ def export_model(
             report("checking against the source")
             manifest = replace(manifest, check=_checked(loaded, manifest, open_decoder(folder, manifest)))
         return finish(folder, manifest)
+
+
+def plan_source(
+    source: Path,
+    precision: str,
+    form: str = "cpu",
+    drafting: Drafting = Drafting(),  # noqa: B008  frozen
+    hidden_layers: tuple[int, ...] = (),
+) -> tuple[LoadedSource, Plan]:
+    """Read a source, and what its export would take; arguments and errors as in export_model."""
+    if precision not in PRECISIONS:
+        raise UsageError(f"unknown precision '{precision}'; choose one of {', '.join(PRECISIONS)}")
+    drafting.expect_sound()
+    precision = _form_precision(form, precision, drafting, hidden_layers)
+    loaded = read_source(source)
+    _expect_possible(loaded.config, form, precision, drafting, hidden_layers)
+    return loaded, plan_export(loaded, precision)
 
 
 def _form_precision(form: str, precision: str, drafting: Drafting, hidden_layers: tuple[int, ...]) -> str:
@@ -137,16 +151,15 @@ def _expect_possible(
     precision: str,
     drafting: Drafting,
     hidden_layers: tuple[int, ...],
-    *,
-    is_checked: bool,
 ) -> None:
     """Raises UsageError: this model cannot be exported like this."""
+    drafting.layers(config.num_layers)
+    if drafting.num_tokens and drafting.num_tokens >= config.vocab_size:
+        raise UsageError(f"the head would keep {drafting.num_tokens} of {config.vocab_size} tokens; give fewer")
     if hidden_layers and max(hidden_layers) >= config.num_layers:
         raise UsageError(
             f"hidden states of layer {max(hidden_layers)} of a model that has 0 to {config.num_layers - 1}"
         )
-    if is_checked and drafting.num_tokens and not drafting.layers(config.num_layers):
-        raise UsageError("a model with a trimmed head cannot be checked against its source; leave the check out")
     if (form == "gpu" or precision == "fp16") and form != "cpu" and config.architecture in _LARGE_ACTIVATIONS:
         raise UsageError(
             f"activations of {config.architecture} exceed what fp16 holds; use --form cpu, or npu in fp32"
@@ -258,12 +271,8 @@ def _drafting_head(folder: Path, loaded: LoadedSource, drafting: Drafting) -> di
     """Rows of the head for frequent tokens, and the file that lists these."""
     if drafting.num_tokens is None:
         return {}
-    if drafting.corpus is None:
-        raise UsageError("a trimmed head needs a text that shows which tokens are frequent; give --vocab-corpus")
-    try:
-        text = drafting.corpus.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UsageError(f"cannot read {drafting.corpus}: {error.strerror}") from None
+    assert drafting.corpus is not None
+    text = drafting.corpus.read_text(encoding="utf-8", errors="replace")
     tokenizer = Tokenizer.from_str(loaded.vocabulary.tokenizer_json)
     head = loaded.tensors.get("head", loaded.tensors["embedding"])
     tokens = frequent_tokens(tokenizer, text, drafting.num_tokens, loaded.vocabulary.eos_token_ids, head.rows)

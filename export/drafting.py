@@ -1,5 +1,6 @@
 """Drafters out of a target: which of its layers are kept, and which tokens a smaller head knows."""
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,18 @@ class Drafting:
     skip: frozenset[int] | None = None
     num_tokens: int | None = None
     corpus: Path | None = None
+
+    def expect_sound(self) -> None:
+        """Raises UsageError: a number without its text, a text without its number, or one that cannot be read."""
+        if (self.num_tokens is None) != (self.corpus is None):
+            raise UsageError(
+                "a trimmed head takes --vocab-subset, how many tokens, and --vocab-corpus, a text that shows "
+                "which; give both"
+            )
+        if self.num_tokens is not None and self.num_tokens < 1:
+            raise UsageError(f"the head would keep {self.num_tokens} tokens; wanted one at least")
+        if self.corpus is not None and not os.access(self.corpus, os.R_OK):
+            raise UsageError(f"cannot read {self.corpus}; give a text file with --vocab-corpus")
 
     def layers(self, num_layers: int) -> tuple[int, ...] | None:
         """Those that the drafter keeps of a model; None where no such drafter was asked for.

@@ -65,6 +65,7 @@ def _alone(output: Path, report: Report) -> Iterator[None]:
             stack.enter_context(lock)
         except OSError as error:
             raise UsageError(
-                f"cannot write to {output.parent}: {error.strerror}; choose another --output"
+                f"cannot write to {output.parent}: {error.strerror}; choose another --output, or EDGESPEC_HOME "
+                "for models that are prepared on first use"
             ) from None
         yield

@@ -26,6 +26,8 @@ def open_session(graph: Path, manifest: Manifest, device: Device, num_threads: i
     ort = import_onnxruntime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = num_threads
+    # Threads that spin on after a pass take a core from the other model: drafting 67 → 135 tokens/s on two cores.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 4  # what fails is raised; a log would say it twice
     try:
         session = ort.InferenceSession(str(graph), options, providers=[device.provider], enable_fallback=0)

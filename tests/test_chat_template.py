@@ -1,5 +1,9 @@
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import tiny
 
@@ -118,3 +122,28 @@ def test_process_that_was_closed_or_killed_starts_anew(tokenizer: Tokenizer) -> 
 def test_long_messages_are_rendered_whole(tokenizer: Tokenizer) -> None:
     typed = "é" * 12_000_000
     assert PROCESS.render("<{{ messages[0].content }}>", messages=[{"content": typed}]) == f"<{typed}>"
+
+
+@pytest.mark.skipif(not hasattr(os, "getppid") or os.name == "nt", reason="how processes end on POSIX")
+def test_process_ends_with_a_parent_that_was_killed() -> None:
+    program = (
+        "import sys; from threading import Thread; from edgespec.template_process import TemplateProcess;"
+        "process = TemplateProcess(); Thread(target=process.render, args=(sys.argv[1],), daemon=True).start();"
+        "print(process.start().pid, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, LOOP]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    _, alive = psutil.wait_procs([child], timeout=5)
+    assert not alive
+
+
+def test_python_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(ModelError, match="cannot start Python"):
+        TemplateProcess().render("{{ 1 }}")
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    with pytest.raises(ModelError, match="/bin/true, which renders it, ended"):
+        TemplateProcess().render("{{ 1 }}")

@@ -283,6 +283,9 @@ def test_public_names_are_the_listed_ones() -> None:
         {"prompt": [{"role": "user", "content": None}]},
         {"prompt": ["hi"]},
         {"prompt": "the", "max_tokens": 1.5},
+        {"prompt": "the", "max_tokens": True},
+        {"prompt": "the", "system": 3},
+        {"prompt": "the", "stop": 3},
         {"prompt": "the", "stop": [3]},
         {"prompt": "the", "sampling": {"temperature": 1}},
     ],
@@ -296,3 +299,19 @@ def test_arguments_of_another_kind_are_refused_in_words(engine: Engine, argument
 def test_draft_length_of_another_kind_is_refused(tiny_model: Path, asked: Any) -> None:
     with pytest.raises(UsageError, match="draft length"):
         load(tiny_model, draft_length=asked)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"num_threads": 1.5}, {"num_threads": "2"}, {"home": 3}, {"deterministic": "no"}]
+)
+def test_settings_of_another_kind_are_refused_in_words(tiny_model: Path, arguments: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="wanted"):
+        load(tiny_model, **arguments)
+
+
+def test_closed_engine_starts_nothing(tiny_model: Path) -> None:
+    engine = load(tiny_model)
+    engine.close()
+    with pytest.raises(EdgeSpecError, match="closed"):
+        engine.generate("hi")
+    assert engine._renderer._process is None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli import main
-from edgespec.errors import IntegrityError, ModelError
+from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
 from edgespec.export.card import model_card
 from edgespec.export.convert import export_model
 from edgespec.export.plan import plan_export
@@ -68,6 +68,15 @@ def test_model_that_is_damaged_is_listed_with_its_problem(
     assert "not JSON" in (model.problem or "")
     assert main(["models", "list"]) == 0
     assert "smollm2-135m  98 MB to fetch" in capsys.readouterr().out
+
+
+def test_home_that_is_a_file_and_models_that_are_links(home: ModelHome, tmp_path: Path) -> None:
+    (home.models / "linked").symlink_to(home.models / "tiny")
+    remove(home, "linked")
+    assert (home.models / "tiny").is_dir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EdgeSpecError, match="no folder"):
+        list(prepared(ModelHome(tmp_path / "file")))
 
 
 def test_pull_prepares_and_remove_forgets(

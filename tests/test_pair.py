@@ -104,6 +104,13 @@ def test_damaged_pair_file_is_refused(pair: Path, tmp_path: Path) -> None:
             read_pair(tmp_path)
 
 
+def test_pair_folder_is_a_model_to_every_command(pair: Path, tiny_model: Path) -> None:
+    for arguments in (["models", "verify", str(pair)], ["pair", "check", str(pair), str(pair)]):
+        assert main(arguments) == 0
+    with load(tiny_model, drafter=str(pair), draft_length=2) as engine:
+        assert engine.drafter.name == "drafter"
+
+
 def test_commands(pair: Path, tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pair", "check", str(pair / "target"), str(pair / "drafter"), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
