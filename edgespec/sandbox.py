@@ -4,7 +4,8 @@ Jinja's immutable sandbox keeps it from Python's objects; the operators and meth
 easily are bounded or forbidden. Loops and values that grow step by step remain: so this file is run as a process
 of its own by template_process, which ends it in time. It imports nothing of edgespec.
 
-Takes and gives one line of JSON a rendering: {"template": …, "names": {…}} in, {"text": …} or {"error": …} out.
+Started with the process id of its parent, it takes and gives one line of JSON a rendering: {"template": …,
+"names": {…}} in, {"text": …} or {"error": …} out.
 """
 
 import json
@@ -83,7 +84,7 @@ def _end_with(parent: int) -> None:
 
 
 def _serve() -> None:
-    Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
     for line in sys.stdin.buffer:
         request = json.loads(line)
         try:

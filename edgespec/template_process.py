@@ -5,11 +5,12 @@ can only be bounded from outside.
 """
 
 import json
+import os
 import subprocess
 import sys
 import weakref
 from pathlib import Path
-from threading import Lock, Thread
+from threading import RLock, Thread
 from time import monotonic
 from typing import Any
 
@@ -28,17 +29,18 @@ class TemplateProcess:
     """Started ahead, so that it is ready when a model has been loaded, or by the first rendering."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = RLock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "subprocess.Popen[bytes]":
-        if self._process is None or self._process.poll() is not None:
-            try:
-                self._process = _started()
-            except OSError as error:
-                raise ModelError(f"cannot start Python to render the chat template ({error})") from None
-            self._end = weakref.finalize(self, _end, self._process)
-        return self._process
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                try:
+                    self._process = _started()
+                except OSError as error:
+                    raise ModelError(f"cannot start Python to render the chat template ({error})") from None
+                self._end = weakref.finalize(self, _end, self._process)
+            return self._process
 
     def close(self) -> None:
         """End the process; a later rendering starts another."""
@@ -68,7 +70,7 @@ class TemplateProcess:
 def _started() -> "subprocess.Popen[bytes]":
     # -P: the folder of the script holds a types.py, which is not Python's.
     return subprocess.Popen(
-        [sys.executable or "python3", "-P", str(Path(__file__).with_name("sandbox.py"))],
+        [sys.executable or "python3", "-P", str(Path(__file__).with_name("sandbox.py")), str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -119,6 +119,7 @@ def test_process_that_was_closed_or_killed_starts_anew(tokenizer: Tokenizer) -> 
     assert started.poll() is not None
 
 
+@pytest.mark.slow
 def test_long_messages_are_rendered_whole(tokenizer: Tokenizer) -> None:
     typed = "é" * 12_000_000
     assert PROCESS.render("<{{ messages[0].content }}>", messages=[{"content": typed}]) == f"<{typed}>"
@@ -128,8 +129,9 @@ def test_long_messages_are_rendered_whole(tokenizer: Tokenizer) -> None:
 def test_process_ends_with_a_parent_that_was_killed() -> None:
     program = (
         "import sys; from threading import Thread; from edgespec.template_process import TemplateProcess;"
-        "process = TemplateProcess(); Thread(target=process.render, args=(sys.argv[1],), daemon=True).start();"
-        "print(process.start().pid, flush=True); sys.stdin.read()"
+        "process = TemplateProcess(); pid = process.start().pid;"
+        "Thread(target=process.render, args=(sys.argv[1],), daemon=True).start();"
+        "print(pid, flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", program, LOOP]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:

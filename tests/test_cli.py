@@ -238,6 +238,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 NO_UTF8 = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 
 
+@pytest.mark.slow
 def test_everything_works_in_a_locale_without_utf8(tiny_gguf: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     (tmp_path / "text.txt").write_text("naïve 你好", encoding="utf-8")

@@ -73,6 +73,7 @@ def test_noise_depends_on_seed_position_and_token_alone() -> None:
     assert not np.isin(noise, gumbel_noise(2, 2, ids)).any()
 
 
+@pytest.mark.slow
 def test_samples_follow_the_softmax() -> None:
     """Chi-square of 200,000 draws at as many positions; 30.1 is the 99.9 % point of 11 degrees of freedom."""
     logits = np.linspace(-2, 2, 12).astype(np.float32)
