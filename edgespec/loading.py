@@ -95,7 +95,8 @@ def load(
     renderer = TemplateProcess()
     if manifest.chat_template:
         renderer.start()
-    target = _load_decoder(folder, manifest, places[0], num_threads, deterministic)
+    is_alone = draft_folder is None and drafter != "self"
+    target = _load_decoder(folder, manifest, places[0], num_threads, deterministic, not is_alone)
     tokenizer = _tokenizer(folder, manifest)
     template = _chat_template(folder, manifest)
     chosen: Drafter = NoDrafter() if drafter == "none" else NgramDrafter()
@@ -146,14 +147,24 @@ def _decoder_of(manifest: Manifest) -> type[OnnxDecoder] | type[StaticDecoder]:
 
 
 def _load_decoder(
-    folder: Path, manifest: Manifest, device: Device, num_threads: int | None, deterministic: bool
+    folder: Path,
+    manifest: Manifest,
+    device: Device,
+    num_threads: int | None,
+    deterministic: bool,
+    shares_cores: bool,
 ) -> OnnxDecoder | StaticDecoder:
     """Load the graph while another thread hashes its files; a wrong hash goes before any other error."""
     with ThreadPoolExecutor(1, "hash") as pool:
         verified = pool.submit(verify_files, folder, manifest)
         try:
             decoder = _decoder_of(manifest)(
-                folder, manifest, device, num_threads=num_threads, deterministic=deterministic
+                folder,
+                manifest,
+                device,
+                num_threads=num_threads,
+                deterministic=deterministic,
+                shares_cores=shares_cores,
             )
         finally:
             verified.result()
@@ -176,9 +187,9 @@ def _self_drafter(manifest: Manifest) -> Manifest:
 
 def _load_drafter(folder: Path, manifest: Manifest, device: Device, num_threads: int | None) -> Decoder:
     if manifest.vocab_subset is None:
-        return _load_decoder(folder, manifest, device, num_threads, False)
+        return _load_decoder(folder, manifest, device, num_threads, False, True)
     tokens = read_subset(folder / manifest.vocab_subset, manifest.vocab_size)
-    trimmed = _load_decoder(folder, replace(manifest, vocab_size=len(tokens)), device, num_threads, False)
+    trimmed = _load_decoder(folder, replace(manifest, vocab_size=len(tokens)), device, num_threads, False, True)
     return SubsetDecoder(trimmed, tokens, manifest.vocab_size)
 
 

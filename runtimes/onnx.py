@@ -61,6 +61,7 @@ class OnnxDecoder:
         *,
         num_threads: int | None = None,
         deterministic: bool = False,
+        shares_cores: bool = False,
     ) -> None:
         """Load the graph.
 
@@ -71,7 +72,13 @@ class OnnxDecoder:
         self._manifest = manifest
         self._names = manifest.signature
         self._deterministic = deterministic
-        self._session = open_session(folder / manifest.graph, manifest, device, num_threads or physical_cores())
+        self._session = open_session(
+            folder / manifest.graph,
+            manifest,
+            device,
+            num_threads or physical_cores(),
+            shares_cores=shares_cores,
+        )
         self._binding = self._session.io_binding()
         self._cache: _Cache = _CACHES[manifest.kv_cache.form](self._binding, manifest, device)
         self._held = np.zeros(0, np.int32)

@@ -16,8 +16,10 @@ _Dimensions = Sequence[int | str | None]
 _NUM_NAMED = 4  # differences named in a message; a wrong layer count alone makes dozens
 
 
-def open_session(graph: Path, manifest: Manifest, device: Device, num_threads: int) -> Any:
-    """An InferenceSession of a graph.
+def open_session(
+    graph: Path, manifest: Manifest, device: Device, num_threads: int, *, shares_cores: bool = False
+) -> Any:
+    """An InferenceSession of a graph; shares_cores says that another model runs by turns with it.
 
     Raises:
         ManifestError: The graph does not load, or is not the one that the manifest describes.
@@ -26,8 +28,9 @@ def open_session(graph: Path, manifest: Manifest, device: Device, num_threads: i
     ort = import_onnxruntime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = num_threads
-    # Threads that spin on after a pass take a core from the other model: drafting 67 → 135 tokens/s on two cores.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
+    if shares_cores:
+        # Threads that spin on after a pass take a core from the other model: 67 → 135 tokens/s on two cores.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 4  # what fails is raised; a log would say it twice
     try:
         session = ort.InferenceSession(str(graph), options, providers=[device.provider], enable_fallback=0)

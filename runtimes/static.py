@@ -32,6 +32,7 @@ class StaticDecoder:
         *,
         num_threads: int | None = None,
         deterministic: bool = False,
+        shares_cores: bool = False,
     ) -> None:
         """Load the graphs.
 
@@ -44,7 +45,9 @@ class StaticDecoder:
         graphs = {1: manifest.graph}
         if manifest.prefill_graph and not deterministic:
             graphs[manifest.prefill_tokens] = manifest.prefill_graph
-        self._sessions = {width: _open(folder / graph, device, threads) for width, graph in graphs.items()}
+        self._sessions = {
+            width: _open(folder / graph, device, threads, shares_cores) for width, graph in graphs.items()
+        }
         kv = manifest.kv_cache
         shape = (kv.num_kv_heads, manifest.context_length, kv.head_dim)
         self._caches = {past: np.zeros(shape, kv.dtype) for past, _ in manifest.signature.caches(kv.num_layers)}
@@ -117,11 +120,13 @@ class StaticDecoder:
         return np.where(hidden, _HIDDEN, 0).astype(self._manifest.kv_cache.dtype)
 
 
-def _open(graph: Path, device: Device, num_threads: int) -> Any:
+def _open(graph: Path, device: Device, num_threads: int, shares_cores: bool) -> Any:
     ort = import_onnxruntime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.log_severity_level = 4
+    if shares_cores:  # see session
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
         session = ort.InferenceSession(str(graph), options, providers=[device.provider], enable_fallback=0)
     except Exception as error:  # ONNX Runtime has no common base of its own
