@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import NoneType
+from typing import NamedTuple
 
 from edgespec import genai
 from edgespec.chat_template import read_template
@@ -65,57 +66,81 @@ def load(
         DeviceUnavailable: No execution provider for the device.
     """
     length = _draft_length(draft_length)
-    for name, value in (("drafter", drafter), ("device", device), ("drafter_device", drafter_device)):
-        if not isinstance(value, str):
-            raise UsageError(f"{name} is {value!r}; wanted a text")
-    if not isinstance(deterministic, bool):
-        raise UsageError(f"deterministic is {deterministic!r}; wanted True or False")
-    if num_threads is not None and not (type(num_threads) is int and 1 <= num_threads <= _MAX_THREADS):
-        raise UsageError(f"the number of threads is {num_threads!r}; wanted 1 to {_MAX_THREADS}")
-    if not isinstance(home, (str, Path, NoneType)):
-        raise UsageError(f"home is {home!r}; wanted a folder")
+    _expect_kinds({"drafter": drafter, "device": device, "drafter_device": drafter_device}, str, "a text")
+    _expect_kinds({"deterministic": deterministic}, bool, "True or False")
+    _expect_kinds({"home": home}, (str, Path, NoneType), "a folder")
+    _expect_threads(num_threads)
     if drafter in _NOT_YET:
         raise UsageError(
-            f"drafter '{drafter}' is not available in this version; use auto, none, ngram, self or a model"
+            f"drafter '{drafter}' is not available in this version; use {', '.join(_NAMED)} or a model"
         )
     # What can be known before fetching and exporting is checked before.
     places = (find_device(device), find_device(drafter_device))
-    models = ModelHome(Path(home) if home else default_home(), offline, report)
-    folder = models.resolve(str(model))
-    if (pair := read_pair(folder)) is not None:
-        folder, drafter = folder / TARGET, _drafter_of(folder, pair, drafter, report)
-    manifest = read_any_manifest(folder, report)
-    if manifest.vocab_subset:
-        raise ModelError(f"{manifest.name} is a drafter whose head was trimmed; use it with --drafter {model}")
-    draft_folder = None if drafter in _NAMED else part_of_pair(models.resolve(drafter), DRAFTER)
-    draft_manifest = read_any_manifest(draft_folder, report) if draft_folder else None
-    if draft_folder and draft_manifest and draft_manifest.vocab_sha256 != manifest.vocab_sha256:
-        tokenizers = _tokenizer(folder, manifest), _tokenizer(draft_folder, draft_manifest)
-        expect_same_tokens(*tokenizers, (manifest.name, draft_manifest.name))
+    target, draft, drafter = _find(ModelHome(Path(home or default_home()), offline, report), str(model), drafter)
     renderer = TemplateProcess()
-    if manifest.chat_template:
+    if target.manifest.chat_template:
         renderer.start()
-    is_alone = draft_folder is None and drafter != "self"
-    target = _load_decoder(folder, manifest, places[0], num_threads, deterministic, not is_alone)
-    tokenizer = _tokenizer(folder, manifest)
-    template = _chat_template(folder, manifest)
+    takes_turns = draft is not None
+    decoders: list[Decoder] = [_load_decoder(target, places[0], num_threads, deterministic, takes_turns)]
     chosen: Drafter = NoDrafter() if drafter == "none" else NgramDrafter()
-    decoders: list[Decoder] = [target]
-    if drafter == "self":
-        draft_folder, draft_manifest = folder, _self_drafter(manifest)
-    if draft_folder and draft_manifest:
-        decoders.append(_load_drafter(draft_folder, draft_manifest, places[1], num_threads))
-        chosen = ModelDrafter(decoders[-1], manifest.vocab_size, draft_manifest.name)
+    if draft is not None:
+        decoders.append(_load_drafter(draft, places[1], num_threads))
+        chosen = ModelDrafter(decoders[-1], target.manifest.vocab_size, draft.manifest.name)
     return Engine(
-        manifest=manifest,
-        tokenizer=tokenizer,
-        template=template,
+        manifest=target.manifest,
+        tokenizer=_tokenizer(target),
+        template=_chat_template(target),
         renderer=renderer,
         decoders=decoders,
         drafter=chosen,
         draft_length=length,
         device_names=(places[0].name, places[1].name),
     )
+
+
+class _Found(NamedTuple):
+    """A model folder and what it states."""
+
+    folder: Path
+    manifest: Manifest
+
+
+def _expect_kinds(settings: dict[str, object], kind: type | tuple[type, ...], wanted: str) -> None:
+    for name, value in settings.items():
+        if not isinstance(value, kind):
+            raise UsageError(f"{name} is {value!r}; wanted {wanted}")
+
+
+def _expect_threads(num_threads: int | None) -> None:
+    if num_threads is not None and not (type(num_threads) is int and 1 <= num_threads <= _MAX_THREADS):
+        raise UsageError(f"the number of threads is {num_threads!r}; wanted 1 to {_MAX_THREADS}")
+
+
+def _find(models: ModelHome, model: str, drafter: str) -> tuple[_Found, _Found | None, str]:
+    """The target, the model that drafts for it if one does, and what drafts where a pair decides that.
+
+    Raises:
+        ModelError: One of them is missing or invalid, or cannot serve in its part.
+        VocabularyMismatch: Their tokens mean different things.
+    """
+    folder = models.resolve(model)
+    if (pair := read_pair(folder)) is not None:
+        drafter = _drafter_of(folder, pair, drafter, models.report)
+    folder = part_of_pair(folder, TARGET)
+    target = _Found(folder, read_any_manifest(folder, models.report))
+    if target.manifest.vocab_subset:
+        raise ModelError(
+            f"{target.manifest.name} is a drafter whose head was trimmed; use it with --drafter {model}"
+        )
+    if drafter == "self":
+        return target, _Found(folder, _self_drafter(target.manifest)), drafter
+    if drafter in _NAMED:
+        return target, None, drafter
+    folder = part_of_pair(models.resolve(drafter), DRAFTER)
+    draft = _Found(folder, read_any_manifest(folder, models.report))
+    if draft.manifest.vocab_sha256 != target.manifest.vocab_sha256:
+        expect_same_tokens(_tokenizer(target), _tokenizer(draft), (target.manifest.name, draft.manifest.name))
+    return target, draft, drafter
 
 
 def _drafter_of(folder: Path, pair: PairCheck, asked: str, report: Callable[[str], None]) -> str:
@@ -136,7 +161,8 @@ def read_any_manifest(folder: Path, report: Callable[[str], None]) -> Manifest:
     return foreign.inspect(folder, genai.read_genai(folder))
 
 
-def _chat_template(folder: Path, manifest: Manifest) -> str | None:
+def _chat_template(model: _Found) -> str | None:
+    folder, manifest = model
     if manifest.source.format == genai.FORMAT:
         return genai.chat_template(folder)
     return read_template(folder / manifest.chat_template) if manifest.chat_template else None
@@ -147,14 +173,10 @@ def _decoder_of(manifest: Manifest) -> type[OnnxDecoder] | type[StaticDecoder]:
 
 
 def _load_decoder(
-    folder: Path,
-    manifest: Manifest,
-    device: Device,
-    num_threads: int | None,
-    deterministic: bool,
-    shares_cores: bool,
+    model: _Found, device: Device, num_threads: int | None, deterministic: bool, shares_cores: bool
 ) -> OnnxDecoder | StaticDecoder:
     """Load the graph while another thread hashes its files; a wrong hash goes before any other error."""
+    folder, manifest = model
     with ThreadPoolExecutor(1, "hash") as pool:
         verified = pool.submit(verify_files, folder, manifest)
         try:
@@ -185,12 +207,13 @@ def _self_drafter(manifest: Manifest) -> Manifest:
     return replace(manifest, name=name, graph=drafter.graph, kv_cache=cache, vocab_subset=drafter.vocab_subset)
 
 
-def _load_drafter(folder: Path, manifest: Manifest, device: Device, num_threads: int | None) -> Decoder:
+def _load_drafter(model: _Found, device: Device, num_threads: int | None) -> Decoder:
+    folder, manifest = model
     if manifest.vocab_subset is None:
-        return _load_decoder(folder, manifest, device, num_threads, False, True)
+        return _load_decoder(model, device, num_threads, False, True)
     tokens = read_subset(folder / manifest.vocab_subset, manifest.vocab_size)
-    trimmed = _load_decoder(folder, replace(manifest, vocab_size=len(tokens)), device, num_threads, False, True)
-    return SubsetDecoder(trimmed, tokens, manifest.vocab_size)
+    trimmed = _Found(folder, replace(manifest, vocab_size=len(tokens)))
+    return SubsetDecoder(_load_decoder(trimmed, device, num_threads, False, True), tokens, manifest.vocab_size)
 
 
 def expect_runtime() -> None:
@@ -215,5 +238,6 @@ def _draft_length(asked: int | str) -> Callable[[], DraftLength]:
     return lambda: FixedLength(num_tokens)
 
 
-def _tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
+def _tokenizer(model: _Found) -> Tokenizer:
+    folder, manifest = model
     return Tokenizer(folder / manifest.tokenizer, manifest.bos_token_id, manifest.add_bos)
