@@ -2,6 +2,8 @@
 
 from edgespec.types import TokenIds
 
+_FIRST_CAPACITY = 512
+
 
 def reusable_prefix(held: TokenIds, tokens: TokenIds, num_last: int) -> int:
     """How many cached positions serve a call for the logits of the last num_last tokens.
@@ -14,7 +16,8 @@ def reusable_prefix(held: TokenIds, tokens: TokenIds, num_last: int) -> int:
 
 
 def grown_capacity(capacity: int, needed: int, context_length: int) -> int:
-    """The next buffer length that holds needed positions: doubled, and never past the context."""
+    """The next buffer length that holds needed positions: 512 or more, doubled, and never past the context."""
+    capacity = max(capacity, _FIRST_CAPACITY)
     while capacity < needed:
         capacity *= 2
     return min(capacity, context_length)

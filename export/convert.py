@@ -63,7 +63,7 @@ def export_model(
         output: Must not exist.
         precision: One of PRECISIONS; auto picks one and reports why.
         block_size: How many weights share a scale where they are rounded anew, one of BLOCK_SIZES.
-        form: What kind of device it is laid out for, one of FORMS; either runs on both.
+        form: What kind of device it is laid out for, one of FORMS.
         drafting: What to make for drafting beside the model, or of it.
         hidden_layers: Layers whose hidden states the graph gives too.
         repository: Where the source was fetched from, for the manifest.
@@ -97,7 +97,7 @@ def export_model(
         if loaded.num_left_out:
             report(f"leaving out {loaded.num_left_out} tensors that see images; the export reads text")
         report(f"writing {loaded.config.num_layers} layers in {plan.precision} precision")
-        manifest = replace(_describe(output.name, loaded, rule, form, drafting), hidden_layers=hidden_layers)
+        manifest = _describe(output.name, loaded, rule, form, drafting, hidden_layers)
         _write(folder, loaded, rule, manifest, drafting, Progress(plan.write_bytes, report))
         report("hashing")
         manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
@@ -217,7 +217,9 @@ def _write(
         (folder / manifest.chat_template).write_text(template, encoding="utf-8")
 
 
-def _describe(name: str, loaded: LoadedSource, rule: Rule, form: str, drafting: Drafting) -> Manifest:
+def _describe(
+    name: str, loaded: LoadedSource, rule: Rule, form: str, drafting: Drafting, hidden_layers: tuple[int, ...]
+) -> Manifest:
     """The manifest of a folder that is to be made, without what its files come to."""
     config, vocabulary = loaded.config, loaded.vocabulary
     tokenizer = Tokenizer.from_str(vocabulary.tokenizer_json)
@@ -245,6 +247,7 @@ def _describe(name: str, loaded: LoadedSource, rule: Rule, form: str, drafting: 
         source=loaded.source,
         chat_template="chat_template.jinja" if vocabulary.chat_template else None,
         tree_graph=None if is_drafter else "model_tree.onnx",
+        hidden_layers=hidden_layers,
         self_drafter=SelfDrafter(graph="model_draft.onnx", layers=kept_layers, vocab_subset=subset)
         if kept_layers
         else None,

@@ -15,8 +15,6 @@ from edgespec.errors import MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime
 
-_FIRST_CAPACITY = 512
-
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
@@ -67,7 +65,7 @@ class GrowingCache:
 
     def _grown(self, needed: int) -> _Buffers:
         held = self._held
-        capacity = grown_capacity(max(held.capacity, _FIRST_CAPACITY), needed, self._context_length)
+        capacity = grown_capacity(held.capacity, needed, self._context_length)
         try:
             pasts, spares = self._empty(capacity), self._empty(capacity)
         except MemoryError:

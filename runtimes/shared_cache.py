@@ -13,8 +13,6 @@ from edgespec.errors import MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime
 
-_FIRST_CAPACITY = 512
-
 
 class SharedCache:
     """Buffers that grow by doubling, kept bound to one session's inputs and outputs."""
@@ -38,7 +36,7 @@ class SharedCache:
         needed = num_past + num_new
         if needed <= self._capacity:
             return
-        capacity = grown_capacity(max(self._capacity, _FIRST_CAPACITY), needed, self._context_length)
+        capacity = grown_capacity(self._capacity, needed, self._context_length)
         shape = (1, self._kv.num_kv_heads, capacity, self._kv.head_dim)
         for past, present in self._names:
             self._grow(past, present, shape, num_past)
