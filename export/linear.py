@@ -11,7 +11,7 @@ from edgespec.errors import SourceError
 from edgespec.export.blocks import Blocks, Bytes, Floats, pack
 from edgespec.export.nodes import Nodes
 from edgespec.export.precision import Form, Rule
-from edgespec.export.quantize import quantize, quantize_asymmetric, with_offset_columns, with_paired_blocks
+from edgespec.export.quantize import quantize, quantize_asymmetric, with_joined_blocks, with_offset_columns
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
 
@@ -40,7 +40,9 @@ def _blocks(tensor: StoredTensor, form: Form) -> Iterator[Blocks]:
         return (quantize(part, form.bits, form.block_size) for part in tensor.floats())
     if form.rounding == "asymmetric":
         return (quantize_asymmetric(part, form.bits, form.block_size) for part in tensor.floats())
-    return map(with_paired_blocks, tensor.blocks()) if tensor.storage == "Q6_K" else tensor.blocks()
+    if tensor.storage == "Q6_K":
+        return (with_joined_blocks(part, form.block_size) for part in tensor.blocks())
+    return tensor.blocks()
 
 
 def _stored_as(storage: str, tensor: StoredTensor) -> Iterator[Bytes | Floats | Halves]:

@@ -83,23 +83,23 @@ def _inverse(scales: npt.NDArray[Any]) -> Floats:
     return inverse
 
 
-def with_paired_blocks(blocks: Blocks) -> Blocks:
-    """Symmetric 6-bit levels in blocks of 16 → 8-bit levels in blocks of 32.
+def with_joined_blocks(blocks: Blocks, block_size: int) -> Blocks:
+    """Symmetric 6-bit levels in blocks of 16 → 8-bit levels in larger blocks.
 
-    The larger scale of a pair is kept as four steps to a level, exactly; levels of the other are rounded
-    to a quarter of that scale, an eighth of a level of their neighbour at most.
+    The largest scale of those that are joined is kept as four steps to a level, exactly; levels of the others
+    are rounded to a quarter of that scale, an eighth of a level of that neighbour at most.
     """
     assert blocks.bits == 8
     assert blocks.zero_points is None
-    rows = blocks.levels.shape[0]
-    scales = blocks.scales.reshape(rows, -1, 2)
-    larger = np.take_along_axis(scales, np.abs(scales).argmax(axis=2)[:, :, None], axis=2)
-    factors = np.divide(4 * scales, larger, out=np.zeros_like(scales), where=larger != 0)
-    levels = blocks.levels.reshape(rows, -1, 2, blocks.block_size).astype(np.float32) - 128
-    # Where the two scales differ in sign, the lowest level would become 128, one step too far.
+    rows, count = blocks.levels.shape[0], block_size // blocks.block_size
+    scales = blocks.scales.reshape(rows, -1, count)
+    largest = np.take_along_axis(scales, np.abs(scales).argmax(axis=2)[:, :, None], axis=2)
+    factors = np.divide(4 * scales, largest, out=np.zeros_like(scales), where=largest != 0)
+    levels = blocks.levels.reshape(rows, -1, count, blocks.block_size).astype(np.float32) - 128
+    # Where two scales differ in sign, the lowest level would become 128, one step too far.
     levels = np.minimum(np.rint(levels * factors[..., None]) + 128, 255)
-    quarters = (larger[..., 0] / 4).astype(np.float32)
-    return Blocks(8, 2 * blocks.block_size, levels.astype(np.uint8).reshape(rows, -1), quarters)
+    quarters = (largest[..., 0] / 4).astype(np.float32)
+    return Blocks(8, block_size, levels.astype(np.uint8).reshape(rows, -1), quarters)
 
 
 def with_offset_columns(blocks: Blocks) -> Blocks:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from rows import random_rows
 
 from edgespec.export.blocks import BLOCK_FORMATS, Blocks
-from edgespec.export.quantize import quantize, quantize_asymmetric, with_offset_columns, with_paired_blocks
+from edgespec.export.quantize import quantize, quantize_asymmetric, with_joined_blocks, with_offset_columns
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -44,13 +44,14 @@ def test_offset_columns_keep_the_minimum_of_a_block(name: str, bound: float) -> 
     assert np.abs(kept - offsets).max() <= bound * np.abs(decoded.scales).max()
 
 
-def test_paired_blocks_move_weights_by_an_eighth_of_a_level_at_most() -> None:
+@pytest.mark.parametrize("block_size", [32, 64, 128])
+def test_joined_blocks_move_weights_by_an_eighth_of_a_level_at_most(block_size: int) -> None:
     exact = BLOCK_FORMATS["Q6_K"].decode(random_rows("Q6_K", 3))
-    paired = with_paired_blocks(exact)
-    larger = np.abs(exact.scales).reshape(3, -1, 2).max(axis=2).repeat(32, axis=1)
-    error = np.abs(paired.dequantized() - exact.dequantized())
-    lowest = exact.levels == 96  # may be clipped where the signs of a pair differ
-    assert (error <= larger * np.where(lowest, 0.25, 0.126)).all()
+    joined = with_joined_blocks(exact, block_size)
+    largest = np.abs(exact.scales).reshape(3, -1, block_size // 16).max(axis=2).repeat(block_size, axis=1)
+    error = np.abs(joined.dequantized() - exact.dequantized())
+    lowest = exact.levels == 96  # may be clipped where signs differ
+    assert (error <= largest * np.where(lowest, 0.25, 0.126)).all()
 
 
 @given(seed=st.integers(0, 2**32))
