@@ -16,14 +16,12 @@ from time import perf_counter
 import numpy as np
 import onnxruntime
 
-from edgespec.draft_length import FixedLength
-from edgespec.drafters import NoDrafter
 from edgespec.home import ModelHome, default_home
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.runtimes.devices import find_device, physical_cores
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.sampling import GumbelSampler, SamplingParams
-from edgespec.scheduler import serial
+from edgespec.scheduler import Plain, serial
 
 PROMPT = np.arange(1000, 1032, dtype=np.int32)
 # The threads of the session that ran before spin for a while and take a core from this one.
@@ -76,7 +74,7 @@ class BareLoop:
 
 
 def edgespec_decode(decoder: OnnxDecoder, num_tokens: int) -> float:
-    steps = serial(PROMPT, NoDrafter(), decoder, GumbelSampler(SamplingParams()), FixedLength(0))
+    steps = serial(PROMPT, decoder, GumbelSampler(SamplingParams()), Plain())
     for _ in range(1 + WARM_UP):
         next(steps)
     started = perf_counter()

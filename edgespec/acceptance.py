@@ -2,28 +2,38 @@
 
 import numpy as np
 
-from edgespec.types import Logits, Sampler, TokenIds
+from edgespec.types import Draft, Logits, Sampler, TokenIds, append
 
 
-def accept(sequence: TokenIds, num_draft: int, logits: Logits, sampler: Sampler) -> TokenIds:
-    """The agreeing prefix of the draft, then one token of the target's own.
+def equality(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Sampler) -> TokenIds:
+    """The agreeing part of the draft, then one token of the target's own.
 
-    Equality acceptance: a drafted token stays if the target, with the same noise, picks it too. The result
-    is the same for any drafter (Daliri et al., arXiv:2408.07978).
+    A drafted token stays if the target, with the same noise, picks it too, so the result is the same for any
+    drafter (Daliri et al., arXiv:2408.07978). Of a tree the branch that agrees is followed.
 
     Args:
-        sequence: The committed tokens, then the draft, [num_tokens + num_draft].
-        num_draft: How many tokens at the end are guesses.
-        logits: Target logits at each drafted position and one past them, [num_draft + 1, vocab_size].
+        tokens: The committed tokens, [num_tokens].
+        draft: The guess.
+        logits: Target logits behind the last committed token and behind each drafted one,
+            [num_draft + 1, vocab_size].
         sampler: The rule that picks the target's token; it sees the prefix of each position.
 
     Returns:
         Between 1 and num_draft + 1 token ids.
     """
-    committed = len(sequence) - num_draft
     emitted: list[int] = []
-    for i in range(num_draft + 1):
-        emitted.append(sampler(logits[i], sequence[: committed + i]))
-        if i == num_draft or emitted[-1] != sequence[committed + i]:
-            break
+    row: int | None = 0
+    while row is not None:
+        emitted.append(sampler(logits[row], append(tokens, emitted)))
+        row = _row_behind(draft, row, emitted[-1])
     return np.array(emitted, np.int32)
+
+
+def _row_behind(draft: Draft, row: int, token: int) -> int | None:
+    """The row of logits behind token, where the draft has it as what follows the token of row."""
+    if draft.parents is None:
+        return row + 1 if row < len(draft.tokens) and draft.tokens[row] == token else None
+    for node, parent in enumerate(draft.parents):
+        if parent == row - 1 and draft.tokens[node] == token:
+            return node + 1
+    return None

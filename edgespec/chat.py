@@ -56,7 +56,7 @@ def converse(
     """Read, answer, repeat, until the user leaves; returns the exit code."""
     with suppress(ImportError):  # line editing for input, where the platform has it
         import readline  # noqa: F401
-    say(f"{engine.manifest.name} on {engine.device_names[0]}, drafter {engine.drafter.name}. {_HELP}")
+    say(f"{engine.manifest.name} on {engine.device_names[0]}, drafter {engine.speculation.name}. {_HELP}")
     messages = [Message("system", system)] if system is not None else []
     first = len(messages)
     while True:

@@ -1,38 +1,32 @@
-"""Sources of guesses: nothing, the text itself, a small model, or the first of several that has one."""
+"""Sources of guesses: the text itself, what the target has said before, a small model."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from threading import Event
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
-from edgespec.types import Decoder, Drafter, Sampler, TokenIds, append
-
-
-@dataclass(frozen=True, slots=True)
-class NoDrafter:
-    """Plain decoding: never a guess."""
-
-    name: str = "none"
-
-    def draft(self, tokens: TokenIds, num_tokens: int, sampler: Sampler, cancel: Event) -> TokenIds:
-        return tokens[:0]
+from edgespec.chances import position_class
+from edgespec.scheduler import Gate, Plain, serial
+from edgespec.types import NOTHING, Ask, Decoder, Distribution, Draft, Logits, Row, Sampler, TokenIds
 
 
 @dataclass(frozen=True, slots=True)
 class NgramDrafter:
     """What followed the longest earlier match of the last tokens; of equal ones, the most recent.
 
-    With min_match=1, `[1, 2, 3, 1, 2]` drafts `[3, 1, 2]`. Prompt lookup decoding (Saxena, 2023).
+    With min_match=1, `[1, 2, 3, 1, 2]` drafts `[3, 1, 2]`. Prompt lookup decoding (Saxena, 2023). The evidence
+    for a token is how long its match is, the tokens drafted before it counted in.
     """
 
-    min_match: int = 2
+    min_match: int = 1
     max_match: int = 16
     name: str = "ngram"
+    is_free: bool = True
 
-    def draft(self, tokens: TokenIds, num_tokens: int, sampler: Sampler, cancel: Event) -> TokenIds:
-        if not len(tokens):
-            return tokens
+    def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
+        if not len(tokens) or ask.num_tokens < 1:
+            return NOTHING
         ends = np.flatnonzero(tokens[:-1] == tokens[-1])  # where a match of length one ends
         length = min(1, len(ends))
         while length < self.max_match:
@@ -42,13 +36,71 @@ class NgramDrafter:
                 break
             ends, length = longer, length + 1
         if length < self.min_match:
-            return tokens[:0]
-        return tokens[ends[-1] + 1 :][:num_tokens]
+            return NOTHING
+        guess = tokens[ends[-1] + 1 :][: ask.num_tokens]
+        evidence = tuple(length_class(length + i) for i in range(len(guess)))
+        return Draft(guess, evidence, source=self.name)
+
+    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+        pass
+
+
+def length_class(length: int) -> int:
+    """Lengths of matches that foretell about the same: 1, 2, 3–4, 5–8, 9–16, and more."""
+    return min((length - 1).bit_length(), 5)
+
+
+@dataclass(slots=True)
+class RecyclingDrafter:
+    """What the target thought likeliest the last time that it saw the last token, and so on from there.
+
+    Token recycling (Luo et al., arXiv:2408.08696) with one successor a token, for passes on a small machine are
+    narrow. Rows of rejected drafts teach too. The evidence for a token is how often in a row its predecessor
+    had it as its successor, and whether it hangs on another guess.
+    """
+
+    vocab_size: int
+    name: str = "recycling"
+    is_free: bool = True
+    _successors: npt.NDArray[np.int32] = field(init=False)
+    _confirmed: npt.NDArray[np.uint8] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._successors = np.full(self.vocab_size, -1, np.int32)
+        self._confirmed = np.zeros(self.vocab_size, np.uint8)
+
+    def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
+        guess: list[int] = []
+        evidence: list[int] = []
+        token = int(tokens[-1])
+        for depth in range(ask.num_tokens):
+            confirmed = int(self._confirmed[token])
+            token = int(self._successors[token])
+            if token < 0:
+                break
+            guess.append(token)
+            evidence.append(2 * min(confirmed, 3) + (depth > 0))
+        return Draft(np.array(guess, np.int32), tuple(evidence), source=self.name) if guess else NOTHING
+
+    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+        before = [int(tokens[-1]), *map(int, draft.tokens)]
+        for token, successor in zip(before, logits.argmax(axis=1), strict=True):
+            self._see(token, int(successor))
+
+    def _see(self, token: int, successor: int) -> None:
+        if self._successors[token] == successor:
+            self._confirmed[token] = min(int(self._confirmed[token]) + 1, 255)
+        else:
+            self._successors[token], self._confirmed[token] = successor, 0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDrafter:
-    """A small model, decoded token by token with the target's own sampler and noise.
+    """A small model, which decodes with the target's own sampler and noise.
+
+    It is decoded by the same loop as a target, so that it may have drafters of its own: a cascade is a drafter
+    whose gate is not plain. It stops where the product of its own probabilities falls below what was asked for;
+    a token is never dropped for its own improbability, which would bias rejection sampling.
 
     vocab_size is the target's: a drafter padded to more rows never proposes one of those, and is silent where
     the text holds a token that it does not know.
@@ -57,33 +109,59 @@ class ModelDrafter:
     decoder: Decoder
     vocab_size: int
     name: str = "model"
+    gate: Callable[[], Gate] = Plain
+    is_free: bool = False
 
-    def draft(self, tokens: TokenIds, num_tokens: int, sampler: Sampler, cancel: Event) -> TokenIds:
-        if len(tokens) and int(tokens.max()) >= self.decoder.vocab_size:
-            return tokens[:0]
-        context = tokens
+    def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
+        knows_all = not len(tokens) or int(tokens.max()) < self.decoder.vocab_size
         room = self.decoder.context_length - len(tokens)
-        for _ in range(min(num_tokens, room)):
-            if cancel.is_set():
+        if not knows_all or min(ask.num_tokens, room) < 1 or ask.cancel.is_set():
+            return NOTHING
+        own = _Trimmed(self.decoder, self.vocab_size)
+        guess: list[int] = []
+        distributions: list[Distribution] = []
+        reached = 1.0
+        blocks = serial(tokens, own, sampler, self.gate(), max_tokens=min(ask.num_tokens, room))
+        for block in blocks:
+            for token, row in zip(block.tokens, block.logits, strict=False):
+                if ask.with_distributions:
+                    distributions.append(sampler.distribution(row, np.append(tokens, np.array(guess, np.int32))))
+                guess.append(int(token))
+                if ask.floor:
+                    reached *= _probability(row, int(token))
+            is_enough = len(guess) >= min(ask.num_tokens, room) or reached < ask.floor
+            if is_enough or ask.cancel.is_set():
                 break
-            row = self.decoder.logits(context, 1)[0, : self.vocab_size]
-            context = append(context, [sampler(row, context)])
-        return context[len(tokens) :]
+        evidence = tuple(map(position_class, range(len(guess))))
+        return Draft(
+            np.array(guess, np.int32),
+            evidence,
+            distributions=tuple(distributions) if ask.with_distributions else None,
+            source=self.name,
+        )
+
+    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
-class FirstOf:
-    """Drafters in order; the first that has a guess is heard."""
+class _Trimmed:
+    """A decoder without the rows that pad its vocabulary."""
 
-    drafters: Sequence[Drafter]
+    decoder: Decoder
+    vocab_size: int
 
     @property
-    def name(self) -> str:
-        return "+".join(drafter.name for drafter in self.drafters)
+    def context_length(self) -> int:
+        return self.decoder.context_length
 
-    def draft(self, tokens: TokenIds, num_tokens: int, sampler: Sampler, cancel: Event) -> TokenIds:
-        for drafter in self.drafters:
-            guess = drafter.draft(tokens, num_tokens, sampler, cancel)
-            if len(guess):
-                return guess
-        return tokens[:0]
+    @property
+    def num_fed(self) -> int:
+        return self.decoder.num_fed
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        return self.decoder.logits(tokens, num_last)[:, : self.vocab_size]
+
+
+def _probability(row: Row, token: int) -> float:
+    return float(1.0 / np.exp(row - row[token]).sum())

@@ -3,22 +3,21 @@
 Knows protocols: which decoders and drafter it was given is loading's affair.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
 from edgespec.chat_template import ROLES, Message, encode_chat
-from edgespec.draft_length import DraftLength, FixedLength, MeasuredLength
-from edgespec.drafters import NoDrafter
 from edgespec.errors import ContextOverflow, EdgeSpecError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.sampling import GumbelSampler, SamplingParams
 from edgespec.scheduler import serial
+from edgespec.speculation import Speculation
 from edgespec.stats import Stats, Tally
 from edgespec.stopping import TextStop, TokenStop
 from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import TextStream, Tokenizer
-from edgespec.types import Decoder, Drafter, TokenIds
+from edgespec.types import Decoder, TokenIds
 
 Prompt = str | Sequence[Message | Mapping[str, str]]
 
@@ -80,8 +79,7 @@ class Engine:
         template: str | None,
         renderer: TemplateProcess,
         decoders: Sequence[Decoder],
-        drafter: Drafter,
-        draft_length: Callable[[], DraftLength],
+        speculation: Speculation,
         device_names: tuple[str, ...] = ("cpu", "cpu"),
     ) -> None:
         self.manifest = manifest
@@ -89,8 +87,7 @@ class Engine:
         self._template = template
         self._renderer = renderer
         self._decoders = list(decoders)
-        self._drafter = drafter
-        self._draft_length = draft_length
+        self._speculation = speculation
         self.device_names = device_names  # of target and drafter
 
     def __enter__(self) -> "Engine":
@@ -103,7 +100,7 @@ class Engine:
         """Free the models; a stream that is still open keeps them until it ends."""
         self._decoders.clear()
         self._renderer.close()
-        self._drafter = NoDrafter()
+        self._speculation = Speculation()
 
     def plain(self) -> "Engine":
         """The same loaded model without speculation; decoders and cache are shared."""
@@ -113,8 +110,7 @@ class Engine:
             template=self._template,
             renderer=self._renderer,
             decoders=self._decoders[:1],
-            drafter=NoDrafter(),
-            draft_length=lambda: FixedLength(0),
+            speculation=Speculation(),
             device_names=self.device_names,
         )
 
@@ -123,8 +119,8 @@ class Engine:
         return self.manifest.context_length
 
     @property
-    def drafter(self) -> Drafter:
-        return self._drafter
+    def speculation(self) -> Speculation:
+        return self._speculation
 
     @property
     def target(self) -> Decoder:
@@ -233,27 +229,32 @@ class Engine:
         tally = Tally()
         started, fed = perf_counter(), target.num_fed
         reason = None
-        for block in serial(prompt, self._drafter, target, sampler, self._draft_length()):
-            kept, reason = token_stop.cut(block.tokens)
-            if not tally.passes:
-                tally.prompt_read(target.num_fed - fed, perf_counter() - started)
-            tally.add(block, len(kept))
-            text, num_shown, is_cut = _shown(kept, text_stream, text_stop)
-            if reason or is_cut:
-                break
-            yield Chunk(text=text, token_ids=_ints(kept))
-        else:
-            text, kept, num_shown, is_cut, reason = "", prompt[:0], 0, False, "context"
+        speculation = self._speculation
+        gate = speculation.gate()
+        try:
+            for block in serial(prompt, target, sampler, gate, max_tokens=max_tokens):
+                kept, reason = token_stop.cut(block.tokens)
+                if not tally.passes:
+                    tally.prompt_read(target.num_fed - fed, perf_counter() - started)
+                tally.add(block, len(kept))
+                text, num_shown, is_cut = _shown(kept, text_stream, text_stop)
+                if reason or is_cut:
+                    break
+                yield Chunk(text=text, token_ids=_ints(kept))
+            else:
+                text, kept, num_shown, is_cut, reason = "", prompt[:0], 0, False, "context"
+        finally:
+            speculation.keep(gate)
         if not is_cut:
             rest, is_cut = text_stop.push(text_stream.flush())
             text += rest if is_cut else rest + text_stop.flush()
         yield self._last_chunk(text, kept[:num_shown], "stop" if is_cut else reason or "stop", tally)
 
     def _last_chunk(self, text: str, kept: TokenIds, reason: str, tally: Tally) -> Chunk:
-        length = self._draft_length()
+        length = self._speculation.draft_length
         stats = tally.stats(
-            drafter=self._drafter.name,
-            draft_length="auto" if isinstance(length, MeasuredLength) else str(length.choose()),
+            drafter=self._speculation.name,
+            draft_length="auto" if length is None else str(length),
             target_device=self.device_names[0],
             drafter_device=self.device_names[1] if len(self._decoders) > 1 else None,
         )

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from edgespec import genai
 from edgespec.chat_template import read_template
-from edgespec.draft_length import DraftLength, FixedLength, MeasuredLength
-from edgespec.drafters import ModelDrafter, NgramDrafter, NoDrafter
+from edgespec.drafters import ModelDrafter, NgramDrafter, RecyclingDrafter
 from edgespec.engine import Engine
 from edgespec.errors import ModelError, UsageError
 from edgespec.home import ModelHome, default_home
@@ -20,6 +19,7 @@ from edgespec.runtimes import foreign
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.static import StaticDecoder
+from edgespec.speculation import Speculation
 from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import Tokenizer
 from edgespec.types import Decoder, Drafter
@@ -49,8 +49,9 @@ def load(
     Args:
         model: A model folder, a pair folder, a name of the catalogue, a .gguf file, a safetensors folder or a hub
             id (org/name).
-        drafter: auto, none, ngram, self, or a model like the first argument. auto is the drafter of a pair folder
-            where it pays, and else ngram; self is the graph of fewer layers in the model's own folder.
+        drafter: auto, none, ngram, self, or a model like the first argument. auto is all that pays: the text, what
+            the target has said before, and the drafter of a pair folder where it pays; self is the graph of fewer
+            layers in the model's own folder.
         draft_length: Tokens a draft, or auto to measure what pays.
         device: Where the target runs: auto or cpu.
         drafter_device: Where a model drafter runs.
@@ -76,24 +77,26 @@ def load(
         )
     # What can be known before fetching and exporting is checked before.
     places = (find_device(device), find_device(drafter_device))
-    target, draft, drafter = _find(ModelHome(Path(home or default_home()), offline, report), str(model), drafter)
+    asked = drafter
+    target, draft = _find(ModelHome(Path(home or default_home()), offline, report), str(model), drafter)
     renderer = TemplateProcess()
     if target.manifest.chat_template:
         renderer.start()
     takes_turns = draft is not None
     decoders: list[Decoder] = [_load_decoder(target, places[0], num_threads, deterministic, takes_turns)]
-    chosen: Drafter = NoDrafter() if drafter == "none" else NgramDrafter()
+    lasting: list[Drafter] = []
+    if asked == "auto":
+        lasting.append(RecyclingDrafter(target.manifest.vocab_size))
     if draft is not None:
         decoders.append(_load_drafter(draft, places[1], num_threads))
-        chosen = ModelDrafter(decoders[-1], target.manifest.vocab_size, draft.manifest.name)
+        lasting.append(ModelDrafter(decoders[-1], target.manifest.vocab_size, draft.manifest.name))
     return Engine(
         manifest=target.manifest,
         tokenizer=_tokenizer(target),
         template=_chat_template(target),
         renderer=renderer,
         decoders=decoders,
-        drafter=chosen,
-        draft_length=length,
+        speculation=Speculation(lambda: [*_from_text(asked), *lasting], length),
         device_names=(places[0].name, places[1].name),
     )
 
@@ -116,8 +119,8 @@ def _expect_threads(num_threads: int | None) -> None:
         raise UsageError(f"the number of threads is {num_threads!r}; wanted 1 to {_MAX_THREADS}")
 
 
-def _find(models: ModelHome, model: str, drafter: str) -> tuple[_Found, _Found | None, str]:
-    """The target, the model that drafts for it if one does, and what drafts where a pair decides that.
+def _find(models: ModelHome, model: str, drafter: str) -> tuple[_Found, _Found | None]:
+    """The target, and the model that drafts for it if one does.
 
     Raises:
         ModelError: One of them is missing or invalid, or cannot serve in its part.
@@ -133,14 +136,14 @@ def _find(models: ModelHome, model: str, drafter: str) -> tuple[_Found, _Found |
             f"{target.manifest.name} is a drafter whose head was trimmed; use it with --drafter {model}"
         )
     if drafter == "self":
-        return target, _Found(folder, _self_drafter(target.manifest)), drafter
+        return target, _Found(folder, _self_drafter(target.manifest))
     if drafter in _NAMED:
-        return target, None, drafter
+        return target, None
     folder = part_of_pair(models.resolve(drafter), DRAFTER)
     draft = _Found(folder, read_any_manifest(folder, models.report))
     if draft.manifest.vocab_sha256 != target.manifest.vocab_sha256:
         expect_same_tokens(_tokenizer(target), _tokenizer(draft), (target.manifest.name, draft.manifest.name))
-    return target, draft, drafter
+    return target, draft
 
 
 def _drafter_of(folder: Path, pair: PairCheck, asked: str, report: Callable[[str], None]) -> str:
@@ -149,8 +152,8 @@ def _drafter_of(folder: Path, pair: PairCheck, asked: str, report: Callable[[str
         return asked
     if pair.pays:
         return str(folder / DRAFTER)
-    report(f"drafting by n-gram: {pair.verdict} ({pair.reason})")
-    return "ngram"
+    report(f"drafting without the pair's drafter: {pair.verdict} ({pair.reason})")
+    return "auto"
 
 
 def read_any_manifest(folder: Path, report: Callable[[str], None]) -> Manifest:
@@ -226,16 +229,21 @@ def open_decoder(folder: Path, manifest: Manifest) -> OnnxDecoder | StaticDecode
     return _decoder_of(manifest)(folder, manifest, find_device("auto"), deterministic=True)
 
 
-def _draft_length(asked: int | str) -> Callable[[], DraftLength]:
+def _from_text(drafter: str) -> list[Drafter]:
+    """The drafters of one answer: they hold its text."""
+    return [NgramDrafter()] if drafter in ("auto", "ngram") else []
+
+
+def _draft_length(asked: int | str) -> int | None:
+    """Tokens a draft; None to measure what pays."""
     if asked == "auto":
-        return MeasuredLength
+        return None
     is_number = (isinstance(asked, int) and not isinstance(asked, bool)) or (
         isinstance(asked, str) and asked.isdecimal() and len(asked) < 10
     )
     if not is_number or not 0 <= int(asked) <= _LONGEST_DRAFT:
         raise UsageError(f"draft length is {str(asked)[:40]!r}; wanted auto or 0 to {_LONGEST_DRAFT} tokens")
-    num_tokens = int(asked)
-    return lambda: FixedLength(num_tokens)
+    return int(asked)
 
 
 def _tokenizer(model: _Found) -> Tokenizer:

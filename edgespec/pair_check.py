@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from statistics import median
 
-from edgespec.draft_length import FixedLength
-from edgespec.drafters import NoDrafter
 from edgespec.engine import Engine
+from edgespec.gate import FixedGate
 from edgespec.pair import PairCheck
 from edgespec.sampling import GumbelSampler, SamplingParams
 from edgespec.scheduler import Block, serial
@@ -49,12 +48,13 @@ def check_pair(
     greedy, sampled = SamplingParams(), SamplingParams(temperature=1.0, seed=1)
     plain: list[Block] = []
     drafted: dict[SamplingParams, list[Block]] = {greedy: [], sampled: []}
+    drafters = engine.speculation.drafters()
     for i, prompt in enumerate(PROMPTS, start=1):
         report(f"prompt {i} of {len(PROMPTS)}")
         tokens = engine.encode(prompt)
-        plain += _decode(engine, tokens, NoDrafter(), 0, greedy, max_tokens // 2)
+        plain += _decode(engine, tokens, (), 0, greedy, max_tokens // 2)
         for sampling, blocks in drafted.items():
-            blocks += _decode(engine, tokens, engine.drafter, _NUM_DRAFT, sampling, max_tokens)
+            blocks += _decode(engine, tokens, drafters, _NUM_DRAFT, sampling, max_tokens)
     both = [*drafted[greedy], *drafted[sampled]]
     step_s = median(block.verify_s for block in plain)
     pass_s = median(block.verify_s for block in both)
@@ -79,10 +79,16 @@ def check_pair(
 
 
 def _decode(
-    engine: Engine, tokens: TokenIds, drafter: Drafter, num_draft: int, sampling: SamplingParams, max_tokens: int
+    engine: Engine,
+    tokens: TokenIds,
+    drafters: Sequence[Drafter],
+    num_draft: int,
+    sampling: SamplingParams,
+    max_tokens: int,
 ) -> list[Block]:
     """Blocks of an answer; the first, which reads the prompt, is left out."""
-    blocks = serial(tokens, drafter, engine.target, GumbelSampler(sampling, len(tokens)), FixedLength(num_draft))
+    sampler = GumbelSampler(sampling, len(tokens))
+    blocks = serial(tokens, engine.target, sampler, FixedGate(drafters, num_draft))
     found: list[Block] = []
     num_tokens = 0
     for block in islice(blocks, 1, None):

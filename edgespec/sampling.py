@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import EdgeSpecError, UsageError
-from edgespec.types import TokenIds
+from edgespec.types import Distribution, Row, TokenIds
 
-Row = npt.NDArray[np.floating[Any]]  # [vocab_size]
 Ids = npt.NDArray[np.intp]
+Scores = npt.NDArray[np.float64]
 
 # Uniforms have 32 bits, so Gumbel noise never exceeds −log(−log(1 − 2⁻³³)).
 _LARGEST_NOISE = 22.88
@@ -92,6 +92,27 @@ class GumbelSampler:
         Raises:
             EdgeSpecError: The logits hold no finite maximum, so no token can be chosen.
         """
+        logits, best = self._processed(logits, tokens)
+        if self.params.is_greedy:
+            return best
+        scores, ids = self._kept(logits, best)
+        return _noisy_argmax(scores, ids, self.params.seed, len(tokens))
+
+    def distribution(self, logits: Row, tokens: TokenIds) -> Distribution:
+        """What a call draws from, after all processors.
+
+        Raises:
+            EdgeSpecError: The logits hold no finite maximum.
+        """
+        logits, best = self._processed(logits, tokens)
+        if self.params.is_greedy:
+            return Distribution(np.array([best]), np.ones(1))
+        scores, ids = self._kept(logits, best)
+        weights = np.exp(scores)
+        return Distribution(ids, weights / weights.sum())
+
+    def _processed(self, logits: Row, tokens: TokenIds) -> tuple[Row, int]:
+        """Logits after penalties, and the likeliest token."""
         if self.params.has_penalties:
             logits = _penalized(logits, tokens, self.num_prompt, self.params)
         best = int(np.argmax(logits))
@@ -99,14 +120,16 @@ class GumbelSampler:
             raise EdgeSpecError(
                 f"the model gave {logits[best]} as its best logit; its weights or the run are damaged"
             )
-        if self.params.is_greedy:
-            return best
+        return logits, best
+
+    def _kept(self, logits: Row, best: int) -> tuple[Scores, Ids]:
+        """Log-probabilities relative to the best, of the tokens that stay, and their ids."""
         ids = _top_k(logits, self.params.top_k)
         # From the best downwards and in doubles: a tiny temperature sends the rest to −∞, not the best to +∞.
         with np.errstate(over="ignore"):
             scores = (logits[ids] - logits[best]).astype(np.float64) / self.params.temperature
         kept = _nucleus(scores, self.params.top_p, self.params.min_p)
-        return _noisy_argmax(scores[kept], ids[kept], self.params.seed, len(tokens))
+        return scores[kept], ids[kept]
 
 
 def _penalized(logits: Row, tokens: TokenIds, num_prompt: int, params: SamplingParams) -> Row:

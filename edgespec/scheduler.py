@@ -4,22 +4,50 @@ Knows protocols, not models: no tokenizer, no stop rules, no runtime.
 """
 
 from collections.abc import Iterator
-from threading import Event
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from edgespec.acceptance import accept
-from edgespec.draft_length import DraftLength
-from edgespec.types import Decoder, Drafter, Sampler, TokenIds, append
+from edgespec.acceptance import equality
+from edgespec.types import NOTHING, Acceptance, Decoder, Draft, Logits, Sampler, TokenIds, append
+
+
+class Gate(Protocol):
+    """Who drafts, and how much."""
+
+    def draft(self, tokens: TokenIds, room: int, sampler: Sampler) -> Draft:
+        """A guess of at most room tokens; an empty one is plain decoding."""
+        ...
+
+    def observe(self, tokens: TokenIds, draft: Draft, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+        """What the pass over a draft showed, yielded and took."""
+        ...
+
+
+class Plain:
+    """Never a guess."""
+
+    def draft(self, tokens: TokenIds, room: int, sampler: Sampler) -> Draft:
+        return NOTHING
+
+    def observe(self, tokens: TokenIds, draft: Draft, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+        pass
 
 
 class Block(NamedTuple):
-    """What one pass of the target yielded: tokens, [1 … num_draft + 1], the last of them its own."""
+    """What one pass of the target yielded: tokens, [1 … num_draft + 1], the last of them its own.
+
+    logits are the target's, [num_draft + 1, vocab_size], until its next pass.
+    """
 
     tokens: TokenIds
-    num_draft: int
+    draft: Draft
+    logits: Logits
     draft_s: float
     verify_s: float
+
+    @property
+    def num_draft(self) -> int:
+        return len(self.draft.tokens)
 
     @property
     def num_accepted(self) -> int:
@@ -27,27 +55,32 @@ class Block(NamedTuple):
 
 
 def serial(
-    tokens: TokenIds, drafter: Drafter, target: Decoder, sampler: Sampler, draft_length: DraftLength
+    tokens: TokenIds,
+    target: Decoder,
+    sampler: Sampler,
+    gate: Gate,
+    accept: Acceptance = equality,
+    max_tokens: int | None = None,
 ) -> Iterator[Block]:
-    """Draft, verify, repeat, until the context is full.
+    """Draft, verify, repeat, until the context is full; never drafts beyond max_tokens.
 
     Raises:
         ContextOverflow: The prompt alone does not fit.
     """
-    never = Event()
+    num_prompt = len(tokens)
+    # A pass over the whole context still gives the token that follows it.
+    end = target.context_length if max_tokens is None else min(target.context_length, num_prompt + max_tokens - 1)
     while True:
         started = perf_counter()
-        # A pass over the whole context still gives the token that follows it.
-        room = target.context_length - len(tokens)
-        num_tokens = min(draft_length.choose(), room)
-        draft = drafter.draft(tokens, num_tokens, sampler, never) if num_tokens > 0 else tokens[:0]
+        draft = gate.draft(tokens, max(0, end - len(tokens)), sampler)
         drafted = perf_counter()
-        sequence = append(tokens, draft) if len(draft) else tokens
-        logits = target.logits(sequence, len(draft) + 1)
-        emitted = accept(sequence, len(draft), logits, sampler)
-        block = Block(emitted, len(draft), drafted - started, perf_counter() - drafted)
-        draft_length.observe(block.num_draft, block.num_accepted, block.draft_s, block.verify_s)
+        sequence = append(tokens, draft.tokens) if len(draft.tokens) else tokens
+        logits = target.logits(sequence, len(draft.tokens) + 1)
+        emitted = accept(tokens, draft, logits, sampler)
+        verified = perf_counter()
+        gate.observe(tokens, draft, logits, emitted, verified - drafted)
+        draft_s = drafted - started + perf_counter() - verified
         tokens = append(tokens, emitted)
-        yield block
+        yield Block(emitted, draft, logits, draft_s, verified - drafted)
         if len(tokens) > target.context_length:
             return

@@ -19,6 +19,7 @@ class Stats:
     passes: int
     num_drafted: int
     num_accepted: int
+    sources: dict[str, dict[str, int]]  # rounds, drafted and accepted tokens of each; none is plain decoding
     drafter: str
     draft_length: str
     target_device: str
@@ -43,6 +44,7 @@ class Tally:
     first_s: float | None = None
     drafted: list[int] = field(default_factory=list)  # by position: how many drafts reached it
     accepted: list[int] = field(default_factory=list)
+    sources: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def prompt_read(self, num_read: int, first_s: float) -> None:
         """The first pass ran num_read tokens, the rest being held, and took first_s."""
@@ -55,6 +57,10 @@ class Tally:
             self.decode_s += block.draft_s + block.verify_s
         self.passes += 1
         self.tokens += num_kept
+        source = self.sources.setdefault(block.draft.source, dict.fromkeys(("rounds", "drafted", "accepted"), 0))
+        source["rounds"] += 1
+        source["drafted"] += block.num_draft
+        source["accepted"] += block.num_accepted
         missing = block.num_draft - len(self.drafted)
         self.drafted += [0] * missing
         self.accepted += [0] * missing
@@ -75,6 +81,7 @@ class Tally:
             passes=self.passes,
             num_drafted=num_drafted,
             num_accepted=sum(self.accepted),
+            sources=self.sources,
             drafter=drafter,
             draft_length=draft_length,
             target_device=target_device,

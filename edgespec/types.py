@@ -1,14 +1,66 @@
-"""What crosses a module boundary: arrays, and the two protocols that the scheduler knows."""
+"""What crosses a module boundary: arrays, drafts, and the protocols that the scheduler knows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from threading import Event
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 TokenIds = npt.NDArray[np.int32]  # [num_tokens]
 Logits = npt.NDArray[np.float32]  # [num_rows, vocab_size]
+Row = npt.NDArray[np.floating[Any]]  # [vocab_size]
+
+
+class Distribution(NamedTuple):
+    """Probabilities of the tokens that have any, after all processors."""
+
+    ids: npt.NDArray[np.intp]  # [num_ids], distinct
+    probs: npt.NDArray[np.float64]  # [num_ids], their sum is 1
+
+
+class Draft(NamedTuple):
+    """A guess at what follows, and what it rests on.
+
+    evidence: for each token the class in which its source counts the chance that it is kept.
+    parents: of a tree, the index of the node before each token, -1 for the last committed token; None for a chain.
+    distributions: what each token was drawn from; None where each was certain.
+    """
+
+    tokens: TokenIds  # [num_draft]
+    evidence: tuple[int, ...] = ()
+    parents: tuple[int, ...] | None = None
+    distributions: tuple[Distribution, ...] | None = None
+    source: str = "none"
+
+    def cut(self, num_tokens: int) -> "Draft":
+        """Its first num_tokens tokens."""
+        return self._replace(
+            tokens=self.tokens[:num_tokens],
+            evidence=self.evidence[:num_tokens],
+            parents=self.parents and self.parents[:num_tokens],
+            distributions=self.distributions and self.distributions[:num_tokens],
+        )
+
+
+NOTHING = Draft(np.zeros(0, np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What is wanted of a drafter.
+
+    num_tokens: the most.
+    floor: a token whose chance of being reached is below this is not worth its draft.
+    with_distributions: say what tokens were drawn from, as rejection sampling needs.
+    cancel: once set, stop between two steps.
+    """
+
+    num_tokens: int
+    floor: float = 0.0
+    with_distributions: bool = False
+    cancel: Event = field(default_factory=Event)
 
 
 class Decoder(Protocol):
@@ -39,8 +91,12 @@ class Decoder(Protocol):
 class Sampler(Protocol):
     """The rule that picks a token from one row of logits."""
 
-    def __call__(self, logits: npt.NDArray[np.float32], tokens: TokenIds) -> int:
+    def __call__(self, logits: Row, tokens: TokenIds) -> int:
         """The token that follows tokens, [num_tokens], given its logits, [vocab_size]."""
+        ...
+
+    def distribution(self, logits: Row, tokens: TokenIds) -> Distribution:
+        """What a call draws from."""
         ...
 
 
@@ -50,9 +106,28 @@ class Drafter(Protocol):
     @property
     def name(self) -> str: ...
 
-    def draft(self, tokens: TokenIds, num_tokens: int, sampler: Sampler, cancel: Event) -> TokenIds:
-        """Guess up to num_tokens tokens that follow; fewer when cancelled or without a guess."""
+    @property
+    def is_free(self) -> bool:
+        """A guess costs next to nothing, so it is made before it is weighed."""
         ...
+
+    def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
+        """Guess up to ask.num_tokens tokens that follow; fewer when cancelled or without a guess."""
+        ...
+
+    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+        """See what a pass of the target showed.
+
+        Args:
+            tokens: The committed tokens before it.
+            draft: What it verified, whoever drafted it.
+            logits: Behind the last committed token and behind each drafted one, [num_draft + 1, vocab_size].
+        """
+        ...
+
+
+Acceptance = Callable[[TokenIds, Draft, Logits, Sampler], TokenIds]
+"""Committed tokens, a draft, and target logits, [num_draft + 1, vocab_size] → the tokens that are emitted."""
 
 
 def append(tokens: TokenIds, more: Sequence[int] | TokenIds) -> TokenIds:

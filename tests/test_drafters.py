@@ -4,17 +4,22 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.drafters import FirstOf, ModelDrafter, NgramDrafter, NoDrafter
+from edgespec.drafters import ModelDrafter, NgramDrafter, RecyclingDrafter
 from edgespec.runtimes.table import TableDecoder
 from edgespec.sampling import GumbelSampler, SamplingParams
-from edgespec.types import TokenIds
+from edgespec.types import NOTHING, Ask, Drafter, TokenIds
 
 GREEDY = GumbelSampler(SamplingParams())
-NEVER = Event()
 
 
 def ids(*tokens: int) -> TokenIds:
     return np.array(tokens, np.int32)
+
+
+def guess(drafter: Drafter, tokens: TokenIds, num_tokens: int) -> list[int]:
+    draft = drafter.draft(tokens, Ask(num_tokens), GREEDY)
+    assert len(draft.evidence) == len(draft.tokens) <= num_tokens
+    return [int(token) for token in draft.tokens]
 
 
 def naive_lookup(tokens: list[int], num_tokens: int, shortest: int, longest: int) -> list[int]:
@@ -26,11 +31,11 @@ def naive_lookup(tokens: list[int], num_tokens: int, shortest: int, longest: int
 
 
 def test_ngram_continues_the_example_of_its_docstring() -> None:
-    assert NgramDrafter(min_match=1).draft(ids(1, 2, 3, 1, 2), 3, GREEDY, NEVER).tolist() == [3, 1, 2]
+    assert guess(NgramDrafter(min_match=1), ids(1, 2, 3, 1, 2), 3) == [3, 1, 2]
 
 
 def test_ngram_without_a_match_has_no_guess() -> None:
-    assert NgramDrafter().draft(ids(1, 2, 3, 4), 5, GREEDY, NEVER).tolist() == []
+    assert guess(NgramDrafter(), ids(1, 2, 3, 4), 5) == []
 
 
 @given(
@@ -43,7 +48,7 @@ def test_ngram_finds_what_a_plain_search_finds(
     tokens: list[int], num_tokens: int, shortest: int, more: int
 ) -> None:
     drafter = NgramDrafter(shortest, shortest + more)
-    found = drafter.draft(np.array(tokens, np.int32), num_tokens, GREEDY, NEVER).tolist()
+    found = guess(drafter, np.array(tokens, np.int32), num_tokens)
     assert found == naive_lookup(tokens, num_tokens, shortest, shortest + more)
 
 
@@ -53,29 +58,52 @@ def test_model_drafter_decodes_greedily_with_the_given_sampler() -> None:
     wanted = []
     for _ in range(4):
         wanted.append(int(decoder.logits(np.append(tokens, np.array(wanted, np.int32)), 1)[0].argmax()))
-    assert ModelDrafter(decoder, 20).draft(tokens, 4, GREEDY, NEVER).tolist() == wanted
+    assert guess(ModelDrafter(decoder, 20), tokens, 4) == wanted
 
 
 def test_model_drafter_stops_at_its_own_context() -> None:
     decoder = TableDecoder(20, seed=1, context_length=5)
-    assert len(ModelDrafter(decoder, 20).draft(ids(1, 2, 3), 9, GREEDY, NEVER)) == 2
-    assert len(ModelDrafter(decoder, 20).draft(np.zeros(8, np.int32), 9, GREEDY, NEVER)) == 0
+    assert len(guess(ModelDrafter(decoder, 20), ids(1, 2, 3), 9)) == 2
+    assert len(guess(ModelDrafter(decoder, 20), np.zeros(8, np.int32), 9)) == 0
 
 
 def test_model_drafter_never_proposes_a_token_that_the_target_lacks() -> None:
-    draft = ModelDrafter(TableDecoder(50, seed=1), vocab_size=7).draft(ids(1), 40, GREEDY, NEVER)
-    assert draft.max() < 7
+    assert max(guess(ModelDrafter(TableDecoder(50, seed=1), vocab_size=7), ids(1), 40)) < 7
 
 
 def test_cancelled_model_drafter_returns_at_once() -> None:
     cancel = Event()
     cancel.set()
-    assert len(ModelDrafter(TableDecoder(20, seed=1), 20).draft(ids(1), 5, GREEDY, cancel)) == 0
+    asked = Ask(5, cancel=cancel)
+    assert ModelDrafter(TableDecoder(20, seed=1), 20).draft(ids(1), asked, GREEDY) == NOTHING
 
 
-def test_first_of_asks_in_order_until_one_has_a_guess() -> None:
-    chain = FirstOf([NoDrafter(), NgramDrafter(), ModelDrafter(TableDecoder(9, seed=1), 9)])
-    assert chain.name == "none+ngram+model"
-    assert chain.draft(ids(5, 6, 7, 5, 6), 1, GREEDY, NEVER).tolist() == [7]
-    assert len(chain.draft(ids(1, 2), 3, GREEDY, NEVER)) == 3
-    assert len(FirstOf([NoDrafter()]).draft(ids(1), 3, GREEDY, NEVER)) == 0
+def test_model_drafter_stops_where_its_own_doubt_grows_too_large() -> None:
+    drafter = ModelDrafter(TableDecoder(20, seed=1), 20)
+    whole = drafter.draft(ids(1, 2), Ask(12), GREEDY)
+    lengths = [len(drafter.draft(ids(1, 2), Ask(12, floor=floor), GREEDY).tokens) for floor in (1e-9, 0.01, 0.9)]
+    assert len(whole.tokens) == 12
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[-1] == 1 < lengths[0]
+
+
+def test_model_drafter_tells_what_its_tokens_were_drawn_from() -> None:
+    sampler = GumbelSampler(SamplingParams(temperature=1.0, top_k=5, seed=3))
+    decoder = TableDecoder(20, seed=1)
+    draft = ModelDrafter(decoder, 20).draft(ids(1, 2), Ask(6, with_distributions=True), sampler)
+    assert draft.distributions is not None
+    assert len(draft.distributions) == 6
+    for i, (token, distribution) in enumerate(zip(draft.tokens, draft.distributions, strict=True)):
+        prefix = np.append(ids(1, 2), draft.tokens[:i])
+        wanted = sampler.distribution(decoder.logits(prefix, 1)[0], prefix)
+        assert distribution.ids.tolist() == wanted.ids.tolist()
+        assert token in wanted.ids
+
+
+def test_recycling_says_what_the_target_said_behind_the_same_token() -> None:
+    drafter = RecyclingDrafter(9)
+    assert guess(drafter, ids(1), 3) == []
+    # Behind 4 the target says 5, behind the drafted and rejected 7 it would have said 8.
+    drafter.learn(ids(1, 4), NOTHING._replace(tokens=ids(7)), np.eye(9, dtype=np.float32)[[5, 8]])
+    assert guess(drafter, ids(2, 4), 3) == [5]
+    assert guess(drafter, ids(7), 3) == [8]

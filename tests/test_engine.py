@@ -24,11 +24,10 @@ from edgespec import (
     VocabularyMismatch,
     load,
 )
-from edgespec.draft_length import MeasuredLength
-from edgespec.drafters import NoDrafter
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.table import TableDecoder
+from edgespec.speculation import Speculation
 from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import Tokenizer
 
@@ -155,8 +154,7 @@ def test_end_token_ends_the_answer_and_is_not_part_of_it(engine: Engine) -> None
         template=tiny.TEMPLATE,
         renderer=TemplateProcess(),
         decoders=[engine.target],
-        drafter=NoDrafter(),
-        draft_length=MeasuredLength,
+        speculation=Speculation(),
     )
     answer = short.generate("the", max_tokens=50)
     assert (answer.token_ids, answer.finish_reason) == (first[: first.index(first[3])], "stop")
@@ -250,8 +248,7 @@ def test_engine_runs_on_a_decoder_without_weights(tiny_model: Path) -> None:
         template=None,
         renderer=TemplateProcess(),
         decoders=[TableDecoder(tiny.VOCAB, seed=3, context_length=200)],
-        drafter=NoDrafter(),
-        draft_length=MeasuredLength,
+        speculation=Speculation(),
     )
     assert len(engine.generate("the", max_tokens=30, sampling=SAMPLED).token_ids) > 0
 

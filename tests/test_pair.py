@@ -46,15 +46,15 @@ def test_best_length_follows_acceptance_and_costs() -> None:
 def test_pair_folder_drafts_with_its_drafter_where_that_pays(pair: Path) -> None:
     check = read_pair(pair)
     assert check is not None
-    for pays, drafter in ((True, "drafter"), (False, "ngram")):
+    for pays, drafter in ((True, "ngram+recycling+drafter"), (False, "ngram+recycling")):
         write_pair(pair, replace(check, pays=pays))
         lines: list[str] = []
         with load(pair, report=lines.append) as engine:
-            assert engine.drafter.name == drafter
+            assert engine.speculation.name == drafter
             assert engine.generate("the", max_tokens=5).text
         assert bool(lines) != pays
     with load(pair, drafter="none") as engine:
-        assert engine.drafter.name == "none"
+        assert engine.speculation.name == "none"
 
 
 def test_check_of_other_models_does_not_count(pair: Path, tiny_gguf: Path, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_check_of_other_models_does_not_count(pair: Path, tiny_gguf: Path, tmp_p
     export_model(tiny_gguf, folder / "drafter", precision="int8")
     lines: list[str] = []
     with load(folder, report=lines.append) as engine:
-        assert engine.drafter.name == "ngram"
+        assert engine.speculation.name == "ngram+recycling"
     assert "judged with other models" in lines[0]
 
 
@@ -108,7 +108,7 @@ def test_pair_folder_is_a_model_to_every_command(pair: Path, tiny_model: Path) -
     for arguments in (["models", "verify", str(pair)], ["pair", "check", str(pair), str(pair)]):
         assert main(arguments) == 0
     with load(tiny_model, drafter=str(pair), draft_length=2) as engine:
-        assert engine.drafter.name == "drafter"
+        assert engine.speculation.name == "drafter"
 
 
 def test_commands(pair: Path, tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

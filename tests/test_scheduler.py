@@ -1,21 +1,22 @@
 """Plain decoding and speculation give one text: on table models, for anything that can vary."""
 
 from itertools import islice
-from threading import Event
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.acceptance import accept
-from edgespec.draft_length import DraftLength, FixedLength, MeasuredLength
-from edgespec.drafters import FirstOf, ModelDrafter, NgramDrafter, NoDrafter
+from edgespec.acceptance import equality
+from edgespec.chances import Chances
+from edgespec.costs import PassCosts
+from edgespec.drafters import ModelDrafter, NgramDrafter, RecyclingDrafter
 from edgespec.errors import ContextOverflow
+from edgespec.gate import FixedGate, MeasuredGate
 from edgespec.runtimes.table import TableDecoder
 from edgespec.sampling import GumbelSampler, SamplingParams
-from edgespec.scheduler import Block, serial
-from edgespec.types import Drafter, Sampler, TokenIds
+from edgespec.scheduler import Block, Gate, Plain, serial
+from edgespec.types import Ask, Draft, Drafter, Logits, Sampler, TokenIds
 
 VOCAB = 12
 PROMPT = np.array([1, 2, 3, 1, 2], np.int32)
@@ -26,36 +27,55 @@ class WildDrafter:
 
     name = "wild"
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, is_free: bool = True) -> None:
+        self.is_free = is_free
         self._rng = np.random.default_rng(seed)
 
-    def draft(self, tokens: TokenIds, num_tokens: int, sampler: Sampler, cancel: Event) -> TokenIds:
-        return self._rng.integers(0, VOCAB, self._rng.integers(0, num_tokens + 1)).astype(np.int32)
+    def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
+        size = int(self._rng.integers(0, ask.num_tokens + 1))
+        guess = self._rng.integers(0, VOCAB, size).astype(np.int32)
+        return Draft(guess, (0,) * size, source=self.name)
+
+    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+        assert logits.shape == (len(draft.tokens) + 1, VOCAB)
 
 
 def target(**settings: int) -> TableDecoder:
     return TableDecoder(VOCAB, seed=1, **settings)  # type: ignore[arg-type]
 
 
-def drafter_of(kind: str, seed: int) -> Drafter:
-    near = ModelDrafter(TableDecoder(VOCAB, seed=2, near=target()), VOCAB)
-    far = ModelDrafter(TableDecoder(VOCAB, seed=3), VOCAB)
-    drafters: dict[str, Drafter] = {
-        "none": NoDrafter(),
-        "ngram": NgramDrafter(1),
-        "near": near,
-        "far": far,
-        "wild": WildDrafter(seed),
-        "chain": FirstOf([NgramDrafter(3), near]),
-        "perfect": ModelDrafter(target(), VOCAB),
+def near() -> TableDecoder:
+    return TableDecoder(VOCAB, seed=2, near=target())
+
+
+def drafters_of(kind: str, seed: int = 0) -> list[Drafter]:
+    nearer = TableDecoder(VOCAB, seed=4, near=near())
+    inner = ModelDrafter(nearer, VOCAB, gate=lambda: FixedGate([NgramDrafter()], 3))
+    drafters: dict[str, list[Drafter]] = {
+        "none": [],
+        "ngram": [NgramDrafter()],
+        "recycling": [RecyclingDrafter(VOCAB)],
+        "near": [ModelDrafter(near(), VOCAB)],
+        "far": [ModelDrafter(TableDecoder(VOCAB, seed=3), VOCAB)],
+        "wild": [WildDrafter(seed)],
+        "wild and paid": [WildDrafter(seed, is_free=False)],
+        "several": [NgramDrafter(), RecyclingDrafter(VOCAB), ModelDrafter(near(), VOCAB)],
+        "cascade": [ModelDrafter(near(), VOCAB, gate=lambda: FixedGate([inner], 2))],
+        "perfect": [ModelDrafter(target(), VOCAB)],
     }
     return drafters[kind]
 
 
-def blocks(
-    drafter: Drafter, sampler: GumbelSampler, length: DraftLength, num_blocks: int = 80, **context: int
-) -> list[Block]:
-    return list(islice(serial(PROMPT, drafter, target(**context), sampler, length), num_blocks))
+KINDS = ["ngram", "recycling", "near", "far", "wild", "wild and paid", "several", "cascade", "perfect"]
+
+
+def gate_of(kind: str, length: int | None, seed: int = 0) -> Gate:
+    drafters = drafters_of(kind, seed)
+    return MeasuredGate(drafters, PassCosts(), Chances()) if length is None else FixedGate(drafters, length)
+
+
+def blocks(gate: Gate, sampler: GumbelSampler, num_blocks: int = 80, **context: int) -> list[Block]:
+    return list(islice(serial(PROMPT, target(**context), sampler, gate), num_blocks))
 
 
 def tokens_of(blocks: list[Block]) -> list[int]:
@@ -78,54 +98,65 @@ sampling_params = st.builds(
 @settings(deadline=None, max_examples=100)
 @given(
     params=sampling_params,
-    kind=st.sampled_from(["ngram", "near", "far", "wild", "chain", "perfect"]),
-    length=st.one_of(st.integers(0, 9).map(FixedLength), st.builds(MeasuredLength)),
+    kind=st.sampled_from(KINDS),
+    length=st.one_of(st.integers(0, 9), st.none()),
     seed=st.integers(0, 2**32),
 )
 def test_any_drafter_gives_the_tokens_of_plain_decoding(
-    params: SamplingParams, kind: str, length: DraftLength, seed: int
+    params: SamplingParams, kind: str, length: int | None, seed: int
 ) -> None:
     sampler = GumbelSampler(params, len(PROMPT))
-    plain = tokens_of(blocks(NoDrafter(), sampler, FixedLength(0), num_blocks=60))
-    assert tokens_of(blocks(drafter_of(kind, seed), sampler, length, num_blocks=60))[:60] == plain
+    plain = tokens_of(blocks(Plain(), sampler, num_blocks=60))
+    assert tokens_of(blocks(gate_of(kind, length, seed), sampler, num_blocks=60))[:60] == plain
 
 
 def test_perfect_drafter_is_accepted_whole() -> None:
-    found = blocks(drafter_of("perfect", 0), GumbelSampler(SamplingParams(temperature=1.0)), FixedLength(4))
+    found = blocks(gate_of("perfect", 4), GumbelSampler(SamplingParams(temperature=1.0)))
     assert {(block.num_draft, len(block.tokens)) for block in found} == {(4, 5)}
 
 
 def test_plain_decoding_emits_a_token_a_block() -> None:
-    found = blocks(NoDrafter(), GumbelSampler(SamplingParams()), FixedLength(4))
+    found = blocks(Plain(), GumbelSampler(SamplingParams()))
     assert {(block.num_draft, len(block.tokens)) for block in found} == {(0, 1)}
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, 8])
 def test_generation_fills_the_context_and_ends(length: int) -> None:
     sampler = GumbelSampler(SamplingParams(temperature=1.0, seed=4))
-    plain = tokens_of(blocks(NoDrafter(), sampler, FixedLength(0), context_length=20))
-    found = blocks(drafter_of("near", 0), sampler, FixedLength(length), context_length=20)
+    plain = tokens_of(blocks(Plain(), sampler, context_length=20))
+    found = blocks(gate_of("near", length), sampler, context_length=20)
     assert tokens_of(found) == plain
     assert len(plain) == 20 - len(PROMPT) + 1
 
 
+@pytest.mark.parametrize("max_tokens", [1, 2, 5, 17])
+def test_drafts_end_where_the_answer_must(max_tokens: int) -> None:
+    sampler = GumbelSampler(SamplingParams())
+    found: list[int] = []
+    for block in serial(PROMPT, target(), sampler, gate_of("perfect", 4), max_tokens=max_tokens):
+        found += map(int, block.tokens)
+        if len(found) >= max_tokens:
+            break
+    assert len(found) == max_tokens
+
+
 def test_prompt_beyond_the_context_is_an_error() -> None:
     with pytest.raises(ContextOverflow):
-        blocks(NoDrafter(), GumbelSampler(SamplingParams()), FixedLength(0), context_length=4)
+        blocks(Plain(), GumbelSampler(SamplingParams()), context_length=4)
 
 
 def test_closing_the_generator_leaves_the_decoder_usable() -> None:
     decoder = target()
-    steps = serial(PROMPT, drafter_of("near", 0), decoder, GumbelSampler(SamplingParams()), FixedLength(3))
+    steps = serial(PROMPT, decoder, GumbelSampler(SamplingParams()), gate_of("near", 3))
     first = next(steps)
-    steps.close()
-    again = serial(PROMPT, NoDrafter(), decoder, GumbelSampler(SamplingParams()), FixedLength(0))
+    steps.close()  # type: ignore[attr-defined]
+    again = serial(PROMPT, decoder, GumbelSampler(SamplingParams()), Plain())
     assert next(again).tokens[0] == first.tokens[0]
 
 
 def test_cache_of_the_target_is_used() -> None:
     decoder = target()
-    steps = serial(PROMPT, drafter_of("perfect", 0), decoder, GumbelSampler(SamplingParams()), FixedLength(3))
+    steps = serial(PROMPT, decoder, GumbelSampler(SamplingParams()), gate_of("perfect", 3))
     emitted = tokens_of(list(islice(steps, 50)))
     # The last token of each block is not in the cache when it is drafted from; nothing else is run twice.
     assert decoder.num_fed == len(PROMPT) + len(emitted) - 1
@@ -149,6 +180,12 @@ def one_hot(*tokens: int) -> np.ndarray:
 def test_accept_keeps_the_agreeing_prefix_and_one_more(
     draft: list[int], picked: list[int], emitted: list[int]
 ) -> None:
-    sequence = np.concatenate([PROMPT, np.array(draft, np.int32)])
-    greedy = GumbelSampler(SamplingParams())
-    assert accept(sequence, len(draft), one_hot(*picked), greedy).tolist() == emitted
+    guess = Draft(np.array(draft, np.int32))
+    assert equality(PROMPT, guess, one_hot(*picked), GumbelSampler(SamplingParams())).tolist() == emitted
+
+
+def test_accept_follows_the_branch_that_agrees() -> None:
+    # 5 ─ 6 and 7 ─ (8, 9 ─ 4)
+    tree = Draft(np.array([5, 6, 7, 8, 9, 4], np.int32), parents=(-1, 0, -1, 2, 2, 4))
+    picked = one_hot(7, 0, 0, 9, 0, 4, 11)
+    assert equality(PROMPT, tree, picked, GumbelSampler(SamplingParams())).tolist() == [7, 9, 4, 11]

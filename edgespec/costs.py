@@ -1,0 +1,68 @@
+"""What a pass of the target takes, by how many tokens it runs.
+
+Knows nothing of who drafts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# A row more costs about a quarter of a step on a CPU until it has been measured (docs/log.md).
+_ROW_COST = 0.25
+_SPEED_MEMORY, _RATIO_MEMORY = 0.8, 0.97
+# A pass that took this many times what was foreseen was disturbed: by another program, a wider cache.
+_DISTURBED = 2.0
+
+
+@dataclass(slots=True)
+class PassCosts:
+    """Seconds of a pass by its width: a step's, which follows the machine's mood, times a ratio that keeps.
+
+    A machine shared with others is at times a third slower. Were each width averaged for itself, a width last
+    run in a slow moment would seem dear; so what all passes share is followed fast and the ratios slowly.
+
+    ratios: of a pass to a pass of one token, by width; 1 has 1.
+    """
+
+    ratios: dict[int, float] = field(default_factory=lambda: {1: 1.0})
+    step_s: float | None = None
+
+    def of(self, width: int) -> float:
+        """Seconds of a pass of width tokens; of one relative to a step as long as nothing was measured."""
+        return self.ratio(width) * (self.step_s or 1.0)
+
+    def observe(self, width: int, taken_s: float) -> None:
+        ratio = self.ratio(width)
+        if self.step_s is None:
+            self.step_s = taken_s / ratio
+            return
+        strange = taken_s / (ratio * self.step_s)
+        bounded = min(max(strange, 1 / _DISTURBED), _DISTURBED)
+        if width in self.ratios:
+            self.step_s *= bounded ** (1 - _SPEED_MEMORY)
+        if width > 1:
+            weight = 1 - _RATIO_MEMORY if width in self.ratios else 1.0
+            self.ratios[width] = max(1.0, ratio * bounded**weight)
+
+    def ratio(self, width: int) -> float:
+        """Of a pass to a step, from the nearest narrower and wider ones that were measured."""
+        if width in self.ratios:
+            return self.ratios[width]
+        low = max(w for w in self.ratios if w < width)
+        wider = [w for w in self.ratios if w > width]
+        if wider:
+            high = min(wider)
+            share = (width - low) / (high - low)
+            return (1 - share) * self.ratios[low] + share * self.ratios[high]
+        return self.ratios[low] + self._row_cost(low) * (width - low)
+
+    def _row_cost(self, low: int) -> float:
+        """Of a further row behind the widest pass that was measured."""
+        return (self.ratios[low] - 1) / (low - 1) if low > 1 else _ROW_COST
+
+
+def measured(taken_s: Mapping[int, float]) -> PassCosts:
+    """From seconds by width, which hold that of 1. A wider pass never counts as cheaper than a narrower one."""
+    ratios, highest = {}, 1.0
+    for width in sorted(taken_s):
+        highest = ratios[width] = max(highest, taken_s[width] / taken_s[1])
+    return PassCosts(ratios, taken_s[1])

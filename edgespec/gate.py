@@ -1,0 +1,184 @@
+"""Who drafts next and how much: what yields the most expected tokens a second, nothing included."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import NamedTuple
+
+from edgespec.chances import Chances, expected, position_class
+from edgespec.costs import PassCosts
+from edgespec.types import NOTHING, Ask, Draft, Drafter, Logits, Sampler, TokenIds
+
+_rounds = logging.getLogger("edgespec.rounds")
+
+LONGEST_DRAFT = 24
+_FIRST_PAUSE, _LONG_PAUSE = 4, 64
+# A draft made to learn whether its source has come to pay may in the long run take this share of the time.
+_TRIAL_SHARE = 0.01
+_DRAFT_MEMORY = 0.85
+
+
+class FixedGate:
+    """The same number of tokens of the first source that has a guess, for reproducible runs and comparisons."""
+
+    def __init__(self, drafters: Sequence[Drafter], num_tokens: int, *, with_distributions: bool = False) -> None:
+        self._drafters = drafters
+        self._num_tokens = num_tokens
+        self._with_distributions = with_distributions
+
+    def draft(self, tokens: TokenIds, room: int, sampler: Sampler) -> Draft:
+        ask = Ask(min(self._num_tokens, room), with_distributions=self._with_distributions)
+        for drafter in self._drafters if ask.num_tokens > 0 else ():
+            draft = drafter.draft(tokens, ask, sampler)
+            if len(draft.tokens):
+                return draft
+        return NOTHING
+
+    def observe(self, tokens: TokenIds, draft: Draft, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+        for drafter in self._drafters:
+            drafter.learn(tokens, draft, logits)
+
+
+class _Choice(NamedTuple):
+    rate: float  # expected tokens a second
+    num_tokens: int
+    drafter: Drafter | None  # of a draft that is still to be made
+    draft: Draft
+
+
+@dataclass(slots=True)
+class _Paid:
+    """What is known of a source whose drafts take time."""
+
+    drafter: Drafter
+    token_s: float | None = None
+    pause: int = _FIRST_PAUSE
+    waited: int = 0
+
+
+@dataclass(slots=True)
+class MeasuredGate:
+    """E(k) / (seconds of a pass of k + 1 tokens and of the draft), over all sources and lengths k.
+
+    E(k) = 1 + a₁ + a₁a₂ + … with the chance aᵢ that a token is kept, given its source and evidence (Leviathan et
+    al., 2023, section 3.3, with measured costs and chances).
+
+    Free sources guess in every round and are judged in every round, whether their guess was run or not, by what
+    the target said, so they need no trial. A source that takes time is tried again after a pause that doubles
+    while it fails.
+    """
+
+    drafters: Sequence[Drafter]
+    costs: PassCosts
+    chances: Chances
+    with_distributions: bool = False
+    longest: int = LONGEST_DRAFT
+    _paid: list[_Paid] = field(init=False)
+    _offers: list[Draft] = field(init=False, default_factory=list)
+    _num_rounds: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self._paid = [_Paid(drafter) for drafter in self.drafters if not drafter.is_free]
+
+    def draft(self, tokens: TokenIds, room: int, sampler: Sampler) -> Draft:
+        ask = Ask(min(self.longest, room), with_distributions=self.with_distributions)
+        if ask.num_tokens < 1:
+            self._offers = []
+            return NOTHING
+        offers = (drafter.draft(tokens, ask, sampler) for drafter in self.drafters if drafter.is_free)
+        self._offers = [offer for offer in offers if len(offer.tokens)]
+        choices = [self._best_of(offer) for offer in self._offers]
+        choices += [self._best_paid(paid, ask.num_tokens) for paid in self._paid]
+        plain = _Choice(1.0 / self.costs.of(1), 0, None, NOTHING)
+        best = max(choices, key=lambda choice: choice.rate, default=plain)
+        if best.rate <= plain.rate:
+            best = plain
+        best = self._or_trial(best, ask.num_tokens)
+        _log(self._num_rounds, best, [plain, *choices])
+        if best.drafter is None:
+            return best.draft.cut(best.num_tokens)
+        return self._drafted(best, tokens, ask, sampler)
+
+    def _drafted(self, choice: _Choice, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
+        assert choice.drafter is not None
+        paid = next(paid for paid in self._paid if paid.drafter is choice.drafter)
+        # One more row and one more drafted token must be worth what they take at the present rate.
+        marginal_s = (paid.token_s or 0.0) + self.costs.of(3) - self.costs.of(2)
+        started = perf_counter()
+        draft = choice.drafter.draft(
+            tokens,
+            Ask(choice.num_tokens, min(0.9, choice.rate * marginal_s), ask.with_distributions, ask.cancel),
+            sampler,
+        )
+        if len(draft.tokens):
+            taken_s = (perf_counter() - started) / len(draft.tokens)
+            known_s = taken_s if paid.token_s is None else paid.token_s
+            paid.token_s = _DRAFT_MEMORY * known_s + (1 - _DRAFT_MEMORY) * taken_s
+        return draft
+
+    def observe(self, tokens: TokenIds, draft: Draft, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+        self._num_rounds += 1
+        if self._num_rounds > 1:  # the prompt is read in the first pass
+            self.costs.observe(len(draft.tokens) + 1, verify_s)
+        for offer in self._offers:
+            self._judge(offer, emitted)
+        for paid in self._paid:
+            if draft.source == paid.drafter.name:
+                self._judge(draft, emitted)
+                if len(emitted) > 1:
+                    paid.pause = 1  # a trial that succeeds is followed up at once
+        for drafter in self.drafters:
+            drafter.learn(tokens, draft, logits)
+
+    def _judge(self, draft: Draft, emitted: TokenIds) -> None:
+        """Count what is known of a draft, run or not: its tokens up to the first that the target did not say."""
+        for guess, evidence, said in zip(draft.tokens, draft.evidence, emitted, strict=False):
+            self.chances.judge(draft.source, evidence, bool(guess == said))
+            if guess != said:
+                return
+
+    def _best_of(self, offer: Draft) -> _Choice:
+        chances = (self.chances.of(offer.source, evidence) for evidence in offer.evidence)
+        rate, length = self._best_length(expected(chances), 0.0)
+        return _Choice(rate, length, None, offer)
+
+    def _best_paid(self, paid: _Paid, longest: int) -> _Choice:
+        if paid.token_s is None or self.costs.step_s is None:
+            return _Choice(0.0, 0, paid.drafter, NOTHING)
+        chances = (self.chances.of(paid.drafter.name, position_class(i)) for i in range(longest))
+        rate, length = self._best_length(expected(chances), paid.token_s)
+        return _Choice(rate, length, paid.drafter, NOTHING)
+
+    def _best_length(self, totals: Sequence[float], token_s: float) -> tuple[float, int]:
+        rates = [total / (self.costs.of(k + 1) + k * token_s) for k, total in enumerate(totals)]
+        length = max(range(len(rates)), key=rates.__getitem__)
+        return rates[length], length
+
+    def _or_trial(self, best: _Choice, longest: int) -> _Choice:
+        """The best choice, or a trial of a source whose turn it is."""
+        for paid in self._paid:
+            if best.drafter is paid.drafter:
+                paid.pause, paid.waited = _FIRST_PAUSE, 0
+                continue
+            paid.waited += 1
+            if paid.waited >= paid.pause:
+                trial_steps = ((paid.token_s or 0.0) + self.costs.of(2)) / self.costs.of(1) - 1
+                paid.pause = min(2 * paid.pause, max(_LONG_PAUSE, round(trial_steps / _TRIAL_SHARE)))
+                paid.waited = 0
+                return _Choice(best.rate, min(1, longest), paid.drafter, NOTHING)
+        return best
+
+
+def _log(number: int, best: _Choice, choices: Sequence[_Choice]) -> None:
+    if not _rounds.isEnabledFor(logging.DEBUG):
+        return
+    seen = {
+        choice.drafter.name if choice.drafter else choice.draft.source: {
+            "length": choice.num_tokens,
+            "tokens_per_second": round(choice.rate, 3),
+        }
+        for choice in choices
+    }
+    chosen = best.drafter.name if best.drafter else best.draft.source
+    _rounds.debug("round", extra={"round": number, "chosen": chosen, "length": best.num_tokens, "seen": seen})

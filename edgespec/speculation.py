@@ -1,0 +1,54 @@
+"""What an engine knows of drafting, from answer to answer: its sources, what passes cost, what was kept.
+
+A gate is made for each answer and what it has learned goes to the next one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+
+from edgespec.chances import Chances, Key
+from edgespec.costs import PassCosts
+from edgespec.gate import FixedGate, MeasuredGate
+from edgespec.types import Drafter
+
+
+def no_drafters() -> Sequence[Drafter]:
+    """Plain decoding."""
+    return ()
+
+
+@dataclass(slots=True)
+class Speculation:
+    """Makes gates.
+
+    drafters: those of one answer; which of them outlive it is for their maker to know.
+    draft_length: tokens a draft, or None to weigh who drafts and how much.
+    ratios: of a pass to a step by width, as costs.PassCosts holds them.
+    past: what was kept before, as chances.Chances holds it.
+    """
+
+    drafters: Callable[[], Sequence[Drafter]] = no_drafters
+    draft_length: int | None = None
+    ratios: Mapping[int, float] = field(default_factory=lambda: {1: 1.0})
+    past: Mapping[Key, tuple[float, float]] = field(default_factory=dict)
+    with_distributions: bool = False
+    _lock: Lock = field(default_factory=Lock)
+
+    @property
+    def name(self) -> str:
+        return "+".join(drafter.name for drafter in self.drafters()) or "none"
+
+    def gate(self) -> FixedGate | MeasuredGate:
+        drafters = self.drafters()
+        if self.draft_length is not None:
+            return FixedGate(drafters, self.draft_length, with_distributions=self.with_distributions)
+        with self._lock:
+            costs, chances = PassCosts(dict(self.ratios)), Chances(dict(self.past))
+        return MeasuredGate(drafters, costs, chances, with_distributions=self.with_distributions)
+
+    def keep(self, gate: FixedGate | MeasuredGate) -> None:
+        """Let the next answer start from what this one has learned."""
+        if isinstance(gate, MeasuredGate):
+            with self._lock:
+                self.ratios, self.past = dict(gate.costs.ratios), gate.chances.learned()

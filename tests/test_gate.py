@@ -1,0 +1,138 @@
+"""The measured gate against a machine with known costs: seconds are made up, decisions are not."""
+
+import numpy as np
+import pytest
+
+from edgespec.chances import Chances
+from edgespec.costs import PassCosts
+from edgespec.gate import FixedGate, MeasuredGate
+from edgespec.sampling import GumbelSampler, SamplingParams
+from edgespec.types import Ask, Draft, Logits, Sampler, TokenIds
+
+CPU = {width: 22 + 6 * (width - 1) for width in range(1, 40)}  # ms, rows are dear
+GPU = {width: 22 + 0.5 * (width - 1) for width in range(1, 40)}  # ms, rows are nearly free
+GREEDY = GumbelSampler(SamplingParams())
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Guesser:
+    """Knows what is said next, and tells it with a given chance a token."""
+
+    def __init__(self, truth: TokenIds, chance: float, *, ms: float = 0.0, clock: Clock, seed: int = 0) -> None:
+        self.name = f"{chance}"
+        self.is_free = ms == 0.0
+        self.chance = chance
+        self._truth, self._ms, self._clock = truth, ms, clock
+        self._rng = np.random.default_rng(seed)
+
+    def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
+        right = self._truth[len(tokens) :][: ask.num_tokens]
+        keeps = self._rng.random(len(right)) < self.chance
+        self._clock.now += len(right) * self._ms / 1e3
+        evidence = tuple(min(i, 15) if self._ms else 0 for i in range(len(right)))
+        return Draft(np.where(keeps, right, right + 1).astype(np.int32), evidence, source=self.name)
+
+    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+        pass
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("edgespec.gate.perf_counter", clock)
+    return clock
+
+
+TRUTH = np.arange(60_000, dtype=np.int32) % 997
+
+
+def speed(
+    gate: MeasuredGate | FixedGate,
+    verify_ms: dict[int, float],
+    clock: Clock,
+    start: int = 1,
+    num_rounds: int = 1500,
+) -> float:
+    """Tokens per second of a simulated run, relative to plain decoding."""
+    end, begun = start, clock.now
+    for _ in range(num_rounds):
+        draft = gate.draft(TRUTH[:end], 30, GREEDY)
+        wrong = np.flatnonzero(draft.tokens != TRUTH[end : end + len(draft.tokens)])
+        emitted = TRUTH[end : end + 1 + (int(wrong[0]) if len(wrong) else len(draft.tokens))]
+        verify_s = verify_ms[len(draft.tokens) + 1] / 1e3
+        clock.now += verify_s
+        gate.observe(TRUTH[:end], draft, np.zeros((0, 0), np.float32), emitted, verify_s)
+        end += len(emitted)
+    return (end - start) / (clock.now - begun) * verify_ms[1] / 1e3
+
+
+def gate_of(*drafters: Guesser) -> MeasuredGate:
+    return MeasuredGate(drafters, PassCosts(), Chances())
+
+
+@pytest.mark.parametrize("verify_ms", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("ms", [0.0, 5.0, 20.0])
+def test_useless_drafts_cost_less_than_three_percent(verify_ms: dict[int, float], ms: float, clock: Clock) -> None:
+    assert speed(gate_of(Guesser(TRUTH, 0.0, ms=ms, clock=clock)), verify_ms, clock) > 0.97
+
+
+@pytest.mark.parametrize("verify_ms", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("ms", [0.0, 4.0])
+@pytest.mark.parametrize("chance", [0.3, 0.6, 0.8, 0.95])
+def test_measured_length_is_near_the_best_fixed_one(
+    verify_ms: dict[int, float], ms: float, chance: float, clock: Clock
+) -> None:
+    guesser = Guesser(TRUTH, chance, ms=ms, clock=clock)
+    best = max(speed(FixedGate([guesser], k), verify_ms, clock) for k in range(12))
+    assert speed(gate_of(guesser), verify_ms, clock) > 0.9 * best
+
+
+@pytest.mark.parametrize("ms", [0.0, 4.0])
+def test_it_recovers_when_the_text_becomes_predictable(ms: float, clock: Clock) -> None:
+    guesser = Guesser(TRUTH, 0.0, ms=ms, clock=clock)
+    gate = gate_of(guesser)
+    speed(gate, CPU, clock, num_rounds=400)
+    guesser.chance = 0.95
+    assert speed(gate, CPU, clock, start=500, num_rounds=800) > 1.3
+
+
+def test_the_better_of_two_sources_is_heard(clock: Clock) -> None:
+    poor, good = Guesser(TRUTH, 0.2, clock=clock), Guesser(TRUTH, 0.9, clock=clock)
+    gate = gate_of(poor, good)
+    alone = speed(gate_of(good), CPU, clock)
+    assert speed(gate, CPU, clock) > 0.95 * alone
+
+
+def test_free_sources_learn_though_another_is_run(clock: Clock) -> None:
+    gate = gate_of(Guesser(TRUTH, 0.5, clock=clock), Guesser(TRUTH, 0.95, clock=clock))
+    speed(gate, CPU, clock, num_rounds=500)
+    assert abs(gate.chances.of("0.5", 0) - 0.5) < 0.2
+
+
+def test_costs_follow_the_machine_and_keep_the_ratios() -> None:
+    costs = PassCosts()
+    for slowdown in [1.0] * 300 + [1.5] * 300:
+        for width in (1, 4):
+            costs.observe(width, slowdown * CPU[width] / 1e3)
+    assert costs.of(1) == pytest.approx(1.5 * CPU[1] / 1e3, rel=0.05)
+    assert costs.ratio(4) == pytest.approx(CPU[4] / CPU[1], rel=0.05)
+
+
+def test_what_was_not_reached_is_not_counted() -> None:
+    class Sure(Guesser):
+        def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
+            return Draft(np.array([1, 2, 3], np.int32), (0, 1, 2), source="sure")
+
+    gate = gate_of(Sure(TRUTH, 1.0, clock=Clock()))
+    draft = gate.draft(TRUTH[:1], 9, GREEDY)
+    unknown = gate.chances.of("sure", 2)
+    gate.observe(TRUTH[:1], draft, np.zeros((0, 0), np.float32), np.array([1, 9], np.int32), 0.1)
+    assert gate.chances.of("sure", 0) > unknown > gate.chances.of("sure", 1)
+    assert set(gate.chances.learned()) == {("sure", -1), ("sure", 0), ("sure", 1)}
