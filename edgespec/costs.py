@@ -5,12 +5,22 @@ Knows nothing of who drafts.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from time import perf_counter
+
+import numpy as np
+
+from edgespec.types import Decoder, append
 
 # A row more costs about a quarter of a step on a CPU until it has been measured (docs/log.md).
 _ROW_COST = 0.25
 _SPEED_MEMORY, _RATIO_MEMORY = 0.8, 0.97
 # A pass that took this many times what was foreseen was disturbed: by another program, a wider cache.
 _DISTURBED = 2.0
+
+_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+_PAST_TOKENS = 64
+_MEASURE_S = 1.0
+_ROUNDS = (2, 7)  # at least and at most
 
 
 @dataclass(slots=True)
@@ -66,3 +76,22 @@ def measured(taken_s: Mapping[int, float]) -> PassCosts:
     for width in sorted(taken_s):
         highest = ratios[width] = max(highest, taken_s[width] / taken_s[1])
     return PassCosts(ratios, taken_s[1])
+
+
+def measure(decoder: Decoder) -> PassCosts:
+    """Run passes of several widths for about a second, in turn, and take each at its fastest."""
+    past = np.arange(min(_PAST_TOKENS, decoder.context_length // 2), dtype=np.int32) % decoder.vocab_size
+    widths = [width for width in _WIDTHS if len(past) + width <= decoder.context_length]
+    taken_s: dict[int, float] = {}
+    started = perf_counter()
+    for i in range(_ROUNDS[1] + 1):
+        if i > _ROUNDS[0] and perf_counter() - started > _MEASURE_S:
+            break
+        for width in widths:
+            # Another token behind the same past each time, so that nothing but the past is held.
+            new = (np.arange(width, dtype=np.int32) + len(past) + i + 1) % decoder.vocab_size
+            begun = perf_counter()
+            decoder.logits(append(past, new), width)
+            if i:  # the first round warms up
+                taken_s[width] = min(taken_s.get(width, np.inf), perf_counter() - begun)
+    return measured(taken_s)

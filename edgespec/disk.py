@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -46,6 +47,18 @@ def install(folder: Path, place: Path) -> None:
     sync(folder)
     os.rename(folder, place)
     sync(place.parent)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file that is there as it was or as it is to be, never in between; only its owner may read it."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def sync(path: Path) -> None:

@@ -100,6 +100,7 @@ class Engine:
         """Free the models; a stream that is still open keeps them until it ends."""
         self._decoders.clear()
         self._renderer.close()
+        self._speculation.close()
         self._speculation = Speculation()
 
     def plain(self) -> "Engine":

@@ -1,6 +1,6 @@
 """The composition root: from what a user names to an engine with its decoders and drafter."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -8,15 +8,18 @@ from types import NoneType
 from typing import NamedTuple
 
 from edgespec import genai
+from edgespec.chances import Key
 from edgespec.chat_template import read_template
+from edgespec.costs import measure
 from edgespec.drafters import ModelDrafter, NgramDrafter, RecyclingDrafter
 from edgespec.engine import Engine
 from edgespec.errors import ModelError, UsageError
+from edgespec.experience import Experience, read_experience, write_experience
 from edgespec.home import ModelHome, default_home
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest, verify_files
 from edgespec.pair import DRAFTER, TARGET, PairCheck, expect_same_tokens, part_of_pair, read_pair
 from edgespec.runtimes import foreign
-from edgespec.runtimes.devices import Device, find_device
+from edgespec.runtimes.devices import Device, find_device, machine_key
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.static import StaticDecoder
 from edgespec.speculation import Speculation
@@ -96,7 +99,14 @@ def load(
         template=_chat_template(target),
         renderer=renderer,
         decoders=decoders,
-        speculation=Speculation(lambda: [*_from_text(asked), *lasting], length),
+        speculation=_speculation(
+            lambda: [*_from_text(asked), *lasting],
+            length,
+            decoders[0],
+            target.folder,
+            (places[0], num_threads, deterministic),
+            report,
+        ),
         device_names=(places[0].name, places[1].name),
     )
 
@@ -227,6 +237,31 @@ def expect_runtime() -> None:
 def open_decoder(folder: Path, manifest: Manifest) -> OnnxDecoder | StaticDecoder:
     """The model of a folder that has no manifest file yet, for the check of an export."""
     return _decoder_of(manifest)(folder, manifest, find_device("auto"), deterministic=True)
+
+
+def _speculation(
+    drafters: Callable[[], Sequence[Drafter]],
+    length: int | None,
+    decoder: Decoder,
+    folder: Path,
+    setting: tuple[Device, int | None, bool],
+    report: Callable[[str], None],
+) -> Speculation:
+    """With what was learned of this model on this machine; costs of passes are measured the first time."""
+    if length is not None or not drafters():
+        return Speculation(drafters, length)
+    known, machine = read_experience(folder, report), machine_key(*setting)
+    ratios = known.ratios.get(machine)
+    if ratios is None:
+        report("measuring passes of several widths, once for this machine")
+        ratios = measure(decoder).ratios
+
+    def save(ratios: Mapping[int, float], past: Mapping[Key, tuple[float, float]]) -> None:
+        known = read_experience(folder, report)
+        write_experience(folder, Experience({**known.ratios, machine: ratios}, {**known.chances, **past}))
+
+    save(ratios, {})
+    return Speculation(drafters, None, ratios, known.chances, save)
 
 
 def _from_text(drafter: str) -> list[Drafter]:

@@ -26,14 +26,17 @@ class Speculation:
     draft_length: tokens a draft, or None to weigh who drafts and how much.
     ratios: of a pass to a step by width, as costs.PassCosts holds them.
     past: what was kept before, as chances.Chances holds it.
+    save: takes both when the engine is closed after answers that were weighed.
     """
 
     drafters: Callable[[], Sequence[Drafter]] = no_drafters
     draft_length: int | None = None
     ratios: Mapping[int, float] = field(default_factory=lambda: {1: 1.0})
     past: Mapping[Key, tuple[float, float]] = field(default_factory=dict)
+    save: Callable[[Mapping[int, float], Mapping[Key, tuple[float, float]]], None] = lambda ratios, past: None
     with_distributions: bool = False
     _lock: Lock = field(default_factory=Lock)
+    _has_news: bool = False
 
     @property
     def name(self) -> str:
@@ -52,3 +55,10 @@ class Speculation:
         if isinstance(gate, MeasuredGate):
             with self._lock:
                 self.ratios, self.past = dict(gate.costs.ratios), gate.chances.learned()
+                self._has_news = True
+
+    def close(self) -> None:
+        """Save what was learned."""
+        if self._has_news:
+            self.save(self.ratios, self.past)
+            self._has_news = False

@@ -6,7 +6,9 @@ The only module that imports onnxruntime.
 import importlib
 import importlib.metadata
 import os
+import platform
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -102,3 +104,25 @@ def find_device(name: str) -> Device:
 
 def physical_cores() -> int:
     return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+
+
+def machine_key(device: Device, num_threads: int | None, deterministic: bool) -> str:
+    """What the cost of a pass depends on, beside the model."""
+    parts = (
+        device.provider,
+        f"{num_threads or physical_cores()} threads of {os.cpu_count()}",
+        "padded" if deterministic else "as they are",
+        f"onnxruntime {import_onnxruntime().__version__}",
+        _processor(),
+    )
+    return ", ".join(parts)
+
+
+def _processor() -> str:
+    """Model name of the processor; Linux tells it in a file alone."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,72 @@
+"""What was learned of drafting for a model, kept beside it: costs by machine, and how often drafts were kept.
+
+No text is kept, and nothing that a text could be told from.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgespec.chances import Key
+from edgespec.disk import replace_file
+
+FILE_NAME = "experience.json"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """Ratios of passes by width for each machine, and kept and tried tokens by source and evidence."""
+
+    ratios: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    chances: Mapping[Key, tuple[float, float]] = field(default_factory=dict)
+
+
+def read_experience(folder: Path, report: Callable[[str], None]) -> Experience:
+    """What the folder holds; nothing where there is none or it cannot be understood, which is reported."""
+    path = folder / FILE_NAME
+    try:
+        return _parsed(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return Experience()
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        report(f"{path} cannot be used ({error!r}); measuring anew")
+        return Experience()
+
+
+def write_experience(folder: Path, experience: Experience) -> None:
+    """Best effort: a folder that cannot be written is measured again the next time."""
+    document = {
+        "version": _VERSION,
+        "ratios": {machine: dict(ratios) for machine, ratios in experience.ratios.items()},
+        "chances": [[*key, *counts] for key, counts in experience.chances.items()],
+    }
+    try:
+        replace_file(folder / FILE_NAME, json.dumps(document).encode())
+    except OSError:
+        return
+
+
+def _parsed(document: Any) -> Experience:
+    if document["version"] != _VERSION:
+        raise ValueError(f"version {document['version']}")
+    ratios = {
+        str(machine): {int(width): _number(ratio, 1.0, 1e3) for width, ratio in stated.items()}
+        for machine, stated in document["ratios"].items()
+    }
+    if any(stated.get(1) != 1.0 or min(stated) < 1 for stated in ratios.values()):
+        raise ValueError("ratios without a step")
+    chances = {}
+    for source, evidence, kept, tried in document["chances"]:
+        tried = _number(tried, 1e-9, 1e6)
+        chances[str(source), int(evidence)] = (_number(kept, 0.0, tried), tried)
+    return Experience(ratios, chances)
+
+
+def _number(value: Any, low: float, high: float) -> float:
+    number = float(value)
+    if not low <= number <= high:
+        raise ValueError(f"{number} is not from {low} to {high}")
+    return number

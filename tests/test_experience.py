@@ -1,0 +1,75 @@
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from edgespec import load
+from edgespec.costs import measure, measured
+from edgespec.experience import FILE_NAME, Experience, read_experience, write_experience
+from edgespec.runtimes.table import TableDecoder
+
+KNOWN = Experience({"a machine": {1: 1.0, 4: 1.6}}, {("ngram", 2): (3.5, 4.0), ("recycling", -1): (0.0, 2.0)})
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    write_experience(tmp_path, KNOWN)
+    assert read_experience(tmp_path, pytest.fail) == KNOWN
+    assert os.listdir(tmp_path) == [FILE_NAME]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "",
+        "[]",
+        '{"version": 2, "ratios": {}, "chances": []}',
+        '{"version": 1, "ratios": {"m": {"2": 1.5}}, "chances": []}',
+        '{"version": 1, "ratios": {"m": {"1": 1, "2": NaN}}, "chances": []}',
+        '{"version": 1, "ratios": {"m": {"1": 1, "2": 0.5}}, "chances": []}',
+        '{"version": 1, "ratios": {}, "chances": [["ngram", 1, 5, 4]]}',
+        '{"version": 1, "ratios": {}, "chances": [["ngram", 1]]}',
+    ],
+)
+def test_damage_is_reported_and_forgotten(tmp_path: Path, damaged: str) -> None:
+    (tmp_path / FILE_NAME).write_text(damaged)
+    lines: list[str] = []
+    assert read_experience(tmp_path, lines.append) == Experience()
+    assert "measuring anew" in lines[0]
+
+
+def test_costs_are_measured_once_and_chances_are_kept(tiny_drafter: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_drafter, tmp_path / "model", ignore=shutil.ignore_patterns(FILE_NAME))
+    lines: list[str] = []
+    for _ in range(2):
+        with load(folder, report=lines.append) as engine:
+            engine.generate("the in the in the in", max_tokens=30)
+        assert len([line for line in lines if "measuring passes" in line]) == 1
+    known = json.loads((folder / FILE_NAME).read_text())
+    assert {source for source, *_ in known["chances"]} >= {"recycling"}
+    assert "the" not in json.dumps(known["chances"])
+
+
+def test_folder_that_cannot_be_written_is_measured_each_time(tmp_path: Path) -> None:
+    write_experience(tmp_path / "missing", KNOWN)
+    assert read_experience(tmp_path / "missing", pytest.fail) == Experience()
+
+
+def test_fixed_draft_length_and_plain_decoding_measure_nothing(tiny_drafter: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_drafter, tmp_path / "model", ignore=shutil.ignore_patterns(FILE_NAME))
+    with load(folder, draft_length=2, report=pytest.fail) as fixed, load(folder, drafter="none") as plain:
+        assert fixed.generate("the", max_tokens=9).token_ids and plain.generate("the", max_tokens=9).token_ids
+    assert not (folder / FILE_NAME).exists()
+
+
+def test_measured_ratios_start_at_one_and_never_fall() -> None:
+    costs = measured({1: 0.02, 2: 0.018, 4: 0.05})
+    assert (costs.ratio(1), costs.ratio(2), costs.ratio(4), costs.ratio(3)) == (1.0, 1.0, 2.5, 1.75)
+
+
+@pytest.mark.parametrize("context_length", [1, 2, 9, 1000])
+def test_any_context_can_be_measured(context_length: int) -> None:
+    costs = measure(TableDecoder(5, seed=1, context_length=context_length))
+    assert costs.ratio(1) == 1.0
+    assert (costs.step_s or 0) > 0
