@@ -1,7 +1,8 @@
 """Speculation against plain decoding of the same model, on somebody's prompts.
 
-Every prompt is answered by both, one right after the other and each first every other time, so that a ratio
-compares neighbours in time on a machine whose speed moves.
+Every turn is answered by both, one right after the other and each first every other time, so that a ratio
+compares neighbours in time on a machine whose speed moves. Both are told the same conversation: where there are
+more turns, that of plain decoding.
 """
 
 import json
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edgespec.chat_template import Message
 from edgespec.engine import Completion, Engine
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.sampling import SamplingParams
@@ -19,7 +21,7 @@ from edgespec.sampling import SamplingParams
 
 class BenchPrompt(NamedTuple):
     category: str
-    text: str
+    turns: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -31,7 +33,7 @@ class _Tally:
     passes: int = 0
     kept: float = 0.0
     drafted: float = 0.0
-    drafters: set[str] = field(default_factory=set)
+    sources: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def add(self, answer: Completion) -> None:
         stats = answer.stats
@@ -43,7 +45,10 @@ class _Tally:
         if stats.num_drafted:
             self.kept += stats.num_accepted
             self.drafted += stats.num_drafted
-            self.drafters.add(stats.drafter)
+        for name, counts in stats.sources.items():
+            mine = self.sources.setdefault(name, dict.fromkeys(counts, 0))
+            for key, count in counts.items():
+                mine[key] += count
 
     @property
     def tokens_per_second(self) -> float:
@@ -51,7 +56,7 @@ class _Tally:
 
 
 def read_prompts(path: Path, per_category: int | None) -> list[BenchPrompt]:
-    """Prompts from JSON Lines with category and turns, of which the first is taken, or prompt.
+    """Prompts from JSON Lines with category and turns, or prompt.
 
     Raises:
         UsageError: The file cannot be read, or a line is none of these.
@@ -64,12 +69,15 @@ def read_prompts(path: Path, per_category: int | None) -> list[BenchPrompt]:
                 continue
             stated = json.loads(line)
             category = str(stated.get("category", "all"))
-            text = stated["prompt"] if "prompt" in stated else stated["turns"][0]
-            if not isinstance(text, str):
-                raise TypeError(f"a prompt is {text!r}")
+            turns = [stated["prompt"]] if "prompt" in stated else stated["turns"]
+            if not isinstance(turns, list) or not turns:
+                raise TypeError(f"turns are {turns!r}")
+            for text in turns:
+                if not isinstance(text, str):
+                    raise TypeError(f"a prompt is {text!r}")
             counts[category] += 1
             if per_category is None or counts[category] <= per_category:
-                found.append(BenchPrompt(category, text))
+                found.append(BenchPrompt(category, tuple(turns)))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -91,15 +99,20 @@ def measure(
 ) -> dict[str, Any]:
     """Decoding speed by category, plain and speculative, as the document of `edgespec bench --json`."""
     plain, speculative = (defaultdict[str, _Tally](_Tally) for _ in range(2))
-    pairs = [(engine.plain(), plain), (engine, speculative)]
+    first = True
     for i, prompt in enumerate(prompts):
-        for which, tallies in pairs if i % 2 else pairs[::-1]:
+        messages: list[Message] = []
+        for turn in prompt.turns:
+            messages.append(Message("user", turn))
+            first = not first
             try:
-                answer = which.generate(prompt.text, max_tokens=max_tokens, sampling=sampling)
+                answers = _both(engine, messages, first, max_tokens, sampling)
             except ContextOverflow as error:
                 report(f"left out one prompt of {prompt.category}: {error}")
                 break
-            tallies[prompt.category].add(answer)
+            plain[prompt.category].add(answers[0])
+            speculative[prompt.category].add(answers[1])
+            messages.append(Message("assistant", answers[0].text))
         report(f"{i + 1} of {len(prompts)} prompts")
     if not speculative:
         raise UsageError("every prompt was left out; none fits the context of this model")
@@ -112,6 +125,15 @@ def measure(
         "worst_ratio": min(ratios, default=None),
         "machine": f"{platform.machine()} {platform.system()}, {engine.device_names[0]}",
     }
+
+
+def _both(
+    engine: Engine, messages: Sequence[Message], plain_first: bool, max_tokens: int, sampling: SamplingParams
+) -> tuple[Completion, Completion]:
+    """Of plain decoding and of the engine as it is."""
+    order = [engine.plain(), engine] if plain_first else [engine, engine.plain()]
+    answers = [which.generate(messages, max_tokens=max_tokens, sampling=sampling) for which in order]
+    return (answers[0], answers[1]) if plain_first else (answers[1], answers[0])
 
 
 def _rows(plain: dict[str, _Tally], speculative: dict[str, _Tally]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -127,21 +149,35 @@ def _rows(plain: dict[str, _Tally], speculative: dict[str, _Tally]) -> Iterator[
                 "ratio": fast.tokens_per_second / slow.tokens_per_second,
                 "tokens_per_pass": fast.tokens / fast.passes if fast.passes else None,
                 "acceptance_rate": fast.kept / fast.drafted if fast.drafted else None,
-                "drafters": sorted(fast.drafters),
+                "drafters": _by_accepted(fast.sources),
+                "sources": fast.sources,
             },
         )
+
+
+def _by_accepted(sources: dict[str, dict[str, int]]) -> list[str]:
+    drafting = [name for name, counts in sources.items() if counts["drafted"]]
+    return sorted(drafting, key=lambda name: -sources[name]["accepted"])
 
 
 def table(document: dict[str, Any]) -> str:
     """The document for reading."""
     width = max(map(len, document["categories"]), default=8)
-    lines = [f"{'':{width}}  {'plain':>7}  {'drafted':>7}  {'ratio':>5}  {'a pass':>6}  {'kept':>5}"]
+    lines = [
+        f"{'':{width}}  {'plain':>7}  {'drafted':>7}  {'ratio':>5}  {'a pass':>6}  {'kept':>5}  rounds by source"
+    ]
     for name, row in document["categories"].items():
         kept = "" if row["acceptance_rate"] is None else f"{row['acceptance_rate']:.0%}"
         lines.append(
             f"{name:{width}}  {row['plain_tokens_per_second']:7.1f}  {row['speculative_tokens_per_second']:7.1f}  "
-            f"{row['ratio']:5.2f}  {row['tokens_per_pass']:6.2f}  {kept:>5}"
+            f"{row['ratio']:5.2f}  {row['tokens_per_pass']:6.2f}  {kept:>5}  {_shares(row['sources'])}"
         )
     if document["mean_ratio"] is not None:
         lines.append(f"mean ratio {document['mean_ratio']:.3f}, worst {document['worst_ratio']:.3f}")
     return "\n".join(lines)
+
+
+def _shares(sources: dict[str, dict[str, int]]) -> str:
+    rounds = {name: counts["rounds"] for name, counts in sources.items()}
+    ordered = sorted(rounds, key=lambda name: -rounds[name])
+    return ", ".join(f"{name} {rounds[name] / sum(rounds.values()):.0%}" for name in ordered)

@@ -148,7 +148,12 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     parser.add_argument(
-        "--prompts", metavar="FILE", type=Path, required=True, help="JSON Lines with turns or prompt"
+        "--prompts",
+        metavar="FILE",
+        type=Path,
+        required=True,
+        action="append",
+        help="JSON Lines with turns or prompt; repeatable",
     )
     parser.add_argument("--per-category", type=int, metavar="N", help="the first N prompts of each category")
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="tokens an answer (default 128)")
@@ -228,7 +233,7 @@ def _bench(options: argparse.Namespace) -> int:
     for name in ("per_category", "max_tokens"):
         if (value := getattr(options, name)) is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} is {value}; wanted at least 1")
-    prompts = read_prompts(options.prompts, options.per_category)
+    prompts = [prompt for path in options.prompts for prompt in read_prompts(path, options.per_category)]
     sampling = SamplingParams(temperature=options.temperature)
     with _engine(options) as engine:
         document = measure(engine, prompts, max_tokens=options.max_tokens, sampling=sampling, report=say_stage)

@@ -20,9 +20,12 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def test_prompts_are_first_turns_by_category(prompts: Path) -> None:
+def test_prompts_are_counted_by_category(prompts: Path) -> None:
     assert [prompt.category for prompt in read_prompts(prompts, None)] == ["a", "b", "a"]
-    assert [prompt.text for prompt in read_prompts(prompts, 1)] == ["the in the in the in", "an on an on"]
+    assert [prompt.turns for prompt in read_prompts(prompts, 1)] == [
+        ("the in the in the in", "second"),
+        ("an on an on",),
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "{}\n", "not json\n", "[1]\n", '{"turns": []}\n', '{"turns": 3}\n'])
@@ -41,9 +44,11 @@ def test_both_ways_of_decoding_are_measured(tiny_model: Path, prompts: Path) -> 
     for row in document["categories"].values():
         assert row["ratio"] == row["speculative_tokens_per_second"] / row["plain_tokens_per_second"]
         assert row["tokens_per_pass"] >= 1
+        assert set(row["drafters"]) <= {"ngram"}
     ratios = [row["ratio"] for row in document["categories"].values()]
     assert document["worst_ratio"] == min(ratios)
     assert "mean ratio" in table(document)
+    assert sum(counts["rounds"] for counts in document["categories"]["a"]["sources"].values()) >= 3
 
 
 def test_bench_prints_one_document(capsys: pytest.CaptureFixture[str], tiny_model: Path, prompts: Path) -> None:
@@ -65,7 +70,7 @@ def test_prompt_too_long_for_the_context_is_left_out_aloud(tiny_model: Path, tmp
 def test_prompts_keep_their_line_separators_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text('\ufeff{"prompt": "a\u2028b"}\n\n{"prompt": "c"}\n', encoding="utf-8")
-    assert [prompt.text for prompt in read_prompts(path, None)] == ["a\u2028b", "c"]
+    assert [prompt.turns for prompt in read_prompts(path, None)] == [("a\u2028b",), ("c",)]
     path.write_text('{"prompt": null}')
     with pytest.raises(UsageError, match="a prompt is None"):
         read_prompts(path, None)
