@@ -7,6 +7,7 @@ after an interrupt.
 import argparse
 import errno
 import json
+import logging
 import os
 import signal
 import sys
@@ -129,6 +130,9 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument("--seed", type=int, default=0, metavar="S")
     _add_speculation(parser)
     parser.add_argument("--json", action="store_true", help="print the answer and its figures as one document")
+    parser.add_argument(
+        "--log-rounds", metavar="FILE", type=Path, help="write a JSON line a round: what was expected of whom"
+    )
     parser.set_defaults(run=_chat)
 
 
@@ -194,12 +198,26 @@ def _chat(options: argparse.Namespace) -> int:
         raise UsageError("--json answers one prompt; give it with --prompt or on stdin")
     if prompt is not None and not prompt.strip():
         raise UsageError("the prompt is empty; give some text with --prompt or on stdin")
+    if options.log_rounds:
+        _log_rounds(options.log_rounds)
     with _engine(options) as engine:
         if prompt is None:
             return converse(engine, options.system, sampling, options.max_tokens, options.stop)
         return answer_once(
             engine, prompt, options.system, sampling, options.max_tokens, options.stop, as_json=options.json
         )
+
+
+def _log_rounds(path: Path) -> None:
+    """Raises UsageError: The file cannot be written."""
+    try:
+        handler = logging.FileHandler(path, mode="w", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    rounds = logging.getLogger("edgespec.rounds")
+    rounds.addHandler(handler)
+    rounds.setLevel(logging.DEBUG)
+    rounds.propagate = False
 
 
 def _as_typed(argument: str) -> str:

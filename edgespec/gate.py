@@ -1,5 +1,6 @@
 """Who drafts next and how much: what yields the most expected tokens a second, nothing included."""
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from edgespec.chances import Chances, expected, position_class
 from edgespec.costs import PassCosts
 from edgespec.types import NOTHING, Ask, Draft, Drafter, Logits, Sampler, TokenIds
 
-_rounds = logging.getLogger("edgespec.rounds")
+_rounds = logging.getLogger("edgespec.rounds")  # at DEBUG, a JSON document a round
 
 LONGEST_DRAFT = 24
 _FIRST_PAUSE, _LONG_PAUSE = 4, 64
@@ -76,6 +77,7 @@ class MeasuredGate:
     longest: int = LONGEST_DRAFT
     _paid: list[_Paid] = field(init=False)
     _offers: list[Draft] = field(init=False, default_factory=list)
+    _seen: list[_Choice] = field(init=False, default_factory=list)
     _num_rounds: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -83,6 +85,7 @@ class MeasuredGate:
 
     def draft(self, tokens: TokenIds, room: int, sampler: Sampler) -> Draft:
         ask = Ask(min(self.longest, room), with_distributions=self.with_distributions)
+        self._seen = []
         if ask.num_tokens < 1:
             self._offers = []
             return NOTHING
@@ -95,7 +98,7 @@ class MeasuredGate:
         if best.rate <= plain.rate:
             best = plain
         best = self._or_trial(best, ask.num_tokens)
-        _log(self._num_rounds, best, [plain, *choices])
+        self._seen = [plain, *choices]
         if best.drafter is None:
             return best.draft.cut(best.num_tokens)
         return self._drafted(best, tokens, ask, sampler)
@@ -130,6 +133,8 @@ class MeasuredGate:
                     paid.pause = 1  # a trial that succeeds is followed up at once
         for drafter in self.drafters:
             drafter.learn(tokens, draft, logits)
+        if _rounds.isEnabledFor(logging.DEBUG):
+            self._log(draft, len(emitted) - 1, verify_s)
 
     def _judge(self, draft: Draft, emitted: TokenIds) -> None:
         """Count what is known of a draft, run or not: its tokens up to the first that the target did not say."""
@@ -169,16 +174,21 @@ class MeasuredGate:
                 return _Choice(best.rate, min(1, longest), paid.drafter, NOTHING)
         return best
 
-
-def _log(number: int, best: _Choice, choices: Sequence[_Choice]) -> None:
-    if not _rounds.isEnabledFor(logging.DEBUG):
-        return
-    seen = {
-        choice.drafter.name if choice.drafter else choice.draft.source: {
-            "length": choice.num_tokens,
-            "tokens_per_second": round(choice.rate, 3),
+    def _log(self, draft: Draft, num_accepted: int, verify_s: float) -> None:
+        """One JSON document a round: what was expected of whom, what was run, and what came of it."""
+        seen = {
+            choice.drafter.name if choice.drafter else choice.draft.source: {
+                "num_draft": choice.num_tokens,
+                "tokens_per_second": round(choice.rate, 3),
+            }
+            for choice in self._seen
         }
-        for choice in choices
-    }
-    chosen = best.drafter.name if best.drafter else best.draft.source
-    _rounds.debug("round", extra={"round": number, "chosen": chosen, "length": best.num_tokens, "seen": seen})
+        document = {
+            "round": self._num_rounds,
+            "source": draft.source,
+            "num_draft": len(draft.tokens),
+            "num_accepted": num_accepted,
+            "verify_ms": round(1e3 * verify_s, 3),
+            "expected": seen,
+        }
+        _rounds.debug("%s", json.dumps(document))

@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -291,3 +292,24 @@ def test_export_that_runs_out_of_memory_says_so_and_leaves_nothing(
     code, _, err = run(capsys, "export", tiny_gguf, "--output", tmp_path / "out")
     assert (code, list(tmp_path.iterdir())) == (5, [])
     assert "out of memory" in err
+
+
+def test_rounds_are_logged_with_what_was_expected(tiny_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    options = ["--prompt", "the in the in", "--max-tokens", "20", "--json", "--log-rounds", str(path)]
+    try:
+        assert main(["chat", str(tiny_model), *options]) == 0
+    finally:
+        for handler in logging.getLogger("edgespec.rounds").handlers[:]:
+            logging.getLogger("edgespec.rounds").removeHandler(handler)
+            handler.close()
+        logging.getLogger("edgespec.rounds").setLevel(logging.NOTSET)
+    rounds = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [each["round"] for each in rounds] == list(range(1, len(rounds) + 1))
+    assert sum(each["num_accepted"] + 1 for each in rounds) >= 20
+    assert "none" in rounds[0]["expected"]
+
+
+def test_log_that_cannot_be_written_is_refused(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", str(tiny_model), "--prompt", "the", "--log-rounds", "/no/such/folder/x"]) == 2
+    assert "cannot write /no/such/folder/x" in capsys.readouterr().err
