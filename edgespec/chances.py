@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 Key = tuple[str, int]  # source and evidence
 
-_MEMORY = 0.95  # weight that an answer's past keeps at each token that is judged
+_MEMORY = 0.98  # weight that an answer's past keeps at each token that is judged
 _LONG_MEMORY = 0.998
-_LONG_WEIGHT = 6.0  # how many trials in this answer what was seen before it counts as
+_LONG_WEIGHT = 12.0  # how many trials in this answer what was seen before it counts as
 # Nothing known of a source: as if one token of three had been kept. A new class starts from its source's mean.
 _SHARE, _TRIED = 1 / 3, 3.0
 _ALL = -1
