@@ -4,7 +4,7 @@ Knows nothing of models: tokens are whole numbers from 0 below 2^31.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -217,14 +217,17 @@ class SuffixDrafter:
         if not self._text.is_prefix_of(tokens):
             self._text = SuffixAutomaton()
         self._text.extend(tokens[len(self._text) :].tolist())
-        guesses = list(self._text.guesses(ask.num_tokens))
-        if not guesses:
-            return NOTHING
-        ids = np.array([guess.token for guess in guesses], np.int32)
-        return Draft(ids, tuple(map(evidence_class, guesses)), source=self.name)
+        return drafted(list(self._text.guesses(ask.num_tokens)), self.name)
 
     def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
         pass
+
+
+def drafted(guesses: Sequence[Guess], source: str) -> Draft:
+    if not guesses:
+        return NOTHING
+    ids = np.array([guess.token for guess in guesses], np.int32)
+    return Draft(ids, tuple(map(evidence_class, guesses)), source=source)
 
 
 def evidence_class(guess: Guess) -> int:
