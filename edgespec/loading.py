@@ -23,13 +23,14 @@ from edgespec.runtimes.devices import Device, find_device, machine_key
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.static import StaticDecoder
 from edgespec.speculation import Speculation
+from edgespec.suffix import SuffixDrafter
 from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import Tokenizer
 from edgespec.types import Decoder, Drafter
 from edgespec.vocab_subset import SubsetDecoder, read_subset
 
-_NAMED = ("auto", "none", "ngram", "self")
-_NOT_YET = ("suffix", "lookahead")
+_NAMED = ("auto", "none", "ngram", "suffix", "self")
+_NOT_YET = ("lookahead",)
 _MAX_THREADS = 512
 _LONGEST_DRAFT = 64
 
@@ -52,9 +53,9 @@ def load(
     Args:
         model: A model folder, a pair folder, a name of the catalogue, a .gguf file, a safetensors folder or a hub
             id (org/name).
-        drafter: auto, none, ngram, self, or a model like the first argument. auto is all that pays: the text, what
-            the target has said before, and the drafter of a pair folder where it pays; self is the graph of fewer
-            layers in the model's own folder.
+        drafter: auto, none, ngram, suffix, self, or a model like the first argument. auto is all that pays: the
+            text, what the target has said before, and the drafter of a pair folder where it pays; self is the
+            graph of fewer layers in the model's own folder.
         draft_length: Tokens a draft, or auto to measure what pays.
         device: Where the target runs: auto or cpu.
         drafter_device: Where a model drafter runs.
@@ -266,7 +267,9 @@ def _speculation(
 
 def _from_text(drafter: str) -> list[Drafter]:
     """The drafters of one answer: they hold its text."""
-    return [NgramDrafter()] if drafter in ("auto", "ngram") else []
+    if drafter == "ngram":
+        return [NgramDrafter()]
+    return [SuffixDrafter()] if drafter in ("auto", "suffix") else []
 
 
 def _draft_length(asked: int | str) -> int | None:
