@@ -129,6 +129,9 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument("--frequency-penalty", type=float, default=0.0, metavar="A")
     sampling.add_argument("--seed", type=int, default=0, metavar="S")
     _add_speculation(parser)
+    parser.add_argument(
+        "--no-memory", action="store_true", help="keep no answers for later drafts, and use no earlier ones"
+    )
     parser.add_argument("--json", action="store_true", help="print the answer and its figures as one document")
     parser.add_argument(
         "--log-rounds", metavar="FILE", type=Path, help="write a JSON line a round: what was expected of whom"
@@ -202,7 +205,7 @@ def _chat(options: argparse.Namespace) -> int:
         raise UsageError("the prompt is empty; give some text with --prompt or on stdin")
     if options.log_rounds:
         _log_rounds(options.log_rounds)
-    with _engine(options) as engine:
+    with _engine(options, memory=not options.no_memory) as engine:
         if prompt is None:
             return converse(engine, options.system, sampling, options.max_tokens, options.stop)
         return answer_once(
@@ -230,7 +233,7 @@ def _as_typed(argument: str) -> str:
         return argument
 
 
-def _engine(options: argparse.Namespace) -> "Engine":
+def _engine(options: argparse.Namespace, *, memory: bool = False) -> "Engine":
     from edgespec.loading import load
 
     return load(
@@ -242,6 +245,7 @@ def _engine(options: argparse.Namespace) -> "Engine":
         num_threads=options.threads,
         deterministic=options.deterministic,
         offline=options.offline,
+        memory=memory,
         report=say_stage,
     )
 

@@ -17,6 +17,7 @@ from edgespec.errors import ModelError, UsageError
 from edgespec.experience import Experience, read_experience, write_experience
 from edgespec.home import ModelHome, default_home
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest, verify_files
+from edgespec.memory import Memory, MemoryDrafter
 from edgespec.pair import DRAFTER, TARGET, PairCheck, expect_same_tokens, part_of_pair, read_pair
 from edgespec.runtimes import foreign
 from edgespec.runtimes.devices import Device, find_device, machine_key
@@ -45,6 +46,7 @@ def load(
     num_threads: int | None = None,
     deterministic: bool = False,
     offline: bool = False,
+    memory: bool = False,
     home: str | Path | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Engine:
@@ -62,6 +64,8 @@ def load(
         num_threads: Of the target; all physical cores unless given.
         deterministic: Never run a pass of one token, so that text is equal to the byte whatever drafts.
         offline: Never connect.
+        memory: Keep the tokens of answers in the model home, and draft from those of earlier sessions, where
+            drafter is auto or suffix.
         home: The model home; EDGESPEC_HOME or the platform's data folder unless given.
         report: Takes one line per stage of a preparation.
 
@@ -72,7 +76,7 @@ def load(
     """
     length = _draft_length(draft_length)
     _expect_kinds({"drafter": drafter, "device": device, "drafter_device": drafter_device}, str, "a text")
-    _expect_kinds({"deterministic": deterministic}, bool, "True or False")
+    _expect_kinds({"deterministic": deterministic, "memory": memory}, bool, "True or False")
     _expect_kinds({"home": home}, (str, Path, NoneType), "a folder")
     _expect_threads(num_threads)
     if drafter in _NOT_YET:
@@ -82,13 +86,17 @@ def load(
     # What can be known before fetching and exporting is checked before.
     places = (find_device(device), find_device(drafter_device))
     asked = drafter
-    target, draft = _find(ModelHome(Path(home or default_home()), offline, report), str(model), drafter)
+    models = ModelHome(Path(home or default_home()), offline, report)
+    target, draft = _find(models, str(model), drafter)
     renderer = TemplateProcess()
     if target.manifest.chat_template:
         renderer.start()
     takes_turns = draft is not None
     decoders: list[Decoder] = [_load_decoder(target, places[0], num_threads, deterministic, takes_turns)]
     lasting: list[Drafter] = []
+    kept = _memory(models, target.manifest) if memory and asked in ("auto", "suffix") else None
+    if kept is not None:
+        lasting.append(MemoryDrafter(kept))
     if asked == "auto":
         lasting.append(RecyclingDrafter(target.manifest.vocab_size))
     if draft is not None:
@@ -108,6 +116,7 @@ def load(
             (places[0], num_threads, deterministic),
             report,
         ),
+        memory=kept,
         device_names=(places[0].name, places[1].name),
     )
 
@@ -263,6 +272,10 @@ def _speculation(
 
     save(ratios, {})
     return Speculation(drafters, None, ratios, known.chances, save)
+
+
+def _memory(models: ModelHome, manifest: Manifest) -> Memory:
+    return Memory(models.path / "memory", manifest.name, manifest.vocab_sha256, models.report)
 
 
 def _from_text(drafter: str) -> list[Drafter]:

@@ -312,3 +312,17 @@ def test_closed_engine_starts_nothing(tiny_model: Path) -> None:
     with pytest.raises(EdgeSpecError, match="closed"):
         engine.generate("hi")
     assert engine._renderer._process is None
+
+
+def test_text_does_not_depend_on_what_earlier_sessions_left(tiny_model: Path, tmp_path: Path) -> None:
+    answers = []
+    for _ in range(3):
+        with load(
+            tiny_model, drafter="suffix", draft_length=4, deterministic=True, memory=True, home=tmp_path
+        ) as remembering:
+            assert remembering.speculation.name == "suffix+memory"
+            answers.append(remembering.generate("in the an", sampling=SAMPLED, max_tokens=60).token_ids)
+    assert answers[0] == answers[1] == answers[2]
+    (path,) = (tmp_path / "memory").iterdir()
+    kept = np.frombuffer(path.read_bytes()[-4 * 61 :], "<i4").tolist()
+    assert kept == [*answers[0], -1]
