@@ -129,6 +129,9 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument("--frequency-penalty", type=float, default=0.0, metavar="A")
     sampling.add_argument("--seed", type=int, default=0, metavar="S")
     _add_speculation(parser)
+    parser.add_argument(
+        "--no-memory", action="store_true", help="keep no answers for later drafts, and use no earlier ones"
+    )
     parser.add_argument("--json", action="store_true", help="print the answer and its figures as one document")
     parser.add_argument(
         "--log-rounds", metavar="FILE", type=Path, help="write a JSON line a round: what was expected of whom"
@@ -138,7 +141,9 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
 
 def _add_speculation(parser: argparse.ArgumentParser) -> None:
     speculation = parser.add_argument_group("speculation (never changes the text under --deterministic)")
-    speculation.add_argument("--drafter", default="auto", metavar="D", help="auto, none, ngram, self or a model")
+    speculation.add_argument(
+        "--drafter", default="auto", metavar="D", help="auto, none, ngram, suffix, self or a model"
+    )
     speculation.add_argument("--draft-length", default="auto", metavar="N", help="auto, or tokens a draft")
     speculation.add_argument("--schedule", default="auto", choices=["auto", "serial"])
     speculation.add_argument("--acceptance", default="equality", choices=["equality"])
@@ -200,7 +205,7 @@ def _chat(options: argparse.Namespace) -> int:
         raise UsageError("the prompt is empty; give some text with --prompt or on stdin")
     if options.log_rounds:
         _log_rounds(options.log_rounds)
-    with _engine(options) as engine:
+    with _engine(options, memory=not options.no_memory) as engine:
         if prompt is None:
             return converse(engine, options.system, sampling, options.max_tokens, options.stop)
         return answer_once(
@@ -228,7 +233,7 @@ def _as_typed(argument: str) -> str:
         return argument
 
 
-def _engine(options: argparse.Namespace) -> "Engine":
+def _engine(options: argparse.Namespace, *, memory: bool = False) -> "Engine":
     from edgespec.loading import load
 
     return load(
@@ -240,6 +245,7 @@ def _engine(options: argparse.Namespace) -> "Engine":
         num_threads=options.threads,
         deterministic=options.deterministic,
         offline=options.offline,
+        memory=memory,
         report=say_stage,
     )
 

@@ -10,6 +10,7 @@ from time import perf_counter
 from edgespec.chat_template import ROLES, Message, encode_chat
 from edgespec.errors import ContextOverflow, EdgeSpecError, UsageError
 from edgespec.manifest import Manifest
+from edgespec.memory import Memory
 from edgespec.sampling import GumbelSampler, SamplingParams
 from edgespec.scheduler import serial
 from edgespec.speculation import Speculation
@@ -17,7 +18,7 @@ from edgespec.stats import Stats, Tally
 from edgespec.stopping import TextStop, TokenStop
 from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import TextStream, Tokenizer
-from edgespec.types import Decoder, TokenIds
+from edgespec.types import Decoder, TokenIds, append
 
 Prompt = str | Sequence[Message | Mapping[str, str]]
 
@@ -80,6 +81,7 @@ class Engine:
         renderer: TemplateProcess,
         decoders: Sequence[Decoder],
         speculation: Speculation,
+        memory: Memory | None = None,
         device_names: tuple[str, ...] = ("cpu", "cpu"),
     ) -> None:
         self.manifest = manifest
@@ -88,6 +90,7 @@ class Engine:
         self._renderer = renderer
         self._decoders = list(decoders)
         self._speculation = speculation
+        self._memory = memory
         self.device_names = device_names  # of target and drafter
 
     def __enter__(self) -> "Engine":
@@ -102,6 +105,8 @@ class Engine:
         self._renderer.close()
         self._speculation.close()
         self._speculation = Speculation()
+        if self._memory:
+            self._memory.save()
 
     def plain(self) -> "Engine":
         """The same loaded model without speculation; decoders and cache are shared."""
@@ -232,9 +237,11 @@ class Engine:
         reason = None
         speculation = self._speculation
         gate = speculation.gate()
+        answer = prompt[:0]
         try:
             for block in serial(prompt, target, sampler, gate, max_tokens=max_tokens):
                 kept, reason = token_stop.cut(block.tokens)
+                answer = append(answer, kept)
                 if not tally.passes:
                     tally.prompt_read(target.num_fed - fed, perf_counter() - started)
                 tally.add(block, len(kept))
@@ -246,6 +253,8 @@ class Engine:
                 text, kept, num_shown, is_cut, reason = "", prompt[:0], 0, False, "context"
         finally:
             speculation.keep(gate)
+            if self._memory:
+                self._memory.add(prompt, answer)
         if not is_cut:
             rest, is_cut = text_stop.push(text_stream.flush())
             text += rest if is_cut else rest + text_stop.flush()

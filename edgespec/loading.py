@@ -17,19 +17,21 @@ from edgespec.errors import ModelError, UsageError
 from edgespec.experience import Experience, read_experience, write_experience
 from edgespec.home import ModelHome, default_home
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest, verify_files
+from edgespec.memory import Memory, MemoryDrafter
 from edgespec.pair import DRAFTER, TARGET, PairCheck, expect_same_tokens, part_of_pair, read_pair
 from edgespec.runtimes import foreign
 from edgespec.runtimes.devices import Device, find_device, machine_key
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.static import StaticDecoder
 from edgespec.speculation import Speculation
+from edgespec.suffix import SuffixDrafter
 from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import Tokenizer
 from edgespec.types import Decoder, Drafter
 from edgespec.vocab_subset import SubsetDecoder, read_subset
 
-_NAMED = ("auto", "none", "ngram", "self")
-_NOT_YET = ("suffix", "lookahead")
+_NAMED = ("auto", "none", "ngram", "suffix", "self")
+_NOT_YET = ("lookahead",)
 _MAX_THREADS = 512
 _LONGEST_DRAFT = 64
 
@@ -44,6 +46,7 @@ def load(
     num_threads: int | None = None,
     deterministic: bool = False,
     offline: bool = False,
+    memory: bool = False,
     home: str | Path | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Engine:
@@ -52,15 +55,17 @@ def load(
     Args:
         model: A model folder, a pair folder, a name of the catalogue, a .gguf file, a safetensors folder or a hub
             id (org/name).
-        drafter: auto, none, ngram, self, or a model like the first argument. auto is all that pays: the text, what
-            the target has said before, and the drafter of a pair folder where it pays; self is the graph of fewer
-            layers in the model's own folder.
+        drafter: auto, none, ngram, suffix, self, or a model like the first argument. auto is all that pays: the
+            text, what the target has said before, and the drafter of a pair folder where it pays; self is the
+            graph of fewer layers in the model's own folder.
         draft_length: Tokens a draft, or auto to measure what pays.
         device: Where the target runs: auto or cpu.
         drafter_device: Where a model drafter runs.
         num_threads: Of the target; all physical cores unless given.
         deterministic: Never run a pass of one token, so that text is equal to the byte whatever drafts.
         offline: Never connect.
+        memory: Keep the tokens of answers in the model home, and draft from those of earlier sessions, where
+            drafter is auto or suffix.
         home: The model home; EDGESPEC_HOME or the platform's data folder unless given.
         report: Takes one line per stage of a preparation.
 
@@ -71,7 +76,7 @@ def load(
     """
     length = _draft_length(draft_length)
     _expect_kinds({"drafter": drafter, "device": device, "drafter_device": drafter_device}, str, "a text")
-    _expect_kinds({"deterministic": deterministic}, bool, "True or False")
+    _expect_kinds({"deterministic": deterministic, "memory": memory}, bool, "True or False")
     _expect_kinds({"home": home}, (str, Path, NoneType), "a folder")
     _expect_threads(num_threads)
     if drafter in _NOT_YET:
@@ -81,13 +86,17 @@ def load(
     # What can be known before fetching and exporting is checked before.
     places = (find_device(device), find_device(drafter_device))
     asked = drafter
-    target, draft = _find(ModelHome(Path(home or default_home()), offline, report), str(model), drafter)
+    models = ModelHome(Path(home or default_home()), offline, report)
+    target, draft = _find(models, str(model), drafter)
     renderer = TemplateProcess()
     if target.manifest.chat_template:
         renderer.start()
     takes_turns = draft is not None
     decoders: list[Decoder] = [_load_decoder(target, places[0], num_threads, deterministic, takes_turns)]
     lasting: list[Drafter] = []
+    kept = _memory(models, target.manifest) if memory and asked in ("auto", "suffix") else None
+    if kept is not None:
+        lasting.append(MemoryDrafter(kept))
     if asked == "auto":
         lasting.append(RecyclingDrafter(target.manifest.vocab_size))
     if draft is not None:
@@ -107,6 +116,7 @@ def load(
             (places[0], num_threads, deterministic),
             report,
         ),
+        memory=kept,
         device_names=(places[0].name, places[1].name),
     )
 
@@ -264,9 +274,15 @@ def _speculation(
     return Speculation(drafters, None, ratios, known.chances, save)
 
 
+def _memory(models: ModelHome, manifest: Manifest) -> Memory:
+    return Memory(models.path / "memory", manifest.name, manifest.vocab_sha256, models.report)
+
+
 def _from_text(drafter: str) -> list[Drafter]:
     """The drafters of one answer: they hold its text."""
-    return [NgramDrafter()] if drafter in ("auto", "ngram") else []
+    if drafter == "ngram":
+        return [NgramDrafter()]
+    return [SuffixDrafter()] if drafter in ("auto", "suffix") else []
 
 
 def _draft_length(asked: int | str) -> int | None:

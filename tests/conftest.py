@@ -1,4 +1,5 @@
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import platformdirs
@@ -8,6 +9,14 @@ import tiny
 from edgespec.catalog import CATALOG, DEFAULT_MODEL
 from edgespec.export.convert import export_model
 from edgespec.fetch import fetch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the user has is neither read nor written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGESPEC_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
 
 
 @pytest.fixture(scope="session")

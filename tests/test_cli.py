@@ -80,6 +80,17 @@ def test_drafter_can_be_a_model(capsys: pytest.CaptureFixture[str], tiny_model: 
     assert json.loads(drafted)["stats"]["drafter"] == "tiny-int4"
 
 
+def test_chat_remembers_answers_unless_told_not_to(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path
+) -> None:
+    asked = ["chat", tiny_model, "--prompt", "the", "--max-tokens", "40", "--deterministic"]
+    first = run(capsys, *asked, "--no-memory")
+    assert not (tmp_path / "home" / "memory").exists()
+    assert run(capsys, *asked)[:2] == first[:2]
+    assert len(list((tmp_path / "home" / "memory").iterdir())) == 1
+    assert run(capsys, *asked)[:2] == first[:2]
+
+
 def test_export_then_score(capsys: pytest.CaptureFixture[str], tiny_gguf: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the in the an on " * 30)
@@ -111,7 +122,7 @@ def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gg
         (["chat", "{model}", "--prompt", "x", "--temperature", "-1"], 2, "temperature"),
         (["chat", "{model}", "--prompt", "x", "--max-tokens", "0"], 2, "max-tokens"),
         (["chat", "{model}", "--prompt", "x", "--draft-length", "x"], 2, "draft length"),
-        (["chat", "{model}", "--prompt", "x", "--drafter", "suffix"], 2, "suffix"),
+        (["chat", "{model}", "--prompt", "x", "--drafter", "lookahead"], 2, "lookahead"),
         (["chat", "{model}", "--prompt", "x", "--drafter", "nothing-known"], 3, "nothing-known"),
         (["chat", "{model}", "--prompt", "x", "--threads", "0"], 2, "threads"),
         (["chat", "smollm2-135m", "--prompt", "x", "--offline"], 3, "--offline"),
@@ -264,7 +275,9 @@ def test_stderr_that_is_full_changes_no_exit_code(tiny_model: Path) -> None:
 
 
 def test_no_device_id_is_left_by_the_runtime(tiny_model: Path, tmp_path: Path) -> None:
-    done = shell(f"edgespec chat {tiny_model} --prompt the --max-tokens 3 --offline", HOME=str(tmp_path), CI="")
+    done = shell(
+        f"edgespec chat {tiny_model} --prompt the --max-tokens 3 --offline --no-memory", HOME=str(tmp_path), CI=""
+    )
     assert done.returncode == 0
     assert not list(tmp_path.iterdir())
 

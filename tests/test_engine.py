@@ -41,7 +41,7 @@ def engine(tiny_model: Path) -> Engine:
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("length", [1, 3, 8, "auto"])
-@pytest.mark.parametrize("drafter", ["ngram", "model"])
+@pytest.mark.parametrize("drafter", ["ngram", "suffix", "model"])
 def test_deterministic_text_does_not_depend_on_the_drafter(
     engine: Engine,
     tiny_model: Path,
@@ -117,7 +117,7 @@ def test_stop_string_cuts_text_wherever_blocks_fall(tiny_model: Path, tiny_draft
     assert (answer.text, answer.finish_reason) == (wanted, "stop")
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "model"])
+@pytest.mark.parametrize("drafter", ["ngram", "suffix", "model"])
 @pytest.mark.parametrize("length", [1, 3, 8])
 def test_stop_strings_end_ids_and_text_alike_whatever_drafts(
     engine: Engine, tiny_model: Path, tiny_drafter: Path, drafter: str, length: int
@@ -228,7 +228,7 @@ def test_number_of_threads_out_of_range_is_refused(tiny_model: Path, threads: in
         load(tiny_model, num_threads=threads)
 
 
-@pytest.mark.parametrize("drafter", ["suffix", "lookahead"])
+@pytest.mark.parametrize("drafter", ["lookahead"])
 def test_drafters_to_come_are_refused_in_words(tiny_model: Path, drafter: str) -> None:
     with pytest.raises(UsageError, match="not available"):
         load(tiny_model, drafter=drafter)
@@ -312,3 +312,17 @@ def test_closed_engine_starts_nothing(tiny_model: Path) -> None:
     with pytest.raises(EdgeSpecError, match="closed"):
         engine.generate("hi")
     assert engine._renderer._process is None
+
+
+def test_text_does_not_depend_on_what_earlier_sessions_left(tiny_model: Path, tmp_path: Path) -> None:
+    answers = []
+    for _ in range(3):
+        with load(
+            tiny_model, drafter="suffix", draft_length=4, deterministic=True, memory=True, home=tmp_path
+        ) as remembering:
+            assert remembering.speculation.name == "suffix+memory"
+            answers.append(remembering.generate("in the an", sampling=SAMPLED, max_tokens=60).token_ids)
+    assert answers[0] == answers[1] == answers[2]
+    (path,) = (tmp_path / "memory").iterdir()
+    kept = np.frombuffer(path.read_bytes()[-4 * 61 :], "<i4").tolist()
+    assert kept == [*answers[0], -1]

@@ -1,0 +1,171 @@
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.memory import NUM_PROMPT_TOKENS, Memory, MemoryDrafter, MemoryIndex
+from edgespec.sampling import GumbelSampler, SamplingParams
+from edgespec.types import Ask, TokenIds
+
+GREEDY = GumbelSampler(SamplingParams())
+TEXTS = st.lists(st.integers(0, 3), max_size=60)
+ADD = (
+    "import sys; import numpy as np; from pathlib import Path; from edgespec.memory import Memory\n"
+    "for i in range(20):\n"
+    "    memory = Memory(Path(sys.argv[1]), 'm', 'v')\n"
+    "    memory.add(np.zeros(0, np.int32), np.array([int(sys.argv[2]), i], np.int32)); memory.save()\n"
+)
+
+
+def ids(*tokens: int) -> TokenIds:
+    return np.array(tokens, np.int32)
+
+
+def memory(folder: Path, lines: list[str] | None = None, cap_bytes: int = 1 << 20, model: str = "m") -> Memory:
+    return Memory(folder, model, "v", [].append if lines is None else lines.append, cap_bytes)
+
+
+def remember(folder: Path, *answers: TokenIds, cap_bytes: int = 1 << 20) -> Path:
+    kept = memory(folder, cap_bytes=cap_bytes)
+    for answer in answers:
+        kept.add(ids(), answer)
+    kept.save()
+    return kept.path
+
+
+def longest(tokens: list[int], text: list[int]) -> tuple[int, list[int]]:
+    """The longest suffix of tokens, up to 32, in text, and where it ends there, by a plain search."""
+    for length in range(min(len(tokens), 32), 0, -1):
+        ends = [
+            end for end in range(length - 1, len(text)) if text[end + 1 - length : end + 1] == tokens[-length:]
+        ]
+        if ends:
+            return length, ends
+    return 0, []
+
+
+@given(TEXTS, TEXTS)
+def test_index_finds_what_a_plain_search_finds(text: list[int], tokens: list[int]) -> None:
+    length, positions = MemoryIndex(ids(*text)).match(ids(*tokens))
+    assert (length, sorted(position - 32 for position in positions)) == longest(tokens, text)
+
+
+@given(TEXTS, TEXTS)
+def test_first_guess_is_what_most_often_followed(text: list[int], tokens: list[int]) -> None:
+    index = MemoryIndex(ids(*text))
+    guesses = index.guesses(ids(*tokens), 1)
+    followed = [text[end + 1] for end in longest(tokens, text)[1][-16:] if end + 1 < len(text)]
+    assert len(guesses) == min(1, len(followed))
+    for token, _, num_seen, is_unanimous in guesses:
+        assert num_seen == followed.count(token) == max(map(followed.count, followed))
+        assert is_unanimous == (len(set(followed)) == 1)
+
+
+def test_a_later_session_drafts_from_an_earlier_answer(tmp_path: Path) -> None:
+    remember(tmp_path, ids(1, 2, 3, 4, 5))
+    later = memory(tmp_path)
+    later.wait()
+    draft = MemoryDrafter(later).draft(ids(9, 2, 3), Ask(8), GREEDY)
+    assert (draft.tokens.tolist(), draft.source) == ([4, 5], "memory")
+    assert len(draft.evidence) == 2
+
+
+def test_guesses_never_run_from_one_answer_into_the_next(tmp_path: Path) -> None:
+    remember(tmp_path, ids(1, 2), ids(3, 4))
+    later = memory(tmp_path)
+    later.wait()
+    assert MemoryDrafter(later).draft(ids(1), Ask(8), GREEDY).tokens.tolist() == [2]
+    assert not len(MemoryDrafter(later).draft(ids(2), Ask(8), GREEDY).tokens)
+
+
+def test_without_a_file_there_is_no_guess_and_no_line(tmp_path: Path) -> None:
+    lines: list[str] = []
+    empty = memory(tmp_path / "none", lines)
+    empty.wait()
+    assert not len(MemoryDrafter(empty).draft(ids(1, 2), Ask(8), GREEDY).tokens)
+    assert (lines, (tmp_path / "none").exists()) == ([], False)
+
+
+def test_only_the_end_of_a_prompt_is_kept(tmp_path: Path) -> None:
+    kept = memory(tmp_path)
+    kept.add(np.arange(500, dtype=np.int32), ids(7))
+    kept.save()
+    assert kept.read().tolist() == [*range(500 - NUM_PROMPT_TOKENS, 500), 7, -1]
+
+
+def test_the_oldest_answers_go_where_the_file_is_full(tmp_path: Path) -> None:
+    path = remember(tmp_path, ids(1, 1, 1), ids(2, 2, 2), ids(3, 3, 3), cap_bytes=40)
+    assert memory(tmp_path).read().tolist() == [2, 2, 2, -1, 3, 3, 3, -1]
+    remember(tmp_path, np.arange(100, dtype=np.int32), cap_bytes=40)
+    assert memory(tmp_path).read().tolist() == [*range(91, 100), -1]
+    assert path.stat().st_size < 40 + 200
+
+
+def test_an_answer_given_again_is_held_once(tmp_path: Path) -> None:
+    remember(tmp_path, ids(1, 2), ids(3), ids(1, 2))
+    assert memory(tmp_path).read().tolist() == [3, -1, 1, 2, -1]
+
+
+def test_each_model_has_its_own_file(tmp_path: Path) -> None:
+    remember(tmp_path, ids(1, 2))
+    assert not len(memory(tmp_path, model="another").read())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps no such modes")
+def test_nobody_else_may_read_the_file(tmp_path: Path) -> None:
+    path = remember(tmp_path / "memory", ids(1, 2))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "foreign", "odd"])
+def test_a_damaged_file_is_told_once_and_begun_anew(tmp_path: Path, damage: str) -> None:
+    path = remember(tmp_path, ids(1, 2, 3))
+    content = path.read_bytes()
+    path.write_bytes(
+        {
+            "cut": content[:-4],
+            "flip": content[:-5] + bytes([content[-5] ^ 1]) + content[-4:],
+            "empty": b"",
+            "foreign": content.replace(b"\nv\n", b"\nw\n"),
+            "odd": content + b"x",
+        }[damage]
+    )
+    lines: list[str] = []
+    damaged = memory(tmp_path, lines)
+    damaged.wait()
+    assert len(lines) == 1
+    assert not len(MemoryDrafter(damaged).draft(ids(1), Ask(8), GREEDY).tokens)
+    damaged.add(ids(), ids(4, 5))
+    damaged.save()
+    assert memory(tmp_path).read().tolist() == [4, 5, -1]
+    assert len(lines) == 1
+
+
+def test_a_folder_that_cannot_be_made_is_told_and_harms_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    lines: list[str] = []
+    kept = memory(tmp_path / "file", lines)
+    kept.add(ids(), ids(1))
+    kept.save()
+    assert len(lines) == 1
+    assert "not kept" in lines[0]
+
+
+def test_what_a_killed_writer_left_is_cleared_away(tmp_path: Path) -> None:
+    path = memory(tmp_path).path
+    path.with_suffix(".new").write_bytes(b"half")
+    remember(tmp_path, ids(1))
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_two_processes_lose_no_answer(tmp_path: Path) -> None:
+    writers = [subprocess.Popen([sys.executable, "-c", ADD, str(tmp_path), str(who)]) for who in (1, 2)]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    tokens = memory(tmp_path).read().reshape(-1, 3)[:, :2].tolist()
+    assert sorted(tokens) == [[who, i] for who in (1, 2) for i in range(20)]
