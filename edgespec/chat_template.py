@@ -3,7 +3,7 @@
 Special tokens that a message spells out stay text; only the template places real ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -70,7 +70,7 @@ def _unused_character(messages: Sequence[Message]) -> str:
     )
 
 
-def _broken(content: str, special_tokens: Sequence[str], mark: str) -> str:
+def _broken(content: str, special_tokens: Iterable[str], mark: str) -> str:
     for token in special_tokens:
         content = content.replace(token, token[0] + mark + token[1:])
     return content

@@ -7,7 +7,7 @@ asks for it, places special tokens.
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,26 @@ def in_words(path: object, kind: type[ModelError], advice: str) -> Iterator[None
         raise kind(f"{path} is no tokenizer ({error}); {advice}") from None
 
 
+def _stand_ins() -> dict[str, int]:
+    """The byte of each printable character that byte-level BPE writes for it (GPT-2)."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+
+
+_BYTE_OF = _stand_ins()
+
+
+def _bytes_by_level(piece: str) -> bytes:
+    known = [_BYTE_OF.get(character) for character in piece]
+    return piece.encode() if None in known else bytes(byte for byte in known if byte is not None)
+
+
+def _bytes_of(piece: str) -> bytes:
+    """Of SentencePiece: a byte by its number, or text with spaces shown."""
+    return bytes([int(piece[3:5], 16)]) if _BYTE_PIECE.fullmatch(piece) else piece.replace("▁", " ").encode()
+
+
 class Tokenizer:
     """The tokenizer of a model folder."""
 
@@ -106,13 +126,27 @@ class Tokenizer:
         self._special_pattern = re.compile("(" + "|".join(map(_pattern, longest_first)) + ")")
 
     @property
-    def special_tokens(self) -> Sequence[str]:
-        return tuple(self._special)
+    def special_tokens(self) -> Mapping[str, int]:
+        """By their spelling."""
+        return self._special
 
     @property
     def pieces(self) -> dict[int, str]:
         """Every token that the vocabulary spells, by id."""
         return {token: piece for piece, token in self._tokenizer.get_vocab(with_added_tokens=True).items()}
+
+    @property
+    def spellings(self) -> dict[int, bytes]:
+        """The bytes of every token that stands for text, by id; special tokens stand for none."""
+        decoder = self._tokenizer.decoder
+        is_byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__()
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = set(self._special.values())
+        return {
+            token: _bytes_by_level(piece) if is_byte_level and token not in added else _bytes_of(piece)
+            for token, piece in self.pieces.items()
+            if token not in special
+        }
 
     def piece(self, token: int) -> str | None:
         """How the vocabulary spells a token."""

@@ -9,7 +9,7 @@ from edgespec.errors import ManifestError
 from edgespec.types import Decoder, Logits, TokenIds
 
 # Of a token that the head does not know; far from infinity, so that arithmetic with it stays quiet.
-_UNKNOWN = np.float32(-1e30)
+UNKNOWN = np.float32(-1e30)
 
 
 def read_subset(path: Path, vocab_size: int) -> TokenIds:
@@ -48,6 +48,6 @@ class SubsetDecoder:
         return self.decoder.num_fed
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        whole = np.full((num_last, self.vocab_size), _UNKNOWN, np.float32)
+        whole = np.full((num_last, self.vocab_size), UNKNOWN, np.float32)
         whole[:, self.tokens] = self.decoder.logits(tokens, num_last)
         return whole
