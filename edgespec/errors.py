@@ -7,7 +7,7 @@ EdgeSpecError                 1  anything else that went wrong
 │   ├── SourceError           3  a file to export from is broken, foreign or unsupported
 │   ├── ExportMismatch        3  an export that does not say what its source says
 │   ├── ManifestError         3  a model folder that is incomplete or of another schema
-│   └── VocabularyMismatch    3  drafter and target do not share their tokens
+│   └── VocabularyMismatch    3  drafter and target share too few tokens
 ├── DeviceUnavailable         4  no execution provider, or not the one asked for
 ├── MemoryExhausted           5  weights, cache or workspace do not fit
 ├── IntegrityError            6  bytes differ from their recorded hash

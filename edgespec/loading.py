@@ -11,6 +11,13 @@ from edgespec import genai
 from edgespec.chances import Key
 from edgespec.chat_template import read_template
 from edgespec.costs import measure
+from edgespec.cross_vocabulary import (
+    TranslatedDecoder,
+    Translation,
+    expect_shared_tokens,
+    shared_share,
+    translation,
+)
 from edgespec.drafters import ModelDrafter, NgramDrafter, RecyclingDrafter
 from edgespec.engine import Engine
 from edgespec.errors import ModelError, UsageError
@@ -18,7 +25,7 @@ from edgespec.experience import Experience, read_experience, write_experience
 from edgespec.home import ModelHome, default_home
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest, verify_files
 from edgespec.memory import Memory, MemoryDrafter
-from edgespec.pair import DRAFTER, TARGET, PairCheck, expect_same_tokens, part_of_pair, read_pair
+from edgespec.pair import DRAFTER, TARGET, PairCheck, have_same_tokens, part_of_pair, read_pair
 from edgespec.runtimes import foreign
 from edgespec.runtimes.devices import Device, find_device, machine_key
 from edgespec.runtimes.onnx import OnnxDecoder
@@ -70,7 +77,7 @@ def load(
         report: Takes one line per stage of a preparation.
 
     Raises:
-        ModelError: The model is missing or invalid, or the drafter has other tokens.
+        ModelError: The model is missing or invalid, or the drafter has too few of its tokens.
         IntegrityError: A file differs from its recorded hash.
         DeviceUnavailable: No execution provider for the device.
     """
@@ -88,6 +95,7 @@ def load(
     asked = drafter
     models = ModelHome(Path(home or default_home()), offline, report)
     target, draft = _find(models, str(model), drafter)
+    translate = _translation(target, draft, report) if draft is not None else None
     renderer = TemplateProcess()
     if target.manifest.chat_template:
         renderer.start()
@@ -100,11 +108,11 @@ def load(
     if asked == "auto":
         lasting.append(RecyclingDrafter(target.manifest.vocab_size))
     if draft is not None:
-        decoders.append(_load_drafter(draft, places[1], num_threads))
+        decoders.append(_load_drafter(draft, places[1], num_threads, translate))
         lasting.append(ModelDrafter(decoders[-1], target.manifest.vocab_size, draft.manifest.name))
     return Engine(
         manifest=target.manifest,
-        tokenizer=_tokenizer(target),
+        tokenizer=tokenizer_of(*target),
         template=_chat_template(target),
         renderer=renderer,
         decoders=decoders,
@@ -144,7 +152,6 @@ def _find(models: ModelHome, model: str, drafter: str) -> tuple[_Found, _Found |
 
     Raises:
         ModelError: One of them is missing or invalid, or cannot serve in its part.
-        VocabularyMismatch: Their tokens mean different things.
     """
     folder = models.resolve(model)
     if (pair := read_pair(folder)) is not None:
@@ -160,10 +167,29 @@ def _find(models: ModelHome, model: str, drafter: str) -> tuple[_Found, _Found |
     if drafter in _NAMED:
         return target, None
     folder = part_of_pair(models.resolve(drafter), DRAFTER)
-    draft = _Found(folder, read_any_manifest(folder, models.report))
-    if draft.manifest.vocab_sha256 != target.manifest.vocab_sha256:
-        expect_same_tokens(_tokenizer(target), _tokenizer(draft), (target.manifest.name, draft.manifest.name))
-    return target, draft
+    return target, _Found(folder, read_any_manifest(folder, models.report))
+
+
+def _translation(target: _Found, draft: _Found, report: Callable[[str], None]) -> Translation | None:
+    """What makes the drafter one of the target's tokens; None where its tokens are those.
+
+    Raises:
+        VocabularyMismatch: It has too few of them.
+    """
+    if draft.manifest.vocab_sha256 == target.manifest.vocab_sha256:
+        return None
+    in_target, in_draft = tokenizer_of(*target), tokenizer_of(*draft)
+    if have_same_tokens(in_target, in_draft):
+        return None
+    ends = (target.manifest.eos_token_ids, draft.manifest.eos_token_ids)
+    translate = translation(in_target, in_draft, target.manifest.vocab_size, ends)
+    share = shared_share(translate, in_target)
+    expect_shared_tokens(share, (target.manifest.name, draft.manifest.name))
+    report(
+        f"{draft.manifest.name} has another vocabulary than {target.manifest.name} and drafts the {share:.0%} of "
+        "the tokens of ordinary text that it has too"
+    )
+    return translate
 
 
 def _drafter_of(folder: Path, pair: PairCheck, asked: str, report: Callable[[str], None]) -> str:
@@ -230,7 +256,15 @@ def _self_drafter(manifest: Manifest) -> Manifest:
     return replace(manifest, name=name, graph=drafter.graph, kv_cache=cache, vocab_subset=drafter.vocab_subset)
 
 
-def _load_drafter(model: _Found, device: Device, num_threads: int | None) -> Decoder:
+def _load_drafter(
+    model: _Found, device: Device, num_threads: int | None, translate: Translation | None
+) -> Decoder:
+    decoder = _load_own(model, device, num_threads)
+    return decoder if translate is None else TranslatedDecoder(decoder, translate)
+
+
+def _load_own(model: _Found, device: Device, num_threads: int | None) -> Decoder:
+    """A drafter over its own vocabulary."""
     folder, manifest = model
     if manifest.vocab_subset is None:
         return _load_decoder(model, device, num_threads, False, True)
@@ -297,6 +331,6 @@ def _draft_length(asked: int | str) -> int | None:
     return int(asked)
 
 
-def _tokenizer(model: _Found) -> Tokenizer:
-    folder, manifest = model
+def tokenizer_of(folder: Path, manifest: Manifest) -> Tokenizer:
+    """The tokenizer of a model folder."""
     return Tokenizer(folder / manifest.tokenizer, manifest.bos_token_id, manifest.add_bos)

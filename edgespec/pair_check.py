@@ -36,6 +36,7 @@ def check_pair(
     names: tuple[str, str],
     same_special_tokens: bool,
     same_chat_template: bool,
+    same_tokens: bool = True,
     max_tokens: int = 48,
     report: Callable[[str], None] = lambda line: None,
 ) -> PairCheck:
@@ -43,6 +44,7 @@ def check_pair(
 
     Args:
         names: Of target and drafter.
+        same_tokens: Whether the drafter has the target's vocabulary and not one that is translated.
         max_tokens: Tokens of each answer.
     """
     greedy, sampled = SamplingParams(), SamplingParams(temperature=1.0, seed=1)
@@ -62,6 +64,8 @@ def check_pair(
     acceptance = _acceptance(drafted[greedy])
     num_draft, gain = best_length(acceptance, pass_s / step_s, draft_s / step_s)
     verdict, reason = _judged(acceptance, gain, draft_s / step_s)
+    if not same_tokens:
+        verdict += ", translated between two vocabularies"
     return PairCheck(
         target=names[0],
         drafter=names[1],

@@ -8,9 +8,9 @@ from edgespec.export.convert import OpenDecoder, export_model
 from edgespec.export.output import folder_in_the_making
 from edgespec.home import ModelHome, default_home
 from edgespec.hub import Snapshot
-from edgespec.loading import load, read_any_manifest
+from edgespec.loading import load, read_any_manifest, tokenizer_of
 from edgespec.manifest import Manifest
-from edgespec.pair import DRAFTER, TARGET, PairCheck, part_of_pair, write_pair
+from edgespec.pair import DRAFTER, TARGET, PairCheck, have_same_tokens, part_of_pair, write_pair
 from edgespec.pair_check import check_pair
 
 Report = Callable[[str], None]
@@ -22,7 +22,7 @@ def judge_pair(
     """Load both and measure what drafting gains.
 
     Raises:
-        VocabularyMismatch: Their tokens mean different things.
+        VocabularyMismatch: The drafter has too few of the target's tokens.
         ModelError: One of them is missing or invalid.
     """
     home = ModelHome(default_home(), offline, report)
@@ -35,6 +35,7 @@ def judge_pair(
             names=(manifests[0].name, manifests[1].name),
             same_special_tokens=_special_tokens(manifests[0]) == _special_tokens(manifests[1]),
             same_chat_template=templates[0] == templates[1],
+            same_tokens=have_same_tokens(*map(tokenizer_of, folders, manifests)),
             report=report,
         )
 
@@ -56,7 +57,7 @@ def export_pair(
     Raises:
         UsageError: output is in the way.
         SourceError: A source is missing, broken, foreign or unsupported.
-        VocabularyMismatch: Their tokens mean different things.
+        VocabularyMismatch: The drafter has too few of the target's tokens.
     """
     with folder_in_the_making(output, report=report) as folder:
         _export(target, folder / TARGET, precision, open_decoder, report)

@@ -29,6 +29,12 @@ MERGES = ["Ġ t", "h e", "Ġt he", "i n", "e r", "a n", "Ġ a", "o n", "r e", "�
 PIECES = SPECIAL + byte_pieces() + [merge.replace(" ", "") for merge in MERGES]
 TYPES = [3] * len(SPECIAL) + [1] * (len(PIECES) - len(SPECIAL))
 VOCAB = len(PIECES)
+# Other vocabularies of the same size: two ids exchanged, and hardly a piece in common.
+SWAPPED = [*PIECES[:40], PIECES[41], PIECES[40], *PIECES[42:]]
+FOREIGN = {
+    "tokenizer.ggml.tokens": [*SPECIAL, "x", *("x" + piece for piece in PIECES[4:])],
+    "tokenizer.ggml.merges": ["x x"],
+}
 
 
 def random_weights(
