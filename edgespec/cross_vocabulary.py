@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from edgespec.errors import ContextOverflow, ManifestError, VocabularyMismatch
 from edgespec.tokenizer import Tokenizer
-from edgespec.types import Decoder, Logits, TokenIds
+from edgespec.types import Ask, Decoder, Draft, Drafter, Logits, Sampler, TokenIds
 from edgespec.vocab_subset import UNKNOWN
 
 # A token that the drafter lacks is never drafted right, so the share of those that it has bounds acceptance;
@@ -72,16 +72,19 @@ class Translation:
         """A token that the drafter lacks in those that it has; nothing for a special token."""
         if token not in self._spelled:
             text = self.target.get(token, b"")
-            self._spelled[token] = self._as_text(text) or longest_pieces(text, self.by_bytes)
+            self._spelled[token] = _encoded(text, self.tokenizer, self.drafter) or longest_pieces(
+                text, self.by_bytes
+            )
         return self._spelled[token]
 
-    def _as_text(self, text: bytes) -> list[int]:
-        """As the drafter's tokenizer has it; nothing where that is not these very bytes."""
-        try:
-            ids = self.tokenizer.encode(text.decode()).tolist()[len(self.tokenizer.encode("")) :]
-        except (UnicodeDecodeError, ManifestError):
-            return []
-        return ids if b"".join(self.drafter.get(token, b"") for token in ids) == text else []
+
+def _encoded(text: bytes, tokenizer: Tokenizer, spellings: Mapping[int, bytes]) -> list[int]:
+    """The tokens that a tokenizer makes of a text; none where they are not of these very bytes."""
+    try:
+        tokens = tokenizer.encode(text.decode()).tolist()[len(tokenizer.encode("")) :]
+    except (UnicodeDecodeError, ManifestError):
+        return []
+    return tokens if b"".join(spellings.get(token, b"") for token in tokens) == text else []
 
 
 def _by_bytes(spellings: Mapping[int, bytes]) -> dict[bytes, int]:
@@ -164,8 +167,8 @@ class TranslatedDecoder:
     def __init__(self, decoder: Decoder, translate: Translation) -> None:
         self._decoder = decoder
         self._translate = translate
-        self._shared = np.flatnonzero(translate.same >= 0)
-        self._same = translate.same[self._shared]
+        # Where each token's logit stands in a row with one more column, of the tokens that the drafter lacks.
+        self._columns = np.where(translate.same < 0, decoder.vocab_size, translate.same).astype(np.intp)
 
     @property
     def vocab_size(self) -> int:
@@ -200,10 +203,47 @@ class TranslatedDecoder:
         if first <= start:
             raise ContextOverflow(len(drafted) - first + 1, self.context_length)
         rows = self._decoder.logits(drafted[start:], len(drafted) - first + 1)
-        whole[speaks[:, None], self._shared] = rows[ends[speaks] - first][:, self._same]
+        wider = np.full((len(speaks), self._decoder.vocab_size + 1), UNKNOWN, np.float32)
+        wider[:, :-1] = rows[ends[speaks] - first]
+        whole[speaks] = wider.take(self._columns, axis=1)  # 0.18 ms a row, 0.35 ms by assigning what is shared
         return whole
 
     def _start(self, num_drafted: int) -> int:
         """Moves on by quarters of the context, so that the cache is read anew only now and then."""
         quarter = max(1, self.context_length // 4)
         return -(-max(0, num_drafted - self.context_length) // quarter) * quarter
+
+
+@dataclass(frozen=True, slots=True)
+class RespelledDrafter:
+    """A drafter whose guesses are put into the tokens that the target's tokenizer makes of their text.
+
+    So `:` and a line break, which is all that a drafter can say that lacks the token of both, become that token:
+    of four tokens drafted by SmolLM2-135M for Qwen2.5-Coder-1.5B 1.60 are kept instead of 1.47. Guesses that come
+    with distributions stay as they were drawn.
+    """
+
+    drafter: Drafter
+    tokenizer: Tokenizer
+    spellings: Mapping[int, bytes]  # of the target's tokens
+
+    @property
+    def name(self) -> str:
+        return self.drafter.name
+
+    @property
+    def is_free(self) -> bool:
+        return self.drafter.is_free
+
+    def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
+        draft = self.drafter.draft(tokens, ask, sampler)
+        if ask.with_distributions or draft.parents is not None:
+            return draft
+        guess = draft.tokens.tolist()
+        end = next((i for i, token in enumerate(guess) if token not in self.spellings), len(guess))
+        text = b"".join(self.spellings[token] for token in guess[:end])
+        respelled = (_encoded(text, self.tokenizer, self.spellings) or guess[:end]) + guess[end:]
+        return draft._replace(tokens=np.array(respelled, np.int32)).cut(min(len(respelled), len(guess)))
+
+    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+        self.drafter.learn(tokens, draft, logits)

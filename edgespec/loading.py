@@ -12,6 +12,7 @@ from edgespec.chances import Key
 from edgespec.chat_template import read_template
 from edgespec.costs import measure
 from edgespec.cross_vocabulary import (
+    RespelledDrafter,
     TranslatedDecoder,
     Translation,
     expect_shared_tokens,
@@ -109,7 +110,12 @@ def load(
         lasting.append(RecyclingDrafter(target.manifest.vocab_size))
     if draft is not None:
         decoders.append(_load_drafter(draft, places[1], num_threads, translate))
-        lasting.append(ModelDrafter(decoders[-1], target.manifest.vocab_size, draft.manifest.name))
+        model_drafter = ModelDrafter(decoders[-1], target.manifest.vocab_size, draft.manifest.name)
+        lasting.append(
+            RespelledDrafter(model_drafter, tokenizer_of(*target), translate.target)
+            if translate
+            else model_drafter
+        )
     return Engine(
         manifest=target.manifest,
         tokenizer=tokenizer_of(*target),

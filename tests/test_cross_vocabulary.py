@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.cross_vocabulary import (
+    RespelledDrafter,
     TranslatedDecoder,
     Translation,
     expect_shared_tokens,
@@ -21,8 +22,9 @@ from edgespec.cross_vocabulary import (
 from edgespec.errors import ContextOverflow, VocabularyMismatch
 from edgespec.export.vocabulary import vocabulary_from_gguf
 from edgespec.runtimes.table import TableDecoder
+from edgespec.sampling import GumbelSampler, SamplingParams
 from edgespec.tokenizer import Tokenizer
-from edgespec.types import TokenIds
+from edgespec.types import Ask, Draft, Logits, Sampler, TokenIds
 from edgespec.vocab_subset import UNKNOWN
 
 OTHER_SPECIAL = ["<pad>", "<end>", "<|im_start|>"]
@@ -178,6 +180,47 @@ def test_longer_than_the_context_is_read_from_a_later_start() -> None:
         decoder.logits(tokens, 14)
     with pytest.raises(ContextOverflow):
         decoder.logits(ids([lacking] * 17), 1)
+
+
+class Says:
+    """Drafts what it was told to."""
+
+    name, is_free = "says", True
+
+    def __init__(self, *tokens: int) -> None:
+        self.tokens = ids(list(tokens))
+
+    def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
+        return Draft(self.tokens, tuple(range(len(self.tokens))))
+
+    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+        pass
+
+
+def respelled(*tokens: int, with_distributions: bool = False) -> list[int]:
+    ask = Ask(len(tokens), with_distributions=with_distributions)
+    drafter = RespelledDrafter(Says(*tokens), TARGET, TARGET.spellings)
+    draft = drafter.draft(ids([0]), ask, GumbelSampler(SamplingParams()))
+    assert draft.evidence == tuple(range(len(draft.tokens)))
+    return draft.tokens.tolist()
+
+
+def test_guesses_are_put_into_the_targets_own_tokens() -> None:
+    e, r, her = (tiny.PIECES.index(piece) for piece in ("e", "r", "er"))
+    assert respelled(e, r, END, e, r) == [her, END, e, r]
+    assert respelled(e, r, with_distributions=True) == [e, r]
+    half = TARGET.encode("é").tolist()
+    first = [token for token, text in TARGET.spellings.items() if text == b"\xc3"]
+    assert respelled(e, *first) == [e, *first]
+    assert respelled(*half) == half
+    assert respelled() == []
+
+
+@given(TEXTS)
+def test_a_guess_keeps_its_text_and_grows_no_longer(tokens: list[int]) -> None:
+    guess = respelled(*tokens)
+    assert len(guess) <= len(tokens)
+    assert spelled(tokens, TARGET).startswith(spelled(guess, TARGET))
 
 
 def test_sentencepiece_drafter_opens_as_it_was_taught() -> None:
