@@ -126,7 +126,7 @@ def load(
             lambda: [*_from_text(asked), *lasting],
             length,
             decoders[0],
-            target.folder,
+            target,
             (places[0], num_threads, deterministic),
             report,
         ),
@@ -293,22 +293,25 @@ def _speculation(
     drafters: Callable[[], Sequence[Drafter]],
     length: int | None,
     decoder: Decoder,
-    folder: Path,
+    target: "_Found",
     setting: tuple[Device, int | None, bool],
     report: Callable[[str], None],
 ) -> Speculation:
     """With what was learned of this model on this machine; costs of passes are measured the first time."""
     if length is not None or not drafters():
         return Speculation(drafters, length)
-    known, machine = read_experience(folder, report), machine_key(*setting)
+    folder, machine = target.folder, machine_key(*setting)
+    is_ours = bool(target.manifest.files)  # nothing is written into a folder that others made
+    known = read_experience(folder, report) if is_ours else Experience()
     ratios = known.ratios.get(machine)
     if ratios is None:
         report("measuring passes of several widths, once for this machine")
         ratios = measure(decoder).ratios
 
     def save(ratios: Mapping[int, float], past: Mapping[Key, tuple[float, float]]) -> None:
-        known = read_experience(folder, report)
-        write_experience(folder, Experience({**known.ratios, machine: ratios}, {**known.chances, **past}))
+        if is_ours:
+            known = read_experience(folder, report)
+            write_experience(folder, Experience({**known.ratios, machine: ratios}, {**known.chances, **past}))
 
     save(ratios, {})
     return Speculation(drafters, None, ratios, known.chances, save)
