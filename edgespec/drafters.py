@@ -1,10 +1,9 @@
-"""Sources of guesses: the text itself, what the target has said before, a small model."""
+"""Sources of guesses: the text itself, a small model."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from edgespec.chances import position_class
 from edgespec.scheduler import Gate, Plain, serial
@@ -48,50 +47,6 @@ class NgramDrafter:
 def length_class(length: int) -> int:
     """Lengths of matches that foretell about the same: 1, 2, 3–4, 5–8, 9–16, and more."""
     return min((length - 1).bit_length(), 5)
-
-
-@dataclass(slots=True)
-class RecyclingDrafter:
-    """What the target thought likeliest the last time that it saw the last token, and so on from there.
-
-    Token recycling (Luo et al., arXiv:2408.08696) with one successor a token, for passes on a small machine are
-    narrow. Rows of rejected drafts teach too. The evidence for a token is how often in a row its predecessor
-    had it as its successor, and whether it hangs on another guess.
-    """
-
-    vocab_size: int
-    name: str = "recycling"
-    is_free: bool = True
-    _successors: npt.NDArray[np.int32] = field(init=False)
-    _confirmed: npt.NDArray[np.uint8] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._successors = np.full(self.vocab_size, -1, np.int32)
-        self._confirmed = np.zeros(self.vocab_size, np.uint8)
-
-    def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
-        guess: list[int] = []
-        evidence: list[int] = []
-        token = int(tokens[-1])
-        for depth in range(ask.num_tokens):
-            confirmed = int(self._confirmed[token])
-            token = int(self._successors[token])
-            if token < 0:
-                break
-            guess.append(token)
-            evidence.append(2 * min(confirmed, 3) + (depth > 0))
-        return Draft(np.array(guess, np.int32), tuple(evidence), source=self.name) if guess else NOTHING
-
-    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
-        before = [int(tokens[-1]), *map(int, draft.tokens)]
-        for token, successor in zip(before, logits.argmax(axis=1), strict=True):
-            self._see(token, int(successor))
-
-    def _see(self, token: int, successor: int) -> None:
-        if self._successors[token] == successor:
-            self._confirmed[token] = min(int(self._confirmed[token]) + 1, 255)
-        else:
-            self._successors[token], self._confirmed[token] = successor, 0
 
 
 @dataclass(frozen=True, slots=True)

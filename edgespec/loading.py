@@ -19,7 +19,7 @@ from edgespec.cross_vocabulary import (
     shared_share,
     translation,
 )
-from edgespec.drafters import ModelDrafter, NgramDrafter, RecyclingDrafter
+from edgespec.drafters import ModelDrafter, NgramDrafter
 from edgespec.engine import Engine
 from edgespec.errors import ModelError, UsageError
 from edgespec.experience import Experience, read_experience, write_experience
@@ -63,9 +63,8 @@ def load(
     Args:
         model: A model folder, a pair folder, a name of the catalogue, a .gguf file, a safetensors folder or a hub
             id (org/name).
-        drafter: auto, none, ngram, suffix, self, or a model like the first argument. auto is all that pays: the
-            text, what the target has said before, and the drafter of a pair folder where it pays; self is the
-            graph of fewer layers in the model's own folder.
+        drafter: auto, none, ngram, suffix, self, or a model like the first argument. auto is what pays of the
+            text and the drafter of a pair folder; self is the graph of fewer layers in the model's own folder.
         draft_length: Tokens a draft, or auto to measure what pays.
         device: Where the target runs: auto or cpu.
         drafter_device: Where a model drafter runs.
@@ -106,8 +105,6 @@ def load(
     kept = _memory(models, target.manifest) if memory and asked in ("auto", "suffix") else None
     if kept is not None:
         lasting.append(MemoryDrafter(kept))
-    if asked == "auto":
-        lasting.append(RecyclingDrafter(target.manifest.vocab_size))
     if draft is not None:
         decoders.append(_load_drafter(draft, places[1], num_threads, translate))
         model_drafter = ModelDrafter(decoders[-1], target.manifest.vocab_size, draft.manifest.name)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.drafters import ModelDrafter, NgramDrafter, RecyclingDrafter
+from edgespec.drafters import ModelDrafter, NgramDrafter
 from edgespec.runtimes.table import TableDecoder
 from edgespec.sampling import GumbelSampler, SamplingParams
 from edgespec.types import NOTHING, Ask, Drafter, TokenIds
@@ -98,12 +98,3 @@ def test_model_drafter_tells_what_its_tokens_were_drawn_from() -> None:
         wanted = sampler.distribution(decoder.logits(prefix, 1)[0], prefix)
         assert distribution.ids.tolist() == wanted.ids.tolist()
         assert token in wanted.ids
-
-
-def test_recycling_says_what_the_target_said_behind_the_same_token() -> None:
-    drafter = RecyclingDrafter(9)
-    assert guess(drafter, ids(1), 3) == []
-    # Behind 4 the target says 5, behind the drafted and rejected 7 it would have said 8.
-    drafter.learn(ids(1, 4), NOTHING._replace(tokens=ids(7)), np.eye(9, dtype=np.float32)[[5, 8]])
-    assert guess(drafter, ids(2, 4), 3) == [5]
-    assert guess(drafter, ids(7), 3) == [8]

@@ -46,7 +46,7 @@ def test_best_length_follows_acceptance_and_costs() -> None:
 def test_pair_folder_drafts_with_its_drafter_where_that_pays(pair: Path) -> None:
     check = read_pair(pair)
     assert check is not None
-    for pays, drafter in ((True, "suffix+recycling+drafter"), (False, "suffix+recycling")):
+    for pays, drafter in ((True, "suffix+drafter"), (False, "suffix")):
         write_pair(pair, replace(check, pays=pays))
         lines: list[str] = []
         with load(pair, report=lines.append) as engine:
@@ -66,7 +66,7 @@ def test_check_of_other_models_does_not_count(pair: Path, tiny_gguf: Path, tmp_p
     export_model(tiny_gguf, folder / "drafter", precision="int8")
     lines: list[str] = []
     with load(folder, report=lines.append) as engine:
-        assert engine.speculation.name == "suffix+recycling"
+        assert engine.speculation.name == "suffix"
     assert "judged with other models" in lines[0]
 
 

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from edgespec.acceptance import equality
 from edgespec.chances import Chances
 from edgespec.costs import PassCosts
-from edgespec.drafters import ModelDrafter, NgramDrafter, RecyclingDrafter
+from edgespec.drafters import ModelDrafter, NgramDrafter
 from edgespec.errors import ContextOverflow
 from edgespec.gate import FixedGate, MeasuredGate
 from edgespec.runtimes.table import TableDecoder
 from edgespec.sampling import GumbelSampler, SamplingParams
 from edgespec.scheduler import Block, Gate, Plain, serial
+from edgespec.suffix import SuffixDrafter
 from edgespec.types import Ask, Draft, Drafter, Logits, Sampler, TokenIds
 
 VOCAB = 12
@@ -54,19 +55,19 @@ def drafters_of(kind: str, seed: int = 0) -> list[Drafter]:
     drafters: dict[str, list[Drafter]] = {
         "none": [],
         "ngram": [NgramDrafter()],
-        "recycling": [RecyclingDrafter(VOCAB)],
+        "suffix": [SuffixDrafter()],
         "near": [ModelDrafter(near(), VOCAB)],
         "far": [ModelDrafter(TableDecoder(VOCAB, seed=3), VOCAB)],
         "wild": [WildDrafter(seed)],
         "wild and paid": [WildDrafter(seed, is_free=False)],
-        "several": [NgramDrafter(), RecyclingDrafter(VOCAB), ModelDrafter(near(), VOCAB)],
+        "several": [NgramDrafter(), SuffixDrafter(), ModelDrafter(near(), VOCAB)],
         "cascade": [ModelDrafter(near(), VOCAB, gate=lambda: FixedGate([inner], 2))],
         "perfect": [ModelDrafter(target(), VOCAB)],
     }
     return drafters[kind]
 
 
-KINDS = ["ngram", "recycling", "near", "far", "wild", "wild and paid", "several", "cascade", "perfect"]
+KINDS = ["ngram", "suffix", "near", "far", "wild", "wild and paid", "several", "cascade", "perfect"]
 
 
 def gate_of(kind: str, length: int | None, seed: int = 0) -> Gate:
