@@ -21,7 +21,13 @@ _LARGEST_COUNT = 1 << 24
 _LARGEST_SHAPE = 1 << 12  # layers, heads and head sizes; far more would be reserved before the graph says no
 _CACHE_FORMS = ("shared_buffer", "growing", "static")
 _CACHE_DTYPES = ("float32", "float16")
-_OPTIONAL_INPUTS = ("attention_mask", "position_ids", "num_logits_to_keep")
+_OPTIONAL_INPUTS = (
+    "attention_mask",
+    "position_ids",
+    "num_logits_to_keep",
+    "attention_bias",
+    "local_attention_bias",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +55,16 @@ class KVCache:
 class Signature:
     """What the graph calls its inputs and outputs; None for an input that it does not have.
 
-    %d stands for the layer. Without num_logits_to_keep the graph gives a row of logits for each token.
+    %d stands for the layer. Without num_logits_to_keep the graph gives a row of logits for each token. Of the two
+    attention biases it takes those that it has layers for.
     """
 
     input_ids: str = "input_ids"
     attention_mask: str | None = "attention_mask"
     position_ids: str | None = None
     num_logits_to_keep: str | None = "num_logits_to_keep"
+    attention_bias: str | None = None
+    local_attention_bias: str | None = None
     past_key: str = "past_key_values.%d.key"
     past_value: str = "past_key_values.%d.value"
     logits: str = "logits"
@@ -142,7 +151,7 @@ class Manifest:
     chat_template: str | None = "chat_template.jinja"
     prefill_graph: str | None = None  # of the static form: a pass of prefill_tokens tokens
     prefill_tokens: int = 1
-    sliding_window: int | None = None  # of the static form: what its local mask has to leave
+    sliding_window: int | None = None  # what the local mask of a static graph or a tree graph has to leave
     tree_graph: str | None = None  # the same model with position_ids and attention_bias
     hidden_layers: tuple[int, ...] = ()  # whose hidden states the graph gives too
     self_drafter: SelfDrafter | None = None

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from edgespec.acceptance import equality
-from edgespec.types import NOTHING, Acceptance, Decoder, Draft, Logits, Sampler, TokenIds, append
+from edgespec.types import NOTHING, Acceptance, Decoder, Draft, Logits, Sampler, TokenIds, TreeDecoder, append
 
 
 class Gate(Protocol):
@@ -74,8 +74,7 @@ def serial(
         started = perf_counter()
         draft = gate.draft(tokens, max(0, end - len(tokens)), sampler)
         drafted = perf_counter()
-        sequence = append(tokens, draft.tokens) if len(draft.tokens) else tokens
-        logits = target.logits(sequence, len(draft.tokens) + 1)
+        logits = _verify(target, tokens, draft)
         emitted = accept(tokens, draft, logits, sampler)
         verified = perf_counter()
         gate.observe(tokens, draft, logits, emitted, verified - drafted)
@@ -84,3 +83,13 @@ def serial(
         yield Block(emitted, draft, logits, draft_s, verified - drafted)
         if len(tokens) > target.context_length:
             return
+
+
+def _verify(target: Decoder, tokens: TokenIds, draft: Draft) -> Logits:
+    """Logits behind the last committed token and behind each drafted one, [num_draft + 1, vocab_size]."""
+    if not len(draft.tokens):
+        return target.logits(tokens, 1)
+    if draft.parents is None:
+        return target.logits(append(tokens, draft.tokens), len(draft.tokens) + 1)
+    assert isinstance(target, TreeDecoder)
+    return target.tree_logits(tokens, draft.tokens, draft.parents)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Event
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ class Draft(NamedTuple):
     source: str = "none"
 
     def cut(self, num_tokens: int) -> "Draft":
-        """Its first num_tokens tokens."""
+        """Its first num_tokens tokens; of a tree a tree, for parents come before their children."""
         return self._replace(
             tokens=self.tokens[:num_tokens],
             evidence=self.evidence[:num_tokens],
@@ -51,7 +51,7 @@ NOTHING = Draft(np.zeros(0, np.int32))
 class Ask:
     """What is wanted of a drafter.
 
-    num_tokens: the most.
+    num_tokens: the most; of a tree in its longest branch.
     floor: a token whose chance of being reached is below this is not worth its draft.
     with_distributions: say what tokens were drawn from, as rejection sampling needs.
     cancel: once set, stop between two steps.
@@ -84,6 +84,26 @@ class Decoder(Protocol):
 
         Raises:
             ContextOverflow: tokens are more than context_length.
+        """
+        ...
+
+
+@runtime_checkable
+class TreeDecoder(Decoder, Protocol):
+    """A decoder that runs a tree of drafts in one pass."""
+
+    def tree_logits(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Logits:
+        """Logits behind the last of tokens and behind each node, [num_nodes + 1, vocab_size].
+
+        A node sees tokens, its ancestors and itself. The next call from the same thread may overwrite the array.
+
+        Args:
+            tokens: The committed tokens, [num_tokens].
+            nodes: The tokens of the tree, [num_nodes].
+            parents: For each node the index of the one before it, -1 for the last of tokens.
+
+        Raises:
+            ContextOverflow: A branch is more than fits behind tokens.
         """
         ...
 

@@ -227,6 +227,7 @@ def _describe(
     kept_layers = drafting.layers(config.num_layers)
     subset = VOCAB_SUBSET if drafting.num_tokens else None
     is_drafter = subset is not None and kept_layers is None
+    windows = {layer.sliding_window for layer in config.layers if layer.sliding_window}
     manifest = Manifest(
         name=name,
         architecture=config.architecture,
@@ -247,6 +248,7 @@ def _describe(
         source=loaded.source,
         chat_template="chat_template.jinja" if vocabulary.chat_template else None,
         tree_graph=None if is_drafter else "model_tree.onnx",
+        sliding_window=min(windows, default=None),
         hidden_layers=hidden_layers,
         self_drafter=SelfDrafter(graph="model_draft.onnx", layers=kept_layers, vocab_subset=subset)
         if kept_layers
@@ -258,7 +260,6 @@ def _describe(
 
 def _static(manifest: Manifest, config: DecoderConfig) -> Manifest:
     context_length = min(config.context_length, _STATIC_CONTEXT)
-    windows = {layer.sliding_window for layer in config.layers if layer.sliding_window}
     return replace(
         manifest,
         context_length=context_length,
@@ -266,7 +267,6 @@ def _static(manifest: Manifest, config: DecoderConfig) -> Manifest:
         tree_graph=None,
         prefill_graph="model_prefill.onnx",
         prefill_tokens=min(_STATIC_PREFILL, context_length),
-        sliding_window=min(windows, default=None),
     )
 
 

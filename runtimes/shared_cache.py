@@ -4,6 +4,7 @@ The same buffer is bound as past and as present and the total length says how mu
 rewind costs nothing.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,12 @@ class SharedCache:
 
     def collect(self) -> None:
         """After a pass; the graph has written into the buffers themselves."""
+
+    def move(self, slots: Sequence[int], start: int) -> None:
+        """Copy slots, in rising order, to start and what follows it; the buffers must be the CPU's."""
+        for buffer in self._buffers.values():
+            held = buffer.numpy()  # a view
+            held[:, :, start : start + len(slots)] = held[:, :, slots]
 
     def _grow(self, past: str, present: str, shape: tuple[int, ...], num_past: int) -> None:
         try:

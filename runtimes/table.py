@@ -1,13 +1,15 @@
 """Decoders without weights, for tests and demonstrations: logits hashed from the last tokens."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from edgespec import trees
 from edgespec.cache import reusable_prefix
 from edgespec.errors import ContextOverflow
-from edgespec.types import Logits, TokenIds
+from edgespec.types import Logits, TokenIds, append
 
 _ORDER = 3  # how many tokens a row depends on
 
@@ -27,13 +29,34 @@ class TableDecoder:
     context_length: int = 1 << 20
     num_fed: int = 0
     _held: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
+    _nodes: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
+    _parents: tuple[int, ...] = ()
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         if len(tokens) > self.context_length:
             raise ContextOverflow(len(tokens), self.context_length)
+        self._settle(tokens)
         self.num_fed += len(tokens) - reusable_prefix(self._held, tokens, num_last)
         self._held = tokens
         return np.stack([self._row(tokens[: len(tokens) - i]) for i in reversed(range(num_last))])
+
+    def tree_logits(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Logits:
+        longest = len(tokens) + int(trees.depths(parents).max(initial=0))
+        if longest > self.context_length:
+            raise ContextOverflow(longest, self.context_length)
+        self._settle(tokens)
+        self.num_fed += len(tokens) - reusable_prefix(self._held, tokens, 1) + len(nodes)
+        self._held, self._nodes, self._parents = tokens, nodes, tuple(parents)
+        paths = [trees.path(parents, node) for node in range(-1, len(nodes))]
+        return np.stack([self._row(append(tokens, nodes[path])) for path in paths])
+
+    def _settle(self, tokens: TokenIds) -> None:
+        """Hold the nodes of the last tree that tokens run through."""
+        base = len(self._held)
+        if np.array_equal(self._held, tokens[:base]):
+            path = trees.followed(self._nodes, self._parents, tokens[base:])
+            self._held = tokens[: base + len(path)]
+        self._nodes, self._parents = self._nodes[:0], ()
 
     def _row(self, tokens: TokenIds) -> npt.NDArray[np.float32]:
         seed = (self.seed, *(int(token) + 1 for token in tokens[-_ORDER:]))

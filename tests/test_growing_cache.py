@@ -83,7 +83,7 @@ def test_half_precision_gives_the_same_within_its_rounding(tmp_path: Path) -> No
 def test_interrupt_at_any_moment_leaves_no_trace(folder: Path, when: int, where: str) -> None:
     calls = random_calls(seed=when, count=12, longest=60)
     interrupted = decoder(folder)
-    cache = interrupted._cache
+    cache = interrupted._passes.cache
     whole, count = getattr(cache, where), 0
 
     def interrupting(*arguments: object) -> object:

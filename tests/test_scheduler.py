@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec import trees
 from edgespec.acceptance import equality
 from edgespec.chances import Chances
 from edgespec.costs import PassCosts
@@ -36,6 +37,27 @@ class WildDrafter:
         size = int(self._rng.integers(0, ask.num_tokens + 1))
         guess = self._rng.integers(0, VOCAB, size).astype(np.int32)
         return Draft(guess, (0,) * size, source=self.name)
+
+    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+        assert logits.shape == (len(draft.tokens) + 1, VOCAB)
+
+
+class WildTrees:
+    """Random trees, some of whose nodes are right."""
+
+    name = "wild trees"
+    is_free = True
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
+        size = int(self._rng.integers(0, 3 * ask.num_tokens + 1))
+        parents = tuple(int(self._rng.integers(-1, node)) for node in range(size))
+        kept = np.flatnonzero(trees.depths(parents) <= ask.num_tokens)
+        if len(kept) < size:
+            return Draft(np.zeros(0, np.int32))
+        return Draft(self._rng.integers(0, VOCAB, size).astype(np.int32), (0,) * size, parents, source=self.name)
 
     def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
         assert logits.shape == (len(draft.tokens) + 1, VOCAB)
@@ -109,6 +131,21 @@ def test_any_drafter_gives_the_tokens_of_plain_decoding(
     sampler = GumbelSampler(params, len(PROMPT))
     plain = tokens_of(blocks(Plain(), sampler, num_blocks=60))
     assert tokens_of(blocks(gate_of(kind, length, seed), sampler, num_blocks=60))[:60] == plain
+
+
+@settings(deadline=None, max_examples=30)
+@given(params=sampling_params, length=st.integers(1, 6), seed=st.integers(0, 2**32))
+def test_trees_give_the_tokens_of_plain_decoding(params: SamplingParams, length: int, seed: int) -> None:
+    sampler = GumbelSampler(params, len(PROMPT))
+    plain = tokens_of(blocks(Plain(), sampler, num_blocks=60))
+    found = blocks(FixedGate([WildTrees(seed)], length), sampler, num_blocks=60)
+    assert tokens_of(found)[:60] == plain
+
+
+def test_what_is_cut_off_a_tree_leaves_a_tree() -> None:
+    tree = Draft(np.array([5, 6, 7, 8], np.int32), (0, 1, 2, 3), parents=(-1, 0, -1, 2))
+    assert tree.cut(3).parents == (-1, 0, -1)
+    assert tree.cut(0).parents == ()
 
 
 def test_perfect_drafter_is_accepted_whole() -> None:

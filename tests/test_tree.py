@@ -1,0 +1,172 @@
+"""A tree of drafts in one pass says what its branches say one by one, and what it ran is not run again."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_families import FAMILIES, weights_of
+
+from edgespec import trees
+from edgespec.errors import ContextOverflow, ManifestError
+from edgespec.export.convert import export_model
+from edgespec.manifest import read_manifest
+from edgespec.runtimes.devices import Device, find_device
+from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.table import TableDecoder
+from edgespec.runtimes.tree import OnnxTreeDecoder, tree_manifest
+from edgespec.types import TokenIds, TreeDecoder, append
+
+
+def decoder(folder: Path, *, deterministic: bool = False) -> OnnxTreeDecoder:
+    return OnnxTreeDecoder(folder, read_manifest(folder), find_device("cpu"), deterministic=deterministic)
+
+
+def chain_decoder(folder: Path) -> OnnxDecoder:
+    return OnnxDecoder(folder, read_manifest(folder), find_device("cpu"), deterministic=True)
+
+
+@pytest.fixture(scope="module")
+def trunk(tiny_model: Path) -> OnnxTreeDecoder:
+    return decoder(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def oracle(tiny_model: Path) -> OnnxDecoder:
+    return chain_decoder(tiny_model)
+
+
+shapes = st.lists(st.integers(0, 10**6), max_size=24).map(
+    lambda numbers: tuple(number % (node + 1) - 1 for node, number in enumerate(numbers))
+)
+
+
+def random_tokens(rng: np.random.Generator, size: int) -> TokenIds:
+    return rng.integers(0, tiny.VOCAB, size).astype(np.int32)
+
+
+@settings(deadline=None, max_examples=60)
+@given(parents=shapes, num_tokens=st.integers(1, 40), seed=st.integers(0, 10**6))
+def test_rows_of_a_tree_are_those_of_its_branches(
+    trunk: OnnxTreeDecoder, oracle: OnnxDecoder, parents: tuple[int, ...], num_tokens: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    tokens, nodes = random_tokens(rng, num_tokens), random_tokens(rng, len(parents))
+    wanted = trees.logits_by_branch(oracle, tokens, nodes, parents)
+    assert trunk.tree_logits(tokens, nodes, parents) == pytest.approx(wanted, abs=2e-4)
+
+
+@settings(deadline=None, max_examples=15)
+@given(data=st.data(), seed=st.integers(0, 10**6))
+def test_a_branch_that_is_kept_is_not_run_again(
+    trunk: OnnxTreeDecoder, oracle: OnnxDecoder, data: st.DataObject, seed: int
+) -> None:
+    """Trees and chains by turns, each behind a path of the tree before it and one token more."""
+    rng = np.random.default_rng(seed)
+    tokens = random_tokens(rng, 5)
+    trunk.logits(tokens, 1)
+    for _ in range(6):
+        tokens = append(tokens, random_tokens(rng, 1))
+        parents = data.draw(shapes)
+        nodes = rng.choice(tiny.VOCAB, len(parents), replace=False).astype(np.int32)
+        fed = trunk.num_fed
+        found = trunk.tree_logits(tokens, nodes, parents).copy()
+        assert trunk.num_fed - fed == len(nodes) + 1
+        assert found == pytest.approx(trees.logits_by_branch(oracle, tokens, nodes, parents), abs=2e-4)
+        tokens = append(tokens, nodes[trees.path(parents, data.draw(st.integers(-1, len(parents) - 1)))])
+        if data.draw(st.booleans()):
+            tokens, fed = append(tokens, random_tokens(rng, 1)), trunk.num_fed
+            assert trunk.logits(tokens, 1) == pytest.approx(oracle.logits(tokens, 1), abs=2e-4)
+            assert trunk.num_fed - fed == 1
+
+
+def test_another_text_forgets_the_tree(trunk: OnnxTreeDecoder, oracle: OnnxDecoder) -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        tokens = random_tokens(rng, int(rng.integers(2, 30)))
+        trunk.tree_logits(tokens, tokens[:2], (-1, -1))
+        other = append(tokens[: rng.integers(0, len(tokens))], random_tokens(rng, 3))
+        assert trunk.logits(other, 2) == pytest.approx(oracle.logits(other, 2), abs=2e-4)
+
+
+def test_an_interrupted_move_leaves_no_trace(
+    trunk: OnnxTreeDecoder, oracle: OnnxDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, nodes = np.arange(9, dtype=np.int32), np.array([30, 40, 31, 41], np.int32)
+    trunk.tree_logits(tokens, nodes, (-1, -1, 0, 1))
+    cache = trunk._chain._passes.cache
+    longer = append(tokens, [40, 41, 50])
+
+    def interrupting(slots: list[int], start: int) -> None:
+        next(iter(cache._buffers.values())).numpy()[:, :, start] = 7.0  # type: ignore[attr-defined]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "move", interrupting)
+        with pytest.raises(KeyboardInterrupt):
+            trunk.logits(longer, 1)
+    assert trunk.logits(longer, 1) == pytest.approx(oracle.logits(longer, 1), abs=2e-4)
+
+
+@pytest.mark.parametrize("precision_fixture", ["tiny_model", "tiny_drafter"])
+def test_deterministic_rows_are_those_of_the_plain_graph_to_the_bit(
+    precision_fixture: str, request: pytest.FixtureRequest
+) -> None:
+    folder = request.getfixturevalue(precision_fixture)
+    exact, plain = decoder(folder, deterministic=True), chain_decoder(folder)
+    rng = np.random.default_rng(5)
+    tokens = random_tokens(rng, 3)
+    for _ in range(60):
+        parents = tuple(int(rng.integers(-1, node)) for node in range(int(rng.integers(0, 12))))
+        nodes = random_tokens(rng, len(parents))
+        rows = exact.tree_logits(tokens, nodes, parents).copy()
+        for node in range(-1, len(nodes)):
+            path = trees.path(parents, node)
+            assert np.array_equal(rows[node + 1], plain.logits(append(tokens, nodes[path]), 1)[0])
+        tokens = append(tokens, [*nodes[trees.path(parents, len(parents) - 1)], 1])
+        assert np.array_equal(exact.logits(tokens, 2), plain.logits(tokens, 2))
+
+
+def test_tree_at_the_end_of_the_context(trunk: OnnxTreeDecoder, oracle: OnnxDecoder) -> None:
+    """Where branches have positions left and the cache no slots."""
+    tokens = random_tokens(np.random.default_rng(3), tiny.CONTEXT - 2)
+    nodes = np.array([5, 6, 7, 8], np.int32)
+    wanted = trees.logits_by_branch(oracle, tokens, nodes, (-1, -1, 0, 1))
+    assert trunk.tree_logits(tokens, nodes, (-1, -1, 0, 1)) == pytest.approx(wanted, abs=2e-4)
+    with pytest.raises(ContextOverflow):
+        trunk.tree_logits(tokens, nodes, (-1, 0, 1, 2))
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3"])
+def test_windows_of_local_layers_hold_in_trees(tmp_path: Path, family: str) -> None:
+    tiny.write_huggingface(tmp_path / "hf", weights_of(family), config=FAMILIES[family]["config"])
+    export_model(tmp_path / "hf", tmp_path / "out", precision="fp32")
+    windowed, plain = decoder(tmp_path / "out"), chain_decoder(tmp_path / "out")
+    rng = np.random.default_rng(2)
+    for num_tokens in (3, 9, 30):
+        tokens, nodes = random_tokens(rng, num_tokens), random_tokens(rng, 9)
+        parents = (-1, 0, 1, 2, -1, 4, 5, 0, 7)
+        wanted = trees.logits_by_branch(plain, tokens, nodes, parents)
+        assert windowed.tree_logits(tokens, nodes, parents) == pytest.approx(wanted, abs=2e-4)
+
+
+def test_folder_without_a_tree_graph_is_refused(tiny_model: Path) -> None:
+    manifest = read_manifest(tiny_model)
+    with pytest.raises(ManifestError, match="export it again"):
+        tree_manifest(replace(manifest, tree_graph=None), find_device("cpu"))
+    with pytest.raises(ManifestError, match="cpu alone"):
+        tree_manifest(manifest, Device("cuda", "CUDAExecutionProvider"))
+
+
+def test_table_runs_trees_and_keeps_what_they_left() -> None:
+    table = TableDecoder(tiny.VOCAB, seed=1)
+    assert isinstance(table, TreeDecoder)
+    tokens, nodes, parents = np.array([1, 2], np.int32), np.array([5, 6, 7, 8], np.int32), (-1, 0, -1, 2)
+    rows = table.tree_logits(tokens, nodes, parents)
+    assert np.array_equal(rows, trees.logits_by_branch(TableDecoder(tiny.VOCAB, seed=1), tokens, nodes, parents))
+    fed = table.num_fed
+    table.logits(append(tokens, [7, 8, 9]), 1)
+    assert table.num_fed - fed == 1
