@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
 
+from edgespec import trees
 from edgespec.chances import Chances, expected, position_class
 from edgespec.costs import PassCosts
 from edgespec.types import NOTHING, Ask, Draft, Drafter, Logits, Sampler, TokenIds
@@ -18,6 +19,8 @@ _FIRST_PAUSE, _LONG_PAUSE = 4, 64
 # A draft made to learn whether its source has come to pay may in the long run take this share of the time.
 _TRIAL_SHARE = 0.01
 _DRAFT_MEMORY = 0.85
+# A trial of a source that must be run to learn: so many rounds to find its feet, and as many to be judged by.
+_WARM_UP = 8
 
 
 class FixedGate:
@@ -59,6 +62,15 @@ class _Paid:
 
 
 @dataclass(slots=True)
+class _Whole:
+    """What is known of a source of trees: run whole or not at all, and only what is run teaches it."""
+
+    num_run: int = 0
+    trial_left: int = 0
+    spare_s: float = 0.0  # for trials
+
+
+@dataclass(slots=True)
 class MeasuredGate:
     """E(k) / (seconds of a pass of k + 1 tokens and of the draft), over all sources and lengths k.
 
@@ -67,7 +79,8 @@ class MeasuredGate:
 
     Free sources guess in every round and are judged in every round, whether their guess was run or not, by what
     the target said, so they need no trial. A source that takes time is tried again after a pause that doubles
-    while it fails.
+    while it fails. A tree counts as what its guesses promise, or as what a round of its source has yielded of late
+    if that is more, for running it is what later guesses come from; its trial is a burst of rounds.
     """
 
     drafters: Sequence[Drafter]
@@ -79,6 +92,7 @@ class MeasuredGate:
     _offers: list[Draft] = field(init=False, default_factory=list)
     _seen: list[_Choice] = field(init=False, default_factory=list)
     _num_rounds: int = field(init=False, default=0)
+    _wholes: dict[str, _Whole] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._paid = [_Paid(drafter) for drafter in self.drafters if not drafter.is_free]
@@ -97,7 +111,7 @@ class MeasuredGate:
         best = max(choices, key=lambda choice: choice.rate, default=plain)
         if best.rate <= plain.rate:
             best = plain
-        best = self._or_trial(best, ask.num_tokens)
+        best = self._or_burst(self._or_trial(best, ask.num_tokens), choices)
         self._seen = [plain, *choices]
         if best.drafter is None:
             return best.draft.cut(best.num_tokens)
@@ -126,6 +140,8 @@ class MeasuredGate:
             self.costs.observe(len(draft.tokens) + 1, verify_s)
         for offer in self._offers:
             self._judge(offer, emitted)
+            if offer.parents is not None:
+                self._see_whole(offer, draft, emitted, verify_s)
         for paid in self._paid:
             if draft.source == paid.drafter.name:
                 self._judge(draft, emitted)
@@ -138,13 +154,20 @@ class MeasuredGate:
 
     def _judge(self, draft: Draft, emitted: TokenIds) -> None:
         """Count what is known of a draft, run or not: its tokens up to the first that the target did not say."""
+        if draft.parents is not None:
+            for node, is_kept in trees.judged(draft.tokens, draft.parents, emitted):
+                self.chances.judge(draft.source, draft.evidence[node], is_kept)
+            return
         for guess, evidence, said in zip(draft.tokens, draft.evidence, emitted, strict=False):
             self.chances.judge(draft.source, evidence, bool(guess == said))
             if guess != said:
                 return
 
     def _best_of(self, offer: Draft) -> _Choice:
-        chances = (self.chances.of(offer.source, evidence) for evidence in offer.evidence)
+        chances = [self.chances.of(offer.source, evidence) for evidence in offer.evidence]
+        if offer.parents is not None:
+            total = max(trees.expected(offer.parents, chances), self._yield(offer.source))
+            return _Choice(total / self.costs.of(len(chances) + 1), len(chances), None, offer)
         rate, length = self._best_length(expected(chances), 0.0)
         return _Choice(rate, length, None, offer)
 
@@ -159,6 +182,34 @@ class MeasuredGate:
         rates = [total / (self.costs.of(k + 1) + k * token_s) for k, total in enumerate(totals)]
         length = max(range(len(rates)), key=rates.__getitem__)
         return rates[length], length
+
+    def _yield(self, source: str) -> float:
+        """Tokens that a pass over the source's trees gives of late, from the chance of one more."""
+        return 1 / (1 - self.chances.of(_runs(source), 0))
+
+    def _see_whole(self, offer: Draft, run: Draft, emitted: TokenIds, verify_s: float) -> None:
+        whole = self._wholes.setdefault(offer.source, _Whole())
+        if run.source != offer.source:
+            whole.spare_s += _TRIAL_SHARE * verify_s
+            return
+        whole.num_run += 1
+        if whole.num_run > _WARM_UP:
+            for is_more in [True] * (len(emitted) - 1) + [False]:
+                self.chances.judge(_runs(offer.source), 0, is_more)
+
+    def _or_burst(self, best: _Choice, choices: Sequence[_Choice]) -> _Choice:
+        """The best choice, or a tree whose source is on trial."""
+        for choice in choices:
+            if choice.draft.parents is None:
+                continue
+            whole = self._wholes.setdefault(choice.draft.source, _Whole())
+            lost_s = self.costs.of(choice.num_tokens + 1) - self._yield(choice.draft.source) / best.rate
+            if choice is not best and not whole.trial_left and whole.spare_s >= 2 * _WARM_UP * lost_s:
+                whole.trial_left, whole.spare_s = 2 * _WARM_UP, 0.0
+            if whole.trial_left:
+                whole.trial_left -= 1
+                return choice
+        return best
 
     def _or_trial(self, best: _Choice, longest: int) -> _Choice:
         """The best choice, or a trial of a source whose turn it is."""
@@ -192,3 +243,8 @@ class MeasuredGate:
             "expected": seen,
         }
         _rounds.debug("%s", json.dumps(document))
+
+
+def _runs(source: str) -> str:
+    """The name under which whole rounds of a source are counted."""
+    return f"{source}, run"

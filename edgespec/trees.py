@@ -40,6 +40,22 @@ def followed(nodes: TokenIds, parents: Sequence[int], tokens: Iterable[int]) -> 
     return through
 
 
+def judged(nodes: TokenIds, parents: Sequence[int], tokens: Sequence[int] | TokenIds) -> list[tuple[int, bool]]:
+    """The nodes of which tokens tell whether they were right, and whether they were."""
+    path = followed(nodes, parents, tokens)
+    seen_from = [-1, *path][: len(tokens)]
+    said = dict(zip(seen_from, tokens, strict=False))
+    return [(node, bool(nodes[node] == said[parent])) for node, parent in enumerate(parents) if parent in said]
+
+
+def expected(parents: Sequence[int], chances: Sequence[float]) -> float:
+    """Tokens that a pass over a tree yields: one, and the chance that each node is reached and kept."""
+    reached: list[float] = []
+    for parent, chance in zip(parents, chances, strict=True):
+        reached.append(chance * (reached[parent] if parent >= 0 else 1.0))
+    return 1.0 + sum(reached)
+
+
 def branches(parents: Sequence[int]) -> list[list[int]]:
     """The path from the root to each node that has no child; one empty path where there is no node."""
     inner = set(parents)

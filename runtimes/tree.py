@@ -14,12 +14,14 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec import trees
-from edgespec.errors import ContextOverflow, ManifestError
+from edgespec.errors import ContextOverflow, DeviceUnavailable, ManifestError
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.passes import Places
 from edgespec.types import Logits, TokenIds
+
+_DEVICE = "cpu"  # where the cache is memory that numpy can move
 
 
 class _Tree(NamedTuple):
@@ -52,7 +54,8 @@ class OnnxTreeDecoder:
         """Load the tree graph.
 
         Raises:
-            ManifestError: There is none that can run here, it does not load, or it is not what the manifest says.
+            ManifestError: There is none, it does not load, or it is not what the manifest says.
+            DeviceUnavailable: The device cannot run it.
             MemoryExhausted: The weights do not fit.
         """
         self._deterministic = deterministic
@@ -115,19 +118,31 @@ class OnnxTreeDecoder:
             self._chain.adopt(tree.nodes[path], [len(held) + node for node in path])
 
 
+def can_run_trees(manifest: Manifest, device: Device) -> bool:
+    return _has_trees(manifest) and device.name == _DEVICE
+
+
+def _has_trees(manifest: Manifest) -> bool:
+    return manifest.tree_graph is not None and manifest.kv_cache.form == "shared_buffer"
+
+
 def tree_manifest(manifest: Manifest, device: Device) -> Manifest:
     """The tree graph of a folder as its manifest would have it alone.
 
     Raises:
-        ManifestError: There is none that can run on the device.
+        ManifestError: There is none.
+        DeviceUnavailable: The device cannot run it.
     """
-    if manifest.tree_graph is None or manifest.kv_cache.form != "shared_buffer":
+    if not _has_trees(manifest):
         raise ManifestError(
             f"{manifest.name} has no graph for trees of drafts; export it again, with edgespec export "
             "and without --form npu, or use another drafter"
         )
-    if device.name != "cpu":
-        raise ManifestError(f"trees of drafts run on the cpu alone, not on {device.name}; use another drafter")
+    if device.name != _DEVICE:
+        raise DeviceUnavailable(
+            f"trees of drafts run on the {_DEVICE} alone, not on {device.name}; use another drafter or device"
+        )
+    assert manifest.tree_graph is not None
     signature = replace(
         manifest.signature,
         position_ids="position_ids",

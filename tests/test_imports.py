@@ -13,7 +13,7 @@ PURE = {
     "speculation", "experience", "scheduler", "stopping",
     "stats", "tokenizer", "chat_template", "sandbox", "manifest", "catalog", "engine", "scoring", "benchmark",
     "pair", "pair_check", "template_process", "talk", "parts", "lock", "disk", "repository", "vocab_subset",
-    "genai", "suffix", "memory", "cross_vocabulary", "trees",
+    "genai", "suffix", "memory", "cross_vocabulary", "trees", "lookahead",
 }  # fmt: skip
 JOINTS = {
     "fetch", "hub", "download", "home", "loading", "pairing", "models", "chat", "cli", "export_command",

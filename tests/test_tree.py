@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_families import FAMILIES, weights_of
 
 from edgespec import trees
-from edgespec.errors import ContextOverflow, ManifestError
+from edgespec.errors import ContextOverflow, DeviceUnavailable, ManifestError
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import Device, find_device
@@ -157,8 +157,19 @@ def test_folder_without_a_tree_graph_is_refused(tiny_model: Path) -> None:
     manifest = read_manifest(tiny_model)
     with pytest.raises(ManifestError, match="export it again"):
         tree_manifest(replace(manifest, tree_graph=None), find_device("cpu"))
-    with pytest.raises(ManifestError, match="cpu alone"):
+    with pytest.raises(DeviceUnavailable, match="cpu alone"):
         tree_manifest(manifest, Device("cuda", "CUDAExecutionProvider"))
+
+
+def test_judged_are_the_children_of_what_was_said() -> None:
+    nodes, parents = np.array([5, 6, 7, 8, 9], np.int32), (-1, 0, -1, 2, 2)
+    assert trees.judged(nodes, parents, [7, 9, 1]) == [(0, False), (2, True), (3, False), (4, True)]
+    assert trees.judged(nodes, parents, [4]) == [(0, False), (2, False)]
+
+
+def test_a_tree_yields_the_sum_of_what_is_reached() -> None:
+    assert trees.expected((-1, 0, -1), (0.5, 0.5, 0.25)) == pytest.approx(1 + 0.5 + 0.25 + 0.25)
+    assert trees.expected((), ()) == 1.0
 
 
 def test_table_runs_trees_and_keeps_what_they_left() -> None:

@@ -1,0 +1,143 @@
+"""Lookahead decoding: the text is that of plain decoding, and what repeats is foreseen."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_gate import CPU, GPU
+from test_scheduler import PROMPT, VOCAB, sampling_params, target, tokens_of
+
+from edgespec import SamplingParams, trees
+from edgespec.acceptance import equality
+from edgespec.chances import Chances
+from edgespec.costs import PassCosts, measured
+from edgespec.gate import FixedGate, MeasuredGate
+from edgespec.lookahead import SMALLEST, Lookahead, NgramPool, Window, fitting
+from edgespec.runtimes.table import TableDecoder
+from edgespec.sampling import GumbelSampler
+from edgespec.scheduler import Block, Gate, Plain, serial
+from edgespec.types import Ask, Draft, TokenIds, append
+
+GREEDY = GumbelSampler(SamplingParams())
+windows = st.builds(Window, st.integers(1, 7), st.integers(2, 5), st.integers(1, 6))
+
+
+def blocks(gate: Gate, sampler: GumbelSampler, num_blocks: int, **context: int) -> list[Block]:
+    return list(islice(serial(PROMPT, target(**context), sampler, gate), num_blocks))
+
+
+@settings(deadline=None, max_examples=60)
+@given(params=sampling_params, window=windows)
+def test_lookahead_gives_the_tokens_of_plain_decoding(params: SamplingParams, window: Window) -> None:
+    sampler = GumbelSampler(params, len(PROMPT))
+    plain = tokens_of(blocks(Plain(), sampler, 60))
+    found = blocks(FixedGate([Lookahead(window)], window.depth), sampler, 60)
+    assert tokens_of(found)[:60] == plain
+    assert all(block.num_draft < window.width for block in found)
+
+
+@pytest.mark.parametrize("window", [Window(1, 2, 1), Window(4, 3, 4), Window(7, 5, 3)])
+def test_lookahead_fills_the_context_and_ends(window: Window) -> None:
+    sampler = GumbelSampler(SamplingParams(temperature=1.0, seed=4))
+    plain = tokens_of(blocks(Plain(), sampler, 80, context_length=20))
+    gate = FixedGate([Lookahead(window)], window.depth)
+    assert tokens_of(blocks(gate, sampler, 80, context_length=20)) == plain
+
+
+def one_draft(lookahead: Lookahead, tokens: TokenIds) -> Draft:
+    return lookahead.draft(tokens, Ask(24), GREEDY)
+
+
+@given(window=windows)
+def test_window_is_a_chain_with_columns_hanging_on_it(window: Window) -> None:
+    lookahead = Lookahead(window)
+    draft = one_draft(lookahead, np.arange(1, 2, dtype=np.int32))  # nothing to guess from
+    assert draft.parents is not None
+    depths = sorted(trees.depths(draft.parents).tolist())
+    places = [level + i for level in range(window.size - 1) for i in range(window.num_columns)]
+    assert depths == sorted(places)[1:]
+    assert max(depths, default=0) <= window.depth
+
+
+def test_rows_behind_the_window_become_ngrams() -> None:
+    """On a language that counts, what is learned of any guess is what follows it."""
+    lookahead, tokens = Lookahead(Window(3, 3, 2)), np.array([7, 3, 9], np.int32)
+    for _ in range(3):
+        draft = one_draft(lookahead, tokens)
+        fed = append(tokens[-1:], draft.tokens)
+        lookahead.learn(tokens, draft, np.eye(200, dtype=np.float32)[fed + 1])
+        tokens = append(tokens, tokens[-1:] + 1)
+    right = [token for token in range(200) if (token + 1, token + 2) in dict(lookahead._pool.behind(token))]
+    assert len(right) >= 2
+
+
+def test_pool_keeps_the_latest_and_counts() -> None:
+    pool = NgramPool(2)
+    for tail in ((1, 2), (3, 4), (1, 2), (5, 6)):
+        pool.add((9, *tail))
+    assert pool.behind(9) == [((5, 6), 1), ((1, 2), 2)]
+    assert pool.behind(8) == []
+
+
+def test_guesses_that_begin_alike_share_nodes() -> None:
+    lookahead = Lookahead(Window(1, 3, 4))
+    draft = one_draft(lookahead, np.array([1, 5, 6, 1, 5, 7, 1, 8, 9, 1], np.int32))
+    assert draft.parents is not None
+    guessed = [(int(token), parent) for token, parent in zip(draft.tokens, draft.parents, strict=True)][:5]
+    assert guessed == [(8, -1), (9, 0), (5, -1), (7, 2), (6, 2)]
+
+
+def test_repeating_text_is_foreseen() -> None:
+    class Cycle(TableDecoder):
+        def _row(self, tokens: TokenIds) -> np.ndarray:
+            return np.eye(VOCAB, dtype=np.float32)[(int(tokens[-1]) + 1) % VOCAB]
+
+    gate = FixedGate([Lookahead(Window(5, 4, 3))], 20)
+    found = list(islice(serial(PROMPT, Cycle(VOCAB, seed=0), GREEDY, gate), 60))
+    assert len(tokens_of(found[10:])) / 50 > 3
+
+
+@pytest.mark.parametrize(("passes", "fits"), [(CPU, False), (GPU, True)], ids=["cpu", "gpu"])
+def test_window_fits_where_rows_are_cheap(passes: dict[int, float], fits: bool) -> None:
+    window = fitting(measured(passes))
+    assert (window is not None) == fits
+    assert SMALLEST.width < 12
+
+
+def near_cycle(seed: int, seconds_ms: dict[int, float], num_rounds: int) -> tuple[float, int]:
+    """Speed relative to plain decoding, by made-up costs, and rounds in which lookahead was run."""
+
+    class Song(TableDecoder):
+        """Verses that begin with a token of chance and go on by rule."""
+
+        def _row(self, tokens: TokenIds) -> np.ndarray:
+            if len(tokens) % 6 == 0:
+                return super()._row(tokens)
+            return np.eye(VOCAB, dtype=np.float32)[(5 * int(tokens[-1]) + 1) % VOCAB]
+
+    costs = measured({width: taken / 1e3 for width, taken in seconds_ms.items()})
+    window = fitting(costs) or SMALLEST
+    gate = MeasuredGate([Lookahead(window)], PassCosts(dict(costs.ratios)), Chances())
+    tokens, decoder, seconds, num_run = PROMPT, Song(VOCAB, seed=seed), 0.0, 0
+    for _ in range(num_rounds):
+        draft = gate.draft(tokens, 100, GREEDY)
+        logits = decoder.tree_logits(tokens, draft.tokens, draft.parents or ())
+        emitted = equality(tokens, draft, logits, GREEDY)
+        taken_s = costs.of(len(draft.tokens) + 1)
+        gate.observe(tokens, draft, logits, emitted, taken_s)
+        tokens, seconds, num_run = append(tokens, emitted), seconds + taken_s, num_run + bool(len(draft.tokens))
+    return (len(tokens) - len(PROMPT)) / seconds * costs.of(1), num_run
+
+
+def test_gate_turns_to_lookahead_by_itself_where_rows_are_cheap() -> None:
+    speed, num_run = near_cycle(1, {width: 22 + 0.2 * (width - 1) for width in range(1, 60)}, 300)
+    assert speed > 1.5
+    assert num_run > 250
+
+
+def test_lookahead_costs_next_to_nothing_where_rows_are_dear() -> None:
+    speed, num_run = near_cycle(1, {width: 22 + 12 * (width - 1) for width in range(1, 60)}, 1500)
+    assert speed > 0.97
+    assert num_run < 100
