@@ -10,7 +10,7 @@ from typing import NamedTuple
 from edgespec import genai
 from edgespec.chances import Key
 from edgespec.chat_template import read_template
-from edgespec.costs import measure
+from edgespec.costs import PassCosts, measure
 from edgespec.cross_vocabulary import (
     RespelledDrafter,
     TranslatedDecoder,
@@ -24,6 +24,7 @@ from edgespec.engine import Engine
 from edgespec.errors import ModelError, UsageError
 from edgespec.experience import Experience, read_experience, write_experience
 from edgespec.home import ModelHome, default_home
+from edgespec.lookahead import SMALLEST, Lookahead, Window, fitting
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest, verify_files
 from edgespec.memory import Memory, MemoryDrafter
 from edgespec.pair import DRAFTER, TARGET, PairCheck, have_same_tokens, part_of_pair, read_pair
@@ -31,6 +32,7 @@ from edgespec.runtimes import foreign
 from edgespec.runtimes.devices import Device, find_device, machine_key
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.static import StaticDecoder
+from edgespec.runtimes.tree import OnnxTreeDecoder, can_run_trees, tree_manifest
 from edgespec.speculation import Speculation
 from edgespec.suffix import SuffixDrafter
 from edgespec.template_process import TemplateProcess
@@ -38,8 +40,7 @@ from edgespec.tokenizer import Tokenizer
 from edgespec.types import Decoder, Drafter
 from edgespec.vocab_subset import SubsetDecoder, read_subset
 
-_NAMED = ("auto", "none", "ngram", "suffix", "self")
-_NOT_YET = ("lookahead",)
+_NAMED = ("auto", "none", "ngram", "suffix", "lookahead", "self")
 _MAX_THREADS = 512
 _LONGEST_DRAFT = 64
 
@@ -63,9 +64,11 @@ def load(
     Args:
         model: A model folder, a pair folder, a name of the catalogue, a .gguf file, a safetensors folder or a hub
             id (org/name).
-        drafter: auto, none, ngram, suffix, self, or a model like the first argument. auto is what pays of the
-            text and the drafter of a pair folder; self is the graph of fewer layers in the model's own folder.
-        draft_length: Tokens a draft, or auto to measure what pays.
+        drafter: auto, none, ngram, suffix, lookahead, self, or a model like the first argument. auto is what
+            pays of the text, the drafter of a pair folder, and lookahead where the costs of passes, once known,
+            let it pay. lookahead is the target itself, in passes wide enough for guesses at several places;
+            self is the graph of fewer layers in the model's own folder.
+        draft_length: Tokens a draft, or of a guess of lookahead; auto to measure what pays.
         device: Where the target runs: auto or cpu.
         drafter_device: Where a model drafter runs.
         num_threads: Of the target; all physical cores unless given.
@@ -86,10 +89,6 @@ def load(
     _expect_kinds({"deterministic": deterministic, "memory": memory}, bool, "True or False")
     _expect_kinds({"home": home}, (str, Path, NoneType), "a folder")
     _expect_threads(num_threads)
-    if drafter in _NOT_YET:
-        raise UsageError(
-            f"drafter '{drafter}' is not available in this version; use {', '.join(_NAMED)} or a model"
-        )
     # What can be known before fetching and exporting is checked before.
     places = (find_device(device), find_device(drafter_device))
     asked = drafter
@@ -100,7 +99,9 @@ def load(
     if target.manifest.chat_template:
         renderer.start()
     takes_turns = draft is not None
-    decoders: list[Decoder] = [_load_decoder(target, places[0], num_threads, deterministic, takes_turns)]
+    setting = (places[0], num_threads, deterministic)
+    window = _window(asked, length, target, setting, report)
+    decoders: list[Decoder] = [_load_decoder(target, *setting, takes_turns, has_trees=window is not None)]
     lasting: list[Drafter] = []
     kept = _memory(models, target.manifest) if memory and asked in ("auto", "suffix") else None
     if kept is not None:
@@ -120,11 +121,11 @@ def load(
         renderer=renderer,
         decoders=decoders,
         speculation=_speculation(
-            lambda: [*_from_text(asked), *lasting],
-            length,
+            lambda: [*_from_text(asked, window), *lasting],
+            length and window.depth if window else length,
             decoders[0],
             target,
-            (places[0], num_threads, deterministic),
+            setting,
             report,
         ),
         memory=kept,
@@ -225,14 +226,21 @@ def _decoder_of(manifest: Manifest) -> type[OnnxDecoder] | type[StaticDecoder]:
 
 
 def _load_decoder(
-    model: _Found, device: Device, num_threads: int | None, deterministic: bool, shares_cores: bool
-) -> OnnxDecoder | StaticDecoder:
+    model: _Found,
+    device: Device,
+    num_threads: int | None,
+    deterministic: bool,
+    shares_cores: bool,
+    *,
+    has_trees: bool = False,
+) -> OnnxDecoder | StaticDecoder | OnnxTreeDecoder:
     """Load the graph while another thread hashes its files; a wrong hash goes before any other error."""
     folder, manifest = model
+    kind = OnnxTreeDecoder if has_trees else _decoder_of(manifest)
     with ThreadPoolExecutor(1, "hash") as pool:
         verified = pool.submit(verify_files, folder, manifest)
         try:
-            decoder = _decoder_of(manifest)(
+            decoder = kind(
                 folder,
                 manifest,
                 device,
@@ -318,11 +326,41 @@ def _memory(models: ModelHome, manifest: Manifest) -> Memory:
     return Memory(models.path / "memory", manifest.name, manifest.vocab_sha256, models.report)
 
 
-def _from_text(drafter: str) -> list[Drafter]:
+def _window(
+    asked: str,
+    length: int | None,
+    target: _Found,
+    setting: tuple[Device, int | None, bool],
+    report: Callable[[str], None],
+) -> Window | None:
+    """Of lookahead decoding, where it is asked for, or can pay by what is known of passes on this machine.
+
+    Raises:
+        ManifestError: It is asked for and the target cannot run trees.
+    """
+    folder, manifest = target
+    if asked == "lookahead":
+        tree_manifest(manifest, setting[0])
+    elif asked != "auto" or length is not None or not can_run_trees(manifest, setting[0]):
+        return None
+    ratios = read_experience(folder, report).ratios.get(machine_key(*setting))
+    window = fitting(PassCosts(dict(ratios))) if ratios else None
+    if asked == "auto":
+        return window
+    window = window or SMALLEST
+    return window._replace(size=length + 1) if length else window
+
+
+def _from_text(drafter: str, window: Window | None) -> list[Drafter]:
     """The drafters of one answer: they hold its text."""
+    drafters: list[Drafter] = []
     if drafter == "ngram":
-        return [NgramDrafter()]
-    return [SuffixDrafter()] if drafter in ("auto", "suffix") else []
+        drafters.append(NgramDrafter())
+    if drafter in ("auto", "suffix"):
+        drafters.append(SuffixDrafter())
+    if window is not None:
+        drafters.append(Lookahead(window))
+    return drafters
 
 
 def _draft_length(asked: int | str) -> int | None:

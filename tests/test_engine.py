@@ -18,6 +18,7 @@ from edgespec import (
     EdgeSpecError,
     Engine,
     IntegrityError,
+    ManifestError,
     Message,
     SamplingParams,
     UsageError,
@@ -25,7 +26,7 @@ from edgespec import (
     load,
 )
 from edgespec.export.convert import export_model
-from edgespec.manifest import read_manifest
+from edgespec.manifest import read_manifest, write_manifest
 from edgespec.runtimes.table import TableDecoder
 from edgespec.speculation import Speculation
 from edgespec.template_process import TemplateProcess
@@ -41,7 +42,7 @@ def engine(tiny_model: Path) -> Engine:
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("length", [1, 3, 8, "auto"])
-@pytest.mark.parametrize("drafter", ["ngram", "suffix", "model"])
+@pytest.mark.parametrize("drafter", ["ngram", "suffix", "lookahead", "model"])
 def test_deterministic_text_does_not_depend_on_the_drafter(
     engine: Engine,
     tiny_model: Path,
@@ -240,12 +241,6 @@ def test_number_of_threads_out_of_range_is_refused(tiny_model: Path, threads: in
         load(tiny_model, num_threads=threads)
 
 
-@pytest.mark.parametrize("drafter", ["lookahead"])
-def test_drafters_to_come_are_refused_in_words(tiny_model: Path, drafter: str) -> None:
-    with pytest.raises(UsageError, match="not available"):
-        load(tiny_model, drafter=drafter)
-
-
 @pytest.mark.parametrize("length", ["many", "-1", 65])
 def test_draft_length_out_of_range_is_refused(tiny_model: Path, length: str | int) -> None:
     with pytest.raises(UsageError, match="draft length"):
@@ -338,3 +333,19 @@ def test_text_does_not_depend_on_what_earlier_sessions_left(tiny_model: Path, tm
     (path,) = (tmp_path / "memory").iterdir()
     kept = np.frombuffer(path.read_bytes()[-4 * 61 :], "<i4").tolist()
     assert kept == [*answers[0], -1]
+
+
+def test_folder_without_a_tree_graph_is_refused_in_words(tiny_model: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    manifest = read_manifest(folder)
+    write_manifest(folder, replace(manifest, tree_graph=None))
+    with pytest.raises(ManifestError, match="export it again"):
+        load(folder, drafter="lookahead")
+
+
+def test_lookahead_engine_holds_one_session_and_runs_whole_trees(tiny_model: Path) -> None:
+    with load(tiny_model, drafter="lookahead", draft_length=2) as engine:
+        answer = engine.generate("in the an", max_tokens=60)
+        assert len(engine._decoders) == 1
+    assert answer.stats.drafter == "lookahead"
+    assert answer.stats.passes < 60

@@ -43,6 +43,17 @@ def test_token_ids_are_the_same_for_any_drafter_and_length(
     assert 0.3 < drafted["stats"]["acceptance_rate"] < 1.0  # type: ignore[index]
 
 
+@pytest.mark.parametrize("sampling", [[], ["--temperature", 0.8, "--seed", 7]], ids=["greedy", "sampled"])
+def test_token_ids_are_the_same_for_lookahead(
+    capsys: pytest.CaptureFixture[str], smollm2: Path, sampling: list[object]
+) -> None:
+    options = ["--max-tokens", 64, *sampling]
+    plain = answer(capsys, smollm2, "--drafter", "none", *options)
+    for length in (2, "auto"):
+        drafted = answer(capsys, smollm2, "--drafter", "lookahead", "--draft-length", length, *options)
+        assert drafted["token_ids"] == plain["token_ids"], length
+
+
 def test_tokens_are_those_of_the_reference(smollm2: Path) -> None:
     reference = json.loads((ROOT / "tests/data/reference_tokens.json").read_text())
     tokenizer = Tokenizer(smollm2 / "tokenizer.json")
