@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from edgespec import trees
 from edgespec.scheduler import Block
 
 
@@ -15,7 +16,7 @@ class Stats:
     time_to_first_token_s: float | None
     tokens_per_pass: float
     acceptance_rate: float | None
-    acceptance_by_position: tuple[float, ...]
+    acceptance_by_position: tuple[float, ...]  # of a tree by depth
     passes: int
     num_drafted: int
     num_accepted: int
@@ -40,6 +41,7 @@ class Tally:
     tokens: int = 0
     decode_tokens: int = 0
     decode_s: float = 0.0
+    num_drafted: int = 0
     num_read: int = 0
     first_s: float | None = None
     drafted: list[int] = field(default_factory=list)  # by position: how many drafts reached it
@@ -61,25 +63,27 @@ class Tally:
         source["rounds"] += 1
         source["drafted"] += block.num_draft
         source["accepted"] += block.num_accepted
-        missing = block.num_draft - len(self.drafted)
+        self.num_drafted += block.num_draft
+        parents = block.draft.parents
+        longest = block.num_draft if parents is None else int(trees.depths(parents).max(initial=0))
+        missing = longest - len(self.drafted)
         self.drafted += [0] * missing
         self.accepted += [0] * missing
-        for i in range(block.num_draft):
+        for i in range(longest):
             self.drafted[i] += 1
             self.accepted[i] += i < block.num_accepted
 
     def stats(self, *, drafter: str, draft_length: str, target_device: str, drafter_device: str | None) -> Stats:
-        num_drafted = sum(self.drafted)
         pairs = zip(self.accepted, self.drafted, strict=True)
         return Stats(
             decode_tokens_per_second=self.decode_tokens / self.decode_s if self.decode_tokens else None,
             prefill_tokens_per_second=self.num_read / self.first_s if self.first_s else None,
             time_to_first_token_s=self.first_s,
             tokens_per_pass=self.tokens / self.passes if self.passes else 0.0,
-            acceptance_rate=sum(self.accepted) / num_drafted if num_drafted else None,
+            acceptance_rate=sum(self.accepted) / self.num_drafted if self.num_drafted else None,
             acceptance_by_position=tuple(kept / tried for kept, tried in pairs),
             passes=self.passes,
-            num_drafted=num_drafted,
+            num_drafted=self.num_drafted,
             num_accepted=sum(self.accepted),
             sources=self.sources,
             drafter=drafter,
