@@ -25,8 +25,10 @@ from edgespec import (
     VocabularyMismatch,
     load,
 )
+from edgespec.experience import Experience, write_experience
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest, write_manifest
+from edgespec.runtimes.devices import find_device, machine_key
 from edgespec.runtimes.table import TableDecoder
 from edgespec.speculation import Speculation
 from edgespec.template_process import TemplateProcess
@@ -349,3 +351,18 @@ def test_lookahead_engine_holds_one_session_and_runs_whole_trees(tiny_model: Pat
         assert len(engine._decoders) == 1
     assert answer.stats.drafter == "lookahead"
     assert answer.stats.passes < 60
+
+
+@pytest.mark.parametrize(("row_cost", "takes_part"), [(0.25, False), (0.002, True)], ids=["cpu", "gpu"])
+def test_auto_takes_lookahead_where_passes_are_known_to_be_cheap(
+    tiny_model: Path, tmp_path: Path, row_cost: float, takes_part: bool
+) -> None:
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    machine = machine_key(find_device("auto"), None, False)
+    ratios = {width: 1 + row_cost * (width - 1) for width in (1, 2, 16)}
+    write_experience(folder, Experience({machine: ratios}, {}))
+    with load(folder) as engine:
+        assert ("lookahead" in engine.speculation.name) == takes_part
+        answer = engine.generate("in the an", max_tokens=60)
+    assert (answer.stats.sources.get("lookahead") is not None) == takes_part
+    assert len(answer.stats.acceptance_by_position) <= 24
