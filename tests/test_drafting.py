@@ -57,7 +57,7 @@ def test_trimmed_head_gives_the_logits_of_its_tokens(tiny_gguf: Path, target: Pa
     export_model(tiny_gguf, tmp_path / "whole", precision="int8", drafting=Drafting(keep=frozenset([0])))
     tokens = np.arange(7, dtype=np.int32)
     whole, trimmed = (
-        _load_drafter(_Found(folder, _self_drafter(read_manifest(folder))), find_device("cpu"), None).logits(
+        _load_drafter(_Found(folder, _self_drafter(read_manifest(folder))), find_device("cpu"), None, None).logits(
             tokens, 3
         )
         for folder in (tmp_path / "whole", target)
