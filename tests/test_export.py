@@ -733,6 +733,17 @@ def test_folder_that_cannot_be_written_is_told_at_once(
         export_model(tiny_gguf, tmp_path / "new" / "out")
 
 
+def test_names_that_are_not_utf8_are_written_with_replacements(tiny_gguf: Path, tmp_path: Path) -> None:
+    name = os.fsdecode(b"bad\xff\xfe.gguf")
+    try:
+        (tmp_path / name).symlink_to(tiny_gguf)
+    except OSError:
+        pytest.skip("this file system takes UTF-8 alone")
+    manifest = export_model(tmp_path / name, tmp_path / "out")
+    assert manifest.source.name == "bad\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}.gguf"
+    assert read_manifest(tmp_path / "out") == manifest
+
+
 @pytest.mark.parametrize("kind", ["file", "link"])
 def test_file_or_link_in_the_place_of_the_partial_folder_is_left_alone(
     tiny_gguf: Path, tmp_path: Path, kind: str
