@@ -18,7 +18,7 @@ def expect_room(folder: Path, needed_bytes: int, reserve_bytes: int = 0) -> None
     """Raises DiskFull: folder has less room than needed and reserve."""
     free = shutil.disk_usage(folder).free
     if free < needed_bytes + reserve_bytes:
-        raise DiskFull(folder, needed_bytes, free)
+        raise DiskFull(folder, needed_bytes, free, reserve_bytes=reserve_bytes)
 
 
 @contextmanager

@@ -22,13 +22,16 @@ class EdgeSpecError(Exception):
 
 
 class DiskFull(EdgeSpecError):
-    """needed_bytes in all were to be written to folder, which has free_bytes."""
+    """needed_bytes in all were to be written to folder, which has free_bytes; reserve_bytes are to stay free."""
 
-    def __init__(self, folder: object, needed_bytes: int, free_bytes: int, reason: str = "") -> None:
-        needed, free = (f"{count / 2**20:.1f} MiB" for count in (needed_bytes, free_bytes))
+    def __init__(
+        self, folder: object, needed_bytes: int, free_bytes: int, reason: str = "", reserve_bytes: int = 0
+    ) -> None:
+        needed, free, reserve = (f"{count / 2**20:.1f} MiB" for count in (needed_bytes, free_bytes, reserve_bytes))
         because = f" ({reason})" if reason else ""
+        besides = f", {reserve} more are to stay free," if reserve_bytes else ""
         super().__init__(
-            f"no room in {folder}: about {needed} are needed and {free} are free{because}; "
+            f"no room in {folder}: about {needed} are needed{besides} and {free} are free{because}; "
             "free some space or choose another place"
         )
         self.needed_bytes = needed_bytes

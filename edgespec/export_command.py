@@ -6,11 +6,11 @@ Everything heavy is imported where it is used, so that the command line starts a
 import argparse
 import json
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.errors import DeviceUnavailable, UsageError
+from edgespec.errors import DeviceUnavailable, EdgeSpecError, UsageError
 from edgespec.talk import say_stage
 
 if TYPE_CHECKING:
@@ -105,7 +105,12 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _expect_together(options: argparse.Namespace) -> None:
-    """Raises UsageError: options that one of the others leaves without effect."""
+    """Raises UsageError: options that cannot be meant, or that one of the others leaves without effect."""
+    for name in ("source", "drafter"):
+        if getattr(options, name) == "":
+            raise UsageError(f"the {name} is empty; give a .gguf file, a folder with safetensors or a hub id")
+    _hidden_layers(options)
+    _drafting(options).expect_sound()  # before anything is fetched
     native = [f"--{name.replace('_', '-')}" for name, usual in _NATIVE.items() if getattr(options, name) != usual]
     if options.drafter is not None and options.exporter != "native":
         native.append("--exporter")
@@ -137,48 +142,68 @@ def _check_with(options: argparse.Namespace) -> "OpenDecoder | None":
 
 def _plan(options: argparse.Namespace) -> int:
     from edgespec.export.convert import plan_source
-    from edgespec.export.output import expect_nothing
+    from edgespec.export.output import expect_nothing, expect_possible
     from edgespec.export.plan import estimate
     from edgespec.home import ModelHome, default_home
+    from edgespec.pairing import expect_pair
 
     expect_nothing(options.output)
+    is_checked = _check_with(options) is not None
     home = ModelHome(default_home(), options.offline, say_stage)
-    plans = []
+    plans, loaded = [], []
     wanted = [(options.source, options.precision, options.revision)]
     if options.drafter is not None:
         wanted.append((options.drafter, options.drafter_precision or "source", None))
     for source, precision, revision in wanted:
         if (sizes := home.sizes(source, revision)) is None:
-            asked = (options.form, _drafting(options), _hidden_layers(options)) if source == options.source else ()
-            plans.append(plan_source(Path(source), precision, *asked)[1])
+            asked = (options.form, _drafting(options), _hidden_layers(options)) if options.drafter is None else ()
+            read, plan = plan_source(Path(source), precision, *asked, is_checked=is_checked)
+            plans.append(plan)
+            loaded.append(read)
         else:  # on the hub floats have two bytes as a rule
             is_blocks = "gguf" in source.lower() or ":" in source
             plans.append(
-                estimate(source, precision, sizes[0] // 2, sizes[0], is_blocks=is_blocks, fetch_bytes=sizes[1])
+                estimate(
+                    source,
+                    precision,
+                    sizes[0] // 2,
+                    sizes[0],
+                    is_blocks=is_blocks,
+                    fetch_bytes=sizes[1],
+                    form=options.form,
+                    is_checked=is_checked,
+                )
             )
+    if len(loaded) == 2:
+        expect_pair(*loaded)
+    code = 0
+    try:
+        expect_possible(options.output, sum(plan.write_bytes for plan in plans))
+    except EdgeSpecError as error:
+        plans = [replace(plan, problem=str(error)) for plan in plans]
+        code = error.exit_code
+        say_stage(f"this cannot be carried out: {error}")
     if options.json:
         print(json.dumps([asdict(plan) for plan in plans]))
-        return 0
+        return code
     for plan in plans:
         print(
             f"{plan.source}, {plan.precision}{f' ({plan.reason})' if plan.reason else ''}: fetch "
             f"{plan.fetch_bytes / 1e6:.0f} MB, write at most {plan.write_bytes / 1e6:.0f} MB, peak memory about "
             f"{plan.peak_bytes / 1e6:.0f} MB, about {plan.seconds:.0f} s beside fetching"
+            f"{', check included' if is_checked else ''}"
         )
-    return 0
+    return code
 
 
 def _export_pair(options: argparse.Namespace) -> int:
     from edgespec.export.output import expect_nothing
-    from edgespec.export.sources import read_source
     from edgespec.home import ModelHome, default_home
     from edgespec.pairing import export_pair
 
     expect_nothing(options.output)  # before anything is fetched
     home = ModelHome(default_home(), options.offline, say_stage)
     snapshots = home.locate(options.source, options.revision), home.locate(options.drafter)
-    for snapshot in snapshots:
-        read_source(snapshot.path)  # before the first of them is exported
     check = export_pair(
         *snapshots,
         options.output,
@@ -188,7 +213,7 @@ def _export_pair(options: argparse.Namespace) -> int:
         report=say_stage,
     )
     _print_pair(check, options.json)
-    say_stage(f"use it with: edgespec chat {shlex.quote(str(options.output))}")
+    say_stage(f"use it with: edgespec chat {_as_argument(options.output)}")
     return 0
 
 
@@ -213,6 +238,7 @@ def _print_pair(check: "PairCheck", as_json: bool) -> None:
 
 
 def _export_model(options: argparse.Namespace) -> int:
+    from edgespec.export.card import quality
     from edgespec.export.convert import export_model
     from edgespec.export.output import expect_nothing
     from edgespec.home import ModelHome, default_home
@@ -250,11 +276,18 @@ def _export_model(options: argparse.Namespace) -> int:
                 f"{check.reference_nll:.4f}; divergence {check.divergence:.4f}, the same likeliest token at "
                 f"{check.agreement:.0%}"
             )
+            if (words := quality(check)) is not None:
+                say_stage(words)
         say_stage(f"wrote {options.output} ({manifest.weights_bytes / 1e6:.0f} MB)")
-        place = shlex.quote(str(options.output))
+        place = _as_argument(options.output)
         usage = f"TARGET --drafter {place}" if manifest.vocab_subset else place
         say_stage(f"use it with: edgespec chat {usage}")
     return 0
+
+
+def _as_argument(path: Path) -> str:
+    """A path for a shell's command line, where one that begins with a dash would be an option."""
+    return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
 
 
 def _layers(text: str | None, what: str) -> frozenset[int] | None:

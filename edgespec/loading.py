@@ -182,18 +182,43 @@ def _translation(target: _Found, draft: _Found, report: Callable[[str], None]) -
     """
     if draft.manifest.vocab_sha256 == target.manifest.vocab_sha256:
         return None
-    in_target, in_draft = tokenizer_of(*target), tokenizer_of(*draft)
-    if have_same_tokens(in_target, in_draft):
+    found = translation_between(
+        (tokenizer_of(*target), tokenizer_of(*draft)),
+        target.manifest.vocab_size,
+        (target.manifest.eos_token_ids, draft.manifest.eos_token_ids),
+        (target.manifest.name, draft.manifest.name),
+    )
+    if found is None:
         return None
-    ends = (target.manifest.eos_token_ids, draft.manifest.eos_token_ids)
-    translate = translation(in_target, in_draft, target.manifest.vocab_size, ends)
-    share = shared_share(translate, in_target)
-    expect_shared_tokens(share, (target.manifest.name, draft.manifest.name))
+    translate, share = found
     report(
         f"{draft.manifest.name} has another vocabulary than {target.manifest.name} and drafts the {share:.0%} of "
         "the tokens of ordinary text that it has too"
     )
     return translate
+
+
+def translation_between(
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    vocab_size: int,
+    ends: tuple[Sequence[int], Sequence[int]],
+    names: tuple[str, str],
+) -> tuple[Translation, float] | None:
+    """What makes a drafter one of the target's tokens, and the share of these that it has; None if all.
+
+    Args:
+        tokenizers: Of target and drafter, as are ends and names.
+        vocab_size: Of the target.
+
+    Raises:
+        VocabularyMismatch: It has too few of them.
+    """
+    if have_same_tokens(*tokenizers):
+        return None
+    translate = translation(*tokenizers, vocab_size, ends)
+    share = shared_share(translate, tokenizers[0])
+    expect_shared_tokens(share, names)
+    return translate, share
 
 
 def _drafter_of(folder: Path, pair: PairCheck, asked: str, report: Callable[[str], None]) -> str:
@@ -264,7 +289,14 @@ def _self_drafter(manifest: Manifest) -> Manifest:
         )
     cache = replace(manifest.kv_cache, num_layers=len(drafter.layers))
     name = f"{len(drafter.layers)} layers of {manifest.name}"
-    return replace(manifest, name=name, graph=drafter.graph, kv_cache=cache, vocab_subset=drafter.vocab_subset)
+    return replace(
+        manifest,
+        name=name,
+        graph=drafter.graph,
+        kv_cache=cache,
+        vocab_subset=drafter.vocab_subset,
+        hidden_layers=(),
+    )
 
 
 def _load_drafter(
@@ -289,9 +321,9 @@ def expect_runtime() -> None:
     find_device("auto")
 
 
-def open_decoder(folder: Path, manifest: Manifest) -> OnnxDecoder | StaticDecoder:
+def open_decoder(folder: Path, manifest: Manifest, *, deterministic: bool = True) -> OnnxDecoder | StaticDecoder:
     """The model of a folder that has no manifest file yet, for the check of an export."""
-    return _decoder_of(manifest)(folder, manifest, find_device("auto"), deterministic=True)
+    return _decoder_of(manifest)(folder, manifest, find_device("auto"), deterministic=deterministic)
 
 
 def _speculation(

@@ -1,6 +1,8 @@
 """One process at a time: a lock that ends with its holder, however that ends."""
 
+import errno
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -31,6 +33,19 @@ else:
         return True
 
 
+# O_NONBLOCK: a pipe of that name is opened at once, and refused.
+_FLAGS = (
+    os.O_RDWR
+    | os.O_CREAT
+    | os.O_APPEND
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_BINARY", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+)
+_MOST_DIGITS = 20
+
+
 @contextmanager
 def locked(path: Path, waiting: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock named by path, a file that is removed at the end.
@@ -56,7 +71,7 @@ def locked(path: Path, waiting: Callable[[str], None]) -> Iterator[None]:
 
 def _acquire(path: Path, waiting: Callable[[str], None]) -> FileIO:
     while True:
-        file = path.open("a+b", buffering=0)
+        file = _open(path)
         try:
             if not _lock(file, wait=False):
                 waiting(_holder(file))
@@ -73,9 +88,31 @@ def _acquire(path: Path, waiting: Callable[[str], None]) -> FileIO:
         file.close()
 
 
-def _holder(file: FileIO) -> str:
+def _open(path: Path) -> FileIO:
+    """The file at path, which is none but a lock: it holds digits, or nothing."""
+    try:
+        handle = os.open(path, _FLAGS, 0o666)
+    except OSError as error:
+        if not path.is_symlink():
+            raise
+        raise OSError(error.errno, f"{path.name} is a link and no lock; remove it") from None
+    file = FileIO(handle, "a+b")
+    status = os.fstat(handle)
+    if stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_DIGITS:
+        held = _text(file)
+        if not held or held.isdigit():
+            return file
+    file.close()
+    raise OSError(errno.EEXIST, f"{path.name} is no lock; remove it")
+
+
+def _text(file: FileIO) -> bytes:
     file.seek(0)
-    pid = file.read(20)
+    return file.read(_MOST_DIGITS) or b""
+
+
+def _holder(file: FileIO) -> str:
+    pid = _text(file)
     return f"process {pid.decode()}" if pid.isdigit() else "another process"
 
 

@@ -9,17 +9,20 @@ from edgespec.catalog import CATALOG
 from edgespec.errors import EdgeSpecError, ModelError
 from edgespec.home import ModelHome
 from edgespec.manifest import Manifest, read_manifest, strangers, verify_files
-from edgespec.pair import DRAFTER, TARGET
-from edgespec.pair import FILE_NAME as PAIR_FILE
+from edgespec.pair import DRAFTER, TARGET, read_pair
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A model folder of the home; problem says why it cannot be read, and then nothing else is known."""
+    """A model or pair folder of the home; what target and drafter state is joined by " + ".
+
+    problem says why it cannot be read, and then nothing else is known.
+    """
 
     name: str
     path: str
     bytes: int
+    kind: str = "model"  # or pair
     precision: str | None = None
     architecture: str | None = None
     source: str | None = None
@@ -36,20 +39,30 @@ def prepared(home: ModelHome) -> Iterator[Prepared]:
             continue
         size = 0
         try:
-            size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-            manifest = read_manifest(folder)
+            size = sum(path.stat().st_size for path in _files(folder))
+            is_pair = read_pair(folder) is not None
+            manifests = [read_manifest(folder / part) for part in ((TARGET, DRAFTER) if is_pair else ("",))]
         except (EdgeSpecError, OSError) as error:
             yield Prepared(name=folder.name, path=str(folder), bytes=size, problem=str(error))
             continue
+        licenses = {manifest.source.license for manifest in manifests} - {None}
         yield Prepared(
             name=folder.name,
             path=str(folder),
             bytes=size,
-            precision=manifest.precision,
-            architecture=manifest.architecture,
-            source=_origin(manifest),
-            license=manifest.source.license,
+            kind="pair" if is_pair else "model",
+            precision=" + ".join(manifest.precision for manifest in manifests),
+            architecture=" + ".join(manifest.architecture for manifest in manifests),
+            source=" + ".join(map(_origin, manifests)),
+            license=" + ".join(sorted(map(str, licenses))) or None,
         )
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Of a model folder, or of the parts of a pair too."""
+    for place in (folder, folder / TARGET, folder / DRAFTER):
+        if place.is_dir():
+            yield from (path for path in place.iterdir() if path.is_file())
 
 
 def _origin(manifest: Manifest) -> str:
@@ -70,11 +83,11 @@ def verify(home: ModelHome, model: str) -> tuple[int, list[str]]:
         How many files there are, and which others lie beside them.
 
     Raises:
-        ModelError: It is not prepared, or a file is missing.
+        ModelError: It is not prepared, or a file is missing, or the check of a pair is damaged.
         IntegrityError: A file differs.
     """
     folder = _folder(home, model)
-    if (folder / PAIR_FILE).is_file():
+    if read_pair(folder) is not None:
         parts = [_verified(folder / part) for part in (TARGET, DRAFTER)]
         return sum(num_files for num_files, _ in parts), [name for _, names in parts for name in names]
     return _verified(folder)
@@ -111,6 +124,6 @@ def remove(home: ModelHome, model: str) -> Path:
 def _folder(home: ModelHome, model: str) -> Path:
     if model in {own.name for own in prepared(home)}:
         return home.models / model
-    if not Path(model).is_dir():
+    if not model or not Path(model).is_dir():
         raise ModelError(f"'{model}' is no prepared model and no folder; see edgespec models list")
     return Path(model)

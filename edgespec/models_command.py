@@ -37,7 +37,12 @@ def _models_list(options: argparse.Namespace) -> int:
         print(json.dumps({"prepared": [asdict(model) for model in found], "catalogue": list(CATALOG)}))
         return 0
     for model in found:
-        about = model.problem or f"{model.architecture}, {model.precision}, from {model.source}"
+        kind = "pair of " if model.kind == "pair" else ""
+        about = (
+            model.problem
+            if model.problem is not None
+            else f"{kind}{model.architecture}, {model.precision}, from {model.source}"
+        )
         print(f"{model.name}  {model.bytes / 1e6:.0f} MB  {about}")
     for name in not_prepared(home):
         print(f"{name}  {CATALOG[name].bytes / 1e6:.0f} MB to fetch  {CATALOG[name].title}")

@@ -4,8 +4,10 @@ Knows nothing of models.
 """
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from math import isfinite
 from pathlib import Path
+from typing import cast
 
 from edgespec.errors import ManifestError
 from edgespec.manifest import FILE_NAME as MANIFEST_FILE
@@ -61,13 +63,34 @@ def read_pair(folder: Path) -> PairCheck | None:
         stated = json.loads(path.read_text(encoding="utf-8"))
         if stated["schema_version"] != SCHEMA_VERSION:
             raise ManifestError(f"{path} has schema version {stated['schema_version']}; export the pair again")
-        check = PairCheck(**stated["check"])
-        if stated["manifests"] == _manifests(folder):
-            return check
-        reason = "the models have changed since; judge them again with edgespec pair check"
-        return replace(check, pays=False, verdict="this pair was judged with other models", reason=reason)
+        check, judged = PairCheck(**stated["check"]), stated["manifests"]
+        _expect_kinds(check)
     except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
         raise ManifestError(f"{path} is damaged ({error!r}); export the pair again") from None
+    for part in (TARGET, DRAFTER):
+        if not (folder / part / MANIFEST_FILE).is_file():
+            return replace(
+                check,
+                pays=False,
+                verdict="this pair is not whole",
+                reason=f"{folder / part} is no model folder; export the pair again",
+            )
+    if judged == _manifests(folder):
+        return check
+    reason = "the models have changed since; judge them again with edgespec pair check"
+    return replace(check, pays=False, verdict="this pair was judged with other models", reason=reason)
+
+
+_KINDS = {str: (str,), bool: (bool,), int: (int,), float: (int, float)}
+
+
+def _expect_kinds(check: PairCheck) -> None:
+    """Raises ValueError: a value that is not of the kind that its field has, or a number that is none."""
+    for field in fields(check):
+        value, kind = getattr(check, field.name), cast(type, field.type)
+        is_number = type(value) in (int, float) and isfinite(value)
+        if type(value) not in _KINDS[kind] or (kind in (int, float) and not is_number):
+            raise ValueError(f"{field.name} is {value!r}, wanted a {kind.__name__}")
 
 
 def part_of_pair(folder: Path, part: str) -> Path:

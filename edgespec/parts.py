@@ -17,6 +17,11 @@ def part_names(name: str) -> list[str]:
     return [f"{match[1]}-{number:05}-of-{match[3]}.gguf" for number in range(1, int(match[3]) + 1)]
 
 
+def as_text(name: str) -> str:
+    """A file name for manifests and cards: bytes of it that are not UTF-8 become U+FFFD."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def part_paths(path: Path) -> list[Path]:
     return [path.with_name(name) for name in part_names(path.name)]
 

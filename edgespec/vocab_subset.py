@@ -20,8 +20,10 @@ def read_subset(path: Path, vocab_size: int) -> TokenIds:
     """
     try:
         tokens = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ManifestError(f"{path} cannot be read ({error}); export the model again") from None
+    except OSError as error:
+        raise ManifestError(f"{path} cannot be read ({error.strerror}); export the model again") from None
+    except (ValueError, EOFError):  # numpy's advice is to allow pickles
+        raise ManifestError(f"{path} is no list of tokens; export the model again") from None
     ascends = (
         tokens.ndim == 1 and tokens.dtype == np.int32 and len(tokens) > 0 and bool((np.diff(tokens) > 0).all())
     )

@@ -1,8 +1,24 @@
 """README.md of a model folder: what it is and how to use it, for whoever finds it."""
 
-from edgespec.manifest import Manifest
+from edgespec.manifest import Check, Manifest
 
 NAME = "README.md"
+
+
+# Below these shares of positions with the source's likeliest token, texts are others, and then worse ones.
+_OTHER, _WORSE = 0.9, 0.75
+
+
+def quality(check: Check) -> str | None:
+    """What a low agreement with the source means to whoever reads its texts; None where it is high."""
+    if check.agreement >= _OTHER:
+        return None
+    lost = f"At {1 - check.agreement:.0%} of positions it would choose another token than its source"
+    if check.agreement >= _WORSE:
+        return (
+            f"{lost}: its texts are others, and somewhat worse. More bits (--precision int8 or source) keep more."
+        )
+    return f"{lost}: expect clearly worse texts. More bits (--precision int8 or source) keep more."
 
 
 def model_card(manifest: Manifest) -> str:
@@ -38,5 +54,12 @@ def model_card(manifest: Manifest) -> str:
             f"{check.reference_nll:.4f}; divergence {check.divergence:.4f}, the same likeliest token at "
             f"{check.agreement:.0%}, and in pieces the logits differ by {check.pieces_difference:.2g} at most."
         )
+        if check.one_row_difference is not None:
+            lines.append(
+                f"In passes over one token, as in plain decoding, they differ by {check.one_row_difference:.2g} "
+                "at most from those of a pass over several, which other kernels serve."
+            )
+        if (words := quality(check)) is not None:
+            lines += ["", words]
     lines += ["", "`edgespec models verify THIS_FOLDER` compares its files with their hashes.", ""]
     return "\n".join(lines)

@@ -29,7 +29,9 @@ def moving_average(values, width):
 '''
 
 # Divergence that an export may have, by precision; what the formats have on real models is well below.
-_DIVERGENCE = {"fp32": 1e-4, "fp16": 1e-3, "source": 0.1, "int8": 0.1, "int4": 0.5}
+_DIVERGENCE = {"fp32": 1e-4, "fp16": 1e-3, "source": 0.1, "int8": 0.1, "int4": 0.25}
+# One-row passes of a check; the difference of their logits is about the same in each.
+NUM_STEPS = 8
 _PIECE = 32  # tokens a pass; rows of a large vocabulary are many megabytes
 _SAME_PASS, _SAME_HALF_PASS = 1e-2, 0.5  # logits of one row from passes that were cut otherwise
 
@@ -70,6 +72,22 @@ def compare(decoder: Decoder, tokens: TokenIds, reference: Logits) -> Check:
             float(np.abs(rewound - kept[half]).max()), float(np.abs(at_once - kept[num_tokens]).max())
         ),
     )
+
+
+def one_row_difference(narrow: Decoder, tokens: TokenIds, rows: Logits) -> float:
+    """The largest difference of a logit where each token has a pass of its own, as in plain decoding.
+
+    Args:
+        narrow: The exported model, opened to run such passes as they come.
+        tokens: [num_tokens].
+        rows: What a pass of several tokens gives for the last of these, [num_rows, vocab_size].
+    """
+    before = len(tokens) - len(rows)
+    narrow.logits(tokens[:before], 1)
+    differences = [
+        float(np.abs(narrow.logits(tokens[: before + i], 1)[0] - row).max()) for i, row in enumerate(rows, start=1)
+    ]
+    return max(differences)
 
 
 def judge(check: Check, precision: str, *, is_half: bool = False) -> None:

@@ -6,6 +6,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -13,12 +14,12 @@ from tokenizers import Tokenizer
 
 from edgespec.errors import SourceError, UsageError
 from edgespec.export.card import NAME, model_card
-from edgespec.export.check import TEXT, compare, judge
-from edgespec.export.drafting import Drafting, frequent_tokens
+from edgespec.export.check import NUM_STEPS, TEXT, compare, judge, one_row_difference
+from edgespec.export.drafting import Drafting, expect_few, frequent_tokens
 from edgespec.export.families import DecoderConfig
 from edgespec.export.graphs import DRAFT_HEAD, build_graphs
 from edgespec.export.output import Report, expect_nothing, folder_in_the_making
-from edgespec.export.plan import Plan, plan_export
+from edgespec.export.plan import Plan, num_weights, plan_export
 from edgespec.export.precision import BLOCK_SIZES, FORMS, PRECISIONS, Rule
 from edgespec.export.progress import Progress
 from edgespec.export.reference import reference_logits
@@ -27,10 +28,17 @@ from edgespec.export.tensors import StoredTensor
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Check, KVCache, Manifest, SelfDrafter, file_record, write_manifest
+from edgespec.parts import as_text
 from edgespec.tokenizer import in_words, vocabulary_sha256
-from edgespec.types import Decoder
+from edgespec.types import Decoder, Logits, TokenIds
 
-OpenDecoder = Callable[[Path, Manifest], Decoder]
+
+class OpenDecoder(Protocol):
+    """Loads the model of a folder that has no manifest file yet."""
+
+    def __call__(self, folder: Path, manifest: Manifest, *, deterministic: bool = True) -> Decoder: ...
+
+
 # Their residual streams go beyond 65504, where half floats end.
 _LARGE_ACTIVATIONS = ("gemma2", "gemma3")
 VOCAB_SUBSET = "vocab_subset.npy"
@@ -42,6 +50,7 @@ def export_model(
     source: Path,
     output: Path,
     *,
+    name: str | None = None,
     precision: str = "source",
     block_size: int = 32,
     form: str = "cpu",
@@ -61,6 +70,7 @@ def export_model(
     Args:
         source: A .gguf file, or a folder with config.json, tokenizer.json and safetensors weights.
         output: Must not exist.
+        name: What the manifest calls the model; as the folder unless given.
         precision: One of PRECISIONS; auto picks one and reports why.
         block_size: How many weights share a scale where they are rounded anew, one of BLOCK_SIZES.
         form: What kind of device it is laid out for, one of FORMS.
@@ -82,7 +92,8 @@ def export_model(
         raise UsageError(f"block size is {block_size}; choose one of {', '.join(map(str, BLOCK_SIZES))}")
     expect_nothing(output)
     report(f"reading {source}")
-    loaded, plan = plan_source(source, precision, form, drafting, hidden_layers)
+    is_checked = open_decoder is not None
+    loaded, plan = plan_source(source, precision, form, drafting, hidden_layers, is_checked=is_checked)
     if open_decoder is not None and drafting.num_tokens and not drafting.layers(loaded.config.num_layers):
         raise UsageError("a model with a trimmed head cannot be checked against its source; leave the check out")
     origin = replace(
@@ -92,18 +103,18 @@ def export_model(
     if plan.reason:
         report(f"chose {plan.precision} precision: {plan.reason}")
     is_half = form == "gpu" or (form == "npu" and plan.precision == "fp16")
-    rule = Rule(plan.precision, block_size, is_half)
+    rule = Rule(plan.precision, block_size, is_half, num_weights(loaded))
     with folder_in_the_making(output, plan.write_bytes, report) as folder:
         if loaded.num_left_out:
             report(f"leaving out {loaded.num_left_out} tensors that see images; the export reads text")
         report(f"writing {loaded.config.num_layers} layers in {plan.precision} precision")
-        manifest = _describe(output.name, loaded, rule, form, drafting, hidden_layers)
+        manifest = _describe(name or as_text(output.name), loaded, rule, form, drafting, hidden_layers)
         _write(folder, loaded, rule, manifest, drafting, Progress(plan.write_bytes, report))
         report("hashing")
         manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
         if open_decoder is not None:
             report("checking against the source")
-            manifest = replace(manifest, check=_checked(loaded, manifest, open_decoder(folder, manifest)))
+            manifest = replace(manifest, check=_checked(loaded, manifest, folder, open_decoder))
         return finish(folder, manifest)
 
 
@@ -113,6 +124,8 @@ def plan_source(
     form: str = "cpu",
     drafting: Drafting = Drafting(),  # noqa: B008  frozen
     hidden_layers: tuple[int, ...] = (),
+    *,
+    is_checked: bool = False,
 ) -> tuple[LoadedSource, Plan]:
     """Read a source, and what its export would take; arguments and errors as in export_model."""
     if precision not in PRECISIONS:
@@ -120,8 +133,8 @@ def plan_source(
     drafting.expect_sound()
     precision = _form_precision(form, precision, drafting, hidden_layers)
     loaded = read_source(source)
-    _expect_possible(loaded.config, form, precision, drafting, hidden_layers)
-    return loaded, plan_export(loaded, precision)
+    _expect_possible(loaded, form, precision, drafting, hidden_layers)
+    return loaded, plan_export(loaded, precision, form=form, is_checked=is_checked)
 
 
 def _form_precision(form: str, precision: str, drafting: Drafting, hidden_layers: tuple[int, ...]) -> str:
@@ -146,16 +159,17 @@ def _form_precision(form: str, precision: str, drafting: Drafting, hidden_layers
 
 
 def _expect_possible(
-    config: DecoderConfig,
+    loaded: LoadedSource,
     form: str,
     precision: str,
     drafting: Drafting,
     hidden_layers: tuple[int, ...],
 ) -> None:
     """Raises UsageError: this model cannot be exported like this."""
+    config = loaded.config
     drafting.layers(config.num_layers)
-    if drafting.num_tokens and drafting.num_tokens >= config.vocab_size:
-        raise UsageError(f"the head would keep {drafting.num_tokens} of {config.vocab_size} tokens; give fewer")
+    if drafting.num_tokens:
+        expect_few(drafting.num_tokens, loaded.vocabulary.eos_token_ids, _head(loaded).rows)
     if hidden_layers and max(hidden_layers) >= config.num_layers:
         raise UsageError(
             f"hidden states of layer {max(hidden_layers)} of a model that has 0 to {config.num_layers - 1}"
@@ -175,14 +189,33 @@ def finish(folder: Path, manifest: Manifest) -> Manifest:
     return manifest
 
 
-def _checked(loaded: LoadedSource, manifest: Manifest, decoder: Decoder) -> Check:
+def _checked(loaded: LoadedSource, manifest: Manifest, folder: Path, open_decoder: OpenDecoder) -> Check:
     tokenizer = Tokenizer.from_str(loaded.vocabulary.tokenizer_json)
     with in_words(loaded.source.name, SourceError, "it cannot be used"):
         ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
     tokens = np.array(ids, np.int32)[: manifest.context_length]
-    check = compare(decoder, tokens, reference_logits(loaded.config, loaded.tensors, tokens))
+    reference = reference_logits(loaded.config, loaded.tensors, tokens)
+    check = checked(lambda steady: open_decoder(folder, manifest, deterministic=steady), tokens, reference)
     judge(check, manifest.precision, is_half=manifest.kv_cache.dtype == "float16")
     return check
+
+
+def checked(open_decoder: Callable[[bool], Decoder], tokens: TokenIds, reference: Logits) -> Check:
+    """The exported model against logits of its source.
+
+    Args:
+        open_decoder: Loads it, told whether every row is to be the same to the bit whatever the pass.
+        tokens: [num_tokens].
+        reference: Logits of the source for these, [num_tokens, vocab_size].
+    """
+    decoder = open_decoder(True)
+    check = compare(decoder, tokens, reference)
+    some = tokens[: len(tokens) // 2]
+    if len(some) < 2:  # a context of three tokens
+        return check
+    rows = decoder.logits(some, min(NUM_STEPS, len(some) - 1)).copy()
+    del decoder  # one at a time is in memory
+    return replace(check, one_row_difference=one_row_difference(open_decoder(False), some, rows))
 
 
 def check_ids(name: str, vocabulary: Vocabulary, size: int, tokenizer: Tokenizer) -> None:
@@ -270,6 +303,10 @@ def _static(manifest: Manifest, config: DecoderConfig) -> Manifest:
     )
 
 
+def _head(loaded: LoadedSource) -> StoredTensor:
+    return loaded.tensors.get("head", loaded.tensors["embedding"])
+
+
 def _drafting_head(folder: Path, loaded: LoadedSource, drafting: Drafting) -> dict[str, StoredTensor]:
     """Rows of the head for frequent tokens, and the file that lists these."""
     if drafting.num_tokens is None:
@@ -277,7 +314,7 @@ def _drafting_head(folder: Path, loaded: LoadedSource, drafting: Drafting) -> di
     assert drafting.corpus is not None
     text = drafting.corpus.read_text(encoding="utf-8", errors="replace")
     tokenizer = Tokenizer.from_str(loaded.vocabulary.tokenizer_json)
-    head = loaded.tensors.get("head", loaded.tensors["embedding"])
+    head = _head(loaded)
     tokens = frequent_tokens(tokenizer, text, drafting.num_tokens, loaded.vocabulary.eos_token_ids, head.rows)
     np.save(folder / VOCAB_SUBSET, tokens)
     return {DRAFT_HEAD: replace(head, rows=len(tokens), row_order=tokens.astype(np.intp))}

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from edgespec.errors import UsageError
 from edgespec.types import TokenIds
 
-_RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
+_RANGE = re.compile("([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,16 @@ class Drafting:
             )
         if self.num_tokens is not None and self.num_tokens < 1:
             raise UsageError(f"the head would keep {self.num_tokens} tokens; wanted one at least")
-        if self.corpus is not None and not os.access(self.corpus, os.R_OK):
-            raise UsageError(f"cannot read {self.corpus}; give a text file with --vocab-corpus")
+        if self.corpus is None:
+            return
+        try:
+            is_file = self.corpus.is_file() and os.access(self.corpus, os.R_OK)
+        except (OSError, ValueError):  # a name too long, a NUL
+            is_file = False
+        if not is_file:
+            raise UsageError(
+                f"{self.corpus} is no regular file that can be read; give a text file with --vocab-corpus"
+            )
 
     def layers(self, num_layers: int) -> tuple[int, ...] | None:
         """Those that the drafter keeps of a model; None where no such drafter was asked for.
@@ -52,8 +60,12 @@ class Drafting:
             return None
         named = self.skip if self.keep is None else self.keep
         assert named is not None
+        if max(named) >= num_layers:
+            raise UsageError(
+                f"there is no layer {max(named)} in a model that has 0 to {num_layers - 1}; choose among these"
+            )
         layers = frozenset(range(num_layers)) - named if self.keep is None else named
-        if not layers or len(layers) == num_layers or max(named) >= num_layers:
+        if not layers or len(layers) == num_layers:
             raise UsageError(
                 f"the layers {sorted(named)} leave the drafter {len(layers)} of a model that has 0 to "
                 f"{num_layers - 1}; keep one at least and leave one out"
@@ -76,6 +88,15 @@ def parse_layers(text: str, what: str) -> frozenset[int]:
     return frozenset(found)
 
 
+def expect_few(num_tokens: int, always: Sequence[int], size: int) -> None:
+    """Raises UsageError: so many tokens are not more than those that are always kept, or not fewer than all."""
+    if not len(set(always)) < num_tokens < size:
+        raise UsageError(
+            f"the head would keep {num_tokens} tokens; wanted {len(set(always)) + 1} to {size - 1} "
+            "with --vocab-subset"
+        )
+
+
 def frequent_tokens(
     tokenizer: Tokenizer, text: str, num_tokens: int, always: Sequence[int], size: int
 ) -> TokenIds:
@@ -87,8 +108,7 @@ def frequent_tokens(
     Raises:
         UsageError: num_tokens is less than what always takes, or more than the vocabulary has.
     """
-    if not len(set(always)) < num_tokens < size:
-        raise UsageError(f"the head would keep {num_tokens} tokens; wanted {len(set(always)) + 1} to {size - 1}")
+    expect_few(num_tokens, always, size)
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     counts = np.bincount(np.asarray(ids, np.int64), minlength=size)
     counts[list(always)] = len(ids) + 1

@@ -129,7 +129,8 @@ class _Decoder:
             opset_imports={"": _OPSET, "com.microsoft": 1},
             name="decoder",
         )
-        return ir.Model(graph, ir_version=_IR_VERSION, producer_name="edgespec")
+        stated = {"context_length": str(config.context_length)}
+        return ir.Model(graph, ir_version=_IR_VERSION, producer_name="edgespec", metadata_props=stated)
 
     def _op(self, kind: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
         return self.nodes.op(kind, *inputs, **attributes)

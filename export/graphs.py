@@ -36,7 +36,7 @@ def build_graphs(
     head = DRAFT_HEAD if manifest.vocab_subset else "head"
     variants = {manifest.graph: Variant(hidden_layers=manifest.hidden_layers, head=head)}
     if manifest.tree_graph:
-        variants[manifest.tree_graph] = Variant(has_tree_inputs=True)
+        variants[manifest.tree_graph] = Variant(has_tree_inputs=True, hidden_layers=manifest.hidden_layers)
     if drafter := manifest.self_drafter:
         head = DRAFT_HEAD if drafter.vocab_subset else "head"
         variants[drafter.graph] = Variant(layers=drafter.layers, head=head)

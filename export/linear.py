@@ -11,7 +11,13 @@ from edgespec.errors import SourceError
 from edgespec.export.blocks import Blocks, Bytes, Floats, pack
 from edgespec.export.nodes import Nodes
 from edgespec.export.precision import Form, Rule
-from edgespec.export.quantize import quantize, quantize_asymmetric, with_joined_blocks, with_offset_columns
+from edgespec.export.quantize import (
+    quantize,
+    quantize_asymmetric,
+    quantize_symmetric,
+    with_joined_blocks,
+    with_offset_columns,
+)
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
 
@@ -37,7 +43,8 @@ class _Packed:
 def _blocks(tensor: StoredTensor, form: Form) -> Iterator[Blocks]:
     assert form.bits is not None
     if form.rounding == "symmetric":
-        return (quantize(part, form.bits, form.block_size) for part in tensor.floats())
+        rounded = quantize if form.bits == 8 else quantize_symmetric
+        return (rounded(part, form.bits, form.block_size) for part in tensor.floats())
     if form.rounding == "asymmetric":
         return (quantize_asymmetric(part, form.bits, form.block_size) for part in tensor.floats())
     if tensor.storage == "Q6_K":
@@ -79,7 +86,7 @@ class LinearWriter:
     ) -> list[ir.Value]:
         """x times each tensor: one value for all when they stack, else one each."""
         biases = list(biases) or [None] * len(tensors)
-        forms = [self._rule.form(tensor) for tensor in tensors]
+        forms = [self._rule.form(tensor, name) for tensor in tensors]
         has_bias = {bias is not None for bias in biases}
         if len(set(forms)) == 1 and len(has_bias) == 1:
             return [self._matrix(name, x, tensors, biases, forms)]
@@ -111,7 +118,7 @@ class LinearWriter:
             own = lambda x: self._quantized_product(x, packed, None)  # noqa: E731
         if head is None:
             return rows, own
-        return rows, lambda x: self._matrix(head_name, x, [head], [None], [self._rule.form(head)])
+        return rows, lambda x: self._matrix(head_name, x, [head], [None], [self._rule.form(head, "head")])
 
     def _matrix(
         self,

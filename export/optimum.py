@@ -24,6 +24,7 @@ from edgespec.export.safetensors import weight_files
 from edgespec.export.sources import read_vocabulary
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.manifest import KVCache, Manifest, Signature, Source, file_record
+from edgespec.parts import as_text
 from edgespec.tokenizer import vocabulary_sha256
 from edgespec.types import Logits, TokenIds
 
@@ -75,7 +76,7 @@ def import_model(
     files = weight_files(source)
     vocabulary = read_vocabulary(source)
     origin = Source(
-        name=source.resolve().name,
+        name=as_text(source.resolve().name),
         format="safetensors",
         sha256=",".join(file_record(path).sha256 for path in files),
         repository=repository,

@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from edgespec.disk import expect_room, install, writing
@@ -20,6 +20,20 @@ def expect_nothing(output: Path) -> None:
         raise UsageError(f"{output} already exists; remove it or choose another --output")
 
 
+def expect_possible(output: Path, needed_bytes: int) -> None:
+    """Look, without writing, whether needed_bytes can be written to output.
+
+    Raises:
+        UsageError: Its folder is none, or may not be written.
+        DiskFull: There is no room.
+    """
+    folder = next(parent for parent in output.absolute().parents if os.path.lexists(parent))
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        what = "it may not be written" if folder.is_dir() else "it is no folder"
+        raise UsageError(f"cannot write to {folder}: {what}; choose another --output")
+    expect_room(folder, needed_bytes, RESERVE_BYTES)
+
+
 @contextmanager
 def folder_in_the_making(
     output: Path, needed_bytes: int = 0, report: Report = lambda line: None
@@ -33,6 +47,8 @@ def folder_in_the_making(
     with _alone(output, report):
         expect_nothing(output)
         folder = output.with_name(f".{output.name}.partial")
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise UsageError(f"{folder} is in the way and no folder; remove it or choose another --output")
         shutil.rmtree(folder, ignore_errors=True)  # of an export that was killed: no other can be under way
         try:
             with writing(output.parent, needed_bytes):
@@ -53,9 +69,23 @@ def _install(folder: Path, output: Path) -> None:
 
 
 @contextmanager
+def _parents_taken_back(output: Path) -> Iterator[None]:
+    """After a failure, without the empty folders above output that were not there before."""
+    missing = [parent for parent in output.parents if not os.path.lexists(parent)]
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # another process has begun to use them
+            for parent in missing:
+                parent.rmdir()
+        raise
+
+
+@contextmanager
 def _alone(output: Path, report: Report) -> Iterator[None]:
     """Hold the lock of output."""
     with ExitStack() as stack:
+        stack.enter_context(_parents_taken_back(output))
         try:
             output.parent.mkdir(parents=True, exist_ok=True)
             lock = locked(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from edgespec.export.precision import choose_precision
+from edgespec.export.precision import FEW_WEIGHTS, choose_precision
 from edgespec.export.sources import LoadedSource
 
 # Bytes a weight, scales and all; source adds a scale of four bytes to blocks that have one of two.
@@ -12,6 +12,9 @@ _SOURCE_GROWTH = 1.3
 _BYTES_PER_S = 200e6
 _FITTED_PER_S = 45e6  # weights a second whose int4 blocks are fitted
 _BASE_BYTES, _SHARE = 135e6, 0.1
+# The check: weights a second of the reference and the passes, and of the passes of one token of the npu form.
+_CHECKED_PER_S, _STEPPED_PER_S = 27e6, 7e6
+_CHECKED_TOKENS, _USUAL_VOCABULARY = 240, 150_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,26 +29,58 @@ class Plan:
     write_bytes: int
     peak_bytes: int
     seconds: float
+    problem: str | None = None  # why it cannot be carried out
 
 
-def plan_export(loaded: LoadedSource, precision: str) -> Plan:
+def num_weights(loaded: LoadedSource) -> int:
+    return sum(tensor.rows * tensor.columns for tensor in loaded.tensors.values())
+
+
+def plan_export(loaded: LoadedSource, precision: str, *, form: str = "cpu", is_checked: bool = False) -> Plan:
     """The plan for a source that is here; auto is decided."""
-    num_weights = sum(tensor.rows * tensor.columns for tensor in loaded.tensors.values())
     stored = sum(tensor.num_bytes for tensor in loaded.tensors.values())
     is_blocks = any(tensor.is_blocks for tensor in loaded.tensors.values())
-    return estimate(loaded.source.name, precision, num_weights, stored, is_blocks=is_blocks)
+    return estimate(
+        loaded.source.name,
+        precision,
+        num_weights(loaded),
+        stored,
+        is_blocks=is_blocks,
+        vocab_size=loaded.config.vocab_size,
+        form=form,
+        is_checked=is_checked,
+    )
 
 
 def estimate(
-    source: str, precision: str, num_weights: int, source_bytes: int, *, is_blocks: bool, fetch_bytes: int = 0
+    source: str,
+    precision: str,
+    num_weights: int,
+    source_bytes: int,
+    *,
+    is_blocks: bool,
+    fetch_bytes: int = 0,
+    vocab_size: int = _USUAL_VOCABULARY,
+    form: str = "cpu",
+    is_checked: bool = False,
 ) -> Plan:
     """The plan for a source of so many weights in so many bytes; is_blocks says that they are quantised."""
     reason = None
     if precision == "auto":
         precision, reason = choose_precision(num_weights, is_blocks=is_blocks)
     per_weight = _BYTES.get(precision)
+    if form == "gpu" and precision == "int4" and num_weights < FEW_WEIGHTS:
+        per_weight = _BYTES["int8"]
     write_bytes = int(_SOURCE_GROWTH * source_bytes if per_weight is None else per_weight * num_weights)
     fitting_s = num_weights / _FITTED_PER_S if precision == "int4" else 0.0
+    peak_bytes, seconds = _BASE_BYTES + _SHARE * source_bytes, (source_bytes + write_bytes) / _BYTES_PER_S
+    if is_checked:
+        # Once mapped and once packed by the session, or widened to fp32, and rows of logits.
+        own_bytes = {"fp32": write_bytes // 2, "fp16": 4 * num_weights}.get(precision, write_bytes)
+        peak_bytes += write_bytes + own_bytes + _CHECKED_TOKENS * vocab_size * 4
+        seconds += num_weights / _CHECKED_PER_S
+        if form == "npu":
+            seconds += num_weights / _STEPPED_PER_S
     return Plan(
         source=source,
         precision=precision,
@@ -53,6 +88,6 @@ def estimate(
         fetch_bytes=fetch_bytes,
         source_bytes=source_bytes,
         write_bytes=write_bytes,
-        peak_bytes=int(_BASE_BYTES + _SHARE * source_bytes),
-        seconds=(source_bytes + write_bytes) / _BYTES_PER_S + fitting_s,
+        peak_bytes=int(peak_bytes),
+        seconds=seconds + fitting_s,
     )

@@ -5,7 +5,9 @@
     fp16    dequantised and rounded to half floats, which are widened again when the session loads
     int8    symmetric blocks, rounded to nearest
     int4    blocks with a minimum each, at least squared error; an embedding in int8, since it is read
-            by rows and, where it is the head as well, loses 0.07 nats a token in 4 bits (SmolLM2)
+            by rows and, where it is the head as well, loses 0.07 nats a token in 4 bits (SmolLM2). In the
+            gpu form symmetric blocks at least squared error, the head in int8, and of a model of few weights
+            all but gate and up
 Blocks that are stored in just the bits and size asked for are kept as they are.
 
 And what a device form means:
@@ -28,7 +30,10 @@ _BITS = {"int8": 8, "int4": 4}
 # time and was not worse by 0.001 nats (docs/log.md).
 JOINED_BLOCK = 128
 # Below this four bits cost a model more than they save: 0.2 nats a token on one of 135 million weights.
-_FEW_WEIGHTS = 600_000_000
+FEW_WEIGHTS = 600_000_000
+# Matrices that symmetric blocks of 4 bits hurt most: SmolLM2-135M loses 0.03 nats with these in 8 bits, and 0.17
+# without (docs/log.md). Larger models bear it, but for the head.
+_SENSITIVE = ("qkv", "o", "down")
 
 
 def choose_precision(num_weights: int, *, is_blocks: bool) -> tuple[str, str]:
@@ -36,7 +41,7 @@ def choose_precision(num_weights: int, *, is_blocks: bool) -> tuple[str, str]:
     if is_blocks:
         return "source", "its weights are quantised already, and keeping them loses nothing"
     size = f"{num_weights / 1e6:.0f} million weights"
-    if num_weights < _FEW_WEIGHTS:
+    if num_weights < FEW_WEIGHTS:
         return "int8", f"{size} are few, and a small model loses much in 4 bits"
     return "int4", f"{size} in 4 bits are read in a fraction of the time, at little loss"
 
@@ -62,13 +67,17 @@ class Rule:
     precision: str
     block_size: int  # of blocks that are rounded anew
     is_half: bool = False  # activations in fp16
+    num_weights: int = 1 << 40
 
     @property
     def storage(self) -> str:
         """What activations are stored as."""
         return "F16" if self.is_half else "F32"
 
-    def form(self, tensor: StoredTensor) -> Form:
+    def form(self, tensor: StoredTensor, name: str = "") -> Form:
+        """name is that of the matrix in the graph, as in 3.down or head."""
+        if self.precision == "int4" and self.is_half and self._is_sensitive(name):
+            return replace(self, precision="int8").form(tensor)
         if self.precision in _FLOATS:
             return Form(None, storage=_FLOATS[self.precision])
         bits = _BITS.get(self.precision)
@@ -84,6 +93,10 @@ class Rule:
         if bits == 4 and not self.is_half and tensor.columns % size == 0:
             return Form(4, size, has_offsets=True, rounding="asymmetric")
         return Form(bits, size, rounding="symmetric")
+
+    def _is_sensitive(self, name: str) -> bool:
+        is_few = self.num_weights < FEW_WEIGHTS
+        return name == "head" or (is_few and any(part in _SENSITIVE for part in name.split(".")))
 
     def embedding_form(self, tensor: StoredTensor) -> Form:
         form = self.form(tensor)

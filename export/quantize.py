@@ -10,6 +10,9 @@ import numpy.typing as npt
 
 from edgespec.export.blocks import Blocks, Floats, with_minimum
 
+# Scales tried for a symmetric block, as shares of the one that takes the largest magnitude to the lowest level; of
+# the other sign they take it to the highest.
+_SCALES = (1.0, 0.9, -1.0, -0.9)
 # Ranges tried for an asymmetric block, as shares of the full one, each refined by least squares.
 _RANGES = (1.0, 0.93, 0.86, 0.8)
 _REFINEMENTS = 2
@@ -29,6 +32,35 @@ def quantize(weights: Floats, bits: int, block_size: int) -> Blocks:
     scales = peak / -middle
     levels = np.clip(np.rint(block * _inverse(scales)) + middle, 0, 2 * middle - 1).astype(np.uint8)
     return Blocks(bits, block_size, levels.reshape(rows, -1), scales[:, :, 0].astype(np.float32))
+
+
+def quantize_symmetric(weights: Floats, bits: int, block_size: int) -> Blocks:
+    """Scale of each block with the least squared error found, of either sign.
+
+    Starts from several scales and refines each by least squares for the levels it gives. In 8 bits there is
+    nothing to gain: plain rounding is off by 1/256 of the range.
+
+    Args:
+        weights: As for quantize.
+    """
+    rows, columns = weights.shape
+    block = np.pad(weights, ((0, 0), (0, -columns % block_size))).reshape(rows, -1, block_size)
+    middle = 1 << (bits - 1)
+    plain = np.take_along_axis(block, np.abs(block).argmax(axis=2)[:, :, None], axis=2) / np.float32(-middle)
+    best, best_scales = np.zeros_like(block), np.zeros_like(plain)
+    least: Floats = np.full_like(plain, np.inf)
+    for share in _SCALES:
+        scales = plain * np.float32(share)
+        for _ in range(2):
+            levels = np.clip(np.rint(block * _inverse(scales)), -middle, middle - 1)
+            errors = np.square(levels * scales - block).sum(axis=2, keepdims=True)
+            better = errors < least
+            least = np.where(better, errors, least)
+            best, best_scales = np.where(better, levels, best), np.where(better, scales, best_scales)
+            energy = np.square(levels).sum(axis=2, keepdims=True)
+            covariance = (levels * block).sum(axis=2, keepdims=True)
+            scales = np.divide(covariance, energy, out=scales.copy(), where=energy > 0)
+    return Blocks(bits, block_size, (best + middle).astype(np.uint8).reshape(rows, -1), best_scales[:, :, 0])
 
 
 def quantize_asymmetric(weights: Floats, bits: int, block_size: int) -> Blocks:

@@ -23,6 +23,7 @@ from edgespec.export.safetensors import read_safetensors
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.vocabulary import END_OF_TURN, Vocabulary, vocabulary_from_gguf
 from edgespec.manifest import Source, file_record
+from edgespec.parts import as_text
 from edgespec.tokenizer import in_words, open_tokenizer
 
 _MAX_TEXT_BYTES = 16 << 20  # ten times a configuration that lists thousands of added tokens
@@ -95,7 +96,7 @@ def _load_gguf(path: Path) -> LoadedSource:
         tensors=tensors_by_role(path, config, file.tensors, is_gguf=True),
         vocabulary=vocabulary_from_gguf(path, file.metadata),
         source=Source(
-            name=file.paths[0].name,
+            name=as_text(file.paths[0].name),
             format="gguf",
             sha256=_hashes(file.paths),
             license=file.metadata.get("general.license"),
@@ -117,7 +118,7 @@ def _load_huggingface(folder: Path) -> LoadedSource:
         tensors=tensors_by_role(folder, config, stored, is_gguf=False),
         vocabulary=_huggingface_vocabulary(folder, settings),
         source=Source(
-            name=folder.resolve().name,
+            name=as_text(folder.resolve().name),
             format="safetensors",
             sha256=_hashes(paths),
         ),

@@ -11,8 +11,10 @@ from edgespec.errors import EdgeSpecError, ManifestError, MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime
 
-# A dimension is a number, or a word where any number has to be allowed.
+# A dimension is a number, or a word where any number has to be allowed, or _ANY where the graph may choose.
 _Dimensions = Sequence[int | str | None]
+_ANY = "any size"
+_HIDDEN = "hidden_states."
 _NUM_NAMED = 4  # differences named in a message; a wrong layer count alone makes dozens
 
 
@@ -58,6 +60,8 @@ def _check_signature(graph: Path, manifest: Manifest, session: Any) -> None:
         *_differences(inputs, session.get_inputs(), exhaustive=True),
         *_differences(outputs, session.get_outputs(), exhaustive=False),
     ]
+    if manifest.files and not differing:  # graphs of others name their dimensions as they like
+        differing += _cache_differences(manifest, session)
     if differing:
         more = f" and {len(differing) - _NUM_NAMED} more" if len(differing) > _NUM_NAMED else ""
         raise ManifestError(
@@ -82,7 +86,25 @@ def _wanted(manifest: Manifest) -> tuple[_Values, _Values]:
     for past, present in names.caches(kv.num_layers):
         inputs[past] = ((cache_type,), (1, kv.num_kv_heads, "past", kv.head_dim))
         outputs[present] = ((cache_type,), (1, kv.num_kv_heads, "total", kv.head_dim))
+    for layer in manifest.hidden_layers:
+        outputs[f"{_HIDDEN}{layer}"] = (("float",), (1, "new", _ANY))
     return inputs, outputs
+
+
+def _cache_differences(manifest: Manifest, session: Any) -> list[str]:
+    """Where the cache is not of its form, or hidden states are given that the manifest does not state.
+
+    A shared buffer is one dimension in past and present; a growing cache is longer in present.
+    """
+    past, present = manifest.signature.caches(1)[0]
+    shapes = {value.name: value.shape for value in (*session.get_inputs(), *session.get_outputs())}
+    found = "shared_buffer" if shapes[past][2] == shapes[present][2] else "growing"
+    said = [] if found == manifest.kv_cache.form else [f"its cache is {found}, wanted {manifest.kv_cache.form}"]
+    positions = session.get_modelmeta().custom_metadata_map.get("context_length")
+    if positions not in (None, str(manifest.context_length)):
+        said.append(f"it has {positions} positions, wanted a context_length of {manifest.context_length}")
+    stated = {f"{_HIDDEN}{layer}" for layer in manifest.hidden_layers}
+    return said + [f"{name} is not expected" for name in shapes if name.startswith(_HIDDEN) and name not in stated]
 
 
 def _differences(wanted: _Values, values: Sequence[Any], *, exhaustive: bool) -> list[str]:
@@ -103,7 +125,7 @@ def _differences(wanted: _Values, values: Sequence[Any], *, exhaustive: bool) ->
 def _serves(found: _Dimensions, wanted: _Dimensions) -> bool:
     """Whether a shape of the graph takes what is wanted: free where that varies, free or equal where not."""
     return len(found) == len(wanted) and all(
-        not isinstance(have, int) or have == want for have, want in zip(found, wanted, strict=True)
+        not isinstance(have, int) or want in (have, _ANY) for have, want in zip(found, wanted, strict=True)
     )
 
 

@@ -46,7 +46,8 @@ class StaticDecoder:
         if manifest.prefill_graph and not deterministic:
             graphs[manifest.prefill_tokens] = manifest.prefill_graph
         self._sessions = {
-            width: _open(folder / graph, device, threads, shares_cores) for width, graph in graphs.items()
+            width: _open(folder / graph, manifest, device, threads, shares_cores)
+            for width, graph in graphs.items()
         }
         kv = manifest.kv_cache
         shape = (kv.num_kv_heads, manifest.context_length, kv.head_dim)
@@ -120,7 +121,7 @@ class StaticDecoder:
         return np.where(hidden, _HIDDEN, 0).astype(self._manifest.kv_cache.dtype)
 
 
-def _open(graph: Path, device: Device, num_threads: int, shares_cores: bool) -> Any:
+def _open(graph: Path, manifest: Manifest, device: Device, num_threads: int, shares_cores: bool) -> Any:
     ort = import_onnxruntime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = num_threads
@@ -131,9 +132,19 @@ def _open(graph: Path, device: Device, num_threads: int, shares_cores: bool) -> 
         session = ort.InferenceSession(str(graph), options, providers=[device.provider], enable_fallback=0)
     except Exception as error:  # ONNX Runtime has no common base of its own
         raise translated(error, f"loading {graph}", ManifestError) from error
-    names = {value.name for value in session.get_inputs()}
+    shapes = {value.name: tuple(value.shape) for value in session.get_inputs()}
+    names, kv = set(shapes), manifest.kv_cache
     if not {"input_ids", "position_ids"} < names:
         raise ManifestError(
             f"{graph} takes {', '.join(sorted(names)[:4])}, which is no static form; export it again"
+        )
+    wanted = (kv.num_kv_heads, manifest.context_length, kv.head_dim)
+    pasts = {past for past, _ in manifest.signature.caches(kv.num_layers)}
+    found = {name: shape for name, shape in shapes.items() if "past" in name}
+    if set(found) != pasts or set(found.values()) != {wanted}:
+        shape = next((shape for shape in found.values() if shape != wanted), wanted)
+        raise ManifestError(
+            f"{graph} is not what its manifest says: its cache has {len(found)} inputs, as of {shape}, wanted "
+            f"{len(pasts)} of {wanted}; export it again"
         )
     return session

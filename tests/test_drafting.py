@@ -1,8 +1,10 @@
 """Drafters out of a target: fewer layers over the same weights, a head that knows the frequent tokens."""
 
+import os
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import tiny
 
@@ -57,7 +59,7 @@ def test_trimmed_head_gives_the_logits_of_its_tokens(tiny_gguf: Path, target: Pa
     export_model(tiny_gguf, tmp_path / "whole", precision="int8", drafting=Drafting(keep=frozenset([0])))
     tokens = np.arange(7, dtype=np.int32)
     whole, trimmed = (
-        _load_drafter(_Found(folder, _self_drafter(read_manifest(folder))), find_device("cpu"), None).logits(
+        _load_drafter(_Found(folder, _self_drafter(read_manifest(folder))), find_device("cpu"), None, None).logits(
             tokens, 3
         )
         for folder in (tmp_path / "whole", target)
@@ -122,5 +124,46 @@ def test_subset_that_is_no_list_of_tokens_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ManifestError, match="export the model again"):
             read_subset(tmp_path / "s.npy", 300)
     np.save(tmp_path / "s.npy", np.array([object()]), allow_pickle=True)
-    with pytest.raises(ManifestError, match="cannot be read"):
+    with pytest.raises(ManifestError, match=r"s\.npy is no list of tokens; export"):
         read_subset(tmp_path / "s.npy", 300)
+
+
+def test_corpus_that_is_no_file_is_refused_before_any_work(
+    tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    arguments = ["export", str(tiny_gguf), "--output", str(tmp_path / "new" / "out"), "--vocab-subset", "50"]
+    for corpus in (tmp_path / "pipe", tmp_path, tmp_path / "none", "/dev/zero", "x" * 5000):
+        assert main([*arguments, "--vocab-corpus", str(corpus)]) == 2
+        assert "no regular file" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_head_of_too_few_tokens_is_refused_before_any_work(tiny_gguf: Path, corpus: Path, tmp_path: Path) -> None:
+    for number in (1, tiny.VOCAB):
+        said: list[str] = []
+        drafting = Drafting(num_tokens=number, corpus=corpus)
+        with pytest.raises(UsageError, match=f"the head would keep {number} tokens; wanted"):
+            export_model(tiny_gguf, tmp_path / "new" / "out", drafting=drafting, report=said.append)
+        assert said == [f"reading {tiny_gguf}"]
+    assert not (tmp_path / "new").exists()
+
+
+def test_layers_are_written_in_ascii_digits_and_must_exist() -> None:
+    with pytest.raises(UsageError, match="wanted numbers"):
+        parse_layers("\N{ARABIC-INDIC DIGIT THREE}", "--hidden-states")
+    with pytest.raises(UsageError, match="no layer 30 in a model that has 0 to 29"):
+        Drafting(keep=frozenset([30])).layers(30)
+
+
+def test_hidden_states_are_in_the_tree_graph_too_and_in_no_drafter(tiny_gguf: Path, tmp_path: Path) -> None:
+    export_model(
+        tiny_gguf, tmp_path / "m", precision="fp32", hidden_layers=(1,), drafting=Drafting(keep=frozenset([0]))
+    )
+    outputs = {
+        name: {value.name for value in onnx.load(tmp_path / "m" / name, load_external_data=False).graph.output}
+        for name in ("model.onnx", "model_tree.onnx", "model_draft.onnx")
+    }
+    assert ["hidden_states.1" in names for names in outputs.values()] == [True, True, False]
+    with load(tmp_path / "m", drafter="self", draft_length=2) as engine:
+        assert engine.generate("the", max_tokens=3).text

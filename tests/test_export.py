@@ -731,3 +731,50 @@ def test_folder_that_cannot_be_written_is_told_at_once(
     monkeypatch.setattr(Path, "mkdir", fail)
     with pytest.raises(UsageError, match=rf"cannot write to .*{os.strerror(number)}.*--output"):
         export_model(tiny_gguf, tmp_path / "new" / "out")
+
+
+def test_names_that_are_not_utf8_are_written_with_replacements(tiny_gguf: Path, tmp_path: Path) -> None:
+    name = os.fsdecode(b"bad\xff\xfe.gguf")
+    try:
+        (tmp_path / name).symlink_to(tiny_gguf)
+    except OSError:
+        pytest.skip("this file system takes UTF-8 alone")
+    manifest = export_model(tmp_path / name, tmp_path / "out")
+    assert manifest.source.name == "bad\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}.gguf"
+    assert read_manifest(tmp_path / "out") == manifest
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_file_or_link_in_the_place_of_the_partial_folder_is_left_alone(
+    tiny_gguf: Path, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "text").write_text("precious")
+    place = tmp_path / "made" / ".out.partial"
+    place.parent.mkdir()
+    if kind == "file":
+        place.write_text("precious")
+    else:
+        place.symlink_to(tmp_path / "mine")
+    with pytest.raises(UsageError, match="in the way and no folder; remove it"):
+        export_model(tiny_gguf, tmp_path / "made" / "out")
+    assert [path.name for path in place.parent.iterdir()] == [".out.partial"]
+    assert (tmp_path / "mine" / "text").read_text() == "precious"
+
+
+def test_link_in_the_place_of_the_lock_is_told_in_words(tiny_gguf: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / ".out.lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(UsageError, match=r"\.out\.lock is a link and no lock; remove it"):
+        export_model(tiny_gguf, tmp_path / "out")
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+def test_failed_export_takes_back_the_folders_above_it(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(DiskFull, match=r"are needed, 64\.0 MiB more are to stay free, and"):
+        export_model(tiny_gguf, tmp_path / "a" / "b" / "out")
+    assert not list(tmp_path.iterdir())

@@ -1,5 +1,6 @@
 """Locks between processes and threads."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -71,3 +72,17 @@ def test_lock_is_given_back_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), locked(tmp_path / "lock", print):
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_lock_is_never_followed_and_never_changed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (tmp_path / "link").symlink_to(precious)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    before = sorted(tmp_path.iterdir())
+    for name in ("precious", "link", "dangling", "pipe"):
+        with pytest.raises(OSError, match="no lock"), locked(tmp_path / name, print):
+            pass
+    assert precious.read_text() == "mine"
+    assert sorted(tmp_path.iterdir()) == before

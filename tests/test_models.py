@@ -1,6 +1,8 @@
 """Keeping house: plans, cards, and the models of the home."""
 
 import json
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +16,11 @@ from edgespec.export.plan import plan_export
 from edgespec.export.progress import Progress
 from edgespec.export.sources import read_source
 from edgespec.home import ModelHome
+from edgespec.hub import Snapshot
 from edgespec.loading import open_decoder
 from edgespec.manifest import read_manifest
 from edgespec.models import prepared, remove, verify
+from edgespec.pairing import export_pair
 
 
 @pytest.fixture
@@ -124,3 +128,60 @@ def test_progress_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     for done in (1, 4_000_000, 5_000_000, 8_000_000):
         progress(done)
     assert lines == ["4 MB of at most 10 MB, 1 MB/s", "8 MB of at most 10 MB, 1 MB/s"]
+
+
+def test_pair_in_the_home_is_listed_as_one_with_its_size(
+    home: ModelHome, tiny_gguf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = Snapshot(path=tiny_gguf)
+    export_pair(source, source, home.models / "pair", precision="fp32", drafter_precision="int8")
+    pair, _ = prepared(home)
+    size = sum(path.stat().st_size for path in (home.models / "pair").rglob("*") if path.is_file())
+    assert (pair.kind, pair.precision, pair.bytes, pair.problem) == ("pair", "fp32 + int8", size, None)
+    assert main(["models", "list"]) == 0
+    assert "pair of llama + llama, fp32 + int8, from tiny.gguf + tiny.gguf" in capsys.readouterr().out
+    assert main(["models", "verify"]) == 0
+
+
+def test_source_without_a_name_is_a_damaged_manifest(home: ModelHome) -> None:
+    path = home.models / "tiny" / "edgespec.json"
+    document = json.loads(path.read_text())
+    document["source"]["name"] = None
+    path.write_text(json.dumps(document))
+    (model,) = prepared(home)
+    assert "source.name is None" in (model.problem or "")
+
+
+def test_empty_names_are_refused(home: ModelHome, tmp_path: Path) -> None:
+    assert main(["models", "verify", ""]) == 3
+    assert main(["export", "", "--output", str(tmp_path / "out")]) == 2
+
+
+def test_dry_run_says_what_cannot_work(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    arguments = ["export", str(tiny_gguf), "--dry-run", "--json", "--output"]
+    assert main([*arguments, str(tmp_path / "file" / "out")]) == 2
+    assert "it is no folder" in json.loads(capsys.readouterr().out)[0]["problem"]
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    assert main([*arguments, str(tmp_path / "new" / "out")]) == 1
+    said = capsys.readouterr()
+    assert "no room in" in json.loads(said.out)[0]["problem"]
+    assert "this cannot be carried out: no room in" in said.err
+    monkeypatch.undo()
+    assert main([*arguments, str(tmp_path / "new" / "out")]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["problem"] is None
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).is_file())
+    assert main([*arguments, str(tmp_path / "out")]) == 2
+    assert "may not be written" in capsys.readouterr().err
+
+
+def test_plan_counts_the_check(tiny_gguf: Path) -> None:
+    plain, checked = (
+        plan_export(read_source(tiny_gguf), "source", is_checked=is_checked) for is_checked in (False, True)
+    )
+    npu = plan_export(read_source(tiny_gguf), "fp16", form="npu", is_checked=True)
+    assert plain.peak_bytes + plain.write_bytes < checked.peak_bytes
+    assert plain.seconds < checked.seconds < npu.seconds

@@ -120,3 +120,14 @@ def test_manifest_of_another_graph_is_refused(tiny_model: Path) -> None:
     ):
         with pytest.raises(ManifestError, match="its manifest says"):
             OnnxDecoder(tiny_model, changed, find_device("cpu"))
+
+
+def test_cache_form_and_hidden_states_are_those_of_the_graph(tiny_model: Path) -> None:
+    manifest = read_manifest(tiny_model)
+    for changed, words in (
+        (replace(manifest, kv_cache=replace(manifest.kv_cache, form="growing")), "cache is shared_buffer"),
+        (replace(manifest, hidden_layers=(0,)), r"hidden_states\.0 is missing"),
+        (replace(manifest, context_length=manifest.context_length + 1), f"{tiny.CONTEXT} positions"),
+    ):
+        with pytest.raises(ManifestError, match=words):
+            OnnxDecoder(tiny_model, changed, find_device("cpu"))

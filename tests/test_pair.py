@@ -10,9 +10,11 @@ import tiny
 
 from edgespec import load
 from edgespec.cli import main
-from edgespec.errors import ManifestError, VocabularyMismatch
-from edgespec.export.convert import export_model
+from edgespec.errors import DiskFull, ManifestError, VocabularyMismatch
+from edgespec.export.convert import export_model, plan_source
+from edgespec.export.output import RESERVE_BYTES
 from edgespec.hub import Snapshot
+from edgespec.manifest import read_manifest
 from edgespec.pair import FILE_NAME, have_same_tokens, read_pair, write_pair
 from edgespec.pair_check import best_length
 from edgespec.pairing import export_pair, judge_pair
@@ -46,7 +48,7 @@ def test_best_length_follows_acceptance_and_costs() -> None:
 def test_pair_folder_drafts_with_its_drafter_where_that_pays(pair: Path) -> None:
     check = read_pair(pair)
     assert check is not None
-    for pays, drafter in ((True, "suffix+drafter"), (False, "suffix")):
+    for pays, drafter in ((True, "suffix+tiny"), (False, "suffix")):
         write_pair(pair, replace(check, pays=pays))
         lines: list[str] = []
         with load(pair, report=lines.append) as engine:
@@ -89,8 +91,14 @@ def test_other_tokens_are_told_apart_and_missing_ones_are_not(tiny_model: Path, 
 
 def test_pair_that_cannot_be_made_leaves_nothing(tiny_gguf: Path, tmp_path: Path) -> None:
     tiny.write_gguf(tmp_path / "other.gguf", tiny.random_weights(), override=tiny.FOREIGN)
+    said: list[str] = []
     with pytest.raises(VocabularyMismatch):
-        export_pair(Snapshot(path=tiny_gguf), Snapshot(path=tmp_path / "other.gguf"), tmp_path / "pair")
+        export_pair(
+            Snapshot(path=tiny_gguf), Snapshot(path=tmp_path / "other.gguf"), tmp_path / "pair", report=said.append
+        )
+    assert said == []  # before any work
+    arguments = ["export", str(tiny_gguf), "--drafter", str(tmp_path / "other.gguf"), "--dry-run"]
+    assert main([*arguments, "--output", str(tmp_path / "pair")]) == 3
     assert [path.name for path in tmp_path.iterdir()] == ["other.gguf"]
 
 
@@ -113,7 +121,7 @@ def test_pair_folder_is_a_model_to_every_command(pair: Path, tiny_model: Path) -
     for arguments in (["models", "verify", str(pair)], ["pair", "check", str(pair), str(pair)]):
         assert main(arguments) == 0
     with load(tiny_model, drafter=str(pair), draft_length=2) as engine:
-        assert engine.speculation.name == "drafter"
+        assert engine.speculation.name == "tiny"
 
 
 def test_commands(pair: Path, tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,5 +130,52 @@ def test_commands(pair: Path, tiny_gguf: Path, tmp_path: Path, capsys: pytest.Ca
     assert 0 < document["greedy_acceptance"] < 1
     arguments = ["export", str(tiny_gguf), "--drafter", str(tiny_gguf), "--output", str(tmp_path / "p")]
     assert main([*arguments, "--drafter-precision", "int4"]) == 0
-    assert "drafter drafting for target: this pair" in capsys.readouterr().out
+    assert "tiny (int4) drafting for tiny (source): this pair" in capsys.readouterr().out
     assert main(["chat", str(tmp_path / "p"), "--prompt", "the", "--max-tokens", "3"]) == 0
+
+
+def test_room_for_both_models_is_checked_before_either_is_written(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = plan_source(tiny_gguf, "fp32")[1].write_bytes
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=RESERVE_BYTES + 3 * one // 2))
+    said: list[str] = []
+    source = Snapshot(path=tiny_gguf)
+    with pytest.raises(DiskFull, match=r"64\.0 MiB more are to stay free") as raised:
+        export_pair(source, source, tmp_path / "p", precision="fp32", drafter_precision="fp32", report=said.append)
+    assert raised.value.needed_bytes == 2 * one
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    "change", [{"pays": "no"}, {"pays": 1}, {"num_draft": 1.5}, {"num_draft": True}, {"expected_gain": "2"}]
+)
+def test_values_of_other_kinds_in_a_pair_file_are_refused(
+    pair: Path, tmp_path: Path, change: dict[str, object]
+) -> None:
+    folder = Path(shutil.copytree(pair, tmp_path / "pair"))
+    document = json.loads((folder / FILE_NAME).read_text())
+    document["check"] |= change
+    (folder / FILE_NAME).write_text(json.dumps(document))
+    with pytest.raises(ManifestError, match=next(iter(change))):
+        read_pair(folder)
+    assert main(["models", "verify", str(folder)]) == 3
+
+
+def test_pair_without_its_drafter_still_answers_and_says_what_is_missing(pair: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(pair, tmp_path / "pair"))
+    shutil.rmtree(folder / "drafter")
+    said: list[str] = []
+    for drafter in ("none", "auto"):
+        with load(folder, drafter=drafter, report=said.append) as engine:
+            assert engine.generate("the", max_tokens=2).text
+    assert str(folder / "drafter") in said[0]
+    assert main(["models", "verify", str(folder)]) == 3
+
+
+def test_parts_of_a_pair_are_called_by_their_sources(pair: Path) -> None:
+    assert [read_manifest(pair / part).name for part in ("target", "drafter")] == ["tiny", "tiny"]
+    check = read_pair(pair)
+    assert check is not None
+    assert (check.target, check.drafter) == ("tiny (fp32)", "tiny (int4)")

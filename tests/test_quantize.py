@@ -6,7 +6,13 @@ from hypothesis import strategies as st
 from rows import random_rows
 
 from edgespec.export.blocks import BLOCK_FORMATS, Blocks
-from edgespec.export.quantize import quantize, quantize_asymmetric, with_joined_blocks, with_offset_columns
+from edgespec.export.quantize import (
+    quantize,
+    quantize_asymmetric,
+    quantize_symmetric,
+    with_joined_blocks,
+    with_offset_columns,
+)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -73,3 +79,22 @@ def test_weights_of_a_four_bit_file_are_found_again(seed: int) -> None:
 def test_constant_blocks_are_kept() -> None:
     weights = np.repeat(np.array([[0.0, 0.5, -2.0]], np.float32), 32, axis=1)
     assert np.allclose(quantize_asymmetric(weights, 4, 32).dequantized(), weights)
+
+
+@given(seed=st.integers(0, 2**32))
+def test_fitted_symmetric_scales_beat_plain_rounding(seed: int) -> None:
+    weights = np.random.default_rng(seed).normal(0, 1, (8, 250)).astype(np.float32)
+    plain, fitted = (rounded(weights, 4, 32).dequantized() for rounded in (quantize, quantize_symmetric))
+    padded = np.pad(weights, ((0, 0), (0, 6)))
+    errors = [np.square(found - padded).reshape(8, -1, 32).sum(axis=2) for found in (fitted, plain)]
+    assert (errors[0] <= 1.0001 * errors[1]).all()
+    assert errors[0].sum() < 0.96 * errors[1].sum()
+
+
+def test_symmetric_blocks_that_fill_their_grid_are_found_again() -> None:
+    stored = gguf.quants.quantize(
+        np.random.default_rng(0).normal(0, 1, (4, 64)).astype(np.float32), gguf.GGMLQuantizationType.Q4_0
+    )
+    exact = BLOCK_FORMATS["Q4_0"].decode(stored).dequantized()
+    assert np.abs(quantize_symmetric(exact, 4, 32).dequantized() - exact).max() < 1e-5
+    assert not quantize_symmetric(np.zeros((1, 32), np.float32), 4, 32).dequantized().any()

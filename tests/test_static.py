@@ -1,5 +1,6 @@
 """The static form: the same model in fixed shapes and primitive operators, and the decoder that runs it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -99,3 +100,13 @@ def test_what_the_static_form_does_not_have_is_refused(tiny_gguf: Path, tmp_path
 def test_graph_of_another_form_is_refused(static_model: Path, tiny_model: Path) -> None:
     with pytest.raises(ManifestError, match="no static form"):
         StaticDecoder(tiny_model, read_manifest(tiny_model), find_device("cpu"))
+
+
+def test_manifest_of_another_static_graph_is_refused(static_model: Path) -> None:
+    manifest = read_manifest(static_model)
+    for changed in (
+        replace(manifest, context_length=manifest.context_length - 1),
+        replace(manifest, kv_cache=replace(manifest.kv_cache, num_layers=1)),
+    ):
+        with pytest.raises(ManifestError, match="not what its manifest says"):
+            StaticDecoder(static_model, changed, find_device("cpu"))
