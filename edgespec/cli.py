@@ -146,7 +146,7 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
     )
     speculation.add_argument("--draft-length", default="auto", metavar="N", help="auto, or tokens a draft")
     speculation.add_argument("--schedule", default="auto", choices=["auto", "serial"])
-    speculation.add_argument("--acceptance", default="equality", choices=["equality"])
+    speculation.add_argument("--acceptance", default="equality", choices=["equality", "rejection"])
     speculation.add_argument("--device", default="auto", metavar="NAME", help="where the target runs: auto, cpu")
     speculation.add_argument("--drafter-device", default="auto", metavar="NAME", help="where a model drafter runs")
     speculation.add_argument(
@@ -240,6 +240,7 @@ def _engine(options: argparse.Namespace, *, memory: bool = False) -> "Engine":
         options.model,
         drafter=options.drafter,
         draft_length=options.draft_length,
+        acceptance=options.acceptance,
         device=options.device,
         drafter_device=options.drafter_device,
         num_threads=options.threads,

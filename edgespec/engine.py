@@ -239,7 +239,7 @@ class Engine:
         gate = speculation.gate()
         answer = prompt[:0]
         try:
-            for block in serial(prompt, target, sampler, gate, max_tokens=max_tokens):
+            for block in serial(prompt, target, sampler, gate, speculation.accept, max_tokens):
                 kept, reason = token_stop.cut(block.tokens)
                 answer = append(answer, kept)
                 if not tally.passes:

@@ -8,6 +8,7 @@ from types import NoneType
 from typing import NamedTuple
 
 from edgespec import genai
+from edgespec.acceptance import equality
 from edgespec.chances import Key
 from edgespec.chat_template import read_template
 from edgespec.costs import measure
@@ -27,6 +28,7 @@ from edgespec.home import ModelHome, default_home
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest, verify_files
 from edgespec.memory import Memory, MemoryDrafter
 from edgespec.pair import DRAFTER, TARGET, PairCheck, have_same_tokens, part_of_pair, read_pair
+from edgespec.rejection import rejection
 from edgespec.runtimes import foreign
 from edgespec.runtimes.devices import Device, find_device, machine_key
 from edgespec.runtimes.onnx import OnnxDecoder
@@ -40,6 +42,7 @@ from edgespec.vocab_subset import SubsetDecoder, read_subset
 
 _NAMED = ("auto", "none", "ngram", "suffix", "self")
 _NOT_YET = ("lookahead",)
+_ACCEPTANCES = {"equality": equality, "rejection": rejection}
 _MAX_THREADS = 512
 _LONGEST_DRAFT = 64
 
@@ -49,6 +52,7 @@ def load(
     *,
     drafter: str = "auto",
     draft_length: int | str = "auto",
+    acceptance: str = "equality",
     device: str = "auto",
     drafter_device: str = "auto",
     num_threads: int | None = None,
@@ -66,6 +70,8 @@ def load(
         drafter: auto, none, ngram, suffix, self, or a model like the first argument. auto is what pays of the
             text and the drafter of a pair folder; self is the graph of fewer layers in the model's own folder.
         draft_length: Tokens a draft, or auto to measure what pays.
+        acceptance: Which drafted tokens stay: equality, with one text for a seed whatever drafts, or rejection,
+            which keeps more of what a model drafts at a temperature. The distribution is the target's either way.
         device: Where the target runs: auto or cpu.
         drafter_device: Where a model drafter runs.
         num_threads: Of the target; all physical cores unless given.
@@ -82,7 +88,13 @@ def load(
         DeviceUnavailable: No execution provider for the device.
     """
     length = _draft_length(draft_length)
-    _expect_kinds({"drafter": drafter, "device": device, "drafter_device": drafter_device}, str, "a text")
+    _expect_kinds(
+        {"acceptance": acceptance, "drafter": drafter, "device": device, "drafter_device": drafter_device},
+        str,
+        "a text",
+    )
+    if acceptance not in _ACCEPTANCES:
+        raise UsageError(f"acceptance is {acceptance!r}; wanted {' or '.join(_ACCEPTANCES)}")
     _expect_kinds({"deterministic": deterministic, "memory": memory}, bool, "True or False")
     _expect_kinds({"home": home}, (str, Path, NoneType), "a folder")
     _expect_threads(num_threads)
@@ -119,13 +131,16 @@ def load(
         template=_chat_template(target),
         renderer=renderer,
         decoders=decoders,
-        speculation=_speculation(
-            lambda: [*_from_text(asked), *lasting],
-            length,
-            decoders[0],
-            target,
-            (places[0], num_threads, deterministic),
-            report,
+        speculation=replace(
+            _speculation(
+                lambda: [*_from_text(asked), *lasting],
+                length,
+                decoders[0],
+                target,
+                (places[0], num_threads, deterministic),
+                report,
+            ),
+            accept=_ACCEPTANCES[acceptance],
         ),
         memory=kept,
         device_names=(places[0].name, places[1].name),

@@ -246,6 +246,23 @@ def test_drafters_to_come_are_refused_in_words(tiny_model: Path, drafter: str) -
         load(tiny_model, drafter=drafter)
 
 
+@pytest.mark.parametrize("acceptance", ["perhaps", None, ["equality"]])
+def test_unknown_acceptance_is_refused(tiny_model: Path, acceptance: Any) -> None:
+    with pytest.raises(UsageError, match="acceptance is"):
+        load(tiny_model, acceptance=acceptance)
+
+
+def test_rejection_keeps_more_of_a_near_model_and_repeats_itself(tiny_model: Path, tiny_drafter: Path) -> None:
+    hot = SamplingParams(temperature=1.5, seed=3)
+    rates = {}
+    for rule in ("equality", "rejection"):
+        with load(tiny_model, drafter=str(tiny_drafter), draft_length=3, acceptance=rule) as engine:
+            answers = [engine.generate("the in", sampling=hot, max_tokens=120) for _ in range(2)]
+        assert answers[0].token_ids == answers[1].token_ids
+        rates[rule] = answers[0].stats.acceptance_rate or 0
+    assert rates["rejection"] > rates["equality"]
+
+
 @pytest.mark.parametrize("length", ["many", "-1", 65])
 def test_draft_length_out_of_range_is_refused(tiny_model: Path, length: str | int) -> None:
     with pytest.raises(UsageError, match="draft length"):

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PURE = {
-    "types", "errors", "sampling", "acceptance", "cache", "drafters", "gate", "costs", "chances",
+    "types", "errors", "sampling", "acceptance", "rejection", "cache", "drafters", "gate", "costs", "chances",
     "speculation", "experience", "scheduler", "stopping",
     "stats", "tokenizer", "chat_template", "sandbox", "manifest", "catalog", "engine", "scoring", "benchmark",
     "pair", "pair_check", "template_process", "talk", "parts", "lock", "disk", "repository", "vocab_subset",
