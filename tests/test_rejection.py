@@ -106,13 +106,17 @@ def chi_square(counts: np.ndarray, p: np.ndarray) -> tuple[float, float]:
 
 
 def first_tokens(rule: Acceptance, shape: str, params: SamplingParams, num_draws: int) -> np.ndarray:
-    """How often each token came first, over as many seeds, behind a draft of one token."""
-    target, drafter = (np.tile(row, (len(row), 1)) for row in SHAPES[shape])
-    gate = FixedGate([ModelDrafter(RowsDecoder(drafter), 6)], 1, with_distributions=rule is rejection)
-    logits, counts = target[:2], np.zeros(len(target), int)
+    """How often each token came first, over as many seeds, behind a drafted token of each."""
+    target, drafter = SHAPES[shape]
+    rows, counts = np.stack([target, target]), np.zeros(len(target), int)
+    q = GumbelSampler(params, len(PROMPT)).distribution(drafter, PROMPT)
     for seed in range(num_draws):
         sampler = GumbelSampler(replace(params, seed=seed), len(PROMPT))
-        counts[rule(PROMPT, gate.draft(PROMPT, 9, sampler), logits, sampler)[0]] += 1
+        if rule is rejection:
+            draft = Draft(np.array([sampler.apart(2).pick(q, 2)]), distributions=(q,))
+        else:
+            draft = Draft(np.array([sampler(drafter, PROMPT)]))
+        counts[rule(PROMPT, draft, rows, sampler)[0]] += 1
     return counts
 
 
