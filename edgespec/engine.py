@@ -244,8 +244,8 @@ class Engine:
                 answer = append(answer, kept)
                 if not tally.passes:
                     tally.prompt_read(target.num_fed - fed, perf_counter() - started)
-                tally.add(block, len(kept))
                 text, num_shown, is_cut = _shown(kept, text_stream, text_stop)
+                tally.add(block, num_shown)
                 if reason or is_cut:
                     break
                 yield Chunk(text=text, token_ids=_ints(kept))

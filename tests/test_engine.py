@@ -296,6 +296,19 @@ def test_stats_add_up(tiny_model: Path, tiny_drafter: Path) -> None:
     assert stats.prefill_tokens_per_second is not None
 
 
+@pytest.mark.parametrize("stop", [[], ["e"], ["th", "an"]])
+@pytest.mark.parametrize("max_tokens", [1, 9, 60])
+def test_counted_tokens_are_those_that_the_user_got(
+    tiny_model: Path, tiny_drafter: Path, stop: list[str], max_tokens: int
+) -> None:
+    with load(tiny_model, drafter=str(tiny_drafter), draft_length=5) as engine:
+        answer = engine.generate("the", sampling=SAMPLED, max_tokens=max_tokens, stop=stop)
+    stats = answer.stats
+    assert stats.num_emitted == len(answer.token_ids)
+    assert stats.num_corrections + stats.num_bonuses == stats.passes
+    assert stats.num_accepted <= stats.num_verified <= stats.num_drafted
+
+
 def test_public_names_are_the_listed_ones() -> None:
     assert sorted(edgespec.__all__) == edgespec.__all__
     assert all(hasattr(edgespec, name) for name in edgespec.__all__)
