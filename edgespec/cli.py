@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from edgespec import __version__
 from edgespec.catalog import CATALOG, DEFAULT_MODEL
+from edgespec.doctor_command import add_doctor
 from edgespec.errors import EdgeSpecError, MemoryExhausted, UsageError
 from edgespec.export_command import add_export, add_pair
 from edgespec.models_command import add_models
@@ -92,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     add_pair(commands.add_parser("pair", help="judge a target and a drafter"))
     add_models(commands.add_parser("models", help="list, fetch, verify or remove prepared models"))
     _add_score(commands.add_parser("score", help="measure how well a model predicts a text"))
+    add_doctor(commands.add_parser("doctor", help="what is installed here, and whether speculation is exact"))
     _add_bench(commands.add_parser("bench", help="compare speculation with plain decoding on your prompts"))
     return parser
 

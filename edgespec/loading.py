@@ -30,7 +30,7 @@ from edgespec.memory import Memory, MemoryDrafter
 from edgespec.pair import DRAFTER, TARGET, PairCheck, have_same_tokens, part_of_pair, read_pair
 from edgespec.rejection import rejection
 from edgespec.runtimes import foreign
-from edgespec.runtimes.devices import Device, find_device, machine_key
+from edgespec.runtimes.devices import Device, find_device, import_onnxruntime, machine_key
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.static import StaticDecoder
 from edgespec.speculation import Speculation
@@ -294,6 +294,15 @@ def _load_own(model: _Found, device: Device, num_threads: int | None) -> Decoder
 def expect_runtime() -> None:
     """Raises DeviceUnavailable: nothing here can run a model."""
     find_device("auto")
+
+
+def providers() -> list[str]:
+    """Execution providers of the ONNX Runtime that is installed.
+
+    Raises:
+        DeviceUnavailable: It is not sound.
+    """
+    return list(import_onnxruntime().get_available_providers())
 
 
 def open_decoder(folder: Path, manifest: Manifest) -> OnnxDecoder | StaticDecoder:
