@@ -25,11 +25,11 @@ def equality(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Sampler) -
     row: int | None = 0
     while row is not None:
         emitted.append(sampler(logits[row], append(tokens, emitted)))
-        row = _row_behind(draft, row, emitted[-1])
+        row = row_behind(draft, row, emitted[-1])
     return np.array(emitted, np.int32)
 
 
-def _row_behind(draft: Draft, row: int, token: int) -> int | None:
+def row_behind(draft: Draft, row: int, token: int) -> int | None:
     """The row of logits behind token, where the draft has it as what follows the token of row."""
     if draft.parents is None:
         return row + 1 if row < len(draft.tokens) and draft.tokens[row] == token else None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from edgespec import __version__
 from edgespec.catalog import CATALOG, DEFAULT_MODEL
+from edgespec.doctor_command import add_doctor
 from edgespec.errors import EdgeSpecError, MemoryExhausted, UsageError
 from edgespec.export_command import add_export, add_pair
 from edgespec.models_command import add_models
@@ -92,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     add_pair(commands.add_parser("pair", help="judge a target and a drafter"))
     add_models(commands.add_parser("models", help="list, fetch, verify or remove prepared models"))
     _add_score(commands.add_parser("score", help="measure how well a model predicts a text"))
+    add_doctor(commands.add_parser("doctor", help="what is installed here, and whether speculation is exact"))
     _add_bench(commands.add_parser("bench", help="compare speculation with plain decoding on your prompts"))
     return parser
 
@@ -146,7 +148,7 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
     )
     speculation.add_argument("--draft-length", default="auto", metavar="N", help="auto, or tokens a draft")
     speculation.add_argument("--schedule", default="auto", choices=["auto", "serial"])
-    speculation.add_argument("--acceptance", default="equality", choices=["equality"])
+    speculation.add_argument("--acceptance", default="equality", choices=["equality", "rejection"])
     speculation.add_argument("--device", default="auto", metavar="NAME", help="where the target runs: auto, cpu")
     speculation.add_argument("--drafter-device", default="auto", metavar="NAME", help="where a model drafter runs")
     speculation.add_argument(
@@ -240,6 +242,7 @@ def _engine(options: argparse.Namespace, *, memory: bool = False) -> "Engine":
         options.model,
         drafter=options.drafter,
         draft_length=options.draft_length,
+        acceptance=options.acceptance,
         device=options.device,
         drafter_device=options.drafter_device,
         num_threads=options.threads,

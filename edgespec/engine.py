@@ -239,13 +239,13 @@ class Engine:
         gate = speculation.gate()
         answer = prompt[:0]
         try:
-            for block in serial(prompt, target, sampler, gate, max_tokens=max_tokens):
+            for block in serial(prompt, target, sampler, gate, speculation.accept, max_tokens):
                 kept, reason = token_stop.cut(block.tokens)
                 answer = append(answer, kept)
                 if not tally.passes:
                     tally.prompt_read(target.num_fed - fed, perf_counter() - started)
-                tally.add(block, len(kept))
                 text, num_shown, is_cut = _shown(kept, text_stream, text_stop)
+                tally.add(block, num_shown)
                 if reason or is_cut:
                     break
                 yield Chunk(text=text, token_ids=_ints(kept))

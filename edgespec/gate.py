@@ -33,6 +33,8 @@ class FixedGate:
 
     def draft(self, tokens: TokenIds, room: int, sampler: Sampler) -> Draft:
         ask = Ask(min(self._num_tokens, room), with_distributions=self._with_distributions)
+        if self._with_distributions:
+            sampler = sampler.apart(len(tokens))
         for drafter in self._drafters if ask.num_tokens > 0 else ():
             draft = drafter.draft(tokens, ask, sampler)
             if len(draft.tokens):
@@ -103,6 +105,9 @@ class MeasuredGate:
         if ask.num_tokens < 1:
             self._offers = []
             return NOTHING
+        if self.with_distributions:
+            # What is drawn must say nothing of what is decided, in this round or, left over, in a later one.
+            sampler = sampler.apart(len(tokens))
         offers = (drafter.draft(tokens, ask, sampler) for drafter in self.drafters if drafter.is_free)
         self._offers = [offer for offer in offers if len(offer.tokens)]
         choices = [self._best_of(offer) for offer in self._offers]

@@ -8,6 +8,7 @@ from types import NoneType
 from typing import NamedTuple
 
 from edgespec import genai
+from edgespec.acceptance import equality
 from edgespec.chances import Key
 from edgespec.chat_template import read_template
 from edgespec.costs import PassCosts, measure
@@ -28,8 +29,9 @@ from edgespec.lookahead import SMALLEST, Lookahead, Window, fitting
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest, verify_files
 from edgespec.memory import Memory, MemoryDrafter
 from edgespec.pair import DRAFTER, TARGET, PairCheck, have_same_tokens, part_of_pair, read_pair
+from edgespec.rejection import rejection
 from edgespec.runtimes import foreign
-from edgespec.runtimes.devices import Device, find_device, machine_key
+from edgespec.runtimes.devices import Device, find_device, import_onnxruntime, machine_key
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.static import StaticDecoder
 from edgespec.runtimes.tree import OnnxTreeDecoder, can_run_trees, tree_manifest
@@ -41,6 +43,7 @@ from edgespec.types import Decoder, Drafter
 from edgespec.vocab_subset import SubsetDecoder, read_subset
 
 _NAMED = ("auto", "none", "ngram", "suffix", "lookahead", "self")
+_ACCEPTANCES = {"equality": equality, "rejection": rejection}
 _MAX_THREADS = 512
 _LONGEST_DRAFT = 64
 
@@ -50,6 +53,7 @@ def load(
     *,
     drafter: str = "auto",
     draft_length: int | str = "auto",
+    acceptance: str = "equality",
     device: str = "auto",
     drafter_device: str = "auto",
     num_threads: int | None = None,
@@ -69,6 +73,8 @@ def load(
             let it pay. lookahead is the target itself, in passes wide enough for guesses at several places;
             self is the graph of fewer layers in the model's own folder.
         draft_length: Tokens a draft, or of a guess of lookahead; auto to measure what pays.
+        acceptance: Which drafted tokens stay: equality, with one text for a seed whatever drafts, or rejection,
+            which keeps more of what a model drafts at a temperature. The distribution is the target's either way.
         device: Where the target runs: auto or cpu.
         drafter_device: Where a model drafter runs.
         num_threads: Of the target; all physical cores unless given.
@@ -85,7 +91,13 @@ def load(
         DeviceUnavailable: No execution provider for the device.
     """
     length = _draft_length(draft_length)
-    _expect_kinds({"drafter": drafter, "device": device, "drafter_device": drafter_device}, str, "a text")
+    _expect_kinds(
+        {"acceptance": acceptance, "drafter": drafter, "device": device, "drafter_device": drafter_device},
+        str,
+        "a text",
+    )
+    if acceptance not in _ACCEPTANCES:
+        raise UsageError(f"acceptance is {acceptance!r}; wanted {' or '.join(_ACCEPTANCES)}")
     _expect_kinds({"deterministic": deterministic, "memory": memory}, bool, "True or False")
     _expect_kinds({"home": home}, (str, Path, NoneType), "a folder")
     _expect_threads(num_threads)
@@ -120,13 +132,16 @@ def load(
         template=_chat_template(target),
         renderer=renderer,
         decoders=decoders,
-        speculation=_speculation(
-            lambda: [*_from_text(asked, window), *lasting],
-            length and window.depth if window else length,
-            decoders[0],
-            target,
-            setting,
-            report,
+        speculation=replace(
+            _speculation(
+                lambda: [*_from_text(asked, window), *lasting],
+                length and window.depth if window else length,
+                decoders[0],
+                target,
+                setting,
+                report,
+            ),
+            accept=_ACCEPTANCES[acceptance],
         ),
         memory=kept,
         device_names=(places[0].name, places[1].name),
@@ -319,6 +334,15 @@ def _load_own(model: _Found, device: Device, num_threads: int | None) -> Decoder
 def expect_runtime() -> None:
     """Raises DeviceUnavailable: nothing here can run a model."""
     find_device("auto")
+
+
+def providers() -> list[str]:
+    """Execution providers of the ONNX Runtime that is installed.
+
+    Raises:
+        DeviceUnavailable: It is not sound.
+    """
+    return list(import_onnxruntime().get_available_providers())
 
 
 def open_decoder(folder: Path, manifest: Manifest, *, deterministic: bool = True) -> OnnxDecoder | StaticDecoder:

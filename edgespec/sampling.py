@@ -6,7 +6,7 @@ speculative decoding, Daliri et al., arXiv:2408.07978).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -111,6 +111,16 @@ class GumbelSampler:
         weights = np.exp(scores)
         return Distribution(ids, weights / weights.sum())
 
+    def pick(self, distribution: Distribution, position: int) -> int:
+        """A token of a distribution, with the noise of a position; a pure function of seed and both."""
+        with np.errstate(divide="ignore"):
+            scores = np.log(distribution.probs)
+        return _noisy_argmax(scores, distribution.ids, self.params.seed, position)
+
+    def apart(self, domain: int) -> "GumbelSampler":
+        """The same rule with noise of its own for each domain, a number from 0."""
+        return replace(self, params=replace(self.params, seed=_derived(self.params.seed, domain)))
+
     def _processed(self, logits: Row, tokens: TokenIds) -> tuple[Row, int]:
         """Logits after penalties, and the likeliest token."""
         if self.params.has_penalties:
@@ -185,6 +195,8 @@ def _nucleus(scores: Row, top_p: float, min_p: float) -> Ids:
 
 def _noisy_argmax(scores: Row, ids: Ids, seed: int, position: int) -> int:
     """argmax of score + Gumbel noise, without drawing noise for tokens that cannot win."""
+    if len(scores) <= _FOLD:
+        return int(ids[np.argmax(scores + gumbel_noise(seed, position, ids))])
     leaders = _top_k(scores, _FOLD)
     reached = (scores[leaders] + gumbel_noise(seed, position, ids[leaders])).max()
     alive = np.flatnonzero(scores >= reached - _LARGEST_NOISE)
@@ -194,10 +206,26 @@ def _noisy_argmax(scores: Row, ids: Ids, seed: int, position: int) -> int:
 
 def gumbel_noise(seed: int, position: int, ids: Ids) -> npt.NDArray[np.float64]:
     """Standard Gumbel noise for token ids at a position, [num_ids]; a pure function of its arguments."""
-    key = _mix(_mix(np.array([seed], np.uint64)) ^ np.uint64(position))
-    bits = _mix(key ^ ids.astype(np.uint64)) >> np.uint64(32)
+    bits = _mix(_key(seed, position) ^ ids.astype(np.uint64)) >> np.uint64(32)
     uniform = (bits.astype(np.float64) + 0.5) * 2.0**-32
     return -np.log(-np.log(uniform))
+
+
+def _derived(seed: int, domain: int) -> int:
+    return int(_key(int(_key(domain, seed)), 0))
+
+
+def _key(seed: int, position: int) -> np.uint64:
+    """Of a position's noise. In Python's own numbers: an array of one takes a microsecond an operation."""
+    return np.uint64(_mixed(_mixed(int(seed)) ^ position))
+
+
+def _mixed(x: int) -> int:
+    """_mix for one number."""
+    x = (x + 0x9E3779B97F4A7C15) % 2**64
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+    return x ^ (x >> 31)
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

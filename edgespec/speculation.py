@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
+from edgespec.acceptance import equality
 from edgespec.chances import Chances, Key
 from edgespec.costs import PassCosts
 from edgespec.gate import FixedGate, MeasuredGate
-from edgespec.types import Drafter
+from edgespec.rejection import rejection
+from edgespec.types import Acceptance, Drafter
 
 
 def no_drafters() -> Sequence[Drafter]:
@@ -27,6 +29,7 @@ class Speculation:
     ratios: of a pass to a step by width, as costs.PassCosts holds them.
     past: what was kept before, as chances.Chances holds it.
     save: takes both when the engine is closed after answers that were weighed.
+    accept: which drafted tokens stay.
     """
 
     drafters: Callable[[], Sequence[Drafter]] = no_drafters
@@ -34,9 +37,14 @@ class Speculation:
     ratios: Mapping[int, float] = field(default_factory=lambda: {1: 1.0})
     past: Mapping[Key, tuple[float, float]] = field(default_factory=dict)
     save: Callable[[Mapping[int, float], Mapping[Key, tuple[float, float]]], None] = lambda ratios, past: None
-    with_distributions: bool = False
+    accept: Acceptance = equality
     _lock: Lock = field(default_factory=Lock)
     _has_news: bool = False
+
+    @property
+    def with_distributions(self) -> bool:
+        """Drafters must say what they drew from."""
+        return self.accept is rejection
 
     @property
     def name(self) -> str:

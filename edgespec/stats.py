@@ -3,8 +3,10 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from edgespec import trees
 from edgespec.scheduler import Block
+from edgespec.types import Draft, TokenIds
+
+_COUNTS = ("rounds", "drafted", "verified", "accepted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +21,12 @@ class Stats:
     acceptance_by_position: tuple[float, ...]  # of a tree by depth
     passes: int
     num_drafted: int
+    num_verified: int  # drafted tokens on which there was a verdict: all before them were kept
     num_accepted: int
-    sources: dict[str, dict[str, int]]  # rounds, drafted and accepted tokens of each; none is plain decoding
+    num_corrections: int  # passes whose last token took the place of a drafted one
+    num_bonuses: int  # passes that kept all there was on their branch, and gave one more
+    num_emitted: int  # tokens that the user got
+    sources: dict[str, dict[str, int]]  # rounds, drafted, verified and accepted of each; none is plain decoding
     drafter: str
     draft_length: str
     target_device: str
@@ -38,13 +44,13 @@ class Tally:
     """Counts as blocks arrive. The first block's pass reads the prompt and is not decoding."""
 
     passes: int = 0
+    corrections: int = 0
     tokens: int = 0
     decode_tokens: int = 0
     decode_s: float = 0.0
-    num_drafted: int = 0
     num_read: int = 0
     first_s: float | None = None
-    drafted: list[int] = field(default_factory=list)  # by position: how many drafts reached it
+    drafted: list[int] = field(default_factory=list)  # by position: how many drafts reached it, a tree counts once
     accepted: list[int] = field(default_factory=list)
     sources: dict[str, dict[str, int]] = field(default_factory=dict)
 
@@ -53,41 +59,58 @@ class Tally:
         self.num_read, self.first_s = num_read, first_s
 
     def add(self, block: Block, num_kept: int) -> None:
-        """Count a block of which num_kept tokens belong to the answer."""
+        """Count a block of which the user gets num_kept tokens."""
         if self.passes:
             self.decode_tokens += num_kept
             self.decode_s += block.draft_s + block.verify_s
         self.passes += 1
         self.tokens += num_kept
-        source = self.sources.setdefault(block.draft.source, dict.fromkeys(("rounds", "drafted", "accepted"), 0))
-        source["rounds"] += 1
-        source["drafted"] += block.num_draft
-        source["accepted"] += block.num_accepted
-        self.num_drafted += block.num_draft
+        verified, is_correction = verdicts(block.draft, block.tokens)
+        self.corrections += is_correction
+        source = self.sources.setdefault(block.draft.source, dict.fromkeys(_COUNTS, 0))
+        for name, count in zip(_COUNTS, (1, block.num_draft, verified, block.num_accepted), strict=True):
+            source[name] += count
         parents = block.draft.parents
-        longest = block.num_draft if parents is None else int(trees.depths(parents).max(initial=0))
-        missing = longest - len(self.drafted)
+        depth = block.num_draft if parents is None else int(trees.depths(parents).max(initial=0))
+        missing = depth - len(self.drafted)
         self.drafted += [0] * missing
         self.accepted += [0] * missing
-        for i in range(longest):
+        for i in range(depth):
             self.drafted[i] += 1
             self.accepted[i] += i < block.num_accepted
 
     def stats(self, *, drafter: str, draft_length: str, target_device: str, drafter_device: str | None) -> Stats:
+        drafted, verified, accepted = (sum(each[name] for each in self.sources.values()) for name in _COUNTS[1:])
         pairs = zip(self.accepted, self.drafted, strict=True)
         return Stats(
             decode_tokens_per_second=self.decode_tokens / self.decode_s if self.decode_tokens else None,
             prefill_tokens_per_second=self.num_read / self.first_s if self.first_s else None,
             time_to_first_token_s=self.first_s,
             tokens_per_pass=self.tokens / self.passes if self.passes else 0.0,
-            acceptance_rate=sum(self.accepted) / self.num_drafted if self.num_drafted else None,
+            acceptance_rate=accepted / drafted if drafted else None,
             acceptance_by_position=tuple(kept / tried for kept, tried in pairs),
             passes=self.passes,
-            num_drafted=self.num_drafted,
-            num_accepted=sum(self.accepted),
+            num_drafted=drafted,
+            num_verified=verified,
+            num_accepted=accepted,
+            num_corrections=self.corrections,
+            num_bonuses=self.passes - self.corrections,
+            num_emitted=self.tokens,
             sources=self.sources,
             drafter=drafter,
             draft_length=draft_length,
             target_device=target_device,
             drafter_device=drafter_device,
         )
+
+
+def verdicts(draft: Draft, emitted: TokenIds) -> tuple[int, bool]:
+    """How many drafted tokens a pass gave a verdict on, and whether its last token took the place of one.
+
+    There is a verdict on each token that hangs on what was kept: of a chain, on those kept and on the first that
+    was not.
+    """
+    parents = range(-1, len(draft.tokens) - 1) if draft.parents is None else draft.parents
+    judged = trees.judged(draft.tokens, parents, emitted)
+    last = trees.followed(draft.tokens, parents, emitted[:-1])
+    return len(judged), any(parents[node] == (last[-1] if last else -1) for node, _ in judged)

@@ -119,6 +119,14 @@ class Sampler(Protocol):
         """What a call draws from."""
         ...
 
+    def pick(self, distribution: Distribution, position: int) -> int:
+        """A token of a distribution, with the noise of a position."""
+        ...
+
+    def apart(self, domain: int) -> "Sampler":
+        """The same rule with other noise, independent of this one's and of every other domain's."""
+        ...
+
 
 class Drafter(Protocol):
     """A source of guesses."""

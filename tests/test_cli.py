@@ -14,6 +14,8 @@ import pytest
 
 from edgespec.cli import main
 from edgespec.export_command import _as_argument
+from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.types import Logits, TokenIds
 
 
 @pytest.fixture(autouse=True)
@@ -332,3 +334,62 @@ def test_log_that_cannot_be_written_is_refused(tiny_model: Path, capsys: pytest.
 def test_hint_names_a_folder_that_begins_with_a_dash_as_one() -> None:
     assert _as_argument(Path("-dash")) == "./-dash"
     assert _as_argument(Path("a b")) == "'a b'"
+
+
+def test_doctor_tells_what_is_here(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, err = run(capsys, "doctor", "--json")
+    document = json.loads(out)
+    assert (code, err) == (0, "")
+    assert document["home"]["path"] == str(tmp_path / "home")
+    assert "CPUExecutionProvider" in document["onnxruntime"]["providers"]
+    assert document["memory"]["total_bytes"] >= document["memory"]["available_bytes"] > 0
+    code, out, _ = run(capsys, "doctor")
+    assert code == 0
+    assert document["onnxruntime"]["version"] in out
+
+
+def test_doctor_says_what_is_wrong_with_the_runtime(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.runtimes.devices.installed_flavours", list)
+    code, out, _ = run(capsys, "doctor")
+    assert code == 4
+    assert "not installed" in out
+
+
+def test_doctor_finds_speculation_exact(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tiny_drafter: Path, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "the in the an"}\n{"turns": ["on the", "x"]}\n')
+    arguments = ["doctor", "--exactness", tiny_model, "--drafter", tiny_drafter, "--prompts", prompts]
+    code, out, _ = run(capsys, *arguments, "--max-tokens", 20, "--json")
+    document = json.loads(out)
+    assert (code, document["is_exact"], document["drafter"]) == (0, True, "tiny-int4")
+    assert document["deterministic"] == {"tokens": 2 * 2 * 4 * 20, "differences": []}
+    assert document["normal"]["tokens"] == 2 * 4 * 20
+    code, out, _ = run(capsys, *arguments, "--max-tokens", 5)
+    assert (code, "exact: " in out) == (0, True)
+
+
+def test_doctor_reports_a_defect(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tiny_drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = OnnxDecoder.logits
+
+    def mistaken(self: OnnxDecoder, tokens: TokenIds, num_last: int) -> Logits:
+        rows = whole(self, tokens, num_last)
+        return rows[::-1] if num_last == 5 else rows
+
+    monkeypatch.setattr(OnnxDecoder, "logits", mistaken)
+    code, out, _ = run(capsys, "doctor", "--exactness", tiny_model, "--drafter", tiny_drafter, "--max-tokens", 12)
+    assert code == 1
+    assert "NOT exact" in out
+    assert "defect: token" in out
+
+
+@pytest.mark.parametrize("bad", [["--drafter", "none"], ["--max-tokens", "0"], ["--prompts", "nowhere.jsonl"]])
+def test_doctor_refuses_what_cannot_be_meant(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, bad: list[str]
+) -> None:
+    assert run(capsys, "doctor", "--exactness", tiny_model, *bad)[0] == 2

@@ -243,6 +243,23 @@ def test_number_of_threads_out_of_range_is_refused(tiny_model: Path, threads: in
         load(tiny_model, num_threads=threads)
 
 
+@pytest.mark.parametrize("acceptance", ["perhaps", None, ["equality"]])
+def test_unknown_acceptance_is_refused(tiny_model: Path, acceptance: Any) -> None:
+    with pytest.raises(UsageError, match="acceptance is"):
+        load(tiny_model, acceptance=acceptance)
+
+
+def test_rejection_keeps_more_of_a_near_model_and_repeats_itself(tiny_model: Path, tiny_drafter: Path) -> None:
+    hot = SamplingParams(temperature=1.5, seed=3)
+    rates = {}
+    for rule in ("equality", "rejection"):
+        with load(tiny_model, drafter=str(tiny_drafter), draft_length=3, acceptance=rule) as engine:
+            answers = [engine.generate("the in", sampling=hot, max_tokens=120) for _ in range(2)]
+        assert answers[0].token_ids == answers[1].token_ids
+        rates[rule] = answers[0].stats.acceptance_rate or 0
+    assert rates["rejection"] > rates["equality"]
+
+
 @pytest.mark.parametrize("length", ["many", "-1", 65])
 def test_draft_length_out_of_range_is_refused(tiny_model: Path, length: str | int) -> None:
     with pytest.raises(UsageError, match="draft length"):
@@ -274,6 +291,19 @@ def test_stats_add_up(tiny_model: Path, tiny_drafter: Path) -> None:
     assert (stats.drafter, stats.draft_length, stats.drafter_device) == ("tiny-int4", "3", "cpu")
     assert stats.decode_tokens_per_second is not None
     assert stats.prefill_tokens_per_second is not None
+
+
+@pytest.mark.parametrize("stop", [[], ["e"], ["th", "an"]])
+@pytest.mark.parametrize("max_tokens", [1, 9, 60])
+def test_counted_tokens_are_those_that_the_user_got(
+    tiny_model: Path, tiny_drafter: Path, stop: list[str], max_tokens: int
+) -> None:
+    with load(tiny_model, drafter=str(tiny_drafter), draft_length=5) as engine:
+        answer = engine.generate("the", sampling=SAMPLED, max_tokens=max_tokens, stop=stop)
+    stats = answer.stats
+    assert stats.num_emitted == len(answer.token_ids)
+    assert stats.num_corrections + stats.num_bonuses == stats.passes
+    assert stats.num_accepted <= stats.num_verified <= stats.num_drafted
 
 
 def test_public_names_are_the_listed_ones() -> None:

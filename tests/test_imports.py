@@ -9,15 +9,16 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PURE = {
-    "types", "errors", "sampling", "acceptance", "cache", "drafters", "gate", "costs", "chances",
+    "types", "errors", "sampling", "acceptance", "rejection", "cache", "drafters", "gate", "costs", "chances",
     "speculation", "experience", "scheduler", "stopping",
     "stats", "tokenizer", "chat_template", "sandbox", "manifest", "catalog", "engine", "scoring", "benchmark",
+    "exactness",
     "pair", "pair_check", "template_process", "talk", "parts", "lock", "disk", "repository", "vocab_subset",
     "genai", "suffix", "memory", "cross_vocabulary", "trees", "lookahead",
 }  # fmt: skip
 JOINTS = {
     "fetch", "hub", "download", "home", "loading", "pairing", "models", "chat", "cli", "export_command",
-    "models_command", "__init__", "__main__",
+    "models_command", "doctor_command", "__init__", "__main__",
 }  # fmt: skip
 
 

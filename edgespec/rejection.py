@@ -1,0 +1,67 @@
+"""Speculative sampling: a drafted token is kept by chance, so that the target's distribution comes out. Pure.
+
+More of a draft stays than under equality. The price: the text for a seed depends on what was drafted, where
+equality gives one text whatever drafts.
+"""
+
+import numpy as np
+
+from edgespec.acceptance import equality
+from edgespec.types import Distribution, Draft, Logits, Sampler, TokenIds, append
+
+# Domains of noise beside those of drafts, which are positions.
+_DECISIONS, _CORRECTIONS = 2**63, 2**63 + 1
+
+
+def rejection(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Sampler) -> TokenIds:
+    """The part of the draft that the target's distribution p lets stand, then one token of its own.
+
+    A token x drawn from q stays with probability min(1, p(x)/q(x)); the first that does not is replaced by a draw
+    from the part of p that q lacks (Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318). Where a
+    drafter is certain, that is to draw from p and compare, so a draft without distributions, tree or chain, is
+    judged by equality. Greedy distributions have one token each, so that nothing is left to chance.
+
+    Args:
+        tokens: The committed tokens, [num_tokens].
+        draft: The guess, drawn with noise that sampler's own and the two domains here do not share.
+        logits: Target logits behind the last committed token and behind each drafted one,
+            [num_draft + 1, vocab_size].
+        sampler: The target's rule; it sees the prefix of each position.
+
+    Returns:
+        Between 1 and num_draft + 1 token ids.
+    """
+    if draft.distributions is None:
+        return equality(tokens, draft, logits, sampler)
+    decisions, prefix = sampler.apart(_DECISIONS), tokens
+    for row, token, q in zip(logits, draft.tokens, draft.distributions, strict=False):
+        p = sampler.distribution(row, prefix)
+        if not _is_kept(int(token), p, q, decisions, len(prefix)):
+            correction = sampler.apart(_CORRECTIONS).pick(residual(p, q), len(prefix))
+            return append(prefix, [correction])[len(tokens) :]
+        prefix = append(prefix, [token])
+    return append(prefix, [sampler(logits[-1], prefix)])[len(tokens) :]
+
+
+def residual(p: Distribution, q: Distribution) -> Distribution:
+    """max(0, p − q), scaled to a sum of 1: what is left for the target to draw from once a draft of q was refused.
+
+    Where q lacks nothing of p but by rounding, p itself.
+    """
+    size = 1 + max(int(p.ids.max()), int(q.ids.max()))
+    drafted = np.zeros(size)
+    drafted[q.ids] = q.probs
+    lacking = np.maximum(0.0, p.probs - drafted[p.ids])
+    total = lacking.sum()
+    return Distribution(p.ids, lacking / total) if total > 0 else p
+
+
+def _is_kept(token: int, p: Distribution, q: Distribution, decisions: Sampler, position: int) -> bool:
+    drafted = _probability(q, token)
+    assert drafted > 0, f"token {token} cannot have been drawn from its distribution"
+    chance = min(1.0, _probability(p, token) / drafted)
+    return decisions.pick(Distribution(np.arange(2), np.array([1 - chance, chance])), position) == 1
+
+
+def _probability(distribution: Distribution, token: int) -> float:
+    return float(distribution.probs[distribution.ids == token].sum())

@@ -1,0 +1,51 @@
+"""On the real default model: one text in deterministic mode, whatever drafts and how far."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgespec import Engine, SamplingParams, load
+from edgespec.export.convert import export_model
+from edgespec.export.drafting import Drafting
+
+pytestmark = pytest.mark.model
+
+PROMPTS = [
+    "Write a Python function that counts the words of a text, then explain each line of the function.",
+    "Repeat this sentence three times: the quick brown fox jumps over the lazy dog.",
+]
+SAMPLINGS = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=0.8, seed=7, top_p=0.95)}
+Texts = dict[tuple[str, str], tuple[int, ...]]
+
+
+def texts_of(engine: Engine) -> Texts:
+    return {
+        (prompt, name): engine.generate(prompt, sampling=sampling, max_tokens=32).token_ids
+        for prompt in PROMPTS
+        for name, sampling in SAMPLINGS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def model(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a drafter of 20 of its 30 layers."""
+    folder = tmp_path_factory.mktemp("real") / "smollm2-with-self"
+    export_model(smollm2_gguf, folder, drafting=Drafting(skip=frozenset(range(10, 20))))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> Iterator[Texts]:
+    with load(model, drafter="none", deterministic=True) as engine:
+        yield texts_of(engine)
+
+
+@pytest.mark.parametrize("length", [1, 2, 4, 8, "auto"])
+@pytest.mark.parametrize("drafter", ["ngram", "suffix", "auto", "self", "int4"])
+def test_one_text_whatever_drafts_and_how_far(
+    model: Path, smollm2_int4: Path, plain: Texts, drafter: str, length: int | str
+) -> None:
+    named = str(smollm2_int4) if drafter == "int4" else drafter
+    with load(model, drafter=named, draft_length=length, deterministic=True) as engine:
+        assert texts_of(engine) == plain
