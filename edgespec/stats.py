@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from edgespec import trees
 from edgespec.scheduler import Block
 from edgespec.types import Draft, TokenIds
 
