@@ -152,8 +152,8 @@ def losses(source: Path, folders: dict[str, Path]) -> tuple[float, dict[str, flo
 
     from edgespec.export.reference import reference_logits
     from edgespec.export.sources import read_source
-    from edgespec.loading import open_decoder
     from edgespec.manifest import read_manifest
+    from edgespec.opening import open_decoder
     from edgespec.scoring import negative_log_likelihood
     from edgespec.tokenizer import Tokenizer
 

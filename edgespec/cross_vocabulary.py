@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import ContextOverflow, ManifestError, VocabularyMismatch
+from edgespec.pair import have_same_tokens
 from edgespec.tokenizer import Tokenizer
 from edgespec.types import Ask, Decoder, Draft, Drafter, Logits, Sampler, TokenIds
 from edgespec.vocab_subset import UNKNOWN
@@ -247,3 +248,26 @@ class RespelledDrafter:
 
     def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
         self.drafter.learn(tokens, draft, logits)
+
+
+def translation_between(
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    vocab_size: int,
+    ends: tuple[Sequence[int], Sequence[int]],
+    names: tuple[str, str],
+) -> tuple[Translation, float] | None:
+    """What makes a drafter one of the target's tokens, and the share of these that it has; None if all.
+
+    Args:
+        tokenizers: Of target and drafter, as are ends and names.
+        vocab_size: Of the target.
+
+    Raises:
+        VocabularyMismatch: It has too few of them.
+    """
+    if have_same_tokens(*tokenizers):
+        return None
+    translate = translation(*tokenizers, vocab_size, ends)
+    share = shared_share(translate, tokenizers[0])
+    expect_shared_tokens(share, names)
+    return translate, share

@@ -86,7 +86,7 @@ def machine() -> dict[str, Any]:
 
 def _runtime() -> dict[str, Any]:
     """What ONNX Runtime offers, or what is wrong with it."""
-    from edgespec.loading import providers
+    from edgespec.opening import providers
 
     try:
         found = providers()

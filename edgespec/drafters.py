@@ -1,12 +1,12 @@
 """Sources of guesses: the text itself, a small model."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from edgespec.chances import position_class
 from edgespec.scheduler import Gate, Plain, serial
+from edgespec.speculation import Speculation
 from edgespec.types import NOTHING, Ask, Decoder, Distribution, Draft, Logits, Row, Sampler, TokenIds
 
 
@@ -54,8 +54,8 @@ class ModelDrafter:
     """A small model, which decodes with the target's own sampler and noise.
 
     It is decoded by the same loop as a target, so that it may have drafters of its own: a cascade is a drafter
-    whose gate is not plain. It stops where the product of its own probabilities falls below what was asked for;
-    a token is never dropped for its own improbability, which would bias rejection sampling.
+    with a speculation of its own. It stops where the product of its own probabilities falls below what was asked
+    for; a token is never dropped for its own improbability, which would bias rejection sampling.
 
     vocab_size is the target's: a drafter padded to more rows never proposes one of those, and is silent where
     the text holds a token that it does not know.
@@ -64,7 +64,7 @@ class ModelDrafter:
     decoder: Decoder
     vocab_size: int
     name: str = "model"
-    gate: Callable[[], Gate] = Plain
+    speculation: Speculation | None = None
     is_free: bool = False
 
     def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
@@ -76,8 +76,8 @@ class ModelDrafter:
         guess: list[int] = []
         distributions: list[Distribution] = []
         reached = 1.0
-        blocks = serial(tokens, own, sampler, self.gate(), max_tokens=min(ask.num_tokens, room))
-        for block in blocks:
+        gate: Gate = self.speculation.gate() if self.speculation else Plain()
+        for block in serial(tokens, own, sampler, gate, max_tokens=min(ask.num_tokens, room)):
             for token, row in zip(block.tokens, block.logits, strict=False):
                 if ask.with_distributions:
                     distributions.append(sampler.distribution(row, np.append(tokens, np.array(guess, np.int32))))
@@ -87,6 +87,8 @@ class ModelDrafter:
             is_enough = len(guess) >= min(ask.num_tokens, room) or reached < ask.floor
             if is_enough or ask.cancel.is_set():
                 break
+        if self.speculation:
+            self.speculation.keep(gate)
         evidence = tuple(map(position_class, range(len(guess))))
         return Draft(
             np.array(guess, np.int32),

@@ -125,7 +125,7 @@ def _expect_together(options: argparse.Namespace) -> None:
 
 def _check_with(options: argparse.Namespace) -> "OpenDecoder | None":
     """What loads the export for its check; without ONNX Runtime, and not asked for, there is none."""
-    from edgespec.loading import expect_runtime, open_decoder
+    from edgespec.opening import expect_runtime, open_decoder
 
     is_trimmed = options.vocab_subset and not (options.keep_layers or options.skip_layers)
     if options.check is False or (options.check is None and is_trimmed):

@@ -1,48 +1,31 @@
-"""The composition root: from what a user names to an engine with its decoders and drafter."""
+"""The composition root: from what a user names to an engine with its decoders and drafters."""
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import NoneType
-from typing import NamedTuple
 
-from edgespec import genai
 from edgespec.acceptance import equality
-from edgespec.chances import Key
-from edgespec.chat_template import read_template
-from edgespec.costs import PassCosts, measure
-from edgespec.cross_vocabulary import (
-    RespelledDrafter,
-    TranslatedDecoder,
-    Translation,
-    expect_shared_tokens,
-    shared_share,
-    translation,
-)
-from edgespec.drafters import ModelDrafter, NgramDrafter
+from edgespec.drafting import TEXT_DRAFTERS, cascade, from_text, speculation_of, window_of
 from edgespec.engine import Engine
 from edgespec.errors import ModelError, UsageError
-from edgespec.experience import Experience, read_experience, write_experience
 from edgespec.home import ModelHome, default_home
-from edgespec.lookahead import SMALLEST, Lookahead, Window, fitting
-from edgespec.manifest import FILE_NAME, Manifest, read_manifest, verify_files
 from edgespec.memory import Memory, MemoryDrafter
-from edgespec.pair import DRAFTER, TARGET, PairCheck, have_same_tokens, part_of_pair, read_pair
+from edgespec.opening import (
+    ModelFolder,
+    chat_template_of,
+    open_model,
+    read_any_manifest,
+    self_drafter,
+    tokenizer_of,
+)
+from edgespec.pair import DRAFTER, TARGET, PairCheck, part_of_pair, read_pair
 from edgespec.rejection import rejection
-from edgespec.runtimes import foreign
-from edgespec.runtimes.devices import Device, find_device, import_onnxruntime, machine_key
-from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.runtimes.static import StaticDecoder
-from edgespec.runtimes.tree import OnnxTreeDecoder, can_run_trees, tree_manifest
-from edgespec.speculation import Speculation
-from edgespec.suffix import SuffixDrafter
+from edgespec.runtimes.devices import find_device
 from edgespec.template_process import TemplateProcess
-from edgespec.tokenizer import Tokenizer
 from edgespec.types import Decoder, Drafter
-from edgespec.vocab_subset import SubsetDecoder, read_subset
 
-_NAMED = ("auto", "none", "ngram", "suffix", "lookahead", "self")
+_NAMED = ("auto", "none", "lookahead", "self", *TEXT_DRAFTERS)
 _ACCEPTANCES = {"equality": equality, "rejection": rejection}
 _MAX_THREADS = 512
 _LONGEST_DRAFT = 64
@@ -71,7 +54,8 @@ def load(
         drafter: auto, none, ngram, suffix, lookahead, self, or a model like the first argument. auto is what
             pays of the text, the drafter of a pair folder, and lookahead where the costs of passes, once known,
             let it pay. lookahead is the target itself, in passes wide enough for guesses at several places;
-            self is the graph of fewer layers in the model's own folder.
+            self is the graph of fewer layers in the model's own folder. Of several, with commas between, each
+            drafts for the one before it: "medium,tiny,suffix".
         draft_length: Tokens a draft, or of a guess of lookahead; auto to measure what pays.
         acceptance: Which drafted tokens stay: equality, with one text for a seed whatever drafts, or rejection,
             which keeps more of what a model drafts at a temperature. The distribution is the target's either way.
@@ -103,56 +87,41 @@ def load(
     _expect_threads(num_threads)
     # What can be known before fetching and exporting is checked before.
     places = (find_device(device), find_device(drafter_device))
-    asked = drafter
     models = ModelHome(Path(home or default_home()), offline, report)
-    target, draft = _find(models, str(model), drafter)
-    translate = _translation(target, draft, report) if draft is not None else None
+    target, drafting, text = _find(models, str(model), drafter)
     renderer = TemplateProcess()
     if target.manifest.chat_template:
         renderer.start()
-    takes_turns = draft is not None
     setting = (places[0], num_threads, deterministic)
-    window = _window(asked, length, target, setting, report)
-    decoders: list[Decoder] = [_load_decoder(target, *setting, takes_turns, has_trees=window is not None)]
+    window = window_of(drafter, length, target, setting, report)
+    decoders: list[Decoder] = [open_model(target, *setting, bool(drafting), has_trees=window is not None)]
     lasting: list[Drafter] = []
-    kept = _memory(models, target.manifest) if memory and asked in ("auto", "suffix") else None
-    if kept is not None:
+    kept = None
+    if memory and drafter in ("auto", "suffix"):
+        kept = Memory(models.path / "memory", target.manifest.name, target.manifest.vocab_sha256, report)
         lasting.append(MemoryDrafter(kept))
-    if draft is not None:
-        decoders.append(_load_drafter(draft, places[1], num_threads, translate))
-        model_drafter = ModelDrafter(decoders[-1], target.manifest.vocab_size, draft.manifest.name)
-        lasting.append(
-            RespelledDrafter(model_drafter, tokenizer_of(*target), translate.target)
-            if translate
-            else model_drafter
-        )
+    if drafting:
+        model_drafter, opened = cascade(target, drafting, text, places[1], num_threads, report)
+        decoders += opened
+        lasting.append(model_drafter)
+    speculation = speculation_of(
+        lambda: [*from_text(drafter, window), *lasting],
+        length and window.depth if window else length,
+        decoders[0],
+        target,
+        setting,
+        report,
+    )
     return Engine(
         manifest=target.manifest,
         tokenizer=tokenizer_of(*target),
-        template=_chat_template(target),
+        template=chat_template_of(target),
         renderer=renderer,
         decoders=decoders,
-        speculation=replace(
-            _speculation(
-                lambda: [*_from_text(asked, window), *lasting],
-                length and window.depth if window else length,
-                decoders[0],
-                target,
-                setting,
-                report,
-            ),
-            accept=_ACCEPTANCES[acceptance],
-        ),
+        speculation=replace(speculation, accept=_ACCEPTANCES[acceptance]),
         memory=kept,
         device_names=(places[0].name, places[1].name),
     )
-
-
-class _Found(NamedTuple):
-    """A model folder and what it states."""
-
-    folder: Path
-    manifest: Manifest
 
 
 def _expect_kinds(settings: dict[str, object], kind: type | tuple[type, ...], wanted: str) -> None:
@@ -164,259 +133,6 @@ def _expect_kinds(settings: dict[str, object], kind: type | tuple[type, ...], wa
 def _expect_threads(num_threads: int | None) -> None:
     if num_threads is not None and not (type(num_threads) is int and 1 <= num_threads <= _MAX_THREADS):
         raise UsageError(f"the number of threads is {num_threads!r}; wanted 1 to {_MAX_THREADS}")
-
-
-def _find(models: ModelHome, model: str, drafter: str) -> tuple[_Found, _Found | None]:
-    """The target, and the model that drafts for it if one does.
-
-    Raises:
-        ModelError: One of them is missing or invalid, or cannot serve in its part.
-    """
-    folder = models.resolve(model)
-    if (pair := read_pair(folder)) is not None:
-        drafter = _drafter_of(folder, pair, drafter, models.report)
-    folder = part_of_pair(folder, TARGET)
-    target = _Found(folder, read_any_manifest(folder, models.report))
-    if target.manifest.vocab_subset:
-        raise ModelError(
-            f"{target.manifest.name} is a drafter whose head was trimmed; use it with --drafter {model}"
-        )
-    if drafter == "self":
-        return target, _Found(folder, _self_drafter(target.manifest))
-    if drafter in _NAMED:
-        return target, None
-    folder = part_of_pair(models.resolve(drafter), DRAFTER)
-    return target, _Found(folder, read_any_manifest(folder, models.report))
-
-
-def _translation(target: _Found, draft: _Found, report: Callable[[str], None]) -> Translation | None:
-    """What makes the drafter one of the target's tokens; None where its tokens are those.
-
-    Raises:
-        VocabularyMismatch: It has too few of them.
-    """
-    if draft.manifest.vocab_sha256 == target.manifest.vocab_sha256:
-        return None
-    found = translation_between(
-        (tokenizer_of(*target), tokenizer_of(*draft)),
-        target.manifest.vocab_size,
-        (target.manifest.eos_token_ids, draft.manifest.eos_token_ids),
-        (target.manifest.name, draft.manifest.name),
-    )
-    if found is None:
-        return None
-    translate, share = found
-    report(
-        f"{draft.manifest.name} has another vocabulary than {target.manifest.name} and drafts the {share:.0%} of "
-        "the tokens of ordinary text that it has too"
-    )
-    return translate
-
-
-def translation_between(
-    tokenizers: tuple[Tokenizer, Tokenizer],
-    vocab_size: int,
-    ends: tuple[Sequence[int], Sequence[int]],
-    names: tuple[str, str],
-) -> tuple[Translation, float] | None:
-    """What makes a drafter one of the target's tokens, and the share of these that it has; None if all.
-
-    Args:
-        tokenizers: Of target and drafter, as are ends and names.
-        vocab_size: Of the target.
-
-    Raises:
-        VocabularyMismatch: It has too few of them.
-    """
-    if have_same_tokens(*tokenizers):
-        return None
-    translate = translation(*tokenizers, vocab_size, ends)
-    share = shared_share(translate, tokenizers[0])
-    expect_shared_tokens(share, names)
-    return translate, share
-
-
-def _drafter_of(folder: Path, pair: PairCheck, asked: str, report: Callable[[str], None]) -> str:
-    """auto is the drafter of the pair where it pays."""
-    if asked != "auto":
-        return asked
-    if pair.pays:
-        return str(folder / DRAFTER)
-    report(f"drafting without the pair's drafter: {pair.verdict} ({pair.reason})")
-    return "auto"
-
-
-def read_any_manifest(folder: Path, report: Callable[[str], None]) -> Manifest:
-    """What a folder states, of edgespec's own or of ONNX Runtime GenAI."""
-    if (folder / FILE_NAME).is_file() or not (folder / genai.FILE_NAME).is_file():
-        return read_manifest(folder)
-    report(f"{folder} was built by ONNX Runtime GenAI and records no hashes: its files are not verified")
-    return foreign.inspect(folder, genai.read_genai(folder))
-
-
-def _chat_template(model: _Found) -> str | None:
-    folder, manifest = model
-    if manifest.source.format == genai.FORMAT:
-        return genai.chat_template(folder)
-    return read_template(folder / manifest.chat_template) if manifest.chat_template else None
-
-
-def _decoder_of(manifest: Manifest) -> type[OnnxDecoder] | type[StaticDecoder]:
-    return StaticDecoder if manifest.kv_cache.form == "static" else OnnxDecoder
-
-
-def _load_decoder(
-    model: _Found,
-    device: Device,
-    num_threads: int | None,
-    deterministic: bool,
-    shares_cores: bool,
-    *,
-    has_trees: bool = False,
-) -> OnnxDecoder | StaticDecoder | OnnxTreeDecoder:
-    """Load the graph while another thread hashes its files; a wrong hash goes before any other error."""
-    folder, manifest = model
-    kind = OnnxTreeDecoder if has_trees else _decoder_of(manifest)
-    with ThreadPoolExecutor(1, "hash") as pool:
-        verified = pool.submit(verify_files, folder, manifest)
-        try:
-            decoder = kind(
-                folder,
-                manifest,
-                device,
-                num_threads=num_threads,
-                deterministic=deterministic,
-                shares_cores=shares_cores,
-            )
-        finally:
-            verified.result()
-    if not manifest.files:  # nobody has vouched for the graph
-        foreign.probe(decoder, manifest.context_length)
-    return decoder
-
-
-def _self_drafter(manifest: Manifest) -> Manifest:
-    """The graph of fewer layers in the model's own folder, as a manifest of its own."""
-    drafter = manifest.self_drafter
-    if drafter is None:
-        raise UsageError(
-            f"{manifest.name} has no drafter of its own layers; export it with --keep-layers or --skip-layers"
-        )
-    cache = replace(manifest.kv_cache, num_layers=len(drafter.layers))
-    name = f"{len(drafter.layers)} layers of {manifest.name}"
-    return replace(
-        manifest,
-        name=name,
-        graph=drafter.graph,
-        kv_cache=cache,
-        vocab_subset=drafter.vocab_subset,
-        hidden_layers=(),
-    )
-
-
-def _load_drafter(
-    model: _Found, device: Device, num_threads: int | None, translate: Translation | None
-) -> Decoder:
-    decoder = _load_own(model, device, num_threads)
-    return decoder if translate is None else TranslatedDecoder(decoder, translate)
-
-
-def _load_own(model: _Found, device: Device, num_threads: int | None) -> Decoder:
-    """A drafter over its own vocabulary."""
-    folder, manifest = model
-    if manifest.vocab_subset is None:
-        return _load_decoder(model, device, num_threads, False, True)
-    tokens = read_subset(folder / manifest.vocab_subset, manifest.vocab_size)
-    trimmed = _Found(folder, replace(manifest, vocab_size=len(tokens)))
-    return SubsetDecoder(_load_decoder(trimmed, device, num_threads, False, True), tokens, manifest.vocab_size)
-
-
-def expect_runtime() -> None:
-    """Raises DeviceUnavailable: nothing here can run a model."""
-    find_device("auto")
-
-
-def providers() -> list[str]:
-    """Execution providers of the ONNX Runtime that is installed.
-
-    Raises:
-        DeviceUnavailable: It is not sound.
-    """
-    return list(import_onnxruntime().get_available_providers())
-
-
-def open_decoder(folder: Path, manifest: Manifest, *, deterministic: bool = True) -> OnnxDecoder | StaticDecoder:
-    """The model of a folder that has no manifest file yet, for the check of an export."""
-    return _decoder_of(manifest)(folder, manifest, find_device("auto"), deterministic=deterministic)
-
-
-def _speculation(
-    drafters: Callable[[], Sequence[Drafter]],
-    length: int | None,
-    decoder: Decoder,
-    target: "_Found",
-    setting: tuple[Device, int | None, bool],
-    report: Callable[[str], None],
-) -> Speculation:
-    """With what was learned of this model on this machine; costs of passes are measured the first time."""
-    if length is not None or not drafters():
-        return Speculation(drafters, length)
-    folder, machine = target.folder, machine_key(*setting)
-    is_ours = bool(target.manifest.files)  # nothing is written into a folder that others made
-    known = read_experience(folder, report) if is_ours else Experience()
-    ratios = known.ratios.get(machine)
-    if ratios is None:
-        report("measuring passes of several widths, once for this machine")
-        ratios = measure(decoder).ratios
-
-    def save(ratios: Mapping[int, float], past: Mapping[Key, tuple[float, float]]) -> None:
-        if is_ours:
-            known = read_experience(folder, report)
-            write_experience(folder, Experience({**known.ratios, machine: ratios}, {**known.chances, **past}))
-
-    save(ratios, {})
-    return Speculation(drafters, None, ratios, known.chances, save)
-
-
-def _memory(models: ModelHome, manifest: Manifest) -> Memory:
-    return Memory(models.path / "memory", manifest.name, manifest.vocab_sha256, models.report)
-
-
-def _window(
-    asked: str,
-    length: int | None,
-    target: _Found,
-    setting: tuple[Device, int | None, bool],
-    report: Callable[[str], None],
-) -> Window | None:
-    """Of lookahead decoding, where it is asked for, or can pay by what is known of passes on this machine.
-
-    Raises:
-        ManifestError: It is asked for and the target cannot run trees.
-    """
-    folder, manifest = target
-    if asked == "lookahead":
-        tree_manifest(manifest, setting[0])
-    elif asked != "auto" or length is not None or not can_run_trees(manifest, setting[0]):
-        return None
-    ratios = read_experience(folder, report).ratios.get(machine_key(*setting))
-    window = fitting(PassCosts(dict(ratios))) if ratios else None
-    if asked == "auto":
-        return window
-    window = window or SMALLEST
-    return window._replace(size=length + 1) if length else window
-
-
-def _from_text(drafter: str, window: Window | None) -> list[Drafter]:
-    """The drafters of one answer: they hold its text."""
-    drafters: list[Drafter] = []
-    if drafter == "ngram":
-        drafters.append(NgramDrafter())
-    if drafter in ("auto", "suffix"):
-        drafters.append(SuffixDrafter())
-    if window is not None:
-        drafters.append(Lookahead(window))
-    return drafters
 
 
 def _draft_length(asked: int | str) -> int | None:
@@ -431,6 +147,46 @@ def _draft_length(asked: int | str) -> int | None:
     return int(asked)
 
 
-def tokenizer_of(folder: Path, manifest: Manifest) -> Tokenizer:
-    """The tokenizer of a model folder."""
-    return Tokenizer(folder / manifest.tokenizer, manifest.bos_token_id, manifest.add_bos)
+def _find(models: ModelHome, model: str, drafter: str) -> tuple[ModelFolder, list[ModelFolder], str | None]:
+    """The target, the models that draft, each for the one before it, and the text drafter behind the last of them.
+
+    Raises:
+        ModelError: One of them is missing or invalid, or cannot serve in its part.
+        UsageError: Something other than models stands where a model must.
+    """
+    folder = models.resolve(model)
+    if (pair := read_pair(folder)) is not None:
+        drafter = _drafter_of(folder, pair, drafter, models.report)
+    folder = part_of_pair(folder, TARGET)
+    target = ModelFolder(folder, read_any_manifest(folder, models.report))
+    if target.manifest.vocab_subset:
+        raise ModelError(
+            f"{target.manifest.name} is a drafter whose head was trimmed; use it with --drafter {model}"
+        )
+    if drafter in _NAMED and drafter != "self":
+        return target, [], None
+    names = [drafter] if Path(drafter).exists() else drafter.split(",")
+    text = names.pop() if names[-1] in TEXT_DRAFTERS else None
+    if wrong := [name for name in names if (name in _NAMED and name != "self") or not name]:
+        raise UsageError(
+            f"'{wrong[0]}' stands before the end of drafter '{drafter}'; wanted models, and last perhaps "
+            f"{' or '.join(TEXT_DRAFTERS)}"
+        )
+    return target, [_drafting(models, target, name) for name in names], text
+
+
+def _drafting(models: ModelHome, target: ModelFolder, name: str) -> ModelFolder:
+    if name == "self":
+        return ModelFolder(target.folder, self_drafter(target.manifest))
+    folder = part_of_pair(models.resolve(name), DRAFTER)
+    return ModelFolder(folder, read_any_manifest(folder, models.report))
+
+
+def _drafter_of(folder: Path, pair: PairCheck, asked: str, report: Callable[[str], None]) -> str:
+    """auto is the drafter of the pair where it pays."""
+    if asked != "auto":
+        return asked
+    if pair.pays:
+        return str(folder / DRAFTER)
+    report(f"drafting without the pair's drafter: {pair.verdict} ({pair.reason})")
+    return "auto"

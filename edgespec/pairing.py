@@ -5,14 +5,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from edgespec.chat_template import read_template
+from edgespec.cross_vocabulary import translation_between
 from edgespec.export.convert import OpenDecoder, export_model, plan_source
 from edgespec.export.output import folder_in_the_making
 from edgespec.export.sources import LoadedSource
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.home import ModelHome, default_home
 from edgespec.hub import Snapshot
-from edgespec.loading import load, read_any_manifest, tokenizer_of, translation_between
+from edgespec.loading import load
 from edgespec.manifest import Manifest
+from edgespec.opening import read_any_manifest, tokenizer_of
 from edgespec.pair import DRAFTER, TARGET, PairCheck, have_same_tokens, part_of_pair, write_pair
 from edgespec.pair_check import check_pair
 from edgespec.parts import as_text, whole_name

@@ -12,6 +12,7 @@ from edgespec.chances import Chances, Key
 from edgespec.costs import PassCosts
 from edgespec.gate import FixedGate, MeasuredGate
 from edgespec.rejection import rejection
+from edgespec.scheduler import Gate
 from edgespec.types import Acceptance, Drafter
 
 
@@ -50,7 +51,7 @@ class Speculation:
     def name(self) -> str:
         return "+".join(drafter.name for drafter in self.drafters()) or "none"
 
-    def gate(self) -> FixedGate | MeasuredGate:
+    def gate(self) -> Gate:
         drafters = self.drafters()
         if self.draft_length is not None:
             return FixedGate(drafters, self.draft_length, with_distributions=self.with_distributions)
@@ -58,7 +59,7 @@ class Speculation:
             costs, chances = PassCosts(dict(self.ratios)), Chances(dict(self.past))
         return MeasuredGate(drafters, costs, chances, with_distributions=self.with_distributions)
 
-    def keep(self, gate: FixedGate | MeasuredGate) -> None:
+    def keep(self, gate: Gate) -> None:
         """Let the next answer start from what this one has learned."""
         if isinstance(gate, MeasuredGate):
             with self._lock:

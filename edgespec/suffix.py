@@ -6,6 +6,7 @@ Knows nothing of models: tokens are whole numbers from 0 below 2^31.
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -212,12 +213,14 @@ class SuffixDrafter:
 
     def __init__(self) -> None:
         self._text = SuffixAutomaton()
+        self._lock = Lock()  # two answers may share a model drafter, and with it what drafts for that
 
     def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
-        if not self._text.is_prefix_of(tokens):
-            self._text = SuffixAutomaton()
-        self._text.extend(tokens[len(self._text) :].tolist())
-        return drafted(list(self._text.guesses(ask.num_tokens)), self.name)
+        with self._lock:
+            if not self._text.is_prefix_of(tokens):
+                self._text = SuffixAutomaton()
+            self._text.extend(tokens[len(self._text) :].tolist())
+            return drafted(list(self._text.guesses(ask.num_tokens)), self.name)
 
     def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
         pass

@@ -86,11 +86,11 @@ class Histories(RuleBasedStateMachine):
     def cancel(self, more: list[int]) -> None:
         """An interrupt where the pass would have begun."""
         if isinstance(self.decoder, OnnxDecoder):
-            whole = self.decoder._session
-            self.decoder._session = _Interrupting()
+            whole = self.decoder._passes._session
+            self.decoder._passes._session = _Interrupting()
             with pytest.raises(KeyboardInterrupt):
                 self.decoder.logits(np.append(self.tokens, np.array(more, np.int32)), 1)
-            self.decoder._session = whole
+            self.decoder._passes._session = whole
         self.expect_same(self.tokens, 1)
 
 

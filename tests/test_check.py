@@ -21,8 +21,8 @@ from edgespec.export.precision import Rule
 from edgespec.export.reference import reference_logits
 from edgespec.export.rotary import Rotary
 from edgespec.export.sources import read_source
-from edgespec.loading import open_decoder
 from edgespec.manifest import Check, read_manifest
+from edgespec.opening import open_decoder
 
 
 @pytest.mark.parametrize(("family", "form"), SOURCES)

@@ -125,7 +125,6 @@ def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gg
         (["chat", "{model}", "--prompt", "x", "--temperature", "-1"], 2, "temperature"),
         (["chat", "{model}", "--prompt", "x", "--max-tokens", "0"], 2, "max-tokens"),
         (["chat", "{model}", "--prompt", "x", "--draft-length", "x"], 2, "draft length"),
-        (["chat", "{model}", "--prompt", "x", "--drafter", "lookahead"], 2, "lookahead"),
         (["chat", "{model}", "--prompt", "x", "--drafter", "nothing-known"], 3, "nothing-known"),
         (["chat", "{model}", "--prompt", "x", "--threads", "0"], 2, "threads"),
         (["chat", "smollm2-135m", "--prompt", "x", "--offline"], 3, "--offline"),

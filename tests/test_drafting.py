@@ -13,8 +13,8 @@ from edgespec.cli import main
 from edgespec.errors import ManifestError, ModelError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.export.drafting import Drafting, frequent_tokens, parse_layers
-from edgespec.loading import _Found, _load_drafter, _self_drafter
 from edgespec.manifest import read_manifest
+from edgespec.opening import ModelFolder, open_drafter, self_drafter
 from edgespec.runtimes.devices import find_device
 from edgespec.sampling import SamplingParams
 from edgespec.tokenizer import open_tokenizer
@@ -59,7 +59,7 @@ def test_trimmed_head_gives_the_logits_of_its_tokens(tiny_gguf: Path, target: Pa
     export_model(tiny_gguf, tmp_path / "whole", precision="int8", drafting=Drafting(keep=frozenset([0])))
     tokens = np.arange(7, dtype=np.int32)
     whole, trimmed = (
-        _load_drafter(_Found(folder, _self_drafter(read_manifest(folder))), find_device("cpu"), None, None).logits(
+        open_drafter(ModelFolder(folder, self_drafter(read_manifest(folder))), find_device("cpu"), None).logits(
             tokens, 3
         )
         for folder in (tmp_path / "whole", target)

@@ -17,9 +17,9 @@ from edgespec.export.progress import Progress
 from edgespec.export.sources import read_source
 from edgespec.home import ModelHome
 from edgespec.hub import Snapshot
-from edgespec.loading import open_decoder
 from edgespec.manifest import read_manifest
 from edgespec.models import prepared, remove, verify
+from edgespec.opening import open_decoder
 from edgespec.pairing import export_pair
 
 

@@ -16,8 +16,9 @@ from edgespec.cli import main
 from edgespec.errors import ContextOverflow, EdgeSpecError, ExportMismatch, SourceError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.export.optimum import INSTALL, import_model
-from edgespec.loading import load, open_decoder
+from edgespec.loading import load
 from edgespec.manifest import Manifest, read_manifest, verify_files
+from edgespec.opening import open_decoder
 from edgespec.types import Decoder
 
 CONTEXT = 160

@@ -17,6 +17,7 @@ from edgespec.gate import FixedGate, MeasuredGate
 from edgespec.runtimes.table import TableDecoder
 from edgespec.sampling import GumbelSampler, SamplingParams
 from edgespec.scheduler import Block, Gate, Plain, serial
+from edgespec.speculation import Speculation
 from edgespec.suffix import SuffixDrafter
 from edgespec.types import Ask, Draft, Drafter, Logits, Sampler, TokenIds
 
@@ -73,7 +74,7 @@ def near() -> TableDecoder:
 
 def drafters_of(kind: str, seed: int = 0) -> list[Drafter]:
     nearer = TableDecoder(VOCAB, seed=4, near=near())
-    inner = ModelDrafter(nearer, VOCAB, gate=lambda: FixedGate([NgramDrafter()], 3))
+    inner = ModelDrafter(nearer, VOCAB, speculation=Speculation(lambda: [NgramDrafter()], 3))
     drafters: dict[str, list[Drafter]] = {
         "none": [],
         "ngram": [NgramDrafter()],
@@ -83,7 +84,7 @@ def drafters_of(kind: str, seed: int = 0) -> list[Drafter]:
         "wild": [WildDrafter(seed)],
         "wild and paid": [WildDrafter(seed, is_free=False)],
         "several": [NgramDrafter(), SuffixDrafter(), ModelDrafter(near(), VOCAB)],
-        "cascade": [ModelDrafter(near(), VOCAB, gate=lambda: FixedGate([inner], 2))],
+        "cascade": [ModelDrafter(near(), VOCAB, speculation=Speculation(lambda: [inner]))],
         "perfect": [ModelDrafter(target(), VOCAB)],
     }
     return drafters[kind]

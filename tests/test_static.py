@@ -15,8 +15,8 @@ from edgespec.cli import main
 from edgespec.errors import ContextOverflow, ManifestError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.export.drafting import Drafting
-from edgespec.loading import open_decoder
 from edgespec.manifest import read_manifest
+from edgespec.opening import open_decoder
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.static import StaticDecoder
 

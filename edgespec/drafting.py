@@ -1,0 +1,148 @@
+"""Which drafters serve an engine: from what a user names to sources, and to what is known of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from edgespec.chances import Key
+from edgespec.costs import PassCosts, measure
+from edgespec.cross_vocabulary import RespelledDrafter, TranslatedDecoder, Translation, translation_between
+from edgespec.drafters import ModelDrafter, NgramDrafter
+from edgespec.experience import Experience, read_experience, write_experience
+from edgespec.lookahead import SMALLEST, Lookahead, Window, fitting
+from edgespec.opening import ModelFolder, open_drafter, tokenizer_of
+from edgespec.runtimes.devices import Device, machine_key
+from edgespec.runtimes.tree import can_run_trees, tree_manifest
+from edgespec.speculation import Speculation
+from edgespec.suffix import SuffixDrafter
+from edgespec.types import Decoder, Drafter
+
+TEXT_DRAFTERS = ("ngram", "suffix")
+
+
+def from_text(drafter: str, window: Window | None) -> list[Drafter]:
+    """The drafters of one answer: they hold its text."""
+    drafters: list[Drafter] = []
+    if drafter == "ngram":
+        drafters.append(NgramDrafter())
+    if drafter in ("auto", "suffix"):
+        drafters.append(SuffixDrafter())
+    if window is not None:
+        drafters.append(Lookahead(window))
+    return drafters
+
+
+def cascade(
+    target: ModelFolder,
+    models: Sequence[ModelFolder],
+    text: str | None,
+    device: Device,
+    num_threads: int | None,
+    report: Callable[[str], None],
+) -> tuple[Drafter, list[Decoder]]:
+    """The first model as the drafter of the target, each next one as that of the one before it.
+
+    Args:
+        models: At least one.
+        text: The text drafter, if any, of the last.
+
+    Returns:
+        The drafter, and the decoders that it and those behind it hold.
+
+    Raises:
+        VocabularyMismatch: One has too few tokens of the one that it drafts for.
+    """
+    inner: list[Drafter] = from_text(text, None) if text else []
+    decoders: list[Decoder] = []
+    for served, model in reversed(list(zip([target, *models], models, strict=False))):
+        translate = _translation(served, model, report)
+        decoder = open_drafter(model, device, num_threads)
+        decoders.append(decoder)
+        speculation = _measured(decoder, inner) if inner else None
+        drafter: Drafter = ModelDrafter(
+            TranslatedDecoder(decoder, translate) if translate else decoder,
+            served.manifest.vocab_size,
+            model.manifest.name,
+            speculation,
+        )
+        inner = [RespelledDrafter(drafter, tokenizer_of(*served), translate.target) if translate else drafter]
+    return inner[0], decoders
+
+
+def _measured(decoder: Decoder, drafters: Sequence[Drafter]) -> Speculation:
+    return Speculation(lambda: drafters, ratios=measure(decoder).ratios)
+
+
+def _translation(target: ModelFolder, draft: ModelFolder, report: Callable[[str], None]) -> Translation | None:
+    """What makes the drafter one of the target's tokens; None where its tokens are those.
+
+    Raises:
+        VocabularyMismatch: It has too few of them.
+    """
+    if draft.manifest.vocab_sha256 == target.manifest.vocab_sha256:
+        return None
+    found = translation_between(
+        (tokenizer_of(*target), tokenizer_of(*draft)),
+        target.manifest.vocab_size,
+        (target.manifest.eos_token_ids, draft.manifest.eos_token_ids),
+        (target.manifest.name, draft.manifest.name),
+    )
+    if found is None:
+        return None
+    translate, share = found
+    report(
+        f"{draft.manifest.name} has another vocabulary than {target.manifest.name} and drafts the {share:.0%} of "
+        "the tokens of ordinary text that it has too"
+    )
+    return translate
+
+
+def speculation_of(
+    drafters: Callable[[], Sequence[Drafter]],
+    length: int | None,
+    decoder: Decoder,
+    target: ModelFolder,
+    setting: tuple[Device, int | None, bool],
+    report: Callable[[str], None],
+) -> Speculation:
+    """With what was learned of this model on this machine; costs of passes are measured the first time."""
+    if length is not None or not drafters():
+        return Speculation(drafters, length)
+    folder, machine = target.folder, machine_key(*setting)
+    is_ours = bool(target.manifest.files)  # nothing is written into a folder that others made
+    known = read_experience(folder, report) if is_ours else Experience()
+    ratios = known.ratios.get(machine)
+    if ratios is None:
+        report("measuring passes of several widths, once for this machine")
+        ratios = measure(decoder).ratios
+
+    def save(ratios: Mapping[int, float], past: Mapping[Key, tuple[float, float]]) -> None:
+        if is_ours:
+            known = read_experience(folder, report)
+            write_experience(folder, Experience({**known.ratios, machine: ratios}, {**known.chances, **past}))
+
+    save(ratios, {})
+    return Speculation(drafters, None, ratios, known.chances, save)
+
+
+def window_of(
+    asked: str,
+    length: int | None,
+    target: ModelFolder,
+    setting: tuple[Device, int | None, bool],
+    report: Callable[[str], None],
+) -> Window | None:
+    """Of lookahead decoding, where it is asked for, or can pay by what is known of passes on this machine.
+
+    Raises:
+        ManifestError: It is asked for and the target cannot run trees.
+    """
+    folder, manifest = target
+    if asked == "lookahead":
+        tree_manifest(manifest, setting[0])
+    elif asked != "auto" or length is not None or not can_run_trees(manifest, setting[0]):
+        return None
+    ratios = read_experience(folder, report).ratios.get(machine_key(*setting))
+    window = fitting(PassCosts(dict(ratios))) if ratios else None
+    if asked == "auto":
+        return window
+    window = window or SMALLEST
+    return window._replace(size=length + 1) if length else window

@@ -1,0 +1,129 @@
+"""Model folders and what is opened of them: manifests, decoders, tokenizers, templates."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from edgespec import genai
+from edgespec.chat_template import read_template
+from edgespec.errors import UsageError
+from edgespec.manifest import FILE_NAME, Manifest, read_manifest, verify_files
+from edgespec.runtimes import foreign
+from edgespec.runtimes.devices import Device, find_device, import_onnxruntime
+from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.static import StaticDecoder
+from edgespec.runtimes.tree import OnnxTreeDecoder
+from edgespec.tokenizer import Tokenizer
+from edgespec.types import Decoder
+from edgespec.vocab_subset import SubsetDecoder, read_subset
+
+
+class ModelFolder(NamedTuple):
+    """A model folder and what it states."""
+
+    folder: Path
+    manifest: Manifest
+
+
+def read_any_manifest(folder: Path, report: Callable[[str], None]) -> Manifest:
+    """What a folder states, of edgespec's own or of ONNX Runtime GenAI."""
+    if (folder / FILE_NAME).is_file() or not (folder / genai.FILE_NAME).is_file():
+        return read_manifest(folder)
+    report(f"{folder} was built by ONNX Runtime GenAI and records no hashes: its files are not verified")
+    return foreign.inspect(folder, genai.read_genai(folder))
+
+
+def tokenizer_of(folder: Path, manifest: Manifest) -> Tokenizer:
+    """The tokenizer of a model folder."""
+    return Tokenizer(folder / manifest.tokenizer, manifest.bos_token_id, manifest.add_bos)
+
+
+def chat_template_of(model: ModelFolder) -> str | None:
+    folder, manifest = model
+    if manifest.source.format == genai.FORMAT:
+        return genai.chat_template(folder)
+    return read_template(folder / manifest.chat_template) if manifest.chat_template else None
+
+
+def open_model(
+    model: ModelFolder,
+    device: Device,
+    num_threads: int | None,
+    deterministic: bool,
+    shares_cores: bool,
+    *,
+    has_trees: bool = False,
+) -> OnnxDecoder | StaticDecoder | OnnxTreeDecoder:
+    """Load the graph while another thread hashes its files; a wrong hash goes before any other error."""
+    folder, manifest = model
+    kind = OnnxTreeDecoder if has_trees else _decoder_of(manifest)
+    with ThreadPoolExecutor(1, "hash") as pool:
+        verified = pool.submit(verify_files, folder, manifest)
+        try:
+            decoder = kind(
+                folder,
+                manifest,
+                device,
+                num_threads=num_threads,
+                deterministic=deterministic,
+                shares_cores=shares_cores,
+            )
+        finally:
+            verified.result()
+    if not manifest.files:  # nobody has vouched for the graph
+        foreign.probe(decoder, manifest.context_length)
+    return decoder
+
+
+def self_drafter(manifest: Manifest) -> Manifest:
+    """The graph of fewer layers in the model's own folder, as a manifest of its own."""
+    drafter = manifest.self_drafter
+    if drafter is None:
+        raise UsageError(
+            f"{manifest.name} has no drafter of its own layers; export it with --keep-layers or --skip-layers"
+        )
+    cache = replace(manifest.kv_cache, num_layers=len(drafter.layers))
+    name = f"{len(drafter.layers)} layers of {manifest.name}"
+    return replace(
+        manifest,
+        name=name,
+        graph=drafter.graph,
+        kv_cache=cache,
+        vocab_subset=drafter.vocab_subset,
+        hidden_layers=(),
+    )
+
+
+def open_drafter(model: ModelFolder, device: Device, num_threads: int | None) -> Decoder:
+    """A drafter over its own vocabulary."""
+    folder, manifest = model
+    if manifest.vocab_subset is None:
+        return open_model(model, device, num_threads, False, True)
+    tokens = read_subset(folder / manifest.vocab_subset, manifest.vocab_size)
+    trimmed = ModelFolder(folder, replace(manifest, vocab_size=len(tokens)))
+    return SubsetDecoder(open_model(trimmed, device, num_threads, False, True), tokens, manifest.vocab_size)
+
+
+def expect_runtime() -> None:
+    """Raises DeviceUnavailable: nothing here can run a model."""
+    find_device("auto")
+
+
+def providers() -> list[str]:
+    """Execution providers of the ONNX Runtime that is installed.
+
+    Raises:
+        DeviceUnavailable: It is not sound.
+    """
+    return list(import_onnxruntime().get_available_providers())
+
+
+def open_decoder(folder: Path, manifest: Manifest, *, deterministic: bool = True) -> OnnxDecoder | StaticDecoder:
+    """The model of a folder that has no manifest file yet, for the check of an export."""
+    return _decoder_of(manifest)(folder, manifest, find_device("auto"), deterministic=deterministic)
+
+
+def _decoder_of(manifest: Manifest) -> type[OnnxDecoder] | type[StaticDecoder]:
+    return StaticDecoder if manifest.kv_cache.form == "static" else OnnxDecoder
