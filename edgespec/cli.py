@@ -142,9 +142,14 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_speculation(parser: argparse.ArgumentParser) -> None:
-    speculation = parser.add_argument_group("speculation (never changes the text under --deterministic)")
+    speculation = parser.add_argument_group(
+        "speculation (the same text for any drafter under --deterministic, but for --acceptance rejection)"
+    )
     speculation.add_argument(
-        "--drafter", default="auto", metavar="D", help="auto, none, ngram, suffix, lookahead, self or a model"
+        "--drafter",
+        default="auto",
+        metavar="D",
+        help="auto, none, ngram, suffix, lookahead, self or a model; with commas, each drafts for the one before",
     )
     speculation.add_argument("--draft-length", default="auto", metavar="N", help="auto, or tokens a draft")
     speculation.add_argument("--schedule", default="auto", choices=["auto", "serial"])

@@ -243,6 +243,26 @@ def test_number_of_threads_out_of_range_is_refused(tiny_model: Path, threads: in
         load(tiny_model, num_threads=threads)
 
 
+@pytest.mark.parametrize("chain", ["{near},ngram", "{near},{target},suffix", "{near},{near}"])
+@pytest.mark.parametrize("length", [3, "auto"])
+def test_cascade_gives_the_text_of_plain_decoding(
+    tiny_model: Path, tiny_drafter: Path, chain: str, length: int | str
+) -> None:
+    named = chain.format(near=tiny_drafter, target=tiny_model)
+    with load(tiny_model, drafter=named, draft_length=length, deterministic=True) as engine:
+        for sampling in (SamplingParams(), SAMPLED):
+            plain = engine.plain().generate("the in the", sampling=sampling, max_tokens=40)
+            answer = engine.generate("the in the", sampling=sampling, max_tokens=40)
+            assert answer.token_ids == plain.token_ids
+    assert answer.stats.num_drafted > 0
+
+
+@pytest.mark.parametrize("chain", ["suffix,ngram", "{near},auto", "{near},", ",{near}", "ngram,{near}"])
+def test_cascade_of_other_things_than_models_is_refused(tiny_model: Path, tiny_drafter: Path, chain: str) -> None:
+    with pytest.raises(UsageError, match="stands before the end"):
+        load(tiny_model, drafter=chain.format(near=tiny_drafter))
+
+
 @pytest.mark.parametrize("acceptance", ["perhaps", None, ["equality"]])
 def test_unknown_acceptance_is_refused(tiny_model: Path, acceptance: Any) -> None:
     with pytest.raises(UsageError, match="acceptance is"):
