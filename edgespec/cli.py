@@ -149,7 +149,7 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         "--drafter",
         default="auto",
         metavar="D",
-        help="auto, none, ngram, suffix, lookahead, self or a model; with commas, each drafts for the one before",
+        help="auto, none, ngram, suffix, lookahead, self or a model; a+b hears both, in a,b b drafts for a",
     )
     speculation.add_argument("--draft-length", default="auto", metavar="N", help="auto, or tokens a draft")
     speculation.add_argument("--schedule", default="auto", choices=["auto", "serial"])

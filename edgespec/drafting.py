@@ -1,6 +1,6 @@
 """Which drafters serve an engine: from what a user names to sources, and to what is known of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from edgespec.chances import Key
 from edgespec.costs import PassCosts, measure
@@ -15,15 +15,13 @@ from edgespec.speculation import Speculation
 from edgespec.suffix import SuffixDrafter
 from edgespec.types import Decoder, Drafter
 
-TEXT_DRAFTERS = ("ngram", "suffix")
 
-
-def from_text(drafter: str, window: Window | None) -> list[Drafter]:
+def from_text(names: Collection[str], window: Window | None) -> list[Drafter]:
     """The drafters of one answer: they hold its text."""
     drafters: list[Drafter] = []
-    if drafter == "ngram":
+    if "ngram" in names:
         drafters.append(NgramDrafter())
-    if drafter in ("auto", "suffix"):
+    if not {"auto", "suffix"}.isdisjoint(names):
         drafters.append(SuffixDrafter())
     if window is not None:
         drafters.append(Lookahead(window))
@@ -50,7 +48,7 @@ def cascade(
     Raises:
         VocabularyMismatch: One has too few tokens of the one that it drafts for.
     """
-    inner: list[Drafter] = from_text(text, None) if text else []
+    inner: list[Drafter] = from_text([text] if text else [], None)
     decoders: list[Decoder] = []
     for served, model in reversed(list(zip([target, *models], models, strict=False))):
         translate = _translation(served, model, report)
@@ -124,7 +122,7 @@ def speculation_of(
 
 
 def window_of(
-    asked: str,
+    names: Collection[str],
     length: int | None,
     target: ModelFolder,
     setting: tuple[Device, int | None, bool],
@@ -136,13 +134,13 @@ def window_of(
         ManifestError: It is asked for and the target cannot run trees.
     """
     folder, manifest = target
-    if asked == "lookahead":
+    if "lookahead" in names:
         tree_manifest(manifest, setting[0])
-    elif asked != "auto" or length is not None or not can_run_trees(manifest, setting[0]):
+    elif "auto" not in names or length is not None or not can_run_trees(manifest, setting[0]):
         return None
     ratios = read_experience(folder, report).ratios.get(machine_key(*setting))
     window = fitting(PassCosts(dict(ratios))) if ratios else None
-    if asked == "auto":
+    if "lookahead" not in names:
         return window
     window = window or SMALLEST
     return window._replace(size=length + 1) if length else window

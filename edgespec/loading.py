@@ -6,7 +6,8 @@ from pathlib import Path
 from types import NoneType
 
 from edgespec.acceptance import equality
-from edgespec.drafting import TEXT_DRAFTERS, cascade, from_text, speculation_of, window_of
+from edgespec.drafter_names import SELF, Cascade, DrafterNames, parse
+from edgespec.drafting import cascade, from_text, speculation_of, window_of
 from edgespec.engine import Engine
 from edgespec.errors import ModelError, UsageError
 from edgespec.home import ModelHome, default_home
@@ -19,13 +20,12 @@ from edgespec.opening import (
     self_drafter,
     tokenizer_of,
 )
-from edgespec.pair import DRAFTER, TARGET, PairCheck, part_of_pair, read_pair
+from edgespec.pair import DRAFTER, TARGET, part_of_pair, read_pair
 from edgespec.rejection import rejection
 from edgespec.runtimes.devices import find_device
 from edgespec.template_process import TemplateProcess
 from edgespec.types import Decoder, Drafter
 
-_NAMED = ("auto", "none", "lookahead", "self", *TEXT_DRAFTERS)
 _ACCEPTANCES = {"equality": equality, "rejection": rejection}
 _MAX_THREADS = 512
 _LONGEST_DRAFT = 64
@@ -54,8 +54,8 @@ def load(
         drafter: auto, none, ngram, suffix, lookahead, self, or a model like the first argument. auto is what
             pays of the text, the drafter of a pair folder, and lookahead where the costs of passes, once known,
             let it pay. lookahead is the target itself, in passes wide enough for guesses at several places;
-            self is the graph of fewer layers in the model's own folder. Of several, with commas between, each
-            drafts for the one before it: "medium,tiny,suffix".
+            self is the graph of fewer layers in the model's own folder. "suffix+model" hears both each round; in
+            "medium,tiny,suffix" each drafts for the one before it.
         draft_length: Tokens a draft, or of a guess of lookahead; auto to measure what pays.
         acceptance: Which drafted tokens stay: equality, with one text for a seed whatever drafts, or rejection,
             which keeps more of what a model drafts at a temperature. The distribution is the target's either way.
@@ -88,24 +88,25 @@ def load(
     # What can be known before fetching and exporting is checked before.
     places = (find_device(device), find_device(drafter_device))
     models = ModelHome(Path(home or default_home()), offline, report)
-    target, drafting, text = _find(models, str(model), drafter)
+    target, names = _find(models, str(model), parse(drafter))
+    cascades = [([_drafting(models, target, name) for name in each.models], each.text) for each in names.cascades]
     renderer = TemplateProcess()
     if target.manifest.chat_template:
         renderer.start()
     setting = (places[0], num_threads, deterministic)
-    window = window_of(drafter, length, target, setting, report)
-    decoders: list[Decoder] = [open_model(target, *setting, bool(drafting), has_trees=window is not None)]
+    window = window_of(names.simple, length, target, setting, report)
+    decoders: list[Decoder] = [open_model(target, *setting, bool(cascades), has_trees=window is not None)]
     lasting: list[Drafter] = []
     kept = None
-    if memory and drafter in ("auto", "suffix"):
+    if memory and not {"auto", "suffix"}.isdisjoint(names.simple):
         kept = Memory(models.path / "memory", target.manifest.name, target.manifest.vocab_sha256, report)
         lasting.append(MemoryDrafter(kept))
-    if drafting:
+    for drafting, text in cascades:
         model_drafter, opened = cascade(target, drafting, text, places[1], num_threads, report)
         decoders += opened
         lasting.append(model_drafter)
     speculation = speculation_of(
-        lambda: [*from_text(drafter, window), *lasting],
+        lambda: [*from_text(names.simple, window), *lasting],
         length and window.depth if window else length,
         decoders[0],
         target,
@@ -147,46 +148,29 @@ def _draft_length(asked: int | str) -> int | None:
     return int(asked)
 
 
-def _find(models: ModelHome, model: str, drafter: str) -> tuple[ModelFolder, list[ModelFolder], str | None]:
-    """The target, the models that draft, each for the one before it, and the text drafter behind the last of them.
+def _find(models: ModelHome, model: str, names: DrafterNames) -> tuple[ModelFolder, DrafterNames]:
+    """The target, and what drafts for it: auto hears the drafter of a pair too, where that pays.
 
     Raises:
-        ModelError: One of them is missing or invalid, or cannot serve in its part.
-        UsageError: Something other than models stands where a model must.
+        ModelError: It is missing or invalid, or cannot serve as a target.
     """
     folder = models.resolve(model)
-    if (pair := read_pair(folder)) is not None:
-        drafter = _drafter_of(folder, pair, drafter, models.report)
+    if (pair := read_pair(folder)) is not None and "auto" in names.simple:
+        if pair.pays:
+            names = names._replace(cascades=(*names.cascades, Cascade((str(folder / DRAFTER),), None)))
+        else:
+            models.report(f"drafting without the pair's drafter: {pair.verdict} ({pair.reason})")
     folder = part_of_pair(folder, TARGET)
     target = ModelFolder(folder, read_any_manifest(folder, models.report))
     if target.manifest.vocab_subset:
         raise ModelError(
             f"{target.manifest.name} is a drafter whose head was trimmed; use it with --drafter {model}"
         )
-    if drafter in _NAMED and drafter != "self":
-        return target, [], None
-    names = [drafter] if Path(drafter).exists() else drafter.split(",")
-    text = names.pop() if names[-1] in TEXT_DRAFTERS else None
-    if wrong := [name for name in names if (name in _NAMED and name != "self") or not name]:
-        raise UsageError(
-            f"'{wrong[0]}' stands before the end of drafter '{drafter}'; wanted models, and last perhaps "
-            f"{' or '.join(TEXT_DRAFTERS)}"
-        )
-    return target, [_drafting(models, target, name) for name in names], text
+    return target, names
 
 
 def _drafting(models: ModelHome, target: ModelFolder, name: str) -> ModelFolder:
-    if name == "self":
+    if name == SELF:
         return ModelFolder(target.folder, self_drafter(target.manifest))
     folder = part_of_pair(models.resolve(name), DRAFTER)
     return ModelFolder(folder, read_any_manifest(folder, models.report))
-
-
-def _drafter_of(folder: Path, pair: PairCheck, asked: str, report: Callable[[str], None]) -> str:
-    """auto is the drafter of the pair where it pays."""
-    if asked != "auto":
-        return asked
-    if pair.pays:
-        return str(folder / DRAFTER)
-    report(f"drafting without the pair's drafter: {pair.verdict} ({pair.reason})")
-    return "auto"

@@ -243,7 +243,7 @@ def test_number_of_threads_out_of_range_is_refused(tiny_model: Path, threads: in
         load(tiny_model, num_threads=threads)
 
 
-@pytest.mark.parametrize("chain", ["{near},ngram", "{near},{target},suffix", "{near},{near}"])
+@pytest.mark.parametrize("chain", ["{near},ngram", "{near},{target},suffix", "{near},{near}", "auto+{near}"])
 @pytest.mark.parametrize("length", [3, "auto"])
 def test_cascade_gives_the_text_of_plain_decoding(
     tiny_model: Path, tiny_drafter: Path, chain: str, length: int | str
@@ -257,9 +257,11 @@ def test_cascade_gives_the_text_of_plain_decoding(
     assert answer.stats.num_drafted > 0
 
 
-@pytest.mark.parametrize("chain", ["suffix,ngram", "{near},auto", "{near},", ",{near}", "ngram,{near}"])
+@pytest.mark.parametrize(
+    "chain", ["suffix,ngram", "{near},auto", "{near},", ",{near}", "ngram,{near}", "", "auto+", "none+ngram"]
+)
 def test_cascade_of_other_things_than_models_is_refused(tiny_model: Path, tiny_drafter: Path, chain: str) -> None:
-    with pytest.raises(UsageError, match="stands before the end"):
+    with pytest.raises(UsageError, match="stands where a model must"):
         load(tiny_model, drafter=chain.format(near=tiny_drafter))
 
 

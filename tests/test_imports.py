@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PURE = {
-    "types", "errors", "sampling", "acceptance", "rejection", "cache", "drafters", "gate", "costs", "chances",
+    "types", "errors", "sampling", "acceptance", "rejection", "cache", "drafters", "drafter_names",
+    "gate", "costs", "chances",
     "speculation", "experience", "scheduler", "stopping",
     "stats", "tokenizer", "chat_template", "sandbox", "manifest", "catalog", "engine", "scoring", "benchmark",
     "exactness",
