@@ -38,9 +38,8 @@ class _Tally:
     def add(self, answer: Completion) -> None:
         stats = answer.stats
         if stats.decode_tokens_per_second:
-            decoded = len(answer.token_ids) - 1
-            self.tokens += decoded
-            self.seconds += decoded / stats.decode_tokens_per_second
+            self.tokens += stats.num_decoded
+            self.seconds += stats.num_decoded / stats.decode_tokens_per_second
             self.passes += stats.passes - 1
         if stats.num_drafted:
             self.kept += stats.num_accepted
@@ -80,7 +79,7 @@ def read_prompts(path: Path, per_category: int | None) -> list[BenchPrompt]:
                 found.append(BenchPrompt(category, tuple(turns)))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(
             f"{path} is no prompts file ({error!r}); wanted JSON Lines with turns or prompt"
         ) from None

@@ -23,6 +23,7 @@ from edgespec.types import Decoder, Logits, Row, TokenIds, append
 # Widths of passes whose logits are compared to see what widths do, beside that of the pass in question.
 _WIDTHS = (1, 2, 4)
 _LIKELY = 100
+_NUM_REWRITTEN = 64  # tokens before a difference that are read again at several widths
 
 
 class PlainText(NamedTuple):
@@ -180,10 +181,16 @@ def width_difference(target: Decoder, prefix: TokenIds, widths: Collection[int])
 
 
 def _fresh_rows(target: Decoder, prefix: TokenIds, widths: Collection[int]) -> Iterator[Logits]:
-    """Logits behind prefix from a last pass of each width, and from one pass over all, without anything held."""
+    """Logits behind prefix with its end read in passes of each width, and in one pass, without anything held.
+
+    Not the last pass alone: keys and values differ as well by the width of the pass that wrote them.
+    """
     other = (prefix[:1] + 1) % target.vocab_size
+    start = max(0, len(prefix) - _NUM_REWRITTEN)
     for width in chain(sorted(width for width in widths if width < len(prefix)), [len(prefix)]):
         target.logits(other, 1)  # nothing is held of the prefix any more
-        if width < len(prefix):
-            target.logits(prefix[:-width], 1)
+        first = start + (len(prefix) - start) % width
+        for stop in range(first, len(prefix), width):
+            if stop:
+                target.logits(prefix[:stop], 1)
         yield target.logits(prefix, min(width, max(widths)))[-1:].copy()

@@ -31,7 +31,7 @@ def read_experience(folder: Path, report: Callable[[str], None]) -> Experience:
         return _parsed(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return Experience()
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         report(f"{path} cannot be used ({error!r}); measuring anew")
         return Experience()
 
@@ -61,7 +61,8 @@ def _parsed(document: Any) -> Experience:
     chances = {}
     for source, evidence, kept, tried in document["chances"]:
         tried = _number(tried, 1e-9, 1e6)
-        chances[str(source), int(evidence)] = (_number(kept, 0.0, tried), tried)
+        # Never all: a chance of 1 would promise tokens without end.
+        chances[str(source), int(evidence)] = (min(_number(kept, 0.0, tried), 0.999 * tried), tried)
     return Experience(ratios, chances)
 
 

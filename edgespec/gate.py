@@ -193,7 +193,7 @@ class MeasuredGate:
 
     def _yield(self, source: str) -> float:
         """Tokens that a pass over the source's trees gives of late, from the chance of one more."""
-        return 1 / (1 - self.chances.of(_runs(source), 0))
+        return 1 / max(1 - self.chances.of(_runs(source), 0), 1 / self.longest)
 
     def _see_whole(self, offer: Draft, run: Draft, emitted: TokenIds, verify_s: float) -> None:
         whole = self._wholes.setdefault(offer.source, _Whole())

@@ -6,6 +6,7 @@ Knows nothing of engines.
 
 import hashlib
 import os
+import stat
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ CAP_BYTES = 1 << 20
 NUM_PROMPT_TOKENS = 64  # of a prompt are kept before its answer, which begins alike where the question ended alike
 _MAGIC = b"edgespec memory 1\n"
 _END = -1  # behind each answer
+_LONGEST_HEADER = 1024
 _DEPTH = 32  # the longest context that is told apart
 _MAX_FOLLOWED = 16  # occurrences that are read on in, the most recent of them
 
@@ -70,7 +72,7 @@ class Memory:
             return
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with locked(self.path.with_suffix(".lock"), lambda holder: None):
+            with locked(self.path.with_suffix(".lock"), self._tell_of_wait):
                 self._write(_newest([*_split(self.read()), *new], self._max_tokens))
         except OSError as error:
             self._report(f"this session's answers are not kept: cannot write {self.path} ({error})")
@@ -78,7 +80,9 @@ class Memory:
     def read(self) -> TokenIds:
         """All answers in the file, oldest first, each with _END behind it, [num_tokens]."""
         try:
-            content = self.path.read_bytes()
+            stated = self.path.stat()
+            is_ours = stat.S_ISREG(stated.st_mode) and stated.st_size <= 4 * self._max_tokens + _LONGEST_HEADER
+            content = self.path.read_bytes() if is_ours else b""
         except FileNotFoundError:
             return _EMPTY
         except OSError as error:
@@ -103,6 +107,9 @@ class Memory:
         self.index()
         assert self._builder is not None
         self._builder.join()
+
+    def _tell_of_wait(self, holder: str) -> None:
+        self._report(f"waiting for {holder} to keep its answers in {self.path}")
 
     def _tell(self, line: str) -> None:
         if not self._has_reported:  # save reads the file again

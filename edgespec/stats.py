@@ -27,6 +27,7 @@ class Stats:
     num_corrections: int  # passes whose last token took the place of a drafted one
     num_bonuses: int  # passes that kept all there was on their branch, and gave one more
     num_emitted: int  # tokens that the user got
+    num_decoded: int  # those of them that came after the first pass, which reads the prompt
     sources: dict[str, dict[str, int]]  # rounds, drafted, verified and accepted of each; none is plain decoding
     drafter: str
     draft_length: str
@@ -97,6 +98,7 @@ class Tally:
             num_corrections=self.corrections,
             num_bonuses=self.passes - self.corrections,
             num_emitted=self.tokens,
+            num_decoded=self.decode_tokens,
             sources=self.sources,
             drafter=drafter,
             draft_length=draft_length,

@@ -28,7 +28,9 @@ def test_prompts_are_counted_by_category(prompts: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["", "{}\n", "not json\n", "[1]\n", '{"turns": []}\n', '{"turns": 3}\n'])
+@pytest.mark.parametrize(
+    "text", ["", "{}\n", "not json\n", "[1]\n", 100_000 * "[", '{"turns": []}\n', '{"turns": 3}\n']
+)
 def test_file_that_holds_no_prompts_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad.jsonl").write_text(text)
     with pytest.raises(UsageError):

@@ -30,6 +30,9 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         '{"version": 1, "ratios": {"m": {"1": 1, "2": 0.5}}, "chances": []}',
         '{"version": 1, "ratios": {}, "chances": [["ngram", 1, 5, 4]]}',
         '{"version": 1, "ratios": {}, "chances": [["ngram", 1]]}',
+        '{"version": 1, "ratios": {}, "chances": [["ngram", Infinity, 1, 2]]}',
+        '{"version": 1, "ratios": {"m": {"1": 1, "2": 1' + 400 * "0" + '}}, "chances": []}',
+        200_000 * "[",
     ],
 )
 def test_damage_is_reported_and_forgotten(tmp_path: Path, damaged: str) -> None:

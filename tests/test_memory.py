@@ -1,3 +1,4 @@
+import os
 import stat
 import subprocess
 import sys
@@ -169,3 +170,20 @@ def test_two_processes_lose_no_answer(tmp_path: Path) -> None:
     assert [writer.wait() for writer in writers] == [0, 0]
     tokens = memory(tmp_path).read().reshape(-1, 3)[:, :2].tolist()
     assert sorted(tokens) == [[who, i] for who in (1, 2) for i in range(20)]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "huge"])
+def test_what_cannot_be_a_memory_is_not_read(tmp_path: Path, kind: str) -> None:
+    lines: list[str] = []
+    kept = memory(tmp_path, lines)
+    kept.path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "pipe":
+        os.mkfifo(kept.path)
+    else:
+        kept.path.touch()
+        os.truncate(kept.path, 1 << 40)  # a hole
+    assert len(kept.read()) == 0
+    assert "begun anew" in lines[0]
+    kept.add(ids(1, 2), ids(3, 4))
+    kept.save()
+    assert len(memory(tmp_path).read())

@@ -40,7 +40,8 @@ def test_token_ids_are_the_same_for_any_drafter_and_length(
             drafted = answer(capsys, smollm2, "--drafter", drafter, "--draft-length", length, *sampling)
             assert drafted["token_ids"] == plain["token_ids"], (drafter, length)
             assert drafted["text"] == plain["text"]
-    assert 0.3 < drafted["stats"]["acceptance_rate"] < 1.0  # type: ignore[index]
+            if length == 3 and drafter != "ngram":
+                assert 0.3 < drafted["stats"]["acceptance_rate"] < 1.0  # type: ignore[index]
 
 
 @pytest.mark.parametrize("sampling", [[], ["--temperature", 0.8, "--seed", 7]], ids=["greedy", "sampled"])
