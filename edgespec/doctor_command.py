@@ -199,7 +199,7 @@ def _line(difference: Mapping[str, Any]) -> str:
     return (
         f"  {difference['verdict']}: token {difference['position']} of {difference['prompt'][:40]!r}: plainly "
         f"{plain['text']!r} ({plain['id']}), drafting {difference['draft_length']} {other['text']!r} "
-        f"({other['id']}); logits {difference['margin_of_one']:+.4f} apart in a pass of one, "
-        f"{difference['margin_of_wide']:+.4f} in one of {difference['pass_tokens']}, "
+        f"({other['id']}); logits {difference['margin_of_one']:+.4f} apart plainly, "
+        f"{difference['margin_of_wide']:+.4f} in speculation's pass of {difference['pass_tokens']}, "
         f"and widths move them by {difference['width_difference']:.4f}"
     )

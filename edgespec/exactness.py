@@ -46,8 +46,8 @@ class Deviation(NamedTuple):
 class Difference:
     """A deviation, measured. Margins are logits of the plain token less those of the other.
 
-    width_difference: how far passes of several widths over a fresh cache, without any speculation, move a likely
-        token's logit there, at most.
+    width_difference: how far passes of several widths over a fresh cache, without any speculation, move the
+        distance of two likely tokens' logits there, at most.
     """
 
     prompt: int  # index of the prompt
@@ -169,15 +169,12 @@ def _measured(
 
 
 def width_difference(target: Decoder, prefix: TokenIds, widths: Collection[int]) -> float:
-    """The most by which a likely token's logit behind prefix moves between passes of these widths, in logits.
-
-    What all tokens of a row have in common moves no choice and is left out.
-    """
+    """The most by which two likely tokens' logits behind prefix move against each other over these widths."""
     rows = [row[:1] for row in _fresh_rows(target, prefix, widths)]
     likely = np.argsort(-rows[0][0])[:_LIKELY]
     values = np.concatenate(rows)[:, likely].astype(np.float64)
-    values -= values.mean(axis=1, keepdims=True)
-    return float(np.ptp(values, axis=0).max())
+    distances = values[:, :, None] - values[:, None, :]  # [num_rows, num_likely, num_likely]
+    return float(np.ptp(distances, axis=0).max())
 
 
 def _fresh_rows(target: Decoder, prefix: TokenIds, widths: Collection[int]) -> Iterator[Logits]:
