@@ -224,10 +224,18 @@ def _chat(options: argparse.Namespace) -> int:
         )
 
 
+class _RoundsFile(logging.FileHandler):
+    """Says once that it cannot be written, and falls silent."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        logging.getLogger(record.name).setLevel(logging.CRITICAL)
+        say_stage(f"rounds are logged no further: cannot write {self.baseFilename}")
+
+
 def _log_rounds(path: Path) -> None:
     """Raises UsageError: The file cannot be written."""
     try:
-        handler = logging.FileHandler(path, mode="w", encoding="utf-8")
+        handler = _RoundsFile(path, mode="w", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
     rounds = logging.getLogger("edgespec.rounds")

@@ -258,12 +258,12 @@ class Engine:
         if not is_cut:
             rest, is_cut = text_stop.push(text_stream.flush())
             text += rest if is_cut else rest + text_stop.flush()
-        yield self._last_chunk(text, kept[:num_shown], "stop" if is_cut else reason or "stop", tally)
+        yield self._last_chunk(text, kept[:num_shown], "stop" if is_cut else reason or "stop", tally, speculation)
 
-    def _last_chunk(self, text: str, kept: TokenIds, reason: str, tally: Tally) -> Chunk:
-        length = self._speculation.draft_length
+    def _last_chunk(self, text: str, kept: TokenIds, reason: str, tally: Tally, speculation: Speculation) -> Chunk:
+        length = speculation.draft_length
         stats = tally.stats(
-            drafter=self._speculation.name,
+            drafter=speculation.name,
             draft_length="auto" if length is None else str(length),
             target_device=self.device_names[0],
             drafter_device=self.device_names[1] if len(self._decoders) > 1 else None,
