@@ -41,7 +41,7 @@ def test_token_ids_are_the_same_for_any_drafter_and_length(
             assert drafted["token_ids"] == plain["token_ids"], (drafter, length)
             assert drafted["text"] == plain["text"]
             if length == 3 and drafter != "ngram":
-                assert 0.3 < drafted["stats"]["acceptance_rate"] < 1.0  # type: ignore[index]
+                assert drafted["stats"]["acceptance_rate"] > 0.3  # type: ignore[index]
 
 
 @pytest.mark.parametrize("sampling", [[], ["--temperature", 0.8, "--seed", 7]], ids=["greedy", "sampled"])
