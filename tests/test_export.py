@@ -126,7 +126,8 @@ def test_linear_rope_scaling_stretches_positions(tmp_path: Path) -> None:
 def test_manifest_describes_the_folder_and_its_hashes_hold(tiny_model: Path) -> None:
     manifest = read_manifest(tiny_model)
     verify_files(tiny_model, manifest)
-    assert set(manifest.files) == {path.name for path in tiny_model.iterdir()} - {"edgespec.json"}
+    made = {path.name for path in tiny_model.iterdir()} - {"edgespec.json", "experience.json"}
+    assert set(manifest.files) == made
     assert manifest.context_length == tiny.CONTEXT
     assert manifest.vocab_size == tiny.VOCAB
     assert manifest.kv_cache.bytes_per_token == 2 * 4 * tiny.LAYERS * tiny.KV_HEADS * tiny.HEAD_DIM
