@@ -75,34 +75,33 @@ def load(
         DeviceUnavailable: No execution provider for the device.
     """
     length = _draft_length(draft_length)
-    _expect_kinds(
-        {"acceptance": acceptance, "drafter": drafter, "device": device, "drafter_device": drafter_device},
-        str,
-        "a text",
-    )
-    if acceptance not in _ACCEPTANCES:
-        raise UsageError(f"acceptance is {acceptance!r}; wanted {' or '.join(_ACCEPTANCES)}")
+    texts: dict[str, object] = {
+        "acceptance": acceptance,
+        "drafter": drafter,
+        "device": device,
+        "drafter_device": drafter_device,
+    }
+    _expect_kinds(texts, str, "a text")
     _expect_kinds({"deterministic": deterministic, "memory": memory}, bool, "True or False")
     _expect_kinds({"home": home}, (str, Path, NoneType), "a folder")
     _expect_threads(num_threads)
+    if acceptance not in _ACCEPTANCES:
+        raise UsageError(f"acceptance is {acceptance!r}; wanted {' or '.join(_ACCEPTANCES)}")
     # What can be known before fetching and exporting is checked before.
     places = (find_device(device), find_device(drafter_device))
     models = ModelHome(Path(home or default_home()), offline, report)
     target, names = _find(models, str(model), parse(drafter))
-    cascades = [([_drafting(models, target, name) for name in each.models], each.text) for each in names.cascades]
+    chains = [([_drafting(models, target, name) for name in each.models], each.text) for each in names.cascades]
+    setting = (places[0], num_threads, deterministic)
+    window = window_of(names.simple, length, target, setting, report)
     renderer = TemplateProcess()
     if target.manifest.chat_template:
         renderer.start()
-    setting = (places[0], num_threads, deterministic)
-    window = window_of(names.simple, length, target, setting, report)
-    decoders: list[Decoder] = [open_model(target, *setting, bool(cascades), has_trees=window is not None)]
-    lasting: list[Drafter] = []
-    kept = None
-    if memory and not {"auto", "suffix"}.isdisjoint(names.simple):
-        kept = Memory(models.path / "memory", target.manifest.name, target.manifest.vocab_sha256, report)
-        lasting.append(MemoryDrafter(kept))
-    for drafting, text in cascades:
-        model_drafter, opened = cascade(target, drafting, text, places[1], num_threads, report)
+    decoders: list[Decoder] = [open_model(target, *setting, bool(chains), has_trees=window is not None)]
+    kept = _memory(models, target, names) if memory else None
+    lasting: list[Drafter] = [MemoryDrafter(kept)] if kept else []
+    for chain, text in chains:
+        model_drafter, opened = cascade(target, chain, text, places[1], num_threads, report)
         decoders += opened
         lasting.append(model_drafter)
     speculation = speculation_of(
@@ -123,6 +122,14 @@ def load(
         memory=kept,
         device_names=(places[0].name, places[1].name),
     )
+
+
+def _memory(models: ModelHome, target: ModelFolder, names: DrafterNames) -> Memory | None:
+    """Of earlier answers, where what drafts from the text is heard."""
+    if {"auto", "suffix"}.isdisjoint(names.simple):
+        return None
+    manifest = target.manifest
+    return Memory(models.path / "memory", manifest.name, manifest.vocab_sha256, models.report)
 
 
 def _expect_kinds(settings: dict[str, object], kind: type | tuple[type, ...], wanted: str) -> None:
