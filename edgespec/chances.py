@@ -54,6 +54,10 @@ class Chances:
             self._long[counted].see(is_kept, _LONG_MEMORY)
         self._now.setdefault(key, _Count(0.0, 0.0)).see(is_kept, _MEMORY)
 
+    def expect(self, source: str, counts: tuple[float, float]) -> None:
+        """Tokens kept, and tried, of a source of which nothing is known."""
+        self.past.setdefault((source, _ALL), counts)
+
     def learned(self) -> Mapping[Key, tuple[float, float]]:
         """What the next answer starts from."""
         return self.past | {key: (count.kept, count.tried) for key, count in self._long.items()}

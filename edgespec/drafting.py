@@ -1,12 +1,13 @@
 """Which drafters serve an engine: from what a user names to sources, and to what is known of them."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import astuple
 
-from edgespec.chances import Key
-from edgespec.costs import PassCosts, measure
+from edgespec.costs import DraftCosts, PassCosts, measure, measure_draft
 from edgespec.cross_vocabulary import RespelledDrafter, TranslatedDecoder, Translation, translation_between
 from edgespec.drafters import ModelDrafter, NgramDrafter
 from edgespec.experience import Experience, read_experience, write_experience
+from edgespec.gate import PaidSource
 from edgespec.lookahead import SMALLEST, Lookahead, Window, fitting
 from edgespec.opening import ModelFolder, open_drafter, tokenizer_of
 from edgespec.runtimes.devices import Device, machine_key
@@ -97,11 +98,12 @@ def speculation_of(
     drafters: Callable[[], Sequence[Drafter]],
     length: int | None,
     decoder: Decoder,
+    models: Mapping[str, Decoder],
     target: ModelFolder,
     setting: tuple[Device, int | None, bool],
     report: Callable[[str], None],
 ) -> Speculation:
-    """With what was learned of this model on this machine; costs of passes are measured the first time."""
+    """With what was learned of this model on this machine; what it takes is measured the first time."""
     if length is not None or not drafters():
         return Speculation(drafters, length)
     folder, machine = target.folder, machine_key(*setting)
@@ -111,14 +113,29 @@ def speculation_of(
     if ratios is None:
         report("measuring passes of several widths, once for this machine")
         ratios = measure(decoder).ratios
+    drafts = dict(known.drafts.get(machine, {}))
+    for name, drafter in models.items():
+        if name not in drafts:
+            report(f"measuring what {name} takes to draft, once for this machine")
+            drafts[name] = astuple(measure_draft(drafter, decoder))
 
-    def save(ratios: Mapping[int, float], past: Mapping[Key, tuple[float, float]]) -> None:
+    def save(learned: Speculation) -> None:
         if is_ours:
             known = read_experience(folder, report)
-            write_experience(folder, Experience({**known.ratios, machine: ratios}, {**known.chances, **past}))
+            drafts = {name: (paid.costs.step, paid.costs.row) for name, paid in learned.paid.items()}
+            write_experience(
+                folder,
+                Experience(
+                    {**known.ratios, machine: learned.ratios},
+                    {**known.drafts, machine: {**known.drafts.get(machine, {}), **drafts}},
+                    {**known.chances, **learned.past},
+                ),
+            )
 
-    save(ratios, {})
-    return Speculation(drafters, None, ratios, known.chances, save)
+    paid = {name: PaidSource(DraftCosts(*drafts[name])) for name in models}
+    speculation = Speculation(drafters, None, ratios, paid, known.chances, save)
+    save(speculation)
+    return speculation
 
 
 def window_of(

@@ -18,9 +18,14 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """Ratios of passes by width for each machine, and kept and tried tokens by source and evidence."""
+    """What passes and drafts take on each machine, and kept and tried tokens by source and evidence.
+
+    ratios: of passes, by width.
+    drafts: steps for each token drafted and for each read, by drafter.
+    """
 
     ratios: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    drafts: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
     chances: Mapping[Key, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -41,6 +46,7 @@ def write_experience(folder: Path, experience: Experience) -> None:
     document = {
         "version": _VERSION,
         "ratios": {machine: dict(ratios) for machine, ratios in experience.ratios.items()},
+        "drafts": {machine: dict(drafts) for machine, drafts in experience.drafts.items()},
         "chances": [[*key, *counts] for key, counts in experience.chances.items()],
     }
     try:
@@ -58,12 +64,18 @@ def _parsed(document: Any) -> Experience:
     }
     if any(stated.get(1) != 1.0 or min(stated) < 1 for stated in ratios.values()):
         raise ValueError("ratios without a step")
+    drafts = {
+        str(machine): {
+            str(name): (_number(step, 1e-6, 1e3), _number(row, 0.0, 1e3)) for name, (step, row) in stated.items()
+        }
+        for machine, stated in document.get("drafts", {}).items()
+    }
     chances = {}
     for source, evidence, kept, tried in document["chances"]:
         tried = _number(tried, 1e-9, 1e6)
         # Never all: a chance of 1 would promise tokens without end.
         chances[str(source), int(evidence)] = (min(_number(kept, 0.0, tried), 0.999 * tried), tried)
-    return Experience(ratios, chances)
+    return Experience(ratios, drafts, chances)
 
 
 def _number(value: Any, low: float, high: float) -> float:

@@ -7,21 +7,28 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
 
+import numpy as np
+
 from edgespec import trees
+from edgespec.cache import reusable_prefix
 from edgespec.chances import Chances, expected, position_class
-from edgespec.costs import PassCosts
-from edgespec.types import NOTHING, Ask, Draft, Drafter, Logits, Sampler, TokenIds
+from edgespec.costs import DraftCosts, PassCosts
+from edgespec.types import NOTHING, Ask, Draft, Drafter, Logits, Sampler, TokenIds, append
 
 _rounds = logging.getLogger("edgespec.rounds")  # at DEBUG, a JSON document a round
 
 LONGEST_DRAFT = 24
-_FIRST_PAUSE, _LONG_PAUSE = 4, 64
 # The best of many estimates is mostly lucky where it promises less than this over plain decoding. On recorded
 # answers the mean over categories stays (+0.001 and -0.002) and the worst gains 0.01 (docs/log.md).
 _LEAST_GAIN = 1.06
 # A draft made to learn whether its source has come to pay may in the long run take this share of the time.
 _TRIAL_SHARE = 0.01
-_DRAFT_MEMORY = 0.85
+# A trial is never taken to cost less than this share of a step, or a source at break-even were tried always.
+_LEAST_LOSS = 0.05
+# What a draft takes, in steps for each token drafted and for each read, until it is measured.
+_UNKNOWN = (0.25, 0.02)
+# Of a model that somebody has chosen to draft, until it is known: tokens kept, of so many.
+_HOPE = (4.0, 6.0)
 # A trial of a source that must be run to learn: so many rounds to find its feet, and as many to be judged by.
 _WARM_UP = 8
 
@@ -57,13 +64,17 @@ class _Choice(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Paid:
-    """What is known of a source whose drafts take time."""
+class PaidSource:
+    """What is known of a source whose drafts take time, from answer to answer."""
 
-    drafter: Drafter
-    token_s: float | None = None
-    pause: int = _FIRST_PAUSE
-    waited: int = 0
+    costs: DraftCosts
+    read: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))  # what its cache holds
+    spare: float = 0.0  # steps of the target set aside for trials
+    trial: int = 0  # tokens of the trial that is going on
+    draft_s: float = 0.0  # of its last draft
+
+    def num_unread(self, tokens: TokenIds) -> int:
+        return len(tokens) - reusable_prefix(self.read, tokens, 1)
 
 
 @dataclass(slots=True)
@@ -83,24 +94,32 @@ class MeasuredGate:
     al., 2023, section 3.3, with measured costs and chances).
 
     Free sources guess in every round and are judged in every round, whether their guess was run or not, by what
-    the target said, so they need no trial. A source that takes time is tried again after a pause that doubles
-    while it fails. A tree counts as what its guesses promise, or as what a round of its source has yielded of late
-    if that is more, for running it is what later guesses come from; its trial is a burst of rounds.
+    the target said, so they need no trial. A model is tried for a token as often as the time set aside for trials
+    allows, and for one more as long as all are kept. What it must read of the text before it can draft is shared
+    out over as many rounds as the answer has had, as one rents until renting has cost what buying costs. A tree
+    counts as what its guesses promise, or as what a round of its source has yielded of late if that is more, for
+    running it is what later guesses come from; its trial is a burst of rounds.
+
+    paid: by name of the drafter.
     """
 
     drafters: Sequence[Drafter]
     costs: PassCosts
     chances: Chances
+    paid: dict[str, PaidSource] = field(default_factory=dict)
     with_distributions: bool = False
     longest: int = LONGEST_DRAFT
-    _paid: list[_Paid] = field(init=False)
+    _models: list[tuple[Drafter, PaidSource]] = field(init=False, default_factory=list)
     _offers: list[Draft] = field(init=False, default_factory=list)
     _seen: list[_Choice] = field(init=False, default_factory=list)
     _num_rounds: int = field(init=False, default=0)
     _wholes: dict[str, _Whole] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._paid = [_Paid(drafter) for drafter in self.drafters if not drafter.is_free]
+        for model in (drafter for drafter in self.drafters if not drafter.is_free):
+            known = self.paid.setdefault(model.name, PaidSource(DraftCosts(*_UNKNOWN)))
+            self._models.append((model, known))
+            self.chances.expect(model.name, _HOPE)
 
     def draft(self, tokens: TokenIds, room: int, sampler: Sampler) -> Draft:
         ask = Ask(min(self.longest, room), with_distributions=self.with_distributions)
@@ -114,12 +133,12 @@ class MeasuredGate:
         offers = (drafter.draft(tokens, ask, sampler) for drafter in self.drafters if drafter.is_free)
         self._offers = [offer for offer in offers if len(offer.tokens)]
         choices = [self._best_of(offer) for offer in self._offers]
-        choices += [self._best_paid(paid, ask.num_tokens) for paid in self._paid]
+        choices += [self._best_paid(*model, tokens, ask.num_tokens) for model in self._models]
         plain = _Choice(1.0 / self.costs.of(1), 0, None, NOTHING)
         best = max(choices, key=lambda choice: choice.rate, default=plain)
         if best.rate <= _LEAST_GAIN * plain.rate:
             best = plain
-        best = self._or_burst(self._or_trial(best, ask.num_tokens), choices)
+        best = self._or_burst(self._or_trial(best, tokens, ask.num_tokens), choices)
         self._seen = [plain, *choices]
         if best.drafter is None:
             return best.draft.cut(best.num_tokens)
@@ -127,19 +146,20 @@ class MeasuredGate:
 
     def _drafted(self, choice: _Choice, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
         assert choice.drafter is not None
-        paid = next(paid for paid in self._paid if paid.drafter is choice.drafter)
+        paid = self.paid[choice.drafter.name]
         # One more row and one more drafted token must be worth what they take at the present rate.
-        marginal_s = (paid.token_s or 0.0) + self.costs.of(3) - self.costs.of(2)
+        step_s = self.costs.of(1)
+        marginal_s = paid.costs.step * step_s + self.costs.of(3) - self.costs.of(2)
         started = perf_counter()
         draft = choice.drafter.draft(
             tokens,
             Ask(choice.num_tokens, min(0.9, choice.rate * marginal_s), ask.with_distributions, ask.cancel),
             sampler,
         )
+        paid.draft_s = perf_counter() - started
         if len(draft.tokens):
-            taken_s = (perf_counter() - started) / len(draft.tokens)
-            known_s = taken_s if paid.token_s is None else paid.token_s
-            paid.token_s = _DRAFT_MEMORY * known_s + (1 - _DRAFT_MEMORY) * taken_s
+            paid.costs.observe(len(draft.tokens), paid.num_unread(tokens), paid.draft_s / step_s)
+            paid.read = append(tokens, draft.tokens[:-1])
         return draft
 
     def observe(self, tokens: TokenIds, draft: Draft, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
@@ -150,11 +170,12 @@ class MeasuredGate:
             self._judge(offer, emitted)
             if offer.parents is not None:
                 self._see_whole(offer, draft, emitted, verify_s)
-        for paid in self._paid:
-            if draft.source == paid.drafter.name:
+        for model, paid in self._models:
+            paid.spare += _TRIAL_SHARE
+            if len(draft.tokens) and draft.source == model.name:
                 self._judge(draft, emitted)
-                if len(emitted) > 1:
-                    paid.pause = 1  # a trial that succeeds is followed up at once
+                # A trial goes on, and further, as long as it gains.
+                paid.trial = paid.trial + 1 if paid.trial and len(emitted) > paid.trial else 0
         for drafter in self.drafters:
             drafter.learn(tokens, draft, logits)
         if _rounds.isEnabledFor(logging.DEBUG):
@@ -176,18 +197,24 @@ class MeasuredGate:
         if offer.parents is not None:
             total = max(trees.expected(offer.parents, chances), self._yield(offer.source))
             return _Choice(total / self.costs.of(len(chances) + 1), len(chances), None, offer)
-        rate, length = self._best_length(expected(chances), 0.0)
+        rate, length = self._best_length(expected(chances))
         return _Choice(rate, length, None, offer)
 
-    def _best_paid(self, paid: _Paid, longest: int) -> _Choice:
-        if paid.token_s is None or self.costs.step_s is None:
-            return _Choice(0.0, 0, paid.drafter, NOTHING)
-        chances = (self.chances.of(paid.drafter.name, position_class(i)) for i in range(longest))
-        rate, length = self._best_length(expected(chances), paid.token_s)
-        return _Choice(rate, length, paid.drafter, NOTHING)
+    def _best_paid(self, model: Drafter, paid: PaidSource, tokens: TokenIds, longest: int) -> _Choice:
+        if self.costs.step_s is None:
+            return _Choice(0.0, 0, model, NOTHING)
+        chances = (self.chances.of(model.name, position_class(i)) for i in range(longest))
+        debt = paid.costs.of(0, paid.num_unread(tokens)) / max(1, min(self._num_rounds, longest))
+        rate, length = self._best_length(expected(chances), paid.costs.step, debt)
+        return _Choice(rate, length, model, NOTHING)
 
-    def _best_length(self, totals: Sequence[float], token_s: float) -> tuple[float, int]:
-        rates = [total / (self.costs.of(k + 1) + k * token_s) for k, total in enumerate(totals)]
+    def _best_length(self, totals: Sequence[float], step: float = 0.0, debt: float = 0.0) -> tuple[float, int]:
+        """Tokens a second, and the length that yields them; step and debt are what a draft takes, in steps."""
+        step_s = self.costs.of(1)
+        rates = [
+            total / (self.costs.of(k + 1) + (k * step + (debt if k else 0.0)) * step_s)
+            for k, total in enumerate(totals)
+        ]
         length = max(range(len(rates)), key=rates.__getitem__)
         return rates[length], length
 
@@ -219,18 +246,20 @@ class MeasuredGate:
                 return choice
         return best
 
-    def _or_trial(self, best: _Choice, longest: int) -> _Choice:
-        """The best choice, or a trial of a source whose turn it is."""
-        for paid in self._paid:
-            if best.drafter is paid.drafter:
-                paid.pause, paid.waited = _FIRST_PAUSE, 0
+    def _or_trial(self, best: _Choice, tokens: TokenIds, room: int) -> _Choice:
+        """The best choice, or a token of a model for whose trial enough time has been set aside."""
+        for model, paid in self._models:
+            if best.drafter is model or self.costs.step_s is None:
+                paid.trial = 0
                 continue
-            paid.waited += 1
-            if paid.waited >= paid.pause:
-                trial_steps = ((paid.token_s or 0.0) + self.costs.of(2)) / self.costs.of(1) - 1
-                paid.pause = min(2 * paid.pause, max(_LONG_PAUSE, round(trial_steps / _TRIAL_SHARE)))
-                paid.waited = 0
-                return _Choice(best.rate, min(1, longest), paid.drafter, NOTHING)
+            if not paid.trial:
+                step_s = self.costs.of(1)
+                total = 1 + self.chances.of(model.name, 0)
+                lost = paid.costs.of(1, paid.num_unread(tokens)) + self.costs.ratio(2) - total / best.rate / step_s
+                if paid.spare < max(lost, _LEAST_LOSS):
+                    continue
+                paid.spare, paid.trial = 0.0, 1
+            return _Choice(best.rate, min(paid.trial, room), model, NOTHING)
         return best
 
     def _log(self, draft: Draft, num_accepted: int, verify_s: float) -> None:
@@ -247,6 +276,7 @@ class MeasuredGate:
             "source": draft.source,
             "num_draft": len(draft.tokens),
             "num_accepted": num_accepted,
+            "draft_ms": round(1e3 * self.paid[draft.source].draft_s, 3) if draft.source in self.paid else 0.0,
             "verify_ms": round(1e3 * verify_s, 3),
             "expected": seen,
         }

@@ -100,14 +100,17 @@ def load(
     decoders: list[Decoder] = [open_model(target, *setting, bool(chains), has_trees=window is not None)]
     kept = _memory(models, target, names) if memory else None
     lasting: list[Drafter] = [MemoryDrafter(kept)] if kept else []
+    models_drafting: dict[str, Decoder] = {}
     for chain, text in chains:
         model_drafter, opened = cascade(target, chain, text, places[1], num_threads, report)
         decoders += opened
         lasting.append(model_drafter)
+        models_drafting[model_drafter.name] = opened[-1]
     speculation = speculation_of(
         lambda: [*from_text(names.simple, window), *lasting],
         length and window.depth if window else length,
         decoders[0],
+        models_drafting,
         target,
         setting,
         report,

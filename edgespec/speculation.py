@@ -10,7 +10,7 @@ from threading import Lock
 from edgespec.acceptance import equality
 from edgespec.chances import Chances, Key
 from edgespec.costs import PassCosts
-from edgespec.gate import FixedGate, MeasuredGate
+from edgespec.gate import FixedGate, MeasuredGate, PaidSource
 from edgespec.rejection import rejection
 from edgespec.scheduler import Gate
 from edgespec.types import Acceptance, Drafter
@@ -28,16 +28,18 @@ class Speculation:
     drafters: those of one answer; which of them outlive it is for their maker to know.
     draft_length: tokens a draft, or None to weigh who drafts and how much.
     ratios: of a pass to a step by width, as costs.PassCosts holds them.
+    paid: what is known of drafters whose drafts take time.
     past: what was kept before, as chances.Chances holds it.
-    save: takes both when the engine is closed after answers that were weighed.
+    save: takes this when the engine is closed after answers that were weighed.
     accept: which drafted tokens stay.
     """
 
     drafters: Callable[[], Sequence[Drafter]] = no_drafters
     draft_length: int | None = None
     ratios: Mapping[int, float] = field(default_factory=lambda: {1: 1.0})
+    paid: dict[str, PaidSource] = field(default_factory=dict)
     past: Mapping[Key, tuple[float, float]] = field(default_factory=dict)
-    save: Callable[[Mapping[int, float], Mapping[Key, tuple[float, float]]], None] = lambda ratios, past: None
+    save: Callable[["Speculation"], None] = lambda learned: None
     accept: Acceptance = equality
     _lock: Lock = field(default_factory=Lock)
     _has_news: bool = False
@@ -57,7 +59,7 @@ class Speculation:
             return FixedGate(drafters, self.draft_length, with_distributions=self.with_distributions)
         with self._lock:
             costs, chances = PassCosts(dict(self.ratios)), Chances(dict(self.past))
-        return MeasuredGate(drafters, costs, chances, with_distributions=self.with_distributions)
+        return MeasuredGate(drafters, costs, chances, self.paid, with_distributions=self.with_distributions)
 
     def keep(self, gate: Gate) -> None:
         """Let the next answer start from what this one has learned."""
@@ -69,5 +71,5 @@ class Speculation:
     def close(self) -> None:
         """Save what was learned."""
         if self._has_news:
-            self.save(self.ratios, self.past)
+            self.save(self)
             self._has_news = False

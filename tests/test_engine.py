@@ -412,7 +412,7 @@ def test_auto_takes_lookahead_where_passes_are_known_to_be_cheap(
     folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     machine = machine_key(find_device("auto"), None, False)
     ratios = {width: 1 + row_cost * (width - 1) for width in (1, 2, 16)}
-    write_experience(folder, Experience({machine: ratios}, {}))
+    write_experience(folder, Experience({machine: ratios}))
     with load(folder) as engine:
         assert ("lookahead" in engine.speculation.name) == takes_part
         answer = engine.generate("in the an", max_tokens=60)

@@ -10,7 +10,11 @@ from edgespec.costs import measure, measured
 from edgespec.experience import FILE_NAME, Experience, read_experience, write_experience
 from edgespec.runtimes.table import TableDecoder
 
-KNOWN = Experience({"a machine": {1: 1.0, 4: 1.6}}, {("ngram", 2): (3.5, 4.0), ("suffix", -1): (0.0, 2.0)})
+KNOWN = Experience(
+    {"a machine": {1: 1.0, 4: 1.6}},
+    {"a machine": {"a-model": (0.2, 0.03)}},
+    {("ngram", 2): (3.5, 4.0), ("suffix", -1): (0.0, 2.0)},
+)
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
@@ -32,6 +36,8 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         '{"version": 1, "ratios": {}, "chances": [["ngram", 1]]}',
         '{"version": 1, "ratios": {}, "chances": [["ngram", Infinity, 1, 2]]}',
         '{"version": 1, "ratios": {"m": {"1": 1, "2": 1' + 400 * "0" + '}}, "chances": []}',
+        '{"version": 1, "ratios": {}, "drafts": {"m": {"a-model": [0, 0.1]}}, "chances": []}',
+        '{"version": 1, "ratios": {}, "drafts": {"m": {"a-model": [0.1]}}, "chances": []}',
         200_000 * "[",
     ],
 )

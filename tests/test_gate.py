@@ -1,11 +1,13 @@
 """The measured gate against a machine with known costs: seconds are made up, decisions are not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from edgespec.chances import Chances
-from edgespec.costs import PassCosts
-from edgespec.gate import FixedGate, MeasuredGate
+from edgespec.costs import DraftCosts, PassCosts
+from edgespec.gate import FixedGate, MeasuredGate, PaidSource
 from edgespec.sampling import GumbelSampler, SamplingParams
 from edgespec.types import Ask, Draft, Logits, Sampler, TokenIds
 
@@ -25,8 +27,18 @@ class Clock:
 class Guesser:
     """Knows what is said next, and tells it with a given chance a token."""
 
-    def __init__(self, truth: TokenIds, chance: float, *, ms: float = 0.0, clock: Clock, seed: int = 0) -> None:
+    def __init__(
+        self,
+        truth: TokenIds,
+        chance: float,
+        *,
+        ms: float = 0.0,
+        read_ms: float = 0.0,
+        clock: Clock,
+        seed: int = 0,
+    ) -> None:
         self.name = f"{chance}"
+        self.num_read, self._read_ms = 0, read_ms
         self.is_free = ms == 0.0
         self.chance = chance
         self._truth, self._ms, self._clock = truth, ms, clock
@@ -35,7 +47,9 @@ class Guesser:
     def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
         right = self._truth[len(tokens) :][: ask.num_tokens]
         keeps = self._rng.random(len(right)) < self.chance
-        self._clock.now += len(right) * self._ms / 1e3
+        unread = max(0, len(tokens) - self.num_read - 1)
+        self.num_read = len(tokens)
+        self._clock.now += (len(right) * self._ms + unread * self._read_ms) / 1e3
         evidence = tuple(min(i, 15) if self._ms else 0 for i in range(len(right)))
         return Draft(np.where(keeps, right, right + 1).astype(np.int32), evidence, source=self.name)
 
@@ -73,8 +87,12 @@ def speed(
     return (end - start) / (clock.now - begun) * verify_ms[1] / 1e3
 
 
-def gate_of(*drafters: Guesser) -> MeasuredGate:
-    return MeasuredGate(drafters, PassCosts(), Chances())
+MODEL = DraftCosts(4 / 22, 0.0)
+
+
+def gate_of(*drafters: Guesser, known: DraftCosts = MODEL) -> MeasuredGate:
+    paid = {drafter.name: PaidSource(replace(known)) for drafter in drafters if not drafter.is_free}
+    return MeasuredGate(drafters, PassCosts(), Chances(), paid)
 
 
 @pytest.mark.parametrize("verify_ms", [CPU, GPU], ids=["cpu", "gpu"])
@@ -101,6 +119,29 @@ def test_it_recovers_when_the_text_becomes_predictable(ms: float, clock: Clock) 
     speed(gate, CPU, clock, num_rounds=400)
     guesser.chance = 0.95
     assert speed(gate, CPU, clock, start=500, num_rounds=800) > 1.3
+
+
+def test_a_model_that_pays_is_run_from_its_first_answer_on(clock: Clock) -> None:
+    guesser = Guesser(TRUTH, 0.9, ms=3, read_ms=0.5, clock=clock)
+    gate = gate_of(guesser, known=DraftCosts(3 / 22, 0.5 / 22))
+    assert speed(gate, CPU, clock, start=20, num_rounds=100) > 1.3
+
+
+def test_a_long_text_is_not_read_for_a_short_answer(clock: Clock) -> None:
+    guesser = Guesser(TRUTH, 0.8, ms=3, read_ms=0.5, clock=clock)
+    gate = gate_of(guesser, known=DraftCosts(3 / 22, 0.5 / 22))
+    assert speed(gate, CPU, clock, start=4000, num_rounds=30) > 0.98
+    assert guesser.num_read == 0, "reading 4000 tokens takes as long as 90 passes"
+
+
+def test_what_a_draft_takes_is_told_from_what_reading_takes() -> None:
+    costs = DraftCosts(0.25, 0.02)
+    rng = np.random.default_rng(3)
+    for _ in range(400):
+        num_tokens, num_unread = int(rng.integers(1, 8)), int(rng.choice([1, 2, 4, 300]))
+        costs.observe(num_tokens, num_unread, 0.1 * num_tokens + 0.005 * (num_unread - 1))
+    assert abs(costs.step - 0.1) < 0.02
+    assert abs(costs.row - 0.005) < 0.001
 
 
 def test_the_better_of_two_sources_is_heard(clock: Clock) -> None:
