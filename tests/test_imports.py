@@ -15,7 +15,7 @@ PURE = {
     "stats", "tokenizer", "chat_template", "sandbox", "manifest", "catalog", "engine", "scoring", "benchmark",
     "exactness",
     "pair", "pair_check", "template_process", "talk", "parts", "lock", "disk", "repository", "vocab_subset",
-    "genai", "suffix", "memory", "cross_vocabulary", "trees", "lookahead",
+    "genai", "suffix", "memory", "cross_vocabulary", "trees", "lookahead", "timeline",
 }  # fmt: skip
 JOINTS = {
     "fetch", "hub", "download", "home", "loading", "opening", "drafting", "pairing", "models", "chat", "cli",
