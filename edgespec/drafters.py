@@ -138,10 +138,10 @@ class ModelDrafter:
         try:
             for block in serial(tokens, own, sampler, gate, max_tokens=num_tokens):
                 for token, row in zip(block.tokens, block.logits, strict=False):
-                    if len(text) - len(tokens) == num_tokens:
-                        return
                     yield _guess(row, int(token), text, ask, sampler)
                     text = np.append(text, token)
+                    if len(text) - len(tokens) >= num_tokens:
+                        return
         finally:
             if self.speculation:
                 self.speculation.keep(gate)
