@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import NamedTuple
 
@@ -14,7 +14,8 @@ from edgespec.cache import reusable_prefix
 from edgespec.chances import Chances, expected, position_class
 from edgespec.clock import Clock
 from edgespec.costs import DraftCosts, PassCosts
-from edgespec.types import NOTHING, Ask, Draft, Drafter, Logits, Sampler, TokenIds, append
+from edgespec.pipeline import Policy, best_pipelined, best_serial
+from edgespec.types import NOTHING, AheadDrafter, Ask, Draft, Drafter, Logits, Sampler, TokenIds, append
 
 _rounds = logging.getLogger("edgespec.rounds")  # at DEBUG, a JSON document a round
 
@@ -26,6 +27,10 @@ _LEAST_GAIN = 1.06
 _TRIAL_SHARE = 0.01
 # A trial is never taken to cost less than this share of a step, or a source at break-even were tried always.
 _LEAST_LOSS = 0.05
+# How a model drafts while the target works is thought over every so many rounds; it takes half a millisecond.
+_PLANNED_ROUNDS = 8
+# The target does not wait for a drafter that still has so much to read.
+_LONGEST_WAIT_UNREAD = 32
 # What a draft takes, in steps for each token drafted and for each read, until it is measured.
 _UNKNOWN = (0.25, 0.02)
 # Of a model that somebody has chosen to draft, until it is known: tokens kept, of so many.
@@ -43,7 +48,8 @@ class FixedGate:
         self._with_distributions = with_distributions
 
     def draft(self, tokens: TokenIds, room: int, sampler: Sampler) -> Draft:
-        ask = Ask(min(self._num_tokens, room), with_distributions=self._with_distributions)
+        num_tokens = min(self._num_tokens, room)
+        ask = Ask(num_tokens, with_distributions=self._with_distributions, ahead=True, least=num_tokens)
         if self._with_distributions:
             sampler = sampler.apart(len(tokens))
         for drafter in self._drafters if ask.num_tokens > 0 else ():
@@ -55,6 +61,9 @@ class FixedGate:
     def observe(self, tokens: TokenIds, draft: Draft, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
         for drafter in self._drafters:
             drafter.learn(tokens, draft, logits)
+
+    def close(self) -> None:
+        _rest(self._drafters)
 
 
 class _Choice(NamedTuple):
@@ -70,9 +79,12 @@ class PaidSource:
 
     costs: DraftCosts
     read: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))  # what its cache holds
+    slowed: tuple[float, float] = (1.0, 1.0)  # what a pass and a draft take more while both lanes work
     spare: float = 0.0  # steps of the target set aside for trials
     trial: int = 0  # tokens of the trial that is going on
     draft_s: float = 0.0  # of its last draft
+    offer: Draft = NOTHING  # what it had drafted by this round, where it drafts ahead
+    ahead: Policy | None = None  # how it drafts while the target works, if that is best
 
     def num_unread(self, tokens: TokenIds) -> int:
         return len(tokens) - reusable_prefix(self.read, tokens, 1)
@@ -135,10 +147,11 @@ class MeasuredGate:
         offers = (drafter.draft(tokens, ask, sampler) for drafter in self.drafters if drafter.is_free)
         self._offers = [offer for offer in offers if len(offer.tokens)]
         choices = [self._best_of(offer) for offer in self._offers]
-        choices += [self._best_paid(*model, tokens, ask.num_tokens) for model in self._models]
+        choices += [self._best_model(*model, tokens, ask, sampler) for model in self._models]
         plain = _Choice(1.0 / self.costs.of(1), 0, None, NOTHING)
         best = max(choices, key=lambda choice: choice.rate, default=plain)
-        if best.rate <= _LEAST_GAIN * plain.rate:
+        is_ahead = best.drafter is not None and self.paid[best.drafter.name].ahead is not None
+        if best.rate <= _LEAST_GAIN * plain.rate and not is_ahead:
             best = plain
         best = self._or_burst(self._or_trial(best, tokens, ask.num_tokens), choices)
         self._seen = [plain, *choices]
@@ -149,6 +162,8 @@ class MeasuredGate:
     def _drafted(self, choice: _Choice, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
         assert choice.drafter is not None
         paid = self.paid[choice.drafter.name]
+        if paid.ahead:
+            return self._drafted_ahead(choice, paid, tokens, ask, sampler)
         # One more row and one more drafted token must be worth what they take at the present rate.
         step_s = self.costs.of(1)
         marginal_s = paid.costs.step * step_s + self.costs.of(3) - self.costs.of(2)
@@ -164,24 +179,46 @@ class MeasuredGate:
             paid.read = append(tokens, draft.tokens[:-1])
         return draft
 
+    def _drafted_ahead(
+        self, choice: _Choice, paid: PaidSource, tokens: TokenIds, ask: Ask, sampler: Sampler
+    ) -> Draft:
+        assert choice.drafter is not None
+        num_ready = len(choice.draft.tokens)
+        started = self.clock()
+        draft = choice.drafter.draft(
+            tokens, replace(ask, num_tokens=choice.num_tokens, ahead=True, least=choice.num_tokens), sampler
+        )
+        paid.draft_s = self.clock() - started
+        if num_ready == 0 and len(draft.tokens) > 0:
+            paid.costs.observe(len(draft.tokens), paid.num_unread(tokens), paid.draft_s / self.costs.of(1))
+        if len(draft.tokens):
+            paid.read = append(tokens, draft.tokens[:-1])
+        return draft
+
     def observe(self, tokens: TokenIds, draft: Draft, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
         self._num_rounds += 1
         if self._num_rounds > 1:  # the prompt is read in the first pass
-            self.costs.observe(len(draft.tokens) + 1, verify_s)
+            slowed = max((paid.slowed[0] for paid in self.paid.values() if paid.ahead), default=1.0)
+            self.costs.observe(len(draft.tokens) + 1, verify_s / slowed)
         for offer in self._offers:
             self._judge(offer, emitted)
             if offer.parents is not None:
                 self._see_whole(offer, draft, emitted, verify_s)
         for model, paid in self._models:
             paid.spare += _TRIAL_SHARE
-            if len(draft.tokens) and draft.source == model.name:
-                self._judge(draft, emitted)
+            is_run = len(draft.tokens) > 0 and draft.source == model.name
+            if is_run or paid.ahead:
+                self._judge(draft if is_run else paid.offer, emitted)
+            if is_run:
                 # A trial goes on, and further, as long as it gains.
                 paid.trial = paid.trial + 1 if paid.trial and len(emitted) > paid.trial else 0
         for drafter in self.drafters:
             drafter.learn(tokens, draft, logits)
         if _rounds.isEnabledFor(logging.DEBUG):
             self._log(draft, len(emitted) - 1, verify_s)
+
+    def close(self) -> None:
+        _rest(self.drafters)
 
     def _judge(self, draft: Draft, emitted: TokenIds) -> None:
         """Count what is known of a draft, run or not: its tokens up to the first that the target did not say."""
@@ -202,13 +239,48 @@ class MeasuredGate:
         rate, length = self._best_length(expected(chances))
         return _Choice(rate, length, None, offer)
 
-    def _best_paid(self, model: Drafter, paid: PaidSource, tokens: TokenIds, longest: int) -> _Choice:
+    def _best_model(
+        self, model: Drafter, paid: PaidSource, tokens: TokenIds, ask: Ask, sampler: Sampler
+    ) -> _Choice:
+        longest = ask.num_tokens
+        if isinstance(model, AheadDrafter) and model.can_run_ahead:
+            self._plan(model, paid)
+            if paid.ahead:
+                paid.offer = model.follow(tokens, ask, sampler)
+                return self._best_ahead(model, paid, paid.ahead, tokens, longest)
         if self.costs.step_s is None:
             return _Choice(0.0, 0, model, NOTHING)
-        chances = (self.chances.of(model.name, position_class(i)) for i in range(longest))
+        chances = [self.chances.of(model.name, position_class(i)) for i in range(longest)]
         debt = paid.costs.of(0, paid.num_unread(tokens)) / max(1, min(self._num_rounds, longest))
         rate, length = self._best_length(expected(chances), paid.costs.step, debt)
         return _Choice(rate, length, model, NOTHING)
+
+    def _plan(self, model: AheadDrafter, paid: PaidSource) -> None:
+        """Whether the model drafts while the target works, how far, and how long the target waits for it."""
+        if self._num_rounds % _PLANNED_ROUNDS:
+            return
+        chances = [self.chances.of(model.name, position_class(i)) for i in range(self.longest)]
+        setting = (chances, lambda num_draft: self.costs.ratio(num_draft + 1), paid.costs.step, self.longest)
+        both = best_pipelined(*setting, paid.slowed)
+        is_best = both.rate > max(_LEAST_GAIN, best_serial(*setting).rate)
+        if paid.ahead and not is_best:
+            model.rest()
+        paid.ahead = both if is_best else None
+
+    def _best_ahead(
+        self, model: Drafter, paid: PaidSource, policy: Policy, tokens: TokenIds, longest: int
+    ) -> _Choice:
+        """As many as are ready, or as are to be waited for; none while the drafter still reads the text."""
+        num_ready = len(paid.offer.tokens)
+        if num_ready:
+            paid.read = append(tokens, paid.offer.tokens[:-1])
+        wait = policy.wait if paid.num_unread(tokens) <= _LONGEST_WAIT_UNREAD else 0
+        length = min(max(num_ready, wait), policy.length, longest)
+        chances = [self.chances.of(model.name, position_class(i)) for i in range(length)]
+        step_s = self.costs.of(1)
+        waited_s = max(0, length - num_ready) * paid.costs.step * step_s
+        rate = expected(chances)[-1] / (paid.slowed[0] * self.costs.of(length + 1) + waited_s)
+        return _Choice(rate, length, model, paid.offer)
 
     def _best_length(self, totals: Sequence[float], step: float = 0.0, debt: float = 0.0) -> tuple[float, int]:
         """Tokens a second, and the length that yields them; step and debt are what a draft takes, in steps."""
@@ -251,7 +323,7 @@ class MeasuredGate:
     def _or_trial(self, best: _Choice, tokens: TokenIds, room: int) -> _Choice:
         """The best choice, or a token of a model for whose trial enough time has been set aside."""
         for model, paid in self._models:
-            if best.drafter is model or self.costs.step_s is None:
+            if best.drafter is model or paid.ahead or self.costs.step_s is None:
                 paid.trial = 0
                 continue
             if not paid.trial:
@@ -283,6 +355,12 @@ class MeasuredGate:
             "expected": seen,
         }
         _rounds.debug("%s", json.dumps(document))
+
+
+def _rest(drafters: Sequence[Drafter]) -> None:
+    for drafter in drafters:
+        if isinstance(drafter, AheadDrafter):
+            drafter.rest()
 
 
 def _runs(source: str) -> str:

@@ -23,6 +23,10 @@ class Gate(Protocol):
         """What the pass over a draft showed, yielded and took."""
         ...
 
+    def close(self) -> None:
+        """The answer is over."""
+        ...
+
 
 class Plain:
     """Never a guess."""
@@ -31,6 +35,9 @@ class Plain:
         return NOTHING
 
     def observe(self, tokens: TokenIds, draft: Draft, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 
@@ -73,19 +80,22 @@ def serial(
     num_prompt = len(tokens)
     # A pass over the whole context still gives the token that follows it.
     end = target.context_length if max_tokens is None else min(target.context_length, num_prompt + max_tokens - 1)
-    while True:
-        started = clock()
-        draft = gate.draft(tokens, max(0, end - len(tokens)), sampler)
-        drafted = clock()
-        logits = _verify(target, tokens, draft)
-        emitted = accept(tokens, draft, logits, sampler)
-        verified = clock()
-        gate.observe(tokens, draft, logits, emitted, verified - drafted)
-        draft_s = drafted - started + clock() - verified
-        tokens = append(tokens, emitted)
-        yield Block(emitted, draft, logits, draft_s, verified - drafted, drafted)
-        if len(tokens) > target.context_length:
-            return
+    try:
+        while True:
+            started = clock()
+            draft = gate.draft(tokens, max(0, end - len(tokens)), sampler)
+            drafted = clock()
+            logits = _verify(target, tokens, draft)
+            emitted = accept(tokens, draft, logits, sampler)
+            verified = clock()
+            gate.observe(tokens, draft, logits, emitted, verified - drafted)
+            draft_s = drafted - started + clock() - verified
+            tokens = append(tokens, emitted)
+            yield Block(emitted, draft, logits, draft_s, verified - drafted, drafted)
+            if len(tokens) > target.context_length:
+                return
+    finally:
+        gate.close()
 
 
 def _verify(target: Decoder, tokens: TokenIds, draft: Draft) -> Logits:
