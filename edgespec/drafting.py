@@ -1,7 +1,7 @@
 """Which drafters serve an engine: from what a user names to sources, and to what is known of them."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 from edgespec.costs import DraftCosts, PassCosts, measure, measure_draft
 from edgespec.cross_vocabulary import RespelledDrafter, TranslatedDecoder, Translation, translation_between
@@ -125,10 +125,11 @@ def speculation_of(
             drafts = {name: (paid.costs.step, paid.costs.row) for name, paid in learned.paid.items()}
             write_experience(
                 folder,
-                Experience(
-                    {**known.ratios, machine: learned.ratios},
-                    {**known.drafts, machine: {**known.drafts.get(machine, {}), **drafts}},
-                    {**known.chances, **learned.past},
+                replace(
+                    known,
+                    ratios={**known.ratios, machine: learned.ratios},
+                    drafts={**known.drafts, machine: {**known.drafts.get(machine, {}), **drafts}},
+                    chances={**known.chances, **learned.past},
                 ),
             )
 

@@ -8,12 +8,20 @@ import pytest
 from edgespec import load
 from edgespec.costs import measure, measured
 from edgespec.experience import FILE_NAME, Experience, read_experience, write_experience
+from edgespec.profile import DrafterProfile, Profile
 from edgespec.runtimes.table import TableDecoder
 
+PROFILE = Profile(
+    passes_s={64: {1: 0.02, 4: 0.04}, 1000: {1: 0.025}},
+    prefill_s=0.005,
+    transfer_s=0.0001,
+    drafters={"a-model": DrafterProfile(step_s=0.004, row_s=0.0, branches={1: 1.0, 4: 1.2}, slowed=(1.1, 1.4))},
+)
 KNOWN = Experience(
     {"a machine": {1: 1.0, 4: 1.6}},
     {"a machine": {"a-model": (0.2, 0.03)}},
     {("ngram", 2): (3.5, 4.0), ("suffix", -1): (0.0, 2.0)},
+    {"a machine": PROFILE},
 )
 
 
@@ -38,6 +46,8 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         '{"version": 1, "ratios": {"m": {"1": 1, "2": 1' + 400 * "0" + '}}, "chances": []}',
         '{"version": 1, "ratios": {}, "drafts": {"m": {"a-model": [0, 0.1]}}, "chances": []}',
         '{"version": 1, "ratios": {}, "drafts": {"m": {"a-model": [0.1]}}, "chances": []}',
+        '{"version": 1, "ratios": {}, "chances": [], "profiles": {"m": {}}}',
+        '{"version": 1, "ratios": {}, "chances": [], "profiles": []}',
         200_000 * "[",
     ],
 )
@@ -46,6 +56,11 @@ def test_damage_is_reported_and_forgotten(tmp_path: Path, damaged: str) -> None:
     lines: list[str] = []
     assert read_experience(tmp_path, lines.append) == Experience()
     assert "measuring anew" in lines[0]
+
+
+def test_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text('{"version": 1, "ratios": {"m": {"1": 1}}, "chances": [["ngram", 1, 1, 2]]}')
+    assert read_experience(tmp_path, pytest.fail) == Experience({"m": {1: 1.0}}, {}, {("ngram", 1): (1.0, 2.0)})
 
 
 def test_costs_are_measured_once_and_chances_are_kept(tiny_drafter: Path, tmp_path: Path) -> None:
