@@ -4,13 +4,28 @@ Times are in seconds. Knows nothing of decoders.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from edgespec.costs import DraftCosts, PassCosts, measured
 
 _MOST = 64  # widths, contexts and drafters in a file that somebody may have written by hand
 _LONGEST_S = 1e5
+
+
+class Place(NamedTuple):
+    """Where a model runs, and with how many threads of the host."""
+
+    device: str
+    num_threads: int
+
+    def __str__(self) -> str:
+        return f"{self.device}, {self.num_threads} thread{'s' * (self.num_threads > 1)}"
+
+
+def beside(drafter: str, place: Place) -> str:
+    """What a profile calls a drafter that runs there."""
+    return f"{drafter} on {place}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +51,7 @@ class Profile:
     passes_s: of a pass, by the tokens that are held before it and then by its width, 1 among them.
     prefill_s: for each token of a prompt.
     transfer_s: for each further row of logits out of a pass: its product with the head and its way to the host.
-    drafters: by what names them and where they ran.
+    drafters: by what beside() calls them.
     """
 
     passes_s: Mapping[int, Mapping[int, float]]
@@ -54,6 +69,25 @@ class Profile:
     def costs(self) -> PassCosts:
         """Of passes behind a short text, as a gate starts from them."""
         return measured(self.passes_s[min(self.passes_s)])
+
+    def refined(
+        self, ratios: Mapping[int, float], drafter: str | None, drafts: tuple[float, float] | None
+    ) -> "Profile":
+        """With what use has shown since: ratios of passes by width, and the steps that a drafter takes.
+
+        Only ratios are kept in use, for the machine's mood changes; they scale all contexts alike.
+        """
+        known, used = self.costs(), PassCosts(dict(ratios))
+        scaled = {
+            past: {width: s * (used.ratio(width) / known.ratio(width)) for width, s in taken.items()}
+            for past, taken in self.passes_s.items()
+        }
+        profile = replace(self, passes_s=scaled)
+        if drafter is None or drafts is None or drafter not in self.drafters:
+            return profile
+        step_s = self.pass_s(1, 0)
+        drafter_now = replace(self.drafters[drafter], step_s=drafts[0] * step_s, row_s=drafts[1] * step_s)
+        return replace(profile, drafters={**self.drafters, drafter: drafter_now})
 
     def draft_costs(self, drafter: str) -> DraftCosts:
         """In steps of the target, behind a short text."""

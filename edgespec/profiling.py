@@ -43,9 +43,23 @@ def profile_target(decoder: Decoder) -> Profile:
     return Profile(passes_s=passes_s, prefill_s=prefill_s, transfer_s=transfer_s)
 
 
-def with_drafter(profile: Profile, name: str, drafter: Decoder, target: Decoder) -> Profile:
-    """The profile of target and what the drafter takes beside it."""
-    return replace(profile, drafters={**profile.drafters, name: profile_drafter(drafter, target, profile)})
+def profiled(
+    known: Profile | None,
+    target: Decoder,
+    drafters: Mapping[str, Decoder],
+    report: Callable[[str], None] = lambda line: None,
+    name: str = "the target",
+) -> Profile:
+    """What is known already, and what is not, measured."""
+    if known is None:
+        report(f"measuring passes of several widths: {name}")
+        known = profile_target(target)
+    for each, drafter in drafters.items():
+        if each not in known.drafters:
+            report(f"measuring what drafts take, and both at once: {each}")
+            found = profile_drafter(drafter, target, known)
+            known = replace(known, drafters={**known.drafters, each: found})
+    return known
 
 
 def profile_drafter(drafter: Decoder, target: Decoder, profile: Profile) -> DrafterProfile:

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PURE = {
     "types", "errors", "sampling", "acceptance", "rejection", "cache", "drafters", "drafter_names",
-    "gate", "costs", "chances", "profile", "profiling",
+    "gate", "costs", "chances", "profile", "profiling", "planner",
     "speculation", "experience", "scheduler", "stopping",
     "stats", "tokenizer", "chat_template", "sandbox", "manifest", "catalog", "engine", "scoring", "benchmark",
     "exactness",

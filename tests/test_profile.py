@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgespec.profile import DrafterProfile, Profile, document_of, profile_from
-from edgespec.profiling import interference, profile_drafter, profile_target, with_drafter
+from edgespec.profiling import interference, profile_drafter, profiled
 from edgespec.runtimes.table import TableDecoder
 from edgespec.types import Logits, TokenIds
 
@@ -78,7 +78,7 @@ def test_damage_is_refused(damage: dict[str, Any]) -> None:
 @pytest.mark.parametrize("context_length", [1, 2, 9, 150])
 def test_any_context_can_be_profiled(context_length: int) -> None:
     target, drafter = (TableDecoder(5, seed=i, context_length=context_length) for i in range(2))
-    profile = with_drafter(profile_target(target), "d", drafter, target)
+    profile = profiled(None, target, {"d": drafter})
     assert profile_from(json.loads(json.dumps(document_of(profile)))) == profile
     assert all(list(taken) == sorted(taken) and taken[1] > 0 for taken in profile.passes_s.values())
 
