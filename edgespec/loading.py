@@ -115,6 +115,7 @@ def load(
         models_drafting,
         target,
         setting,
+        places[1],
         report,
     )
     return Engine(

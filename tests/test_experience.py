@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,22 @@ def test_any_context_can_be_measured(context_length: int) -> None:
     costs = measure(TableDecoder(5, seed=1, context_length=context_length))
     assert costs.ratio(1) == 1.0
     assert (costs.step_s or 0) > 0
+
+
+def test_profile_is_taken_once_when_a_model_drafts_and_not_otherwise(
+    tiny_model: Path, tiny_drafter: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns(FILE_NAME))
+    with load(folder, num_threads=1):
+        assert read_experience(folder, pytest.fail).profiles == {}
+    known = read_experience(folder, pytest.fail)
+    (machine,) = known.ratios
+    write_experience(folder, replace(known, drafts={machine: {"tiny-int4": (0.5, 0.25)}}))
+    lines: list[str] = []
+    for _ in range(2):
+        with load(folder, drafter=str(tiny_drafter), num_threads=1, report=lines.append) as engine:
+            costs = engine.speculation.paid["tiny-int4"].costs
+            assert (costs.step, costs.row) == (0.5, 0.25)  # what use has shown counts for more
+    assert len([line for line in lines if "both at once" in line]) == 1
+    (profile,) = read_experience(folder, pytest.fail).profiles.values()
+    assert list(profile.drafters) == ["tiny-int4 on cpu, 1 thread"]
