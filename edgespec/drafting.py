@@ -7,9 +7,9 @@ from edgespec.costs import DraftCosts, PassCosts, measure, measure_draft
 from edgespec.cross_vocabulary import RespelledDrafter, TranslatedDecoder, Translation, translation_between
 from edgespec.drafters import ModelDrafter, NgramDrafter
 from edgespec.experience import Experience, read_experience, write_experience
-from edgespec.gate import PaidSource
 from edgespec.lookahead import SMALLEST, Lookahead, Window, fitting
 from edgespec.opening import ModelFolder, open_drafter, tokenizer_of
+from edgespec.paid import PaidSource
 from edgespec.runtimes.devices import Device, machine_key
 from edgespec.runtimes.tree import can_run_trees, tree_manifest
 from edgespec.speculation import Speculation
