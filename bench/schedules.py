@@ -154,7 +154,10 @@ def main() -> None:
     for step in options.steps:
         for acceptance in options.acceptances:
             cells.append(measure(step, acceptance, options))
-            say(f"c = {step}, a = {acceptance}")
+            say(
+                f"c = {step}, a = {acceptance}: "
+                + ", ".join(f"{n} {cells[-1].gain(n):.3f}" for n in SCHEDULES[1:])
+            )
     print(
         table(
             "best length in sequence, tokens in the time of a pass",

@@ -7,9 +7,9 @@ from edgespec.costs import DraftCosts, PassCosts, measure
 from edgespec.cross_vocabulary import RespelledDrafter, TranslatedDecoder, Translation, translation_between
 from edgespec.drafters import ModelDrafter, NgramDrafter
 from edgespec.experience import Experience, read_experience, write_experience
-from edgespec.gate import PaidSource
 from edgespec.lookahead import SMALLEST, Lookahead, Window, fitting
 from edgespec.opening import ModelFolder, open_drafter, tokenizer_of
+from edgespec.paid import PaidSource
 from edgespec.profile import Place, beside
 from edgespec.profiling import profiled
 from edgespec.runtimes.devices import Device, machine_key, physical_cores

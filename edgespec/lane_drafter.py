@@ -18,8 +18,6 @@ from edgespec.hedges import Hedges
 from edgespec.lanes import Job, Lane
 from edgespec.types import NOTHING, Ask, Draft, Logits, Sampler, TokenIds
 
-# How far a lane goes. What lies deeper is hardly ever reached.
-_AHEAD = 48
 DEADLINE_S = 30.0
 
 
@@ -96,8 +94,9 @@ class LaneDrafter:
 
     def _follow(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Sequence[Guess]:
         path = self._path(tokens)
-        room = self.drafter.decoder.context_length
-        self._limit = min(len(tokens) + _AHEAD, room)
+        # What is now verified, and as much again, and the token by which that is told to serve.
+        limit = min(len(tokens) + 2 * ask.num_tokens + 1, self.drafter.decoder.context_length)
+        self._limit = limit if path is None else max(limit, self._limit)
         is_old = path is None or (len(tokens) + len(path) < self._limit and self.lane.is_over)
         if is_old or (self.hedges and self._num_before(tokens)):
             self._start(tokens, path or [], ask, sampler)

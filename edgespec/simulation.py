@@ -14,11 +14,12 @@ from edgespec.chances import Chances
 from edgespec.clock import Clock, VirtualClock
 from edgespec.costs import DraftCosts, PassCosts
 from edgespec.drafters import ModelDrafter
-from edgespec.gate import LONGEST_DRAFT, FixedGate, MeasuredGate, PaidSource
+from edgespec.gate import LONGEST_DRAFT, FixedGate, MeasuredGate
 from edgespec.hedges import Hedges
 from edgespec.lane_drafter import LaneDrafter
 from edgespec.lanes import Lane, ThreadLane, VirtualLane
 from edgespec.machine import Machine, bound
+from edgespec.paid import PaidSource
 from edgespec.recording import Recording
 from edgespec.runtimes.paced import PacedDecoder
 from edgespec.runtimes.synthetic import synthetic_drafter, synthetic_target

@@ -77,6 +77,7 @@ class Passes:
         self._windows = _windows(self._session, manifest)
         self._logits_type = _element_type(self._session, self._names.logits)
         self._own = local()
+        self._options = ort.RunOptions()  # of the run that goes on, or of the last
 
     def run(self, tokens: TokenIds, num_past: int, num_rows: int, places: Places | None = None) -> Logits:
         """Run tokens behind the first num_past slots; logits of the last num_rows, [num_rows, vocab_size].
@@ -87,13 +88,18 @@ class Passes:
         self.cache.prepare(num_past, len(tokens))
         self._bind_tokens(tokens, num_past, places)
         logits = self._bind_logits(num_rows if self._names.num_logits_to_keep else len(tokens))
+        self._options = ort.RunOptions()
         try:
-            self._session.run_with_iobinding(self._binding)
+            self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:  # ONNX Runtime has no common base of its own
             raise translated(error, "a pass") from error
         self.cache.collect()
         rows: Logits = logits[0, -num_rows:]
         return rows if rows.dtype == np.float32 else rows.astype(np.float32)
+
+    def interrupt(self) -> None:
+        """From another thread: end the run that goes on, which raises an error."""
+        self._options.terminate = True
 
     def _bind_tokens(self, tokens: TokenIds, num_past: int, places: Places | None) -> None:
         total = num_past + len(tokens)
