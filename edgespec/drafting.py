@@ -160,4 +160,4 @@ def window_of(
     if "lookahead" not in names:
         return window
     window = window or SMALLEST
-    return window._replace(size=length + 1) if length else window
+    return window.with_guesses_of(length) if length else window

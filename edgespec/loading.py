@@ -108,7 +108,7 @@ def load(
         models_drafting[model_drafter.name] = opened[-1]
     speculation = speculation_of(
         lambda: [*from_text(names.simple, window), *lasting],
-        length and window.depth if window else length,
+        length,
         decoders[0],
         models_drafting,
         target,

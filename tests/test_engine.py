@@ -405,6 +405,15 @@ def test_lookahead_engine_holds_one_session_and_runs_whole_trees(tiny_model: Pat
     assert answer.stats.passes < 60
 
 
+@pytest.mark.parametrize("length", [1, 3])
+def test_length_beside_lookahead_is_that_of_every_drafter(tiny_model: Path, length: int) -> None:
+    with load(tiny_model, drafter="suffix+lookahead", draft_length=length) as engine:
+        stats = engine.generate("in the an", max_tokens=60).stats
+    assert stats.draft_length == str(length)
+    assert {"suffix", "lookahead"} <= stats.sources.keys()
+    assert len(stats.acceptance_by_position) == length
+
+
 @pytest.mark.parametrize(("row_cost", "takes_part"), [(0.25, False), (0.002, True)], ids=["cpu", "gpu"])
 def test_auto_takes_lookahead_where_passes_are_known_to_be_cheap(
     tiny_model: Path, tmp_path: Path, row_cost: float, takes_part: bool
