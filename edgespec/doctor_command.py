@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec import __version__
+from edgespec.drafter_names import WORDS
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, UsageError
 from edgespec.talk import say_stage
 
@@ -30,7 +31,7 @@ _PROMPTS = (
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--exactness", metavar="MODEL", help="compare its speculative text with its plain text")
-    parser.add_argument("--drafter", default="auto", metavar="D", help="auto, ngram, self or a model")
+    parser.add_argument("--drafter", default="auto", metavar="D", help=f"auto, {WORDS}")
     parser.add_argument("--prompts", metavar="FILE", type=Path, help="JSON Lines with turns or prompt")
     parser.add_argument("--max-tokens", type=int, default=32, metavar="N", help="tokens an answer (default 32)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the target (default: all cores)")

@@ -13,6 +13,7 @@ from edgespec.errors import UsageError
 TEXT = ("ngram", "suffix")  # which draft from the text, for anything
 TARGET = ("auto", "lookahead")  # which know more of the target
 SELF = "self"  # a model, of the target's own layers
+WORDS = "ngram, suffix, lookahead, self or a model; a+b hears both, in a,b b drafts for a"
 
 
 class Cascade(NamedTuple):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli import main
+from edgespec.drafter_names import TARGET, TEXT
 from edgespec.export_command import _as_argument
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.types import Logits, TokenIds
@@ -354,6 +355,12 @@ def test_doctor_says_what_is_wrong_with_the_runtime(
     code, out, _ = run(capsys, "doctor")
     assert code == 4
     assert "not installed" in out
+
+
+@pytest.mark.parametrize("command", ["chat", "bench", "doctor"])
+def test_help_names_every_drafter(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    words = run(capsys, command, "--help")[1].replace(",", " ").split()
+    assert {"auto", "self", *TEXT, *TARGET} <= set(words)
 
 
 def test_doctor_finds_speculation_exact(
