@@ -5,7 +5,7 @@ suffix+MODEL         both are heard, and each round the better one
 MEDIUM,TINY,suffix   each drafts for the one before it
 """
 
-from pathlib import Path
+import os
 from typing import NamedTuple
 
 from edgespec.errors import UsageError
@@ -38,13 +38,13 @@ def parse(named: str) -> DrafterNames:
     """
     if named == "none":
         return DrafterNames(frozenset(), ())
-    parts = [named] if Path(named).exists() else named.split("+")
+    parts = [named] if os.path.exists(named) else named.split("+")
     simple = frozenset(part for part in parts if part in TEXT + TARGET)
     return DrafterNames(simple, tuple(_cascade(part) for part in parts if part not in simple))
 
 
 def _cascade(part: str) -> Cascade:
-    models = [part] if Path(part).exists() else part.split(",")
+    models = [part] if os.path.exists(part) else part.split(",")
     text = models.pop() if models[-1] in TEXT else None
     wrong = [name for name in models if name in ("", "none", *TEXT, *TARGET)]
     if wrong or not models:

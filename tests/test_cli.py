@@ -127,6 +127,8 @@ def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gg
         (["chat", "{model}", "--prompt", "x", "--max-tokens", "0"], 2, "max-tokens"),
         (["chat", "{model}", "--prompt", "x", "--draft-length", "x"], 2, "draft length"),
         (["chat", "{model}", "--prompt", "x", "--drafter", "nothing-known"], 3, "nothing-known"),
+        (["chat", "{model}", "--prompt", "x", "--drafter", "x" * 300], 3, "cannot be opened (File name too long)"),
+        (["chat", "x" * 300, "--prompt", "x"], 3, "give a name, a folder or a file"),
         (["chat", "{model}", "--prompt", "x", "--threads", "0"], 2, "threads"),
         (["chat", "smollm2-135m", "--prompt", "x", "--offline"], 3, "--offline"),
         (["export", "/nowhere.gguf", "--output", "{out}"], 3, "/nowhere.gguf"),
