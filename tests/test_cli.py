@@ -380,6 +380,21 @@ def test_doctor_finds_speculation_exact(
     assert (code, "exact: " in out) == (0, True)
 
 
+def test_doctor_leaves_out_what_does_not_fit(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "the in " * 3000}) + '\n{"prompt": "the"}\n')
+    arguments = ["doctor", "--exactness", tiny_model, "--prompts", prompts, "--max-tokens", 5]
+    code, out, err = run(capsys, *arguments, "--json")
+    assert (code, json.loads(out)["prompts"]) == (0, 1)
+    assert "left out 'the in the in" in err
+    prompts.write_text(json.dumps({"prompt": "the in " * 3000}))
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert "every prompt was left out" in err
+
+
 def test_doctor_reports_a_defect(
     capsys: pytest.CaptureFixture[str], tiny_model: Path, tiny_drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
