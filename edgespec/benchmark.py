@@ -116,6 +116,8 @@ def measure(
     if not speculative:
         raise UsageError("every prompt was left out; none fits the context of this model")
     categories = dict(_rows(plain, speculative))
+    for name in speculative.keys() - categories.keys():
+        report(f"nothing to compare in {name}: no answer went beyond its first pass, which is not decoding")
     ratios = [row["ratio"] for row in categories.values()]
     return {
         "model": engine.manifest.name,
@@ -161,7 +163,9 @@ def _by_accepted(sources: dict[str, dict[str, int]]) -> list[str]:
 
 def table(document: dict[str, Any]) -> str:
     """The document for reading."""
-    width = max(map(len, document["categories"]), default=8)
+    if not document["categories"]:
+        return "nothing was decoded: no answer went beyond its first pass; allow more with --max-tokens"
+    width = max(map(len, document["categories"]))
     lines = [
         f"{'':{width}}  {'plain':>7}  {'drafted':>7}  {'ratio':>5}  {'a pass':>6}  {'kept':>5}  rounds by source"
     ]
@@ -171,9 +175,7 @@ def table(document: dict[str, Any]) -> str:
             f"{name:{width}}  {row['plain_tokens_per_second']:7.1f}  {row['speculative_tokens_per_second']:7.1f}  "
             f"{row['ratio']:5.2f}  {row['tokens_per_pass']:6.2f}  {kept:>5}  {_shares(row['sources'])}"
         )
-    if document["mean_ratio"] is not None:
-        lines.append(f"mean ratio {document['mean_ratio']:.3f}, worst {document['worst_ratio']:.3f}")
-    return "\n".join(lines)
+    return "\n".join([*lines, f"mean ratio {document['mean_ratio']:.3f}, worst {document['worst_ratio']:.3f}"])
 
 
 def _shares(sources: dict[str, dict[str, int]]) -> str:

@@ -60,6 +60,21 @@ def test_bench_prints_one_document(capsys: pytest.CaptureFixture[str], tiny_mode
     assert list(document) == ["model", "categories", "mean_ratio", "worst_ratio", "machine"]
 
 
+def test_answers_of_one_token_are_told_to_say_nothing(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, prompts: Path
+) -> None:
+    options = ["--prompts", str(prompts), "--max-tokens", "1"]
+    assert main(["bench", str(tiny_model), *options]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("nothing was decoded")
+    assert {"nothing to compare in a", "nothing to compare in b"} <= {
+        line.removeprefix("edgespec: ").partition(":")[0] for line in err.splitlines()
+    }
+    assert main(["bench", str(tiny_model), *options, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["categories"], document["mean_ratio"]) == ({}, None)
+
+
 def test_prompt_too_long_for_the_context_is_left_out_aloud(tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(json.dumps({"prompt": "the in " * 3000}) + "\n" + json.dumps({"prompt": "the"}) + "\n")
