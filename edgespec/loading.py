@@ -132,7 +132,7 @@ def _memory(models: ModelHome, target: ModelFolder, names: DrafterNames) -> Memo
     if {"auto", "suffix"}.isdisjoint(names.simple):
         return None
     manifest = target.manifest
-    return Memory(models.path / "memory", manifest.name, manifest.vocab_sha256, models.report)
+    return Memory(models.path / "memory", manifest.name, manifest.vocab_sha256, manifest.vocab_size, models.report)
 
 
 def _expect_kinds(settings: dict[str, object], kind: type | tuple[type, ...], wanted: str) -> None:
