@@ -1,6 +1,9 @@
 """Sources of guesses: the text itself, a small model."""
 
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,6 +52,32 @@ def length_class(length: int) -> int:
     return min((length - 1).bit_length(), 5)
 
 
+class Guess(NamedTuple):
+    """A drafted token.
+
+    probability: The drafter's own, where a floor was asked for.
+    distribution: What it was drawn from, where that was asked for.
+    after: Of those drafted since, which it follows; -1 for the text.
+    """
+
+    token: int
+    probability: float = 1.0
+    distribution: Distribution | None = None
+    after: int = -1
+
+
+def drafted(guesses: Sequence[Guess], ask: Ask, source: str) -> Draft:
+    """Guesses, each behind the one before it, as a draft of as many as were asked for."""
+    guesses = guesses[: ask.num_tokens]
+    distributions = tuple(guess.distribution for guess in guesses if guess.distribution is not None)
+    return Draft(
+        np.array([guess.token for guess in guesses], np.int32),
+        tuple(map(position_class, range(len(guesses)))),
+        distributions=distributions if ask.with_distributions else None,
+        source=source,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ModelDrafter:
     """A small model, which decodes with the target's own sampler and noise.
@@ -72,30 +101,35 @@ class ModelDrafter:
         room = self.decoder.context_length - len(tokens)
         if not knows_all or min(ask.num_tokens, room) < 1 or ask.cancel.is_set():
             return NOTHING
+        reached, made = 1.0, []
+        with closing(self.guesses(tokens, ask, sampler)) as guesses:
+            for guess in guesses:
+                made.append(guess)
+                reached *= guess.probability
+                if reached < ask.floor or ask.cancel.is_set():
+                    break
+        return drafted(made, ask, self.name)
+
+    def guesses(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Generator[Guess, None, None]:
+        """One after the other, ask.num_tokens of them at most; of those that one pass gives, each comes alone."""
+        num_tokens = min(ask.num_tokens, self.decoder.context_length - len(tokens))
         own = _Trimmed(self.decoder, self.vocab_size)
-        guess: list[int] = []
-        distributions: list[Distribution] = []
-        reached = 1.0
         gate: Gate = self.speculation.gate() if self.speculation else Plain()
-        for block in serial(tokens, own, sampler, gate, max_tokens=min(ask.num_tokens, room)):
-            for token, row in zip(block.tokens, block.logits, strict=False):
-                if ask.with_distributions:
-                    distributions.append(sampler.distribution(row, np.append(tokens, np.array(guess, np.int32))))
-                guess.append(int(token))
-                if ask.floor:
-                    reached *= _probability(row, int(token))
-            is_enough = len(guess) >= min(ask.num_tokens, room) or reached < ask.floor
-            if is_enough or ask.cancel.is_set():
-                break
-        if self.speculation:
-            self.speculation.keep(gate)
-        evidence = tuple(map(position_class, range(len(guess))))
-        return Draft(
-            np.array(guess, np.int32),
-            evidence,
-            distributions=tuple(distributions) if ask.with_distributions else None,
-            source=self.name,
-        )
+        text = tokens
+        try:
+            for block in serial(tokens, own, sampler, gate, max_tokens=num_tokens):
+                for token, row in zip(block.tokens, block.logits, strict=False):
+                    yield Guess(
+                        int(token),
+                        _probability(row, int(token)) if ask.floor else 1.0,
+                        sampler.distribution(row, text) if ask.with_distributions else None,
+                    )
+                    text = np.append(text, token)
+                    if len(text) - len(tokens) >= num_tokens:
+                        return
+        finally:
+            if self.speculation:
+                self.speculation.keep(gate)
 
     def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
         pass

@@ -8,6 +8,7 @@ EdgeSpecError                 1  anything else that went wrong
 │   ├── ExportMismatch        3  an export that does not say what its source says
 │   ├── ManifestError         3  a model folder that is incomplete or of another schema
 │   └── VocabularyMismatch    3  drafter and target share too few tokens
+├── DrafterFault              1  a drafter failed; answers go on without it
 ├── DeviceUnavailable         4  no execution provider, or not the one asked for
 ├── MemoryExhausted           5  weights, cache or workspace do not fit
 ├── IntegrityError            6  bytes differ from their recorded hash
@@ -59,6 +60,10 @@ class ManifestError(ModelError):
 
 
 class VocabularyMismatch(ModelError):
+    pass
+
+
+class DrafterFault(EdgeSpecError):
     pass
 
 

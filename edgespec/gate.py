@@ -12,6 +12,7 @@ import numpy as np
 from edgespec import trees
 from edgespec.cache import reusable_prefix
 from edgespec.chances import Chances, expected, position_class
+from edgespec.clock import Clock
 from edgespec.costs import DraftCosts, PassCosts
 from edgespec.types import NOTHING, Ask, Draft, Drafter, Logits, Sampler, TokenIds, append
 
@@ -109,6 +110,7 @@ class MeasuredGate:
     paid: dict[str, PaidSource] = field(default_factory=dict)
     with_distributions: bool = False
     longest: int = LONGEST_DRAFT
+    clock: Clock = perf_counter
     _models: list[tuple[Drafter, PaidSource]] = field(init=False, default_factory=list)
     _offers: list[Draft] = field(init=False, default_factory=list)
     _seen: list[_Choice] = field(init=False, default_factory=list)
@@ -150,13 +152,13 @@ class MeasuredGate:
         # One more row and one more drafted token must be worth what they take at the present rate.
         step_s = self.costs.of(1)
         marginal_s = paid.costs.step * step_s + self.costs.of(3) - self.costs.of(2)
-        started = perf_counter()
+        started = self.clock()
         draft = choice.drafter.draft(
             tokens,
             Ask(choice.num_tokens, min(0.9, choice.rate * marginal_s), ask.with_distributions, ask.cancel),
             sampler,
         )
-        paid.draft_s = perf_counter() - started
+        paid.draft_s = self.clock() - started
         if len(draft.tokens):
             paid.costs.observe(len(draft.tokens), paid.num_unread(tokens), paid.draft_s / step_s)
             paid.read = append(tokens, draft.tokens[:-1])

@@ -90,8 +90,10 @@ def load(
     # What can be known before fetching and exporting is checked before.
     places = (find_device(device), find_device(drafter_device))
     models = ModelHome(Path(home or default_home()), offline, report)
-    target, names = _find(models, str(model), parse(drafter))
-    chains = [([_drafting(models, target, name) for name in each.models], each.text) for each in names.cascades]
+    target, names = find_models(models, str(model), parse(drafter))
+    chains = [
+        ([model_drafting(models, target, name) for name in each.models], each.text) for each in names.cascades
+    ]
     setting = (places[0], num_threads, deterministic)
     window = window_of(names.simple, length, target, setting, report)
     renderer = TemplateProcess()
@@ -113,6 +115,7 @@ def load(
         models_drafting,
         target,
         setting,
+        places[1],
         report,
     )
     return Engine(
@@ -158,7 +161,7 @@ def _draft_length(asked: int | str) -> int | None:
     return int(asked)
 
 
-def _find(models: ModelHome, model: str, names: DrafterNames) -> tuple[ModelFolder, DrafterNames]:
+def find_models(models: ModelHome, model: str, names: DrafterNames) -> tuple[ModelFolder, DrafterNames]:
     """The target, and what drafts for it: auto hears the drafter of a pair too, where that pays.
 
     Raises:
@@ -179,7 +182,7 @@ def _find(models: ModelHome, model: str, names: DrafterNames) -> tuple[ModelFold
     return target, names
 
 
-def _drafting(models: ModelHome, target: ModelFolder, name: str) -> ModelFolder:
+def model_drafting(models: ModelHome, target: ModelFolder, name: str) -> ModelFolder:
     if name == SELF:
         return ModelFolder(target.folder, self_drafter(target.manifest))
     folder = part_of_pair(models.resolve(name), DRAFTER)

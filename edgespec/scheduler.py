@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from edgespec.acceptance import equality
+from edgespec.clock import Clock
 from edgespec.types import NOTHING, Acceptance, Decoder, Draft, Logits, Sampler, TokenIds, TreeDecoder, append
 
 
@@ -44,6 +45,7 @@ class Block(NamedTuple):
     logits: Logits
     draft_s: float
     verify_s: float
+    started_s: float = 0.0  # when the pass began, by the clock
 
     @property
     def num_draft(self) -> int:
@@ -61,6 +63,7 @@ def serial(
     gate: Gate,
     accept: Acceptance = equality,
     max_tokens: int | None = None,
+    clock: Clock = perf_counter,
 ) -> Iterator[Block]:
     """Draft, verify, repeat, until the context is full; never drafts beyond max_tokens.
 
@@ -71,16 +74,16 @@ def serial(
     # A pass over the whole context still gives the token that follows it.
     end = target.context_length if max_tokens is None else min(target.context_length, num_prompt + max_tokens - 1)
     while True:
-        started = perf_counter()
+        started = clock()
         draft = gate.draft(tokens, max(0, end - len(tokens)), sampler)
-        drafted = perf_counter()
+        drafted = clock()
         logits = _verify(target, tokens, draft)
         emitted = accept(tokens, draft, logits, sampler)
-        verified = perf_counter()
+        verified = clock()
         gate.observe(tokens, draft, logits, emitted, verified - drafted)
-        draft_s = drafted - started + perf_counter() - verified
+        draft_s = drafted - started + clock() - verified
         tokens = append(tokens, emitted)
-        yield Block(emitted, draft, logits, draft_s, verified - drafted)
+        yield Block(emitted, draft, logits, draft_s, verified - drafted, drafted)
         if len(tokens) > target.context_length:
             return
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from edgespec.chances import Chances
+from edgespec.clock import VirtualClock
 from edgespec.costs import DraftCosts, PassCosts
 from edgespec.gate import FixedGate, MeasuredGate, PaidSource
 from edgespec.sampling import GumbelSampler, SamplingParams
@@ -14,14 +15,6 @@ from edgespec.types import Ask, Draft, Logits, Sampler, TokenIds
 CPU = {width: 22 + 6 * (width - 1) for width in range(1, 40)}  # ms, rows are dear
 GPU = {width: 22 + 0.5 * (width - 1) for width in range(1, 40)}  # ms, rows are nearly free
 GREEDY = GumbelSampler(SamplingParams())
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Guesser:
@@ -34,14 +27,14 @@ class Guesser:
         *,
         ms: float = 0.0,
         read_ms: float = 0.0,
-        clock: Clock,
+        clock: VirtualClock,
         seed: int = 0,
     ) -> None:
         self.name = f"{chance}"
         self.num_read, self._read_ms = 0, read_ms
         self.is_free = ms == 0.0
         self.chance = chance
-        self._truth, self._ms, self._clock = truth, ms, clock
+        self._truth, self._ms, self.clock = truth, ms, clock
         self._rng = np.random.default_rng(seed)
 
     def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
@@ -49,7 +42,7 @@ class Guesser:
         keeps = self._rng.random(len(right)) < self.chance
         unread = max(0, len(tokens) - self.num_read - 1)
         self.num_read = len(tokens)
-        self._clock.now += (len(right) * self._ms + unread * self._read_ms) / 1e3
+        self.clock.now += (len(right) * self._ms + unread * self._read_ms) / 1e3
         evidence = tuple(min(i, 15) if self._ms else 0 for i in range(len(right)))
         return Draft(np.where(keeps, right, right + 1).astype(np.int32), evidence, source=self.name)
 
@@ -58,10 +51,8 @@ class Guesser:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("edgespec.gate.perf_counter", clock)
-    return clock
+def clock() -> VirtualClock:
+    return VirtualClock()
 
 
 TRUTH = np.arange(60_000, dtype=np.int32) % 997
@@ -70,7 +61,7 @@ TRUTH = np.arange(60_000, dtype=np.int32) % 997
 def speed(
     gate: MeasuredGate | FixedGate,
     verify_ms: dict[int, float],
-    clock: Clock,
+    clock: VirtualClock,
     start: int = 1,
     num_rounds: int = 1500,
 ) -> float:
@@ -92,12 +83,14 @@ MODEL = DraftCosts(4 / 22, 0.0)
 
 def gate_of(*drafters: Guesser, known: DraftCosts = MODEL) -> MeasuredGate:
     paid = {drafter.name: PaidSource(replace(known)) for drafter in drafters if not drafter.is_free}
-    return MeasuredGate(drafters, PassCosts(), Chances(), paid)
+    return MeasuredGate(drafters, PassCosts(), Chances(), paid, clock=drafters[0].clock)
 
 
 @pytest.mark.parametrize("verify_ms", [CPU, GPU], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("ms", [0.0, 5.0, 20.0])
-def test_useless_drafts_cost_less_than_three_percent(verify_ms: dict[int, float], ms: float, clock: Clock) -> None:
+def test_useless_drafts_cost_less_than_three_percent(
+    verify_ms: dict[int, float], ms: float, clock: VirtualClock
+) -> None:
     assert speed(gate_of(Guesser(TRUTH, 0.0, ms=ms, clock=clock)), verify_ms, clock) > 0.97
 
 
@@ -105,7 +98,7 @@ def test_useless_drafts_cost_less_than_three_percent(verify_ms: dict[int, float]
 @pytest.mark.parametrize("ms", [0.0, 4.0])
 @pytest.mark.parametrize("chance", [0.3, 0.6, 0.8, 0.95])
 def test_measured_length_is_near_the_best_fixed_one(
-    verify_ms: dict[int, float], ms: float, chance: float, clock: Clock
+    verify_ms: dict[int, float], ms: float, chance: float, clock: VirtualClock
 ) -> None:
     guesser = Guesser(TRUTH, chance, ms=ms, clock=clock)
     best = max(speed(FixedGate([guesser], k), verify_ms, clock) for k in range(12))
@@ -113,7 +106,7 @@ def test_measured_length_is_near_the_best_fixed_one(
 
 
 @pytest.mark.parametrize("ms", [0.0, 4.0])
-def test_it_recovers_when_the_text_becomes_predictable(ms: float, clock: Clock) -> None:
+def test_it_recovers_when_the_text_becomes_predictable(ms: float, clock: VirtualClock) -> None:
     guesser = Guesser(TRUTH, 0.0, ms=ms, clock=clock)
     gate = gate_of(guesser)
     speed(gate, CPU, clock, num_rounds=400)
@@ -121,13 +114,13 @@ def test_it_recovers_when_the_text_becomes_predictable(ms: float, clock: Clock) 
     assert speed(gate, CPU, clock, start=500, num_rounds=800) > 1.3
 
 
-def test_a_model_that_pays_is_run_from_its_first_answer_on(clock: Clock) -> None:
+def test_a_model_that_pays_is_run_from_its_first_answer_on(clock: VirtualClock) -> None:
     guesser = Guesser(TRUTH, 0.9, ms=3, read_ms=0.5, clock=clock)
     gate = gate_of(guesser, known=DraftCosts(3 / 22, 0.5 / 22))
     assert speed(gate, CPU, clock, start=20, num_rounds=100) > 1.3
 
 
-def test_a_long_text_is_not_read_for_a_short_answer(clock: Clock) -> None:
+def test_a_long_text_is_not_read_for_a_short_answer(clock: VirtualClock) -> None:
     guesser = Guesser(TRUTH, 0.8, ms=3, read_ms=0.5, clock=clock)
     gate = gate_of(guesser, known=DraftCosts(3 / 22, 0.5 / 22))
     assert speed(gate, CPU, clock, start=4000, num_rounds=30) > 0.98
@@ -144,14 +137,14 @@ def test_what_a_draft_takes_is_told_from_what_reading_takes() -> None:
     assert abs(costs.row - 0.005) < 0.001
 
 
-def test_the_better_of_two_sources_is_heard(clock: Clock) -> None:
+def test_the_better_of_two_sources_is_heard(clock: VirtualClock) -> None:
     poor, good = Guesser(TRUTH, 0.2, clock=clock), Guesser(TRUTH, 0.9, clock=clock)
     gate = gate_of(poor, good)
     alone = speed(gate_of(good), CPU, clock)
     assert speed(gate, CPU, clock) > 0.95 * alone
 
 
-def test_free_sources_learn_though_another_is_run(clock: Clock) -> None:
+def test_free_sources_learn_though_another_is_run(clock: VirtualClock) -> None:
     gate = gate_of(Guesser(TRUTH, 0.5, clock=clock), Guesser(TRUTH, 0.95, clock=clock))
     speed(gate, CPU, clock, num_rounds=500)
     assert abs(gate.chances.of("0.5", 0) - 0.5) < 0.2
@@ -171,7 +164,7 @@ def test_what_was_not_reached_is_not_counted() -> None:
         def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
             return Draft(np.array([1, 2, 3], np.int32), (0, 1, 2), source="sure")
 
-    gate = gate_of(Sure(TRUTH, 1.0, clock=Clock()))
+    gate = gate_of(Sure(TRUTH, 1.0, clock=VirtualClock()))
     draft = gate.draft(TRUTH[:1], 9, GREEDY)
     gate.observe(TRUTH[:1], draft, np.zeros((0, 0), np.float32), np.array([1, 9], np.int32), 0.1)
     assert gate.chances.of("sure", 0) > gate.chances.of("sure", 1)

@@ -1,0 +1,103 @@
+"""What schedules yield by closed forms, with a step of the target as the unit of time. Pure.
+
+In sequence: (1 + a₁ + a₁a₂ + …) / (r(n) + n c) for drafts of n tokens, with the chance aᵢ that a token is kept if
+all before it were, r(n) a pass over n drafted tokens and c the draft of one (Leviathan et al., 2023, section 3.3).
+
+Two at once: the drafter goes on while the target verifies. When all of a draft was kept and the target's own
+token is the one that the drafter has put next, what was drafted beyond it serves. Otherwise the drafter starts
+anew, and the target waits until it has `wait` tokens: none is the rule of PEARL (Liu et al., 2025,
+arXiv:2408.11850), as many as are verified at a time the one in sequence. The rate is that of a cycle from one such
+start to the next.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from operator import mul
+from typing import NamedTuple
+
+from edgespec.chances import expected
+
+Ratio = Callable[[int], float]  # of a pass over so many drafted tokens to a step
+
+_WAITS = (0, 1, 2, 3, 4, 5, 6, 8)
+_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
+_NEGLIGIBLE = 1e-3
+
+
+class Policy(NamedTuple):
+    """rate: tokens a step of the target. wait: tokens to wait for. length: the most that a pass verifies."""
+
+    rate: float
+    wait: int
+    length: int
+
+
+def serial_rate(chances: Sequence[float], ratio: Ratio, step: float, length: int) -> float:
+    return expected(chances[:length])[-1] / (ratio(length) + length * step)
+
+
+def best_serial(chances: Sequence[float], ratio: Ratio, step: float, longest: int) -> Policy:
+    """The best length from 0, which is plain decoding."""
+    rates = [total / (ratio(length) + length * step) for length, total in enumerate(expected(chances[:longest]))]
+    length = max(range(len(rates)), key=rates.__getitem__)
+    return Policy(rates[length], length, length)
+
+
+def pipelined_rate(
+    chances: Sequence[float],
+    ratio: Ratio,
+    step: float,
+    wait: int,
+    length: int,
+    slowed: tuple[float, float] = (1.0, 1.0),
+) -> float:
+    """Args: slowed: What a pass and the draft of a token take more while both lanes work."""
+    return _rate(_Tables.of(chances, ratio, slowed[0]), step, step * slowed[1], wait, length)
+
+
+def best_pipelined(
+    chances: Sequence[float], ratio: Ratio, step: float, longest: int, slowed: tuple[float, float] = (1.0, 1.0)
+) -> Policy:
+    tables = _Tables.of(chances, ratio, slowed[0])
+    policies = (
+        Policy(_rate(tables, step, step * slowed[1], wait, length), wait, length)
+        for length in _LENGTHS
+        for wait in _WAITS
+        if wait <= length <= longest
+    )
+    return max(policies, default=Policy(1.0, 0, 0))
+
+
+class _Tables(NamedTuple):
+    """By the number of tokens: what a pass takes, what it yields, and the chance that all are kept."""
+
+    passes: list[float]
+    totals: list[float]
+    reached: list[float]
+
+    @classmethod
+    def of(cls, chances: Sequence[float], ratio: Ratio, slowed: float) -> "_Tables":
+        return cls(
+            [slowed * ratio(length) for length in range(len(chances) + 1)],
+            expected(chances),
+            list(accumulate(chances, mul, initial=1.0)),
+        )
+
+
+def _rate(tables: _Tables, alone: float, beside: float, wait: int, length: int) -> float:
+    """Tokens a step, of a drafter that takes alone for a token, and beside while the target works."""
+    longest = len(tables.passes) - 1
+    tokens = taken = 0.0
+    chance, ready = 1.0, 0.0
+    while chance > _NEGLIGIBLE:
+        waited = max(0.0, wait - ready)
+        ready += waited
+        verified = min(int(ready), length, longest)
+        tokens += chance * tables.totals[verified]
+        taken += chance * (waited * alone + tables.passes[verified])
+        ready += tables.passes[verified] / beside - verified
+        if ready < 1 or verified == longest:
+            break
+        chance *= tables.reached[verified + 1]
+        ready = min(ready - 1, longest)
+    return tokens / taken

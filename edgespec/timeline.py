@@ -1,0 +1,105 @@
+"""When each lane worked, and on what: as a share, as a Chrome trace, as a picture in text. Pure.
+
+Knows nothing of clocks and threads.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+_FULL, _PART, _IDLE = "█", "▒", "·"
+
+
+class Interval(NamedTuple):
+    """A lane at work. Seconds of whatever clock, the same for all lanes."""
+
+    lane: str
+    what: str
+    start_s: float
+    end_s: float
+    num_tokens: int = 0
+
+
+def overlap(intervals: Sequence[Interval]) -> float:
+    """Share of the time from the first start to the last end in which at least two lanes work."""
+    if not intervals:
+        return 0.0
+    edges = sorted(
+        edge for spans in _by_lane(intervals).values() for start, end in spans for edge in ((start, 1), (end, -1))
+    )
+    shared_s, working, before = 0.0, 0, edges[0][0]
+    for time, change in edges:
+        shared_s += (time - before) * (working >= 2)
+        working, before = working + change, time
+    whole_s = edges[-1][0] - edges[0][0]
+    return shared_s / whole_s if whole_s > 0 else 0.0
+
+
+def chrome_trace(intervals: Sequence[Interval]) -> dict[str, Any]:
+    """A document of the Trace Event Format, which chrome://tracing and Perfetto open: a thread for each lane.
+
+    Times are microseconds from the first start.
+    """
+    tids = {lane: tid for tid, lane in enumerate(dict.fromkeys(each.lane for each in intervals))}
+    first = min((each.start_s for each in intervals), default=0.0)
+    events: list[dict[str, Any]] = [
+        {"name": "thread_name", "ph": "M", "pid": 0, "tid": tid, "args": {"name": lane}}
+        for lane, tid in tids.items()
+    ]
+    events += [
+        {
+            "name": each.what,
+            "cat": each.lane,
+            "ph": "X",
+            "pid": 0,
+            "tid": tids[each.lane],
+            "ts": round(1e6 * (each.start_s - first), 1),
+            "dur": round(1e6 * (each.end_s - each.start_s), 1),
+            "args": {"num_tokens": each.num_tokens},
+        }
+        for each in sorted(intervals, key=lambda each: each.start_s)
+    ]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def picture(intervals: Sequence[Interval], width: int = 72) -> str:
+    """A line of width cells for each lane and one that says what a line spans; empty without intervals.
+
+    `█` works throughout, `▒` works for a part of the cell, `·` idles.
+    """
+    if not intervals:
+        return ""
+    first = min(each.start_s for each in intervals)
+    cell_s = max((max(each.end_s for each in intervals) - first) / width, 1e-9)
+    label = max(len(each.lane) for each in intervals)
+    lines = []
+    for lane, spans in _by_lane(intervals).items():
+        shares = [0.0] * width
+        for start, end in spans:
+            low, high = (start - first) / cell_s, (end - first) / cell_s
+            for cell in range(int(low), min(int(high) + 1, width)):
+                shares[cell] += max(0.0, min(high, cell + 1) - max(low, cell))
+        lines.append(f"{lane:<{label}} " + "".join(_cell(share) for share in shares))
+    lines.append(
+        f"{'':<{label}} {1e3 * cell_s * width:.0f} ms, {overlap(intervals):.0%} of it in both lanes at once"
+    )
+    return "\n".join(lines)
+
+
+def _cell(share: float) -> str:
+    # The last bits of sums are no pause.
+    return _FULL if share > 0.999 else _PART if share > 0.001 else _IDLE
+
+
+def _by_lane(intervals: Iterable[Interval]) -> dict[str, list[tuple[float, float]]]:
+    """Disjoint spans in which each lane works, in order; lanes as they first come."""
+    lanes: dict[str, list[tuple[float, float]]] = {}
+    for each in intervals:
+        lanes.setdefault(each.lane, []).append((each.start_s, each.end_s))
+    for lane, spans in lanes.items():
+        joined: list[tuple[float, float]] = []
+        for start, end in sorted(spans):
+            if joined and start <= joined[-1][1]:
+                start, end = joined[-1][0], max(end, joined.pop()[1])
+            joined.append((start, end))
+        lanes[lane] = joined
+    return lanes

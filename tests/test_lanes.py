@@ -1,0 +1,101 @@
+"""A lane runs one job at a time, step by step, in a thread or in virtual time."""
+
+import threading
+from collections.abc import Callable, Iterator
+from threading import Event
+
+import pytest
+
+from edgespec.clock import VirtualClock
+from edgespec.errors import DrafterFault
+from edgespec.lanes import Job, Lane, ThreadLane, VirtualLane
+
+
+def counting(num_steps: int, pause: Callable[[], object] = lambda: None) -> Callable[[Event], Iterator[int]]:
+    def steps(cancel: Event) -> Iterator[int]:
+        for i in range(num_steps):
+            pause()
+            yield i
+
+    return steps
+
+
+def lanes() -> list[Lane]:
+    return [ThreadLane("drafter"), VirtualLane("drafter", VirtualClock(), VirtualClock())]
+
+
+@pytest.mark.parametrize("lane", lanes(), ids=["thread", "virtual"])
+def test_steps_come_in_order_and_the_last_job_counts(lane: Lane) -> None:
+    assert lane.ready() == lane.wait(3) == []
+    for num_steps in (5, 9):
+        lane.start(Job(counting(num_steps)))
+        assert lane.wait(3)[:3] == [0, 1, 2]
+        assert lane.wait(100) == list(range(num_steps))
+        assert lane.is_over
+    lane.stop()
+    assert lane.ready() == []
+    assert sum(interval.num_tokens for interval in lane.intervals) >= 9
+
+
+def test_a_job_is_cancelled_within_a_step_and_its_worker_goes() -> None:
+    before = threading.active_count()
+    lane, held, interrupted = ThreadLane("drafter"), Event(), Event()
+
+    def steps(cancel: Event) -> Iterator[int]:
+        yield 0
+        held.set()
+        interrupted.wait(10)
+        yield 1
+
+    lane.start(Job(steps, interrupt=interrupted.set))
+    held.wait(10)
+    lane.start(Job(counting(2)))
+    assert lane.wait(2) == [0, 1], "nothing of the cancelled job is seen"
+    lane.stop()
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_an_error_reaches_whoever_asks_unless_nobody_wants_the_job(is_cancelled: bool) -> None:
+    lane, go = ThreadLane("drafter"), Event()
+
+    def steps(cancel: Event) -> Iterator[int]:
+        yield 0
+        go.wait(10)
+        raise ValueError("broken")
+
+    lane.start(Job(steps, interrupt=go.set))
+    assert lane.wait(1) == [0]
+    if is_cancelled:
+        lane.start(Job(counting(1)))
+        assert lane.wait(1) == [0]
+    else:
+        go.set()
+        with pytest.raises(DrafterFault, match="broken"):
+            lane.wait(2)
+    lane.stop()
+    lane.start(Job(counting(1)))
+    assert lane.wait(1) == [0], "it can be used again"
+    lane.stop()
+
+
+def test_who_waits_too_long_is_told() -> None:
+    lane, go = ThreadLane("drafter"), Event()
+    lane.start(Job(counting(1, lambda: go.wait(10)), interrupt=go.set))
+    with pytest.raises(DrafterFault, match=r"0\.1 s"):
+        lane.wait(1, 0.1)
+    lane.stop()
+
+
+def test_virtual_steps_are_there_when_their_time_has_come() -> None:
+    clock, own = VirtualClock(), VirtualClock()
+    lane = VirtualLane("drafter", clock, own)
+    clock.sleep(100)
+    lane.start(Job(counting(4, lambda: own.sleep(10))))
+    assert lane.ready() == []
+    clock.sleep(25)
+    assert lane.ready() == [0, 1]
+    assert lane.wait(3) == [0, 1, 2]
+    assert clock.now == 130, "whoever waits sleeps until then"
+    lane.stop()
+    assert [(each.start_s, each.end_s, each.num_tokens) for each in lane.intervals] == [(100, 130, 3)]
