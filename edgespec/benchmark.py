@@ -18,6 +18,8 @@ from edgespec.engine import Completion, Engine
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.sampling import SamplingParams
 
+_LARGEST_BYTES = 1 << 26  # of a prompts file
+
 
 class BenchPrompt(NamedTuple):
     category: str
@@ -63,11 +65,17 @@ def read_prompts(path: Path, per_category: int | None) -> list[BenchPrompt]:
     counts: dict[str, int] = defaultdict(int)
     found = []
     try:
-        for line in path.read_text(encoding="utf-8-sig").split("\n"):
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_BYTES + 1)
+        if len(content) > _LARGEST_BYTES:
+            raise UsageError(f"{path} holds more than {_LARGEST_BYTES >> 20} MiB; give a shorter prompts file")
+        for line in content.decode("utf-8-sig").split("\n"):
             if not line.strip():
                 continue
             stated = json.loads(line)
-            category = str(stated.get("category", "all"))
+            category = stated.get("category", "all")
+            if not isinstance(category, str) or not category.isprintable():
+                raise TypeError(f"a category is {category!r}, wanted a text on one line")
             turns = [stated["prompt"]] if "prompt" in stated else stated["turns"]
             if not isinstance(turns, list) or not turns:
                 raise TypeError(f"turns are {turns!r}")

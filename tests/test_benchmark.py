@@ -29,12 +29,20 @@ def test_prompts_are_counted_by_category(prompts: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}\n", "not json\n", "[1]\n", 100_000 * "[", '{"turns": []}\n', '{"turns": 3}\n']
+    "text",
+    ["", "{}\n", "not json\n", "[1]\n", 100_000 * "[", '{"turns": []}\n', '{"turns": 3}\n']
+    + [f'{{"prompt": "a", "category": {category}}}' for category in ("null", "[1]", '"\\u001b[31m"', '"a\\nb"')],
 )
 def test_file_that_holds_no_prompts_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad.jsonl").write_text(text)
     with pytest.raises(UsageError):
         read_prompts(tmp_path / "bad.jsonl", None)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="a system without it")
+def test_prompts_without_end_are_refused() -> None:
+    with pytest.raises(UsageError, match="more than 64 MiB"):
+        read_prompts(Path("/dev/zero"), None)
 
 
 def test_both_ways_of_decoding_are_measured(tiny_model: Path, prompts: Path) -> None:
