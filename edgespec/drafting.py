@@ -130,7 +130,7 @@ def speculation_of(
 
     def save(learned: Speculation) -> None:
         if is_ours:
-            known = read_experience(folder, report)
+            known = read_experience(folder, _quietly)
             drafts = {name: (paid.costs.step, paid.costs.row) for name, paid in learned.paid.items()}
             write_experience(
                 folder,
@@ -147,6 +147,10 @@ def speculation_of(
     speculation = Speculation(drafters, None, ratios, paid, known.chances, save)
     save(speculation)
     return speculation
+
+
+def _quietly(line: str) -> None:
+    """For a file whose damage is told where it is first used."""
 
 
 def window_of(
@@ -166,7 +170,7 @@ def window_of(
         tree_manifest(manifest, setting[0])
     elif "auto" not in names or length is not None or not can_run_trees(manifest, setting[0]):
         return None
-    ratios = read_experience(folder, report).ratios.get(machine_key(*setting))
+    ratios = read_experience(folder, _quietly).ratios.get(machine_key(*setting))
     window = fitting(PassCosts(dict(ratios))) if ratios else None
     if "lookahead" not in names:
         return window
