@@ -37,6 +37,7 @@ def cascade(
     text: str | None,
     device: Device,
     num_threads: int | None,
+    deterministic: bool,
     report: Callable[[str], None],
 ) -> tuple[Drafter, list[Decoder]]:
     """The first model as the drafter of the target, each next one as that of the one before it.
@@ -44,6 +45,7 @@ def cascade(
     Args:
         models: At least one.
         text: The text drafter, if any, of the last.
+        deterministic: What they draw shall not depend on the passes that they have run before.
 
     Returns:
         The drafter, and the decoders that it and those behind it hold.
@@ -55,7 +57,7 @@ def cascade(
     decoders: list[Decoder] = []
     for served, model in reversed(list(zip([target, *models], models, strict=False))):
         translate = _translation(served, model, report)
-        decoder = open_drafter(model, device, num_threads)
+        decoder = open_drafter(model, device, num_threads, deterministic)
         decoders.append(decoder)
         speculation = _measured(decoder, inner) if inner else None
         drafter: Drafter = ModelDrafter(

@@ -103,8 +103,10 @@ def load(
     kept = _memory(models, target, names) if memory else None
     lasting: list[Drafter] = [MemoryDrafter(kept)] if kept else []
     models_drafting: dict[str, Decoder] = {}
+    # Equality gives one text whatever is drafted; what rejection keeps hangs on each bit of what was drawn from.
+    is_drawn_alike = deterministic and acceptance == "rejection"
     for chain, text in chains:
-        model_drafter, opened = cascade(target, chain, text, places[1], num_threads, report)
+        model_drafter, opened = cascade(target, chain, text, places[1], num_threads, is_drawn_alike, report)
         decoders += opened
         lasting.append(model_drafter)
         models_drafting[model_drafter.name] = opened[-1]

@@ -405,6 +405,19 @@ def test_lookahead_engine_holds_one_session_and_runs_whole_trees(tiny_model: Pat
     assert answer.stats.passes < 60
 
 
+@pytest.mark.parametrize("seed", [2, 2**64 - 1])
+def test_rejection_gives_a_seed_its_text_again_in_deterministic_mode(
+    tiny_model: Path, tiny_drafter: Path, seed: int
+) -> None:
+    """The drafter's rows are the same to the bit, whatever it has run before."""
+    settings: dict[str, Any] = {"draft_length": 2, "acceptance": "rejection", "deterministic": True}
+    sampling = SamplingParams(temperature=1.5, top_k=5, top_p=0.7, min_p=0.05, seed=seed)
+    with load(tiny_model, drafter=f"auto+{tiny_drafter},suffix", **settings) as engine:
+        engine.generate("the in the an on er in the", sampling=sampling, max_tokens=80)
+        texts = [engine.generate("", sampling=sampling, max_tokens=80).token_ids for _ in range(2)]
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize("length", [1, 3])
 def test_length_beside_lookahead_is_that_of_every_drafter(tiny_model: Path, length: int) -> None:
     with load(tiny_model, drafter="suffix+lookahead", draft_length=length) as engine:
