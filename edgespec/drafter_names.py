@@ -40,17 +40,17 @@ def parse(named: str) -> DrafterNames:
         return DrafterNames(frozenset(), ())
     parts = [named] if os.path.exists(named) else named.split("+")
     simple = frozenset(part for part in parts if part in TEXT + TARGET)
-    return DrafterNames(simple, tuple(_cascade(part) for part in parts if part not in simple))
+    return DrafterNames(simple, tuple(_cascade(part, named) for part in parts if part not in simple))
 
 
-def _cascade(part: str) -> Cascade:
+def _cascade(part: str, named: str) -> Cascade:
     models = [part] if os.path.exists(part) else part.split(",")
     text = models.pop() if models[-1] in TEXT else None
     wrong = [name for name in models if name in ("", "none", *TEXT, *TARGET)]
     if wrong or not models:
-        known = ", ".join(("none", *TEXT, *TARGET, SELF))
+        known = ", ".join((*TEXT, *TARGET, SELF))
         raise UsageError(
-            f"'{wrong[0] if wrong else ''}' stands where a model must in the drafter '{part}'; wanted a model, "
-            f"models with commas between, or {known}"
+            f"'{wrong[0] if wrong else ''}' stands where a model must in the drafter '{named}'; wanted a model, "
+            f"models with commas between, {known}, or none alone"
         )
     return Cascade(tuple(models), text)

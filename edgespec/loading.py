@@ -1,6 +1,6 @@
 """The composition root: from what a user names to an engine with its decoders and drafters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import NoneType
@@ -94,6 +94,7 @@ def load(
     chains = [
         ([model_drafting(models, target, name) for name in each.models], each.text) for each in names.cascades
     ]
+    _expect_distinct([chain[0].manifest.name for chain, _ in chains])
     setting = (places[0], num_threads, deterministic)
     window = window_of(names.simple, length, target, setting, report)
     renderer = TemplateProcess()
@@ -144,6 +145,12 @@ def _expect_kinds(settings: dict[str, object], kind: type | tuple[type, ...], wa
     for name, value in settings.items():
         if not isinstance(value, kind):
             raise UsageError(f"{name} is {value!r}; wanted {wanted}")
+
+
+def _expect_distinct(names: Sequence[str]) -> None:
+    """What is learned of a drafter is kept under its name."""
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"two of the drafters are called '{twice[0]}'; name it once, or export one as another")
 
 
 def _expect_threads(num_threads: int | None) -> None:

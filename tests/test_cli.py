@@ -129,6 +129,8 @@ def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gg
         (["chat", "{model}", "--prompt", "x", "--drafter", "nothing-known"], 3, "nothing-known"),
         (["chat", "{model}", "--prompt", "x", "--drafter", "x" * 300], 3, "cannot be opened (File name too long)"),
         (["chat", "x" * 300, "--prompt", "x"], 3, "give a name, a folder or a file"),
+        (["chat", "{model}", "--prompt", "x", "--drafter", "{model}+{model},suffix"], 2, "are called 'tiny'"),
+        (["chat", "{model}", "--prompt", "x", "--drafter", "none+{model}"], 2, "in the drafter 'none+"),
         (["chat", "{model}", "--prompt", "x", "--threads", "0"], 2, "threads"),
         (["chat", "smollm2-135m", "--prompt", "x", "--offline"], 3, "--offline"),
         (["export", "/nowhere.gguf", "--output", "{out}"], 3, "/nowhere.gguf"),
