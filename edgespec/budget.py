@@ -26,6 +26,8 @@ _ADVICE = (
     "use a smaller model or one in fewer bits (edgespec export --precision int4), raise the limit, or close other "
     "programs"
 )
+# Of a token of the text, in an automaton of its suffixes or a pool of n-grams.
+_REMEMBERED_BYTES = 1024
 # A context that is foreseen before loading; a longer one grows as its text does.
 _FORESEEN_TOKENS = 4096
 
@@ -88,13 +90,13 @@ def cache_bytes(kv: KVCache, num_tokens: int, context_length: int) -> int:
     return buffers * kv.bytes_per_token * grown_capacity(0, num_tokens, context_length)
 
 
-def growth_bytes(kv: KVCache, num_tokens: int, context_length: int) -> int:
-    """What the KV cache takes when it grows next, the old buffers held meanwhile by one layer at a time."""
-    now = cache_bytes(kv, num_tokens, context_length)
-    larger = grown_capacity(0, num_tokens, context_length) + 1
-    if kv.form == "static" or larger > context_length:
+def growth_bytes(kv: KVCache, num_held: int, num_tokens: int, context_length: int) -> int:
+    """What the KV cache takes more when it grows from room for num_held tokens to room for num_tokens."""
+    before, after = (cache_bytes(kv, num, context_length) for num in (num_held, max(num_held, num_tokens)))
+    if before == after:
         return 0
-    return cache_bytes(kv, larger, context_length) - (now if kv.form == "shared_buffer" else 0)
+    # A shared buffer gives way layer by layer; of a growing cache old and new are held at once.
+    return after if kv.form == "growing" else after - before
 
 
 def workspace_bytes(manifest: Manifest, num_tokens: int) -> int:
@@ -107,6 +109,13 @@ def workspace_bytes(manifest: Manifest, num_tokens: int) -> int:
 def draft_bytes(manifest: Manifest) -> int:
     """What passes over drafts take more than those of one token."""
     return 4 * _DRAFT_ROWS * _LOGITS_COPIES * manifest.vocab_size
+
+
+def texts_bytes(manifest: Manifest, names: frozenset[str]) -> int:
+    """What drafting from the text takes: wide passes, and what is remembered of it."""
+    remembers = bool(names - {"ngram"})
+    remembered_bytes = _REMEMBERED_BYTES * min(_FORESEEN_TOKENS, manifest.context_length) if remembers else 0
+    return draft_bytes(manifest) + remembered_bytes if names else 0
 
 
 def expect_room(name: str, need: Need, room: Room) -> None:

@@ -3,6 +3,7 @@
 Reads figures and decides nothing. Of an accelerator's own memory it knows nothing.
 """
 
+import ctypes
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -120,3 +121,10 @@ def parse_bytes(written: int | str) -> int:
     if not _LEAST_LIMIT <= found < _NO_LIMIT:
         raise UsageError(f"the memory limit is {found} bytes; wanted at least 1M, such as 2G or 512M")
     return found
+
+
+def return_freed() -> None:
+    """Give the system back what was freed, where the C library keeps it: of SmolLM2's session 36 of 315 MiB."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # another C library than GNU's
+            ctypes.CDLL(None).malloc_trim(0)

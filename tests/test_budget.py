@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgespec.budget import RESERVE_BYTES, cache_bytes, expect_room, growth_bytes, need_of, placed
+from edgespec.budget import RESERVE_BYTES, cache_bytes, expect_room, growth_bytes, need_of, placed, texts_bytes
 from edgespec.errors import MemoryExhausted
 from edgespec.headroom import Room
 from edgespec.manifest import KVCache, Manifest, Source
@@ -37,20 +37,20 @@ def test_a_cache_takes_what_its_form_holds(form: str, dtype: str, wanted: float)
 def test_a_static_cache_is_of_the_whole_context_at_once() -> None:
     kv = replace(KV, form="static")
     assert cache_bytes(kv, 1, 2048) == cache_bytes(kv, 2048, 2048) == 2048 * kv.bytes_per_token
-    assert growth_bytes(kv, 1, 2048) == 0
+    assert growth_bytes(kv, 1, 2048, 2048) == 0
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "wanted"), [(1, 512), (512, 512), (513, 1024), (3000, 4096), (20000, 12768)]
+    ("num_held", "num_tokens", "wanted"),
+    [(0, 100, 0), (400, 512, 0), (512, 513, 512), (700, 3000, 3072), (20000, 30000, 0), (4000, 40000, 28672)],
 )
-def test_what_it_takes_next_is_foreseen(num_tokens: int, wanted: int) -> None:
-    """512 positions are added to 512, 1,024 to 1,024, and at last what the context has left."""
-    found = growth_bytes(KV, num_tokens, 32768 if num_tokens < 20000 else 32768 + 12768)
-    assert found == wanted * KV.bytes_per_token
+def test_a_shared_buffer_grows_by_doubling_up_to_the_context(num_held: int, num_tokens: int, wanted: int) -> None:
+    assert growth_bytes(KV, num_held, num_tokens, 32768) == wanted * KV.bytes_per_token
 
 
-def test_a_full_context_grows_no_more() -> None:
-    assert growth_bytes(KV, 32768, 32768) == 0
+def test_a_growing_cache_holds_the_old_while_it_makes_the_new() -> None:
+    kv = replace(KV, form="growing")
+    assert growth_bytes(kv, 512, 513, 32768) == 2 * 1024 * kv.bytes_per_token
 
 
 def test_an_address_space_counts_the_file_as_a_whole() -> None:
@@ -80,3 +80,10 @@ def test_what_does_not_fit_is_said_with_figures_and_a_way_out() -> None:
     assert caught.value.free_bytes == 512 * MIB
     assert caught.value.needed_bytes == need.within(ROOM) + RESERVE_BYTES
     assert caught.value.exit_code == 5
+
+
+def test_each_way_to_draft_from_the_text_takes_less_than_the_one_before() -> None:
+    ways = [frozenset({"suffix", "lookahead"}), frozenset({"ngram"}), frozenset[str]()]
+    found = [texts_bytes(MANIFEST, names) for names in ways]
+    assert found == sorted(set(found), reverse=True)
+    assert found[-1] == 0

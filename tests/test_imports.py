@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PURE = {
-    "budget", "headroom", "ladder", "parking",
+    "budget", "headroom", "ladder", "parking", "roster",
     "types", "errors", "sampling", "acceptance", "rejection", "cache", "drafters", "drafter_names",
     "gate", "costs", "chances",
     "speculation", "experience", "scheduler", "stopping",
