@@ -21,6 +21,7 @@ from edgespec.doctor_command import add_doctor
 from edgespec.errors import EdgeSpecError, MemoryExhausted, UsageError
 from edgespec.export_command import add_export, add_pair
 from edgespec.models_command import add_models
+from edgespec.simulate_command import add_simulate
 from edgespec.talk import drop, say_stage
 
 if TYPE_CHECKING:
@@ -95,6 +96,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_score(commands.add_parser("score", help="measure how well a model predicts a text"))
     add_doctor(commands.add_parser("doctor", help="what is installed here, and whether speculation is exact"))
     _add_bench(commands.add_parser("bench", help="compare speculation with plain decoding on your prompts"))
+    add_simulate(
+        commands.add_parser(
+            "simulate", help="what two devices would yield, from figures or from a trace of a pair"
+        )
+    )
     return parser
 
 

@@ -119,14 +119,14 @@ class ModelDrafter:
         try:
             for block in serial(tokens, own, sampler, gate, max_tokens=num_tokens):
                 for token, row in zip(block.tokens, block.logits, strict=False):
-                    if len(text) - len(tokens) == num_tokens:
-                        return
                     yield Guess(
                         int(token),
                         _probability(row, int(token)) if ask.floor else 1.0,
                         sampler.distribution(row, text) if ask.with_distributions else None,
                     )
                     text = np.append(text, token)
+                    if len(text) - len(tokens) >= num_tokens:
+                        return
         finally:
             if self.speculation:
                 self.speculation.keep(gate)

@@ -15,6 +15,36 @@ _ORDER = 3  # how many tokens a row depends on
 
 
 @dataclass(slots=True)
+class HeldTokens:
+    """What a KV cache would hold, and how many tokens were run because it did not hold them."""
+
+    num_fed: int = 0
+    _tokens: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
+    _nodes: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
+    _parents: tuple[int, ...] = ()
+
+    def feed(self, tokens: TokenIds, num_last: int) -> None:
+        """A pass for the logits of the last num_last of tokens."""
+        self._settle(tokens)
+        self.num_fed += len(tokens) - reusable_prefix(self._tokens, tokens, num_last)
+        self._tokens = tokens
+
+    def feed_tree(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> None:
+        """A pass over a tree behind tokens."""
+        self._settle(tokens)
+        self.num_fed += len(tokens) - reusable_prefix(self._tokens, tokens, 1) + len(nodes)
+        self._tokens, self._nodes, self._parents = tokens, nodes, tuple(parents)
+
+    def _settle(self, tokens: TokenIds) -> None:
+        """Hold the nodes of the last tree that tokens run through."""
+        base = len(self._tokens)
+        if len(self._nodes) and np.array_equal(self._tokens, tokens[:base]):
+            path = trees.followed(self._nodes, self._parents, tokens[base:])
+            self._tokens = tokens[: base + len(path)]
+        self._nodes, self._parents = self._nodes[:0], ()
+
+
+@dataclass(slots=True)
 class TableDecoder:
     """A fixed random language: each row is drawn from a seed and the last three tokens.
 
@@ -27,36 +57,25 @@ class TableDecoder:
     near: "TableDecoder | None" = None
     nearness: float = 0.8
     context_length: int = 1 << 20
-    num_fed: int = 0
-    _held: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
-    _nodes: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
-    _parents: tuple[int, ...] = ()
+    _held: HeldTokens = field(default_factory=HeldTokens)
+
+    @property
+    def num_fed(self) -> int:
+        return self._held.num_fed
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         if len(tokens) > self.context_length:
             raise ContextOverflow(len(tokens), self.context_length)
-        self._settle(tokens)
-        self.num_fed += len(tokens) - reusable_prefix(self._held, tokens, num_last)
-        self._held = tokens
+        self._held.feed(tokens, num_last)
         return np.stack([self._row(tokens[: len(tokens) - i]) for i in reversed(range(num_last))])
 
     def tree_logits(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Logits:
         longest = len(tokens) + int(trees.depths(parents).max(initial=0))
         if longest > self.context_length:
             raise ContextOverflow(longest, self.context_length)
-        self._settle(tokens)
-        self.num_fed += len(tokens) - reusable_prefix(self._held, tokens, 1) + len(nodes)
-        self._held, self._nodes, self._parents = tokens, nodes, tuple(parents)
+        self._held.feed_tree(tokens, nodes, parents)
         paths = [trees.path(parents, node) for node in range(-1, len(nodes))]
         return np.stack([self._row(append(tokens, nodes[path])) for path in paths])
-
-    def _settle(self, tokens: TokenIds) -> None:
-        """Hold the nodes of the last tree that tokens run through."""
-        base = len(self._held)
-        if np.array_equal(self._held, tokens[:base]):
-            path = trees.followed(self._nodes, self._parents, tokens[base:])
-            self._held = tokens[: base + len(path)]
-        self._nodes, self._parents = self._nodes[:0], ()
 
     def _row(self, tokens: TokenIds) -> npt.NDArray[np.float32]:
         seed = (self.seed, *(int(token) + 1 for token in tokens[-_ORDER:]))

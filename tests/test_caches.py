@@ -21,7 +21,7 @@ from edgespec.gate import FixedGate
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.runtimes.table import TableDecoder
+from edgespec.runtimes.table import HeldTokens, TableDecoder
 from edgespec.sampling import GumbelSampler, SamplingParams
 from edgespec.scheduler import Plain, serial
 from edgespec.types import Decoder, TokenIds
@@ -44,7 +44,7 @@ class Histories(RuleBasedStateMachine):
     def expect_same(self, tokens: TokenIds, num_last: int) -> None:
         self.tokens = tokens[-LONGEST:]
         num_last = min(num_last, len(self.tokens))
-        self.oracle._held = np.zeros(0, np.int32)  # type: ignore[attr-defined]
+        _forget(self.oracle)
         wanted = self.oracle.logits(self.tokens, num_last)
         assert np.array_equal(self.decoder.logits(self.tokens, num_last), wanted)
         self.compared.append(num_last)
@@ -75,7 +75,7 @@ class Histories(RuleBasedStateMachine):
             made += block.tokens.tolist()
             if len(made) >= num_tokens:
                 break
-        self.oracle._held = np.zeros(0, np.int32)  # type: ignore[attr-defined]
+        _forget(self.oracle)
         wanted: list[int] = []
         for block in serial(prompt, self.oracle, sampler, Plain()):
             wanted += block.tokens.tolist()
@@ -94,6 +94,12 @@ class Histories(RuleBasedStateMachine):
                 self.decoder.logits(np.append(self.tokens, np.array(more, np.int32)), 1)
             self.decoder._passes._session = whole
         self.expect_same(self.tokens, 1)
+
+
+def _forget(decoder: Decoder) -> None:
+    decoder._held = (  # type: ignore[attr-defined]
+        HeldTokens() if isinstance(decoder, TableDecoder) else np.zeros(0, np.int32)
+    )
 
 
 class _Interrupting:

@@ -52,6 +52,12 @@ def test_ngram_finds_what_a_plain_search_finds(
     assert found == naive_lookup(tokens, num_tokens, shortest, shortest + more)
 
 
+def test_model_drafter_runs_a_pass_for_each_token() -> None:
+    decoder, tokens = TableDecoder(20, seed=1), ids(1, 2, 3)
+    guess(ModelDrafter(decoder, 20), tokens, 4)
+    assert decoder.num_fed == len(tokens) + 3
+
+
 def test_model_drafter_decodes_greedily_with_the_given_sampler() -> None:
     decoder = TableDecoder(20, seed=1)
     tokens = ids(1, 2, 3)

@@ -1,0 +1,71 @@
+"""A decoder that takes the time that a device takes."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter, sleep
+
+from edgespec.types import Decoder, Logits, TokenIds, TreeDecoder
+
+Pace = Callable[[int, int], float]
+"""Tokens that a pass runs (those that the cache does not hold), and rows that are wanted of it → seconds."""
+
+
+class PacedDecoder:
+    """Another decoder's logits, at the pace of a device.
+
+    What the inner decoder takes counts as part of it. Where sleeping ends late, as on a busy machine it does by
+    some 0.1 ms, the next pass is that much shorter, so that lateness does not add up over passes; what lies
+    between passes is nobody's but the caller's.
+
+    Args:
+        decoder: Gives the logits; trees too, if it is a TreeDecoder.
+        pace: What a pass takes.
+        sleep: Lets seconds pass, on the clock.
+        clock: Tells seconds.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        pace: Pace,
+        sleep: Callable[[float], None] = sleep,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._decoder = decoder
+        self._pace = pace
+        self._sleep = sleep
+        self._clock = clock
+        self._late_s = 0.0
+        if isinstance(decoder, TreeDecoder):
+            # Only then, so that it counts as a TreeDecoder exactly when the inner one does.
+            self.tree_logits = partial(self._tree_logits, decoder)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._decoder.vocab_size
+
+    @property
+    def context_length(self) -> int:
+        return self._decoder.context_length
+
+    @property
+    def num_fed(self) -> int:
+        return self._decoder.num_fed
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        return self._paced(lambda: self._decoder.logits(tokens, num_last))
+
+    def _tree_logits(
+        self, decoder: TreeDecoder, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]
+    ) -> Logits:
+        return self._paced(lambda: decoder.tree_logits(tokens, nodes, parents))
+
+    def _paced(self, run: Callable[[], Logits]) -> Logits:
+        started, fed = self._clock(), self._decoder.num_fed
+        rows = run()
+        end = started + self._pace(self._decoder.num_fed - fed, len(rows))
+        rest_s = end - self._late_s - self._clock()
+        if rest_s > 0:
+            self._sleep(rest_s)
+            self._late_s = min(self._late_s + self._clock() - end, end - started)
+        return rows
