@@ -171,9 +171,9 @@ class Roster:
     def drafters(self) -> list[Drafter]:
         """Those of one answer, of this moment."""
         with self._lock:
-            models = [self._seats[model].guard for model in self.footing.models if model in self._seats]
-            texts = [each for each in self.from_text(self.footing.texts) if each.name not in self._parked]
-            return [*map(self._guarded, texts), *(model for model in models if not model.is_parked)]
+            texts = map(self._guarded, self.from_text(self.footing.texts))
+            models = (self._seats[model].guard for model in self.footing.models if model in self._seats)
+            return [each for each in (*texts, *models) if each.name not in self._parked]
 
     def look(self, num_tokens: int) -> int:
         """Take note of faults and of what is free, with num_tokens of text; the version of who drafts."""
