@@ -66,7 +66,7 @@ def test_rooms_import_pure_modules_and_their_own(room: str) -> None:
 
 
 def test_scheduler_knows_no_drafter_and_no_runtime() -> None:
-    assert within(ROOT / "edgespec" / "scheduler.py") == {"acceptance", "clock", "types"}
+    assert within(ROOT / "edgespec" / "scheduler.py") == {"acceptance", "clock", "errors", "types"}
 
 
 @pytest.mark.parametrize(
