@@ -21,6 +21,7 @@ from edgespec.doctor_command import add_doctor
 from edgespec.errors import EdgeSpecError, MemoryExhausted, UsageError
 from edgespec.export_command import add_export, add_pair
 from edgespec.models_command import add_models
+from edgespec.plan_command import add_plan
 from edgespec.simulate_command import add_simulate
 from edgespec.talk import drop, say_stage
 
@@ -93,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_pair(commands.add_parser("pair", help="judge a target and a drafter"))
     add_models(commands.add_parser("models", help="list, fetch, verify or remove prepared models"))
+    add_plan(commands.add_parser("plan", help="who is to run where, in which schedule, and how fast that will be"))
     _add_score(commands.add_parser("score", help="measure how well a model predicts a text"))
     add_doctor(commands.add_parser("doctor", help="what is installed here, and whether speculation is exact"))
     _add_bench(commands.add_parser("bench", help="compare speculation with plain decoding on your prompts"))

@@ -1,11 +1,11 @@
 """Which drafters serve an engine: from what a user names to sources, and to what is known of them."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import partial
 
 from edgespec.budget import need_of
-from edgespec.costs import DraftCosts, PassCosts, measure, measure_draft
+from edgespec.costs import DraftCosts, PassCosts, measure
 from edgespec.cross_vocabulary import RespelledDrafter, TranslatedDecoder, Translation, translation_between
 from edgespec.drafters import ModelDrafter, NgramDrafter
 from edgespec.experience import Experience, read_experience, write_experience
@@ -13,8 +13,10 @@ from edgespec.gate import PaidSource
 from edgespec.headroom import Room
 from edgespec.lookahead import SMALLEST, Lookahead, Window, fitting
 from edgespec.opening import ModelFolder, open_drafter, tokenizer_of, weights_bytes
+from edgespec.profile import Place, beside
+from edgespec.profiling import profiled
 from edgespec.roster import Candidate, OpenModel
-from edgespec.runtimes.devices import Device, machine_key
+from edgespec.runtimes.devices import Device, machine_key, physical_cores
 from edgespec.runtimes.tree import can_run_trees, tree_manifest
 from edgespec.speculation import Speculation
 from edgespec.suffix import SuffixDrafter
@@ -127,23 +129,30 @@ def speculation_of(
     models: Mapping[str, Decoder],
     target: ModelFolder,
     setting: tuple[Device, int | None, bool],
+    drafter_device: Device,
     report: Callable[[str], None],
 ) -> Speculation:
-    """With what was learned of this model on this machine; what it takes is measured the first time."""
+    """With what was learned of this model on this machine; what it takes is measured the first time.
+
+    Passes alone for drafts from the text, a whole profile where models draft.
+    """
     if length is not None or not drafters():
         return Speculation(drafters, length)
     folder, machine = target.folder, machine_key(*setting)
     is_ours = bool(target.manifest.files)  # nothing is written into a folder that others made
     known = read_experience(folder, report) if is_ours else Experience()
-    ratios = known.ratios.get(machine)
+    profile = known.profiles.get(machine)
+    lanes = {name: beside(name, Place(drafter_device.name, setting[1] or physical_cores())) for name in models}
+    if models:
+        named = {lanes[name]: drafter for name, drafter in models.items()}
+        profile = profiled(profile, decoder, named, report, target.manifest.name)
+    ratios = known.ratios.get(machine) or (profile.costs().ratios if profile else None)
     if ratios is None:
         report("measuring passes of several widths, once for this machine")
         ratios = measure(decoder).ratios
     drafts = dict(known.drafts.get(machine, {}))
-    for name, drafter in models.items():
-        if name not in drafts:
-            report(f"measuring what {name} takes to draft, once for this machine")
-            drafts[name] = astuple(measure_draft(drafter, decoder))
+    if profile is not None:
+        drafts = {name: astuple(profile.draft_costs(lane)) for name, lane in lanes.items()} | drafts
 
     def save(learned: Speculation) -> None:
         if is_ours:
@@ -151,10 +160,12 @@ def speculation_of(
             drafts = {name: (paid.costs.step, paid.costs.row) for name, paid in learned.paid.items()}
             write_experience(
                 folder,
-                Experience(
-                    {**known.ratios, machine: learned.ratios},
-                    {**known.drafts, machine: {**known.drafts.get(machine, {}), **drafts}},
-                    {**known.chances, **learned.past},
+                replace(
+                    known,
+                    ratios={**known.ratios, machine: learned.ratios},
+                    drafts={**known.drafts, machine: {**known.drafts.get(machine, {}), **drafts}},
+                    chances={**known.chances, **learned.past},
+                    profiles={**known.profiles, **({machine: profile} if profile else {})},
                 ),
             )
 

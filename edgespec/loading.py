@@ -102,8 +102,10 @@ def load(
     places = (find_device(device), find_device(drafter_device))
     free = partial(headroom, None if memory_limit is None else parse_bytes(memory_limit))
     models = ModelHome(Path(home or default_home()), offline, report)
-    target, names = _find(models, str(model), parse(drafter))
-    chains = [([_drafting(models, target, name) for name in each.models], each.text) for each in names.cascades]
+    target, names = find_models(models, str(model), parse(drafter))
+    chains = [
+        ([model_drafting(models, target, name) for name in each.models], each.text) for each in names.cascades
+    ]
     setting = (places[0], num_threads, deterministic)
     window = window_of(names.simple, length, target, setting, report)
     room, need = free(), need_of(target.manifest, weights_bytes(target))
@@ -123,6 +125,7 @@ def load(
         roster.decoders,
         target,
         setting,
+        places[1],
         report,
     )
     return Engine(
@@ -200,7 +203,7 @@ def _draft_length(asked: int | str) -> int | None:
     return int(asked)
 
 
-def _find(models: ModelHome, model: str, names: DrafterNames) -> tuple[ModelFolder, DrafterNames]:
+def find_models(models: ModelHome, model: str, names: DrafterNames) -> tuple[ModelFolder, DrafterNames]:
     """The target, and what drafts for it: auto hears the drafter of a pair too, where that pays.
 
     Raises:
@@ -221,7 +224,7 @@ def _find(models: ModelHome, model: str, names: DrafterNames) -> tuple[ModelFold
     return target, names
 
 
-def _drafting(models: ModelHome, target: ModelFolder, name: str) -> ModelFolder:
+def model_drafting(models: ModelHome, target: ModelFolder, name: str) -> ModelFolder:
     if name == SELF:
         return ModelFolder(target.folder, self_drafter(target.manifest))
     folder = part_of_pair(models.resolve(name), DRAFTER)

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 PURE = {
     "budget", "headroom", "ladder", "parking", "roster",
     "types", "errors", "sampling", "acceptance", "rejection", "cache", "drafters", "drafter_names",
-    "gate", "costs", "chances",
+    "gate", "costs", "chances", "profile", "profiling", "planner",
     "speculation", "experience", "scheduler", "stopping",
     "stats", "tokenizer", "chat_template", "sandbox", "manifest", "catalog", "engine", "scoring", "benchmark",
     "exactness",
@@ -22,7 +22,8 @@ PURE = {
 JOINTS = {
     "fetch", "hub", "download", "home", "loading", "opening", "drafting", "pairing", "models", "chat", "cli",
     "export_command",
-    "models_command", "doctor_command", "simulation", "simulate_command", "__init__", "__main__",
+    "models_command", "doctor_command", "planning", "plan_command",
+    "simulation", "simulate_command", "__init__", "__main__",
 }  # fmt: skip
 
 
@@ -55,7 +56,7 @@ def test_only_home_and_the_commands_call_export_and_only_loading_and_its_parts_t
     using = {path.stem: within(path) for path in (ROOT / "edgespec").glob("*.py")}
     assert {name for name, rooms in using.items() if "export" in rooms} == {"home", "pairing", "export_command"}
     assert {name for name, rooms in using.items() if "runtimes" in rooms} == {
-        "loading", "opening", "drafting", "simulation",
+        "loading", "opening", "drafting", "planning", "simulation",
     }  # fmt: skip
 
 
