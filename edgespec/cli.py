@@ -165,6 +165,11 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
     speculation.add_argument("--acceptance", default="equality", choices=["equality", "rejection"])
     speculation.add_argument("--device", default="auto", metavar="NAME", help="where the target runs: auto, cpu")
     speculation.add_argument("--drafter-device", default="auto", metavar="NAME", help="where a model drafter runs")
+    parser.add_argument(
+        "--memory",
+        metavar="BYTES",
+        help="hold no more than this in all, such as 2G or 512M, and draft accordingly",
+    )
     speculation.add_argument(
         "--deterministic", action="store_true", help="the same bytes whatever drafts, about a fifth slower"
     )
@@ -275,6 +280,7 @@ def _engine(options: argparse.Namespace, *, memory: bool = False) -> "Engine":
         deterministic=options.deterministic,
         offline=options.offline,
         memory=memory,
+        memory_limit=options.memory,
         report=say_stage,
     )
 

@@ -2,16 +2,20 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, replace
+from functools import partial
 
+from edgespec.budget import need_of
 from edgespec.costs import DraftCosts, PassCosts, measure
 from edgespec.cross_vocabulary import RespelledDrafter, TranslatedDecoder, Translation, translation_between
 from edgespec.drafters import ModelDrafter, NgramDrafter
 from edgespec.experience import Experience, read_experience, write_experience
 from edgespec.gate import PaidSource
+from edgespec.headroom import Room
 from edgespec.lookahead import SMALLEST, Lookahead, Window, fitting
-from edgespec.opening import ModelFolder, open_drafter, tokenizer_of
+from edgespec.opening import ModelFolder, open_drafter, tokenizer_of, weights_bytes
 from edgespec.profile import Place, beside
 from edgespec.profiling import profiled
+from edgespec.roster import Candidate, OpenModel
 from edgespec.runtimes.devices import Device, machine_key, physical_cores
 from edgespec.runtimes.tree import can_run_trees, tree_manifest
 from edgespec.speculation import Speculation
@@ -68,6 +72,29 @@ def cascade(
         )
         inner = [RespelledDrafter(drafter, tokenizer_of(*served), translate.target) if translate else drafter]
     return inner[0], decoders
+
+
+def candidates(
+    target: ModelFolder,
+    models: Sequence[ModelFolder],
+    text: str | None,
+    device: Device,
+    num_threads: int | None,
+    deterministic: bool,
+    room: Room,
+    report: Callable[[str], None],
+) -> list[Candidate]:
+    """A cascade, and what is left of it as its first model is left out, and the next; arguments as in cascade."""
+
+    def opened(models: Sequence[ModelFolder]) -> OpenModel:
+        drafter, decoders = cascade(target, models, text, device, num_threads, deterministic, report)
+        return OpenModel(drafter, decoders[-1], lambda: None)
+
+    needed = [need_of(model.manifest, weights_bytes(model)).within(room) for model in models]
+    return [
+        Candidate(models[i].manifest.name, sum(needed[i:]), partial(opened, models[i:]))
+        for i in range(len(models))
+    ]
 
 
 def _measured(decoder: Decoder, drafters: Sequence[Drafter]) -> Speculation:

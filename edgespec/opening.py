@@ -35,6 +35,15 @@ def read_any_manifest(folder: Path, report: Callable[[str], None]) -> Manifest:
     return foreign.inspect(folder, genai.read_genai(folder))
 
 
+def weights_bytes(model: ModelFolder) -> int:
+    """Of its weights file, or of its graph where that holds them; of a graph of fewer layers their share."""
+    folder, manifest = model
+    weights = folder / manifest.weights
+    size = (weights if weights.is_file() else folder / manifest.graph).stat().st_size
+    whole = read_manifest(folder).kv_cache.num_layers if manifest.files else manifest.kv_cache.num_layers
+    return size * manifest.kv_cache.num_layers // whole
+
+
 def tokenizer_of(folder: Path, manifest: Manifest) -> Tokenizer:
     """The tokenizer of a model folder."""
     return Tokenizer(folder / manifest.tokenizer, manifest.bos_token_id, manifest.add_bos)

@@ -254,7 +254,8 @@ def test_cascade_gives_the_text_of_plain_decoding(
             plain = engine.plain().generate("the in the", sampling=sampling, max_tokens=40)
             answer = engine.generate("the in the", sampling=sampling, max_tokens=40)
             assert answer.token_ids == plain.token_ids
-    assert answer.stats.num_drafted > 0
+    if length != "auto":  # which leaves out what does not pay
+        assert answer.stats.num_drafted > 0
 
 
 @pytest.mark.parametrize(
@@ -400,7 +401,7 @@ def test_folder_without_a_tree_graph_is_refused_in_words(tiny_model: Path, tmp_p
 def test_lookahead_engine_holds_one_session_and_runs_whole_trees(tiny_model: Path) -> None:
     with load(tiny_model, drafter="lookahead", draft_length=2) as engine:
         answer = engine.generate("in the an", max_tokens=60)
-        assert len(engine._decoders) == 1
+        assert not engine._roster.decoders
     assert answer.stats.drafter == "lookahead"
     assert answer.stats.passes < 60
 
