@@ -4,6 +4,7 @@ No text is kept, and nothing that a text could be told from.
 """
 
 import json
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 
 from edgespec.chances import Key
 from edgespec.disk import replace_file
+from edgespec.profile import Profile, document_of, number, profile_from
 
 FILE_NAME = "experience.json"
 _VERSION = 1
+_LARGEST_BYTES = 1 << 23
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +25,22 @@ class Experience:
 
     ratios: of passes, by width.
     drafts: steps for each token drafted and for each read, by drafter.
+    profiles: what was measured when a plan was made, in seconds; ratios and drafts are kept true by use.
     """
 
     ratios: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     drafts: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
     chances: Mapping[Key, tuple[float, float]] = field(default_factory=dict)
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
 
 
 def read_experience(folder: Path, report: Callable[[str], None]) -> Experience:
     """What the folder holds; nothing where there is none or it cannot be understood, which is reported."""
     path = folder / FILE_NAME
     try:
+        stated = path.stat()
+        if not stat.S_ISREG(stated.st_mode) or stated.st_size > _LARGEST_BYTES:
+            raise ValueError("no file of a size that edgespec writes")
         return _parsed(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return Experience()
@@ -48,6 +56,7 @@ def write_experience(folder: Path, experience: Experience) -> None:
         "ratios": {machine: dict(ratios) for machine, ratios in experience.ratios.items()},
         "drafts": {machine: dict(drafts) for machine, drafts in experience.drafts.items()},
         "chances": [[*key, *counts] for key, counts in experience.chances.items()],
+        "profiles": {machine: document_of(profile) for machine, profile in experience.profiles.items()},
     }
     try:
         replace_file(folder / FILE_NAME, json.dumps(document).encode())
@@ -59,27 +68,21 @@ def _parsed(document: Any) -> Experience:
     if document["version"] != _VERSION:
         raise ValueError(f"version {document['version']}")
     ratios = {
-        str(machine): {int(width): _number(ratio, 1.0, 1e3) for width, ratio in stated.items()}
+        str(machine): {int(width): number(ratio, 1.0, 1e3) for width, ratio in stated.items()}
         for machine, stated in document["ratios"].items()
     }
     if any(stated.get(1) != 1.0 or min(stated) < 1 for stated in ratios.values()):
         raise ValueError("ratios without a step")
     drafts = {
         str(machine): {
-            str(name): (_number(step, 1e-6, 1e3), _number(row, 0.0, 1e3)) for name, (step, row) in stated.items()
+            str(name): (number(step, 1e-6, 1e3), number(row, 0.0, 1e3)) for name, (step, row) in stated.items()
         }
         for machine, stated in document.get("drafts", {}).items()
     }
     chances = {}
     for source, evidence, kept, tried in document["chances"]:
-        tried = _number(tried, 1e-9, 1e6)
+        tried = number(tried, 1e-9, 1e6)
         # Never all: a chance of 1 would promise tokens without end.
-        chances[str(source), int(evidence)] = (min(_number(kept, 0.0, tried), 0.999 * tried), tried)
-    return Experience(ratios, drafts, chances)
-
-
-def _number(value: Any, low: float, high: float) -> float:
-    number = float(value)
-    if not low <= number <= high:
-        raise ValueError(f"{number} is not from {low} to {high}")
-    return number
+        chances[str(source), int(evidence)] = (min(number(kept, 0.0, tried), 0.999 * tried), tried)
+    profiles = {str(machine): profile_from(stated) for machine, stated in document.get("profiles", {}).items()}
+    return Experience(ratios, drafts, chances, profiles)

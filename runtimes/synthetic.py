@@ -6,6 +6,7 @@ texts neither repeat nor depend on who asks. A row costs microseconds.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import log
 
 import numpy as np
@@ -64,10 +65,10 @@ class SyntheticDecoder:
 
 def synthetic_target(seed: int = 0) -> SyntheticDecoder:
     """A random text, of which each token is all but certain given those before it."""
-    return SyntheticDecoder(_TargetRows(seed))
+    return SyntheticDecoder(_remembered(_TargetRows(seed)))
 
 
-def synthetic_drafter(acceptance: float | Sequence[float], seed: int = 0) -> SyntheticDecoder:
+def synthetic_drafter(acceptance: float, seed: int = 0, known: Sequence[bool | None] = ()) -> SyntheticDecoder:
     """Says the token of `synthetic_target(seed)` with a given chance, at each position apart from every other.
 
     Where it says another token, the target's has rank i in its row with probability a (1 − a)^(i − 1), as though
@@ -76,13 +77,17 @@ def synthetic_drafter(acceptance: float | Sequence[float], seed: int = 0) -> Syn
     tokens are worth on the whole, and nothing of the single one.
 
     Args:
-        acceptance: The chance, from 0 to 1, or one for each position in the text, of which the last holds on.
+        acceptance: The chance a, from 0 to 1.
         seed: The target's.
+        known: For each position of a text whether it says the target's token there, or None for chance.
     """
-    chances = (float(acceptance),) if isinstance(acceptance, (int, float)) else tuple(map(float, acceptance))
-    assert chances
-    assert all(0 <= chance <= 1 for chance in chances)
-    return SyntheticDecoder(_DrafterRows(seed, chances))
+    assert 0 <= acceptance <= 1
+    return SyntheticDecoder(_remembered(_DrafterRows(seed, float(acceptance), tuple(known))))
+
+
+def _remembered(row_of: RowOf) -> RowOf:
+    """A growing tree asks for its rows once more with each pass."""
+    return lru_cache(maxsize=1 << 12)(row_of)
 
 
 class _TargetRows:
@@ -95,16 +100,24 @@ class _TargetRows:
 
 
 class _DrafterRows:
-    def __init__(self, seed: int, chances: tuple[float, ...]) -> None:
+    def __init__(self, seed: int, chance: float, known: tuple[bool | None, ...]) -> None:
         self._seed = seed
-        self._chances = chances
-        self._ranked = {chance: _ranked(chance) for chance in chances}
+        self._chance = chance
+        self._known = known
+        self._ranked = _ranked(chance)
 
     def __call__(self, context: Context, num_tokens: int) -> Row:
-        chance = self._chances[min(num_tokens, len(self._chances) - 1)]
         said = _token(self._seed, context, num_tokens)
-        first = (said - _wrong_guesses(self._seed, context, num_tokens, chance)) % VOCAB_SIZE
-        return self._ranked[chance][VOCAB_SIZE - first :][:VOCAB_SIZE]
+        first = (said - self._num_before(context, num_tokens)) % VOCAB_SIZE
+        return self._ranked[VOCAB_SIZE - first :][:VOCAB_SIZE]
+
+    def _num_before(self, context: Context, num_tokens: int) -> int:
+        """How many tokens stand before the target's."""
+        is_right = self._known[num_tokens] if num_tokens < len(self._known) else None
+        if is_right:
+            return 0
+        num_wrong = _num_wrong(_hash(2 * self._seed + 1, context, num_tokens), self._chance)
+        return min(num_wrong + (is_right is False), VOCAB_SIZE - 1)
 
 
 def _ranked(chance: float) -> npt.NDArray[np.float32]:
@@ -117,22 +130,21 @@ def _token(seed: int, context: Context, num_tokens: int) -> int:
     return _hash(2 * seed, context, num_tokens) % VOCAB_SIZE
 
 
-def _wrong_guesses(seed: int, context: Context, num_tokens: int, chance: float) -> int:
-    """How many tokens stand before the target's in the drafter's row, geometrically distributed."""
+def _num_wrong(bits: int, chance: float) -> int:
+    """Attempts that fail before one succeeds, by 64 random bits."""
     if chance >= 1.0:
         return 0
     if chance <= 0.0:
-        return VOCAB_SIZE - 1
-    uniform = (_hash(2 * seed + 1, context, num_tokens) + 1) / 2**64
-    return min(int(log(uniform) / log(1 - chance)), VOCAB_SIZE - 1)
+        return VOCAB_SIZE
+    return int(log((bits + 1) / 2**64) / log(1 - chance))
 
 
 def _hash(seed: int, context: Context, num_tokens: int) -> int:
-    """64 bits by the SplitMix64 generator's step (Steele et al., 2014) over all that counts."""
-    x = (seed << 32) ^ num_tokens
+    """64 bits by the SplitMix64 generator's step (Steele et al., 2014), of all that counts as one number."""
+    key = seed << 20 | num_tokens
     for token in context:
-        x = _mixed((x << 6) ^ x ^ token)
-    return _mixed(x)
+        key = key << 6 | token
+    return _mixed(_mixed(key))
 
 
 def _mixed(x: int) -> int:

@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,20 @@ import pytest
 from edgespec import load
 from edgespec.costs import measure, measured
 from edgespec.experience import FILE_NAME, Experience, read_experience, write_experience
+from edgespec.profile import DrafterProfile, Profile
 from edgespec.runtimes.table import TableDecoder
 
+PROFILE = Profile(
+    passes_s={64: {1: 0.02, 4: 0.04}, 1000: {1: 0.025}},
+    prefill_s=0.005,
+    transfer_s=0.0001,
+    drafters={"a-model": DrafterProfile(step_s=0.004, row_s=0.0, branches={1: 1.0, 4: 1.2}, slowed=(1.1, 1.4))},
+)
 KNOWN = Experience(
     {"a machine": {1: 1.0, 4: 1.6}},
     {"a machine": {"a-model": (0.2, 0.03)}},
     {("ngram", 2): (3.5, 4.0), ("suffix", -1): (0.0, 2.0)},
+    {"a machine": PROFILE},
 )
 
 
@@ -38,6 +47,8 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         '{"version": 1, "ratios": {"m": {"1": 1, "2": 1' + 400 * "0" + '}}, "chances": []}',
         '{"version": 1, "ratios": {}, "drafts": {"m": {"a-model": [0, 0.1]}}, "chances": []}',
         '{"version": 1, "ratios": {}, "drafts": {"m": {"a-model": [0.1]}}, "chances": []}',
+        '{"version": 1, "ratios": {}, "chances": [], "profiles": {"m": {}}}',
+        '{"version": 1, "ratios": {}, "chances": [], "profiles": []}',
         200_000 * "[",
     ],
 )
@@ -46,6 +57,31 @@ def test_damage_is_reported_and_forgotten(tmp_path: Path, damaged: str) -> None:
     lines: list[str] = []
     assert read_experience(tmp_path, lines.append) == Experience()
     assert "measuring anew" in lines[0]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "huge"])
+def test_what_edgespec_does_not_write_is_not_read(tmp_path: Path, kind: str) -> None:
+    if kind == "pipe":
+        os.mkfifo(tmp_path / FILE_NAME)
+    else:
+        (tmp_path / FILE_NAME).touch()
+        os.truncate(tmp_path / FILE_NAME, 1 << 40)  # a hole
+    lines: list[str] = []
+    assert read_experience(tmp_path, lines.append) == Experience()
+    assert "measuring anew" in lines[0]
+
+
+def test_damage_is_told_once(tiny_drafter: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_drafter, tmp_path / "model")
+    (folder / FILE_NAME).write_text("{}")
+    lines: list[str] = []
+    load(folder, report=lines.append).close()
+    assert len([line for line in lines if "cannot be used" in line]) == 1
+
+
+def test_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text('{"version": 1, "ratios": {"m": {"1": 1}}, "chances": [["ngram", 1, 1, 2]]}')
+    assert read_experience(tmp_path, pytest.fail) == Experience({"m": {1: 1.0}}, {}, {("ngram", 1): (1.0, 2.0)})
 
 
 def test_costs_are_measured_once_and_chances_are_kept(tiny_drafter: Path, tmp_path: Path) -> None:
@@ -83,3 +119,22 @@ def test_any_context_can_be_measured(context_length: int) -> None:
     costs = measure(TableDecoder(5, seed=1, context_length=context_length))
     assert costs.ratio(1) == 1.0
     assert (costs.step_s or 0) > 0
+
+
+def test_profile_is_taken_once_when_a_model_drafts_and_not_otherwise(
+    tiny_model: Path, tiny_drafter: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns(FILE_NAME))
+    with load(folder, num_threads=1):
+        assert read_experience(folder, pytest.fail).profiles == {}
+    known = read_experience(folder, pytest.fail)
+    (machine,) = known.ratios
+    write_experience(folder, replace(known, drafts={machine: {"tiny-int4": (0.5, 0.25)}}))
+    lines: list[str] = []
+    for _ in range(2):
+        with load(folder, drafter=str(tiny_drafter), num_threads=1, report=lines.append) as engine:
+            costs = engine.speculation.paid["tiny-int4"].costs
+            assert (costs.step, costs.row) == (0.5, 0.25)  # what use has shown counts for more
+    assert len([line for line in lines if "both at once" in line]) == 1
+    (profile,) = read_experience(folder, pytest.fail).profiles.values()
+    assert list(profile.drafters) == ["tiny-int4 on cpu, 1 thread"]

@@ -9,18 +9,21 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PURE = {
+    "budget", "headroom", "ladder", "parking", "roster",
     "types", "errors", "sampling", "acceptance", "rejection", "cache", "drafters", "drafter_names",
-    "gate", "costs", "chances",
+    "gate", "costs", "chances", "profile", "profiling", "planner",
     "speculation", "experience", "scheduler", "stopping",
     "stats", "tokenizer", "chat_template", "sandbox", "manifest", "catalog", "engine", "scoring", "benchmark",
     "exactness",
     "pair", "pair_check", "template_process", "talk", "parts", "lock", "disk", "repository", "vocab_subset",
-    "genai", "suffix", "memory", "cross_vocabulary", "trees", "lookahead", "timeline",
+    "genai", "suffix", "memory", "cross_vocabulary", "trees", "lookahead", "timeline", "machine", "recording",
+    "clock", "lanes", "pipeline",
 }  # fmt: skip
 JOINTS = {
     "fetch", "hub", "download", "home", "loading", "opening", "drafting", "pairing", "models", "chat", "cli",
     "export_command",
-    "models_command", "doctor_command", "__init__", "__main__",
+    "models_command", "doctor_command", "planning", "plan_command",
+    "simulation", "simulate_command", "__init__", "__main__",
 }  # fmt: skip
 
 
@@ -52,7 +55,9 @@ def test_pure_modules_import_only_pure_modules(name: str) -> None:
 def test_only_home_and_the_commands_call_export_and_only_loading_and_its_parts_the_runtimes() -> None:
     using = {path.stem: within(path) for path in (ROOT / "edgespec").glob("*.py")}
     assert {name for name, rooms in using.items() if "export" in rooms} == {"home", "pairing", "export_command"}
-    assert {name for name, rooms in using.items() if "runtimes" in rooms} == {"loading", "opening", "drafting"}
+    assert {name for name, rooms in using.items() if "runtimes" in rooms} == {
+        "loading", "opening", "drafting", "planning", "simulation",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("room", ["export", "runtimes"])
@@ -62,7 +67,7 @@ def test_rooms_import_pure_modules_and_their_own(room: str) -> None:
 
 
 def test_scheduler_knows_no_drafter_and_no_runtime() -> None:
-    assert within(ROOT / "edgespec" / "scheduler.py") == {"acceptance", "types"}
+    assert within(ROOT / "edgespec" / "scheduler.py") == {"acceptance", "clock", "errors", "types"}
 
 
 @pytest.mark.parametrize(

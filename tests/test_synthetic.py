@@ -60,12 +60,17 @@ def test_a_drafters_own_probabilities_are_its_chances() -> None:
     np.testing.assert_allclose(probs[:4], [0.7, 0.21, 0.063, 0.0189], rtol=1e-4)
 
 
-def test_a_drafter_can_be_right_at_given_positions() -> None:
+def test_a_drafter_is_right_where_that_is_known() -> None:
     tokens = text(200)
-    chances = [float(position % 3 != 0) for position in range(len(tokens))]
-    rows = synthetic_drafter(chances).logits(tokens[:-1], 200)
-    positions = np.arange(len(PROMPT), len(tokens))
-    assert np.array_equal(rows.argmax(axis=1) == tokens[positions], positions % 3 != 0)
+    known: list[bool | None] = [position % 3 != 0 for position in range(100)]
+    known[10] = None
+    for acceptance in (0.0, 0.7, 1.0):
+        rows = synthetic_drafter(acceptance, known=known).logits(tokens[:-1], 200)
+        is_right = rows.argmax(axis=1) == tokens[len(PROMPT) :]
+        for position in range(len(PROMPT), 100):
+            if known[position] is not None:
+                assert is_right[position - len(PROMPT)] == known[position]
+        assert abs(is_right[100:].mean() - acceptance) < 0.2
 
 
 def test_texts_of_other_seeds_differ() -> None:

@@ -1,0 +1,307 @@
+"""Who runs where and in which schedule: from models, measured placements and memory to a plan, in words too.
+
+Pure. Every decision is a comparison of expected tokens a second, by the closed forms of pipeline with what was
+measured. No device is known by its name, and no schedule is taken or refused for what it is.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from edgespec.chances import Chances, Key, expected, position_class
+from edgespec.costs import PassCosts
+from edgespec.errors import MemoryExhausted
+from edgespec.manifest import Manifest
+from edgespec.pipeline import Policy, Ratio, best_pipelined, best_serial, serial_rate
+from edgespec.profile import DrafterProfile, Place, Profile, beside
+
+SCHEDULES = ("plain", "serial", "pipelined", "hedged")  # from simple to involved
+LONGEST = 16
+# Of a drafter that has drafted nothing yet: tokens kept, of so many.
+PRIOR = (4.0, 6.0)
+# A more involved schedule has to promise so much more than a simpler one: the figures are not better than that.
+_LEAST_GAIN = 1.03
+# A drafter is not worth a context shorter than this, where the model has a longer one.
+_LEAST_CONTEXT = 4096
+_SHORTEST_CONTEXT = 256
+_FAN_OUTS = (1, 2, 3)
+_TYPICAL_PAST = 256  # tokens held while an answer is written
+
+
+class Layout(NamedTuple):
+    """A placement that was measured. drafter: the name of its manifest."""
+
+    target: Place
+    profile: Profile
+    drafter: str | None = None
+    drafter_place: Place | None = None
+
+
+class Memory(NamedTuple):
+    """needed: bytes that a model takes at a context length. free_bytes: by device."""
+
+    needed: Callable[[Manifest, int], int]
+    free_bytes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A schedule on a placement, and what is to be expected of it.
+
+    draft_length: the most tokens that are verified at a time.
+    wait: drafted tokens that the target waits for after a miss.
+    fan_out: of hedging, the tokens that are prepared for at each place.
+    context_length: what fits the memory; 0 where not even a short one does.
+    reason: in words, why it was chosen or refused.
+    """
+
+    schedule: str
+    target: Place
+    drafter: str | None = None
+    drafter_place: Place | None = None
+    draft_length: int = 0
+    wait: int = 0
+    fan_out: int = 0
+    tokens_per_second: float
+    context_length: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """drafters: in the order in which they are heard; what drafts from the text costs nothing and comes last."""
+
+    chosen: Option
+    refused: tuple[Option, ...]
+    drafters: tuple[str, ...]
+    plain_tokens_per_second: float
+
+
+class _Case(NamedTuple):
+    """A layout, and what it says with a step of its target as the unit of time."""
+
+    layout: Layout
+    step_s: float
+    ratio: Ratio
+    context_length: int
+    shortage: str
+    has_branches: bool  # the drafter runs several in a pass
+
+    @property
+    def drafter(self) -> DrafterProfile:
+        _, profile, drafter, place = self.layout
+        assert drafter is not None
+        assert place is not None
+        known = profile.drafters[beside(drafter, place)]
+        return known if self.has_branches else replace(known, branches={1: 1.0, 2: 2.0})
+
+    @property
+    def step(self) -> float:
+        return self.drafter.step_s / self.step_s
+
+
+def make_plan(
+    target: Manifest,
+    drafters: Mapping[str, Manifest],
+    layouts: Sequence[Layout],
+    past: Mapping[Key, tuple[float, float]],
+    memory: Memory,
+    text_drafters: Sequence[str] = ("suffix",),
+) -> Plan:
+    """The best schedule on the best placement, and the others with what is against them.
+
+    Args:
+        drafters: The models that may draft, by their names.
+        layouts: At least one.
+        past: How often drafts were kept, as chances.Chances holds it.
+        text_drafters: What may draft from the text under every schedule.
+
+    Raises:
+        MemoryExhausted: The target does not fit, drafter or no drafter.
+    """
+    found: list[tuple[_Case, Option]] = []
+    for layout in layouts:
+        alone = _case(layout, target, None, memory)
+        found.append((alone, _option(alone, "plain", Policy(1.0, 0, 0))))
+        if layout.drafter is not None:
+            case = _case(layout, target, drafters[layout.drafter], memory)
+            found += [(case, option) for option in _drafted(case, chances_of(past, layout.drafter))]
+    possible = [option for _, option in found if option.context_length]
+    if not possible:
+        raise MemoryExhausted(f"{target.name} does not fit: {found[0][0].shortage}; use a smaller model")
+    chosen = _best(possible)
+    plain = max(option.tokens_per_second for option in possible if option.schedule == "plain")
+    others = [
+        replace(option, reason=_against(case, option, chosen))
+        for case, option in found
+        if _doing(option) != _doing(chosen)
+    ]
+    models = [chosen.drafter] if chosen.drafter else []
+    return Plan(
+        chosen=replace(chosen, reason=_for(chosen, plain)),
+        refused=tuple(sorted(_distinct(others), key=lambda option: -option.tokens_per_second)),
+        drafters=(*models, *text_drafters),
+        plain_tokens_per_second=plain,
+    )
+
+
+def chances_of(past: Mapping[Key, tuple[float, float]], drafter: str) -> list[float]:
+    """That a drafted token is kept if all before it were, by its place in the draft."""
+    chances = Chances(dict(past))
+    chances.expect(drafter, PRIOR)
+    return [chances.of(drafter, position_class(i)) for i in range(LONGEST)]
+
+
+def is_counted(past: Mapping[Key, tuple[float, float]], drafter: str) -> bool:
+    """Whether chances rest on drafts and not on the prior alone."""
+    return any(source == drafter for source, _ in past)
+
+
+def schedule_of(plan: Plan) -> str:
+    """The loop that carries it out: without a model, what drafts from the text is heard in the serial one."""
+    return "serial" if plan.chosen.schedule == "plain" else plan.chosen.schedule
+
+
+def hedged_rate(
+    chances: Sequence[float],
+    ratio: Ratio,
+    drafter: DrafterProfile,
+    step: float,
+    length: int,
+    fan_out: int,
+) -> float:
+    """Tokens a step of the target when the drafter prepares for outcomes while the target verifies.
+
+    For each of the length + 1 numbers of tokens that may be kept, fan_out tokens that may follow are drafted on,
+    all in one batch. Where what came was prepared for, the next draft is there; otherwise the target waits for it
+    (as in arXiv:2603.03251, with branches at what a batch of them was measured to take).
+    """
+    verify = ratio(length) * drafter.slowed[0]
+    batch = PassCosts(dict(drafter.branches)).ratio((length + 1) * fan_out)
+    prepare = length * step * drafter.slowed[1] * batch
+    hit = _foreseen(fan_out)
+    return expected(chances[:length])[-1] / (hit * max(verify, prepare) + (1 - hit) * (verify + length * step))
+
+
+def _foreseen(fan_out: int) -> float:
+    """Assumed, until it is counted: that the target's token is among those that were prepared for."""
+    return 1 - 1 / (1 + fan_out)
+
+
+def _case(layout: Layout, target: Manifest, drafter: Manifest | None, memory: Memory) -> _Case:
+    step_s = layout.profile.pass_s(1, _TYPICAL_PAST)
+    models = [(target, layout.target.device)]
+    if drafter is not None and layout.drafter_place is not None:
+        models.append((drafter, layout.drafter_place.device))
+    return _Case(
+        layout,
+        step_s,
+        lambda num_draft: layout.profile.pass_s(num_draft + 1, _TYPICAL_PAST) / step_s,
+        *_fitting(models, memory),
+        drafter is not None and drafter.tree_graph is not None,
+    )
+
+
+def _fitting(models: Sequence[tuple[Manifest, str]], memory: Memory) -> tuple[int, str]:
+    """The longest context for which there is memory, by halving, or 0 and what is missing."""
+    longest = models[0][0].context_length
+    context, least = longest, min(longest, _LEAST_CONTEXT if len(models) > 1 else _SHORTEST_CONTEXT)
+    shortage = ""
+    while context >= least:
+        shortage = _shortage(models, memory, context)
+        if not shortage:
+            return context, ""
+        context //= 2
+    return 0, shortage
+
+
+def _shortage(models: Sequence[tuple[Manifest, str]], memory: Memory, context: int) -> str:
+    for device in dict.fromkeys(device for _, device in models):
+        needed = sum(
+            memory.needed(model, min(context, model.context_length)) for model, on in models if on == device
+        )
+        free = memory.free_bytes.get(device, 0)
+        if needed > free:
+            return f"{device} has {_gib(free)} free, and a context of {context} tokens needs {_gib(needed)}"
+    return ""
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
+
+
+def _drafted(case: _Case, chances: Sequence[float]) -> Iterator[Option]:
+    serial = best_serial(chances, case.ratio, case.step, LONGEST)
+    if serial.length == 0:  # that would be plain decoding
+        rates = [Policy(serial_rate(chances, case.ratio, case.step, n), n, n) for n in range(1, LONGEST + 1)]
+        serial = max(rates)
+    yield _option(case, "serial", serial)
+    yield _option(case, "pipelined", best_pipelined(chances, case.ratio, case.step, LONGEST, case.drafter.slowed))
+    rate, length, fan_out = max(
+        (hedged_rate(chances, case.ratio, case.drafter, case.step, length, fan_out), length, fan_out)
+        for length in range(1, LONGEST + 1)
+        for fan_out in _FAN_OUTS
+    )
+    yield _option(case, "hedged", Policy(rate, length, length), fan_out)
+
+
+def _option(case: _Case, schedule: str, policy: Policy, fan_out: int = 0) -> Option:
+    has_drafter = schedule != "plain"
+    return Option(
+        schedule=schedule,
+        target=case.layout.target,
+        drafter=case.layout.drafter if has_drafter else None,
+        drafter_place=case.layout.drafter_place if has_drafter else None,
+        draft_length=policy.length,
+        wait=policy.wait,
+        fan_out=fan_out,
+        tokens_per_second=policy.rate / case.step_s,
+        context_length=case.context_length,
+    )
+
+
+def _best(options: Sequence[Option]) -> Option:
+    """The fastest; a simpler one that is nearly as fast goes first."""
+    highest = max(option.tokens_per_second for option in options)
+    nearly = (option for option in options if option.tokens_per_second * _LEAST_GAIN >= highest)
+    return min(nearly, key=lambda option: (SCHEDULES.index(option.schedule), -option.tokens_per_second))
+
+
+def _doing(option: Option) -> tuple[object, ...]:
+    return option.schedule, option.target, option.drafter, option.drafter_place
+
+
+def _distinct(options: Sequence[Option]) -> list[Option]:
+    """Plain decoding is an option of each layout; of those on the same place the first stays."""
+    return list({_doing(option): option for option in reversed(options)}.values())
+
+
+def _for(chosen: Option, plain: float) -> str:
+    gain = chosen.tokens_per_second / plain
+    if chosen.schedule == "plain":
+        return "no drafter promises more than decoding without one"
+    return f"{gain:.2f} times plain decoding"
+
+
+def _against(case: _Case, option: Option, chosen: Option) -> str:
+    """What speaks against an option, the weightiest first."""
+    if not option.context_length:
+        return case.shortage
+    share = option.tokens_per_second / chosen.tokens_per_second
+    if share > 1:
+        return f"promises only {share - 1:.0%} more and is more involved"
+    reasons = []
+    if option.target != chosen.target:
+        reasons.append(f"a pass takes the target {1e3 * case.step_s:.1f} ms there")
+    if option.schedule == "plain":
+        reasons.append("drafts pay" if chosen.schedule != "plain" else "fewer tokens a second")
+    if option.schedule == "serial":
+        reasons.append(f"a drafted token takes {case.step:.0%} of a pass")
+    if option.schedule == "hedged":
+        branches = (option.draft_length + 1) * option.fan_out
+        batch = PassCosts(dict(case.drafter.branches)).ratio(branches)
+        reasons.append(f"{branches} branches take the drafter {batch:.1f} times as long as one")
+    if option.schedule in ("pipelined", "hedged"):
+        verify, draft = case.drafter.slowed
+        reasons.append(f"beside each other passes take {verify:.2f} and draft steps {draft:.2f} times as long")
+    return "; ".join(reasons)

@@ -1,0 +1,108 @@
+"""The plan command on tiny models."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli import main
+from edgespec.experience import FILE_NAME
+from edgespec.planner import SCHEDULES
+
+
+@pytest.fixture
+def target(tiny_model: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(tiny_model, tmp_path / "target", ignore=shutil.ignore_patterns(FILE_NAME))
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = main(["plan", *map(str, arguments), "--offline"])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_plan_of_a_pair_is_one_document(
+    capsys: pytest.CaptureFixture[str], target: Path, tiny_drafter: Path
+) -> None:
+    options = [target, "--drafter", tiny_drafter, "--threads", 2]
+    code, out, err = run(capsys, *options, "--measure", "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert "measuring" in err
+    assert list(document) == [
+        "model", "schedule", "target_device", "target_threads", "drafter", "drafter_device", "drafter_threads",
+        "draft_length", "wait", "fan_out", "context_length", "tokens_per_second", "reason", "drafters",
+        "plain_tokens_per_second", "refused", "chances", "measured",
+    ]  # fmt: skip
+    done = [document, *document["refused"]]
+    assert {(option["schedule"], option["target_threads"]) for option in done} == {
+        (schedule, threads) for schedule in SCHEDULES for threads in (1, 2)
+    }
+    assert all(option["reason"] and option["tokens_per_second"] > 0 for option in done)
+    assert document["context_length"] == 700
+    assert document["chances"]["tiny-int4"]["is_counted"] is False
+    assert all(set(map(int, taken)) >= {1, 32} for taken in document["measured"][0]["passes_s"].values())
+    code, again, err = run(capsys, *options, "--json")
+    assert (code, err) == (0, "")
+    kept = json.loads(again)
+    assert [each["passes_s"] for each in kept["measured"]] == [each["passes_s"] for each in document["measured"]]
+    assert kept["tokens_per_second"] == pytest.approx(document["tokens_per_second"])
+
+
+def test_plan_is_told_in_words_and_measured_once(
+    capsys: pytest.CaptureFixture[str], target: Path, tiny_drafter: Path
+) -> None:
+    lines = [run(capsys, target, "--drafter", tiny_drafter)[1:] for _ in range(2)]
+    assert "measuring" in lines[0][1]
+    assert lines[1][1] == ""
+    assert "refused:" in lines[1][0]
+    assert "tokens/s" in lines[1][0]
+
+
+def test_model_without_a_drafter_is_planned_alone(capsys: pytest.CaptureFixture[str], target: Path) -> None:
+    code, out, _ = run(capsys, target, "--json")
+    document = json.loads(out)
+    assert (code, document["schedule"], document["refused"]) == (0, "plain", [])
+    assert document["drafters"][0] == "suffix"
+    assert document["tokens_per_second"] == document["plain_tokens_per_second"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["{target}", "--threads", "0"], 2),
+        (["{target}", "--drafter", "none,suffix"], 2),
+        (["nothing-known"], 3),
+        (["{target}", "--drafter", "nothing-known"], 3),
+        (["{target}", "--device", "toaster"], 4),
+        (["{target}", "--drafter-device", "toaster"], 4),
+    ],
+)
+def test_what_cannot_be_planned_has_its_exit_code(
+    capsys: pytest.CaptureFixture[str], target: Path, arguments: list[str], expected: int
+) -> None:
+    code, out, err = run(capsys, *(argument.format(target=target) for argument in arguments))
+    assert (code, out) == (expected, "")
+    assert err.count("\n") == 1
+
+
+def test_memory_that_holds_no_model_is_an_error(
+    capsys: pytest.CaptureFixture[str], target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.planning._free_bytes", lambda: 1000)
+    code, out, err = run(capsys, target)
+    assert (code, out) == (5, "")
+    assert "needs" in err
+
+
+def test_damaged_experience_is_measured_anew(
+    capsys: pytest.CaptureFixture[str], target: Path, tiny_drafter: Path
+) -> None:
+    (target / FILE_NAME).write_text(
+        '{"version": 1, "ratios": {}, "chances": [], "profiles": {"m": {"passes_s": 1}}}'
+    )
+    code, _, err = run(capsys, target, "--drafter", tiny_drafter)
+    assert code == 0
+    assert "cannot be used" in err
+    assert "profiles" in json.loads((target / FILE_NAME).read_text())

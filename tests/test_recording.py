@@ -1,0 +1,84 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import UsageError
+from edgespec.recording import Recording, Round, read_recording
+
+ROUNDS = [
+    Round(0, 0, 0.0, 90.0, 1),  # reads the prompt
+    Round(2, 2, 6.0, 11.0, 2),
+    Round(3, 1, 15.0, 13.0, 3),
+    Round(0, 0, 0.0, 10.0, 4),
+    Round(2, 0, 8.0, 15.0, 5),
+]
+
+
+def write(path: Path, *documents: object) -> Path:
+    path.write_text("".join(json.dumps(each) + "\n" for each in documents))
+    return path
+
+
+def document(each: Round, **others: object) -> dict[str, object]:
+    fields = each._asdict()
+    return {"round": fields.pop("number"), "source": "model" if each.num_draft else "none", **fields, **others}
+
+
+def test_rounds_are_read_back(tmp_path: Path) -> None:
+    path = write(tmp_path / "rounds", *(document(each, expected={}) for each in ROUNDS))
+    assert read_recording(path) == Recording(ROUNDS)
+
+
+def test_a_recording_says_where_its_drafter_was_right() -> None:
+    recording = Recording(ROUNDS)
+    assert recording.known == [None, True, True, None, True, False, None, False]
+    assert len(recording.known) == recording.num_tokens
+    assert recording.acceptance == 3 / 5
+    assert recording.chances == [2 / 3, 1 / 2]
+
+
+def test_a_recording_says_what_passes_and_drafts_take() -> None:
+    recording = Recording(ROUNDS)
+    assert recording.verify_ms == {0: 10.0, 2: 13.0, 3: 13.0}
+    assert recording.draft_ms == 4.0
+
+
+def test_a_recording_without_drafts_says_nothing_of_them() -> None:
+    recording = Recording(ROUNDS[:1])
+    assert (recording.acceptance, recording.draft_ms, recording.verify_ms) == (None, None, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "holds no round"),
+        ("round 1\n", "line 1 is no JSON object"),
+        ("[1]\n", "line 1 is no JSON object"),
+        ('{"num_draft": 1}\n', "num_accepted None"),
+        ('{"num_draft": -1, "num_accepted": 0, "draft_ms": 0, "verify_ms": 1}\n', "num_draft -1"),
+        ('{"num_draft": 1.5, "num_accepted": 0, "draft_ms": 0, "verify_ms": 1}\n', "num_draft 1.5"),
+        ('{"num_draft": 1, "num_accepted": 2, "draft_ms": 0, "verify_ms": 1}\n', "keeps 2 of 1"),
+        ('{"num_draft": 1, "num_accepted": 1, "draft_ms": NaN, "verify_ms": 1}\n', "draft_ms nan"),
+        ('{"num_draft": 1, "num_accepted": 1, "draft_ms": 1, "verify_ms": Infinity}\n', "verify_ms inf"),
+        ("\x00\n", "line 1"),
+    ],
+)
+def test_what_is_no_recording_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "rounds"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=said):
+        read_recording(path)
+
+
+def test_a_missing_file_and_one_that_is_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    for name in ("none", "bytes"):
+        with pytest.raises(UsageError, match="cannot read"):
+            read_recording(tmp_path / name)
+
+
+def test_drafts_of_several_sources_are_refused(tmp_path: Path) -> None:
+    rounds = [document(ROUNDS[1]), document(ROUNDS[2], source="ngram")]
+    with pytest.raises(UsageError, match="drafts of model, ngram; wanted those of one"):
+        read_recording(write(tmp_path / "rounds", *rounds))

@@ -1,0 +1,134 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.cli import main
+from edgespec.machine import Machine
+from edgespec.recording import Recording, Round
+from edgespec.simulation import Scenario, Speed, best_possible, simulate
+
+DESKTOP = ["--target-ms", "82", "--acceptance", "0.54", "--draft-length", "3", "--verify-cost", "1,1.03,1.05,1.08"]
+
+
+def scenario(step: float, acceptance: float, *, length: int | None = None, num_tokens: int = 2000) -> Scenario:
+    machine = Machine(target_s=0.1, draft_s=0.1 * step, ratios=(1, 1.03))
+    return Scenario(machine=machine, acceptance=acceptance, draft_length=length, num_tokens=num_tokens)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, float]]:
+    assert main(["simulate", *arguments, "--json"]) == 0
+    document: dict[str, dict[str, float]] = json.loads(capsys.readouterr().out)
+    return document
+
+
+# Core Ultra 258V, 14B int4 on its GPU; three tokens are drafted in sequence by its CPU, then by its NPU.
+@pytest.mark.parametrize(("draft_ms", "serial", "within"), [("9.4", 16.5, 0.05), ("61", 7.1, 0.15)])
+def test_a_published_desktop_is_reproduced(
+    capsys: pytest.CaptureFixture[str], draft_ms: str, serial: float, within: float
+) -> None:
+    found = run(capsys, *DESKTOP, "--draft-ms", draft_ms)
+    assert found["plain"] == {"tokens_per_second": pytest.approx(12.2, rel=0.01), "tokens_per_pass": 1.0}
+    assert found["serial"]["tokens_per_second"] == pytest.approx(serial, rel=within)
+    assert found["serial"]["tokens_per_pass"] == pytest.approx(1 + 0.54 + 0.54**2 + 0.54**3, rel=0.03)
+
+
+@pytest.mark.parametrize(("step", "acceptance", "length"), [(0.1, 0.8, 5), (0.3, 0.6, 2), (1.0, 0.9, 1)])
+def test_drafts_in_sequence_yield_the_closed_form(step: float, acceptance: float, length: int) -> None:
+    found = simulate(scenario(step, acceptance, length=length))["serial"]
+    total = sum(acceptance**i for i in range(length + 1))
+    assert found.tokens_per_second == pytest.approx(10 * total / (1 + 0.03 * length + length * step), rel=0.04)
+
+
+@pytest.mark.parametrize(("step", "acceptance"), [(0.05, 0.9), (0.3, 0.8), (0.5, 0.6), (1.0, 0.3)])
+def test_no_schedule_passes_the_bound(step: float, acceptance: float) -> None:
+    each = scenario(step, acceptance)
+    assert max(speed.tokens_per_second for speed in simulate(each).values()) <= 1.03 * best_possible(each)
+
+
+def test_no_schedule_is_slower_than_plain_decoding() -> None:
+    found = simulate(scenario(2.0, 0.2))
+    assert min(speed.tokens_per_second for speed in found.values()) > 0.98 * found["plain"].tokens_per_second
+
+
+def test_a_simulation_is_the_same_each_time() -> None:
+    assert simulate(scenario(0.3, 0.8, num_tokens=500)) == simulate(scenario(0.3, 0.8, num_tokens=500))
+
+
+def recorded(num_rounds: int = 400, acceptance: float = 0.7) -> list[Round]:
+    rng = np.random.default_rng(5)
+    rounds = []
+    for number in range(1, num_rounds + 1):
+        num_draft = int(rng.integers(0, 5))
+        runs = rng.random(num_draft) < acceptance
+        num_accepted = int(np.argmin(np.append(runs, False)))
+        rounds.append(Round(num_draft, num_accepted, 3.0 * num_draft, 10.0 + 0.5 * num_draft, number))
+    return rounds
+
+
+def test_a_replayed_trace_yields_the_tokens_a_pass_of_the_real_run() -> None:
+    rounds = recorded()
+    recording = Recording(rounds)
+    machine = Machine(target_s=0.01, draft_s=0.003, ratios=(1, 1.05))
+    found = simulate(Scenario(machine=machine, acceptance=0.7, recording=recording))
+    assert found["serial"].tokens_per_pass == recording.num_tokens / len(rounds)
+    # And its time, for paces are the recorded ones; the first pass reads a token, not a prompt.
+    real_s = sum(each.draft_ms + each.verify_ms for each in rounds) / 1e3
+    assert found["serial"].tokens_per_second == pytest.approx(recording.num_tokens / real_s)
+    assert found["plain"] == Speed(pytest.approx(100.0), 1.0)
+
+
+def test_the_command_takes_from_a_trace_what_is_not_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rounds, path = recorded(), tmp_path / "rounds"
+    path.write_text("".join(json.dumps(each._asdict()) + "\n" for each in rounds))
+    found = run(capsys, "--trace", str(path))
+    per_pass = Recording(rounds).num_tokens / len(rounds)
+    assert found["serial"]["tokens_per_pass"] == pytest.approx(per_pass)
+    assert found["plain"]["tokens_per_second"] == pytest.approx(100.0)
+    faster = run(capsys, "--trace", str(path), "--target-ms", "5", "--draft-ms", "1", "--acceptance", "0.9")
+    assert faster["plain"]["tokens_per_second"] == pytest.approx(200.0)
+    assert faster["serial"]["tokens_per_pass"] == pytest.approx(per_pass)
+
+
+def test_the_command_prints_a_line_for_each_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *DESKTOP, "--draft-ms", "9.4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["plain", "serial", "pipelined", "hedged", "bound"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "--target-ms, --draft-ms, --acceptance; give"),
+        (["--target-ms", "80", "--acceptance", "0.5"], "no --trace tells --draft-ms; give --draft-ms"),
+        (
+            ["--target-ms", "0", "--draft-ms", "9", "--acceptance", "0.5"],
+            "--target-ms is 0.0; wanted milliseconds",
+        ),
+        (["--target-ms", "80", "--draft-ms", "nan", "--acceptance", "0.5"], "--draft-ms is nan; wanted"),
+        (["--target-ms", "80", "--draft-ms", "9", "--acceptance", "1.5"], "--acceptance is 1.5; wanted"),
+        ([*DESKTOP, "--draft-ms", "9", "--draft-length", "0"], "--draft-length is 0; wanted 1 to 64"),
+        ([*DESKTOP, "--draft-ms", "9", "--verify-cost", "2,3"], "--verify-cost is '2,3'; wanted numbers such as"),
+        (
+            [*DESKTOP, "--draft-ms", "9", "--verify-cost", "1,,2"],
+            "--verify-cost is '1,,2'; wanted numbers such as",
+        ),
+        ([*DESKTOP, "--draft-ms", "9", "--verify-cost", "1,inf"], "--verify-cost is '1,inf'; wanted"),
+        ([*DESKTOP, "--draft-ms", "9", "--trace", "/nowhere/rounds"], "cannot read /nowhere/rounds"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert main(["simulate", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_trace_that_says_too_little_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rounds"
+    path.write_text(json.dumps(Round(2, 1, 0.0, 10.0, 2)._asdict()) + "\n")
+    assert main(["simulate", "--trace", str(path)]) == 2
+    assert f"{path} does not tell --target-ms, --draft-ms; give" in capsys.readouterr().err
