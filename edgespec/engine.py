@@ -11,12 +11,14 @@ from edgespec.chat_template import ROLES, Message, encode_chat
 from edgespec.errors import ContextOverflow, EdgeSpecError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.memory import Memory
+from edgespec.roster import Roster
 from edgespec.sampling import GumbelSampler, SamplingParams
-from edgespec.scheduler import serial
+from edgespec.scheduler import Block, serial
 from edgespec.speculation import Speculation
 from edgespec.stats import Stats, Tally
 from edgespec.stopping import TextStop, TokenStop
 from edgespec.template_process import TemplateProcess
+from edgespec.timeline import Interval, overlap, schedule_of
 from edgespec.tokenizer import TextStream, Tokenizer
 from edgespec.types import Decoder, TokenIds, append
 
@@ -25,7 +27,7 @@ Prompt = str | Sequence[Message | Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A piece of an answer. The last one says why it ended and what it cost.
+    """A piece of an answer. The last one says why it ended and what it cost, and when each lane worked.
 
     finish_reason: stop (an end token or a stop string), length (max_tokens), context (no room left).
     """
@@ -34,6 +36,7 @@ class Chunk:
     token_ids: tuple[int, ...]
     finish_reason: str | None = None
     stats: Stats | None = None
+    timeline: tuple[Interval, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,7 @@ class Completion:
     finish_reason: str
     prompt_tokens: int
     stats: Stats
+    timeline: tuple[Interval, ...] = ()
 
 
 def _message(each: Message | Mapping[str, str]) -> Message:
@@ -81,6 +85,7 @@ class Engine:
         renderer: TemplateProcess,
         decoders: Sequence[Decoder],
         speculation: Speculation,
+        roster: Roster | None = None,
         memory: Memory | None = None,
         device_names: tuple[str, ...] = ("cpu", "cpu"),
     ) -> None:
@@ -90,6 +95,7 @@ class Engine:
         self._renderer = renderer
         self._decoders = list(decoders)
         self._speculation = speculation
+        self._roster = roster or Roster()
         self._memory = memory
         self.device_names = device_names  # of target and drafter
 
@@ -105,6 +111,8 @@ class Engine:
         self._renderer.close()
         self._speculation.close()
         self._speculation = Speculation()
+        self._roster.close()
+        self._roster = Roster()
         if self._memory:
             self._memory.save()
 
@@ -159,6 +167,7 @@ class Engine:
 
         Raises:
             ContextOverflow: The prompt does not fit.
+            MemoryExhausted: A pass does not fit, though nothing drafts any more. The engine can be used again.
             UsageError: An argument is of another kind, or the prompt comes to no token at all.
         """
         return self._chunks(self.encode(prompt, system), sampling or SamplingParams(), max_tokens, stop)
@@ -184,6 +193,7 @@ class Engine:
             finish_reason=last.finish_reason,
             prompt_tokens=len(tokens),
             stats=last.stats,
+            timeline=last.timeline,
         )
 
     def encode(self, prompt: Prompt, system: str | None = None) -> TokenIds:
@@ -228,47 +238,75 @@ class Engine:
     def _answer(
         self, prompt: TokenIds, sampling: SamplingParams, max_tokens: int, stop: Sequence[str]
     ) -> Iterator[Chunk]:
+        roster = self._roster
+        try:
+            yield from self._pieces(prompt, sampling, max_tokens, stop)
+        finally:
+            roster.tell()
+
+    def _pieces(
+        self, prompt: TokenIds, sampling: SamplingParams, max_tokens: int, stop: Sequence[str]
+    ) -> Iterator[Chunk]:
         target = self.target
         sampler = GumbelSampler(sampling, len(prompt))
         token_stop = TokenStop(self.manifest.eos_token_ids, max_tokens)
         text_stream, text_stop = TextStream(self.tokenizer), TextStop(stop)
-        tally = Tally()
+        tally, timeline = Tally(), list[Interval]()
         started, fed = perf_counter(), target.num_fed
         reason = None
-        speculation = self._speculation
-        gate = speculation.gate()
+        speculation, roster = self._speculation, self._roster
+        gate = roster.gate(speculation)
+        blocks = serial(prompt, target, sampler, gate, speculation.accept, max_tokens, relieve=roster.relieve)
         answer = prompt[:0]
         try:
-            for block in serial(prompt, target, sampler, gate, speculation.accept, max_tokens):
+            for block in blocks:
                 kept, reason = token_stop.cut(block.tokens)
                 answer = append(answer, kept)
                 if not tally.passes:
                     tally.prompt_read(target.num_fed - fed, perf_counter() - started)
                 text, num_shown, is_cut = _shown(kept, text_stream, text_stop)
                 tally.add(block, num_shown)
+                timeline.append(_verified(block))
                 if reason or is_cut:
                     break
                 yield Chunk(text=text, token_ids=_ints(kept))
             else:
                 text, kept, num_shown, is_cut, reason = "", prompt[:0], 0, False, "context"
         finally:
-            speculation.keep(gate)
+            blocks.close()
             if self._memory:
                 self._memory.add(prompt, answer)
         if not is_cut:
             rest, is_cut = text_stop.push(text_stream.flush())
             text += rest if is_cut else rest + text_stop.flush()
-        yield self._last_chunk(text, kept[:num_shown], "stop" if is_cut else reason or "stop", tally, speculation)
+        reason = "stop" if is_cut else reason or "stop"
+        timeline += [each for each in roster.take_intervals() if each.start_s >= started]
+        stats = self._stats(tally, speculation, roster, timeline)
+        yield Chunk(
+            text=text,
+            token_ids=_ints(kept[:num_shown]),
+            finish_reason=reason,
+            stats=stats,
+            timeline=tuple(timeline),
+        )
 
-    def _last_chunk(self, text: str, kept: TokenIds, reason: str, tally: Tally, speculation: Speculation) -> Chunk:
+    def _stats(
+        self, tally: Tally, speculation: Speculation, roster: Roster, timeline: Sequence[Interval]
+    ) -> Stats:
         length = speculation.draft_length
-        stats = tally.stats(
+        return tally.stats(
             drafter=speculation.name,
             draft_length="auto" if length is None else str(length),
             target_device=self.device_names[0],
-            drafter_device=self.device_names[1] if len(self._decoders) > 1 else None,
+            drafter_device=self.device_names[1] if roster.has_models else None,
+            downgrades=roster.take_news(),
+            schedule=schedule_of(timeline),
+            overlap=overlap(timeline),
         )
-        return Chunk(text=text, token_ids=_ints(kept), finish_reason=reason, stats=stats)
+
+
+def _verified(block: Block) -> Interval:
+    return Interval("target", "verify", block.started_s, block.started_s + block.verify_s, len(block.tokens))
 
 
 def _shown(tokens: TokenIds, text_stream: TextStream, text_stop: TextStop) -> tuple[str, int, bool]:

@@ -16,7 +16,8 @@ import numpy as np
 from edgespec.drafters import Guess, ModelDrafter, drafted
 from edgespec.hedges import Hedges
 from edgespec.lanes import Job, Lane
-from edgespec.types import NOTHING, Ask, Draft, Logits, Sampler, TokenIds
+from edgespec.timeline import DRAFT, DRAFT_AHEAD, HEDGE
+from edgespec.types import NOTHING, Ask, Draft, Logits, Sampler, TokenIds, append
 
 DEADLINE_S = 30.0
 
@@ -60,6 +61,8 @@ class LaneDrafter:
             if len(path) < ask.least:
                 self.lane.wait(self._num_before(tokens) + ask.least, self.deadline_s)
                 path = self._path(tokens) or []
+            if self.hedges and self.lane.is_over:
+                self._start(tokens, path, ask, sampler)
             self._verified = min(len(path), ask.num_tokens)
             return drafted(path, ask, self.name)
 
@@ -88,7 +91,7 @@ class LaneDrafter:
             yield self.drafter.draft(tokens, replace(ask, cancel=cancel), sampler)
 
         self._text = None
-        self.lane.start(Job(steps, interrupt=self.drafter.interrupt))
+        self.lane.start(Job(steps, DRAFT, self.drafter.interrupt))
         draft: Draft = self.lane.wait(1, self.deadline_s)[0]
         return draft
 
@@ -134,21 +137,19 @@ class LaneDrafter:
             ahead = replace(ahead, num_others=self.hedges.num_others)
 
         def steps(cancel: Event) -> Iterator[Guess]:
-            made = list(kept)
             yield from kept
-            text = np.append(tokens, np.array([guess.token for guess in kept], np.int32)).astype(np.int32)
-            for guess in self.drafter.guesses(text, replace(ahead, cancel=cancel), sampler):
+            made = list(kept)
+            now = replace(ahead, cancel=cancel)
+            text = append(tokens, [guess.token for guess in kept])
+            guesses = self.drafter.guesses(text, now, sampler)
+            while len(tokens) + len(made) < self._limit and not (self.hedges and self._verified is not None):
+                guess = next(guesses, None)
+                if guess is None or cancel.is_set():
+                    return
                 made.append(guess._replace(after=len(made) - 1))
                 yield made[-1]
-                if len(tokens) + len(made) >= self._limit or cancel.is_set():
-                    return
-                if self.hedges and self._verified is not None:
-                    break
-            else:
-                return
-            yield from self.hedges.grown(
-                self.drafter, tokens, made, self._verified, replace(ahead, cancel=cancel), sampler
-            )
+            if self.hedges and self._verified is not None:
+                yield from self.hedges.grown(self.drafter, tokens, made, self._verified, now, sampler)
 
         self._text, self._verified = tokens, None
-        self.lane.start(Job(steps, interrupt=self.drafter.interrupt))
+        self.lane.start(Job(steps, HEDGE if self.hedges else DRAFT_AHEAD, self.drafter.interrupt))
