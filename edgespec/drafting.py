@@ -54,7 +54,7 @@ def cascade(
     inner: list[Drafter] = from_text([text] if text else [], None)
     decoders: list[Decoder] = []
     for served, model in reversed(list(zip([target, *models], models, strict=False))):
-        translate = _translation(served, model, report)
+        translate = translation(served, model, report)
         decoder = open_drafter(model, device, num_threads)
         decoders.append(decoder)
         speculation = _measured(decoder, inner) if inner else None
@@ -72,7 +72,7 @@ def _measured(decoder: Decoder, drafters: Sequence[Drafter]) -> Speculation:
     return Speculation(lambda: drafters, ratios=measure(decoder).ratios)
 
 
-def _translation(target: ModelFolder, draft: ModelFolder, report: Callable[[str], None]) -> Translation | None:
+def translation(target: ModelFolder, draft: ModelFolder, report: Callable[[str], None]) -> Translation | None:
     """What makes the drafter one of the target's tokens; None where its tokens are those.
 
     Raises:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import psutil
 
+from edgespec.drafting import translation
 from edgespec.experience import Experience, read_experience, write_experience
 from edgespec.lookahead import fitting
 from edgespec.manifest import Manifest
@@ -51,19 +52,23 @@ def plan_for(
     """Plan with what is known of this machine. What has to be known and is not is measured, or all of it anew.
 
     Raises:
+        VocabularyMismatch: A drafter has too few of the target's tokens.
         MemoryExhausted: The target does not fit.
     """
+    for drafter in drafters:
+        translation(target, drafter, report)
     layouts: list[Layout] = []
     manifests: dict[str, Manifest] = {}
     each: Sequence[ModelFolder | None] = drafters or [None]
-    for drafter in each:
-        for num_threads in _thread_splits(devices, drafter):
-            is_first = num_threads[0] == num_threads[1]
-            layout = _layout(target, drafter, devices, num_threads, measures_anew, is_first, report)
+    for model in each:
+        shared, *split = _thread_splits(devices, model)
+        for num_threads in (shared, *split):
+            may_measure = measures_anew or num_threads == shared
+            layout = _layout(target, model, devices, num_threads, measures_anew, may_measure, report)
             if layout is not None:
                 layouts.append(layout)
-                if drafter is not None:
-                    manifests[drafter.manifest.name] = drafter.manifest
+        if model is not None:
+            manifests[model.manifest.name] = model.manifest
     past = _known_of(target, report)
     text = ["suffix"]
     if can_run_trees(target.manifest, devices.target) and fitting(layouts[0].profile.costs()):
@@ -88,10 +93,10 @@ def _layout(
     devices: Devices,
     num_threads: tuple[int, int],
     measures_anew: bool,
-    is_needed: bool,
+    may_measure: bool,
     report: Report,
 ) -> Layout | None:
-    """A placement with its profile; None where it was never measured and need not be."""
+    """A placement with its profile; None where it was never measured and may not be now."""
     known = _known_of(target, report)
     machine = machine_key(devices.target, num_threads[0], False)
     target_place = Place(devices.target.name, num_threads[0])
@@ -100,7 +105,7 @@ def _layout(
     profile = known.profiles.get(machine)
     is_known = profile is not None and (name is None or name in profile.drafters)
     if measures_anew or not is_known:
-        if not (measures_anew or is_needed):
+        if not may_measure:
             return None
         profile = _measured(target, drafter, devices, num_threads, report)
         _remember(target, machine, profile, drafter, name, report)

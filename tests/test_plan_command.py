@@ -5,9 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tiny
 
 from edgespec.cli import main
 from edgespec.experience import FILE_NAME
+from edgespec.export.convert import export_model
 from edgespec.planner import SCHEDULES
 
 
@@ -85,6 +87,16 @@ def test_what_cannot_be_planned_has_its_exit_code(
     code, out, err = run(capsys, *(argument.format(target=target) for argument in arguments))
     assert (code, out) == (expected, "")
     assert err.count("\n") == 1
+
+
+def test_drafter_with_too_few_tokens_of_the_target_is_refused_before_it_is_measured(
+    capsys: pytest.CaptureFixture[str], target: Path, tmp_path: Path
+) -> None:
+    tiny.write_gguf(tmp_path / "foreign.gguf", tiny.random_weights(), override=tiny.FOREIGN)
+    export_model(tmp_path / "foreign.gguf", tmp_path / "foreign", precision="fp32")
+    code, out, err = run(capsys, target, "--drafter", tmp_path / "foreign")
+    assert (code, out) == (3, "")
+    assert "measuring" not in err
 
 
 def test_memory_that_holds_no_model_is_an_error(
