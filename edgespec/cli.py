@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from edgespec import __version__
 from edgespec.catalog import CATALOG, DEFAULT_MODEL
 from edgespec.doctor_command import add_doctor
+from edgespec.drafter_names import WORDS
 from edgespec.errors import EdgeSpecError, MemoryExhausted, UsageError
 from edgespec.export_command import add_export, add_pair
 from edgespec.models_command import add_models
@@ -157,13 +158,18 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         "--drafter",
         default="auto",
         metavar="D",
-        help="auto, none, ngram, suffix, lookahead, self or a model; a+b hears both, in a,b b drafts for a",
+        help=f"auto, none, {WORDS}",
     )
     speculation.add_argument("--draft-length", default="auto", metavar="N", help="auto, or tokens a draft")
     speculation.add_argument("--schedule", default="auto", choices=["auto", "serial"])
     speculation.add_argument("--acceptance", default="equality", choices=["equality", "rejection"])
     speculation.add_argument("--device", default="auto", metavar="NAME", help="where the target runs: auto, cpu")
     speculation.add_argument("--drafter-device", default="auto", metavar="NAME", help="where a model drafter runs")
+    parser.add_argument(
+        "--memory",
+        metavar="BYTES",
+        help="hold no more than this in all, such as 2G or 512M, and draft accordingly",
+    )
     speculation.add_argument(
         "--deterministic", action="store_true", help="the same bytes whatever drafts, about a fifth slower"
     )
@@ -274,6 +280,7 @@ def _engine(options: argparse.Namespace, *, memory: bool = False) -> "Engine":
         deterministic=options.deterministic,
         offline=options.offline,
         memory=memory,
+        memory_limit=options.memory,
         report=say_stage,
     )
 

@@ -11,6 +11,7 @@ from edgespec.chat_template import ROLES, Message, encode_chat
 from edgespec.errors import ContextOverflow, EdgeSpecError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.memory import Memory
+from edgespec.roster import Roster
 from edgespec.sampling import GumbelSampler, SamplingParams
 from edgespec.scheduler import serial
 from edgespec.speculation import Speculation
@@ -81,6 +82,7 @@ class Engine:
         renderer: TemplateProcess,
         decoders: Sequence[Decoder],
         speculation: Speculation,
+        roster: Roster | None = None,
         memory: Memory | None = None,
         device_names: tuple[str, ...] = ("cpu", "cpu"),
     ) -> None:
@@ -90,6 +92,7 @@ class Engine:
         self._renderer = renderer
         self._decoders = list(decoders)
         self._speculation = speculation
+        self._roster = roster or Roster()
         self._memory = memory
         self.device_names = device_names  # of target and drafter
 
@@ -105,6 +108,8 @@ class Engine:
         self._renderer.close()
         self._speculation.close()
         self._speculation = Speculation()
+        self._roster.close()
+        self._roster = Roster()
         if self._memory:
             self._memory.save()
 
@@ -159,6 +164,7 @@ class Engine:
 
         Raises:
             ContextOverflow: The prompt does not fit.
+            MemoryExhausted: A pass does not fit, though nothing drafts any more. The engine can be used again.
             UsageError: An argument is of another kind, or the prompt comes to no token at all.
         """
         return self._chunks(self.encode(prompt, system), sampling or SamplingParams(), max_tokens, stop)
@@ -228,6 +234,15 @@ class Engine:
     def _answer(
         self, prompt: TokenIds, sampling: SamplingParams, max_tokens: int, stop: Sequence[str]
     ) -> Iterator[Chunk]:
+        roster = self._roster
+        try:
+            yield from self._pieces(prompt, sampling, max_tokens, stop)
+        finally:
+            roster.tell()
+
+    def _pieces(
+        self, prompt: TokenIds, sampling: SamplingParams, max_tokens: int, stop: Sequence[str]
+    ) -> Iterator[Chunk]:
         target = self.target
         sampler = GumbelSampler(sampling, len(prompt))
         token_stop = TokenStop(self.manifest.eos_token_ids, max_tokens)
@@ -235,11 +250,13 @@ class Engine:
         tally = Tally()
         started, fed = perf_counter(), target.num_fed
         reason = None
-        speculation = self._speculation
-        gate = speculation.gate()
+        speculation, roster = self._speculation, self._roster
+        gate = roster.gate(speculation)
         answer = prompt[:0]
         try:
-            for block in serial(prompt, target, sampler, gate, speculation.accept, max_tokens):
+            for block in serial(
+                prompt, target, sampler, gate, speculation.accept, max_tokens, relieve=roster.relieve
+            ):
                 kept, reason = token_stop.cut(block.tokens)
                 answer = append(answer, kept)
                 if not tally.passes:
@@ -252,23 +269,25 @@ class Engine:
             else:
                 text, kept, num_shown, is_cut, reason = "", prompt[:0], 0, False, "context"
         finally:
-            speculation.keep(gate)
+            gate.close()
             if self._memory:
                 self._memory.add(prompt, answer)
         if not is_cut:
             rest, is_cut = text_stop.push(text_stream.flush())
             text += rest if is_cut else rest + text_stop.flush()
-        yield self._last_chunk(text, kept[:num_shown], "stop" if is_cut else reason or "stop", tally, speculation)
+        reason = "stop" if is_cut else reason or "stop"
+        stats = self._stats(tally, speculation, roster)
+        yield Chunk(text=text, token_ids=_ints(kept[:num_shown]), finish_reason=reason, stats=stats)
 
-    def _last_chunk(self, text: str, kept: TokenIds, reason: str, tally: Tally, speculation: Speculation) -> Chunk:
+    def _stats(self, tally: Tally, speculation: Speculation, roster: Roster) -> Stats:
         length = speculation.draft_length
-        stats = tally.stats(
+        return tally.stats(
             drafter=speculation.name,
             draft_length="auto" if length is None else str(length),
             target_device=self.device_names[0],
-            drafter_device=self.device_names[1] if len(self._decoders) > 1 else None,
+            drafter_device=self.device_names[1] if roster.has_models else None,
+            downgrades=roster.take_news(),
         )
-        return Chunk(text=text, token_ids=_ints(kept), finish_reason=reason, stats=stats)
 
 
 def _shown(tokens: TokenIds, text_stream: TextStream, text_stop: TextStop) -> tuple[str, int, bool]:

@@ -72,7 +72,14 @@ class DeviceUnavailable(EdgeSpecError):
 
 
 class MemoryExhausted(EdgeSpecError):
+    """needed_bytes were wanted and free_bytes were there, where that is known."""
+
     exit_code = 5
+
+    def __init__(self, message: str, *, needed_bytes: int | None = None, free_bytes: int | None = None) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
 
 
 class IntegrityError(EdgeSpecError):

@@ -1,16 +1,21 @@
 """The composition root: from what a user names to an engine with its decoders and drafters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import NoneType
 
 from edgespec.acceptance import equality
-from edgespec.drafter_names import SELF, Cascade, DrafterNames, parse
-from edgespec.drafting import cascade, from_text, speculation_of, window_of
+from edgespec.budget import expect_room, growth_bytes, need_of, texts_bytes
+from edgespec.drafter_names import SELF, TEXT, Cascade, DrafterNames, parse
+from edgespec.drafting import candidates, from_text, speculation_of, window_of
 from edgespec.engine import Engine
 from edgespec.errors import ModelError, UsageError
+from edgespec.headroom import Headroom, headroom, parse_bytes
 from edgespec.home import ModelHome, default_home
+from edgespec.lookahead import Window
+from edgespec.manifest import Manifest
 from edgespec.memory import Memory, MemoryDrafter
 from edgespec.opening import (
     ModelFolder,
@@ -19,12 +24,14 @@ from edgespec.opening import (
     read_any_manifest,
     self_drafter,
     tokenizer_of,
+    weights_bytes,
 )
 from edgespec.pair import DRAFTER, TARGET, part_of_pair, read_pair
 from edgespec.rejection import rejection
+from edgespec.roster import Candidate, Roster, footings
 from edgespec.runtimes.devices import find_device
 from edgespec.template_process import TemplateProcess
-from edgespec.types import Decoder, Drafter
+from edgespec.types import Decoder
 
 _ACCEPTANCES = {"equality": equality, "rejection": rejection}
 _MAX_THREADS = 512
@@ -43,6 +50,7 @@ def load(
     deterministic: bool = False,
     offline: bool = False,
     memory: bool = False,
+    memory_limit: int | str | None = None,
     home: str | Path | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Engine:
@@ -66,13 +74,16 @@ def load(
         offline: Never connect.
         memory: Keep the tokens of answers in the model home, and draft from those of earlier sessions, where
             drafter is auto or suffix.
+        memory_limit: What this process may hold in all, in bytes or as 2G or 512M. With or without it no more is
+            taken than is free: where that is too little, less drafts, and the text is the same.
         home: The model home; EDGESPEC_HOME or the platform's data folder unless given.
-        report: Takes one line per stage of a preparation.
+        report: Takes one line per stage of a preparation, and for what is given up and comes back between answers.
 
     Raises:
         ModelError: The model is missing or invalid, or the drafter has too few of its tokens.
         IntegrityError: A file differs from its recorded hash.
         DeviceUnavailable: No execution provider for the device.
+        MemoryExhausted: The target does not fit.
     """
     length = _draft_length(draft_length)
     texts: dict[str, object] = {
@@ -89,30 +100,34 @@ def load(
         raise UsageError(f"acceptance is {acceptance!r}; wanted {' or '.join(_ACCEPTANCES)}")
     # What can be known before fetching and exporting is checked before.
     places = (find_device(device), find_device(drafter_device))
+    free = partial(headroom, None if memory_limit is None else parse_bytes(memory_limit))
     models = ModelHome(Path(home or default_home()), offline, report)
     target, names = find_models(models, str(model), parse(drafter))
     chains = [
         ([model_drafting(models, target, name) for name in each.models], each.text) for each in names.cascades
     ]
+    _expect_distinct([chain[0].manifest.name for chain, _ in chains])
     setting = (places[0], num_threads, deterministic)
     window = window_of(names.simple, length, target, setting, report)
+    room, need = free(), need_of(target.manifest, weights_bytes(target))
+    expect_room(target.manifest.name, need, room)
     renderer = TemplateProcess()
     if target.manifest.chat_template:
         renderer.start()
     decoders: list[Decoder] = [open_model(target, *setting, bool(chains), has_trees=window is not None)]
     kept = _memory(models, target, names) if memory else None
-    lasting: list[Drafter] = [MemoryDrafter(kept)] if kept else []
-    models_drafting: dict[str, Decoder] = {}
-    for chain, text in chains:
-        model_drafter, opened = cascade(target, chain, text, places[1], num_threads, report)
-        decoders += opened
-        lasting.append(model_drafter)
-        models_drafting[model_drafter.name] = opened[-1]
+    # Equality gives one text whatever is drafted; what rejection keeps hangs on each bit of what was drawn from.
+    is_drawn_alike = deterministic and acceptance == "rejection"
+    cascades = [
+        candidates(target, *chain, places[1], num_threads, is_drawn_alike, room, report) for chain in chains
+    ]
+    roster = _roster(target.manifest, names, cascades, window, kept, free, report)
+    roster.start(room, need.within(room))
     speculation = speculation_of(
-        lambda: [*from_text(names.simple, window), *lasting],
-        length and window.depth if window else length,
+        roster.drafters,
+        length,
         decoders[0],
-        models_drafting,
+        roster.decoders,
         target,
         setting,
         places[1],
@@ -125,8 +140,40 @@ def load(
         renderer=renderer,
         decoders=decoders,
         speculation=replace(speculation, accept=_ACCEPTANCES[acceptance]),
+        roster=roster,
         memory=kept,
         device_names=(places[0].name, places[1].name),
+    )
+
+
+def _roster(
+    manifest: Manifest,
+    names: DrafterNames,
+    cascades: Sequence[Sequence[Candidate]],
+    window: Window | None,
+    memory: Memory | None,
+    free: Headroom,
+    report: Callable[[str], None],
+) -> Roster:
+    """Who may draft for a target, from all that was named to nobody."""
+    remembering = [MemoryDrafter(memory)] if memory else []
+    ahead = {"lookahead"} if window else set()
+    texts = names.simple & set(TEXT) | ({"suffix"} if "auto" in names.simple else set())
+    return Roster(
+        footings(
+            cascades,
+            texts | ahead | {each.name for each in remembering},
+            frozenset({"suffix"} | ahead),
+            partial(texts_bytes, manifest),
+        ),
+        manifest.vocab_size,
+        lambda texts: [
+            *from_text(texts, window if "lookahead" in texts else None),
+            *(each for each in remembering if each.name in texts),
+        ],
+        lambda held, wanted: growth_bytes(manifest.kv_cache, held, wanted, manifest.context_length),
+        free,
+        report,
     )
 
 
@@ -135,13 +182,19 @@ def _memory(models: ModelHome, target: ModelFolder, names: DrafterNames) -> Memo
     if {"auto", "suffix"}.isdisjoint(names.simple):
         return None
     manifest = target.manifest
-    return Memory(models.path / "memory", manifest.name, manifest.vocab_sha256, models.report)
+    return Memory(models.path / "memory", manifest.name, manifest.vocab_sha256, manifest.vocab_size, models.report)
 
 
 def _expect_kinds(settings: dict[str, object], kind: type | tuple[type, ...], wanted: str) -> None:
     for name, value in settings.items():
         if not isinstance(value, kind):
             raise UsageError(f"{name} is {value!r}; wanted {wanted}")
+
+
+def _expect_distinct(names: Sequence[str]) -> None:
+    """What is learned of a drafter is kept under its name."""
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"two of the drafters are called '{twice[0]}'; name it once, or export one as another")
 
 
 def _expect_threads(num_threads: int | None) -> None:

@@ -35,6 +35,15 @@ def read_any_manifest(folder: Path, report: Callable[[str], None]) -> Manifest:
     return foreign.inspect(folder, genai.read_genai(folder))
 
 
+def weights_bytes(model: ModelFolder) -> int:
+    """Of its weights file, or of its graph where that holds them; of a graph of fewer layers their share."""
+    folder, manifest = model
+    weights = folder / manifest.weights
+    size = (weights if weights.is_file() else folder / manifest.graph).stat().st_size
+    whole = read_manifest(folder).kv_cache.num_layers if manifest.files else manifest.kv_cache.num_layers
+    return size * manifest.kv_cache.num_layers // whole
+
+
 def tokenizer_of(folder: Path, manifest: Manifest) -> Tokenizer:
     """The tokenizer of a model folder."""
     return Tokenizer(folder / manifest.tokenizer, manifest.bos_token_id, manifest.add_bos)
@@ -96,14 +105,17 @@ def self_drafter(manifest: Manifest) -> Manifest:
     )
 
 
-def open_drafter(model: ModelFolder, device: Device, num_threads: int | None) -> Decoder:
+def open_drafter(
+    model: ModelFolder, device: Device, num_threads: int | None, deterministic: bool = False
+) -> Decoder:
     """A drafter over its own vocabulary."""
     folder, manifest = model
     if manifest.vocab_subset is None:
-        return open_model(model, device, num_threads, False, True)
+        return open_model(model, device, num_threads, deterministic, True)
     tokens = read_subset(folder / manifest.vocab_subset, manifest.vocab_size)
     trimmed = ModelFolder(folder, replace(manifest, vocab_size=len(tokens)))
-    return SubsetDecoder(open_model(trimmed, device, num_threads, False, True), tokens, manifest.vocab_size)
+    decoder = open_model(trimmed, device, num_threads, deterministic, True)
+    return SubsetDecoder(decoder, tokens, manifest.vocab_size)
 
 
 def expect_runtime() -> None:

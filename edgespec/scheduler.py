@@ -3,12 +3,13 @@
 Knows protocols, not models: no tokenizer, no stop rules, no runtime.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from edgespec.acceptance import equality
 from edgespec.clock import Clock
+from edgespec.errors import MemoryExhausted
 from edgespec.types import NOTHING, Acceptance, Decoder, Draft, Logits, Sampler, TokenIds, TreeDecoder, append
 
 
@@ -64,11 +65,16 @@ def serial(
     accept: Acceptance = equality,
     max_tokens: int | None = None,
     clock: Clock = perf_counter,
+    relieve: Callable[[], bool] = lambda: False,
 ) -> Iterator[Block]:
     """Draft, verify, repeat, until the context is full; never drafts beyond max_tokens.
 
+    A pass that is refused memory is run without its draft, and once more whenever relieve says that it has freed
+    some.
+
     Raises:
         ContextOverflow: The prompt alone does not fit.
+        MemoryExhausted: Not even a pass without a draft is given memory.
     """
     num_prompt = len(tokens)
     # A pass over the whole context still gives the token that follows it.
@@ -77,7 +83,7 @@ def serial(
         started = clock()
         draft = gate.draft(tokens, max(0, end - len(tokens)), sampler)
         drafted = clock()
-        logits = _verify(target, tokens, draft)
+        draft, logits = _verified(target, tokens, draft, relieve)
         emitted = accept(tokens, draft, logits, sampler)
         verified = clock()
         gate.observe(tokens, draft, logits, emitted, verified - drafted)
@@ -86,6 +92,19 @@ def serial(
         yield Block(emitted, draft, logits, draft_s, verified - drafted, drafted)
         if len(tokens) > target.context_length:
             return
+
+
+def _verified(
+    target: Decoder, tokens: TokenIds, draft: Draft, relieve: Callable[[], bool]
+) -> tuple[Draft, Logits]:
+    """The draft that memory was there for, which is all or nothing, and what _verify gives of it."""
+    while True:
+        try:
+            return draft, _verify(target, tokens, draft)
+        except MemoryExhausted:
+            if not len(draft.tokens) and not relieve():
+                raise
+            draft = NOTHING
 
 
 def _verify(target: Decoder, tokens: TokenIds, draft: Draft) -> Logits:

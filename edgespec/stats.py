@@ -35,7 +35,7 @@ class Stats:
     drafter_device: str | None
     schedule: str = "serial"
     overlap: float = 0.0  # share of the time in which both lanes worked
-    downgrades: tuple[str, ...] = ()
+    downgrades: tuple[str, ...] = ()  # what was given up for want of memory or for a fault, and what came back
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -81,7 +81,15 @@ class Tally:
             self.drafted[i] += 1
             self.accepted[i] += i < block.num_accepted
 
-    def stats(self, *, drafter: str, draft_length: str, target_device: str, drafter_device: str | None) -> Stats:
+    def stats(
+        self,
+        *,
+        drafter: str,
+        draft_length: str,
+        target_device: str,
+        drafter_device: str | None,
+        downgrades: tuple[str, ...] = (),
+    ) -> Stats:
         drafted, verified, accepted = (sum(each[name] for each in self.sources.values()) for name in _COUNTS[1:])
         pairs = zip(self.accepted, self.drafted, strict=True)
         return Stats(
@@ -104,6 +112,7 @@ class Tally:
             draft_length=draft_length,
             target_device=target_device,
             drafter_device=drafter_device,
+            downgrades=downgrades,
         )
 
 

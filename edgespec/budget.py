@@ -1,0 +1,133 @@
+"""What a model takes of memory, in bytes, by what its manifest states. Pure; the shares were measured.
+
+docs/log.md has the measurements.
+"""
+
+from typing import NamedTuple
+
+from edgespec.cache import grown_capacity
+from edgespec.errors import MemoryExhausted
+from edgespec.headroom import Room
+from edgespec.manifest import KVCache, Manifest
+
+# What a session packs anew of its weights, as a share of their file, and what of the file stays in use besides.
+_PACKED, _MAPPED = 1.25, 0.25
+# A session with its threads, and the code that it runs.
+_SESSION_BYTES = 32 << 20
+# A pass: rows of a chunk, and floats that a row takes in all layers, as multiples of what the manifest knows.
+_CHUNK_TOKENS = 256
+_HEADS_PER_KV_HEAD = 4
+# A draft in one pass, each row of which has its logits and what sampling makes of them.
+_DRAFT_ROWS = 25
+_LOGITS_COPIES = 3
+# Free of what is foreseen: what texts, Python and the allocators' own rounding take.
+RESERVE_BYTES = 128 << 20
+_ADVICE = (
+    "use a smaller model or one in fewer bits (edgespec export --precision int4), raise the limit, or close other "
+    "programs"
+)
+# Of a token of the text, in an automaton of its suffixes or a pool of n-grams.
+_REMEMBERED_BYTES = 1024
+# A context that is foreseen before loading; a longer one grows as its text does.
+_FORESEEN_TOKENS = 4096
+
+
+class Need(NamedTuple):
+    """What a model takes.
+
+    mapped: of its files, which the system may drop and read again, but for what is always in use.
+    packed: its weights as kernels want them, and the session.
+    kv_cache: for the context that is foreseen.
+    workspace: of a pass.
+    """
+
+    mapped_bytes: int
+    packed_bytes: int
+    kv_cache_bytes: int
+    workspace_bytes: int
+
+    def within(self, room: Room) -> int:
+        """Of a room; an address space holds files as a whole."""
+        mapped_bytes = self.mapped_bytes if room.counts_files else int(_MAPPED * self.mapped_bytes)
+        return mapped_bytes + self.packed_bytes + self.kv_cache_bytes + self.workspace_bytes
+
+
+class Placed(NamedTuple):
+    """What is needed of the host, and of a device with a memory of its own."""
+
+    host_bytes: int
+    device_bytes: int
+
+
+def need_of(manifest: Manifest, weights_bytes: int, num_tokens: int | None = None) -> Need:
+    """What a model takes on the CPU.
+
+    Args:
+        weights_bytes: Of its files.
+        num_tokens: Of the context that is foreseen; 4096 or the model's own unless given.
+    """
+    num_tokens = min(num_tokens or _FORESEEN_TOKENS, manifest.context_length)
+    return Need(
+        weights_bytes,
+        int(_PACKED * weights_bytes) + _SESSION_BYTES,
+        cache_bytes(manifest.kv_cache, num_tokens, manifest.context_length),
+        workspace_bytes(manifest, num_tokens),
+    )
+
+
+def placed(need: Need, room: Room, *, is_on_host: bool) -> Placed:
+    """Where a model's bytes go: one on a device of its own leaves the host the file, while it is read."""
+    if is_on_host:
+        return Placed(need.within(room), 0)
+    return Placed(_SESSION_BYTES, need.packed_bytes + need.kv_cache_bytes + need.workspace_bytes)
+
+
+def cache_bytes(kv: KVCache, num_tokens: int, context_length: int) -> int:
+    """Of a KV cache that holds num_tokens positions."""
+    if kv.form == "static":
+        return kv.bytes_per_token * context_length
+    buffers = 2 if kv.form == "growing" else 1  # a growing one has a spare
+    return buffers * kv.bytes_per_token * grown_capacity(0, num_tokens, context_length)
+
+
+def growth_bytes(kv: KVCache, num_held: int, num_tokens: int, context_length: int) -> int:
+    """What the KV cache takes more when it grows from room for num_held tokens to room for num_tokens."""
+    before, after = (cache_bytes(kv, num, context_length) for num in (num_held, max(num_held, num_tokens)))
+    if before == after:
+        return 0
+    # A shared buffer gives way layer by layer; of a growing cache old and new are held at once.
+    return after if kv.form == "growing" else after - before
+
+
+def workspace_bytes(manifest: Manifest, num_tokens: int) -> int:
+    """Of the widest passes: a chunk of a prompt over num_tokens positions, and a draft with its logits."""
+    rows = min(_CHUNK_TOKENS, num_tokens)
+    scores = 4 * rows * num_tokens * manifest.kv_cache.num_kv_heads * _HEADS_PER_KV_HEAD
+    return scores + draft_bytes(manifest)
+
+
+def draft_bytes(manifest: Manifest) -> int:
+    """What passes over drafts take more than those of one token."""
+    return 4 * _DRAFT_ROWS * _LOGITS_COPIES * manifest.vocab_size
+
+
+def texts_bytes(manifest: Manifest, names: frozenset[str]) -> int:
+    """What drafting from the text takes: wide passes, and what is remembered of it."""
+    remembers = bool(names - {"ngram"})
+    remembered_bytes = _REMEMBERED_BYTES * min(_FORESEEN_TOKENS, manifest.context_length) if remembers else 0
+    return draft_bytes(manifest) + remembered_bytes if names else 0
+
+
+def expect_room(name: str, need: Need, room: Room) -> None:
+    """Raises MemoryExhausted: not even plain decoding fits."""
+    needed_bytes = need.within(room) + RESERVE_BYTES
+    if needed_bytes <= room.free_bytes:
+        return
+    weights, packed, cache, work = (f"{part / 2**20:.0f}" for part in need)
+    raise MemoryExhausted(
+        f"{name} needs about {needed_bytes / 2**20:.0f} MiB to decode plainly (file {weights}, packed weights "
+        f"{packed}, KV cache {cache}, workspace {work}, reserve {RESERVE_BYTES / 2**20:.0f}) and "
+        f"{room.free_bytes / 2**20:.0f} MiB are free within {room.bound}; {_ADVICE}",
+        needed_bytes=needed_bytes,
+        free_bytes=room.free_bytes,
+    )

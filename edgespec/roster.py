@@ -1,0 +1,368 @@
+"""Who drafts now: what memory has room for, less what has failed.
+
+Owns the model drafters: it opens them, lets them go when memory is short, opens them again when it is back, and
+parks those at fault. It notes each change once. Knows protocols, and how a drafter is opened only as a call.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import Event, RLock
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+
+from edgespec.budget import RESERVE_BYTES
+from edgespec.clock import Clock
+from edgespec.errors import MemoryExhausted
+from edgespec.headroom import Headroom, Room, headroom, return_freed
+from edgespec.ladder import Ladder, Rung
+from edgespec.parking import GuardedDrafter, in_words
+from edgespec.scheduler import Gate
+from edgespec.speculation import Speculation
+from edgespec.types import NOTHING, Decoder, Draft, Drafter, Logits, Sampler, TokenIds
+
+# What must stay free of the reserve that was kept at loading.
+_WANTED_BYTES = RESERVE_BYTES // 2
+# A look at what is free takes 0.1 ms, a pass of a small model 4 ms.
+_LOOK_S = 0.1
+# What the target takes for so many tokens more is kept free beside.
+_SOON_TOKENS = 256
+
+
+class OpenModel(NamedTuple):
+    """A model drafter that is open, its decoder, and what ends its work for good."""
+
+    drafter: Drafter
+    decoder: Decoder
+    close: Callable[[], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A model drafter that can be opened, with those that draft for it."""
+
+    name: str
+    needed_bytes: int
+    open: Callable[[], OpenModel]
+
+
+class Footing(NamedTuple):
+    """A way to draft: models, and the names of what drafts from the text."""
+
+    models: tuple[Candidate, ...]
+    texts: frozenset[str]
+    texts_bytes: int
+
+    @property
+    def name(self) -> str:
+        return "+".join([*sorted(self.texts), *(model.name for model in self.models)]) or "plain decoding"
+
+    @property
+    def rung(self) -> Rung:
+        return Rung(self.name, self.texts_bytes + sum(model.needed_bytes for model in self.models))
+
+
+def footings(
+    chains: Sequence[Sequence[Candidate]],
+    texts: frozenset[str],
+    fallback: frozenset[str],
+    texts_bytes: Callable[[frozenset[str]], int],
+) -> list[Footing]:
+    """From all that was asked for to plain decoding.
+
+    Args:
+        chains: Of each chain its candidates, in whose place the next one is smaller.
+        texts: What is asked to draft from the text.
+        fallback: What drafts from it as well when no model does.
+        texts_bytes: What drafting from the text takes, by names.
+    """
+    ways: list[tuple[tuple[Candidate, ...], frozenset[str]]] = []
+    left = [list(chain) for chain in chains]
+    while left:
+        ways.append((tuple(chain[0] for chain in left), texts))
+        del max(left, key=lambda chain: chain[0].needed_bytes)[0]
+        left = [chain for chain in left if chain]
+    if chains or texts:
+        ways += [((), texts | fallback if chains else texts), ((), frozenset({"ngram"}))]
+    ways.append(((), frozenset()))
+    return [Footing(*way, texts_bytes(way[1])) for way in dict.fromkeys(ways)]
+
+
+def no_texts(names: frozenset[str]) -> Sequence[Drafter]:
+    return ()
+
+
+@dataclass(slots=True)
+class _Seat:
+    """Where a candidate drafts, and the candidate while it is open."""
+
+    guard: GuardedDrafter
+    model: OpenModel | None
+
+
+@dataclass(slots=True)
+class Roster:
+    """The drafters of an engine.
+
+    footings: With the most first; the last is plain decoding.
+    vocab_size: Of the target.
+    from_text: Makes those of one answer that draft from the text, of names.
+    growth_bytes: What the target takes more for a text, by the longest before it and its own length.
+    headroom: What is free.
+    report: Takes a line for each change, between answers.
+    """
+
+    footings: Sequence[Footing] = (Footing((), frozenset(), 0),)
+    vocab_size: int = 0
+    from_text: Callable[[frozenset[str]], Sequence[Drafter]] = no_texts
+    growth_bytes: Callable[[int, int], int] = lambda num_held, num_tokens: 0
+    headroom: Headroom = headroom
+    report: Callable[[str], None] = lambda line: None
+    clock: Clock = perf_counter
+    version: int = field(init=False, default=0)  # of who drafts
+    _ladder: Ladder = field(init=False)
+    _seats: dict[Candidate, _Seat] = field(init=False, default_factory=dict)
+    _parked: set[str] = field(init=False, default_factory=set)
+    _reopened: set[str] = field(init=False, default_factory=set)
+    _faults: deque[tuple[str, str]] = field(init=False, default_factory=deque)
+    _is_refused: Event = field(init=False, default_factory=Event)
+    _num_held: int = field(init=False, default=0)  # tokens of the longest text so far
+    _looked_s: float = field(init=False, default=float("-inf"))
+    _news: list[str] = field(init=False, default_factory=list)  # for the figures of the next answer that ends
+    _untold: list[str] = field(init=False, default_factory=list)  # for the user
+    _lock: RLock = field(init=False, default_factory=RLock)
+
+    def __post_init__(self) -> None:
+        self._ladder = Ladder([footing.rung for footing in self.footings])
+
+    @property
+    def footing(self) -> Footing:
+        return self.footings[self._ladder.position]
+
+    @property
+    def has_models(self) -> bool:
+        return bool(self.decoders)
+
+    @property
+    def decoders(self) -> dict[str, Decoder]:
+        """Of the models that are open, by name."""
+        return {each.name: seat.model.decoder for each, seat in self._seats.items() if seat.model}
+
+    def start(self, room: Room, target_bytes: int) -> None:
+        """Open what fits beside the target, for which target_bytes of the room are kept.
+
+        Raises:
+            EdgeSpecError: A drafter cannot be opened, for another reason than want of memory.
+        """
+        with self._lock:
+            if self._ladder.start(room.free_bytes - target_bytes, RESERVE_BYTES):
+                self._note(
+                    f"{self._change(0)}: {_free(room)} for all, and {self._rung_mib(0)} MiB are needed beside"
+                )
+            while not self._opened():
+                before = self._ladder.position
+                self._ladder.fall(self.clock())
+                self._vacate()
+                self._note(f"{self._change(before)}: a drafter was refused memory")
+            self.tell()
+
+    def drafters(self) -> list[Drafter]:
+        """Those of one answer, of this moment."""
+        with self._lock:
+            texts = map(self._guarded, self.from_text(self.footing.texts))
+            models = (self._seats[model].guard for model in self.footing.models if model in self._seats)
+            return [each for each in (*texts, *models) if each.name not in self._parked]
+
+    def look(self, num_tokens: int) -> int:
+        """Take note of faults and of what is free, with num_tokens of text; the version of who drafts."""
+        if len(self.footings) == 1 and not self._faults:
+            return self.version
+        with self._lock:
+            self._park()
+            now_s = self.clock()
+            before = self._ladder.position
+            growth_bytes = self.growth_bytes(self._num_held, num_tokens + _SOON_TOKENS)
+            self._num_held = max(self._num_held, num_tokens)
+            if self._is_refused.is_set():
+                self._is_refused.clear()
+                self._ladder.fall(now_s)
+                self._move(before, "memory was refused")
+            elif growth_bytes or now_s - self._looked_s >= _LOOK_S:
+                self._looked_s = now_s
+                room, wanted_bytes = self.headroom(), _WANTED_BYTES + growth_bytes
+                self._ladder.look(room.free_bytes, wanted_bytes, now_s)
+                self._move(before, f"{_free(room)}, and {wanted_bytes >> 20} MiB are to be")
+            return self.version
+
+    def relieve(self) -> bool:
+        """Free memory for a pass of the target that was refused it; whether there was any to free."""
+        with self._lock:
+            before = self._ladder.position
+            if self._ladder.is_at_bottom:
+                return False
+            self._ladder.fall(self.clock())
+            self._move(before, "a pass was refused memory")
+            return True
+
+    def narrowed(self, num_draft: int) -> None:
+        """A pass over a draft was refused memory, and one without it was not."""
+        with self._lock:
+            self._note(f"a pass over a draft of {num_draft} tokens was refused memory and run without the draft")
+            self._is_refused.set()
+
+    def gate(self, speculation: Speculation) -> "RosterGate":
+        """Of one answer."""
+        return RosterGate(self, speculation)
+
+    def take_reopened(self) -> set[str]:
+        """Names of the models whose caches are empty since this was last asked."""
+        with self._lock:
+            names, self._reopened = self._reopened, set()
+            return names
+
+    def take_news(self) -> tuple[str, ...]:
+        """What has changed and was in no answer's figures yet."""
+        with self._lock:
+            self._park()
+            news, self._news = tuple(self._news), []
+            return news
+
+    def tell(self) -> None:
+        """Report what has changed."""
+        with self._lock:
+            self._park()
+            untold, self._untold = self._untold, []
+        for line in untold:
+            self.report(line)
+
+    def close(self) -> None:
+        """End the work of the models; an answer that is still being made goes on, with or without them."""
+        with self._lock:
+            for seat in self._seats.values():
+                if seat.model:
+                    seat.model.close()
+
+    def _guarded(self, drafter: Drafter) -> GuardedDrafter:
+        return GuardedDrafter(
+            drafter, self.vocab_size, lambda *fault: self._faults.append(fault), self._is_refused.set
+        )
+
+    def _park(self) -> None:
+        while self._faults:
+            name, reason = self._faults.popleft()
+            if name not in self._parked:
+                self._parked.add(name)
+                self._note(f"{name} drafts no more in this session: {reason}")
+                self.version += 1
+        for model, seat in list(self._seats.items()):
+            if seat.guard.is_parked:
+                self._let_go(model)
+
+    def _move(self, before: int, why: str) -> None:
+        """Let go what has no place any more, and open what has one."""
+        if self._ladder.position == before:
+            return
+        self._vacate()
+        is_up = self._ladder.position < before
+        while not self._opened(may_park=True):
+            self._ladder.fall(self.clock())
+            self._vacate()
+        if self._ladder.position != before or not is_up:
+            self._note(f"{self._change(before)}: {why}")
+        self.version += 1
+
+    def _vacate(self) -> None:
+        for model in list(self._seats):
+            if model not in self.footing.models:
+                self._let_go(model)
+
+    def _let_go(self, model: Candidate) -> None:
+        """Free a model: nobody else holds it."""
+        seat = self._seats[model]
+        if seat.model:
+            seat.guard.take()
+            seat.model.close()
+            seat.model = None
+            return_freed()
+
+    def _opened(self, *, may_park: bool = False) -> bool:
+        """Open the models of the footing; False if one was refused memory.
+
+        Args:
+            may_park: One that cannot be opened for another reason is parked.
+        """
+        for candidate in self.footing.models:
+            seat = self._seats.get(candidate)
+            if candidate.name in self._parked or (seat and seat.model):
+                continue
+            try:
+                model = candidate.open()
+            except MemoryExhausted:
+                return_freed()
+                return False
+            except Exception as error:
+                if not may_park:
+                    raise
+                self._faults.append((candidate.name, in_words(error)))
+                self._park()
+                continue
+            if seat:
+                seat.guard.give(model.drafter)
+                seat.model = model
+                self._reopened.add(candidate.name)
+            else:
+                self._seats[candidate] = _Seat(self._guarded(model.drafter), model)
+        return True
+
+    def _change(self, before: int) -> str:
+        position = self._ladder.position
+        way = "down" if position > before else "up"
+        return f"drafting steps {way} from {self.footings[before].name} to {self.footings[position].name}"
+
+    def _rung_mib(self, position: int) -> int:
+        return self._ladder.rungs[position].needed_bytes + RESERVE_BYTES >> 20
+
+    def _note(self, line: str) -> None:
+        self._news.append(line)
+        self._untold.append(line)
+
+
+def _free(room: Room) -> str:
+    return f"{max(0, room.free_bytes) >> 20} MiB are free within {room.bound}"
+
+
+@dataclass(slots=True)
+class RosterGate:
+    """The gate of one answer, made anew from what was learned whenever another drafts."""
+
+    roster: Roster
+    speculation: Speculation
+    _inner: Gate = field(init=False)
+    _version: int = field(init=False)
+    _drafted: Draft = field(init=False, default=NOTHING)
+
+    def __post_init__(self) -> None:
+        self._version = self.roster.version
+        self._inner = self.speculation.gate()
+
+    def draft(self, tokens: TokenIds, room: int, sampler: Sampler) -> Draft:
+        version = self.roster.look(len(tokens))
+        if version != self._version:
+            self._version = version
+            self.close()
+            for name in self.roster.take_reopened() & self.speculation.paid.keys():
+                self.speculation.paid[name].read = np.zeros(0, np.int32)
+            self._inner = self.speculation.gate()
+        self._drafted = self._inner.draft(tokens, room, sampler)
+        return self._drafted
+
+    def observe(self, tokens: TokenIds, draft: Draft, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+        if len(draft.tokens) < len(self._drafted.tokens):
+            self.roster.narrowed(len(self._drafted.tokens))
+        self._inner.observe(tokens, draft, logits, emitted, verify_s)
+
+    def close(self) -> None:
+        """Keep what was learned."""
+        self.speculation.keep(self._inner)

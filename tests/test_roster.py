@@ -1,0 +1,396 @@
+"""Models are let go and opened again, faults are parked, and the text is that of plain decoding."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.budget import RESERVE_BYTES
+from edgespec.chances import Chances
+from edgespec.clock import VirtualClock
+from edgespec.drafters import ModelDrafter, NgramDrafter
+from edgespec.errors import MemoryExhausted, VocabularyMismatch
+from edgespec.headroom import Room
+from edgespec.roster import Candidate, Footing, OpenModel, Roster, footings
+from edgespec.runtimes.table import TableDecoder
+from edgespec.sampling import GumbelSampler, SamplingParams
+from edgespec.scheduler import Block, Plain, serial
+from edgespec.speculation import Speculation
+from edgespec.suffix import SuffixDrafter
+from edgespec.types import Ask, Draft, Drafter, Logits, Sampler, TokenIds
+
+VOCAB = 12
+PROMPT = np.array([1, 2, 3, 1, 2], np.int32)
+MIB = 1 << 20
+PLENTY = 1 << 40
+
+
+def target() -> TableDecoder:
+    return TableDecoder(VOCAB, seed=1)
+
+
+class Weights(TableDecoder):
+    """A decoder that a weak reference can watch."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass
+class Machine:
+    """Memory that a test sets, and what was opened in it."""
+
+    free_bytes: int = PLENTY
+    clock: VirtualClock = field(default_factory=VirtualClock)
+    opened: list[str] = field(default_factory=list)
+    watched: list["weakref.ref[Weights]"] = field(default_factory=list)
+    refuses: set[str] = field(default_factory=set)
+    errors: dict[str, Exception] = field(default_factory=dict)
+    num_closed: int = 0
+    said: list[str] = field(default_factory=list)
+
+    def room(self) -> Room:
+        return Room(self.free_bytes, "a test")
+
+    def candidate(self, name: str, needed_mib: int, drafter: Callable[[], Drafter] | None = None) -> Candidate:
+        def opened() -> OpenModel:
+            if name in self.refuses:
+                raise MemoryExhausted(f"no room for {name}")
+            if name in self.errors:
+                raise self.errors[name]
+            decoder = Weights(VOCAB, seed=2, near=target())
+            self.watched.append(weakref.ref(decoder))
+            self.opened.append(name)
+            made = drafter() if drafter else ModelDrafter(decoder, VOCAB, name)
+            return OpenModel(made, decoder, self.close)
+
+        return Candidate(name, needed_mib * MIB, opened)
+
+    @property
+    def alive(self) -> int:
+        """How many of the decoders that were opened anybody holds."""
+        gc.collect()
+        return sum(each() is not None for each in self.watched)
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+    def roster(self, *candidates: Candidate, texts: frozenset[str] = frozenset({"suffix"})) -> Roster:
+        ways = footings(
+            [[each] for each in candidates], texts, frozenset({"suffix"}), lambda names: len(names) * MIB
+        )
+        return Roster(ways, VOCAB, self.texts, headroom=self.room, report=self.said.append, clock=self.clock)
+
+    def texts(self, names: frozenset[str]) -> list[Drafter]:
+        made: dict[str, Drafter] = {"suffix": SuffixDrafter(), "ngram": NgramDrafter()}
+        return [made[name] for name in sorted(names)]
+
+    def look(self, roster: Roster, free_bytes: int, after_s: float = 0.2) -> list[str]:
+        self.free_bytes = free_bytes
+        self.clock.sleep(after_s)
+        roster.look(10)
+        return [drafter.name for drafter in roster.drafters()]
+
+
+def names_of(ways: list[Footing]) -> list[str]:
+    return [way.name for way in ways]
+
+
+def footings_of(chains: list[list[Candidate]], *texts: str) -> list[str]:
+    return names_of(footings(chains, frozenset(texts), frozenset({"suffix", "lookahead"}), len))
+
+
+def test_from_all_that_was_named_to_plain_decoding() -> None:
+    machine = Machine()
+    big, small, tiny = (machine.candidate(name, size) for name, size in (("big", 9), ("small", 3), ("tiny", 1)))
+    assert footings_of([], "suffix") == ["suffix", "ngram", "plain decoding"]
+    assert footings_of([], "ngram") == ["ngram", "plain decoding"]
+    assert footings_of([]) == ["plain decoding"]
+    assert footings_of([[big]]) == ["big", "lookahead+suffix", "ngram", "plain decoding"]
+    assert footings_of([[big], [small]], "suffix")[:3] == ["suffix+big+small", "suffix+small", "lookahead+suffix"]
+    assert footings_of([[big, small, tiny]])[:4] == ["big", "small", "tiny", "lookahead+suffix"]
+
+
+def test_what_fits_is_opened_and_what_does_not_is_said() -> None:
+    machine = Machine()
+    roster = machine.roster(machine.candidate("big", 900), machine.candidate("small", 100))
+    roster.start(Room(RESERVE_BYTES + 300 * MIB, "a test"), 100 * MIB)
+    assert machine.opened == ["small"]
+    (line,) = machine.said
+    assert line.startswith(
+        "drafting steps down from suffix+big+small to suffix+small: 428 MiB are free within a test"
+    )
+    assert roster.take_news() == (line,)
+    assert roster.take_news() == ()
+
+
+def test_a_model_that_is_refused_memory_at_loading_is_done_without() -> None:
+    machine = Machine(refuses={"big"})
+    roster = machine.roster(machine.candidate("big", 900), machine.candidate("small", 100))
+    roster.start(Room(PLENTY, "a test"), 0)
+    assert [drafter.name for drafter in roster.drafters()] == ["suffix", "small"]
+
+
+def test_another_error_at_loading_is_an_error() -> None:
+    machine = Machine(errors={"big": VocabularyMismatch("other tokens")})
+    with pytest.raises(VocabularyMismatch):
+        machine.roster(machine.candidate("big", 900)).start(Room(PLENTY, "a test"), 0)
+
+
+def test_it_steps_down_and_frees_the_model_and_climbs_back_and_opens_it_again() -> None:
+    machine = Machine()
+    roster = machine.roster(machine.candidate("model", 200))
+    roster.start(Room(PLENTY, "a test"), 0)
+    drafters = roster.drafters()  # a gate holds them
+    assert machine.alive == 1
+    assert machine.look(roster, 10 * MIB) == ["suffix"]
+    assert machine.alive == 0, "nobody holds the session"
+    assert machine.num_closed == 1
+    assert not roster.has_models
+    assert [drafter.draft(PROMPT, Ask(3), GumbelSampler(SamplingParams())).source for drafter in drafters][
+        1
+    ] == "none"
+    assert machine.look(roster, 240 * MIB) == ["suffix"], "not enough for the model"
+    assert machine.look(roster, 400 * MIB) == ["suffix"], "not for long enough"
+    assert machine.look(roster, 400 * MIB, 3.0) == ["suffix", "model"]
+    assert machine.opened == ["model", "model"]
+    assert roster.take_reopened() == {"model"}
+    news = roster.take_news()
+    assert [line.split(":")[0] for line in news] == [
+        "drafting steps down from suffix+model to suffix",
+        "drafting steps up from suffix to suffix+model",
+    ]
+    roster.tell()
+    assert machine.said == list(news)
+
+
+def test_what_cannot_be_opened_again_for_want_of_memory_is_tried_ever_more_seldom() -> None:
+    machine = Machine()
+    roster = machine.roster(machine.candidate("model", 200))
+    roster.start(Room(PLENTY, "a test"), 0)
+    machine.look(roster, 0)
+    machine.look(roster, PLENTY)
+    roster.take_news()
+    tries: list[float] = []
+    model = roster.footings[0].models[0]
+    refused = model.open
+
+    def counted() -> OpenModel:
+        tries.append(machine.clock.now)
+        return refused()
+
+    object.__setattr__(model, "open", counted)
+    machine.refuses.add("model")
+    for _ in range(3000):
+        machine.look(roster, PLENTY, 0.2)
+    assert 4 <= len(tries) <= 9
+    assert len(roster.take_news()) <= 2, "the same is not said again and again"
+
+
+def test_what_cannot_be_opened_again_for_another_reason_is_parked() -> None:
+    machine = Machine()
+    roster = machine.roster(machine.candidate("model", 200))
+    roster.start(Room(PLENTY, "a test"), 0)
+    machine.look(roster, 0)
+    machine.errors["model"] = OSError("the file is gone")
+    for _ in range(30):
+        machine.look(roster, PLENTY, 5.0)
+    assert [drafter.name for drafter in roster.drafters()] == ["suffix"]
+    assert sum("the file is gone" in line for line in roster.take_news()) == 1
+
+
+def test_at_the_bottom_there_is_nothing_to_free() -> None:
+    machine = Machine()
+    roster = machine.roster(machine.candidate("model", 200))
+    roster.start(Room(PLENTY, "a test"), 0)
+    assert [roster.relieve() for _ in range(4)] == [True, True, False, False]
+    assert roster.drafters() == []
+
+
+class Broken:
+    """Drafts well for a while, then does what it is told."""
+
+    is_free = False
+
+    def __init__(self, fault: Callable[[Draft], Draft], num_good: int = 5, name: str = "broken") -> None:
+        self.name = name
+        self._inner = ModelDrafter(TableDecoder(VOCAB, seed=2, near=target()), VOCAB, name)
+        self._fault = fault
+        self._num_good = num_good
+
+    def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
+        draft = self._inner.draft(tokens, ask, sampler)
+        self._num_good -= 1
+        return draft if self._num_good >= 0 else self._fault(draft)
+
+    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+        pass
+
+
+def raising(draft: Draft) -> Draft:
+    raise RuntimeError("it broke")
+
+
+FAULTS: dict[str, Callable[[Draft], Draft]] = {
+    "raises": raising,
+    "beyond the vocabulary": lambda draft: draft._replace(tokens=draft.tokens + VOCAB),
+    "negative": lambda draft: draft._replace(tokens=draft.tokens - VOCAB),
+    "too many": lambda draft: Draft(np.zeros(90, np.int32), (0,) * 90, source="broken"),
+    "floats": lambda draft: draft._replace(tokens=draft.tokens.astype(np.float64)),  # type: ignore[arg-type]
+    "no evidence": lambda draft: draft._replace(evidence=()),
+}
+
+
+def tokens_of(blocks: list[Block]) -> list[int]:
+    return [int(token) for block in blocks for token in block.tokens]
+
+
+def answer(roster: Roster, length: int | None, num_blocks: int = 60, seed: int = 4) -> list[int]:
+    gate = roster.gate(Speculation(roster.drafters, length))
+    sampler = GumbelSampler(SamplingParams(temperature=0.8, seed=seed), len(PROMPT))
+    found = tokens_of(list(islice(serial(PROMPT, target(), sampler, gate, relieve=roster.relieve), num_blocks)))
+    plain = tokens_of(list(islice(serial(PROMPT, target(), sampler, Plain()), len(found))))
+    assert found == plain
+    return found
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_parked_for_good_and_the_answer_goes_on(fault: str) -> None:
+    machine = Machine()
+    roster = machine.roster(machine.candidate("broken", 1, lambda: Broken(FAULTS[fault])), texts=frozenset())
+    roster.start(Room(PLENTY, "a test"), 0)
+    answer(roster, 3)
+    assert not machine.alive
+    (line,) = roster.take_news()
+    assert line.startswith("broken drafts no more in this session: ")
+    answer(roster, 3, seed=5)
+    assert roster.drafters() == []
+    assert machine.opened == ["broken"]
+    assert roster.take_news() == ()
+
+
+def test_a_drafter_of_the_text_at_fault_is_parked_as_well() -> None:
+    made: list[Broken] = []
+
+    def texts(names: frozenset[str]) -> list[Drafter]:
+        made.append(Broken(raising, 0, "suffix"))
+        return [made[-1]]
+
+    machine = Machine()
+    roster = machine.roster()
+    roster.from_text = texts
+    answer(roster, 3)
+    assert roster.drafters() == []
+    assert len(roster.take_news()) == 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    frees=st.lists(st.integers(0, 600), min_size=5, max_size=60),
+    length=st.sampled_from([2, 5, None]),
+    seed=st.integers(0, 2**32),
+)
+def test_no_token_is_lost_or_changed_whatever_memory_does(frees: list[int], length: int | None, seed: int) -> None:
+    machine = Machine()
+    roster = machine.roster(machine.candidate("big", 300), machine.candidate("small", 50))
+    roster.start(Room(PLENTY, "a test"), 0)
+    moments = iter(frees)
+
+    def room() -> Room:
+        machine.clock.sleep(1.0)
+        return Room(next(moments, 600) * MIB, "a test")
+
+    roster.headroom = room
+    answer(roster, length, num_blocks=len(frees), seed=seed)
+
+
+class Tight(TableDecoder):
+    """Refuses memory for passes of more rows than it has room for."""
+
+    __slots__ = ("most_rows", "num_refused")
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        if num_last > self.most_rows:
+            self.num_refused += 1
+            raise MemoryExhausted("no room for a pass")
+        return super().logits(tokens, num_last)
+
+
+def tight(most_rows: int) -> Tight:
+    decoder = Tight(VOCAB, seed=1)
+    decoder.most_rows, decoder.num_refused = most_rows, 0
+    return decoder
+
+
+def test_a_wide_pass_without_room_is_run_narrow_and_drafting_steps_down() -> None:
+    machine = Machine()
+    roster = machine.roster()
+    sampler = GumbelSampler(SamplingParams(), len(PROMPT))
+    gate, decoder = roster.gate(Speculation(roster.drafters, 4)), tight(1)
+    found = tokens_of(list(islice(serial(PROMPT, decoder, sampler, gate, relieve=roster.relieve), 40)))
+    assert found == tokens_of(list(islice(serial(PROMPT, target(), sampler, Plain()), 40)))
+    assert decoder.num_refused <= 2, "it does not ask again for what it was refused"
+    news = roster.take_news()
+    assert "was refused memory and run without the draft" in news[0]
+    assert news[1].startswith("drafting steps down from suffix to ")
+    assert roster.drafters() == []
+
+
+def test_a_plain_pass_without_room_frees_the_model_and_is_run_again() -> None:
+    machine = Machine()
+    roster = machine.roster(machine.candidate("model", 200), texts=frozenset())
+    roster.start(Room(PLENTY, "a test"), 0)
+
+    class Beside(TableDecoder):
+        __slots__ = ()
+
+        def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+            if len(tokens) > 20 and machine.alive:
+                raise MemoryExhausted("no room beside the model")
+            return super().logits(tokens, num_last)
+
+    sampler = GumbelSampler(SamplingParams(), len(PROMPT))
+    gate = roster.gate(Speculation(roster.drafters, 2))
+    steps = serial(PROMPT, Beside(VOCAB, seed=1), sampler, gate, relieve=roster.relieve)
+    found = tokens_of(list(islice(steps, 40)))
+    assert found == tokens_of(list(islice(serial(PROMPT, target(), sampler, Plain()), len(found))))
+    assert not machine.alive
+
+
+def test_a_plain_pass_without_room_is_an_error_where_nothing_can_be_freed() -> None:
+    machine = Machine()
+    roster = machine.roster(machine.candidate("model", 200))
+    roster.start(Room(PLENTY, "a test"), 0)
+    gate, decoder = roster.gate(Speculation(roster.drafters, 4)), tight(0)
+    sampler = GumbelSampler(SamplingParams(), len(PROMPT))
+    with pytest.raises(MemoryExhausted, match="no room for a pass"):
+        next(serial(PROMPT, decoder, sampler, gate, relieve=roster.relieve))
+    decoder.most_rows = 9
+    again = roster.gate(Speculation(roster.drafters, 4))
+    found = tokens_of(list(islice(serial(PROMPT, decoder, sampler, again, relieve=roster.relieve), 20)))
+    assert found == tokens_of(list(islice(serial(PROMPT, target(), sampler, Plain()), len(found))))
+
+
+def test_what_was_learned_of_a_model_serves_when_it_is_back() -> None:
+    machine = Machine()
+    roster = machine.roster(machine.candidate("model", 200), texts=frozenset())
+    roster.start(Room(PLENTY, "a test"), 0)
+    speculation = Speculation(roster.drafters)
+    gate = roster.gate(speculation)
+    sampler = GumbelSampler(SamplingParams(), len(PROMPT))
+    steps = serial(PROMPT, target(), sampler, gate)
+    list(islice(steps, 30))
+    gate.close()
+    learned = Chances(dict(speculation.past)).of("model", 0)
+    speculation.paid["model"].read = PROMPT
+    machine.look(roster, 0)
+    machine.look(roster, PLENTY)
+    machine.look(roster, PLENTY, 3.0)
+    next(steps)
+    assert len(speculation.paid["model"].read) == 0, "its cache is empty"
+    assert Chances(dict(speculation.past)).of("model", 0) == learned
