@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
 from typing import NamedTuple
 
-import psutil
-
+from edgespec.budget import RESERVE_BYTES, expect_room, need_of
 from edgespec.drafting import translation
 from edgespec.experience import Experience, read_experience, write_experience
+from edgespec.headroom import headroom
 from edgespec.lookahead import fitting
 from edgespec.manifest import Manifest
-from edgespec.opening import ModelFolder, open_drafter, open_model
+from edgespec.opening import ModelFolder, open_drafter, open_model, weights_bytes
 from edgespec.planner import Layout, Memory, Plan, make_plan
 from edgespec.profile import Place, Profile, beside
 from edgespec.profiling import profiled
@@ -47,14 +47,20 @@ def plan_for(
     devices: Devices,
     *,
     measures_anew: bool,
+    memory_limit: int | None = None,
     report: Report = lambda line: None,
 ) -> Planned:
     """Plan with what is known of this machine. What has to be known and is not is measured, or all of it anew.
+
+    Args:
+        memory_limit: Bytes that a process may hold in all.
 
     Raises:
         VocabularyMismatch: A drafter has too few of the target's tokens.
         MemoryExhausted: The target does not fit.
     """
+    room = headroom(memory_limit)
+    expect_room(target.manifest.name, need_of(target.manifest, weights_bytes(target)), room)
     for drafter in drafters:
         translation(target, drafter, report)
     layouts: list[Layout] = []
@@ -73,7 +79,11 @@ def plan_for(
     text = ["suffix"]
     if can_run_trees(target.manifest, devices.target) and fitting(layouts[0].profile.costs()):
         text.append("lookahead")
-    memory = Memory(_needed, dict.fromkeys((devices.target.name, devices.drafter.name), _free_bytes()))
+    sizes = {model.manifest.name: weights_bytes(model) for model in (target, *drafters)}
+    memory = Memory(
+        lambda manifest, context: need_of(manifest, sizes[manifest.name], context).within(room),
+        dict.fromkeys((devices.target.name, devices.drafter.name), room.free_bytes - RESERVE_BYTES),
+    )
     plan = make_plan(target.manifest, manifests, layouts, past.chances, memory, text)
     return Planned(plan, layouts, past)
 
@@ -164,12 +174,3 @@ def _remember(
 
 def _known_of(target: ModelFolder, report: Report) -> Experience:
     return read_experience(target.folder, report) if target.manifest.files else Experience()
-
-
-def _needed(manifest: Manifest, context_length: int) -> int:
-    weights = manifest.files.get(manifest.weights)
-    return (weights.bytes if weights else 0) + context_length * manifest.kv_cache.bytes_per_token
-
-
-def _free_bytes() -> int:
-    return int(psutil.virtual_memory().available)
