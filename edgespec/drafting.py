@@ -66,7 +66,7 @@ def cascade(
     inner: list[Drafter] = from_text([text] if text else [], None)
     lane = ThreadLane("drafter")
     for served, model in reversed(list(zip([target, *models], models, strict=False))):
-        translate = _translation(served, model, report)
+        translate = translation(served, model, report)
         is_first = served is target
         is_hedged = is_first and schedule == "hedged"
         if is_hedged:
@@ -123,7 +123,7 @@ def _measured(decoder: Decoder, drafters: Sequence[Drafter]) -> Speculation:
     return Speculation(lambda: drafters, ratios=measure(decoder).ratios)
 
 
-def _translation(target: ModelFolder, draft: ModelFolder, report: Callable[[str], None]) -> Translation | None:
+def translation(target: ModelFolder, draft: ModelFolder, report: Callable[[str], None]) -> Translation | None:
     """What makes the drafter one of the target's tokens; None where its tokens are those.
 
     Raises:
