@@ -212,12 +212,14 @@ class MeasuredGate:
             }
             for choice in self._seen
         }
+        drafting = next((paid for paid in self._paid if paid.drafter.name == draft.source), None)
         document = {
             "round": self._num_rounds,
             "source": draft.source,
             "num_draft": len(draft.tokens),
             "num_accepted": num_accepted,
-            "draft_ms": round(1e3 * sum(p.draft_s for p in self._paid if p.drafter.name == draft.source), 3),
+            "draft_ms": round(1e3 * drafting.draft_s, 3) if drafting else 0.0,
+            "ahead": drafting is not None and drafting.policy is not None,
             "verify_ms": round(1e3 * verify_s, 3),
             "expected": seen,
         }
