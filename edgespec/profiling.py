@@ -83,7 +83,7 @@ def _in_steps(drafter: Decoder, target: Decoder) -> tuple[float, float]:
     verify(0)  # reads the text
     target_s = step_s = read_s = np.inf
     for i in range(_ROUNDS[0] + 1):
-        text = _text(num_read, drafter, i)
+        text = _text(num_read, drafter, i + 1)  # another one each time, of which nothing is held
         read_s = min(read_s, num_read * _read_s(drafter, text))
         target_s, step_s = min(target_s, verify(i + 1)), min(step_s, _pass_s(drafter, text, 1, i))
     return step_s / target_s, max(0.0, read_s - step_s) / max(1, num_read - 1) / target_s
