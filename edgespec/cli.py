@@ -161,7 +161,7 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         help=f"auto, none, {WORDS}",
     )
     speculation.add_argument("--draft-length", default="auto", metavar="N", help="auto, or tokens a draft")
-    speculation.add_argument("--schedule", default="auto", choices=["auto", "serial"])
+    speculation.add_argument("--schedule", default="auto", choices=["auto", "serial", "pipelined", "hedged"])
     speculation.add_argument("--acceptance", default="equality", choices=["equality", "rejection"])
     speculation.add_argument("--device", default="auto", metavar="NAME", help="where the target runs: auto, cpu")
     speculation.add_argument("--drafter-device", default="auto", metavar="NAME", help="where a model drafter runs")
@@ -274,6 +274,7 @@ def _engine(options: argparse.Namespace, *, memory: bool = False) -> "Engine":
         drafter=options.drafter,
         draft_length=options.draft_length,
         acceptance=options.acceptance,
+        schedule=options.schedule,
         device=options.device,
         drafter_device=options.drafter_device,
         num_threads=options.threads,

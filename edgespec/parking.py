@@ -11,7 +11,7 @@ import numpy as np
 
 from edgespec import trees
 from edgespec.errors import MemoryExhausted
-from edgespec.types import NOTHING, Ask, Draft, Drafter, Logits, Sampler, TokenIds
+from edgespec.types import NOTHING, AheadDrafter, Ask, Draft, Drafter, Logits, Sampler, TokenIds
 
 _LONGEST_REASON = 200
 
@@ -50,12 +50,30 @@ class GuardedDrafter:
     def is_parked(self) -> bool:
         return self._is_parked
 
+    @property
+    def can_run_ahead(self) -> bool:
+        return isinstance(self._drafter, AheadDrafter) and self._drafter.can_run_ahead
+
     def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
+        return self._drafted(lambda drafter: drafter.draft(tokens, ask, sampler), ask)
+
+    def follow(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
+        def followed(drafter: Drafter) -> Draft:
+            return drafter.follow(tokens, ask, sampler) if isinstance(drafter, AheadDrafter) else NOTHING
+
+        return self._drafted(followed, ask)
+
+    def rest(self) -> None:
+        with self._lock:
+            if isinstance(self._drafter, AheadDrafter):
+                self._drafter.rest()
+
+    def _drafted(self, draft_of: Callable[[Drafter], Draft], ask: Ask) -> Draft:
         with self._lock:
             if self._drafter is None or self._is_parked:
                 return NOTHING
             try:
-                draft = self._drafter.draft(tokens, ask, sampler)
+                draft = draft_of(self._drafter)
                 reason = nonsense(draft, ask, self._vocab_size)
             except Exception as error:  # of whatever kind: the answer can do without this drafter
                 if _is_exhausted(error):

@@ -13,8 +13,9 @@ from edgespec.chances import Chances
 from edgespec.clock import VirtualClock
 from edgespec.costs import DraftCosts, PassCosts
 from edgespec.drafters import ModelDrafter
-from edgespec.gate import LONGEST_DRAFT, FixedGate, MeasuredGate, PaidSource
+from edgespec.gate import LONGEST_DRAFT, FixedGate, MeasuredGate
 from edgespec.machine import Machine, bound
+from edgespec.paid import PaidSource
 from edgespec.recording import Recording
 from edgespec.runtimes.paced import PacedDecoder
 from edgespec.runtimes.synthetic import synthetic_drafter, synthetic_target
@@ -123,4 +124,7 @@ class _Recorded:
         return self._drafter.draft(tokens, Ask(num_tokens), sampler) if num_tokens else NOTHING
 
     def observe(self, tokens: TokenIds, draft: Draft, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+        pass
+
+    def close(self) -> None:
         pass

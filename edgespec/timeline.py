@@ -9,6 +9,10 @@ from typing import Any, NamedTuple
 _FULL, _PART, _IDLE = "█", "▒", "·"
 
 
+# What a drafter's lane works on.
+DRAFT, DRAFT_AHEAD, HEDGE = "draft", "draft ahead", "hedge"
+
+
 class Interval(NamedTuple):
     """A lane at work. Seconds of whatever clock, the same for all lanes."""
 
@@ -17,6 +21,12 @@ class Interval(NamedTuple):
     start_s: float
     end_s: float
     num_tokens: int = 0
+
+
+def schedule_of(intervals: Iterable[Interval]) -> str:
+    """serial; pipelined if a drafter has worked ahead, hedged if it has prepared other outcomes."""
+    works = {interval.what for interval in intervals}
+    return "hedged" if HEDGE in works else "pipelined" if DRAFT_AHEAD in works else "serial"
 
 
 def overlap(intervals: Sequence[Interval]) -> float:
