@@ -6,7 +6,7 @@ measured. No device is known by its name, and no schedule is taken or refused fo
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from edgespec.chances import Chances, Key, expected, position_class
 from edgespec.costs import PassCosts
@@ -15,7 +15,9 @@ from edgespec.manifest import Manifest
 from edgespec.pipeline import Policy, Ratio, best_pipelined, best_serial, serial_rate
 from edgespec.profile import DrafterProfile, Place, Profile, beside
 
-SCHEDULES = ("plain", "serial", "pipelined", "hedged")  # from simple to involved
+Schedule = Literal["serial", "pipelined", "hedged"]
+AnySchedule = Schedule | Literal["plain"]
+SCHEDULES: tuple[AnySchedule, ...] = ("plain", "serial", "pipelined", "hedged")  # from simple to involved
 LONGEST = 16
 # Of a drafter that has drafted nothing yet: tokens kept, of so many.
 PRIOR = (4.0, 6.0)
@@ -55,7 +57,7 @@ class Option:
     reason: in words, why it was chosen or refused.
     """
 
-    schedule: str
+    schedule: AnySchedule
     target: Place
     drafter: str | None = None
     drafter_place: Place | None = None
@@ -157,14 +159,15 @@ def is_counted(past: Mapping[Key, tuple[float, float]], drafter: str) -> bool:
     return any(source == drafter for source, _ in past)
 
 
-def schedule_of(plan: Plan) -> str:
+def schedule_of(plan: Plan) -> Schedule:
     """The loop that carries it out: without a model, what drafts from the text is heard in the serial one."""
-    return "serial" if plan.chosen.schedule == "plain" else plan.chosen.schedule
+    chosen = plan.chosen.schedule
+    return "serial" if chosen == "plain" else chosen
 
 
 def schedule_on(
     layout: Layout, target: Manifest, drafter: Manifest, past: Mapping[Key, tuple[float, float]]
-) -> str:
+) -> Schedule:
     """The loop for two models that are bound to their places, and have the memory that they need."""
     places = (layout.target, layout.drafter_place or layout.target)
     unbounded = Memory(lambda manifest, context: 0, {place.device: 1 for place in places})
@@ -263,7 +266,7 @@ def _drafted(case: _Case, chances: Sequence[float]) -> Iterator[Option]:
     yield replace(hedged, context_length=0) if case.no_branches else hedged
 
 
-def _option(case: _Case, schedule: str, policy: Policy, fan_out: int = 0) -> Option:
+def _option(case: _Case, schedule: AnySchedule, policy: Policy, fan_out: int = 0) -> Option:
     has_drafter = schedule != "plain"
     return Option(
         schedule=schedule,
