@@ -71,6 +71,13 @@ def chrome_trace(intervals: Sequence[Interval]) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
+def latest(intervals: Sequence[Interval], lane: str, num_intervals: int) -> list[Interval]:
+    """What all lanes did since a lane began the last num_intervals of its intervals."""
+    starts = sorted(each.start_s for each in intervals if each.lane == lane)[-num_intervals:]
+    since = starts[0] if starts else 0.0
+    return [each._replace(start_s=max(each.start_s, since)) for each in intervals if each.end_s > since]
+
+
 def picture(intervals: Sequence[Interval], width: int = 72) -> str:
     """A line of width cells for each lane and one that says what a line spans; empty without intervals.
 
