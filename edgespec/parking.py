@@ -50,12 +50,31 @@ class GuardedDrafter:
     def is_parked(self) -> bool:
         return self._is_parked
 
+    @property
+    def can_run_ahead(self) -> bool:
+        return bool(getattr(self._drafter, "can_run_ahead", False))
+
     def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
+        return self._drafted(lambda drafter: drafter.draft(tokens, ask, sampler), ask)
+
+    def follow(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
+        """As a drafter that runs ahead has it; others have nothing by now."""
+        return self._drafted(
+            lambda drafter: drafter.follow(tokens, ask, sampler) if self.can_run_ahead else NOTHING, ask
+        )
+
+    def rest(self) -> None:
+        """Have a drafter that runs ahead stop until the next draft."""
+        with self._lock:
+            if self.can_run_ahead and (rest := getattr(self._drafter, "rest", None)):
+                rest()
+
+    def _drafted(self, drafts: Callable[[Any], Draft], ask: Ask) -> Draft:
         with self._lock:
             if self._drafter is None or self._is_parked:
                 return NOTHING
             try:
-                draft = self._drafter.draft(tokens, ask, sampler)
+                draft = drafts(self._drafter)
                 reason = nonsense(draft, ask, self._vocab_size)
             except Exception as error:  # of whatever kind: the answer can do without this drafter
                 if _is_exhausted(error):
