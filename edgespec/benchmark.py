@@ -18,6 +18,8 @@ from edgespec.engine import Completion, Engine
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.sampling import SamplingParams
 
+_LARGEST_BYTES = 1 << 26  # of a prompts file
+
 
 class BenchPrompt(NamedTuple):
     category: str
@@ -63,11 +65,17 @@ def read_prompts(path: Path, per_category: int | None) -> list[BenchPrompt]:
     counts: dict[str, int] = defaultdict(int)
     found = []
     try:
-        for line in path.read_text(encoding="utf-8-sig").split("\n"):
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_BYTES + 1)
+        if len(content) > _LARGEST_BYTES:
+            raise UsageError(f"{path} holds more than {_LARGEST_BYTES >> 20} MiB; give a shorter prompts file")
+        for line in content.decode("utf-8-sig").split("\n"):
             if not line.strip():
                 continue
             stated = json.loads(line)
-            category = str(stated.get("category", "all"))
+            category = stated.get("category", "all")
+            if not isinstance(category, str) or not category.isprintable():
+                raise TypeError(f"a category is {category!r}, wanted a text on one line")
             turns = [stated["prompt"]] if "prompt" in stated else stated["turns"]
             if not isinstance(turns, list) or not turns:
                 raise TypeError(f"turns are {turns!r}")
@@ -116,6 +124,8 @@ def measure(
     if not speculative:
         raise UsageError("every prompt was left out; none fits the context of this model")
     categories = dict(_rows(plain, speculative))
+    for name in speculative.keys() - categories.keys():
+        report(f"nothing to compare in {name}: no answer went beyond its first pass, which is not decoding")
     ratios = [row["ratio"] for row in categories.values()]
     return {
         "model": engine.manifest.name,
@@ -161,7 +171,9 @@ def _by_accepted(sources: dict[str, dict[str, int]]) -> list[str]:
 
 def table(document: dict[str, Any]) -> str:
     """The document for reading."""
-    width = max(map(len, document["categories"]), default=8)
+    if not document["categories"]:
+        return "nothing was decoded: no answer went beyond its first pass; allow more with --max-tokens"
+    width = max(map(len, document["categories"]))
     lines = [
         f"{'':{width}}  {'plain':>7}  {'drafted':>7}  {'ratio':>5}  {'a pass':>6}  {'kept':>5}  rounds by source"
     ]
@@ -171,9 +183,7 @@ def table(document: dict[str, Any]) -> str:
             f"{name:{width}}  {row['plain_tokens_per_second']:7.1f}  {row['speculative_tokens_per_second']:7.1f}  "
             f"{row['ratio']:5.2f}  {row['tokens_per_pass']:6.2f}  {kept:>5}  {_shares(row['sources'])}"
         )
-    if document["mean_ratio"] is not None:
-        lines.append(f"mean ratio {document['mean_ratio']:.3f}, worst {document['worst_ratio']:.3f}")
-    return "\n".join(lines)
+    return "\n".join([*lines, f"mean ratio {document['mean_ratio']:.3f}, worst {document['worst_ratio']:.3f}"])
 
 
 def _shares(sources: dict[str, dict[str, int]]) -> str:

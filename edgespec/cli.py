@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from edgespec import __version__
 from edgespec.catalog import CATALOG, DEFAULT_MODEL
 from edgespec.doctor_command import add_doctor
+from edgespec.drafter_names import WORDS
 from edgespec.errors import EdgeSpecError, MemoryExhausted, UsageError
 from edgespec.export_command import add_export, add_pair
 from edgespec.models_command import add_models
@@ -157,7 +158,7 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         "--drafter",
         default="auto",
         metavar="D",
-        help="auto, none, ngram, suffix, lookahead, self or a model; a+b hears both, in a,b b drafts for a",
+        help=f"auto, none, {WORDS}",
     )
     speculation.add_argument("--draft-length", default="auto", metavar="N", help="auto, or tokens a draft")
     speculation.add_argument("--schedule", default="auto", choices=["auto", "serial"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec import __version__
+from edgespec.drafter_names import WORDS
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, UsageError
 from edgespec.talk import say_stage
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from edgespec.engine import Engine
     from edgespec.exactness import Comparison
     from edgespec.scheduler import Gate
+    from edgespec.types import TokenIds
 
 _LENGTHS = (1, 4, 8)
 _PROMPTS = (
@@ -30,7 +32,7 @@ _PROMPTS = (
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--exactness", metavar="MODEL", help="compare its speculative text with its plain text")
-    parser.add_argument("--drafter", default="auto", metavar="D", help="auto, ngram, self or a model")
+    parser.add_argument("--drafter", default="auto", metavar="D", help=f"auto, {WORDS}")
     parser.add_argument("--prompts", metavar="FILE", type=Path, help="JSON Lines with turns or prompt")
     parser.add_argument("--max-tokens", type=int, default=32, metavar="N", help="tokens an answer (default 32)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the target (default: all cores)")
@@ -109,7 +111,7 @@ def _exactness(options: argparse.Namespace) -> int:
     if options.max_tokens < 1:
         raise UsageError(f"--max-tokens is {options.max_tokens}; wanted at least 1")
     texts = [prompt.turns[0] for prompt in read_prompts(options.prompts, None)] if options.prompts else _PROMPTS
-    document: dict[str, Any] = {"model": options.exactness, "prompts": len(texts)}
+    document: dict[str, Any] = {"model": options.exactness}
     for mode in ("deterministic", "normal"):
         document |= _compared(options, texts, mode)
     document["is_exact"] = not any(
@@ -136,16 +138,35 @@ def _compared(options: argparse.Namespace, texts: Sequence[str], mode: str) -> d
         offline=options.offline,
         report=say_stage,
     ) as engine:
+        fitting = _fitting(engine, texts)
+        if not fitting:
+            raise UsageError("every prompt was left out; give some that fit the context of this model")
         found = compare(
             engine.target,
-            [engine.encode(text) for text in texts],
+            list(fitting.values()),
             lambda: _gates(engine),
             samplings,
             max_tokens=options.max_tokens,
             ends=engine.manifest.eos_token_ids,
             report=lambda line: say_stage(f"{mode}: {line}"),
         )
-        return {"drafter": engine.speculation.name, mode: _described(found, engine, texts, mode)}
+        return {
+            "prompts": len(fitting),
+            "drafter": engine.speculation.name,
+            mode: _described(found, engine, list(fitting), mode),
+        }
+
+
+def _fitting(engine: "Engine", texts: Sequence[str]) -> "dict[str, TokenIds]":
+    """The tokens of each text that the context has room for, each once; the others are told."""
+    encoded = {text: engine.encode(text) for text in texts}
+    for text, tokens in encoded.items():
+        if not 0 < len(tokens) <= engine.context_length:
+            say_stage(
+                f"left out {text[:40]!r}: {len(tokens)} tokens, and the context has room for 1 to "
+                f"{engine.context_length}"
+            )
+    return {text: tokens for text, tokens in encoded.items() if 0 < len(tokens) <= engine.context_length}
 
 
 def _gates(engine: "Engine") -> "Mapping[str, Gate]":

@@ -5,7 +5,7 @@ suffix+MODEL         both are heard, and each round the better one
 MEDIUM,TINY,suffix   each drafts for the one before it
 """
 
-from pathlib import Path
+import os
 from typing import NamedTuple
 
 from edgespec.errors import UsageError
@@ -13,6 +13,7 @@ from edgespec.errors import UsageError
 TEXT = ("ngram", "suffix")  # which draft from the text, for anything
 TARGET = ("auto", "lookahead")  # which know more of the target
 SELF = "self"  # a model, of the target's own layers
+WORDS = "ngram, suffix, lookahead, self or a model; a+b hears both, in a,b b drafts for a"
 
 
 class Cascade(NamedTuple):
@@ -37,19 +38,19 @@ def parse(named: str) -> DrafterNames:
     """
     if named == "none":
         return DrafterNames(frozenset(), ())
-    parts = [named] if Path(named).exists() else named.split("+")
+    parts = [named] if os.path.exists(named) else named.split("+")
     simple = frozenset(part for part in parts if part in TEXT + TARGET)
-    return DrafterNames(simple, tuple(_cascade(part) for part in parts if part not in simple))
+    return DrafterNames(simple, tuple(_cascade(part, named) for part in parts if part not in simple))
 
 
-def _cascade(part: str) -> Cascade:
-    models = [part] if Path(part).exists() else part.split(",")
+def _cascade(part: str, named: str) -> Cascade:
+    models = [part] if os.path.exists(part) else part.split(",")
     text = models.pop() if models[-1] in TEXT else None
     wrong = [name for name in models if name in ("", "none", *TEXT, *TARGET)]
     if wrong or not models:
-        known = ", ".join(("none", *TEXT, *TARGET, SELF))
+        known = ", ".join((*TEXT, *TARGET, SELF))
         raise UsageError(
-            f"'{wrong[0] if wrong else ''}' stands where a model must in the drafter '{part}'; wanted a model, "
-            f"models with commas between, or {known}"
+            f"'{wrong[0] if wrong else ''}' stands where a model must in the drafter '{named}'; wanted a model, "
+            f"models with commas between, {known}, or none alone"
         )
     return Cascade(tuple(models), text)

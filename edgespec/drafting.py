@@ -41,6 +41,7 @@ def cascade(
     text: str | None,
     device: Device,
     num_threads: int | None,
+    deterministic: bool,
     report: Callable[[str], None],
 ) -> tuple[Drafter, list[Decoder]]:
     """The first model as the drafter of the target, each next one as that of the one before it.
@@ -48,6 +49,7 @@ def cascade(
     Args:
         models: At least one.
         text: The text drafter, if any, of the last.
+        deterministic: What they draw shall not depend on the passes that they have run before.
 
     Returns:
         The drafter, and the decoders that it and those behind it hold.
@@ -58,8 +60,8 @@ def cascade(
     inner: list[Drafter] = from_text([text] if text else [], None)
     decoders: list[Decoder] = []
     for served, model in reversed(list(zip([target, *models], models, strict=False))):
-        translate = _translation(served, model, report)
-        decoder = open_drafter(model, device, num_threads)
+        translate = translation(served, model, report)
+        decoder = open_drafter(model, device, num_threads, deterministic)
         decoders.append(decoder)
         speculation = _measured(decoder, inner) if inner else None
         drafter: Drafter = ModelDrafter(
@@ -78,13 +80,14 @@ def candidates(
     text: str | None,
     device: Device,
     num_threads: int | None,
+    deterministic: bool,
     room: Room,
     report: Callable[[str], None],
 ) -> list[Candidate]:
     """A cascade, and what is left of it as its first model is left out, and the next; arguments as in cascade."""
 
     def opened(models: Sequence[ModelFolder]) -> OpenModel:
-        drafter, decoders = cascade(target, models, text, device, num_threads, report)
+        drafter, decoders = cascade(target, models, text, device, num_threads, deterministic, report)
         return OpenModel(drafter, decoders[-1], lambda: None)
 
     needed = [need_of(model.manifest, weights_bytes(model)).within(room) for model in models]
@@ -98,7 +101,7 @@ def _measured(decoder: Decoder, drafters: Sequence[Drafter]) -> Speculation:
     return Speculation(lambda: drafters, ratios=measure(decoder).ratios)
 
 
-def _translation(target: ModelFolder, draft: ModelFolder, report: Callable[[str], None]) -> Translation | None:
+def translation(target: ModelFolder, draft: ModelFolder, report: Callable[[str], None]) -> Translation | None:
     """What makes the drafter one of the target's tokens; None where its tokens are those.
 
     Raises:
@@ -156,7 +159,7 @@ def speculation_of(
 
     def save(learned: Speculation) -> None:
         if is_ours:
-            known = read_experience(folder, report)
+            known = read_experience(folder, _quietly)
             drafts = {name: (paid.costs.step, paid.costs.row) for name, paid in learned.paid.items()}
             write_experience(
                 folder,
@@ -173,6 +176,10 @@ def speculation_of(
     speculation = Speculation(drafters, None, ratios, paid, known.chances, save)
     save(speculation)
     return speculation
+
+
+def _quietly(line: str) -> None:
+    """For a file whose damage is told where it is first used."""
 
 
 def window_of(
@@ -192,9 +199,9 @@ def window_of(
         tree_manifest(manifest, setting[0])
     elif "auto" not in names or length is not None or not can_run_trees(manifest, setting[0]):
         return None
-    ratios = read_experience(folder, report).ratios.get(machine_key(*setting))
+    ratios = read_experience(folder, _quietly).ratios.get(machine_key(*setting))
     window = fitting(PassCosts(dict(ratios))) if ratios else None
     if "lookahead" not in names:
         return window
     window = window or SMALLEST
-    return window._replace(size=length + 1) if length else window
+    return window.with_guesses_of(length) if length else window

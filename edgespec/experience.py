@@ -4,6 +4,7 @@ No text is kept, and nothing that a text could be told from.
 """
 
 import json
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from edgespec.profile import Profile, document_of, number, profile_from
 
 FILE_NAME = "experience.json"
 _VERSION = 1
+_LARGEST_BYTES = 1 << 23
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,9 @@ def read_experience(folder: Path, report: Callable[[str], None]) -> Experience:
     """What the folder holds; nothing where there is none or it cannot be understood, which is reported."""
     path = folder / FILE_NAME
     try:
+        stated = path.stat()
+        if not stat.S_ISREG(stated.st_mode) or stated.st_size > _LARGEST_BYTES:
+            raise ValueError("no file of a size that edgespec writes")
         return _parsed(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return Experience()

@@ -66,8 +66,9 @@ class ModelHome:
                 f"{error.filename or model} may not be read; mend its permissions or set EDGESPEC_HOME elsewhere"
             ) from None
         except (RuntimeError, ValueError, OSError) as error:  # no such user, a NUL, a name too long
+            why = (isinstance(error, OSError) and error.strerror) or error  # without the path once more
             raise ModelError(
-                f"'{model[:200]}' cannot be opened ({error}); give a name, a folder or a file"
+                f"'{model[:200]}' cannot be opened ({why}); give a name, a folder or a file"
             ) from None
 
     def locate(self, source: str, revision: str | None = None) -> Snapshot:

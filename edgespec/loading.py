@@ -106,6 +106,7 @@ def load(
     chains = [
         ([model_drafting(models, target, name) for name in each.models], each.text) for each in names.cascades
     ]
+    _expect_distinct([chain[0].manifest.name for chain, _ in chains])
     setting = (places[0], num_threads, deterministic)
     window = window_of(names.simple, length, target, setting, report)
     room, need = free(), need_of(target.manifest, weights_bytes(target))
@@ -115,12 +116,16 @@ def load(
         renderer.start()
     decoders: list[Decoder] = [open_model(target, *setting, bool(chains), has_trees=window is not None)]
     kept = _memory(models, target, names) if memory else None
-    cascades = [candidates(target, *chain, places[1], num_threads, room, report) for chain in chains]
+    # Equality gives one text whatever is drafted; what rejection keeps hangs on each bit of what was drawn from.
+    is_drawn_alike = deterministic and acceptance == "rejection"
+    cascades = [
+        candidates(target, *chain, places[1], num_threads, is_drawn_alike, room, report) for chain in chains
+    ]
     roster = _roster(target.manifest, names, cascades, window, kept, free, report)
     roster.start(room, need.within(room))
     speculation = speculation_of(
         roster.drafters,
-        length and window.depth if window else length,
+        length,
         decoders[0],
         roster.decoders,
         target,
@@ -177,13 +182,19 @@ def _memory(models: ModelHome, target: ModelFolder, names: DrafterNames) -> Memo
     if {"auto", "suffix"}.isdisjoint(names.simple):
         return None
     manifest = target.manifest
-    return Memory(models.path / "memory", manifest.name, manifest.vocab_sha256, models.report)
+    return Memory(models.path / "memory", manifest.name, manifest.vocab_sha256, manifest.vocab_size, models.report)
 
 
 def _expect_kinds(settings: dict[str, object], kind: type | tuple[type, ...], wanted: str) -> None:
     for name, value in settings.items():
         if not isinstance(value, kind):
             raise UsageError(f"{name} is {value!r}; wanted {wanted}")
+
+
+def _expect_distinct(names: Sequence[str]) -> None:
+    """What is learned of a drafter is kept under its name."""
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"two of the drafters are called '{twice[0]}'; name it once, or export one as another")
 
 
 def _expect_threads(num_threads: int | None) -> None:

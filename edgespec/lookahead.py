@@ -37,6 +37,10 @@ class Window(NamedTuple):
         """Of its deepest node, behind the last committed token."""
         return max(self.num_columns + self.size - 3, self.size - 1)
 
+    def with_guesses_of(self, num_tokens: int) -> "Window":
+        """With guesses of so many tokens, and no more columns than lie within them."""
+        return self._replace(num_columns=min(self.num_columns, 2), size=num_tokens + 1)
+
 
 # Tokens a pass on the text that each served best of seven (docs/log.md, 2026-11-21).
 _YIELDS = {Window(3, 3, 2): 2.15, Window(5, 3, 5): 2.03, Window(7, 4, 7): 2.55}

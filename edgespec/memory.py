@@ -36,6 +36,7 @@ class Memory:
     """Answers in a file of the model home, and those of this session until save.
 
     vocab_sha256: what the tokens mean; a file of other tokens is not read.
+    vocab_size: of the model, which could not run a token from there on.
     report: takes a line where the file cannot be used.
     """
 
@@ -44,11 +45,13 @@ class Memory:
         folder: Path,
         model: str,
         vocab_sha256: str,
+        vocab_size: int,
         report: Callable[[str], None] = lambda line: None,
         cap_bytes: int = CAP_BYTES,
     ) -> None:
         key = hashlib.sha256(f"{model}\n{vocab_sha256}".encode()).hexdigest()[:16]
         self.path = folder / f"{key}.tokens"
+        self._vocab_size = vocab_size
         self._header = _MAGIC + vocab_sha256.encode() + b"\n"
         self._report = report
         self._max_tokens = cap_bytes // 4
@@ -88,11 +91,19 @@ class Memory:
         except OSError as error:
             self._tell(f"earlier answers are not used: cannot read {self.path} ({error})")
             return _EMPTY
-        checked, payload = content[: len(self._header) + 32], content[len(self._header) + 32 :]
-        if checked != self._header + hashlib.sha256(payload).digest() or len(payload) % 4:
+        tokens = self._parsed(content)
+        if tokens is None:
             self._tell(f"earlier answers are not used: {self.path} is damaged or foreign; it is begun anew")
             return _EMPTY
-        return np.frombuffer(payload, "<i4").astype(np.int32)
+        return tokens
+
+    def _parsed(self, content: bytes) -> TokenIds | None:
+        """The tokens of a file; None if it is not as save writes it."""
+        checked, payload = content[: len(self._header) + 32], content[len(self._header) + 32 :]
+        if checked != self._header + hashlib.sha256(payload).digest() or len(payload) % 4:
+            return None
+        tokens = np.frombuffer(payload, "<i4").astype(np.int32)
+        return tokens if np.all((tokens >= _END) & (tokens < self._vocab_size)) else None
 
     def index(self) -> "MemoryIndex | None":
         """The answers of earlier sessions, searchable; None until another thread has sorted them."""

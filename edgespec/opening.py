@@ -105,14 +105,17 @@ def self_drafter(manifest: Manifest) -> Manifest:
     )
 
 
-def open_drafter(model: ModelFolder, device: Device, num_threads: int | None) -> Decoder:
+def open_drafter(
+    model: ModelFolder, device: Device, num_threads: int | None, deterministic: bool = False
+) -> Decoder:
     """A drafter over its own vocabulary."""
     folder, manifest = model
     if manifest.vocab_subset is None:
-        return open_model(model, device, num_threads, False, True)
+        return open_model(model, device, num_threads, deterministic, True)
     tokens = read_subset(folder / manifest.vocab_subset, manifest.vocab_size)
     trimmed = ModelFolder(folder, replace(manifest, vocab_size=len(tokens)))
-    return SubsetDecoder(open_model(trimmed, device, num_threads, False, True), tokens, manifest.vocab_size)
+    decoder = open_model(trimmed, device, num_threads, deterministic, True)
+    return SubsetDecoder(decoder, tokens, manifest.vocab_size)
 
 
 def expect_runtime() -> None:

@@ -30,6 +30,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="measure all of it anew, and target and drafter on cores of their own",
     )
+    parser.add_argument("--memory", metavar="BYTES", help="plan for no more than this in all, such as 2G or 512M")
     parser.add_argument("--offline", action="store_true", help="never connect to anything")
     parser.add_argument("--json", action="store_true", help="print one document")
     parser.set_defaults(run=_plan)
@@ -37,17 +38,21 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 
 def _plan(options: argparse.Namespace) -> int:
     from edgespec.drafter_names import parse
+    from edgespec.headroom import parse_bytes
     from edgespec.home import ModelHome, default_home
     from edgespec.loading import find_models, model_drafting
     from edgespec.planning import Devices, plan_for
 
     if options.threads is not None and not 1 <= options.threads <= _MAX_THREADS:
         raise UsageError(f"the number of threads is {options.threads}; wanted 1 to {_MAX_THREADS}")
+    limit = None if options.memory is None else parse_bytes(options.memory)
     devices = Devices.named(options.device, options.drafter_device, options.threads)
     models = ModelHome(default_home(), options.offline, say_stage)
     target, names = find_models(models, options.model, parse(options.drafter))
     drafters = [model_drafting(models, target, each.models[0]) for each in names.cascades]
-    planned = plan_for(target, drafters, devices, measures_anew=options.measure, report=say_stage)
+    planned = plan_for(
+        target, drafters, devices, measures_anew=options.measure, memory_limit=limit, report=say_stage
+    )
     document = document_of(planned, target.manifest.name, [drafter.manifest.name for drafter in drafters])
     print(json.dumps(document) if options.json else in_words(document))
     return 0

@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
 from typing import NamedTuple
 
-import psutil
-
+from edgespec.budget import RESERVE_BYTES, expect_room, need_of
+from edgespec.drafting import translation
 from edgespec.experience import Experience, read_experience, write_experience
+from edgespec.headroom import headroom
 from edgespec.lookahead import fitting
 from edgespec.manifest import Manifest
-from edgespec.opening import ModelFolder, open_drafter, open_model
+from edgespec.opening import ModelFolder, open_drafter, open_model, weights_bytes
 from edgespec.planner import Layout, Memory, Plan, make_plan
 from edgespec.profile import Place, Profile, beside
 from edgespec.profiling import profiled
@@ -46,29 +47,43 @@ def plan_for(
     devices: Devices,
     *,
     measures_anew: bool,
+    memory_limit: int | None = None,
     report: Report = lambda line: None,
 ) -> Planned:
     """Plan with what is known of this machine. What has to be known and is not is measured, or all of it anew.
 
+    Args:
+        memory_limit: Bytes that a process may hold in all.
+
     Raises:
+        VocabularyMismatch: A drafter has too few of the target's tokens.
         MemoryExhausted: The target does not fit.
     """
+    room = headroom(memory_limit)
+    expect_room(target.manifest.name, need_of(target.manifest, weights_bytes(target)), room)
+    for drafter in drafters:
+        translation(target, drafter, report)
     layouts: list[Layout] = []
     manifests: dict[str, Manifest] = {}
     each: Sequence[ModelFolder | None] = drafters or [None]
-    for drafter in each:
-        for num_threads in _thread_splits(devices, drafter):
-            is_first = num_threads[0] == num_threads[1]
-            layout = _layout(target, drafter, devices, num_threads, measures_anew, is_first, report)
+    for model in each:
+        shared, *split = _thread_splits(devices, model)
+        for num_threads in (shared, *split):
+            may_measure = measures_anew or num_threads == shared
+            layout = _layout(target, model, devices, num_threads, measures_anew, may_measure, report)
             if layout is not None:
                 layouts.append(layout)
-                if drafter is not None:
-                    manifests[drafter.manifest.name] = drafter.manifest
+        if model is not None:
+            manifests[model.manifest.name] = model.manifest
     past = _known_of(target, report)
     text = ["suffix"]
     if can_run_trees(target.manifest, devices.target) and fitting(layouts[0].profile.costs()):
         text.append("lookahead")
-    memory = Memory(_needed, dict.fromkeys((devices.target.name, devices.drafter.name), _free_bytes()))
+    sizes = {model.manifest.name: weights_bytes(model) for model in (target, *drafters)}
+    memory = Memory(
+        lambda manifest, context: need_of(manifest, sizes[manifest.name], context).within(room),
+        dict.fromkeys((devices.target.name, devices.drafter.name), room.free_bytes - RESERVE_BYTES),
+    )
     plan = make_plan(target.manifest, manifests, layouts, past.chances, memory, text)
     return Planned(plan, layouts, past)
 
@@ -88,10 +103,10 @@ def _layout(
     devices: Devices,
     num_threads: tuple[int, int],
     measures_anew: bool,
-    is_needed: bool,
+    may_measure: bool,
     report: Report,
 ) -> Layout | None:
-    """A placement with its profile; None where it was never measured and need not be."""
+    """A placement with its profile; None where it was never measured and may not be now."""
     known = _known_of(target, report)
     machine = machine_key(devices.target, num_threads[0], False)
     target_place = Place(devices.target.name, num_threads[0])
@@ -100,7 +115,7 @@ def _layout(
     profile = known.profiles.get(machine)
     is_known = profile is not None and (name is None or name in profile.drafters)
     if measures_anew or not is_known:
-        if not (measures_anew or is_needed):
+        if not may_measure:
             return None
         profile = _measured(target, drafter, devices, num_threads, report)
         _remember(target, machine, profile, drafter, name, report)
@@ -159,12 +174,3 @@ def _remember(
 
 def _known_of(target: ModelFolder, report: Report) -> Experience:
     return read_experience(target.folder, report) if target.manifest.files else Experience()
-
-
-def _needed(manifest: Manifest, context_length: int) -> int:
-    weights = manifest.files.get(manifest.weights)
-    return (weights.bytes if weights else 0) + context_length * manifest.kv_cache.bytes_per_token
-
-
-def _free_bytes() -> int:
-    return int(psutil.virtual_memory().available)

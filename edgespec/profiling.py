@@ -22,6 +22,7 @@ _SHORT, _LONG = 64, 1000  # tokens that are held
 _READING_S = 2.5  # for the long text: what is left of it has to do on a slow machine
 _ROUNDS = (2, 7)  # at least and at most
 _NEAR_S, _FAR_S, _BRANCHES_S = 2.0, 0.6, 0.4
+_LATE, _NARROW = 2.0, 8  # past so many times these, wider passes than this are left out
 _WIDTH_TOGETHER = 5  # of the passes that run beside a drafter
 _ROUNDS_TOGETHER = 3
 _RUNS_TOGETHER = (2, 8)  # passes, and steps, of each round: at least, and as many as are enough
@@ -144,13 +145,14 @@ def _runs(decoder: Decoder, width: int) -> Callable[[int], float]:
 def _passes_s(decoder: Decoder, past: TokenIds, widths: Sequence[int], limit_s: float) -> dict[int, float]:
     """Each width at its fastest, in rounds."""
     taken_s: dict[int, float] = {}
-    started = perf_counter()
     _pass_s(decoder, past, 1, 0)  # reads the past
+    started = perf_counter()
     for i in range(1, _ROUNDS[1] + 1):
         if i > _ROUNDS[0] and perf_counter() - started > limit_s:
             break
         for width in widths:
-            if len(past) + width <= decoder.context_length:
+            is_late = width > _NARROW and perf_counter() - started > _LATE * limit_s
+            if len(past) + width <= decoder.context_length and not is_late:
                 taken_s[width] = min(taken_s.get(width, np.inf), _pass_s(decoder, past, width, i))
     return taken_s
 

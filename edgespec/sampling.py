@@ -6,7 +6,7 @@ speculative decoding, Daliri et al., arXiv:2408.07978).
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -81,10 +81,14 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GumbelSampler:
-    """Sampling with shared noise; num_prompt tokens of every prefix are the prompt."""
+    """Sampling with shared noise; num_prompt tokens of every prefix are the prompt.
+
+    seed: of the noise; that of params unless given.
+    """
 
     params: SamplingParams
     num_prompt: int = 0
+    seed: int | None = None
 
     def __call__(self, logits: Row, tokens: TokenIds) -> int:
         """The token that follows tokens, [num_tokens], given its logits, [vocab_size].
@@ -96,7 +100,7 @@ class GumbelSampler:
         if self.params.is_greedy:
             return best
         scores, ids = self._kept(logits, best)
-        return _noisy_argmax(scores, ids, self.params.seed, len(tokens))
+        return _noisy_argmax(scores, ids, self._seed, len(tokens))
 
     def distribution(self, logits: Row, tokens: TokenIds) -> Distribution:
         """What a call draws from, after all processors.
@@ -115,11 +119,15 @@ class GumbelSampler:
         """A token of a distribution, with the noise of a position; a pure function of seed and both."""
         with np.errstate(divide="ignore"):
             scores = np.log(distribution.probs)
-        return _noisy_argmax(scores, distribution.ids, self.params.seed, position)
+        return _noisy_argmax(scores, distribution.ids, self._seed, position)
 
     def apart(self, domain: int) -> "GumbelSampler":
         """The same rule with noise of its own for each domain, a number from 0."""
-        return replace(self, params=replace(self.params, seed=_derived(self.params.seed, domain)))
+        return GumbelSampler(self.params, self.num_prompt, _derived(self._seed, domain))
+
+    @property
+    def _seed(self) -> int:
+        return self.params.seed if self.seed is None else self.seed
 
     def _processed(self, logits: Row, tokens: TokenIds) -> tuple[Row, int]:
         """Logits after penalties, and the likeliest token."""
@@ -144,12 +152,11 @@ class GumbelSampler:
 
 def _penalized(logits: Row, tokens: TokenIds, num_prompt: int, params: SamplingParams) -> Row:
     logits = logits.copy()
-    seen = np.unique(tokens)
-    logits[seen] = np.where(
-        logits[seen] > 0, logits[seen] / params.repetition_penalty, logits[seen] * params.repetition_penalty
-    )
-    answered, counts = np.unique(tokens[num_prompt:], return_counts=True)
-    logits[answered] -= params.presence_penalty + params.frequency_penalty * counts.astype(np.float32)
+    seen = logits[tokens]  # one that comes twice is assigned the same twice
+    logits[tokens] = np.where(seen > 0, seen / params.repetition_penalty, seen * params.repetition_penalty)
+    if len(tokens) > num_prompt:
+        answered, counts = np.unique(tokens[num_prompt:], return_counts=True)
+        logits[answered] -= params.presence_penalty + params.frequency_penalty * counts.astype(np.float32)
     return logits
 
 

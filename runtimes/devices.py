@@ -25,6 +25,7 @@ _FLAVOURS = (
     "ort-nightly",
 )
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _EXTRAS = {"cpu": "cpu", "cuda": "cuda"}
 
 
@@ -114,8 +115,19 @@ def machine_key(device: Device, num_threads: int | None, deterministic: bool) ->
         "padded" if deterministic else "as they are",
         f"onnxruntime {import_onnxruntime().__version__}",
         _processor(),
+        *_driver(device),
     )
     return ", ".join(parts)
+
+
+def _driver(device: Device) -> list[str]:
+    """Of an accelerator, where the system tells it."""
+    if device.name == "cpu":
+        return []
+    try:
+        return [_NVIDIA_DRIVER.read_text(encoding="utf-8", errors="replace").splitlines()[0].strip()]
+    except (OSError, IndexError):
+        return []
 
 
 def _processor() -> str:

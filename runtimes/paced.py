@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from time import perf_counter, sleep
+from threading import Condition
+from time import perf_counter
 
+from edgespec.errors import EdgeSpecError
 from edgespec.types import Decoder, Logits, TokenIds, TreeDecoder
 
 Pace = Callable[[int, int], float]
@@ -20,7 +22,7 @@ class PacedDecoder:
     Args:
         decoder: Gives the logits; trees too, if it is a TreeDecoder.
         pace: What a pass takes.
-        sleep: Lets seconds pass, on the clock.
+        sleep: Lets seconds pass on the clock; unless given real ones do, and interrupt() ends them.
         clock: Tells seconds.
     """
 
@@ -28,14 +30,16 @@ class PacedDecoder:
         self,
         decoder: Decoder,
         pace: Pace,
-        sleep: Callable[[float], None] = sleep,
+        sleep: Callable[[float], None] | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._decoder = decoder
         self._pace = pace
-        self._sleep = sleep
+        self._sleep = sleep or self._rest
         self._clock = clock
         self._late_s = 0.0
+        self._changed = Condition()
+        self._is_running = False
         if isinstance(decoder, TreeDecoder):
             # Only then, so that it counts as a TreeDecoder exactly when the inner one does.
             self.tree_logits = partial(self._tree_logits, decoder)
@@ -60,12 +64,28 @@ class PacedDecoder:
     ) -> Logits:
         return self._paced(lambda: decoder.tree_logits(tokens, nodes, parents))
 
+    def interrupt(self) -> None:
+        """End the pass that runs, if one does: it raises an error."""
+        with self._changed:
+            self._is_running = False
+            self._changed.notify_all()
+
     def _paced(self, run: Callable[[], Logits]) -> Logits:
         started, fed = self._clock(), self._decoder.num_fed
+        self._is_running = True
         rows = run()
         end = started + self._pace(self._decoder.num_fed - fed, len(rows))
-        rest_s = end - self._late_s - self._clock()
-        if rest_s > 0:
-            self._sleep(rest_s)
-            self._late_s = min(self._late_s + self._clock() - end, end - started)
+        now, due = self._clock(), end - self._late_s
+        if now < due:
+            self._sleep(due - now)
+            self._late_s = max(0.0, self._clock() - due)
+        else:
+            self._late_s -= max(0.0, end - now)
+        if not self._is_running:
+            raise EdgeSpecError("the pass was interrupted")
+        self._is_running = False
         return rows
+
+    def _rest(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_running, seconds)

@@ -6,6 +6,7 @@ texts neither repeat nor depend on who asks. A row costs microseconds.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import log
 
 import numpy as np
@@ -64,7 +65,7 @@ class SyntheticDecoder:
 
 def synthetic_target(seed: int = 0) -> SyntheticDecoder:
     """A random text, of which each token is all but certain given those before it."""
-    return SyntheticDecoder(_TargetRows(seed))
+    return SyntheticDecoder(_remembered(_TargetRows(seed)))
 
 
 def synthetic_drafter(acceptance: float, seed: int = 0, known: Sequence[bool | None] = ()) -> SyntheticDecoder:
@@ -81,7 +82,12 @@ def synthetic_drafter(acceptance: float, seed: int = 0, known: Sequence[bool | N
         known: For each position of a text whether it says the target's token there, or None for chance.
     """
     assert 0 <= acceptance <= 1
-    return SyntheticDecoder(_DrafterRows(seed, float(acceptance), tuple(known)))
+    return SyntheticDecoder(_remembered(_DrafterRows(seed, float(acceptance), tuple(known))))
+
+
+def _remembered(row_of: RowOf) -> RowOf:
+    """A growing tree asks for its rows once more with each pass."""
+    return lru_cache(maxsize=1 << 12)(row_of)
 
 
 class _TargetRows:
@@ -134,11 +140,11 @@ def _num_wrong(bits: int, chance: float) -> int:
 
 
 def _hash(seed: int, context: Context, num_tokens: int) -> int:
-    """64 bits by the SplitMix64 generator's step (Steele et al., 2014) over all that counts."""
-    x = (seed << 32) ^ num_tokens
+    """64 bits by the SplitMix64 generator's step (Steele et al., 2014), of all that counts as one number."""
+    key = seed << 20 | num_tokens
     for token in context:
-        x = _mixed((x << 6) ^ x ^ token)
-    return _mixed(x)
+        key = key << 6 | token
+    return _mixed(_mixed(key))
 
 
 def _mixed(x: int) -> int:

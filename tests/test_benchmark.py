@@ -29,12 +29,20 @@ def test_prompts_are_counted_by_category(prompts: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}\n", "not json\n", "[1]\n", 100_000 * "[", '{"turns": []}\n', '{"turns": 3}\n']
+    "text",
+    ["", "{}\n", "not json\n", "[1]\n", 100_000 * "[", '{"turns": []}\n', '{"turns": 3}\n']
+    + [f'{{"prompt": "a", "category": {category}}}' for category in ("null", "[1]", '"\\u001b[31m"', '"a\\nb"')],
 )
 def test_file_that_holds_no_prompts_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad.jsonl").write_text(text)
     with pytest.raises(UsageError):
         read_prompts(tmp_path / "bad.jsonl", None)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="a system without it")
+def test_prompts_without_end_are_refused() -> None:
+    with pytest.raises(UsageError, match="more than 64 MiB"):
+        read_prompts(Path("/dev/zero"), None)
 
 
 def test_both_ways_of_decoding_are_measured(tiny_model: Path, prompts: Path) -> None:
@@ -58,6 +66,21 @@ def test_bench_prints_one_document(capsys: pytest.CaptureFixture[str], tiny_mode
     assert main(["bench", str(tiny_model), *options]) == 0
     document = json.loads(capsys.readouterr().out)
     assert list(document) == ["model", "categories", "mean_ratio", "worst_ratio", "machine"]
+
+
+def test_answers_of_one_token_are_told_to_say_nothing(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, prompts: Path
+) -> None:
+    options = ["--prompts", str(prompts), "--max-tokens", "1"]
+    assert main(["bench", str(tiny_model), *options]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("nothing was decoded")
+    assert {"nothing to compare in a", "nothing to compare in b"} <= {
+        line.removeprefix("edgespec: ").partition(":")[0] for line in err.splitlines()
+    }
+    assert main(["bench", str(tiny_model), *options, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["categories"], document["mean_ratio"]) == ({}, None)
 
 
 def test_prompt_too_long_for_the_context_is_left_out_aloud(tiny_model: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli import main
+from edgespec.drafter_names import TARGET, TEXT
 from edgespec.export_command import _as_argument
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.types import Logits, TokenIds
@@ -126,6 +127,10 @@ def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gg
         (["chat", "{model}", "--prompt", "x", "--max-tokens", "0"], 2, "max-tokens"),
         (["chat", "{model}", "--prompt", "x", "--draft-length", "x"], 2, "draft length"),
         (["chat", "{model}", "--prompt", "x", "--drafter", "nothing-known"], 3, "nothing-known"),
+        (["chat", "{model}", "--prompt", "x", "--drafter", "x" * 300], 3, "cannot be opened (File name too long)"),
+        (["chat", "x" * 300, "--prompt", "x"], 3, "give a name, a folder or a file"),
+        (["chat", "{model}", "--prompt", "x", "--drafter", "{model}+{model},suffix"], 2, "are called 'tiny'"),
+        (["chat", "{model}", "--prompt", "x", "--drafter", "none+{model}"], 2, "in the drafter 'none+"),
         (["chat", "{model}", "--prompt", "x", "--threads", "0"], 2, "threads"),
         (["chat", "smollm2-135m", "--prompt", "x", "--offline"], 3, "--offline"),
         (["export", "/nowhere.gguf", "--output", "{out}"], 3, "/nowhere.gguf"),
@@ -356,6 +361,12 @@ def test_doctor_says_what_is_wrong_with_the_runtime(
     assert "not installed" in out
 
 
+@pytest.mark.parametrize("command", ["chat", "bench", "doctor"])
+def test_help_names_every_drafter(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    words = run(capsys, command, "--help")[1].replace(",", " ").split()
+    assert {"auto", "self", *TEXT, *TARGET} <= set(words)
+
+
 def test_doctor_finds_speculation_exact(
     capsys: pytest.CaptureFixture[str], tiny_model: Path, tiny_drafter: Path, tmp_path: Path
 ) -> None:
@@ -369,6 +380,21 @@ def test_doctor_finds_speculation_exact(
     assert document["normal"]["tokens"] == 2 * 4 * 20
     code, out, _ = run(capsys, *arguments, "--max-tokens", 5)
     assert (code, "exact: " in out) == (0, True)
+
+
+def test_doctor_leaves_out_what_does_not_fit(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "the in " * 3000}) + '\n{"prompt": "the"}\n')
+    arguments = ["doctor", "--exactness", tiny_model, "--prompts", prompts, "--max-tokens", 5]
+    code, out, err = run(capsys, *arguments, "--json")
+    assert (code, json.loads(out)["prompts"]) == (0, 1)
+    assert "left out 'the in the in" in err
+    prompts.write_text(json.dumps({"prompt": "the in " * 3000}))
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert "every prompt was left out" in err
 
 
 def test_doctor_reports_a_defect(

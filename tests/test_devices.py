@@ -1,5 +1,6 @@
 import importlib
 import importlib.metadata
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +76,14 @@ def test_present_gpu_is_refused_rather_than_run_on_the_cpu(monkeypatch: pytest.M
     monkeypatch.setattr(devices, "import_onnxruntime", lambda: Providers("CUDAExecutionProvider"))
     with pytest.raises(DeviceUnavailable, match="--device cpu"):
         devices.find_device("cuda")
+
+
+def test_what_is_measured_on_an_accelerator_is_kept_by_its_driver(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(devices, "_NVIDIA_DRIVER", tmp_path / "version")
+    cuda = devices.Device("cuda", "CUDAExecutionProvider")
+    without = devices.machine_key(cuda, 2, False)
+    (tmp_path / "version").write_text("NVRM version: 570.1\nGCC version: 12\n")
+    assert devices.machine_key(cuda, 2, False) == f"{without}, NVRM version: 570.1"
+    assert "NVRM" not in devices.machine_key(devices.find_device("cpu"), 2, False)

@@ -29,6 +29,11 @@ def test_what_exists_is_one_model_whatever_its_name(tmp_path: Path) -> None:
     assert parse(f"{tmp_path}/a,b+suffix").simple == {"suffix"}
 
 
+@pytest.mark.parametrize("named", ["x" * 300, "x" * 5000, "a\0b", "~nobody/x"])
+def test_what_no_file_can_be_called_is_the_name_of_a_model(named: str) -> None:
+    assert parse(f"suffix+{named},ngram") == ({"suffix"}, (Cascade((named,), "ngram"),))
+
+
 @pytest.mark.parametrize("named", ["", "+", "auto+", "a,,b", "suffix,ngram", "a,auto", "none+ngram", ",suffix"])
 def test_what_is_no_drafter_is_refused(named: str) -> None:
     with pytest.raises(UsageError, match="stands where a model must"):

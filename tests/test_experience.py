@@ -59,6 +59,26 @@ def test_damage_is_reported_and_forgotten(tmp_path: Path, damaged: str) -> None:
     assert "measuring anew" in lines[0]
 
 
+@pytest.mark.parametrize("kind", ["pipe", "huge"])
+def test_what_edgespec_does_not_write_is_not_read(tmp_path: Path, kind: str) -> None:
+    if kind == "pipe":
+        os.mkfifo(tmp_path / FILE_NAME)
+    else:
+        (tmp_path / FILE_NAME).touch()
+        os.truncate(tmp_path / FILE_NAME, 1 << 40)  # a hole
+    lines: list[str] = []
+    assert read_experience(tmp_path, lines.append) == Experience()
+    assert "measuring anew" in lines[0]
+
+
+def test_damage_is_told_once(tiny_drafter: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_drafter, tmp_path / "model")
+    (folder / FILE_NAME).write_text("{}")
+    lines: list[str] = []
+    load(folder, report=lines.append).close()
+    assert len([line for line in lines if "cannot be used" in line]) == 1
+
+
 def test_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text('{"version": 1, "ratios": {"m": {"1": 1}}, "chances": [["ngram", 1, 1, 2]]}')
     assert read_experience(tmp_path, pytest.fail) == Experience({"m": {1: 1.0}}, {}, {("ngram", 1): (1.0, 2.0)})

@@ -61,6 +61,12 @@ def test_window_is_a_chain_with_columns_hanging_on_it(window: Window) -> None:
     assert max(depths, default=0) <= window.depth
 
 
+@given(window=windows, num_tokens=st.integers(1, 9))
+def test_nothing_lies_deeper_than_guesses_of_a_given_length(window: Window, num_tokens: int) -> None:
+    narrowed = window.with_guesses_of(num_tokens)
+    assert (narrowed.depth, narrowed.size) == (num_tokens, num_tokens + 1)
+
+
 def test_rows_behind_the_window_become_ngrams() -> None:
     """On a language that counts, what is learned of any guess is what follows it."""
     lookahead, tokens = Lookahead(Window(3, 3, 2)), np.array([7, 3, 9], np.int32)

@@ -18,7 +18,7 @@ TEXTS = st.lists(st.integers(0, 3), max_size=60)
 ADD = (
     "import sys; import numpy as np; from pathlib import Path; from edgespec.memory import Memory\n"
     "for i in range(20):\n"
-    "    memory = Memory(Path(sys.argv[1]), 'm', 'v')\n"
+    "    memory = Memory(Path(sys.argv[1]), 'm', 'v', 500)\n"
     "    memory.add(np.zeros(0, np.int32), np.array([int(sys.argv[2]), i], np.int32)); memory.save()\n"
 )
 
@@ -28,7 +28,7 @@ def ids(*tokens: int) -> TokenIds:
 
 
 def memory(folder: Path, lines: list[str] | None = None, cap_bytes: int = 1 << 20, model: str = "m") -> Memory:
-    return Memory(folder, model, "v", [].append if lines is None else lines.append, cap_bytes)
+    return Memory(folder, model, "v", 500, [].append if lines is None else lines.append, cap_bytes)
 
 
 def remember(folder: Path, *answers: TokenIds, cap_bytes: int = 1 << 20) -> Path:
@@ -122,6 +122,14 @@ def test_nobody_else_may_read_the_file(tmp_path: Path) -> None:
     path = remember(tmp_path / "memory", ids(1, 2))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("token", [-2, 500, 2**31 - 1])
+def test_tokens_that_the_model_lacks_are_not_read(tmp_path: Path, token: int) -> None:
+    remember(tmp_path, ids(1, token, 3))
+    lines: list[str] = []
+    assert not len(memory(tmp_path, lines).read())
+    assert "begun anew" in lines[0]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "foreign", "odd"])

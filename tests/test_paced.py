@@ -1,8 +1,10 @@
-from time import perf_counter, sleep
+from threading import Timer
+from time import perf_counter
 
 import numpy as np
 import pytest
 
+from edgespec.errors import EdgeSpecError
 from edgespec.runtimes.paced import PacedDecoder
 from edgespec.runtimes.table import TableDecoder
 from edgespec.types import Decoder, Logits, TokenIds, TreeDecoder
@@ -77,8 +79,31 @@ def test_late_sleepers_do_not_add_up() -> None:
     assert time.now == 20.25
 
 
+def test_a_long_pause_is_made_up_for_once() -> None:
+    time = Time()
+    decoder = PacedDecoder(Chain(time, 0.0), lambda num_fed, num_rows: 1.0, time.sleep, time)
+    time.late_s = 2.5
+    decoder.logits(TEXT, 1)
+    time.late_s = 0.0
+    ends = []
+    for _ in range(4):
+        decoder.logits(TEXT, 1)
+        ends.append(time.now)
+    assert ends == [3.5, 3.5, 4.0, 5.0]
+
+
+def test_a_pass_that_runs_can_be_interrupted() -> None:
+    decoder = PacedDecoder(TableDecoder(9, seed=1), lambda num_fed, num_rows: 10.0)
+    decoder.interrupt()  # none runs
+    Timer(0.05, decoder.interrupt).start()
+    started = perf_counter()
+    with pytest.raises(EdgeSpecError, match="interrupted"):
+        decoder.logits(TEXT, 1)
+    assert perf_counter() - started < 1.0
+
+
 def test_real_passes_take_their_time() -> None:
-    decoder = PacedDecoder(TableDecoder(9, seed=1), lambda num_fed, num_rows: 0.01, sleep)
+    decoder = PacedDecoder(TableDecoder(9, seed=1), lambda num_fed, num_rows: 0.01)
     started = perf_counter()
     for _ in range(10):
         decoder.logits(TEXT, 1)

@@ -5,9 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tiny
 
 from edgespec.cli import main
 from edgespec.experience import FILE_NAME
+from edgespec.export.convert import export_model
 from edgespec.planner import SCHEDULES
 
 
@@ -73,6 +75,7 @@ def test_model_without_a_drafter_is_planned_alone(capsys: pytest.CaptureFixture[
     [
         (["{target}", "--threads", "0"], 2),
         (["{target}", "--drafter", "none,suffix"], 2),
+        (["{target}", "--memory", "much"], 2),
         (["nothing-known"], 3),
         (["{target}", "--drafter", "nothing-known"], 3),
         (["{target}", "--device", "toaster"], 4),
@@ -87,13 +90,22 @@ def test_what_cannot_be_planned_has_its_exit_code(
     assert err.count("\n") == 1
 
 
-def test_memory_that_holds_no_model_is_an_error(
-    capsys: pytest.CaptureFixture[str], target: Path, monkeypatch: pytest.MonkeyPatch
+def test_drafter_with_too_few_tokens_of_the_target_is_refused_before_it_is_measured(
+    capsys: pytest.CaptureFixture[str], target: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("edgespec.planning._free_bytes", lambda: 1000)
-    code, out, err = run(capsys, target)
+    tiny.write_gguf(tmp_path / "foreign.gguf", tiny.random_weights(), override=tiny.FOREIGN)
+    export_model(tmp_path / "foreign.gguf", tmp_path / "foreign", precision="fp32")
+    code, out, err = run(capsys, target, "--drafter", tmp_path / "foreign")
+    assert (code, out) == (3, "")
+    assert "measuring" not in err
+
+
+def test_memory_that_holds_no_model_is_an_error_and_nothing_is_measured(
+    capsys: pytest.CaptureFixture[str], target: Path
+) -> None:
+    code, out, err = run(capsys, target, "--memory", "1M")
     assert (code, out) == (5, "")
-    assert "needs" in err
+    assert "measuring" not in err
 
 
 def test_damaged_experience_is_measured_anew(

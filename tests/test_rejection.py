@@ -5,7 +5,7 @@ freedom, by the approximation of Wilson and Hilferty (1931).
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice, product
 
 import numpy as np
@@ -112,7 +112,7 @@ def first_tokens(rule: Acceptance, shape: str, params: SamplingParams, num_draws
     rows, counts = np.stack([target, target]), np.zeros(len(target), int)
     q = GumbelSampler(params, len(PROMPT)).distribution(drafter, PROMPT)
     for seed in range(num_draws):
-        sampler = GumbelSampler(replace(params, seed=seed), len(PROMPT))
+        sampler = GumbelSampler(params, len(PROMPT), seed)
         if rule is rejection:
             draft = Draft(np.array([sampler.apart(2).pick(q, 2)]), distributions=(q,))
         else:
@@ -163,7 +163,7 @@ def texts(
     """How often each text of num_tokens tokens came, [3, 3, …], over as many seeds."""
     counts = np.zeros((3,) * num_tokens, int)
     for seed in range(num_texts):
-        sampler = GumbelSampler(replace(params, seed=seed), len(PROMPT))
+        sampler = GumbelSampler(params, len(PROMPT), seed)
         gate = FixedGate(sources_of(kind), length, with_distributions=rule is rejection)
         blocks = serial(PROMPT, RowsDecoder(TARGET), sampler, gate, rule)
         tokens = islice((token for block in blocks for token in block.tokens), num_tokens)
@@ -246,7 +246,7 @@ def test_wrong_rules_are_seen_to_be_wrong(wrong: Acceptance) -> None:
     gate = FixedGate([ModelDrafter(RowsDecoder(drafter), 6)], 1, with_distributions=True)
     params, counts = SamplingParams(temperature=1.0), np.zeros(6, int)
     for seed in range(1500):
-        sampler = GumbelSampler(replace(params, seed=seed))
+        sampler = GumbelSampler(params, seed=seed)
         counts[wrong(PROMPT, gate.draft(PROMPT, 9, sampler), target[:2], sampler)[0]] += 1
     statistic, bound = chi_square(counts, processed(target[0], PROMPT, params))
     assert statistic > bound

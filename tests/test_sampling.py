@@ -108,6 +108,21 @@ def test_repetition_penalty_covers_prompt_and_answer() -> None:
     assert sample(negative, np.array([0], np.int32), num_prompt=1, repetition_penalty=1.2) == 1
 
 
+def test_repetition_penalty_counts_a_token_once() -> None:
+    logits = np.array([2.0, 1.5, -1.0], np.float32)
+    assert sample(logits, np.array([0, 0, 0], np.int32), num_prompt=1, repetition_penalty=1.3) == 0
+    assert sample(logits, np.array([0, 0, 0], np.int32), num_prompt=1, repetition_penalty=1.4) == 1
+
+
+def test_noise_apart_is_that_of_another_seed_alone() -> None:
+    logits, params = row(9), SamplingParams(temperature=1.0, seed=5)
+    apart = GumbelSampler(params).apart(3)
+    assert apart != GumbelSampler(params).apart(4)
+    again = GumbelSampler(SamplingParams(temperature=1.0, seed=apart.seed or 0))
+    drawn = [[sampler(logits, TOKENS[:n]) for n in range(5)] for sampler in (apart, again, GumbelSampler(params))]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
 def test_presence_and_frequency_penalties_cover_the_answer_alone() -> None:
     logits = np.array([2.0, 1.9, -1.0], np.float32)
     assert sample(logits, np.array([0, 0], np.int32), num_prompt=2, presence_penalty=5.0) == 0
