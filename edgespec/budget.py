@@ -134,8 +134,8 @@ def expect_room(name: str, need: Need, room: Room) -> None:
     weights = f"{(needed_bytes - RESERVE_BYTES - sum(need[2:])) / 2**20:.0f}"
     needed, free, reserve = (f"{part / 2**20:.0f}" for part in (needed_bytes, room.free_bytes, RESERVE_BYTES))
     raise MemoryExhausted(
-        f"{name} needs about {needed} MiB of memory to decode plainly (weights and session {weights}, KV cache {cache}, "
-        f"workspace {work}, reserve {reserve}) and {free} MiB are free within {room.bound}; {_ADVICE}",
+        f"{name} needs about {needed} MiB of memory to decode plainly (weights and session {weights}, KV cache "
+        f"{cache}, workspace {work}, reserve {reserve}) and {free} MiB are free within {room.bound}; {_ADVICE}",
         needed_bytes=needed_bytes,
         free_bytes=room.free_bytes,
     )

@@ -13,21 +13,22 @@ import pytest
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the address space can be limited on Linux")
 
+PROMPT = "Write the numbers from 1 to 300 in words, each on a line of its own."
 # Another part of the program takes memory in the middle of an answer, and gives it back.
 ANSWER = """
 import json, resource, sys, weakref
 import numpy as np, psutil
 from edgespec import SamplingParams, load
 
-model, drafter, temperature = sys.argv[1:4]
-num_tokens, growth, free_mib = map(int, sys.argv[4:])
+model, drafter, prompt, temperature = sys.argv[1:5]
+num_tokens, growth, free_mib = map(int, sys.argv[5:])
 process = psutil.Process()
 said = []
 with load(model, drafter=drafter, draft_length=3, deterministic=True, report=said.append) as engine:
     sampling = SamplingParams(temperature=float(temperature), seed=7)
     ask = dict(sampling=sampling, max_tokens=num_tokens)
-    wanted = engine.plain().generate("in the an", **ask).token_ids
-    engine.generate("in the an", sampling=sampling, max_tokens=4)
+    wanted = engine.plain().generate(prompt, **ask).token_ids
+    engine.generate(prompt, sampling=sampling, max_tokens=4)
     limit = process.memory_info().vms + (growth << 20)
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     found, sizes, held = [], {}, None
@@ -35,7 +36,7 @@ with load(model, drafter=drafter, draft_length=3, deterministic=True, report=sai
     sessions = [weakref.ref(decoder) for decoder in open_at_first.values()]
     num_open = [len(open_at_first)]
     del open_at_first
-    for chunk in engine.stream("in the an", **ask):
+    for chunk in engine.stream(prompt, **ask):
         found += chunk.token_ids
         if len(found) > num_tokens // 4 and held is None:
             sizes["before"] = process.memory_info().rss
@@ -72,7 +73,7 @@ def changes(values: list[int]) -> list[int]:
 def test_the_ladder_steps_down_under_a_limit_within_one_answer(
     tiny_model: Path, tiny_drafter: Path, temperature: float
 ) -> None:
-    found = run(tiny_model, tiny_drafter, temperature, 600, 400, 20)
+    found = run(tiny_model, tiny_drafter, "in the an", temperature, 600, 400, 20)
     assert found["same"]
     assert found["num_open"][0] == 1
     assert 0 in found["num_open"]
@@ -88,7 +89,7 @@ def test_the_ladder_steps_down_under_a_limit_within_one_answer(
 def test_a_real_model_is_let_go_and_comes_back_under_a_limit(
     smollm2: Path, smollm2_int8: Path, temperature: float
 ) -> None:
-    found = run(smollm2, smollm2_int8, temperature, 400, 800, 30)
+    found = run(smollm2, smollm2_int8, PROMPT, temperature, 400, 800, 30)
     assert found["same"]
     assert found["num_tokens"] > 300
     assert found["sizes"]["alive"] == 0
