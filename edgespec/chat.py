@@ -11,6 +11,7 @@ from edgespec.errors import ContextOverflow
 from edgespec.sampling import SamplingParams
 from edgespec.stats import Stats
 from edgespec.talk import say
+from edgespec.trace_file import TraceFile
 
 _HELP = "Ctrl-C stops an answer, Ctrl-D leaves; /clear forgets the conversation, /exit leaves."
 
@@ -24,6 +25,7 @@ def answer_once(
     stop: Sequence[str],
     *,
     as_json: bool,
+    trace: TraceFile | None = None,
 ) -> int:
     """Print one answer as it is made, or as one JSON document; returns the exit code."""
     if as_json:
@@ -36,11 +38,15 @@ def answer_once(
             "stats": done.stats.as_dict(),
         }
         print(json.dumps(document))
+        if trace:
+            trace.add(done.timeline)
         return 0
     chunks = engine.stream(prompt, system=system, sampling=sampling, max_tokens=max_tokens, stop=stop)
     last = _print_stream(chunks, [])
     if last.finish_reason != "stop":
         say(f"edgespec: {_why(last.finish_reason)}")
+    if trace:
+        trace.add(last.timeline)
     return 0
 
 
@@ -50,6 +56,7 @@ def converse(
     sampling: SamplingParams,
     max_tokens: int | None,
     stop: Sequence[str],
+    trace: TraceFile | None = None,
 ) -> int:
     """Read, answer, repeat, until the user leaves; returns the exit code."""
     with suppress(ImportError):  # line editing for input, where the platform has it
@@ -68,7 +75,7 @@ def converse(
                 say(f"{_HELP} A message that begins with / is written with //.")
             elif said:
                 asked = [*messages, Message("user", said.removeprefix("/"))]
-                answer = _answer(engine, asked, sampling, max_tokens, stop)
+                answer = _answer(engine, asked, sampling, max_tokens, stop, trace)
                 if answer is not None:
                     messages = [*asked, Message("assistant", answer)]
         except KeyboardInterrupt:  # between one thing and the next
@@ -91,6 +98,7 @@ def _answer(
     sampling: SamplingParams,
     max_tokens: int | None,
     stop: Sequence[str],
+    trace: TraceFile | None,
 ) -> str | None:
     """Stream an answer and return it, or what there was of it when interrupted; None if there was none."""
     shown: list[str] = []
@@ -106,6 +114,8 @@ def _answer(
     if last.stats is not None:
         ended = "" if last.finish_reason == "stop" else f"; {_why(last.finish_reason)}"
         say(f"({_summary(last.stats)}{ended})")
+    if trace:
+        trace.add(last.timeline)
     return "".join(shown)
 
 

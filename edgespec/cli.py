@@ -147,6 +147,12 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-rounds", metavar="FILE", type=Path, help="write a JSON line a round: what was expected of whom"
     )
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        type=Path,
+        help="write when target and drafter worked, for chrome://tracing or Perfetto, and show the last of it",
+    )
     parser.set_defaults(run=_chat)
 
 
@@ -161,7 +167,7 @@ def _add_speculation(parser: argparse.ArgumentParser) -> None:
         help=f"auto, none, {WORDS}",
     )
     speculation.add_argument("--draft-length", default="auto", metavar="N", help="auto, or tokens a draft")
-    speculation.add_argument("--schedule", default="auto", choices=["auto", "serial"])
+    speculation.add_argument("--schedule", default="auto", choices=["auto", "serial", "pipelined", "hedged"])
     speculation.add_argument("--acceptance", default="equality", choices=["equality", "rejection"])
     speculation.add_argument("--device", default="auto", metavar="NAME", help="where the target runs: auto, cpu")
     speculation.add_argument("--drafter-device", default="auto", metavar="NAME", help="where a model drafter runs")
@@ -204,6 +210,7 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 def _chat(options: argparse.Namespace) -> int:
     from edgespec.chat import answer_once, converse
     from edgespec.sampling import SamplingParams
+    from edgespec.trace_file import TraceFile
 
     sampling = SamplingParams(
         temperature=options.temperature,
@@ -230,11 +237,19 @@ def _chat(options: argparse.Namespace) -> int:
                 "--log-rounds tells how drafts are weighed, and --draft-length fixes them; leave one out"
             )
         _log_rounds(options.log_rounds)
+    trace = TraceFile(options.trace) if options.trace else None
     with _engine(options, memory=not options.no_memory) as engine:
         if prompt is None:
-            return converse(engine, options.system, sampling, options.max_tokens, options.stop)
+            return converse(engine, options.system, sampling, options.max_tokens, options.stop, trace)
         return answer_once(
-            engine, prompt, options.system, sampling, options.max_tokens, options.stop, as_json=options.json
+            engine,
+            prompt,
+            options.system,
+            sampling,
+            options.max_tokens,
+            options.stop,
+            as_json=options.json,
+            trace=trace,
         )
 
 
@@ -274,6 +289,7 @@ def _engine(options: argparse.Namespace, *, memory: bool = False) -> "Engine":
         drafter=options.drafter,
         draft_length=options.draft_length,
         acceptance=options.acceptance,
+        schedule=options.schedule,
         device=options.device,
         drafter_device=options.drafter_device,
         num_threads=options.threads,

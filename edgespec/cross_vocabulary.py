@@ -17,7 +17,7 @@ import numpy.typing as npt
 from edgespec.errors import ContextOverflow, ManifestError, VocabularyMismatch
 from edgespec.pair import have_same_tokens
 from edgespec.tokenizer import Tokenizer
-from edgespec.types import Ask, Decoder, Draft, Drafter, Logits, Sampler, TokenIds
+from edgespec.types import AheadDrafter, Ask, Decoder, Draft, Drafter, Interruptible, Logits, Sampler, TokenIds
 from edgespec.vocab_subset import UNKNOWN
 
 # A token that the drafter lacks is never drafted right, so the share of those that it has bounds acceptance;
@@ -209,6 +209,10 @@ class TranslatedDecoder:
         whole[speaks] = wider.take(self._columns, axis=1)  # 0.18 ms a row, 0.35 ms by assigning what is shared
         return whole
 
+    def interrupt(self) -> None:
+        if isinstance(self._decoder, Interruptible):
+            self._decoder.interrupt()
+
     def _start(self, num_drafted: int) -> int:
         """Moves on by quarters of the context, so that the cache is read anew only now and then."""
         quarter = max(1, self.context_length // 4)
@@ -236,8 +240,22 @@ class RespelledDrafter:
     def is_free(self) -> bool:
         return self.drafter.is_free
 
+    @property
+    def can_run_ahead(self) -> bool:
+        return isinstance(self.drafter, AheadDrafter) and self.drafter.can_run_ahead
+
     def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
-        draft = self.drafter.draft(tokens, ask, sampler)
+        return self._respelled(self.drafter.draft(tokens, ask, sampler), ask)
+
+    def follow(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
+        assert isinstance(self.drafter, AheadDrafter)
+        return self._respelled(self.drafter.follow(tokens, ask, sampler), ask)
+
+    def rest(self) -> None:
+        if isinstance(self.drafter, AheadDrafter):
+            self.drafter.rest()
+
+    def _respelled(self, draft: Draft, ask: Ask) -> Draft:
         if ask.with_distributions or draft.parents is not None:
             return draft
         guess = draft.tokens.tolist()

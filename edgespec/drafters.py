@@ -2,15 +2,29 @@
 
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from edgespec import trees
 from edgespec.chances import position_class
 from edgespec.scheduler import Gate, Plain, serial
 from edgespec.speculation import Speculation
-from edgespec.types import NOTHING, Ask, Decoder, Distribution, Draft, Logits, Row, Sampler, TokenIds
+from edgespec.types import (
+    NOTHING,
+    Ask,
+    Decoder,
+    Distribution,
+    Draft,
+    Interruptible,
+    Logits,
+    Row,
+    Sampler,
+    TokenIds,
+    TreeDecoder,
+    append,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +71,14 @@ class Guess(NamedTuple):
 
     probability: The drafter's own, where a floor was asked for.
     distribution: What it was drawn from, where that was asked for.
+    others: What would have been drafted in its place, the likeliest first, as far as that was asked for.
     after: Of those drafted since, which it follows; -1 for the text.
     """
 
     token: int
     probability: float = 1.0
     distribution: Distribution | None = None
+    others: tuple[int, ...] = ()
     after: int = -1
 
 
@@ -97,9 +113,7 @@ class ModelDrafter:
     is_free: bool = False
 
     def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
-        knows_all = not len(tokens) or int(tokens.max()) < self.decoder.vocab_size
-        room = self.decoder.context_length - len(tokens)
-        if not knows_all or min(ask.num_tokens, room) < 1 or ask.cancel.is_set():
+        if ask.num_tokens < 1 or not self.knows(tokens) or ask.cancel.is_set():
             return NOTHING
         reached, made = 1.0, []
         with closing(self.guesses(tokens, ask, sampler)) as guesses:
@@ -110,6 +124,11 @@ class ModelDrafter:
                     break
         return drafted(made, ask, self.name)
 
+    def knows(self, tokens: TokenIds) -> bool:
+        """It has all of a text's tokens, and room for one more."""
+        is_known = not len(tokens) or int(tokens.max()) < self.decoder.vocab_size
+        return is_known and len(tokens) < self.decoder.context_length
+
     def guesses(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Generator[Guess, None, None]:
         """One after the other, ask.num_tokens of them at most; of those that one pass gives, each comes alone."""
         num_tokens = min(ask.num_tokens, self.decoder.context_length - len(tokens))
@@ -119,11 +138,7 @@ class ModelDrafter:
         try:
             for block in serial(tokens, own, sampler, gate, max_tokens=num_tokens):
                 for token, row in zip(block.tokens, block.logits, strict=False):
-                    yield Guess(
-                        int(token),
-                        _probability(row, int(token)) if ask.floor else 1.0,
-                        sampler.distribution(row, text) if ask.with_distributions else None,
-                    )
+                    yield _guess(row, int(token), text, ask, sampler)
                     text = np.append(text, token)
                     if len(text) - len(tokens) >= num_tokens:
                         return
@@ -131,8 +146,40 @@ class ModelDrafter:
             if self.speculation:
                 self.speculation.keep(gate)
 
+    def tree_guesses(
+        self, tokens: TokenIds, tree: Sequence[Guess], tips: Sequence[int], ask: Ask, sampler: Sampler
+    ) -> list[Guess]:
+        """What follows each of some nodes of a tree behind tokens, from one pass of a decoder of trees.
+
+        What else would follow is told of the first alone.
+        """
+        assert isinstance(self.decoder, TreeDecoder)
+        nodes, parents = np.array([guess.token for guess in tree], np.int32), [guess.after for guess in tree]
+        rows = self.decoder.tree_logits(tokens, nodes, parents)[:, : self.vocab_size]
+        texts = [append(tokens, nodes[trees.path(parents, tip)]) for tip in tips]
+        asks = [ask] + [replace(ask, num_others=0)] * (len(tips) - 1)
+        return [
+            _guess(rows[tip + 1], sampler(rows[tip + 1], text), text, each, sampler)._replace(after=tip)
+            for tip, text, each in zip(tips, texts, asks, strict=True)
+        ]
+
+    def interrupt(self) -> None:
+        """End the pass that runs, if the decoder can: whoever waits for it has an error."""
+        if isinstance(self.decoder, Interruptible):
+            self.decoder.interrupt()
+
     def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
         pass
+
+
+def _guess(row: Row, token: int, text: TokenIds, ask: Ask, sampler: Sampler) -> Guess:
+    others = sampler.ranked(row, text, ask.num_others + 1) if ask.num_others else []
+    return Guess(
+        token,
+        _probability(row, token) if ask.floor else 1.0,
+        sampler.distribution(row, text) if ask.with_distributions else None,
+        tuple(other for other in others if other != token)[: ask.num_others],
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,21 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, replace
 from functools import partial
+from typing import Literal
 
 from edgespec.budget import need_of
 from edgespec.costs import DraftCosts, PassCosts, measure
 from edgespec.cross_vocabulary import RespelledDrafter, TranslatedDecoder, Translation, translation_between
 from edgespec.drafters import ModelDrafter, NgramDrafter
+from edgespec.errors import UsageError
 from edgespec.experience import Experience, read_experience, write_experience
-from edgespec.gate import PaidSource
 from edgespec.headroom import Room
+from edgespec.hedges import Hedges
+from edgespec.lane_drafter import LaneDrafter
+from edgespec.lanes import ThreadLane
 from edgespec.lookahead import SMALLEST, Lookahead, Window, fitting
 from edgespec.opening import ModelFolder, open_drafter, tokenizer_of, weights_bytes
+from edgespec.paid import PaidSource
 from edgespec.profile import Place, beside
 from edgespec.profiling import profiled
 from edgespec.roster import Candidate, OpenModel
@@ -21,6 +26,8 @@ from edgespec.runtimes.tree import can_run_trees, tree_manifest
 from edgespec.speculation import Speculation
 from edgespec.suffix import SuffixDrafter
 from edgespec.types import Decoder, Drafter
+
+Schedule = Literal["auto", "serial", "pipelined", "hedged"]
 
 
 def from_text(names: Collection[str], window: Window | None) -> list[Drafter]:
@@ -42,36 +49,51 @@ def cascade(
     device: Device,
     num_threads: int | None,
     deterministic: bool,
+    schedule: Schedule,
     report: Callable[[str], None],
-) -> tuple[Drafter, list[Decoder]]:
-    """The first model as the drafter of the target, each next one as that of the one before it.
+) -> OpenModel:
+    """The first model as the drafter of the target in a lane, each next one as that of the one before it.
 
     Args:
         models: At least one.
         text: The text drafter, if any, of the last.
         deterministic: What they draw shall not depend on the passes that they have run before.
 
-    Returns:
-        The drafter, and the decoders that it and those behind it hold.
-
     Raises:
+        UsageError: The first is to prepare several outcomes, and cannot run trees.
         VocabularyMismatch: One has too few tokens of the one that it drafts for.
     """
     inner: list[Drafter] = from_text([text] if text else [], None)
-    decoders: list[Decoder] = []
+    lane = ThreadLane("drafter")
     for served, model in reversed(list(zip([target, *models], models, strict=False))):
         translate = translation(served, model, report)
-        decoder = open_drafter(model, device, num_threads, deterministic)
-        decoders.append(decoder)
-        speculation = _measured(decoder, inner) if inner else None
-        drafter: Drafter = ModelDrafter(
+        is_first = served is target
+        is_hedged = is_first and schedule == "hedged"
+        if is_hedged:
+            _expect_trees(model, device, translate is not None)
+        decoder = open_drafter(model, device, num_threads, deterministic, has_trees=is_hedged)
+        model_drafter = ModelDrafter(
             TranslatedDecoder(decoder, translate) if translate else decoder,
             served.manifest.vocab_size,
             model.manifest.name,
-            speculation,
+            _measured(decoder, inner) if inner else None,
         )
+        drafter: Drafter = model_drafter
+        if is_first:
+            hedges = Hedges() if is_hedged else None
+            drafter = LaneDrafter(model_drafter, lane, schedule in ("pipelined", "hedged"), hedges)
         inner = [RespelledDrafter(drafter, tokenizer_of(*served), translate.target) if translate else drafter]
-    return inner[0], decoders
+    return OpenModel(inner[0], decoder, lane)
+
+
+def _expect_trees(model: ModelFolder, device: Device, is_translated: bool) -> None:
+    """Raises UsageError: The model cannot prepare several outcomes in one pass."""
+    if is_translated or not can_run_trees(model.manifest, device):
+        why = "has another vocabulary than the target" if is_translated else "has no graph of trees for its device"
+        raise UsageError(
+            f"{model.manifest.name} {why}, which the schedule 'hedged' wants; use --schedule pipelined, or export "
+            "it again"
+        )
 
 
 def candidates(
@@ -81,14 +103,14 @@ def candidates(
     device: Device,
     num_threads: int | None,
     deterministic: bool,
+    schedule: Schedule,
     room: Room,
     report: Callable[[str], None],
 ) -> list[Candidate]:
     """A cascade, and what is left of it as its first model is left out, and the next; arguments as in cascade."""
 
     def opened(models: Sequence[ModelFolder]) -> OpenModel:
-        drafter, decoders = cascade(target, models, text, device, num_threads, deterministic, report)
-        return OpenModel(drafter, decoders[-1], lambda: None)
+        return cascade(target, models, text, device, num_threads, deterministic, schedule, report)
 
     needed = [need_of(model.manifest, weights_bytes(model)).within(room) for model in models]
     return [
@@ -172,7 +194,8 @@ def speculation_of(
                 ),
             )
 
-    paid = {name: PaidSource(DraftCosts(*drafts[name])) for name in models}
+    slowed = {name: profile.drafters[lane].slowed for name, lane in lanes.items()} if profile else {}
+    paid = {name: PaidSource(DraftCosts(*drafts[name]), slowed[name]) for name in models}
     speculation = Speculation(drafters, None, ratios, paid, known.chances, save)
     save(speculation)
     return speculation

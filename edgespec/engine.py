@@ -13,11 +13,12 @@ from edgespec.manifest import Manifest
 from edgespec.memory import Memory
 from edgespec.roster import Roster
 from edgespec.sampling import GumbelSampler, SamplingParams
-from edgespec.scheduler import serial
+from edgespec.scheduler import Block, serial
 from edgespec.speculation import Speculation
 from edgespec.stats import Stats, Tally
 from edgespec.stopping import TextStop, TokenStop
 from edgespec.template_process import TemplateProcess
+from edgespec.timeline import Interval, overlap, schedule_of
 from edgespec.tokenizer import TextStream, Tokenizer
 from edgespec.types import Decoder, TokenIds, append
 
@@ -26,7 +27,7 @@ Prompt = str | Sequence[Message | Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A piece of an answer. The last one says why it ended and what it cost.
+    """A piece of an answer. The last one says why it ended and what it cost, and when each lane worked.
 
     finish_reason: stop (an end token or a stop string), length (max_tokens), context (no room left).
     """
@@ -35,6 +36,7 @@ class Chunk:
     token_ids: tuple[int, ...]
     finish_reason: str | None = None
     stats: Stats | None = None
+    timeline: tuple[Interval, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,7 @@ class Completion:
     finish_reason: str
     prompt_tokens: int
     stats: Stats
+    timeline: tuple[Interval, ...] = ()
 
 
 def _message(each: Message | Mapping[str, str]) -> Message:
@@ -190,6 +193,7 @@ class Engine:
             finish_reason=last.finish_reason,
             prompt_tokens=len(tokens),
             stats=last.stats,
+            timeline=last.timeline,
         )
 
     def encode(self, prompt: Prompt, system: str | None = None) -> TokenIds:
@@ -247,39 +251,48 @@ class Engine:
         sampler = GumbelSampler(sampling, len(prompt))
         token_stop = TokenStop(self.manifest.eos_token_ids, max_tokens)
         text_stream, text_stop = TextStream(self.tokenizer), TextStop(stop)
-        tally = Tally()
+        tally, timeline = Tally(), list[Interval]()
         started, fed = perf_counter(), target.num_fed
         reason = None
         speculation, roster = self._speculation, self._roster
         gate = roster.gate(speculation)
+        blocks = serial(prompt, target, sampler, gate, speculation.accept, max_tokens, relieve=roster.relieve)
         answer = prompt[:0]
         try:
-            for block in serial(
-                prompt, target, sampler, gate, speculation.accept, max_tokens, relieve=roster.relieve
-            ):
+            for block in blocks:
                 kept, reason = token_stop.cut(block.tokens)
                 answer = append(answer, kept)
                 if not tally.passes:
                     tally.prompt_read(target.num_fed - fed, perf_counter() - started)
                 text, num_shown, is_cut = _shown(kept, text_stream, text_stop)
                 tally.add(block, num_shown)
+                timeline.append(_verified(block))
                 if reason or is_cut:
                     break
                 yield Chunk(text=text, token_ids=_ints(kept))
             else:
                 text, kept, num_shown, is_cut, reason = "", prompt[:0], 0, False, "context"
         finally:
-            gate.close()
+            blocks.close()
             if self._memory:
                 self._memory.add(prompt, answer)
         if not is_cut:
             rest, is_cut = text_stop.push(text_stream.flush())
             text += rest if is_cut else rest + text_stop.flush()
         reason = "stop" if is_cut else reason or "stop"
-        stats = self._stats(tally, speculation, roster)
-        yield Chunk(text=text, token_ids=_ints(kept[:num_shown]), finish_reason=reason, stats=stats)
+        timeline += [each for each in roster.take_intervals() if each.start_s >= started]
+        stats = self._stats(tally, speculation, roster, timeline)
+        yield Chunk(
+            text=text,
+            token_ids=_ints(kept[:num_shown]),
+            finish_reason=reason,
+            stats=stats,
+            timeline=tuple(timeline),
+        )
 
-    def _stats(self, tally: Tally, speculation: Speculation, roster: Roster) -> Stats:
+    def _stats(
+        self, tally: Tally, speculation: Speculation, roster: Roster, timeline: Sequence[Interval]
+    ) -> Stats:
         length = speculation.draft_length
         return tally.stats(
             drafter=speculation.name,
@@ -287,7 +300,13 @@ class Engine:
             target_device=self.device_names[0],
             drafter_device=self.device_names[1] if roster.has_models else None,
             downgrades=roster.take_news(),
+            schedule=schedule_of(timeline),
+            overlap=overlap(timeline),
         )
+
+
+def _verified(block: Block) -> Interval:
+    return Interval("target", "verify", block.started_s, block.started_s + block.verify_s, len(block.tokens))
 
 
 def _shown(tokens: TokenIds, text_stream: TextStream, text_stop: TextStop) -> tuple[str, int, bool]:

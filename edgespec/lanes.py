@@ -16,7 +16,7 @@ from edgespec.errors import DrafterFault
 from edgespec.timeline import Interval
 
 _KEPT_INTERVALS = 100_000
-_JOIN_S = 5.0
+_JOIN_S = 1.0
 
 
 class Job(NamedTuple):

@@ -5,11 +5,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import NoneType
+from typing import cast, get_args
 
 from edgespec.acceptance import equality
 from edgespec.budget import expect_room, growth_bytes, need_of, texts_bytes
 from edgespec.drafter_names import SELF, TEXT, Cascade, DrafterNames, parse
-from edgespec.drafting import candidates, from_text, speculation_of, window_of
+from edgespec.drafting import Schedule, candidates, from_text, speculation_of, window_of
 from edgespec.engine import Engine
 from edgespec.errors import ModelError, UsageError
 from edgespec.headroom import Headroom, headroom, parse_bytes
@@ -44,6 +45,7 @@ def load(
     drafter: str = "auto",
     draft_length: int | str = "auto",
     acceptance: str = "equality",
+    schedule: str = "auto",
     device: str = "auto",
     drafter_device: str = "auto",
     num_threads: int | None = None,
@@ -67,6 +69,8 @@ def load(
         draft_length: Tokens a draft, or of a guess of lookahead; auto to measure what pays.
         acceptance: Which drafted tokens stay: equality, with one text for a seed whatever drafts, or rejection,
             which keeps more of what a model drafts at a temperature. The distribution is the target's either way.
+        schedule: Whether a model drafts while the target works: serial, not at all; pipelined, where that yields
+            more; hedged, and it prepares other outcomes beside; auto, as is best by what was measured.
         device: Where the target runs: auto or cpu.
         drafter_device: Where a model drafter runs.
         num_threads: Of the target; all physical cores unless given.
@@ -88,6 +92,7 @@ def load(
     length = _draft_length(draft_length)
     texts: dict[str, object] = {
         "acceptance": acceptance,
+        "schedule": schedule,
         "drafter": drafter,
         "device": device,
         "drafter_device": drafter_device,
@@ -98,6 +103,8 @@ def load(
     _expect_threads(num_threads)
     if acceptance not in _ACCEPTANCES:
         raise UsageError(f"acceptance is {acceptance!r}; wanted {' or '.join(_ACCEPTANCES)}")
+    if schedule not in get_args(Schedule):
+        raise UsageError(f"schedule is {schedule!r}; wanted {', '.join(get_args(Schedule))}")
     # What can be known before fetching and exporting is checked before.
     places = (find_device(device), find_device(drafter_device))
     free = partial(headroom, None if memory_limit is None else parse_bytes(memory_limit))
@@ -119,7 +126,8 @@ def load(
     # Equality gives one text whatever is drafted; what rejection keeps hangs on each bit of what was drawn from.
     is_drawn_alike = deterministic and acceptance == "rejection"
     cascades = [
-        candidates(target, *chain, places[1], num_threads, is_drawn_alike, room, report) for chain in chains
+        candidates(target, *chain, places[1], num_threads, is_drawn_alike, cast(Schedule, schedule), room, report)
+        for chain in chains
     ]
     roster = _roster(target.manifest, names, cascades, window, kept, free, report)
     roster.start(room, need.within(room))

@@ -106,12 +106,26 @@ def self_drafter(manifest: Manifest) -> Manifest:
 
 
 def open_drafter(
-    model: ModelFolder, device: Device, num_threads: int | None, deterministic: bool = False
+    model: ModelFolder,
+    device: Device,
+    num_threads: int | None,
+    deterministic: bool = False,
+    *,
+    has_trees: bool = False,
 ) -> Decoder:
-    """A drafter over its own vocabulary."""
+    """A drafter over its own vocabulary.
+
+    Raises:
+        UsageError: It is to run trees, and its head was trimmed.
+    """
     folder, manifest = model
     if manifest.vocab_subset is None:
-        return open_model(model, device, num_threads, deterministic, True)
+        return open_model(model, device, num_threads, deterministic, True, has_trees=has_trees)
+    if has_trees:
+        raise UsageError(
+            f"{manifest.name} has a trimmed head and runs no trees; choose another drafter, "
+            "or --schedule pipelined"
+        )
     tokens = read_subset(folder / manifest.vocab_subset, manifest.vocab_size)
     trimmed = ModelFolder(folder, replace(manifest, vocab_size=len(tokens)))
     decoder = open_model(trimmed, device, num_threads, deterministic, True)

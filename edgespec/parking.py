@@ -11,7 +11,7 @@ import numpy as np
 
 from edgespec import trees
 from edgespec.errors import MemoryExhausted
-from edgespec.types import NOTHING, Ask, Draft, Drafter, Logits, Sampler, TokenIds
+from edgespec.types import NOTHING, AheadDrafter, Ask, Draft, Drafter, Logits, Sampler, TokenIds
 
 _LONGEST_REASON = 200
 
@@ -52,29 +52,28 @@ class GuardedDrafter:
 
     @property
     def can_run_ahead(self) -> bool:
-        return bool(getattr(self._drafter, "can_run_ahead", False))
+        return isinstance(self._drafter, AheadDrafter) and self._drafter.can_run_ahead
 
     def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
         return self._drafted(lambda drafter: drafter.draft(tokens, ask, sampler), ask)
 
     def follow(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
-        """As a drafter that runs ahead has it; others have nothing by now."""
-        return self._drafted(
-            lambda drafter: drafter.follow(tokens, ask, sampler) if self.can_run_ahead else NOTHING, ask
-        )
+        def followed(drafter: Drafter) -> Draft:
+            return drafter.follow(tokens, ask, sampler) if isinstance(drafter, AheadDrafter) else NOTHING
+
+        return self._drafted(followed, ask)
 
     def rest(self) -> None:
-        """Have a drafter that runs ahead stop until the next draft."""
         with self._lock:
-            if self.can_run_ahead and (rest := getattr(self._drafter, "rest", None)):
-                rest()
+            if isinstance(self._drafter, AheadDrafter):
+                self._drafter.rest()
 
-    def _drafted(self, drafts: Callable[[Any], Draft], ask: Ask) -> Draft:
+    def _drafted(self, draft_of: Callable[[Drafter], Draft], ask: Ask) -> Draft:
         with self._lock:
             if self._drafter is None or self._is_parked:
                 return NOTHING
             try:
-                draft = drafts(self._drafter)
+                draft = draft_of(self._drafter)
                 reason = nonsense(draft, ask, self._vocab_size)
             except Exception as error:  # of whatever kind: the answer can do without this drafter
                 if _is_exhausted(error):

@@ -18,9 +18,11 @@ from edgespec.clock import Clock
 from edgespec.errors import MemoryExhausted
 from edgespec.headroom import Headroom, Room, headroom, return_freed
 from edgespec.ladder import Ladder, Rung
+from edgespec.lanes import Lane
 from edgespec.parking import GuardedDrafter, in_words
 from edgespec.scheduler import Gate
 from edgespec.speculation import Speculation
+from edgespec.timeline import Interval
 from edgespec.types import NOTHING, Decoder, Draft, Drafter, Logits, Sampler, TokenIds
 
 # What must stay free of the reserve that was kept at loading.
@@ -32,11 +34,11 @@ _SOON_TOKENS = 256
 
 
 class OpenModel(NamedTuple):
-    """A model drafter that is open, its decoder, and what ends its work for good."""
+    """A model drafter that is open, its decoder, and the lane in which it works."""
 
     drafter: Drafter
     decoder: Decoder
-    close: Callable[[], None]
+    lane: Lane
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,6 +224,12 @@ class Roster:
             names, self._reopened = self._reopened, set()
             return names
 
+    def take_intervals(self) -> list[Interval]:
+        """When the lanes of the models have worked since this was last asked."""
+        with self._lock:
+            lanes = [seat.model.lane for seat in self._seats.values() if seat.model]
+        return [lane.intervals.popleft() for lane in lanes for _ in range(len(lane.intervals))]
+
     def take_news(self) -> tuple[str, ...]:
         """What has changed and was in no answer's figures yet."""
         with self._lock:
@@ -242,7 +250,7 @@ class Roster:
         with self._lock:
             for seat in self._seats.values():
                 if seat.model:
-                    seat.model.close()
+                    seat.model.lane.stop()
 
     def _guarded(self, drafter: Drafter) -> GuardedDrafter:
         return GuardedDrafter(
@@ -283,7 +291,7 @@ class Roster:
         seat = self._seats[model]
         if seat.model:
             seat.guard.take()
-            seat.model.close()
+            seat.model.lane.stop()
             seat.model = None
             return_freed()
 
@@ -364,5 +372,6 @@ class RosterGate:
         self._inner.observe(tokens, draft, logits, emitted, verify_s)
 
     def close(self) -> None:
-        """Keep what was learned."""
+        """Keep what was learned, and let the lanes rest."""
+        self._inner.close()
         self.speculation.keep(self._inner)

@@ -121,6 +121,22 @@ class GumbelSampler:
             scores = np.log(distribution.probs)
         return _noisy_argmax(scores, distribution.ids, self._seed, position)
 
+    def ranked(self, logits: Row, tokens: TokenIds, num_tokens: int) -> list[int]:
+        """The token that a call gives, and those that it would give were all before them not there.
+
+        Beyond the likeliest tokens before noise they may be others.
+        """
+        logits, best = self._processed(logits, tokens)
+        if self.params.is_greedy:
+            scores, ids = logits, np.arange(len(logits))
+        else:
+            scores, ids = self._kept(logits, best)
+        leaders = _top_k(scores, min(len(scores), max(num_tokens, _FOLD)))
+        ids, scores = ids[leaders], scores[leaders]
+        if not self.params.is_greedy:
+            scores = scores + gumbel_noise(self.params.seed, len(tokens), ids)
+        return [int(ids[i]) for i in np.argsort(-scores, kind="stable")[:num_tokens]]
+
     def apart(self, domain: int) -> "GumbelSampler":
         """The same rule with noise of its own for each domain, a number from 0."""
         return GumbelSampler(self.params, self.num_prompt, _derived(self._seed, domain))

@@ -3,7 +3,7 @@
 Knows protocols, not models: no tokenizer, no stop rules, no runtime.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
@@ -24,6 +24,10 @@ class Gate(Protocol):
         """What the pass over a draft showed, yielded and took."""
         ...
 
+    def close(self) -> None:
+        """The answer is over."""
+        ...
+
 
 class Plain:
     """Never a guess."""
@@ -32,6 +36,9 @@ class Plain:
         return NOTHING
 
     def observe(self, tokens: TokenIds, draft: Draft, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 
@@ -66,7 +73,7 @@ def serial(
     max_tokens: int | None = None,
     clock: Clock = perf_counter,
     relieve: Callable[[], bool] = lambda: False,
-) -> Iterator[Block]:
+) -> Generator[Block, None, None]:
     """Draft, verify, repeat, until the context is full; never drafts beyond max_tokens.
 
     A pass that is refused memory is run without its draft, and once more whenever relieve says that it has freed
@@ -79,19 +86,22 @@ def serial(
     num_prompt = len(tokens)
     # A pass over the whole context still gives the token that follows it.
     end = target.context_length if max_tokens is None else min(target.context_length, num_prompt + max_tokens - 1)
-    while True:
-        started = clock()
-        draft = gate.draft(tokens, max(0, end - len(tokens)), sampler)
-        drafted = clock()
-        draft, logits = _verified(target, tokens, draft, relieve)
-        emitted = accept(tokens, draft, logits, sampler)
-        verified = clock()
-        gate.observe(tokens, draft, logits, emitted, verified - drafted)
-        draft_s = drafted - started + clock() - verified
-        tokens = append(tokens, emitted)
-        yield Block(emitted, draft, logits, draft_s, verified - drafted, drafted)
-        if len(tokens) > target.context_length:
-            return
+    try:
+        while True:
+            started = clock()
+            draft = gate.draft(tokens, max(0, end - len(tokens)), sampler)
+            drafted = clock()
+            draft, logits = _verified(target, tokens, draft, relieve)
+            emitted = accept(tokens, draft, logits, sampler)
+            verified = clock()
+            gate.observe(tokens, draft, logits, emitted, verified - drafted)
+            draft_s = drafted - started + clock() - verified
+            tokens = append(tokens, emitted)
+            yield Block(emitted, draft, logits, draft_s, verified - drafted, drafted)
+            if len(tokens) > target.context_length:
+                return
+    finally:
+        gate.close()
 
 
 def _verified(

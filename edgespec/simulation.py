@@ -3,18 +3,23 @@
 Target and drafter are synthetic, so that nothing but their pace and how often drafts are kept is assumed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
 
 from edgespec.chances import Chances
-from edgespec.clock import VirtualClock
+from edgespec.clock import Clock, VirtualClock
 from edgespec.costs import DraftCosts, PassCosts
 from edgespec.drafters import ModelDrafter
-from edgespec.gate import LONGEST_DRAFT, FixedGate, MeasuredGate, PaidSource
+from edgespec.gate import LONGEST_DRAFT, FixedGate, MeasuredGate
+from edgespec.hedges import Hedges
+from edgespec.lane_drafter import LaneDrafter
+from edgespec.lanes import Lane, ThreadLane, VirtualLane
 from edgespec.machine import Machine, bound
+from edgespec.paid import PaidSource
 from edgespec.recording import Recording
 from edgespec.runtimes.paced import PacedDecoder
 from edgespec.runtimes.synthetic import synthetic_drafter, synthetic_target
@@ -22,7 +27,7 @@ from edgespec.sampling import GumbelSampler, SamplingParams
 from edgespec.scheduler import Gate, Plain, serial
 from edgespec.types import NOTHING, Ask, Draft, Drafter, Logits, Sampler, TokenIds
 
-NUM_TOKENS = 4000
+NUM_TOKENS = 3000
 SCHEDULES = ("plain", "serial", "pipelined", "hedged")
 _PROMPT = np.zeros(1, np.int32)
 # Until the gate has found its feet.
@@ -53,7 +58,7 @@ class Scenario:
 
 def simulate(scenario: Scenario) -> dict[str, Speed]:
     """The speed of each schedule."""
-    return {schedule: _speed(scenario, schedule) for schedule in SCHEDULES}
+    return {schedule: run(scenario, schedule, virtual_devices()) for schedule in SCHEDULES}
 
 
 def best_possible(scenario: Scenario) -> float:
@@ -63,13 +68,14 @@ def best_possible(scenario: Scenario) -> float:
     return bound(scenario.machine, lambda position: known[min(position, len(known) - 1)])
 
 
-def _speed(scenario: Scenario, schedule: str) -> Speed:
-    recording, clock = scenario.recording, VirtualClock()
+def run(scenario: Scenario, schedule: str, devices: "Devices") -> Speed:
+    """The speed of one schedule, of SCHEDULES, on given devices."""
+    recording, clock = scenario.recording, devices.clock
     wanted = recording.num_tokens if recording else scenario.num_tokens
     num_first = 0 if recording else int(_WARM_UP_SHARE * wanted)
     num_tokens = num_passes = since_tokens = since_passes = 0
-    since_s = 0.0
-    for num_emitted in _emitted(scenario, schedule, clock):
+    since_s = clock()
+    for num_emitted in _emitted(scenario, schedule, devices):
         num_tokens, num_passes = num_tokens + num_emitted, num_passes + 1
         if num_tokens <= num_first:
             since_tokens, since_passes, since_s = num_tokens, num_passes, clock()
@@ -79,18 +85,37 @@ def _speed(scenario: Scenario, schedule: str) -> Speed:
     return Speed(num_tokens / (clock() - since_s), num_tokens / (num_passes - since_passes))
 
 
-def _emitted(scenario: Scenario, schedule: str, clock: VirtualClock) -> Iterator[int]:
+class Devices(NamedTuple):
+    """Where target and drafter spend their time; sleeping is real where no way to sleep is named."""
+
+    clock: Clock
+    lane: Lane
+    lane_clock: Clock
+    sleep: Callable[[float], None] | None = None
+    lane_sleep: Callable[[float], None] | None = None
+
+
+def virtual_devices() -> Devices:
+    clock, own = VirtualClock(), VirtualClock()
+    return Devices(clock, VirtualLane("drafter", clock, own), own, clock.sleep, own.sleep)
+
+
+def real_devices() -> Devices:
+    """Two threads that sleep."""
+    return Devices(perf_counter, ThreadLane("drafter"), perf_counter)
+
+
+def _emitted(scenario: Scenario, schedule: str, devices: Devices) -> Iterator[int]:
     """Tokens of each pass."""
     machine = scenario.machine
-    target = PacedDecoder(
-        synthetic_target(scenario.seed), lambda num_fed, rows: machine.verify_s(num_fed), clock.sleep, clock
-    )
-    gate = _gate(scenario, schedule, clock)
-    for block in serial(_PROMPT, target, GumbelSampler(SamplingParams()), gate, clock=clock):
+    text = synthetic_target(scenario.seed)
+    target = PacedDecoder(text, lambda num_fed, rows: machine.verify_s(num_fed), devices.sleep, devices.clock)
+    gate = _gate(scenario, schedule, devices)
+    for block in serial(_PROMPT, target, GumbelSampler(SamplingParams()), gate, clock=devices.clock):
         yield len(block.tokens)
 
 
-def _gate(scenario: Scenario, schedule: str, clock: VirtualClock) -> Gate:
+def _gate(scenario: Scenario, schedule: str, devices: Devices) -> Gate:
     if schedule == "plain":
         return Plain()
     machine, recording = scenario.machine, scenario.recording
@@ -98,17 +123,22 @@ def _gate(scenario: Scenario, schedule: str, clock: VirtualClock) -> Gate:
     decoder = PacedDecoder(
         synthetic_drafter(scenario.acceptance, scenario.seed, known),
         lambda num_fed, rows: machine.draft_s,
-        clock.sleep,
-        clock,
+        devices.lane_sleep,
+        devices.lane_clock,
     )
-    drafter = ModelDrafter(decoder, decoder.vocab_size)
+    drafter = LaneDrafter(
+        ModelDrafter(decoder, decoder.vocab_size),
+        devices.lane,
+        can_run_ahead=schedule != "serial",
+        hedges=Hedges() if schedule == "hedged" else None,
+    )
     if schedule == "serial" and scenario.draft_length is not None:
         return FixedGate([drafter], scenario.draft_length)
     if schedule == "serial" and recording is not None:
         return _Recorded(drafter, recording.lengths)
     ratios = {width: machine.ratio(width - 1) for width in range(1, LONGEST_DRAFT + 2)}
     paid = {drafter.name: PaidSource(DraftCosts(machine.step, 0.0))}
-    return MeasuredGate([drafter], PassCosts(ratios, machine.target_s), Chances(), paid, clock=clock)
+    return MeasuredGate([drafter], PassCosts(ratios, machine.target_s), Chances(), paid, clock=devices.clock)
 
 
 class _Recorded:
@@ -123,4 +153,7 @@ class _Recorded:
         return self._drafter.draft(tokens, Ask(num_tokens), sampler) if num_tokens else NOTHING
 
     def observe(self, tokens: TokenIds, draft: Draft, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+        pass
+
+    def close(self) -> None:
         pass

@@ -10,7 +10,8 @@ from threading import Lock
 from edgespec.acceptance import equality
 from edgespec.chances import Chances, Key
 from edgespec.costs import PassCosts
-from edgespec.gate import FixedGate, MeasuredGate, PaidSource
+from edgespec.gate import FixedGate, MeasuredGate
+from edgespec.paid import PaidSource
 from edgespec.rejection import rejection
 from edgespec.scheduler import Gate
 from edgespec.types import Acceptance, Drafter

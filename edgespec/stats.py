@@ -89,6 +89,8 @@ class Tally:
         target_device: str,
         drafter_device: str | None,
         downgrades: tuple[str, ...] = (),
+        schedule: str = "serial",
+        overlap: float = 0.0,
     ) -> Stats:
         drafted, verified, accepted = (sum(each[name] for each in self.sources.values()) for name in _COUNTS[1:])
         pairs = zip(self.accepted, self.drafted, strict=True)
@@ -113,6 +115,8 @@ class Tally:
             target_device=target_device,
             drafter_device=drafter_device,
             downgrades=downgrades,
+            schedule=schedule,
+            overlap=overlap,
         )
 
 

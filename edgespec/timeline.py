@@ -9,6 +9,10 @@ from typing import Any, NamedTuple
 _FULL, _PART, _IDLE = "█", "▒", "·"
 
 
+# What a drafter's lane works on.
+DRAFT, DRAFT_AHEAD, HEDGE = "draft", "draft ahead", "hedge"
+
+
 class Interval(NamedTuple):
     """A lane at work. Seconds of whatever clock, the same for all lanes."""
 
@@ -17,6 +21,12 @@ class Interval(NamedTuple):
     start_s: float
     end_s: float
     num_tokens: int = 0
+
+
+def schedule_of(intervals: Iterable[Interval]) -> str:
+    """serial; pipelined if a drafter has worked ahead, hedged if it has prepared other outcomes."""
+    works = {interval.what for interval in intervals}
+    return "hedged" if HEDGE in works else "pipelined" if DRAFT_AHEAD in works else "serial"
 
 
 def overlap(intervals: Sequence[Interval]) -> float:
@@ -59,6 +69,13 @@ def chrome_trace(intervals: Sequence[Interval]) -> dict[str, Any]:
         for each in sorted(intervals, key=lambda each: each.start_s)
     ]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def latest(intervals: Sequence[Interval], lane: str, num_intervals: int) -> list[Interval]:
+    """What all lanes did since a lane began the last num_intervals of its intervals."""
+    starts = sorted(each.start_s for each in intervals if each.lane == lane)[-num_intervals:]
+    since = starts[0] if starts else 0.0
+    return [each._replace(start_s=max(each.start_s, since)) for each in intervals if each.end_s > since]
 
 
 def picture(intervals: Sequence[Interval], width: int = 72) -> str:

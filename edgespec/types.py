@@ -55,12 +55,18 @@ class Ask:
     floor: a token whose chance of being reached is below this is not worth its draft.
     with_distributions: say what tokens were drawn from, as rejection sampling needs.
     cancel: once set, stop between two steps.
+    ahead: go on when this is answered, while others work, if that is what the drafter can.
+    least: how many to wait for, of one that is ahead.
+    num_others: how many tokens to name that would have been drafted in the place of each.
     """
 
     num_tokens: int
     floor: float = 0.0
     with_distributions: bool = False
     cancel: Event = field(default_factory=Event)
+    ahead: bool = False
+    least: int = 0
+    num_others: int = 0
 
 
 class Decoder(Protocol):
@@ -108,6 +114,15 @@ class TreeDecoder(Decoder, Protocol):
         ...
 
 
+@runtime_checkable
+class Interruptible(Protocol):
+    """A decoder whose pass another thread can end."""
+
+    def interrupt(self) -> None:
+        """End the pass that runs, if one does; it raises an error and leaves a cache that serves."""
+        ...
+
+
 class Sampler(Protocol):
     """The rule that picks a token from one row of logits."""
 
@@ -121,6 +136,10 @@ class Sampler(Protocol):
 
     def pick(self, distribution: Distribution, position: int) -> int:
         """A token of a distribution, with the noise of a position."""
+        ...
+
+    def ranked(self, logits: Row, tokens: TokenIds, num_tokens: int) -> list[int]:
+        """The token that a call gives, and those that it would give were all before them not there."""
         ...
 
     def apart(self, domain: int) -> "Sampler":
@@ -151,6 +170,22 @@ class Drafter(Protocol):
             draft: What it verified, whoever drafted it.
             logits: Behind the last committed token and behind each drafted one, [num_draft + 1, vocab_size].
         """
+        ...
+
+
+@runtime_checkable
+class AheadDrafter(Drafter, Protocol):
+    """A drafter that can go on while the target works."""
+
+    @property
+    def can_run_ahead(self) -> bool: ...
+
+    def follow(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
+        """What is drafted behind tokens by now, at most ask.num_tokens; it goes on from there."""
+        ...
+
+    def rest(self) -> None:
+        """Stop until the next draft."""
         ...
 
 

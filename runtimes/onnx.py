@@ -88,6 +88,10 @@ class OnnxDecoder:
         with self._lock, telling_of_memory("running a pass"):
             return self._logits(tokens, num_last)
 
+    def interrupt(self) -> None:
+        """End the pass that another thread runs: it raises an error, and the cache holds what it held before."""
+        self._passes.interrupt()
+
     @property
     def held(self) -> TokenIds:
         """The tokens whose keys and values fill the first slots of the cache, [num_held]."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.manifest import Manifest
-from edgespec.runtimes.devices import Device
+from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.growing_cache import GrowingCache
 from edgespec.runtimes.session import open_session, translated
 from edgespec.runtimes.shared_cache import SharedCache
@@ -77,6 +77,8 @@ class Passes:
         self._windows = _windows(self._session, manifest)
         self._logits_type = _element_type(self._session, self._names.logits)
         self._own = local()
+        self._new_options = import_onnxruntime().RunOptions
+        self._options = self._new_options()  # of the run that goes on, or of the last
 
     def run(self, tokens: TokenIds, num_past: int, num_rows: int, places: Places | None = None) -> Logits:
         """Run tokens behind the first num_past slots; logits of the last num_rows, [num_rows, vocab_size].
@@ -87,13 +89,18 @@ class Passes:
         self.cache.prepare(num_past, len(tokens))
         self._bind_tokens(tokens, num_past, places)
         logits = self._bind_logits(num_rows if self._names.num_logits_to_keep else len(tokens))
+        self._options = self._new_options()
         try:
-            self._session.run_with_iobinding(self._binding)
+            self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:  # ONNX Runtime has no common base of its own
             raise translated(error, "running a pass") from error
         self.cache.collect()
         rows: Logits = logits[0, -num_rows:]
         return rows if rows.dtype == np.float32 else rows.astype(np.float32)
+
+    def interrupt(self) -> None:
+        """From another thread: end the run that goes on, which raises an error."""
+        self._options.terminate = True
 
     def _bind_tokens(self, tokens: TokenIds, num_past: int, places: Places | None) -> None:
         total = num_past + len(tokens)

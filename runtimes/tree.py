@@ -88,6 +88,10 @@ class OnnxTreeDecoder:
             self._settle(tokens)
             return self._chain.logits(tokens, num_last)
 
+    def interrupt(self) -> None:
+        """As OnnxDecoder has it."""
+        self._chain.interrupt()
+
     def tree_logits(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Logits:
         """Logits behind the last of tokens and behind each node, [num_nodes + 1, vocab_size].
 

@@ -335,6 +335,36 @@ def test_log_that_cannot_be_written_is_refused(tiny_model: Path, capsys: pytest.
     assert "cannot write /no/such/folder/x" in capsys.readouterr().err
 
 
+def test_trace_holds_the_work_of_both_lanes(
+    tiny_model: Path, tiny_drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.json"
+    options = [
+        "--prompt",
+        "the in the",
+        "--max-tokens",
+        "12",
+        "--drafter",
+        str(tiny_drafter),
+        "--draft-length",
+        "3",
+    ]
+    code, _, err = run(capsys, "chat", str(tiny_model), *options, "--schedule", "pipelined", "--trace", str(path))
+    assert code == 0
+    events = json.loads(path.read_text())["traceEvents"]
+    assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {"target", "drafter"}
+    assert sum(event["args"].get("num_tokens", 0) for event in events if event["name"] == "verify") >= 12
+    target, drafter, whole = err.splitlines()[-3:]
+    assert target.startswith("target  ")
+    assert drafter.startswith("drafter ")
+    assert "in both lanes at once" in whole
+
+
+def test_trace_that_cannot_be_written_is_refused(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", str(tiny_model), "--prompt", "the", "--trace", "/no/such/folder/x"]) == 2
+    assert "cannot write /no/such/folder/x" in capsys.readouterr().err
+
+
 def test_hint_names_a_folder_that_begins_with_a_dash_as_one() -> None:
     assert _as_argument(Path("-dash")) == "./-dash"
     assert _as_argument(Path("a b")) == "'a b'"

@@ -8,7 +8,8 @@ import pytest
 from edgespec.chances import Chances
 from edgespec.clock import VirtualClock
 from edgespec.costs import DraftCosts, PassCosts
-from edgespec.gate import FixedGate, MeasuredGate, PaidSource
+from edgespec.gate import FixedGate, MeasuredGate
+from edgespec.paid import PaidSource
 from edgespec.sampling import GumbelSampler, SamplingParams
 from edgespec.types import Ask, Draft, Logits, Sampler, TokenIds
 

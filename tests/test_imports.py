@@ -17,7 +17,7 @@ PURE = {
     "exactness",
     "pair", "pair_check", "template_process", "talk", "parts", "lock", "disk", "repository", "vocab_subset",
     "genai", "suffix", "memory", "cross_vocabulary", "trees", "lookahead", "timeline", "machine", "recording",
-    "clock", "lanes", "pipeline",
+    "clock", "lanes", "pipeline", "trace_file", "paid", "hedges", "lane_drafter",
 }  # fmt: skip
 JOINTS = {
     "fetch", "hub", "download", "home", "loading", "opening", "drafting", "pairing", "models", "chat", "cli",

@@ -44,10 +44,10 @@ class Refusing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
 
-    def run_with_iobinding(self, binding: Any) -> None:
+    def run_with_iobinding(self, *binding: Any) -> None:
         does_fail = next(self._fails, False)
         if not does_fail or self._is_late:
-            self._session.run_with_iobinding(binding)
+            self._session.run_with_iobinding(*binding)
         if does_fail:
             raise RuntimeError(SAYINGS[0])
 

@@ -67,7 +67,7 @@ class Machine:
             self.watched.append(weakref.ref(decoder))
             self.opened.append(name)
             made = drafter() if drafter else ModelDrafter(decoder, VOCAB, name)
-            return OpenModel(made, decoder, self.close)
+            return OpenModel(made, decoder, self)
 
         return Candidate(name, needed_mib * MIB, opened)
 
@@ -77,7 +77,7 @@ class Machine:
         gc.collect()
         return sum(each() is not None for each in self.watched)
 
-    def close(self) -> None:
+    def stop(self) -> None:
         self.num_closed += 1
 
     def roster(self, *candidates: Candidate, texts: frozenset[str] = frozenset({"suffix"})) -> Roster:

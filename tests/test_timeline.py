@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.timeline import Interval, chrome_trace, overlap, picture
+from edgespec.timeline import Interval, chrome_trace, latest, overlap, picture
 
 TWO = [
     Interval("target", "verify", 1.0, 2.0, 4),
@@ -83,3 +83,10 @@ def test_picture_shows_parts_of_a_cell() -> None:
 def test_lines_of_a_picture_have_its_width(intervals: list[Interval], width: int) -> None:
     lines = picture(intervals, width).splitlines()[:-1]
     assert [len(line) for line in lines] == [2 + width] * len({each.lane for each in intervals})
+
+
+def test_the_latest_passes_and_what_was_done_beside_them() -> None:
+    assert latest(TWO, "target", 1) == [TWO[3]]
+    assert latest(TWO, "target", 2) == TWO
+    assert latest(TWO, "drafter", 1) == [TWO[0]._replace(start_s=1.75), *TWO[2:]]
+    assert latest([], "target", 3) == []

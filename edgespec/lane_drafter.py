@@ -1,0 +1,155 @@
+"""A model that drafts in a lane of its own, and goes on drafting there while the target verifies.
+
+What it has drafted is a tree that hangs on a text: where the target's tokens run through it, what lies beyond them
+still serves, and where they leave it the lane starts anew. So the schedule that works in both lanes at once is the
+loop of one lane over such a drafter, with this tree carried over from round to round.
+
+Knows nothing of what drafting costs: how far ahead, and how long to wait, is the gate's affair.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from threading import Event, Lock
+
+import numpy as np
+
+from edgespec.drafters import Guess, ModelDrafter, drafted
+from edgespec.hedges import Hedges
+from edgespec.lanes import Job, Lane
+from edgespec.timeline import DRAFT, DRAFT_AHEAD, HEDGE
+from edgespec.types import NOTHING, Ask, Draft, Logits, Sampler, TokenIds, append
+
+DEADLINE_S = 30.0
+
+
+@dataclass(slots=True)
+class LaneDrafter:
+    """A Drafter; draft() has the lane work and waits, follow() does not wait.
+
+    can_run_ahead: The lane may go on between two drafts; otherwise it drafts only while the target waits.
+    hedges: What it prepares beside the likeliest continuation while the target verifies.
+    deadline_s: An answer that takes longer is a fault.
+    """
+
+    drafter: ModelDrafter
+    lane: Lane
+    can_run_ahead: bool = False
+    hedges: Hedges | None = None
+    deadline_s: float = DEADLINE_S
+    is_free: bool = False
+    _text: TokenIds | None = None  # what the lane's tree hangs on
+    _limit: int = 0  # how long text and tree may become together
+    _verified: int | None = None  # tokens that the target now verifies, once it does
+    _lock: Lock = field(default_factory=Lock)
+
+    @property
+    def name(self) -> str:
+        return self.drafter.name
+
+    def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
+        """A draft of no token at most says that the target now works without one.
+
+        Raises:
+            DrafterFault: The lane failed, or has not answered in time.
+        """
+        if not self.drafter.knows(tokens):
+            return NOTHING
+        with self._lock:
+            if not (ask.ahead and self.can_run_ahead):
+                return self._at_once(tokens, ask, sampler) if ask.num_tokens > 0 else NOTHING
+            path = self._follow(tokens, ask, sampler)
+            if len(path) < ask.least:
+                self.lane.wait(self._num_before(tokens) + ask.least, self.deadline_s)
+                path = self._path(tokens) or []
+            if self.hedges and self.lane.is_over:
+                self._start(tokens, path, ask, sampler)
+            self._verified = min(len(path), ask.num_tokens)
+            return drafted(path, ask, self.name)
+
+    def follow(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
+        """What is drafted behind tokens by now; the lane goes on from there.
+
+        Raises:
+            DrafterFault: The lane failed.
+        """
+        if ask.num_tokens < 1 or not self.drafter.knows(tokens):
+            return NOTHING
+        with self._lock:
+            return drafted(self._follow(tokens, ask, sampler), ask, self.name)
+
+    def rest(self) -> None:
+        """Stop the lane until the next draft."""
+        with self._lock:
+            self._text = None
+            self.lane.stop()
+
+    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+        self.drafter.learn(tokens, draft, logits)
+
+    def _at_once(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
+        def steps(cancel: Event) -> Iterator[Draft]:
+            yield self.drafter.draft(tokens, replace(ask, cancel=cancel), sampler)
+
+        self._text = None
+        self.lane.start(Job(steps, DRAFT, self.drafter.interrupt))
+        draft: Draft = self.lane.wait(1, self.deadline_s)[0]
+        return draft
+
+    def _follow(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Sequence[Guess]:
+        path = self._path(tokens)
+        # What is now verified, and as much again, and the token by which that is told to serve.
+        limit = min(len(tokens) + 2 * ask.num_tokens + 1, self.drafter.decoder.context_length)
+        self._limit = limit if path is None else max(limit, self._limit)
+        is_old = path is None or (len(tokens) + len(path) < self._limit and self.lane.is_over)
+        if is_old or (self.hedges and self._num_before(tokens)):
+            self._start(tokens, path or [], ask, sampler)
+        return path or []
+
+    def _path(self, tokens: TokenIds) -> list[Guess] | None:
+        """What is drafted behind tokens; None where they are not what the lane drafts on."""
+        text = self._text
+        if text is None or not np.array_equal(tokens[: len(text)], text):
+            return None
+        guesses: list[Guess] = self.lane.ready()
+        children: dict[int, list[int]] = {}
+        for i, guess in enumerate(guesses):
+            children.setdefault(guess.after, []).append(i)
+        node = -1
+        for token in tokens[len(text) :]:
+            node = next((i for i in children.get(node, ()) if guesses[i].token == token), -2)
+            if node == -2:
+                return None
+        path = []
+        while node in children:
+            node = children[node][0]
+            path.append(guesses[node])
+        return path
+
+    def _num_before(self, tokens: TokenIds) -> int:
+        assert self._text is not None
+        return len(tokens) - len(self._text)
+
+    def _start(self, tokens: TokenIds, kept: Sequence[Guess], ask: Ask, sampler: Sampler) -> None:
+        """Draft on from a text and what is kept of its tree."""
+        kept = [guess._replace(after=i - 1) for i, guess in enumerate(kept)]
+        ahead = Ask(self.drafter.decoder.context_length, with_distributions=ask.with_distributions)
+        if self.hedges:
+            ahead = replace(ahead, num_others=self.hedges.num_others)
+
+        def steps(cancel: Event) -> Iterator[Guess]:
+            yield from kept
+            made = list(kept)
+            now = replace(ahead, cancel=cancel)
+            text = append(tokens, [guess.token for guess in kept])
+            guesses = self.drafter.guesses(text, now, sampler)
+            while len(tokens) + len(made) < self._limit and not (self.hedges and self._verified is not None):
+                guess = next(guesses, None)
+                if guess is None or cancel.is_set():
+                    return
+                made.append(guess._replace(after=len(made) - 1))
+                yield made[-1]
+            if self.hedges and self._verified is not None:
+                yield from self.hedges.grown(self.drafter, tokens, made, self._verified, now, sampler)
+
+        self._text, self._verified = tokens, None
+        self.lane.start(Job(steps, HEDGE if self.hedges else DRAFT_AHEAD, self.drafter.interrupt))

@@ -1,0 +1,180 @@
+"""A model as a source of drafts: what they take, what they are worth, and when to run it at all.
+
+It drafts before a pass of the target, or ahead, while the target works, if it can and that yields more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edgespec.cache import reusable_prefix
+from edgespec.chances import Chances, expected, position_class
+from edgespec.clock import Clock
+from edgespec.costs import DraftCosts, PassCosts
+from edgespec.pipeline import Policy, best_pipelined, best_serial
+from edgespec.types import NOTHING, AheadDrafter, Ask, Draft, Drafter, Sampler, TokenIds, append
+
+# A draft made to learn whether its source has come to pay may in the long run take this share of the time.
+TRIAL_SHARE = 0.01
+# A trial is never taken to cost less than this share of a step, or a source at break-even were tried always.
+_LEAST_LOSS = 0.05
+# How a model drafts while the target works is thought over every so many rounds; it takes half a millisecond.
+_PLANNED_ROUNDS = 8
+# The target does not wait for a drafter that still has so much to read.
+_LONGEST_WAIT_UNREAD = 32
+# Of a model that somebody has chosen to draft, until it is known: tokens kept, of so many.
+_HOPE = (4.0, 6.0)
+_MOST_FLOOR = 0.9
+
+
+@dataclass(slots=True)
+class PaidSource:
+    """What is known of a source whose drafts take time, from answer to answer.
+
+    read: What its cache holds.
+    slowed: What a pass and a draft take more while both work at once.
+    spare: Steps of the target that are set aside for trials.
+    """
+
+    costs: DraftCosts
+    slowed: tuple[float, float] = (1.0, 1.0)
+    read: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
+    spare: float = 0.0
+
+    def num_unread(self, tokens: TokenIds) -> int:
+        return len(tokens) - reusable_prefix(self.read, tokens, 1)
+
+
+@dataclass(slots=True)
+class Paid:
+    """The same in one answer.
+
+    policy: How it drafts ahead; None while it drafts before each pass, or not at all.
+    offer: What it had drafted by this round, ahead.
+    """
+
+    drafter: Drafter
+    known: PaidSource
+    costs: PassCosts
+    chances: Chances
+    longest: int
+    clock: Clock
+    policy: Policy | None = None
+    offer: Draft = NOTHING
+    draft_s: float = 0.0  # of its last draft
+    _num_rounds: int = 0
+    _trial: int = 0  # tokens of the trial that is going on
+
+    def __post_init__(self) -> None:
+        self.chances.expect(self.drafter.name, _HOPE)
+
+    def weighed(self, tokens: TokenIds, ask: Ask, sampler: Sampler, least_gain: float) -> tuple[float, int]:
+        """Tokens a second that it promises in this round, and with how many drafted."""
+        if isinstance(self.drafter, AheadDrafter) and self.drafter.can_run_ahead:
+            if self._num_rounds % _PLANNED_ROUNDS == 0:
+                self._plan(self.drafter, least_gain)
+            if self.policy:
+                self.offer = self.drafter.follow(tokens, self._ahead(ask, self.policy.length), sampler)
+                return self._weighed_ahead(self.policy, tokens, ask.num_tokens)
+        if self.costs.step_s is None:
+            return 0.0, 0
+        # What it must read first is shared out over as many rounds as the answer has had.
+        debt = self.known.costs.of(0, self.known.num_unread(tokens)) / max(
+            1, min(self._num_rounds, ask.num_tokens)
+        )
+        return best_length(expected(self._chances(ask.num_tokens)), self.costs, self.known.costs.step, debt)
+
+    def draft(self, rate: float, num_tokens: int, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
+        """num_tokens where each promises, at the present rate, more than it takes."""
+        costs, step_s = self.known.costs, self.costs.of(1)
+        is_alone = not self.policy or not len(self.offer.tokens)
+        marginal_s = costs.step * step_s + self.costs.of(3) - self.costs.of(2)
+        floor = 0.0 if self.policy else min(_MOST_FLOOR, rate * marginal_s)
+        ask = Ask(num_tokens, floor, ask.with_distributions, ask.cancel)
+        started = self.clock()
+        draft = self.drafter.draft(tokens, self._ahead(ask, num_tokens) if self.policy else ask, sampler)
+        self.draft_s = self.clock() - started
+        if len(draft.tokens):
+            if is_alone:
+                costs.observe(len(draft.tokens), self.known.num_unread(tokens), self.draft_s / step_s)
+            self.known.read = append(tokens, draft.tokens[:-1])
+        return draft
+
+    def trial(self, rate: float, tokens: TokenIds) -> int:
+        """How many tokens to draft for the sake of learning, though another choice has the better rate."""
+        if self.policy or self.costs.step_s is None:
+            return 0
+        if self._trial:
+            return self._trial if self._could_pay(rate, self._trial) else 0
+        taken = self.known.costs.of(1, self.known.num_unread(tokens)) + self.costs.ratio(2)
+        lost = taken - (1 + self.chances.of(self.drafter.name, 0)) / rate / self.costs.step_s
+        if self.known.spare < max(lost, _LEAST_LOSS) or not self._could_pay(rate, self.longest):
+            return 0
+        self.known.spare, self._trial = 0.0, 1
+        return 1
+
+    def observe(self, draft: Draft, num_accepted: int) -> Draft:
+        """What the target has given a verdict on: of what was run, or of what was offered."""
+        self._num_rounds += 1
+        self.known.spare += TRIAL_SHARE
+        is_run = len(draft.tokens) > 0 and draft.source == self.drafter.name
+        # A trial goes on, and further, as long as it gains.
+        self._trial = self._trial + 1 if is_run and self._trial and num_accepted >= self._trial else 0
+        if is_run:
+            return draft
+        return self.offer if self.policy else NOTHING
+
+    def _could_pay(self, rate: float, num_tokens: int) -> bool:
+        """Were every token kept."""
+        return any(
+            (k + 1) / ((self.costs.ratio(k + 1) + k * self.known.costs.step) * self.costs.of(1)) > rate
+            for k in range(1, num_tokens + 1)
+        )
+
+    def _plan(self, drafter: AheadDrafter, least_gain: float) -> None:
+        """Whether it drafts ahead, how far, and how long the target waits for it."""
+        setting = (
+            self._chances(self.longest),
+            lambda num_draft: self.costs.ratio(num_draft + 1),
+            self.known.costs.step,
+            self.longest,
+        )
+        both = best_pipelined(*setting, self.known.slowed)
+        is_best = both.rate > max(least_gain, best_serial(*setting).rate)
+        if self.policy and not is_best:
+            drafter.rest()
+        self.policy = both if is_best else None
+
+    def _weighed_ahead(self, policy: Policy, tokens: TokenIds, longest: int) -> tuple[float, int]:
+        """As many as are ready, or as are to be waited for; none while the drafter still reads the text."""
+        num_ready = len(self.offer.tokens)
+        if num_ready:
+            self.known.read = append(tokens, self.offer.tokens[:-1])
+        wait = policy.wait if self.known.num_unread(tokens) <= _LONGEST_WAIT_UNREAD else 0
+        length = min(max(num_ready, wait), policy.length, longest)
+        waited_s = max(0, length - num_ready) * self.known.costs.step * self.costs.of(1)
+        pass_s = self.known.slowed[0] * self.costs.of(length + 1)
+        return expected(self._chances(length))[-1] / (pass_s + waited_s), length
+
+    def _ahead(self, ask: Ask, num_tokens: int) -> Ask:
+        return Ask(num_tokens, 0.0, ask.with_distributions, ask.cancel, ahead=True, least=num_tokens)
+
+    def _chances(self, num_tokens: int) -> list[float]:
+        return [self.chances.of(self.drafter.name, position_class(i)) for i in range(num_tokens)]
+
+
+def best_length(
+    totals: Sequence[float], costs: PassCosts, step: float = 0.0, debt: float = 0.0
+) -> tuple[float, int]:
+    """Tokens a second, and the length that yields them; step and debt are what a draft takes, in steps.
+
+    Args:
+        totals: Tokens that a pass yields by the number that is drafted.
+    """
+    step_s = costs.of(1)
+    rates = [
+        total / (costs.of(k + 1) + (k * step + (debt if k else 0.0)) * step_s) for k, total in enumerate(totals)
+    ]
+    length = max(range(len(rates)), key=rates.__getitem__)
+    return rates[length], length

@@ -1,0 +1,209 @@
+"""One text for any schedule: a drafter that goes on in its lane changes when, and nothing else."""
+
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.chances import Chances
+from edgespec.clock import VirtualClock
+from edgespec.costs import DraftCosts, PassCosts
+from edgespec.drafters import ModelDrafter, NgramDrafter
+from edgespec.errors import DrafterFault
+from edgespec.gate import FixedGate, MeasuredGate
+from edgespec.hedges import Hedges, fan_out
+from edgespec.lane_drafter import LaneDrafter
+from edgespec.lanes import Lane, ThreadLane, VirtualLane
+from edgespec.paid import PaidSource
+from edgespec.runtimes.paced import PacedDecoder
+from edgespec.runtimes.synthetic import VOCAB_SIZE, synthetic_drafter, synthetic_target
+from edgespec.runtimes.table import TableDecoder
+from edgespec.sampling import GumbelSampler, SamplingParams
+from edgespec.scheduler import Gate, Plain, serial
+from edgespec.types import Ask, Decoder, Drafter, Logits, TokenIds
+
+VOCAB = 12
+PROMPT = np.array([1, 2, 3, 1, 2], np.int32)
+
+
+def text(target: Decoder, sampler: GumbelSampler, gate: Gate, num_tokens: int) -> list[int]:
+    blocks = serial(PROMPT, target, sampler, gate, max_tokens=num_tokens)
+    tokens: list[int] = []
+    for block in blocks:
+        tokens += block.tokens.tolist()
+        if len(tokens) >= num_tokens:
+            break
+    blocks.close()
+    return tokens[:num_tokens]
+
+
+def measured(drafters: list[Drafter], slowed: float = 1.0) -> MeasuredGate:
+    costs = PassCosts({1: 1.0, 4: 1.1, 24: 1.6}, 0.001)
+    paid = {"model": PaidSource(DraftCosts(0.2, 0.0), (slowed, slowed))}
+    return MeasuredGate(drafters, costs, Chances({("model", -1): (80.0, 100.0)}), paid)
+
+
+class Delayed:
+    """A table whose passes take now and then a moment, so that lanes meet in every order."""
+
+    def __init__(self, inner: TableDecoder, seed: int) -> None:
+        self._inner, self._rng = inner, np.random.default_rng(seed)
+        self.vocab_size, self.context_length = inner.vocab_size, inner.context_length
+
+    @property
+    def num_fed(self) -> int:
+        return self._inner.num_fed
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        self._pause()
+        return self._inner.logits(tokens, num_last)
+
+    def tree_logits(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Logits:
+        self._pause()
+        return self._inner.tree_logits(tokens, nodes, parents)
+
+    def _pause(self) -> None:
+        if self._rng.random() < 0.3:
+            time.sleep(self._rng.random() * 0.002)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    temperature=st.sampled_from([0.0, 0.8]),
+    likeness=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    kind=st.sampled_from(["serial", "pipelined", "hedged"]),
+    length=st.sampled_from([None, 0, 1, 4, 9]),
+    with_ngram=st.booleans(),
+)
+def test_one_text_for_all_schedules(
+    seed: int, temperature: float, likeness: float, kind: str, length: int | None, with_ngram: bool
+) -> None:
+    target = TableDecoder(VOCAB, seed)
+    sampler = GumbelSampler(SamplingParams(temperature=temperature, seed=seed), len(PROMPT))
+    plain = text(target, sampler, Plain(), 40)
+    before = threading.active_count()
+    drafter = ModelDrafter(Delayed(TableDecoder(VOCAB, seed + 1, target, likeness), seed), VOCAB)
+    hedges = Hedges(budget=6, depth=3, num_others=3) if kind == "hedged" else None
+    ahead = LaneDrafter(drafter, ThreadLane("drafter"), kind != "serial", hedges)
+    drafters: list[Drafter] = [ahead, NgramDrafter()] if with_ngram else [ahead]
+    gate = measured(drafters) if length is None else FixedGate(drafters, length)
+    assert text(Delayed(target, seed + 2), sampler, gate, 40) == plain
+    assert threading.active_count() == before, "no thread is left"
+
+
+@pytest.mark.parametrize("num_blocks", [0, 1, 2, 7])
+@pytest.mark.parametrize("kind", ["serial", "pipelined", "hedged"])
+def test_an_answer_can_be_given_up_at_any_moment_and_the_next_one_is_right(kind: str, num_blocks: int) -> None:
+    target = TableDecoder(VOCAB, 5)
+    drafter = ModelDrafter(Delayed(TableDecoder(VOCAB, 6, target, 0.9), 7), VOCAB)
+    ahead = LaneDrafter(drafter, ThreadLane("drafter"), kind != "serial", Hedges() if kind == "hedged" else None)
+    sampler = GumbelSampler(SamplingParams())
+    before = threading.active_count()
+    blocks = serial(PROMPT, target, sampler, measured([ahead]), max_tokens=100)
+    for _ in range(num_blocks):
+        next(blocks)
+    blocks.close()
+    assert threading.active_count() == before
+    assert text(target, sampler, measured([ahead]), 40) == text(target, sampler, Plain(), 40)
+
+
+class Failing(TableDecoder):
+    """Fails at its 20th pass, or hangs there."""
+
+    num_passes = 0
+    go = threading.Event()
+    is_stuck = False
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        Failing.num_passes += 1
+        if Failing.num_passes >= 20:
+            if self.is_stuck:
+                self.go.wait(10)
+            raise ValueError("a broken weight")
+        return super().logits(tokens, num_last)
+
+    def interrupt(self) -> None:
+        """Nothing to end."""
+
+
+@pytest.mark.parametrize("is_stuck", [False, True])
+@pytest.mark.parametrize("can_run_ahead", [False, True])
+def test_a_fault_in_the_lane_reaches_the_caller_and_leaves_no_thread(can_run_ahead: bool, is_stuck: bool) -> None:
+    Failing.num_passes, Failing.is_stuck = 0, is_stuck
+    Failing.go = threading.Event()
+    target = TableDecoder(VOCAB, 5)
+    drafter = ModelDrafter(Failing(VOCAB, 5), VOCAB)
+    ahead = LaneDrafter(drafter, ThreadLane("drafter"), can_run_ahead, deadline_s=0.2)
+    before = threading.active_count()
+    with pytest.raises(DrafterFault, match=r"0\.2 s" if is_stuck else "a broken weight"):
+        text(target, GumbelSampler(SamplingParams()), FixedGate([ahead], 4), 100)
+    Failing.go.set()
+    ahead.rest()
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+def simulated(kind: str, chance: float, step: float, length: int | None = None) -> float:
+    """Tokens a step of the target, in virtual time, where a row more costs it 3 % of a step."""
+    clock, own = VirtualClock(), VirtualClock()
+    target = PacedDecoder(synthetic_target(), lambda fed, rows: 1 + 0.03 * (rows - 1), clock.sleep, clock)
+    decoder = PacedDecoder(synthetic_drafter(chance), lambda fed, rows: step, own.sleep, own)
+    lane: Lane = VirtualLane("drafter", clock, own)
+    hedges = Hedges(chance=chance) if kind == "hedged" else None
+    drafter = LaneDrafter(ModelDrafter(decoder, VOCAB_SIZE), lane, kind != "serial", hedges)
+    costs = PassCosts({width: 1 + 0.03 * (width - 1) for width in range(1, 26)}, 1.0)
+    known = {"model": PaidSource(DraftCosts(step, 0.0))}
+    chances = Chances({("model", -1): (50 * chance, 50.0)})
+    gate: Gate = MeasuredGate([drafter], costs, chances, known, clock=clock)
+    if length is not None:
+        gate = FixedGate([drafter], length)
+    num_tokens = 0
+    for block in serial(PROMPT, target, GumbelSampler(SamplingParams()), gate, clock=clock):
+        num_tokens += len(block.tokens)
+        if num_tokens >= 400:
+            return num_tokens / clock.now
+    raise AssertionError
+
+
+def test_at_once_and_hedged_gain_what_the_closed_forms_promise() -> None:
+    best = max(simulated("serial", 0.8, 0.3, length) for length in range(6))
+    assert simulated("pipelined", 0.8, 0.3) >= 1.15 * best
+    assert simulated("hedged", 0.8, 0.3) >= 1.4 * best
+
+
+@pytest.mark.parametrize(("chance", "step"), [(0.3, 0.1), (0.8, 0.1), (0.6, 0.05), (0.8, 1.0)])
+def test_at_once_loses_to_no_length_in_sequence(chance: float, step: float) -> None:
+    best = max(simulated("serial", chance, step, length) for length in range(8))
+    assert simulated("pipelined", chance, step) >= 0.97 * best
+
+
+def test_more_guesses_stand_where_outcomes_are_likelier() -> None:
+    assert fan_out(0.7, 0, 5) == [5]
+    counts = fan_out(0.7, 4, 16)
+    assert sum(counts) == 16
+    assert counts[:4] == sorted(counts[:4], reverse=True)
+    assert counts[4] > counts[3]
+
+
+def test_what_was_prepared_is_taken_up() -> None:
+    """The drafter's second choice comes true, and what follows it is ready at once."""
+    target = TableDecoder(VOCAB, 5)
+    drafter = ModelDrafter(TableDecoder(VOCAB, 6, target, 0.5), VOCAB)
+    ahead = LaneDrafter(drafter, ThreadLane("drafter"), True, Hedges(budget=8, depth=3))
+    sampler = GumbelSampler(SamplingParams())
+    ask = Ask(3, ahead=True, least=3)
+    drafted = ahead.draft(PROMPT, ask, sampler).tokens
+    ahead.lane.wait(30, 1.0)
+    row = drafter.decoder.logits(PROMPT, 1)[0]
+    second = sampler.ranked(row, PROMPT, 2)[1]
+    assert second != drafted[0]
+    told = np.append(PROMPT, np.int32(second))
+    assert len(ahead.follow(told, ask, sampler).tokens) == 3
+    ahead.rest()
