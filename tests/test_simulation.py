@@ -42,7 +42,7 @@ def test_the_command_says_what_a_published_desktop_would_gain(capsys: pytest.Cap
     assert plain == pytest.approx(12.2, rel=0.01)
     assert serial == pytest.approx(16.5, rel=0.05)
     assert 1.03 * serial < pipelined
-    assert 1.2 * serial < hedged < found["bound"]  # type: ignore[operator]
+    assert 1.15 * serial < hedged < found["bound"]  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(("step", "acceptance", "length"), [(0.1, 0.8, 5), (0.3, 0.6, 2), (1.0, 0.9, 1)])
