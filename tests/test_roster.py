@@ -126,9 +126,7 @@ def test_what_fits_is_opened_and_what_does_not_is_said() -> None:
     roster.start(Room(RESERVE_BYTES + 300 * MIB, "a test"), 100 * MIB)
     assert machine.opened == ["small"]
     (line,) = machine.said
-    assert line.startswith(
-        "drafting steps down from suffix+big+small to suffix+small: the first needs 1097 MiB beside the 100 of the target"
-    )
+    assert line.startswith("drafting steps down from suffix+big+small to suffix+small: the first needs 1097 MiB")
     assert roster.take_news() == (line,)
     assert roster.take_news() == ()
 
