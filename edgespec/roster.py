@@ -162,10 +162,8 @@ class Roster:
         """
         with self._lock:
             if self._ladder.start(room.free_bytes - target_bytes, RESERVE_BYTES):
-                self._note(
-                    f"{self._change(0)}: the first needs {self._rung_mib(0)} MiB beside the {target_bytes >> 20} of the "
-                    f"target, and {_free(room)}"
-                )
+                sizes = f"{self._rung_mib(0)} MiB beside the {target_bytes >> 20} of the target"
+                self._note(f"{self._change(0)}: the first needs {sizes}, and {_free(room)}")
             while not self._opened():
                 before = self._ladder.position
                 self._ladder.fall(self.clock())
