@@ -10,10 +10,12 @@ from edgespec.errors import MemoryExhausted
 from edgespec.headroom import Room
 from edgespec.manifest import KVCache, Manifest
 
-# What a session packs anew of its weights, as a share of their file, and what of the file stays in use besides.
-_PACKED, _MAPPED = 1.25, 0.25
-# A session with its threads, and the code that it runs.
-_SESSION_BYTES = 32 << 20
+# The most that opening a model took, as a multiple of its weights file: held in memory, and of address space.
+# Kernels pack the weights anew; half floats they widen (docs/log.md, 2026-11-21).
+_IN_BLOCKS = (1.35, 1.5)
+_OF_PRECISION = {"fp16": (2.4, 2.55), "fp32": (1.2, 1.2)}
+# A session besides: its code, and in an address space what its threads keep for themselves.
+_SESSION_BYTES = (40 << 20, 120 << 20)
 # A pass: rows of a chunk, and floats that a row takes in all layers, as multiples of what the manifest knows.
 _CHUNK_TOKENS = 256
 _HEADS_PER_KV_HEAD = 4
@@ -35,21 +37,21 @@ _FORESEEN_TOKENS = 4096
 class Need(NamedTuple):
     """What a model takes.
 
-    mapped: of its files, which the system may drop and read again, but for what is always in use.
-    packed: its weights as kernels want them, and the session.
+    weights: as kernels want them, with what of their file stays in use, and the session.
+    address: the same of an address space, which holds files as a whole.
     kv_cache: for the context that is foreseen.
     workspace: of a pass.
     """
 
-    mapped_bytes: int
-    packed_bytes: int
+    weights_bytes: int
+    address_bytes: int
     kv_cache_bytes: int
     workspace_bytes: int
 
     def within(self, room: Room) -> int:
-        """Of a room; an address space holds files as a whole."""
-        mapped_bytes = self.mapped_bytes if room.counts_files else int(_MAPPED * self.mapped_bytes)
-        return mapped_bytes + self.packed_bytes + self.kv_cache_bytes + self.workspace_bytes
+        """Of a room."""
+        opened_bytes = self.address_bytes if room.counts_files else self.weights_bytes
+        return opened_bytes + self.kv_cache_bytes + self.workspace_bytes
 
 
 class Placed(NamedTuple):
@@ -59,27 +61,32 @@ class Placed(NamedTuple):
     device_bytes: int
 
 
-def need_of(manifest: Manifest, weights_bytes: int, num_tokens: int | None = None) -> Need:
+def need_of(manifest: Manifest, file_bytes: int, num_tokens: int | None = None) -> Need:
     """What a model takes on the CPU.
 
     Args:
-        weights_bytes: Of its files.
+        file_bytes: Of its weights.
         num_tokens: Of the context that is foreseen; 4096 or the model's own unless given.
     """
     num_tokens = min(num_tokens or _FORESEEN_TOKENS, manifest.context_length)
+    multiples = _OF_PRECISION.get(manifest.precision, _IN_BLOCKS)
+    held, addressed = (int(each * file_bytes) + own for each, own in zip(multiples, _SESSION_BYTES, strict=True))
     return Need(
-        weights_bytes,
-        int(_PACKED * weights_bytes) + _SESSION_BYTES,
+        held,
+        addressed,
         cache_bytes(manifest.kv_cache, num_tokens, manifest.context_length),
         workspace_bytes(manifest, num_tokens),
     )
 
 
 def placed(need: Need, room: Room, *, is_on_host: bool) -> Placed:
-    """Where a model's bytes go: one on a device of its own leaves the host the file, while it is read."""
+    """Where a model's bytes go: one on a device of its own leaves the host its session alone."""
     if is_on_host:
         return Placed(need.within(room), 0)
-    return Placed(_SESSION_BYTES, need.packed_bytes + need.kv_cache_bytes + need.workspace_bytes)
+    session_bytes = _SESSION_BYTES[room.counts_files]
+    return Placed(
+        session_bytes, need.weights_bytes + need.kv_cache_bytes + need.workspace_bytes - _SESSION_BYTES[0]
+    )
 
 
 def cache_bytes(kv: KVCache, num_tokens: int, context_length: int) -> int:
@@ -123,11 +130,12 @@ def expect_room(name: str, need: Need, room: Room) -> None:
     needed_bytes = need.within(room) + RESERVE_BYTES
     if needed_bytes <= room.free_bytes:
         return
-    weights, packed, cache, work = (f"{part / 2**20:.0f}" for part in need)
+    cache, work = (f"{part / 2**20:.0f}" for part in need[2:])
+    weights = f"{(needed_bytes - RESERVE_BYTES - sum(need[2:])) / 2**20:.0f}"
+    needed, free, reserve = (f"{part / 2**20:.0f}" for part in (needed_bytes, room.free_bytes, RESERVE_BYTES))
     raise MemoryExhausted(
-        f"{name} needs about {needed_bytes / 2**20:.0f} MiB to decode plainly (file {weights}, packed weights "
-        f"{packed}, KV cache {cache}, workspace {work}, reserve {RESERVE_BYTES / 2**20:.0f}) and "
-        f"{room.free_bytes / 2**20:.0f} MiB are free within {room.bound}; {_ADVICE}",
+        f"{name} needs about {needed} MiB of memory to decode plainly (weights and session {weights}, KV cache "
+        f"{cache}, workspace {work}, reserve {reserve}) and {free} MiB are free within {room.bound}; {_ADVICE}",
         needed_bytes=needed_bytes,
         free_bytes=room.free_bytes,
     )

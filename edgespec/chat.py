@@ -42,9 +42,7 @@ def answer_once(
             trace.add(done.timeline)
         return 0
     chunks = engine.stream(prompt, system=system, sampling=sampling, max_tokens=max_tokens, stop=stop)
-    text, last = _print_stream(chunks)
-    if not text.endswith("\n"):
-        print()
+    last = _print_stream(chunks, [])
     if last.finish_reason != "stop":
         say(f"edgespec: {_why(last.finish_reason)}")
     if trace:
@@ -106,14 +104,13 @@ def _answer(
     shown: list[str] = []
     try:
         chunks = engine.stream(messages, sampling=sampling, max_tokens=max_tokens, stop=stop)
-        _, last = _print_stream(chunks, shown)
+        last = _print_stream(chunks, shown)
     except KeyboardInterrupt:
         say("\n(stopped; Ctrl-D leaves)")
         return "".join(shown) or None
     except ContextOverflow as error:
         say(f"edgespec: {error}, or begin anew with /clear")
         return None
-    print()
     if last.stats is not None:
         ended = "" if last.finish_reason == "stop" else f"; {_why(last.finish_reason)}"
         say(f"({_summary(last.stats)}{ended})")
@@ -122,15 +119,16 @@ def _answer(
     return "".join(shown)
 
 
-def _print_stream(chunks: Iterator[Chunk], shown: list[str] | None = None) -> tuple[str, Chunk]:
-    """Print the chunks, collecting their text in shown as they come."""
-    shown = [] if shown is None else shown
+def _print_stream(chunks: Iterator[Chunk], shown: list[str]) -> Chunk:
+    """Print the chunks and end their last line, collecting their text in shown as they come."""
     is_terminal = sys.stdout.isatty()
     for chunk in chunks:
         shown.append(chunk.text)
         sys.stdout.write(_harmless(chunk.text) if is_terminal else chunk.text)
+        if chunk.finish_reason is not None and not "".join(shown).endswith("\n"):
+            sys.stdout.write("\n")
         sys.stdout.flush()
-    return "".join(shown), chunk
+    return chunk
 
 
 def _harmless(text: str) -> str:

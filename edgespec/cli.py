@@ -232,10 +232,6 @@ def _chat(options: argparse.Namespace) -> int:
     if prompt is not None and not prompt.strip():
         raise UsageError("the prompt is empty; give some text with --prompt or on stdin")
     if options.log_rounds:
-        if options.draft_length != "auto":
-            raise UsageError(
-                "--log-rounds tells how drafts are weighed, and --draft-length fixes them; leave one out"
-            )
         _log_rounds(options.log_rounds)
     trace = TraceFile(options.trace) if options.trace else None
     with _engine(options, memory=not options.no_memory) as engine:

@@ -18,7 +18,6 @@ _SPEED_MEMORY, _RATIO_MEMORY = 0.8, 0.97
 _DISTURBED = 2.0
 
 _WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-_READ_TOKENS = 64
 _DRAFT_MEMORY = 0.85
 _PAST_TOKENS = 64
 _MEASURE_S = 1.0
@@ -121,21 +120,3 @@ def measure(decoder: Decoder) -> PassCosts:
             if i:  # the first round warms up
                 taken_s[width] = min(taken_s.get(width, np.inf), perf_counter() - begun)
     return measured(taken_s)
-
-
-def measure_draft(drafter: Decoder, target: Decoder) -> DraftCosts:
-    """Run steps of both in turn, and have the drafter read a text; each is taken at its fastest."""
-    taken_s = [np.inf, np.inf, np.inf]
-    num_read = min(_READ_TOKENS, drafter.context_length // 2, target.context_length // 2)
-    for i in range(_ROUNDS[0] + 1):
-        # Each text begins with another token, so that no cache holds any of it.
-        text = (np.arange(num_read, dtype=np.int32) + i) % min(drafter.vocab_size, target.vocab_size)
-        target.logits(text, 1)
-        parts = ((drafter, text), (drafter, append(text, text[:1])), (target, append(text, text[:1])))
-        for part, (decoder, tokens) in enumerate(parts):
-            begun = perf_counter()
-            decoder.logits(tokens, 1)
-            if i:  # the first round warms up
-                taken_s[part] = min(taken_s[part], perf_counter() - begun)
-    reading_s, step_s, target_s = taken_s
-    return DraftCosts(step_s / target_s, max(0.0, reading_s - step_s) / max(1, num_read - 1) / target_s)

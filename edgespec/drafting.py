@@ -18,6 +18,7 @@ from edgespec.lanes import ThreadLane
 from edgespec.lookahead import SMALLEST, Lookahead, Window, fitting
 from edgespec.opening import ModelFolder, open_drafter, tokenizer_of, weights_bytes
 from edgespec.paid import PaidSource
+from edgespec.planner import Layout, Schedule, schedule_on
 from edgespec.profile import Place, beside
 from edgespec.profiling import profiled
 from edgespec.roster import Candidate, OpenModel
@@ -27,7 +28,7 @@ from edgespec.speculation import Speculation
 from edgespec.suffix import SuffixDrafter
 from edgespec.types import Decoder, Drafter
 
-Schedule = Literal["auto", "serial", "pipelined", "hedged"]
+Asked = Literal["auto", "serial", "pipelined", "hedged"]
 
 
 def from_text(names: Collection[str], window: Window | None) -> list[Drafter]:
@@ -94,6 +95,32 @@ def _expect_trees(model: ModelFolder, device: Device, is_translated: bool) -> No
             f"{model.manifest.name} {why}, which the schedule 'hedged' wants; use --schedule pipelined, or export "
             "it again"
         )
+
+
+def planned(
+    asked: Asked,
+    target: ModelFolder,
+    drafter: ModelFolder,
+    setting: tuple[Device, int | None, bool],
+    drafter_device: Device,
+) -> Schedule:
+    """What is asked for; for auto what the plan says of these two where they are.
+
+    As long as nothing was measured of them the drafter may go ahead, and each answer weighs whether it is to.
+    """
+    if asked != "auto":
+        return asked
+    machine, num_threads = machine_key(*setting), setting[1] or physical_cores()
+    place = Place(drafter_device.name, num_threads)
+    known = read_experience(target.folder, _quietly)
+    profile, name = known.profiles.get(machine), drafter.manifest.name
+    if profile is None or beside(name, place) not in profile.drafters:
+        return "pipelined"
+    drafts = known.drafts.get(machine, {}).get(name)
+    profile = profile.refined(known.ratios.get(machine), beside(name, place), drafts)
+    layout = Layout(Place(setting[0].name, num_threads), profile, name, place)
+    best = schedule_on(layout, target.manifest, drafter.manifest, known.chances)
+    return "pipelined" if best == "hedged" and not can_run_trees(drafter.manifest, drafter_device) else best
 
 
 def candidates(

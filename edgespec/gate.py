@@ -2,10 +2,10 @@
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from edgespec import trees
 from edgespec.chances import Chances, expected
@@ -33,8 +33,11 @@ class FixedGate:
         self._drafters = drafters
         self._num_tokens = num_tokens
         self._with_distributions = with_distributions
+        self._num_rounds = 0
+        self._started_s = 0.0
 
     def draft(self, tokens: TokenIds, room: int, sampler: Sampler) -> Draft:
+        self._started_s = perf_counter()
         num_tokens = min(self._num_tokens, room)
         ask = Ask(num_tokens, with_distributions=self._with_distributions, ahead=True, least=num_tokens)
         if self._with_distributions:
@@ -48,6 +51,11 @@ class FixedGate:
     def observe(self, tokens: TokenIds, draft: Draft, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
         for drafter in self._drafters:
             drafter.learn(tokens, draft, logits)
+        self._num_rounds += 1
+        if _rounds.isEnabledFor(logging.DEBUG):
+            draft_s = perf_counter() - self._started_s - verify_s if len(draft.tokens) else 0.0
+            is_ahead = any(isinstance(each, AheadDrafter) and each.can_run_ahead for each in self._drafters)
+            _log(self._num_rounds, draft, len(emitted) - 1, (draft_s, verify_s), is_ahead, {})
 
     def close(self) -> None:
         _rest(self._drafters)
@@ -144,7 +152,10 @@ class MeasuredGate:
         for drafter in self.drafters:
             drafter.learn(tokens, draft, logits)
         if _rounds.isEnabledFor(logging.DEBUG):
-            self._log(draft, len(emitted) - 1, verify_s)
+            drafting = next((paid for paid in self._paid if paid.drafter.name == draft.source), None)
+            is_ahead = drafting is not None and drafting.policy is not None
+            taken_s = (drafting.draft_s if drafting else 0.0, verify_s)
+            _log(self._num_rounds, draft, len(emitted) - 1, taken_s, is_ahead, self._expected())
 
     def close(self) -> None:
         _rest(self.drafters)
@@ -203,25 +214,37 @@ class MeasuredGate:
                 return _Choice(best.rate, min(num_tokens, room), paid, NOTHING)
         return best
 
-    def _log(self, draft: Draft, num_accepted: int, verify_s: float) -> None:
-        """One JSON document a round: what was expected of whom, what was run, and what came of it."""
-        seen = {
+    def _expected(self) -> dict[str, Any]:
+        """What was expected of whom."""
+        return {
             choice.paid.drafter.name if choice.paid else choice.draft.source: {
                 "num_draft": choice.num_tokens,
                 "tokens_per_second": round(choice.rate, 3),
             }
             for choice in self._seen
         }
-        document = {
-            "round": self._num_rounds,
-            "source": draft.source,
-            "num_draft": len(draft.tokens),
-            "num_accepted": num_accepted,
-            "draft_ms": round(1e3 * sum(p.draft_s for p in self._paid if p.drafter.name == draft.source), 3),
-            "verify_ms": round(1e3 * verify_s, 3),
-            "expected": seen,
-        }
-        _rounds.debug("%s", json.dumps(document))
+
+
+def _log(
+    number: int,
+    draft: Draft,
+    num_accepted: int,
+    taken_s: tuple[float, float],
+    is_ahead: bool,
+    expected: Mapping[str, Any],
+) -> None:
+    """One JSON document a round: what was run, what came of it, and what was expected of whom."""
+    document = {
+        "round": number,
+        "source": draft.source,
+        "num_draft": len(draft.tokens),
+        "num_accepted": num_accepted,
+        "draft_ms": round(1e3 * taken_s[0], 3),
+        "verify_ms": round(1e3 * taken_s[1], 3),
+        "ahead": is_ahead,
+        "expected": expected,
+    }
+    _rounds.debug("%s", json.dumps(document))
 
 
 def _rest(drafters: Sequence[Drafter]) -> None:

@@ -10,7 +10,7 @@ from typing import cast, get_args
 from edgespec.acceptance import equality
 from edgespec.budget import expect_room, growth_bytes, need_of, texts_bytes
 from edgespec.drafter_names import SELF, TEXT, Cascade, DrafterNames, parse
-from edgespec.drafting import Schedule, candidates, from_text, speculation_of, window_of
+from edgespec.drafting import Asked, candidates, from_text, planned, speculation_of, window_of
 from edgespec.engine import Engine
 from edgespec.errors import ModelError, UsageError
 from edgespec.headroom import Headroom, headroom, parse_bytes
@@ -103,8 +103,8 @@ def load(
     _expect_threads(num_threads)
     if acceptance not in _ACCEPTANCES:
         raise UsageError(f"acceptance is {acceptance!r}; wanted {' or '.join(_ACCEPTANCES)}")
-    if schedule not in get_args(Schedule):
-        raise UsageError(f"schedule is {schedule!r}; wanted {', '.join(get_args(Schedule))}")
+    if schedule not in get_args(Asked):
+        raise UsageError(f"schedule is {schedule!r}; wanted {', '.join(get_args(Asked))}")
     # What can be known before fetching and exporting is checked before.
     places = (find_device(device), find_device(drafter_device))
     free = partial(headroom, None if memory_limit is None else parse_bytes(memory_limit))
@@ -125,8 +125,19 @@ def load(
     kept = _memory(models, target, names) if memory else None
     # Equality gives one text whatever is drafted; what rejection keeps hangs on each bit of what was drawn from.
     is_drawn_alike = deterministic and acceptance == "rejection"
+    # Drafts of a fixed length are made the same each time.
+    asked = "serial" if schedule == "auto" and length is not None else cast(Asked, schedule)
     cascades = [
-        candidates(target, *chain, places[1], num_threads, is_drawn_alike, cast(Schedule, schedule), room, report)
+        candidates(
+            target,
+            *chain,
+            places[1],
+            num_threads,
+            is_drawn_alike,
+            planned(asked, target, chain[0][0], setting, places[1]),
+            room,
+            report,
+        )
         for chain in chains
     ]
     roster = _roster(target.manifest, names, cascades, window, kept, free, report)

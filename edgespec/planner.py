@@ -6,7 +6,7 @@ measured. No device is known by its name, and no schedule is taken or refused fo
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from edgespec.chances import Chances, Key, expected, position_class
 from edgespec.costs import PassCosts
@@ -15,7 +15,9 @@ from edgespec.manifest import Manifest
 from edgespec.pipeline import Policy, Ratio, best_pipelined, best_serial, serial_rate
 from edgespec.profile import DrafterProfile, Place, Profile, beside
 
-SCHEDULES = ("plain", "serial", "pipelined", "hedged")  # from simple to involved
+Schedule = Literal["serial", "pipelined", "hedged"]
+AnySchedule = Schedule | Literal["plain"]
+SCHEDULES: tuple[AnySchedule, ...] = ("plain", "serial", "pipelined", "hedged")  # from simple to involved
 LONGEST = 16
 # Of a drafter that has drafted nothing yet: tokens kept, of so many.
 PRIOR = (4.0, 6.0)
@@ -51,11 +53,11 @@ class Option:
     draft_length: the most tokens that are verified at a time.
     wait: drafted tokens that the target waits for after a miss.
     fan_out: of hedging, the tokens that are prepared for at each place.
-    context_length: what fits the memory; 0 where not even a short one does.
+    context_length: what fits the memory; 0 where not even a short one does, or the models cannot do it at all.
     reason: in words, why it was chosen or refused.
     """
 
-    schedule: str
+    schedule: AnySchedule
     target: Place
     drafter: str | None = None
     drafter_place: Place | None = None
@@ -85,7 +87,7 @@ class _Case(NamedTuple):
     ratio: Ratio
     context_length: int
     shortage: str
-    has_branches: bool  # the drafter runs several in a pass
+    no_branches: str  # why the drafter cannot run several in a pass, if it cannot
 
     @property
     def drafter(self) -> DrafterProfile:
@@ -93,7 +95,7 @@ class _Case(NamedTuple):
         assert drafter is not None
         assert place is not None
         known = profile.drafters[beside(drafter, place)]
-        return known if self.has_branches else replace(known, branches={1: 1.0, 2: 2.0})
+        return replace(known, branches={1: 1.0, 2: 2.0}) if self.no_branches else known
 
     @property
     def step(self) -> float:
@@ -157,9 +159,19 @@ def is_counted(past: Mapping[Key, tuple[float, float]], drafter: str) -> bool:
     return any(source == drafter for source, _ in past)
 
 
-def schedule_of(plan: Plan) -> str:
+def schedule_of(plan: Plan) -> Schedule:
     """The loop that carries it out: without a model, what drafts from the text is heard in the serial one."""
-    return "serial" if plan.chosen.schedule == "plain" else plan.chosen.schedule
+    chosen = plan.chosen.schedule
+    return "serial" if chosen == "plain" else chosen
+
+
+def schedule_on(
+    layout: Layout, target: Manifest, drafter: Manifest, past: Mapping[Key, tuple[float, float]]
+) -> Schedule:
+    """The loop for two models that are bound to their places, and have the memory that they need."""
+    places = (layout.target, layout.drafter_place or layout.target)
+    unbounded = Memory(lambda manifest, context: 0, {place.device: 1 for place in places})
+    return schedule_of(make_plan(target, {drafter.name: drafter}, [layout], past, unbounded))
 
 
 def hedged_rate(
@@ -198,8 +210,16 @@ def _case(layout: Layout, target: Manifest, drafter: Manifest | None, memory: Me
         step_s,
         lambda num_draft: layout.profile.pass_s(num_draft + 1, _TYPICAL_PAST) / step_s,
         *_fitting(models, memory),
-        drafter is not None and drafter.tree_graph is not None,
+        _no_branches(target, drafter) if drafter else "",
     )
+
+
+def _no_branches(target: Manifest, drafter: Manifest) -> str:
+    if drafter.tree_graph is None:
+        return f"{drafter.name} has no graph for several branches in a pass"
+    if drafter.vocab_sha256 != target.vocab_sha256:
+        return f"{drafter.name} has another vocabulary, and what is translated drafts one branch alone"
+    return ""
 
 
 def _fitting(models: Sequence[tuple[Manifest, str]], memory: Memory) -> tuple[int, str]:
@@ -242,10 +262,11 @@ def _drafted(case: _Case, chances: Sequence[float]) -> Iterator[Option]:
         for length in range(1, LONGEST + 1)
         for fan_out in _FAN_OUTS
     )
-    yield _option(case, "hedged", Policy(rate, length, length), fan_out)
+    hedged = _option(case, "hedged", Policy(rate, length, length), fan_out)
+    yield replace(hedged, context_length=0) if case.no_branches else hedged
 
 
-def _option(case: _Case, schedule: str, policy: Policy, fan_out: int = 0) -> Option:
+def _option(case: _Case, schedule: AnySchedule, policy: Policy, fan_out: int = 0) -> Option:
     has_drafter = schedule != "plain"
     return Option(
         schedule=schedule,
@@ -286,7 +307,7 @@ def _for(chosen: Option, plain: float) -> str:
 def _against(case: _Case, option: Option, chosen: Option) -> str:
     """What speaks against an option, the weightiest first."""
     if not option.context_length:
-        return case.shortage
+        return case.shortage or case.no_branches
     share = option.tokens_per_second / chosen.tokens_per_second
     if share > 1:
         return f"promises only {share - 1:.0%} more and is more involved"

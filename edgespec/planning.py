@@ -119,9 +119,9 @@ def _layout(
             return None
         profile = _measured(target, drafter, devices, num_threads, report)
         _remember(target, machine, profile, drafter, name, report)
-    elif machine in known.ratios and profile is not None:
+    elif profile is not None:
         drafts = known.drafts.get(machine, {}).get(drafter.manifest.name) if drafter else None
-        profile = profile.refined(known.ratios[machine], name, drafts)
+        profile = profile.refined(known.ratios.get(machine), name, drafts)
     assert profile is not None
     if drafter is None:
         return Layout(target_place, profile)

@@ -71,13 +71,14 @@ class Profile:
         return measured(self.passes_s[min(self.passes_s)])
 
     def refined(
-        self, ratios: Mapping[int, float], drafter: str | None, drafts: tuple[float, float] | None
+        self, ratios: Mapping[int, float] | None, drafter: str | None, drafts: tuple[float, float] | None
     ) -> "Profile":
         """With what use has shown since: ratios of passes by width, and the steps that a drafter takes.
 
         Only ratios are kept in use, for the machine's mood changes; they scale all contexts alike.
         """
-        known, used = self.costs(), PassCosts(dict(ratios))
+        known = self.costs()
+        used = PassCosts(dict(ratios)) if ratios else known
         scaled = {
             past: {width: s * (used.ratio(width) / known.ratio(width)) for width, s in taken.items()}
             for past, taken in self.passes_s.items()

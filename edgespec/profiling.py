@@ -11,13 +11,13 @@ from time import perf_counter
 
 import numpy as np
 
-from edgespec.costs import measure_draft
 from edgespec.profile import DrafterProfile, Profile
 from edgespec.types import Decoder, TokenIds, append
 
-_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
+_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
 _WIDTHS_FAR = (1, 2, 4, 8, 16, 32)
 _BRANCHES = (1, 2, 4, 8)
+_WIDTH_OUT = 8  # of the passes that tell what a row takes on its way out
 _SHORT, _LONG = 64, 1000  # tokens that are held
 _READING_S = 2.5  # for the long text: what is left of it has to do on a slow machine
 _ROUNDS = (2, 7)  # at least and at most
@@ -32,9 +32,9 @@ _TOGETHER_S = 0.3  # of each round, once there is the least
 def profile_target(decoder: Decoder) -> Profile:
     """What passes and reading take. A few seconds for a model of 1.5 billion parameters on two cores."""
     short = _text(min(_SHORT, decoder.context_length // 2), decoder, 0)
-    prefill_s = min(_read_s(decoder, _text(len(short), decoder, first)) for first in (1, 2))
+    prefill_s = min(_read_s(decoder, _text(len(short), decoder, first)) for first in (1, 0))
     near = _passes_s(decoder, short, _WIDTHS, _NEAR_S)
-    transfer_s = _transfer_s(decoder, short, max(near))
+    transfer_s = _transfer_s(decoder, short, max(width for width in near if width <= _WIDTH_OUT))
     passes_s: dict[int, Mapping[int, float]] = {len(short): near}
     long = min(_LONG, decoder.context_length // 2, int(_READING_S / max(prefill_s, 1e-9)))
     if long >= 2 * len(short) > 0:
@@ -64,16 +64,29 @@ def profiled(
 
 
 def profile_drafter(drafter: Decoder, target: Decoder, profile: Profile) -> DrafterProfile:
-    # In steps of the target that ran in between: the machine's mood may have changed since the target's profile.
-    costs, step_s = measure_draft(drafter, target), profile.pass_s(1, 0)
     text = _text(min(_SHORT, drafter.context_length // 2), drafter, 0)
     branches_s = _passes_s(drafter, text, _BRANCHES, _BRANCHES_S)
+    # Against steps of the target that run in between: the mood of the machine may have changed since its profile.
+    step, row = _in_steps(drafter, target)
     return DrafterProfile(
-        step_s=max(costs.step * step_s, 1e-9),
-        row_s=costs.row * step_s,
+        step_s=max(step * profile.pass_s(1, 0), 1e-9),
+        row_s=row * profile.pass_s(1, 0),
         branches={width: max(1.0, taken / branches_s[1]) for width, taken in branches_s.items()},
         slowed=interference(drafter, target),
     )
+
+
+def _in_steps(drafter: Decoder, target: Decoder) -> tuple[float, float]:
+    """What a drafted token takes, and one that is read, in steps of the target; each at its fastest."""
+    num_read = min(_SHORT, drafter.context_length // 2)
+    verify = _runs(target, 1)
+    verify(0)  # reads the text
+    target_s = step_s = read_s = np.inf
+    for i in range(_ROUNDS[0] + 1):
+        text = _text(num_read, drafter, i + 1)  # another one each time, of which nothing is held
+        read_s = min(read_s, num_read * _read_s(drafter, text))
+        target_s, step_s = min(target_s, verify(i + 1)), min(step_s, _pass_s(drafter, text, 1, i))
+    return step_s / target_s, max(0.0, read_s - step_s) / max(1, num_read - 1) / target_s
 
 
 def interference(drafter: Decoder, target: Decoder) -> tuple[float, float]:

@@ -20,11 +20,18 @@ _WANTED = "a JSON object a line with num_draft, num_accepted, draft_ms and verif
 
 
 class Round(NamedTuple):
+    """What was drafted and kept, and what that took.
+
+    number: Of its answer; the first reads the prompt.
+    ahead: It was drafted while the target worked, so draft_ms is only what the target waited for it.
+    """
+
     num_draft: int
     num_accepted: int
     draft_ms: float = 0.0
     verify_ms: float = 0.0
-    number: int = 0  # 1 is the first of an answer, which reads the prompt
+    number: int = 0
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +75,9 @@ class Recording:
 
     @property
     def draft_ms(self) -> float | None:
-        """Of a drafted token, in the middle of all; None where no draft took any time."""
-        taken = [each.draft_ms / each.num_draft for each in self.rounds if each.num_draft and each.draft_ms > 0]
+        """Of a drafted token, in the middle of all that the target waited for; None where there is none."""
+        timed = [each for each in self.rounds if each.num_draft and each.draft_ms > 0 and not each.ahead]
+        taken = [each.draft_ms / each.num_draft for each in timed]
         return median(taken) if taken else None
 
     @property

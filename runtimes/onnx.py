@@ -15,6 +15,7 @@ from edgespec.errors import ContextOverflow
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, physical_cores
 from edgespec.runtimes.passes import Passes, Places
+from edgespec.runtimes.session import telling_of_memory
 from edgespec.runtimes.shared_cache import SharedCache
 from edgespec.types import Logits, TokenIds, append
 
@@ -84,7 +85,7 @@ class OnnxDecoder:
         if num_tokens > self.context_length:
             raise ContextOverflow(num_tokens, self.context_length)
         assert 1 <= num_last <= num_tokens
-        with self._lock:
+        with self._lock, telling_of_memory("running a pass"):
             return self._logits(tokens, num_last)
 
     def interrupt(self) -> None:
@@ -106,7 +107,7 @@ class OnnxDecoder:
             nodes: What is run behind them, [num_nodes].
             places: Of the last of tokens and of the nodes.
         """
-        with self._lock:
+        with self._lock, telling_of_memory("running a tree"):
             before = tokens[:-1]
             if len(before) == 0:  # ONNX Runtime's CPU provider looks at positions behind a past alone
                 first = self._logits(tokens, 1).copy()
@@ -123,7 +124,7 @@ class OnnxDecoder:
 
     def adopt(self, tokens: TokenIds, slots: Sequence[int]) -> None:
         """Hold tokens behind those held: their keys and values lie in slots, in rising order."""
-        with self._lock:
+        with self._lock, telling_of_memory("moving a branch"):
             assert isinstance(self._passes.cache, SharedCache)
             self._passes.cache.move(slots, len(self._held))
             self._held = append(self._held, tokens)

@@ -93,7 +93,7 @@ class Passes:
         try:
             self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:  # ONNX Runtime has no common base of its own
-            raise translated(error, "a pass") from error
+            raise translated(error, "running a pass") from error
         self.cache.collect()
         rows: Logits = logits[0, -num_rows:]
         return rows if rows.dtype == np.float32 else rows.astype(np.float32)

@@ -3,7 +3,8 @@
 Knows names, types and shapes; nothing of tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,15 @@ def open_session(
         raise translated(error, f"loading {graph}", ManifestError) from error
     _check_signature(graph, manifest, session)
     return session
+
+
+@contextmanager
+def telling_of_memory(doing: str) -> Iterator[None]:
+    """Raises MemoryExhausted: an array did not fit."""
+    try:
+        yield
+    except MemoryError as error:
+        raise translated(error, doing) from error
 
 
 def translated(error: Exception, doing: str, kind: type[EdgeSpecError] = EdgeSpecError) -> EdgeSpecError:

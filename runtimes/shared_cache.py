@@ -14,6 +14,8 @@ from edgespec.errors import MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime
 
+_SPARE = 64  # positions more than are needed, where there is no memory to double them
+
 
 class SharedCache:
     """Buffers that grow by doubling, kept bound to one session's inputs and outputs."""
@@ -32,16 +34,16 @@ class SharedCache:
         """Make room for num_new positions behind the first num_past, which are kept.
 
         Raises:
-            MemoryExhausted: The buffers do not fit.
+            MemoryExhausted: The buffers do not fit. They hold what they held, and some of them may be longer.
         """
         needed = num_past + num_new
         if needed <= self._capacity:
             return
-        capacity = grown_capacity(self._capacity, needed, self._context_length)
-        shape = (1, self._kv.num_kv_heads, capacity, self._kv.head_dim)
-        for past, present in self._names:
-            self._grow(past, present, shape, num_past)
-        self._capacity = capacity
+        doubled = grown_capacity(self._capacity, needed, self._context_length)
+        try:
+            self._grow(doubled, num_past)
+        except MemoryError:
+            self._grow_little(min(needed + _SPARE, self._context_length), num_past)
 
     def collect(self) -> None:
         """After a pass; the graph has written into the buffers themselves."""
@@ -52,14 +54,32 @@ class SharedCache:
             held = buffer.numpy()  # a view
             held[:, :, start : start + len(slots)] = held[:, :, slots]
 
-    def _grow(self, past: str, present: str, shape: tuple[int, ...], num_past: int) -> None:
+    def _grow_little(self, capacity: int, num_past: int) -> None:
         try:
-            buffer = np.zeros(shape, self._kv.dtype)
-            if num_past:
-                buffer[:, :, :num_past] = self._buffers[past].numpy()[:, :, :num_past]
-            value = self._ort.OrtValue.ortvalue_from_numpy(buffer, self._device.name)
+            self._grow(capacity, num_past)
         except MemoryError:
-            raise MemoryExhausted(f"no memory for a context of {shape[2]} tokens; use a shorter one") from None
-        self._buffers[past] = value
-        self._binding.bind_ortvalue_input(past, value)
-        self._binding.bind_ortvalue_output(present, value)
+            raise MemoryExhausted(f"no memory for a context of {capacity} tokens; use a shorter one") from None
+
+    def _grow(self, capacity: int, num_past: int) -> None:
+        """Layer by layer, each with keys and values of one length, so that a refusal leaves what can be run."""
+        shape = (1, self._kv.num_kv_heads, capacity, self._kv.head_dim)
+        self._capacity = 0  # until all is done, whatever comes between
+        for layer in zip(self._names[::2], self._names[1::2], strict=True):
+            lengths = [self._length(past) for past, _ in layer]
+            if lengths[0] == lengths[1] >= capacity:
+                continue
+            grown = [self._grown(past, shape, num_past) for past, _ in layer]
+            for (past, present), value in zip(layer, grown, strict=True):
+                self._buffers[past] = value
+                self._binding.bind_ortvalue_input(past, value)
+                self._binding.bind_ortvalue_output(present, value)
+        self._capacity = capacity
+
+    def _length(self, past: str) -> int:
+        return int(self._buffers[past].shape()[2]) if past in self._buffers else 0
+
+    def _grown(self, past: str, shape: tuple[int, ...], num_past: int) -> Any:
+        buffer = np.zeros(shape, self._kv.dtype)
+        if num_past:
+            buffer[:, :, :num_past] = self._buffers[past].numpy()[:, :, :num_past]
+        return self._ort.OrtValue.ortvalue_from_numpy(buffer, self._device.name)

@@ -11,7 +11,7 @@ from edgespec.cache import reusable_prefix
 from edgespec.errors import ContextOverflow, ManifestError
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
-from edgespec.runtimes.session import translated
+from edgespec.runtimes.session import telling_of_memory, translated
 from edgespec.types import Logits, TokenIds
 
 _HIDDEN = -30000.0  # which half floats hold
@@ -73,11 +73,12 @@ class StaticDecoder:
 
         Raises:
             ContextOverflow: tokens are more than context_length.
+            MemoryExhausted: The workspace does not fit.
         """
         if len(tokens) > self.context_length:
             raise ContextOverflow(len(tokens), self.context_length)
         assert 1 <= num_last <= len(tokens)
-        with self._lock:
+        with self._lock, telling_of_memory("running a pass"):
             return self._logits(tokens, num_last)
 
     def _logits(self, tokens: TokenIds, num_last: int) -> Logits:
@@ -106,7 +107,7 @@ class StaticDecoder:
         try:
             found = dict(zip(names, session.run(names, {**feeds, **self._caches}), strict=True))
         except Exception as error:  # ONNX Runtime has no common base of its own
-            raise translated(error, "a pass") from error
+            raise translated(error, "running a pass") from error
         for past, present in self._manifest.signature.caches(self._manifest.kv_cache.num_layers):
             self._caches[past][:, num_past : num_past + width] = found[present]
         logits: Logits = found["logits"]

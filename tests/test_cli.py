@@ -7,7 +7,8 @@ import logging
 import os
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -316,20 +317,44 @@ def test_export_that_runs_out_of_memory_says_so_and_leaves_nothing(
     assert "out of memory" in err
 
 
+@contextmanager
+def rounds_logged() -> Iterator[None]:
+    """What --log-rounds leaves in this process is taken away."""
+    try:
+        yield
+    finally:
+        rounds = logging.getLogger("edgespec.rounds")
+        for handler in rounds.handlers[:]:
+            rounds.removeHandler(handler)
+            handler.close()
+        rounds.setLevel(logging.NOTSET)
+
+
 def test_rounds_are_logged_with_what_was_expected(tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
     options = ["--prompt", "the in the in", "--max-tokens", "20", "--json", "--log-rounds", str(path)]
-    try:
+    with rounds_logged():
         assert main(["chat", str(tiny_model), *options]) == 0
-    finally:
-        for handler in logging.getLogger("edgespec.rounds").handlers[:]:
-            logging.getLogger("edgespec.rounds").removeHandler(handler)
-            handler.close()
-        logging.getLogger("edgespec.rounds").setLevel(logging.NOTSET)
     rounds = [json.loads(line) for line in path.read_text().splitlines()]
     assert [each["round"] for each in rounds] == list(range(1, len(rounds) + 1))
     assert sum(each["num_accepted"] + 1 for each in rounds) >= 20
     assert "none" in rounds[0]["expected"]
+
+
+def test_a_real_run_is_replayed_with_its_tokens_a_pass(
+    tiny_model: Path, tiny_drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rounds.jsonl"
+    options = ["--drafter", str(tiny_drafter), "--draft-length", "3", "--schedule", "serial"]
+    options += ["--prompt", "the in the in", "--max-tokens", "60", "--json", "--log-rounds", str(path)]
+    with rounds_logged():
+        code, out, _ = run(capsys, "chat", str(tiny_model), *options)
+    stats = json.loads(out)["stats"]
+    assert (code, stats["num_emitted"]) == (0, 60)
+    figures = ["--target-ms", "80", "--draft-ms", "9", "--acceptance", "0.5", "--json"]
+    code, out, _ = run(capsys, "simulate", "--trace", str(path), *figures)
+    assert code == 0
+    assert json.loads(out)["serial"]["tokens_per_pass"] == pytest.approx(stats["tokens_per_pass"])
 
 
 def test_log_that_cannot_be_written_is_refused(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:

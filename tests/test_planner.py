@@ -21,6 +21,7 @@ from edgespec.planner import (
     is_counted,
     make_plan,
     schedule_of,
+    schedule_on,
 )
 from edgespec.profile import DrafterProfile, Place, Profile, beside
 
@@ -113,10 +114,23 @@ def test_drafter_whose_branches_are_free_hedges() -> None:
     assert plan(layout(GPU, CPU, draft=0.3)).chosen.schedule == "pipelined"
 
 
-def test_drafter_without_a_graph_for_trees_has_no_free_branches() -> None:
+@pytest.mark.parametrize("unable", [replace(DRAFTER, tree_graph=None), replace(DRAFTER, vocab_sha256="another")])
+def test_drafter_that_cannot_run_branches_is_not_made_to_hedge(unable: Manifest) -> None:
     where = layout(GPU, CPU, draft=0.3, branches=FREE_BRANCHES)
-    found = make_plan(TARGET, {"drafter": manifest("drafter")}, [where], kept(0.8), PLENTY)
+    found = make_plan(TARGET, {"drafter": unable}, [where], kept(0.8), PLENTY)
     assert found.chosen.schedule == "pipelined"
+    assert refused(found, "hedged", GPU).reason.startswith("drafter has ")
+
+
+@pytest.mark.parametrize("slowed", [(1.0, 1.0), (1.9, 2.0)])
+@pytest.mark.parametrize("branches", [SERIAL_BRANCHES, FREE_BRANCHES])
+@pytest.mark.parametrize("acceptance", [0.05, 0.8])
+def test_schedule_of_models_in_their_places_is_that_of_the_plan(
+    slowed: tuple[float, float], branches: dict[int, float], acceptance: float
+) -> None:
+    where = layout(GPU, CPU, row=0.25, draft=0.3, slowed=slowed, branches=branches)
+    found = schedule_on(where, TARGET, DRAFTER, kept(acceptance))
+    assert found == schedule_of(plan(where, acceptance=acceptance))
 
 
 @pytest.mark.parametrize(("draft", "acceptance"), [(0.9, 0.3), (0.3, 0.05), (3.0, 0.7)])

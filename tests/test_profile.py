@@ -126,3 +126,10 @@ def test_drafter_is_measured_in_the_same_unit_as_its_target() -> None:
     assert found.branches[2] == pytest.approx(2.0, rel=0.3)
     assert np.isfinite(found.row_s)
     assert replace(profile, drafters={"d": found}).draft_costs("d").step == pytest.approx(0.5, rel=0.3)
+
+
+def test_reading_is_measured_on_texts_of_which_nothing_is_held() -> None:
+    target, drafter = Slow(97, seed=0), Slow(97, seed=1)
+    found = profile_drafter(drafter, target, Profile(passes_s={64: {1: 0.002}}, prefill_s=0.001))
+    # Slow takes as long for 8 tokens as for more: 7 steps more for the 63 that are read before the last.
+    assert found.row_s == pytest.approx(7 * 0.002 / 63, rel=0.4)

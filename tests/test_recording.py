@@ -44,6 +44,12 @@ def test_a_recording_says_what_passes_and_drafts_take() -> None:
     assert recording.draft_ms == 4.0
 
 
+def test_what_was_drafted_ahead_does_not_tell_what_drafts_take() -> None:
+    ahead = [each._replace(ahead=True, draft_ms=1.0) for each in ROUNDS]
+    assert Recording([*ROUNDS, *ahead]).draft_ms == 4.0
+    assert Recording(ahead).draft_ms is None
+
+
 def test_a_recording_without_drafts_says_nothing_of_them() -> None:
     recording = Recording(ROUNDS[:1])
     assert (recording.acceptance, recording.draft_ms, recording.verify_ms) == (None, None, {})

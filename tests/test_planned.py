@@ -1,0 +1,95 @@
+"""What load() makes of a plan: the schedule that two models are opened for."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec import load
+from edgespec.drafting import planned
+from edgespec.experience import FILE_NAME, Experience, write_experience
+from edgespec.lane_drafter import LaneDrafter
+from edgespec.manifest import read_manifest
+from edgespec.opening import ModelFolder
+from edgespec.profile import DrafterProfile, Profile
+from edgespec.runtimes.devices import find_device, machine_key
+
+CPU = find_device("cpu")
+SETTING = (CPU, 1, False)
+KEPT = {("tiny-int4", evidence): (8e5, 1e6) for evidence in range(-1, 16)}
+ONE_BY_ONE = {1: 1.0, 2: 2.0}
+
+
+@pytest.fixture
+def known(tiny_model: Path, tmp_path: Path) -> Callable[..., Path]:
+    """A target that knows of a drafter what it is told to."""
+    folder = shutil.copytree(tiny_model, tmp_path / "target", ignore=shutil.ignore_patterns(FILE_NAME))
+
+    def write(slowed: tuple[float, float], branches: dict[int, float], num_threads: int = 1) -> Path:
+        drafter = DrafterProfile(step_s=0.006, row_s=0.0, branches=branches, slowed=slowed)
+        passes_s = {64: {1: 0.02, 2: 0.0205, 32: 0.03}}
+        name = f"tiny-int4 on cpu, {num_threads} thread" + "s" * (num_threads > 1)
+        profile = Profile(passes_s=passes_s, prefill_s=0.001, drafters={name: drafter})
+        machine = machine_key(CPU, num_threads, False)
+        write_experience(folder, Experience(chances=KEPT, profiles={machine: profile}))
+        return folder
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("slowed", "branches", "schedule"),
+    [
+        ((2.5, 2.5), ONE_BY_ONE, "serial"),
+        ((1.0, 1.0), ONE_BY_ONE, "pipelined"),
+        ((1.0, 1.0), {1: 1.0, 64: 1.0}, "hedged"),
+    ],
+)
+def test_auto_is_what_was_measured_to_be_best(
+    known: Callable[..., Path],
+    tiny_drafter: Path,
+    slowed: tuple[float, float],
+    branches: dict[int, float],
+    schedule: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = known(slowed, branches)
+    target, drafter = (ModelFolder(each, read_manifest(each)) for each in (folder, tiny_drafter))
+    assert planned("auto", target, drafter, SETTING, CPU) == schedule
+    assert planned("serial", target, drafter, SETTING, CPU) == "serial"
+    opened: list[LaneDrafter] = []
+
+    def lane_drafter(*arguments: Any) -> LaneDrafter:
+        opened.append(LaneDrafter(*arguments))
+        return opened[-1]
+
+    monkeypatch.setattr("edgespec.drafting.LaneDrafter", lane_drafter)
+    for asked in ("auto", schedule):
+        with load(folder, drafter=str(tiny_drafter), num_threads=1, schedule=asked):
+            pass
+    for lane in opened:
+        assert (lane.can_run_ahead, lane.hedges is not None) == (schedule != "serial", schedule == "hedged")
+    assert len(opened) == 2
+
+
+def test_unknown_models_may_go_ahead_and_those_of_another_number_of_threads_are_unknown(
+    known: Callable[..., Path], tiny_drafter: Path
+) -> None:
+    folder = known((2.5, 2.5), ONE_BY_ONE, num_threads=2)
+    target, drafter = (ModelFolder(each, read_manifest(each)) for each in (folder, tiny_drafter))
+    assert planned("auto", target, drafter, SETTING, CPU) == "pipelined"
+    assert planned("auto", target, drafter, (CPU, 2, False), CPU) == "serial"
+
+
+@pytest.mark.parametrize("branches", [ONE_BY_ONE, {1: 1.0, 64: 1.0}])
+def test_what_is_planned_changes_no_text(
+    known: Callable[..., Path], tiny_drafter: Path, branches: dict[int, float]
+) -> None:
+    folder = known((1.0, 1.0), branches)
+    texts = []
+    for options in ({"drafter": "none"}, {"drafter": str(tiny_drafter)}):
+        with load(folder, num_threads=1, deterministic=True, **options) as engine:
+            texts.append(engine.generate("the in the", max_tokens=60).token_ids)
+    assert texts[0] == texts[1]
