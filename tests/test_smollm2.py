@@ -37,8 +37,8 @@ def test_token_ids_are_the_same_for_any_drafter_and_length(
 ) -> None:
     plain = answer(capsys, smollm2, "--drafter", "none", *sampling)
     assert len(plain["token_ids"]) > 60  # type: ignore[arg-type]
-    for drafter in ("ngram", smollm2_int8):
-        for length in (1, 3, 8, "auto"):
+    for drafter, lengths in (("ngram", (8, "auto")), (smollm2_int8, (1, 3, 8, "auto"))):
+        for length in lengths:
             drafted = answer(capsys, smollm2, "--drafter", drafter, "--draft-length", length, *sampling)
             assert drafted["token_ids"] == plain["token_ids"], (drafter, length)
             assert drafted["text"] == plain["text"]
