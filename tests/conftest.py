@@ -5,10 +5,18 @@ from pathlib import Path
 import platformdirs
 import pytest
 import tiny
+from hypothesis import settings
 
 from edgespec.catalog import CATALOG, DEFAULT_MODEL
 from edgespec.export.convert import export_model
 from edgespec.fetch import fetch
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Properties are tried on fewer examples where the slow tests are left out too."""
+    settings.register_profile("default run", max_examples=30)
+    if "not slow" in config.option.markexpr:
+        settings.load_profile("default run")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -103,7 +103,7 @@ def _forget(decoder: Decoder) -> None:
 
 
 class _Interrupting:
-    def run_with_iobinding(self, binding: Any) -> None:
+    def run_with_iobinding(self, *arguments: Any) -> None:
         raise KeyboardInterrupt
 
 

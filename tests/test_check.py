@@ -103,7 +103,14 @@ def test_divergence_that_the_precision_does_not_explain_is_refused(divergence: f
         judge(replace(good, divergence=divergence), "source")
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if not name.startswith("gemma")])
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=() if name in ("llama3", "phi3") else pytest.mark.slow)
+        for name in FAMILIES
+        if not name.startswith("gemma")
+    ],
+)
 def test_gpu_form_says_the_same_in_half_floats(tmp_path: Path, family: str) -> None:
     source = write_source(tmp_path, family, "huggingface")
     manifest = convert.export_model(

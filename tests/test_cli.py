@@ -188,7 +188,7 @@ def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("options", ["", "--json --max-tokens 3"])
 def test_reader_that_leaves_early_ends_the_command_quietly(
     tiny_model: Path, options: str, unbuffered: str
@@ -199,7 +199,7 @@ def test_reader_that_leaves_early_ends_the_command_quietly(
     assert "rror" not in done.stderr
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)])
 def test_full_output_device_is_an_error_in_one_line(tiny_model: Path, unbuffered: str) -> None:
     line = f"edgespec chat {tiny_model} --prompt the --max-tokens 3 --json > /dev/full"
     done = shell(line, PYTHONUNBUFFERED=unbuffered)
@@ -227,7 +227,9 @@ def test_home_that_is_a_file_is_an_error_in_one_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
 
 
-@pytest.mark.parametrize(("number", "code"), [("INT", 130), ("TERM", 143), ("HUP", 129)])
+@pytest.mark.parametrize(
+    ("number", "code"), [("INT", 130), ("TERM", 143), pytest.param("HUP", 129, marks=pytest.mark.slow)]
+)
 def test_export_that_is_stopped_leaves_nothing(tiny_gguf: Path, tmp_path: Path, number: str, code: int) -> None:
     """Stopped at its first line of talk, in the midst of the work."""
     import signal
@@ -453,7 +455,11 @@ def test_doctor_leaves_out_what_does_not_fit(
 
 
 def test_doctor_reports_a_defect(
-    capsys: pytest.CaptureFixture[str], tiny_model: Path, tiny_drafter: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
+    tiny_model: Path,
+    tiny_drafter: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = OnnxDecoder.logits
 
@@ -462,7 +468,10 @@ def test_doctor_reports_a_defect(
         return rows[::-1] if num_last == 5 else rows
 
     monkeypatch.setattr(OnnxDecoder, "logits", mistaken)
-    code, out, _ = run(capsys, "doctor", "--exactness", tiny_model, "--drafter", tiny_drafter, "--max-tokens", 12)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "the in the an"}')
+    arguments = ["doctor", "--exactness", tiny_model, "--drafter", tiny_drafter, "--prompts", prompts]
+    code, out, _ = run(capsys, *arguments, "--max-tokens", 12)
     assert code == 1
     assert "NOT exact" in out
     assert "defect: token" in out

@@ -34,6 +34,7 @@ from edgespec.speculation import Speculation
 from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import Tokenizer
 
+slow = pytest.mark.slow
 SAMPLED = SamplingParams(temperature=0.8, seed=11, repetition_penalty=1.1)
 
 
@@ -43,7 +44,7 @@ def engine(tiny_model: Path) -> Engine:
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("length", [1, 3, 8, "auto"])
+@pytest.mark.parametrize("length", [1, pytest.param(3, marks=slow), pytest.param(8, marks=slow), "auto"])
 @pytest.mark.parametrize("drafter", ["ngram", "suffix", "lookahead", "model"])
 def test_deterministic_text_does_not_depend_on_the_drafter(
     engine: Engine,
@@ -121,7 +122,7 @@ def test_stop_string_cuts_text_wherever_blocks_fall(tiny_model: Path, tiny_draft
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "suffix", "model"])
-@pytest.mark.parametrize("length", [1, 3, 8])
+@pytest.mark.parametrize("length", [1, pytest.param(3, marks=slow), 8])
 def test_stop_strings_end_ids_and_text_alike_whatever_drafts(
     engine: Engine, tiny_model: Path, tiny_drafter: Path, drafter: str, length: int
 ) -> None:

@@ -79,6 +79,7 @@ def speed(
     return (end - start) / (clock.now - begun) * verify_ms[1] / 1e3
 
 
+slow = pytest.mark.slow
 MODEL = DraftCosts(4 / 22, 0.0)
 
 
@@ -97,7 +98,7 @@ def test_useless_drafts_cost_less_than_three_percent(
 
 @pytest.mark.parametrize("verify_ms", [CPU, GPU], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("ms", [0.0, 4.0])
-@pytest.mark.parametrize("chance", [0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("chance", [0.3, pytest.param(0.6, marks=slow), 0.8, pytest.param(0.95, marks=slow)])
 def test_measured_length_is_near_the_best_fixed_one(
     verify_ms: dict[int, float], ms: float, chance: float, clock: VirtualClock
 ) -> None:

@@ -116,12 +116,12 @@ def test_context_is_usable_to_its_last_token(folder: Path) -> None:
 
 def test_speculation_gives_the_tokens_of_plain_decoding(folder: Path, tiny_model: Path) -> None:
     answers = []
-    for drafter, length in (("none", 0), ("ngram", 3), ("ngram", 7), (str(folder), 2), (str(tiny_model), 4)):
+    for drafter, length in (("none", 0), ("ngram", 7), (str(tiny_model), 4)):
         with load(folder, drafter=drafter, draft_length=length, deterministic=True) as engine:
             answer = engine.generate("the in the an on the in the", max_tokens=80)
             answers.append(answer.token_ids)
     assert len(answers[0]) > 20
-    assert answers == [answers[0]] * 5
+    assert answers == [answers[0]] * 3
 
 
 def test_same_model_as_drafter_is_always_right(folder: Path) -> None:

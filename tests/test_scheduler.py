@@ -119,7 +119,7 @@ sampling_params = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None)
 @given(
     params=sampling_params,
     kind=st.sampled_from(KINDS),
