@@ -24,9 +24,14 @@ _PLANNED_ROUNDS = 8
 # The target does not wait for a drafter that still has so much to read.
 _LONGEST_WAIT_UNREAD = 32
 # Of a model that somebody has chosen to draft, until it is known: tokens kept, of so many.
-_HOPE = (4.0, 6.0)
+HOPE = (4.0, 6.0)
 _MOST_FLOOR = 0.9
-_MOST_PREPARED = 8  # tokens for an outcome, at most
+MOST_PREPARED = 8  # tokens for an outcome, at most
+
+
+def outcomes(drafter: str) -> str:
+    """The name under which its outcomes that were prepared are counted."""
+    return f"{drafter}, prepared"
 
 
 @dataclass(slots=True)
@@ -72,12 +77,11 @@ class Paid:
 
     @property
     def _outcomes(self) -> str:
-        """The name under which outcomes that were prepared are counted."""
-        return f"{self.drafter.name}, prepared"
+        return outcomes(self.drafter.name)
 
     def __post_init__(self) -> None:
-        self.chances.expect(self.drafter.name, _HOPE)
-        self.chances.expect(self._outcomes, _HOPE)
+        self.chances.expect(self.drafter.name, HOPE)
+        self.chances.expect(self._outcomes, HOPE)
 
     def weighed(self, tokens: TokenIds, ask: Ask, sampler: Sampler, least_gain: float) -> tuple[float, int]:
         """Tokens a second that it promises in this round, and with how many drafted."""
@@ -155,7 +159,7 @@ class Paid:
         both = best_pipelined(*setting, self.known.slowed)
         if drafter.num_outcomes and not ask.with_distributions:
             verify, beside = self.known.slowed
-            prepared = (self.chances.of(self._outcomes, 0), _MOST_PREPARED)
+            prepared = (self.chances.of(self._outcomes, 0), MOST_PREPARED)
             hedged = best_pipelined(*setting, (verify, beside * self.known.branched), prepared)
             both = max(both, hedged._replace(is_hedged=True))
         is_best = both.rate > max(least_gain, best_serial(*setting).rate)
