@@ -143,15 +143,10 @@ def load(
     ]
     roster = _roster(target.manifest, names, cascades, window, kept, free, report)
     roster.start(room, need.within(room))
-    speculation = speculation_of(
-        roster.drafters,
-        length,
-        decoders[0],
-        roster.decoders,
-        target,
-        setting,
-        places[1],
-        report,
+    speculation = roster.relieved(
+        lambda: speculation_of(
+            roster.drafters, length, decoders[0], roster.decoders, target, setting, places[1], report
+        )
     )
     return Engine(
         manifest=target.manifest,

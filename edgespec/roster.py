@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Event, RLock
 from time import perf_counter
+from typing import TypeVar
 
 import numpy as np
 
@@ -32,6 +33,8 @@ _LOOK_S = 0.1
 _SOON_TOKENS = 256
 # A pass runs no more than so many beside the text.
 _PASS_TOKENS = 64
+
+T = TypeVar("T")
 
 
 def no_texts(names: frozenset[str]) -> Sequence[Drafter]:
@@ -76,6 +79,7 @@ class Roster:
     _looked_s: float = field(init=False, default=float("-inf"))
     _news: list[str] = field(init=False, default_factory=list)  # for the figures of the next answer that ends
     _untold: list[str] = field(init=False, default_factory=list)  # for the user
+    _is_closed: bool = field(init=False, default=False)
     _lock: RLock = field(init=False, default_factory=RLock)
 
     def __post_init__(self) -> None:
@@ -134,6 +138,8 @@ class Roster:
     def _stand(self, growth_bytes: int) -> None:
         with self._lock:
             self._park()
+            if self._is_closed:
+                return
             now_s = self.clock()
             before = self._ladder.position
             if self._is_refused.is_set():
@@ -174,6 +180,19 @@ class Roster:
             self._move(before, "a pass was refused memory")
             return True
 
+    def relieved(self, work: Callable[[], T]) -> T:
+        """What work gives, begun anew as often as memory can be freed for it.
+
+        Raises:
+            MemoryExhausted: There is not enough, though nothing drafts any more.
+        """
+        while True:
+            try:
+                return work()
+            except MemoryExhausted:
+                if not self.relieve():
+                    raise
+
     def narrowed(self, num_draft: int) -> None:
         """A pass over a draft was refused memory, and one without it was not."""
         with self._lock:
@@ -212,8 +231,9 @@ class Roster:
             self.report(line)
 
     def close(self) -> None:
-        """End the work of the models; an answer that is still being made goes on, with or without them."""
+        """End the work of the models; an answer that is still being made goes on, and opens none again."""
         with self._lock:
+            self._is_closed = True
             for seat in self._seats.values():
                 if seat.model:
                     seat.model.lane.stop()

@@ -207,6 +207,36 @@ def test_what_cannot_be_opened_again_for_another_reason_is_parked() -> None:
     assert sum("the file is gone" in line for line in roster.take_news()) == 1
 
 
+def test_what_is_closed_opens_nothing_again() -> None:
+    machine = Machine()
+    roster = machine.roster(machine.candidate("model", 200))
+    roster.start(Room(PLENTY, "a test"), 0)
+    machine.look(roster, 10 * MIB)
+    roster.close()
+    machine.look(roster, PLENTY)
+    machine.look(roster, PLENTY, 3.0)
+    assert machine.opened == ["model"]
+
+
+def test_work_at_loading_is_begun_anew_without_the_model_that_it_has_no_room_beside() -> None:
+    machine = Machine()
+    roster = machine.roster(machine.candidate("model", 200))
+    roster.start(Room(PLENTY, "a test"), 0)
+
+    def measured() -> list[str]:
+        if machine.alive:
+            raise MemoryExhausted("no room beside the model")
+        return list(roster.decoders)
+
+    assert roster.relieved(measured) == []
+    with pytest.raises(MemoryExhausted, match="never"):
+        roster.relieved(never)
+
+
+def never() -> None:
+    raise MemoryExhausted("never")
+
+
 def test_at_the_bottom_there_is_nothing_to_free() -> None:
     machine = Machine()
     roster = machine.roster(machine.candidate("model", 200))
