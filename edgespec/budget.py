@@ -23,7 +23,7 @@ _HEADS_PER_KV_HEAD = 4
 _DRAFT_ROWS = 25
 _LOGITS_COPIES = 3
 # Free of what is foreseen: what texts, Python and the allocators' own rounding take.
-RESERVE_BYTES = 128 << 20
+RESERVE_BYTES = 96 << 20
 _ADVICE = (
     "use a smaller model or one in fewer bits (edgespec export --precision int4), raise the limit, or close other "
     "programs"
@@ -31,7 +31,7 @@ _ADVICE = (
 # Of a token of the text, in an automaton of its suffixes or a pool of n-grams.
 _REMEMBERED_BYTES = 1024
 # A context that is foreseen before loading; a longer one grows as its text does.
-_FORESEEN_TOKENS = 4096
+_FORESEEN_TOKENS = 2048
 
 
 class Need(NamedTuple):
@@ -66,7 +66,7 @@ def need_of(manifest: Manifest, file_bytes: int, num_tokens: int | None = None) 
 
     Args:
         file_bytes: Of its weights.
-        num_tokens: Of the context that is foreseen; 4096 or the model's own unless given.
+        num_tokens: Of the context that is foreseen; 2048 or the model's own unless given.
     """
     num_tokens = min(num_tokens or _FORESEEN_TOKENS, manifest.context_length)
     multiples = _OF_PRECISION.get(manifest.precision, _IN_BLOCKS)

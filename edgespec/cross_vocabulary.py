@@ -244,6 +244,10 @@ class RespelledDrafter:
     def can_run_ahead(self) -> bool:
         return isinstance(self.drafter, AheadDrafter) and self.drafter.can_run_ahead
 
+    @property
+    def num_outcomes(self) -> int:
+        return self.drafter.num_outcomes if isinstance(self.drafter, AheadDrafter) else 0
+
     def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
         return self._respelled(self.drafter.draft(tokens, ask, sampler), ask)
 

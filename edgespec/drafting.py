@@ -18,7 +18,7 @@ from edgespec.lanes import ThreadLane
 from edgespec.lookahead import SMALLEST, Lookahead, Window, fitting
 from edgespec.opening import ModelFolder, open_drafter, tokenizer_of, weights_bytes
 from edgespec.paid import PaidSource
-from edgespec.planner import Layout, Schedule, schedule_on
+from edgespec.planner import Layout, Schedule, branched, schedule_on
 from edgespec.profile import Place, beside
 from edgespec.profiling import profiled
 from edgespec.roster import Candidate, OpenModel
@@ -221,8 +221,11 @@ def speculation_of(
                 ),
             )
 
-    slowed = {name: profile.drafters[lane].slowed for name, lane in lanes.items()} if profile else {}
-    paid = {name: PaidSource(DraftCosts(*drafts[name]), slowed[name]) for name in models}
+    paid = {name: PaidSource(DraftCosts(*drafts[name])) for name in models}
+    if profile is not None:
+        for name, lane in lanes.items():
+            beside_it = profile.drafters[lane]
+            paid[name] = replace(paid[name], slowed=beside_it.slowed, branched=branched(beside_it))
     speculation = Speculation(drafters, None, ratios, paid, known.chances, save)
     save(speculation)
     return speculation

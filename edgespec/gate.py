@@ -39,7 +39,9 @@ class FixedGate:
     def draft(self, tokens: TokenIds, room: int, sampler: Sampler) -> Draft:
         self._started_s = perf_counter()
         num_tokens = min(self._num_tokens, room)
-        ask = Ask(num_tokens, with_distributions=self._with_distributions, ahead=True, least=num_tokens)
+        ask = Ask(
+            num_tokens, with_distributions=self._with_distributions, ahead=True, least=num_tokens, hedged=True
+        )
         if self._with_distributions:
             sampler = sampler.apart(len(tokens))
         for drafter in self._drafters if ask.num_tokens > 0 else ():

@@ -46,6 +46,10 @@ class LaneDrafter:
     def name(self) -> str:
         return self.drafter.name
 
+    @property
+    def num_outcomes(self) -> int:
+        return self.hedges.budget if self.hedges else 0
+
     def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
         """A draft of no token at most says that the target now works without one.
 
@@ -61,7 +65,7 @@ class LaneDrafter:
             if len(path) < ask.least:
                 self.lane.wait(self._num_before(tokens) + ask.least, self.deadline_s)
                 path = self._path(tokens) or []
-            if self.hedges and self.lane.is_over:
+            if self.hedges and ask.hedged and self.lane.is_over:
                 self._start(tokens, path, ask, sampler)
             self._verified = min(len(path), ask.num_tokens)
             return drafted(path, ask, self.name)
@@ -92,8 +96,8 @@ class LaneDrafter:
 
         self._text = None
         self.lane.start(Job(steps, DRAFT, self.drafter.interrupt))
-        draft: Draft = self.lane.wait(1, self.deadline_s)[0]
-        return draft
+        found: list[Draft] = self.lane.wait(1, self.deadline_s)
+        return found[0] if found else NOTHING
 
     def _follow(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Sequence[Guess]:
         path = self._path(tokens)
@@ -101,7 +105,7 @@ class LaneDrafter:
         limit = min(len(tokens) + 2 * ask.num_tokens + 1, self.drafter.decoder.context_length)
         self._limit = limit if path is None else max(limit, self._limit)
         is_old = path is None or (len(tokens) + len(path) < self._limit and self.lane.is_over)
-        if is_old or (self.hedges and self._num_before(tokens)):
+        if is_old or (ask.hedged and self.hedges and self._num_before(tokens)):
             self._start(tokens, path or [], ask, sampler)
         return path or []
 
@@ -133,8 +137,9 @@ class LaneDrafter:
         """Draft on from a text and what is kept of its tree."""
         kept = [guess._replace(after=i - 1) for i, guess in enumerate(kept)]
         ahead = Ask(self.drafter.decoder.context_length, with_distributions=ask.with_distributions)
-        if self.hedges:
-            ahead = replace(ahead, num_others=self.hedges.num_others)
+        hedges = self.hedges if ask.hedged else None
+        if hedges:
+            ahead = replace(ahead, num_others=hedges.num_others)
 
         def steps(cancel: Event) -> Iterator[Guess]:
             yield from kept
@@ -142,14 +147,14 @@ class LaneDrafter:
             now = replace(ahead, cancel=cancel)
             text = append(tokens, [guess.token for guess in kept])
             guesses = self.drafter.guesses(text, now, sampler)
-            while len(tokens) + len(made) < self._limit and not (self.hedges and self._verified is not None):
+            while len(tokens) + len(made) < self._limit and not (hedges and self._verified is not None):
                 guess = next(guesses, None)
                 if guess is None or cancel.is_set():
                     return
                 made.append(guess._replace(after=len(made) - 1))
                 yield made[-1]
-            if self.hedges and self._verified is not None:
-                yield from self.hedges.grown(self.drafter, tokens, made, self._verified, now, sampler)
+            if hedges and self._verified is not None:
+                yield from hedges.grown(self.drafter, tokens, made, self._verified, now, sampler)
 
         self._text, self._verified = tokens, None
-        self.lane.start(Job(steps, HEDGE if self.hedges else DRAFT_AHEAD, self.drafter.interrupt))
+        self.lane.start(Job(steps, HEDGE if hedges else DRAFT_AHEAD, self.drafter.interrupt))

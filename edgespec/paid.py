@@ -24,8 +24,14 @@ _PLANNED_ROUNDS = 8
 # The target does not wait for a drafter that still has so much to read.
 _LONGEST_WAIT_UNREAD = 32
 # Of a model that somebody has chosen to draft, until it is known: tokens kept, of so many.
-_HOPE = (4.0, 6.0)
+HOPE = (4.0, 6.0)
 _MOST_FLOOR = 0.9
+MOST_PREPARED = 8  # tokens for an outcome, at most
+
+
+def outcomes(drafter: str) -> str:
+    """The name under which its outcomes that were prepared are counted."""
+    return f"{drafter}, prepared"
 
 
 @dataclass(slots=True)
@@ -34,11 +40,13 @@ class PaidSource:
 
     read: What its cache holds.
     slowed: What a pass and a draft take more while both work at once.
+    branched: What a step takes more that goes on with all outcomes that are prepared.
     spare: Steps of the target that are set aside for trials.
     """
 
     costs: DraftCosts
     slowed: tuple[float, float] = (1.0, 1.0)
+    branched: float = 1.0
     read: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
     spare: float = 0.0
 
@@ -65,17 +73,25 @@ class Paid:
     draft_s: float = 0.0  # of its last draft
     _num_rounds: int = 0
     _trial: int = 0  # tokens of the trial that is going on
+    _has_missed: bool = False  # in the last round
+
+    @property
+    def _outcomes(self) -> str:
+        return outcomes(self.drafter.name)
 
     def __post_init__(self) -> None:
-        self.chances.expect(self.drafter.name, _HOPE)
+        self.chances.expect(self.drafter.name, HOPE)
+        self.chances.expect(self._outcomes, HOPE)
 
     def weighed(self, tokens: TokenIds, ask: Ask, sampler: Sampler, least_gain: float) -> tuple[float, int]:
         """Tokens a second that it promises in this round, and with how many drafted."""
         if isinstance(self.drafter, AheadDrafter) and self.drafter.can_run_ahead:
             if self._num_rounds % _PLANNED_ROUNDS == 0:
-                self._plan(self.drafter, least_gain)
+                self._plan(self.drafter, ask, least_gain)
             if self.policy:
                 self.offer = self.drafter.follow(tokens, self._ahead(ask, self.policy.length), sampler)
+                if self._has_missed and self.policy.is_hedged:
+                    self.chances.judge(self._outcomes, 0, len(self.offer.tokens) > 0)
                 return self._weighed_ahead(self.policy, tokens, ask.num_tokens)
         if self.costs.step_s is None:
             return 0.0, 0
@@ -88,7 +104,6 @@ class Paid:
     def draft(self, rate: float, num_tokens: int, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
         """num_tokens where each promises, at the present rate, more than it takes."""
         costs, step_s = self.known.costs, self.costs.of(1)
-        is_alone = not self.policy or not len(self.offer.tokens)
         marginal_s = costs.step * step_s + self.costs.of(3) - self.costs.of(2)
         floor = 0.0 if self.policy else min(_MOST_FLOOR, rate * marginal_s)
         ask = Ask(num_tokens, floor, ask.with_distributions, ask.cancel)
@@ -96,7 +111,7 @@ class Paid:
         draft = self.drafter.draft(tokens, self._ahead(ask, num_tokens) if self.policy else ask, sampler)
         self.draft_s = self.clock() - started
         if len(draft.tokens):
-            if is_alone:
+            if not self.policy:  # a lane that is ahead may have begun before it was asked
                 costs.observe(len(draft.tokens), self.known.num_unread(tokens), self.draft_s / step_s)
             self.known.read = append(tokens, draft.tokens[:-1])
         return draft
@@ -119,6 +134,7 @@ class Paid:
         self._num_rounds += 1
         self.known.spare += TRIAL_SHARE
         is_run = len(draft.tokens) > 0 and draft.source == self.drafter.name
+        self._has_missed = is_run and num_accepted < len(draft.tokens)
         # A trial goes on, and further, as long as it gains.
         self._trial = self._trial + 1 if is_run and self._trial and num_accepted >= self._trial else 0
         if is_run:
@@ -132,7 +148,7 @@ class Paid:
             for k in range(1, num_tokens + 1)
         )
 
-    def _plan(self, drafter: AheadDrafter, least_gain: float) -> None:
+    def _plan(self, drafter: AheadDrafter, ask: Ask, least_gain: float) -> None:
         """Whether it drafts ahead, how far, and how long the target waits for it."""
         setting = (
             self._chances(self.longest),
@@ -141,6 +157,11 @@ class Paid:
             self.longest,
         )
         both = best_pipelined(*setting, self.known.slowed)
+        if drafter.num_outcomes and not ask.with_distributions:
+            verify, beside = self.known.slowed
+            prepared = (self.chances.of(self._outcomes, 0), MOST_PREPARED)
+            hedged = best_pipelined(*setting, (verify, beside * self.known.branched), prepared)
+            both = max(both, hedged._replace(is_hedged=True))
         is_best = both.rate > max(least_gain, best_serial(*setting).rate)
         if self.policy and not is_best:
             drafter.rest()
@@ -158,7 +179,16 @@ class Paid:
         return expected(self._chances(length))[-1] / (pass_s + waited_s), length
 
     def _ahead(self, ask: Ask, num_tokens: int) -> Ask:
-        return Ask(num_tokens, 0.0, ask.with_distributions, ask.cancel, ahead=True, least=num_tokens)
+        is_hedged = self.policy is not None and self.policy.is_hedged
+        return Ask(
+            num_tokens,
+            0.0,
+            ask.with_distributions,
+            ask.cancel,
+            ahead=True,
+            least=num_tokens,
+            hedged=is_hedged,
+        )
 
     def _chances(self, num_tokens: int) -> list[float]:
         return [self.chances.of(self.drafter.name, position_class(i)) for i in range(num_tokens)]

@@ -54,6 +54,10 @@ class GuardedDrafter:
     def can_run_ahead(self) -> bool:
         return isinstance(self._drafter, AheadDrafter) and self._drafter.can_run_ahead
 
+    @property
+    def num_outcomes(self) -> int:
+        return self._drafter.num_outcomes if isinstance(self._drafter, AheadDrafter) else 0
+
     def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
         return self._drafted(lambda drafter: drafter.draft(tokens, ask, sampler), ask)
 

@@ -8,6 +8,10 @@ token is the one that the drafter has put next, what was drafted beyond it serve
 anew, and the target waits until it has `wait` tokens: none is the rule of PEARL (Liu et al., 2025,
 arXiv:2408.11850), as many as are verified at a time the one in sequence. The rate is that of a cycle from one such
 start to the next.
+
+Hedged (Kumar et al., 2026, arXiv:2603.03251): a share of those starts was prepared while the target verified, and
+finds as many tokens ready as fit into a pass. The drafter prepares anew for each pass, so that a token is lost
+which is half done when a pass ends.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +34,7 @@ class Policy(NamedTuple):
     rate: float
     wait: int
     length: int
+    is_hedged: bool = False
 
 
 def serial_rate(chances: Sequence[float], ratio: Ratio, step: float, length: int) -> float:
@@ -50,17 +55,28 @@ def pipelined_rate(
     wait: int,
     length: int,
     slowed: tuple[float, float] = (1.0, 1.0),
+    prepared: tuple[float, int] = (0.0, 0),
 ) -> float:
-    """Args: slowed: What a pass and the draft of a token take more while both lanes work."""
-    return _rate(_Tables.of(chances, ratio, slowed[0]), step, step * slowed[1], wait, length)
+    """Tokens a step.
+
+    Args:
+        slowed: What a pass and the draft of a token take more while both lanes work.
+        prepared: The share of starts that were prepared, and the most tokens that they find.
+    """
+    return _rate(_Tables.of(chances, ratio, slowed[0]), (step, step * slowed[1]), wait, length, prepared)
 
 
 def best_pipelined(
-    chances: Sequence[float], ratio: Ratio, step: float, longest: int, slowed: tuple[float, float] = (1.0, 1.0)
+    chances: Sequence[float],
+    ratio: Ratio,
+    step: float,
+    longest: int,
+    slowed: tuple[float, float] = (1.0, 1.0),
+    prepared: tuple[float, int] = (0.0, 0),
 ) -> Policy:
     tables = _Tables.of(chances, ratio, slowed[0])
     policies = (
-        Policy(_rate(tables, step, step * slowed[1], wait, length), wait, length)
+        Policy(_rate(tables, (step, step * slowed[1]), wait, length, prepared), wait, length)
         for length in _LENGTHS
         for wait in _WAITS
         if wait <= length <= longest
@@ -84,20 +100,48 @@ class _Tables(NamedTuple):
         )
 
 
-def _rate(tables: _Tables, alone: float, beside: float, wait: int, length: int) -> float:
-    """Tokens a step, of a drafter that takes alone for a token, and beside while the target works."""
+def _rate(
+    tables: _Tables, steps: tuple[float, float], wait: int, length: int, prepared: tuple[float, int]
+) -> float:
+    """Tokens a step, of a drafter that takes steps for a token, alone and while the target works."""
+    share, most = prepared
+    if not share:
+        tokens, taken = _cycle(tables, steps, wait, length, 0.0)
+    else:
+        pass_taken = tables.passes[min(max(wait, 1), len(tables.passes) - 1)]
+        more, longer = _cycle(tables, steps, wait, length, min(most, pass_taken // steps[1]), is_whole=True)
+        tokens, taken = _cycle(tables, steps, wait, length, 0.0, is_whole=True)
+        tokens, taken = (1 - share) * tokens + share * more, (1 - share) * taken + share * longer
+    return tokens / taken
+
+
+def _cycle(
+    tables: _Tables,
+    steps: tuple[float, float],
+    wait: int,
+    length: int,
+    ready: float,
+    *,
+    is_whole: bool = False,
+) -> tuple[float, float]:
+    """Tokens, and what they take, from a start with so many ready to the next start.
+
+    Args:
+        is_whole: Nothing that is half done outlives a pass.
+    """
     longest = len(tables.passes) - 1
     tokens = taken = 0.0
-    chance, ready = 1.0, 0.0
+    chance = 1.0
     while chance > _NEGLIGIBLE:
         waited = max(0.0, wait - ready)
         ready += waited
         verified = min(int(ready), length, longest)
         tokens += chance * tables.totals[verified]
-        taken += chance * (waited * alone + tables.passes[verified])
-        ready += tables.passes[verified] / beside - verified
+        taken += chance * (waited * steps[0] + tables.passes[verified])
+        more = tables.passes[verified] / steps[1]
+        ready += (int(more) if is_whole else more) - verified
         if ready < 1 or verified == longest:
             break
         chance *= tables.reached[verified + 1]
         ready = min(ready - 1, longest)
-    return tokens / taken
+    return tokens, taken

@@ -70,7 +70,7 @@ def document_of(planned: "Planned", model: str, drafters: Sequence[str]) -> dict
         "plain_tokens_per_second": plan.plain_tokens_per_second,
         "refused": [_described(option) for option in plan.refused],
         "chances": {
-            name: {"kept_by_position": chances_of(past, name), "is_counted": is_counted(past, name)}
+            name: {"kept_by_position": chances_of(past, name).kept, "is_counted": is_counted(past, name)}
             for name in drafters
         },
         "measured": [_measured(layout) for layout in planned.layouts],
@@ -88,7 +88,6 @@ def _described(option: "Option") -> dict[str, Any]:
         "drafter_threads": place.num_threads if place else None,
         "draft_length": option.draft_length,
         "wait": option.wait,
-        "fan_out": option.fan_out,
         "context_length": option.context_length,
         "tokens_per_second": option.tokens_per_second,
         "reason": option.reason,

@@ -6,12 +6,15 @@ measured. No device is known by its name, and no schedule is taken or refused fo
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Literal, NamedTuple
 
-from edgespec.chances import Chances, Key, expected, position_class
+from edgespec.chances import Chances, Key, position_class
 from edgespec.costs import PassCosts
 from edgespec.errors import MemoryExhausted
+from edgespec.hedges import Hedges
 from edgespec.manifest import Manifest
+from edgespec.paid import HOPE, MOST_PREPARED, outcomes
 from edgespec.pipeline import Policy, Ratio, best_pipelined, best_serial, serial_rate
 from edgespec.profile import DrafterProfile, Place, Profile, beside
 
@@ -19,14 +22,12 @@ Schedule = Literal["serial", "pipelined", "hedged"]
 AnySchedule = Schedule | Literal["plain"]
 SCHEDULES: tuple[AnySchedule, ...] = ("plain", "serial", "pipelined", "hedged")  # from simple to involved
 LONGEST = 16
-# Of a drafter that has drafted nothing yet: tokens kept, of so many.
-PRIOR = (4.0, 6.0)
 # A more involved schedule has to promise so much more than a simpler one: the figures are not better than that.
 _LEAST_GAIN = 1.03
 # A drafter is not worth a context shorter than this, where the model has a longer one.
 _LEAST_CONTEXT = 4096
 _SHORTEST_CONTEXT = 256
-_FAN_OUTS = (1, 2, 3)
+_LEVELS = 4  # of a tree of outcomes that grow while the target works
 _TYPICAL_PAST = 256  # tokens held while an answer is written
 
 
@@ -52,7 +53,6 @@ class Option:
 
     draft_length: the most tokens that are verified at a time.
     wait: drafted tokens that the target waits for after a miss.
-    fan_out: of hedging, the tokens that are prepared for at each place.
     context_length: what fits the memory; 0 where not even a short one does, or the models cannot do it at all.
     reason: in words, why it was chosen or refused.
     """
@@ -63,7 +63,6 @@ class Option:
     drafter_place: Place | None = None
     draft_length: int = 0
     wait: int = 0
-    fan_out: int = 0
     tokens_per_second: float
     context_length: int
     reason: str = ""
@@ -147,11 +146,20 @@ def make_plan(
     )
 
 
-def chances_of(past: Mapping[Key, tuple[float, float]], drafter: str) -> list[float]:
-    """That a drafted token is kept if all before it were, by its place in the draft."""
+class DraftChances(NamedTuple):
+    """kept: a drafted token, if all before it were, by its place. prepared: what comes, where not all is kept."""
+
+    kept: Sequence[float]
+    prepared: float
+
+
+def chances_of(past: Mapping[Key, tuple[float, float]], drafter: str) -> DraftChances:
+    """As they were counted, and assumed where nothing was."""
     chances = Chances(dict(past))
-    chances.expect(drafter, PRIOR)
-    return [chances.of(drafter, position_class(i)) for i in range(LONGEST)]
+    chances.expect(drafter, HOPE)
+    chances.expect(outcomes(drafter), HOPE)
+    kept = [chances.of(drafter, position_class(i)) for i in range(LONGEST)]
+    return DraftChances(kept, chances.of(outcomes(drafter), 0))
 
 
 def is_counted(past: Mapping[Key, tuple[float, float]], drafter: str) -> bool:
@@ -174,30 +182,10 @@ def schedule_on(
     return schedule_of(make_plan(target, {drafter.name: drafter}, [layout], past, unbounded))
 
 
-def hedged_rate(
-    chances: Sequence[float],
-    ratio: Ratio,
-    drafter: DrafterProfile,
-    step: float,
-    length: int,
-    fan_out: int,
-) -> float:
-    """Tokens a step of the target when the drafter prepares for outcomes while the target verifies.
-
-    For each of the length + 1 numbers of tokens that may be kept, fan_out tokens that may follow are drafted on,
-    all in one batch. Where what came was prepared for, the next draft is there; otherwise the target waits for it
-    (as in arXiv:2603.03251, with branches at what a batch of them was measured to take).
-    """
-    verify = ratio(length) * drafter.slowed[0]
-    batch = PassCosts(dict(drafter.branches)).ratio((length + 1) * fan_out)
-    prepare = length * step * drafter.slowed[1] * batch
-    hit = _foreseen(fan_out)
-    return expected(chances[:length])[-1] / (hit * max(verify, prepare) + (1 - hit) * (verify + length * step))
-
-
-def _foreseen(fan_out: int) -> float:
-    """Assumed, until it is counted: that the target's token is among those that were prepared for."""
-    return 1 - 1 / (1 + fan_out)
+def branched(drafter: DrafterProfile) -> float:
+    """What a step takes more that goes on with all outcomes: it runs the tree so far, which each makes longer."""
+    costs, width = PassCosts(dict(drafter.branches)), Hedges().budget + 1
+    return fmean(costs.ratio(level * width) for level in range(1, _LEVELS + 1))
 
 
 def _case(layout: Layout, target: Manifest, drafter: Manifest | None, memory: Memory) -> _Case:
@@ -250,23 +238,21 @@ def _gib(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.2f} GiB"
 
 
-def _drafted(case: _Case, chances: Sequence[float]) -> Iterator[Option]:
-    serial = best_serial(chances, case.ratio, case.step, LONGEST)
+def _drafted(case: _Case, chances: DraftChances) -> Iterator[Option]:
+    setting = (chances.kept, case.ratio, case.step, LONGEST)
+    serial = best_serial(*setting)
     if serial.length == 0:  # that would be plain decoding
-        rates = [Policy(serial_rate(chances, case.ratio, case.step, n), n, n) for n in range(1, LONGEST + 1)]
+        rates = [Policy(serial_rate(*setting[:3], length), length, length) for length in range(1, LONGEST + 1)]
         serial = max(rates)
     yield _option(case, "serial", serial)
-    yield _option(case, "pipelined", best_pipelined(chances, case.ratio, case.step, LONGEST, case.drafter.slowed))
-    rate, length, fan_out = max(
-        (hedged_rate(chances, case.ratio, case.drafter, case.step, length, fan_out), length, fan_out)
-        for length in range(1, LONGEST + 1)
-        for fan_out in _FAN_OUTS
-    )
-    hedged = _option(case, "hedged", Policy(rate, length, length), fan_out)
+    verify, draft = case.drafter.slowed
+    yield _option(case, "pipelined", best_pipelined(*setting, (verify, draft)))
+    slowed, prepared = (verify, draft * branched(case.drafter)), (chances.prepared, MOST_PREPARED)
+    hedged = _option(case, "hedged", best_pipelined(*setting, slowed, prepared))
     yield replace(hedged, context_length=0) if case.no_branches else hedged
 
 
-def _option(case: _Case, schedule: AnySchedule, policy: Policy, fan_out: int = 0) -> Option:
+def _option(case: _Case, schedule: AnySchedule, policy: Policy) -> Option:
     has_drafter = schedule != "plain"
     return Option(
         schedule=schedule,
@@ -275,7 +261,6 @@ def _option(case: _Case, schedule: AnySchedule, policy: Policy, fan_out: int = 0
         drafter_place=case.layout.drafter_place if has_drafter else None,
         draft_length=policy.length,
         wait=policy.wait,
-        fan_out=fan_out,
         tokens_per_second=policy.rate / case.step_s,
         context_length=case.context_length,
     )
@@ -319,9 +304,7 @@ def _against(case: _Case, option: Option, chosen: Option) -> str:
     if option.schedule == "serial":
         reasons.append(f"a drafted token takes {case.step:.0%} of a pass")
     if option.schedule == "hedged":
-        branches = (option.draft_length + 1) * option.fan_out
-        batch = PassCosts(dict(case.drafter.branches)).ratio(branches)
-        reasons.append(f"{branches} branches take the drafter {batch:.1f} times as long as one")
+        reasons.append(f"a step with all outcomes takes the drafter {branched(case.drafter):.1f} times as long")
     if option.schedule in ("pipelined", "hedged"):
         verify, draft = case.drafter.slowed
         reasons.append(f"beside each other passes take {verify:.2f} and draft steps {draft:.2f} times as long")

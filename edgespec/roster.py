@@ -31,6 +31,8 @@ _WANTED_BYTES = RESERVE_BYTES // 2
 _LOOK_S = 0.1
 # What the target takes for so many tokens more is kept free beside.
 _SOON_TOKENS = 256
+# A pass runs no more than so many beside the text.
+_PASS_TOKENS = 64
 
 
 class OpenModel(NamedTuple):
@@ -160,9 +162,8 @@ class Roster:
         """
         with self._lock:
             if self._ladder.start(room.free_bytes - target_bytes, RESERVE_BYTES):
-                self._note(
-                    f"{self._change(0)}: {_free(room)} for all, and {self._rung_mib(0)} MiB are needed beside"
-                )
+                sizes = f"{self._rung_mib(0)} MiB beside the {target_bytes >> 20} of the target"
+                self._note(f"{self._change(0)}: the first needs {sizes}, and {_free(room)}")
             while not self._opened():
                 before = self._ladder.position
                 self._ladder.fall(self.clock())
@@ -178,15 +179,23 @@ class Roster:
             return [each for each in (*texts, *models) if each.name not in self._parked]
 
     def look(self, num_tokens: int) -> int:
-        """Take note of faults and of what is free, with num_tokens of text; the version of who drafts."""
-        if len(self.footings) == 1 and not self._faults:
-            return self.version
+        """Take note of faults and of what is free, with num_tokens of text; the version of who drafts.
+
+        Raises:
+            MemoryExhausted: There is no room for what the target needs next, though nothing drafts any more.
+        """
+        growth_bytes = self.growth_bytes(self._num_held, num_tokens + _SOON_TOKENS)
+        if len(self.footings) > 1 or self._faults:
+            self._stand(growth_bytes)
+        if growth_bytes:
+            self._expect_growth(num_tokens + _PASS_TOKENS)
+        return self.version
+
+    def _stand(self, growth_bytes: int) -> None:
         with self._lock:
             self._park()
             now_s = self.clock()
             before = self._ladder.position
-            growth_bytes = self.growth_bytes(self._num_held, num_tokens + _SOON_TOKENS)
-            self._num_held = max(self._num_held, num_tokens)
             if self._is_refused.is_set():
                 self._is_refused.clear()
                 self._ladder.fall(now_s)
@@ -196,7 +205,24 @@ class Roster:
                 room, wanted_bytes = self.headroom(), _WANTED_BYTES + growth_bytes
                 self._ladder.look(room.free_bytes, wanted_bytes, now_s)
                 self._move(before, f"{_free(room)}, and {wanted_bytes >> 20} MiB are to be")
-            return self.version
+
+    def _expect_growth(self, num_tokens: int) -> None:
+        """Room for what the next pass makes the target's cache grow by, which no system might refuse in time.
+
+        Raises:
+            MemoryExhausted: There is none, though nothing drafts any more.
+        """
+        with self._lock:
+            needed_bytes = self.growth_bytes(self._num_held, num_tokens)
+            while needed_bytes > (room := self.headroom()).free_bytes:
+                if not self.relieve():
+                    raise MemoryExhausted(
+                        f"{num_tokens} tokens need {needed_bytes >> 20} MiB more of KV cache, and {_free(room)}; "
+                        "use a shorter prompt or answer or a smaller model, or raise the limit",
+                        needed_bytes=needed_bytes,
+                        free_bytes=room.free_bytes,
+                    )
+            self._num_held = max(self._num_held, num_tokens)
 
     def relieve(self) -> bool:
         """Free memory for a pass of the target that was refused it; whether there was any to free."""

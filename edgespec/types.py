@@ -57,6 +57,7 @@ class Ask:
     cancel: once set, stop between two steps.
     ahead: go on when this is answered, while others work, if that is what the drafter can.
     least: how many to wait for, of one that is ahead.
+    hedged: prepare other outcomes too.
     num_others: how many tokens to name that would have been drafted in the place of each.
     """
 
@@ -66,6 +67,7 @@ class Ask:
     cancel: Event = field(default_factory=Event)
     ahead: bool = False
     least: int = 0
+    hedged: bool = False
     num_others: int = 0
 
 
@@ -179,6 +181,11 @@ class AheadDrafter(Drafter, Protocol):
 
     @property
     def can_run_ahead(self) -> bool: ...
+
+    @property
+    def num_outcomes(self) -> int:
+        """How many other outcomes of a pass it can prepare meanwhile, where Ask.hedged has it do so."""
+        ...
 
     def follow(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
         """What is drafted behind tokens by now, at most ask.num_tokens; it goes on from there."""

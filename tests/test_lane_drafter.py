@@ -198,9 +198,9 @@ def test_what_was_prepared_is_taken_up() -> None:
     drafter = ModelDrafter(TableDecoder(VOCAB, 6, target, 0.5), VOCAB)
     ahead = LaneDrafter(drafter, ThreadLane("drafter"), True, Hedges(budget=8, depth=3))
     sampler = GumbelSampler(SamplingParams())
-    ask = Ask(3, ahead=True, least=3)
+    ask = Ask(3, ahead=True, least=3, hedged=True)
     drafted = ahead.draft(PROMPT, ask, sampler).tokens
-    ahead.lane.wait(30, 1.0)
+    ahead.lane.wait(60, 5.0)
     row = drafter.decoder.logits(PROMPT, 1)[0]
     second = sampler.ranked(row, PROMPT, 2)[1]
     assert second != drafted[0]

@@ -173,7 +173,7 @@ def test_a_drafter_that_does_not_fit_is_left_out_with_figures_and_the_text_is_th
     said: list[str] = []
     with load(tiny_model, drafter="none", deterministic=True) as plain:
         wanted = plain.generate("in the an", max_tokens=60).token_ids
-    machine(205)
+    machine(180)
     with load(
         tiny_model, drafter=str(tiny_drafter), draft_length=3, deterministic=True, report=said.append
     ) as engine:
@@ -183,7 +183,9 @@ def test_a_drafter_that_does_not_fit_is_left_out_with_figures_and_the_text_is_th
     assert answer.token_ids == wanted
     assert answer.stats.drafter_device is None
     (line,) = answer.stats.downgrades
-    assert re.search(r"down from .*int4 to suffix: 205 MiB are free within a test for all, and \d+ MiB", line)
+    assert re.search(
+        r"down from .*int4 to suffix: the first needs \d+ MiB beside the \d+ of the target, and 180 MiB", line
+    )
     assert line in said
     assert again.stats.downgrades == ()
 
@@ -215,4 +217,6 @@ def test_a_model_that_is_let_go_comes_back_with_the_same_text(
     assert tuple(found) == wanted
     assert [model for i, model in enumerate(models) if not i or model != models[i - 1]] == [True, False, True]
     assert chunk.stats is not None
-    assert [line.split()[2] for line in chunk.stats.downgrades] == ["down", "up", "up", "up"]
+    ways = [line.split()[2] for line in chunk.stats.downgrades]
+    assert ways == sorted(ways)
+    assert set(ways) == {"down", "up"}

@@ -58,5 +58,5 @@ def test_at_once_never_loses_to_in_sequence(chance: float, step: float) -> None:
 
 
 def test_a_useless_drafter_is_plain_decoding_in_both() -> None:
-    assert best_serial([0.0] * 8, ratio, 0.2, 8) == (1.0, 0, 0)
+    assert best_serial([0.0] * 8, ratio, 0.2, 8)[:3] == (1.0, 0, 0)
     assert best_pipelined([0.0] * 8, ratio, 0.2, 8).rate == pytest.approx(1.0, rel=0.2)

@@ -34,7 +34,7 @@ def test_plan_of_a_pair_is_one_document(
     assert "measuring" in err
     assert list(document) == [
         "model", "schedule", "target_device", "target_threads", "drafter", "drafter_device", "drafter_threads",
-        "draft_length", "wait", "fan_out", "context_length", "tokens_per_second", "reason", "drafters",
+        "draft_length", "wait", "context_length", "tokens_per_second", "reason", "drafters",
         "plain_tokens_per_second", "refused", "chances", "measured",
     ]  # fmt: skip
     done = [document, *document["refused"]]

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.chances import Key, expected
+from edgespec.chances import Key
 from edgespec.costs import PassCosts
 from edgespec.errors import MemoryExhausted
+from edgespec.hedges import Hedges
 from edgespec.manifest import KVCache, Manifest, Source
+from edgespec.paid import MOST_PREPARED, outcomes
 from edgespec.pipeline import best_pipelined, best_serial, pipelined_rate, serial_rate
 from edgespec.planner import (
     LONGEST,
@@ -16,8 +18,8 @@ from edgespec.planner import (
     Memory,
     Option,
     Plan,
+    branched,
     chances_of,
-    hedged_rate,
     is_counted,
     make_plan,
     schedule_of,
@@ -110,7 +112,6 @@ def test_one_processor_on_which_lanes_do_not_disturb_each_other_is_overlapped() 
 def test_drafter_whose_branches_are_free_hedges() -> None:
     found = plan(layout(GPU, CPU, draft=0.3, branches=FREE_BRANCHES))
     assert found.chosen.schedule == "hedged"
-    assert found.chosen.fan_out > 0
     assert plan(layout(GPU, CPU, draft=0.3)).chosen.schedule == "pipelined"
 
 
@@ -143,7 +144,7 @@ def test_drafter_that_is_of_no_use_leaves_plain_decoding(draft: float, acceptanc
 
 
 def test_gain_within_the_error_of_measurement_goes_to_the_simpler_schedule() -> None:
-    chances = chances_of(kept(0.8), "drafter")
+    chances = chances_of(kept(0.8), "drafter").kept
     ratio = PassCosts({1: 1.0, 2: 1.03, 32: 1.93}).ratio
     serial = best_serial(chances, lambda num_draft: ratio(num_draft + 1), 0.05, LONGEST).rate
     for slowed in (1.0, 1.02, 1.04, 1.06, 1.08, 1.1):
@@ -155,7 +156,7 @@ def test_gain_within_the_error_of_measurement_goes_to_the_simpler_schedule() -> 
 def test_rates_are_those_of_the_closed_forms() -> None:
     where = layout(GPU, CPU, slowed=(1.2, 1.3))
     found = plan(where)
-    chances = chances_of(kept(0.8), "drafter")
+    chances = chances_of(kept(0.8), "drafter").kept
 
     def ratio(num_draft: int) -> float:
         return where.profile.pass_s(num_draft + 1, 64) / where.profile.pass_s(1, 64)
@@ -168,8 +169,8 @@ def test_rates_are_those_of_the_closed_forms() -> None:
             case "pipelined":
                 return pipelined_rate(chances, ratio, 0.2, option.wait, length, (1.2, 1.3))
             case "hedged":
-                drafter = where.profile.drafters[beside("drafter", CPU)]
-                return hedged_rate(chances, ratio, drafter, 0.2, length, option.fan_out)
+                slowed = (1.2, 1.3 * branched(where.profile.drafters[beside("drafter", CPU)]))
+                return pipelined_rate(chances, ratio, 0.2, option.wait, length, slowed, (4 / 6, MOST_PREPARED))
         return 1.0
 
     options = (found.chosen, *found.refused)
@@ -178,11 +179,17 @@ def test_rates_are_those_of_the_closed_forms() -> None:
         assert option.tokens_per_second == pytest.approx(50.0 * rate(option)), option
 
 
-def test_hedging_that_always_foresees_is_bounded_by_the_slower_lane() -> None:
-    free = DrafterProfile(step_s=1.0, row_s=0.0, branches=FREE_BRANCHES)
-    chances = [0.8] * LONGEST
-    rate = hedged_rate(chances, lambda num_draft: 1.0, free, 0.25, 4, 10**9)
-    assert rate == pytest.approx(expected(chances[:4])[-1])
+def test_step_with_all_outcomes_runs_a_tree_that_grows() -> None:
+    width = Hedges().budget + 1
+    one_by_one = DrafterProfile(step_s=1.0, row_s=0.0, branches={1: 1.0, 2: 2.0})
+    assert branched(one_by_one) == pytest.approx(2.5 * width)
+    assert branched(replace(one_by_one, branches=FREE_BRANCHES)) == 1.0
+
+
+def test_outcomes_that_were_never_prepared_in_time_do_not_pay() -> None:
+    where = layout(GPU, CPU, draft=0.3, branches=FREE_BRANCHES)
+    past = kept(0.8) | {(outcomes("drafter"), 0): (1.0, 1e6)}
+    assert make_plan(TARGET, {"drafter": DRAFTER}, [where], past, PLENTY).chosen.schedule == "pipelined"
 
 
 def test_memory_decides_before_speed() -> None:
@@ -212,10 +219,10 @@ def test_target_that_does_not_fit_is_an_error() -> None:
 
 
 def test_chances_of_a_drafter_that_never_drafted_are_assumed() -> None:
-    assert chances_of({}, "drafter") == pytest.approx([2 / 3] * LONGEST)
+    assert chances_of({}, "drafter").kept == pytest.approx([2 / 3] * LONGEST)
     assert not is_counted({("suffix", 1): (1.0, 2.0)}, "drafter")
     assert is_counted(kept(0.5), "drafter")
-    assert chances_of(kept(0.5), "drafter") == pytest.approx([0.5] * LONGEST)
+    assert chances_of(kept(0.5), "drafter").kept == pytest.approx([0.5] * LONGEST)
 
 
 def test_best_of_several_drafters_and_the_order_of_layouts_does_not_matter() -> None:

@@ -14,15 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.acceptance import equality
+from edgespec.clock import VirtualClock
 from edgespec.drafters import ModelDrafter, NgramDrafter
 from edgespec.gate import FixedGate
+from edgespec.lane_drafter import LaneDrafter
+from edgespec.lanes import VirtualLane
 from edgespec.rejection import rejection, residual
+from edgespec.runtimes.paced import PacedDecoder
 from edgespec.runtimes.table import TableDecoder
 from edgespec.sampling import GumbelSampler, SamplingParams
 from edgespec.scheduler import serial
 from edgespec.speculation import Speculation
 from edgespec.suffix import SuffixDrafter
-from edgespec.types import Acceptance, Distribution, Draft, Drafter, Logits, Sampler, TokenIds, append
+from edgespec.types import Acceptance, Decoder, Distribution, Draft, Drafter, Logits, Sampler, TokenIds, append
 
 NEVER = -1e9  # as logit
 PROMPT = np.array([0, 2], np.int32)
@@ -150,11 +154,16 @@ TARGET = np.stack([log(0.6, 0.3, 0.1), log(0.1, 0.2, 0.7), log(0.45, 0.1, 0.45)]
 DRAFTER = np.stack([log(0.3, 0.3, 0.4), log(0.3, 0.6, 0.1), log(0, 0.5, 0.5)])
 
 
-def sources_of(kind: str) -> list[Drafter]:
+def target_and_sources(kind: str) -> tuple[Decoder, list[Drafter]]:
+    """On one virtual clock, where the drafter makes two tokens and a half while the target makes one."""
     model = ModelDrafter(RowsDecoder(DRAFTER), 3)
     cascade = ModelDrafter(RowsDecoder(DRAFTER), 3, speculation=Speculation(lambda: [NgramDrafter()], 2))
     free: list[Drafter] = [NgramDrafter(), SuffixDrafter()]
-    return {"model": [model], "free": free, "cascade": [cascade], "both": [*free[1:], model]}[kind]
+    clock, own = VirtualClock(), VirtualClock()
+    paced = ModelDrafter(PacedDecoder(RowsDecoder(DRAFTER), lambda fed, rows: 0.4, own.sleep, own), 3)
+    ahead = LaneDrafter(paced, VirtualLane("drafter", clock, own), can_run_ahead=True)
+    kinds = {"model": [model], "free": free, "cascade": [cascade], "both": [*free[1:], model], "ahead": [ahead]}
+    return PacedDecoder(RowsDecoder(TARGET), lambda fed, rows: 1.0, clock.sleep, clock), kinds[kind]
 
 
 def texts(
@@ -164,8 +173,9 @@ def texts(
     counts = np.zeros((3,) * num_tokens, int)
     for seed in range(num_texts):
         sampler = GumbelSampler(params, len(PROMPT), seed)
-        gate = FixedGate(sources_of(kind), length, with_distributions=rule is rejection)
-        blocks = serial(PROMPT, RowsDecoder(TARGET), sampler, gate, rule)
+        target, sources = target_and_sources(kind)
+        gate = FixedGate(sources, length, with_distributions=rule is rejection)
+        blocks = serial(PROMPT, target, sampler, gate, rule)
         tokens = islice((token for block in blocks for token in block.tokens), num_tokens)
         counts[tuple(tokens)] += 1
     return counts
@@ -188,7 +198,7 @@ def expect_texts(rule: Acceptance, kind: str, length: int, params: SamplingParam
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(("kind", "length"), [("model", 2), ("both", 2)])
+@pytest.mark.parametrize(("kind", "length"), [("model", 2), ("both", 2), ("ahead", 1)])
 def test_texts_of_three_tokens_follow_the_target(rule: Acceptance, kind: str, length: int) -> None:
     expect_texts(rule, kind, length, SamplingParams(**PROCESSORS["penalties"]), 600)
 
@@ -196,7 +206,7 @@ def test_texts_of_three_tokens_follow_the_target(rule: Acceptance, kind: str, le
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("processor", PROCESSORS)
-@pytest.mark.parametrize("kind", ["model", "free", "cascade", "both"])
+@pytest.mark.parametrize("kind", ["model", "free", "cascade", "both", "ahead"])
 def test_texts_of_three_tokens_follow_the_target_for_all_that_draft(
     rule: Acceptance, processor: str, kind: str
 ) -> None:

@@ -1,10 +1,12 @@
 """Models are let go and opened again, faults are parked, and the text is that of plain decoding."""
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -17,6 +19,8 @@ from edgespec.clock import VirtualClock
 from edgespec.drafters import ModelDrafter, NgramDrafter
 from edgespec.errors import MemoryExhausted, VocabularyMismatch
 from edgespec.headroom import Room
+from edgespec.lane_drafter import LaneDrafter
+from edgespec.lanes import ThreadLane
 from edgespec.roster import Candidate, Footing, OpenModel, Roster, footings
 from edgespec.runtimes.table import TableDecoder
 from edgespec.sampling import GumbelSampler, SamplingParams
@@ -122,9 +126,7 @@ def test_what_fits_is_opened_and_what_does_not_is_said() -> None:
     roster.start(Room(RESERVE_BYTES + 300 * MIB, "a test"), 100 * MIB)
     assert machine.opened == ["small"]
     (line,) = machine.said
-    assert line.startswith(
-        "drafting steps down from suffix+big+small to suffix+small: 428 MiB are free within a test"
-    )
+    assert line.startswith("drafting steps down from suffix+big+small to suffix+small: the first needs 1097 MiB")
     assert roster.take_news() == (line,)
     assert roster.take_news() == ()
 
@@ -212,6 +214,36 @@ def test_at_the_bottom_there_is_nothing_to_free() -> None:
     assert roster.drafters() == []
 
 
+def growing(machine: Machine, roster: Roster) -> None:
+    """What the target holds doubles from 100 tokens on, at a MiB a token."""
+    roster.growth_bytes = lambda held, wanted: (wanted > 100) * (held <= 100) * 100 * MIB
+
+
+def test_a_cache_that_is_to_grow_is_made_room_for() -> None:
+    machine = Machine(free_bytes=140 * MIB)
+    roster = machine.roster(machine.candidate("model", 200))
+    roster.start(Room(PLENTY, "a test"), 0)
+    growing(machine, roster)
+    roster.look(10)
+    assert [drafter.name for drafter in roster.drafters()] == ["suffix"], "148 MiB were to be free"
+    assert not machine.alive
+
+
+def test_a_cache_that_has_no_room_to_grow_is_an_error_before_it_is_asked_for() -> None:
+    machine = Machine(free_bytes=70 * MIB)
+    roster = machine.roster(texts=frozenset())
+    growing(machine, roster)
+    roster.look(20)
+    with pytest.raises(
+        MemoryExhausted, match=r"104 tokens need 100 MiB more of KV cache, and 70 MiB are free within a test"
+    ):
+        roster.look(40)
+    machine.free_bytes = 120 * MIB
+    roster.look(40)
+    machine.free_bytes = 0
+    roster.look(90)
+
+
 class Broken:
     """Drafts well for a while, then does what it is told."""
 
@@ -272,6 +304,33 @@ def test_a_fault_is_parked_for_good_and_the_answer_goes_on(fault: str) -> None:
     assert roster.drafters() == []
     assert machine.opened == ["broken"]
     assert roster.take_news() == ()
+
+
+class Hanging(TableDecoder):
+    """Hangs until it is let go."""
+
+    __slots__ = ("may_go_on",)
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        if len(tokens) > 12:
+            assert self.may_go_on.wait(10)
+        return super().logits(tokens, num_last)
+
+
+def test_a_drafter_that_hangs_is_parked_at_its_deadline() -> None:
+    decoder = Hanging(VOCAB, seed=2, near=target())
+    decoder.may_go_on = threading.Event()
+    drafter = LaneDrafter(ModelDrafter(decoder, VOCAB, "slow"), ThreadLane("test"), deadline_s=0.05)
+    machine = Machine()
+    roster = machine.roster(machine.candidate("slow", 1, lambda: drafter), texts=frozenset())
+    roster.start(Room(PLENTY, "a test"), 0)
+    started = perf_counter()
+    answer(roster, 3)
+    assert perf_counter() - started < 3.0
+    (line,) = roster.take_news()
+    assert line.startswith("slow drafts no more in this session: DrafterFault: it has not answered for")
+    decoder.may_go_on.set()
+    drafter.lane.stop()
 
 
 def test_a_drafter_of_the_text_at_fault_is_parked_as_well() -> None:

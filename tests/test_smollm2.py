@@ -3,12 +3,14 @@
 import json
 import shutil
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
 
 import edgespec
 from edgespec.cli import main
+from edgespec.errors import EdgeSpecError
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
@@ -113,3 +115,27 @@ def test_name_of_the_catalogue_answers_offline_once_fetched(
     assert main(arguments) == 0
     assert len(capsys.readouterr().out.split()) > 3
     assert (tmp_path / "models" / "smollm2-135m" / "edgespec.json").exists()
+
+
+def test_a_pass_is_ended_from_another_thread_and_its_cache_serves_on(smollm2: Path) -> None:
+    decoder = OnnxDecoder(smollm2, read_manifest(smollm2), find_device("auto"))
+    text = np.arange(1000, 1600, dtype=np.int32)
+    before = decoder.logits(text[:40], 2).copy()
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            decoder.logits(text, 1)
+        except EdgeSpecError as error:
+            errors.append(error)
+
+    thread = Thread(target=run)
+    thread.start()
+    while thread.is_alive() and not errors:
+        decoder.interrupt()
+        thread.join(0.01)
+    assert errors, "the pass came to its end"
+    assert np.array_equal(decoder.logits(text[:40], 2), before)
+    again = OnnxDecoder(smollm2, read_manifest(smollm2), find_device("auto"))
+    again.logits(text[:40], 2)
+    assert np.array_equal(decoder.logits(text, 3), again.logits(text, 3))

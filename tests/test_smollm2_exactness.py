@@ -49,3 +49,25 @@ def test_one_text_whatever_drafts_and_how_far(
     named = str(smollm2_int4) if drafter == "int4" else drafter
     with load(model, drafter=named, draft_length=length, deterministic=True) as engine:
         assert texts_of(engine) == plain
+
+
+@pytest.mark.parametrize("length", [3, "auto"])
+@pytest.mark.parametrize("schedule", ["serial", "pipelined", "hedged"])
+def test_one_text_whatever_the_schedule(
+    model: Path, smollm2_int4: Path, plain: Texts, schedule: str, length: int | str
+) -> None:
+    """Each model in a lane of its own, with one thread."""
+    with load(
+        model,
+        drafter=str(smollm2_int4),
+        draft_length=length,
+        schedule=schedule,
+        num_threads=1,
+        deterministic=True,
+    ) as engine:
+        assert texts_of(engine) == plain
+        answer = engine.generate(PROMPTS[0], max_tokens=32)
+    assert answer.token_ids == plain[PROMPTS[0], "greedy"]
+    if length == 3:
+        assert answer.stats.schedule == schedule
+        assert (answer.stats.overlap > 0) == (schedule != "serial")
