@@ -18,10 +18,11 @@ from edgespec.chances import Chances
 from edgespec.clock import VirtualClock
 from edgespec.drafters import ModelDrafter, NgramDrafter
 from edgespec.errors import MemoryExhausted, VocabularyMismatch
+from edgespec.footing import Candidate, Footing, OpenModel, footings
 from edgespec.headroom import Room
 from edgespec.lane_drafter import LaneDrafter
 from edgespec.lanes import ThreadLane
-from edgespec.roster import Candidate, Footing, OpenModel, Roster, footings
+from edgespec.roster import Roster
 from edgespec.runtimes.table import TableDecoder
 from edgespec.sampling import GumbelSampler, SamplingParams
 from edgespec.scheduler import Block, Plain, serial
