@@ -33,7 +33,12 @@ _PROMPTS = (
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--exactness", metavar="MODEL", help="compare its speculative text with its plain text")
     parser.add_argument("--drafter", default="auto", metavar="D", help=f"auto, {WORDS}")
-    parser.add_argument("--prompts", metavar="FILE", type=Path, help="JSON Lines with turns or prompt")
+    parser.add_argument(
+        "--prompts",
+        metavar="FILE",
+        type=Path,
+        help="JSON Lines with prompt, or turns, of which the first is taken",
+    )
     parser.add_argument("--max-tokens", type=int, default=32, metavar="N", help="tokens an answer (default 32)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the target (default: all cores)")
     parser.add_argument("--offline", action="store_true", help="never connect to anything")

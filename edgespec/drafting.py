@@ -11,6 +11,7 @@ from edgespec.cross_vocabulary import RespelledDrafter, TranslatedDecoder, Trans
 from edgespec.drafters import ModelDrafter, NgramDrafter
 from edgespec.errors import UsageError
 from edgespec.experience import Experience, read_experience, write_experience
+from edgespec.footing import Candidate, OpenModel
 from edgespec.headroom import Room
 from edgespec.hedges import Hedges
 from edgespec.lane_drafter import LaneDrafter
@@ -21,7 +22,6 @@ from edgespec.paid import PaidSource
 from edgespec.planner import Layout, Schedule, branched, schedule_on
 from edgespec.profile import Place, beside
 from edgespec.profiling import profiled
-from edgespec.roster import Candidate, OpenModel
 from edgespec.runtimes.devices import Device, machine_key, physical_cores
 from edgespec.runtimes.tree import can_run_trees, tree_manifest
 from edgespec.speculation import Speculation

@@ -143,7 +143,7 @@ class MeasuredGate:
     def observe(self, tokens: TokenIds, draft: Draft, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
         self._num_rounds += 1
         if self._num_rounds > 1:  # the prompt is read in the first pass
-            slowed = max((paid.known.slowed[0] for paid in self._paid if paid.policy), default=1.0)
+            slowed = max((paid.slowed for paid in self._paid if paid.policy), default=1.0)
             self.costs.observe(len(draft.tokens) + 1, verify_s / slowed)
         for offer in self._offers:
             self._judge(offer, emitted)

@@ -39,21 +39,22 @@ Headroom = Callable[[], Room]
 def headroom(limit_bytes: int | None = None) -> Room:
     """The least of what the machine, control groups and the address space leave, and of a limit that was given.
 
-    Takes about 0.1 ms.
+    Takes about a quarter of a millisecond.
 
     Args:
         limit_bytes: What this process may hold in all.
     """
-    process = psutil.Process()
     rooms = [Room(psutil.virtual_memory().available, "the memory of this machine")]
     with suppress(OSError):
         free = group_rooms(_GROUPS.read_text(encoding="utf-8"), _MOUNT)
         rooms += [Room(free_bytes, "a control group's limit") for free_bytes in free]
     if (address_space := _address_space_limit()) is not None:
-        free_bytes = address_space - process.memory_info().vms
+        free_bytes = address_space - psutil.Process().memory_info().vms
         rooms.append(Room(free_bytes, "the limit of the address space (ulimit -v)", counts_files=True))
     if limit_bytes is not None:
-        rooms.append(Room(limit_bytes - process.memory_info().rss, "the memory limit that was given (--memory)"))
+        rooms.append(
+            Room(limit_bytes - psutil.Process().memory_info().rss, "the memory limit that was given (--memory)")
+        )
     least = min(rooms)
     return least._replace(free_bytes=max(0, least.free_bytes))
 

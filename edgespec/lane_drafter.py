@@ -16,6 +16,7 @@ import numpy as np
 from edgespec.drafters import Guess, ModelDrafter, drafted
 from edgespec.hedges import Hedges
 from edgespec.lanes import Job, Lane
+from edgespec.pipeline import ahead_of
 from edgespec.timeline import DRAFT, DRAFT_AHEAD, HEDGE
 from edgespec.types import NOTHING, Ask, Draft, Logits, Sampler, TokenIds, append
 
@@ -102,7 +103,7 @@ class LaneDrafter:
     def _follow(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Sequence[Guess]:
         path = self._path(tokens)
         # What is now verified, and as much again, and the token by which that is told to serve.
-        limit = min(len(tokens) + 2 * ask.num_tokens + 1, self.drafter.decoder.context_length)
+        limit = min(len(tokens) + ahead_of(ask.num_tokens), self.drafter.decoder.context_length)
         self._limit = limit if path is None else max(limit, self._limit)
         is_old = path is None or (len(tokens) + len(path) < self._limit and self.lane.is_over)
         if is_old or (ask.hedged and self.hedges and self._num_before(tokens)):

@@ -13,6 +13,7 @@ from edgespec.drafter_names import SELF, TEXT, Cascade, DrafterNames, parse
 from edgespec.drafting import Asked, candidates, from_text, planned, speculation_of, window_of
 from edgespec.engine import Engine
 from edgespec.errors import ModelError, UsageError
+from edgespec.footing import Candidate, footings
 from edgespec.headroom import Headroom, headroom, parse_bytes
 from edgespec.home import ModelHome, default_home
 from edgespec.lookahead import Window
@@ -29,7 +30,7 @@ from edgespec.opening import (
 )
 from edgespec.pair import DRAFTER, TARGET, part_of_pair, read_pair
 from edgespec.rejection import rejection
-from edgespec.roster import Candidate, Roster, footings
+from edgespec.roster import Roster
 from edgespec.runtimes.devices import find_device
 from edgespec.template_process import TemplateProcess
 from edgespec.types import Decoder
@@ -142,15 +143,10 @@ def load(
     ]
     roster = _roster(target.manifest, names, cascades, window, kept, free, report)
     roster.start(room, need.within(room))
-    speculation = speculation_of(
-        roster.drafters,
-        length,
-        decoders[0],
-        roster.decoders,
-        target,
-        setting,
-        places[1],
-        report,
+    speculation = roster.relieved(
+        lambda: speculation_of(
+            roster.drafters, length, decoders[0], roster.decoders, target, setting, places[1], report
+        )
     )
     return Engine(
         manifest=target.manifest,

@@ -5,6 +5,7 @@ It drafts before a pass of the target, or ahead, while the target works, if it c
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from edgespec.cache import reusable_prefix
 from edgespec.chances import Chances, expected, position_class
 from edgespec.clock import Clock
 from edgespec.costs import DraftCosts, PassCosts
-from edgespec.pipeline import Policy, best_pipelined, best_serial
+from edgespec.pipeline import Policy, ahead_of, best_pipelined, best_serial, pass_beside
 from edgespec.types import NOTHING, AheadDrafter, Ask, Draft, Drafter, Sampler, TokenIds, append
 
 # A draft made to learn whether its source has come to pay may in the long run take this share of the time.
@@ -71,6 +72,7 @@ class Paid:
     policy: Policy | None = None
     offer: Draft = NOTHING
     draft_s: float = 0.0  # of its last draft
+    slowed: float = 1.0  # what the pass of this round is foreseen to take more beside it
     _num_rounds: int = 0
     _trial: int = 0  # tokens of the trial that is going on
     _has_missed: bool = False  # in the last round
@@ -175,8 +177,16 @@ class Paid:
         wait = policy.wait if self.known.num_unread(tokens) <= _LONGEST_WAIT_UNREAD else 0
         length = min(max(num_ready, wait), policy.length, longest)
         waited_s = max(0, length - num_ready) * self.known.costs.step * self.costs.of(1)
-        pass_s = self.known.slowed[0] * self.costs.of(length + 1)
+        pass_s = self._pass_beside_s(policy, max(length, num_ready), length + 1)
         return expected(self._chances(length))[-1] / (pass_s + waited_s), length
+
+    def _pass_beside_s(self, policy: Policy, num_ready: int, width: int) -> float:
+        """What a pass takes while the drafter goes on from num_ready tokens, as far as it goes."""
+        alone_s, (verify, draft) = self.costs.of(width), self.known.slowed
+        room = inf if policy.is_hedged else max(0, ahead_of(policy.length) - num_ready)
+        taken_s = pass_beside(alone_s, verify, room * self.known.costs.step * draft * self.costs.of(1))
+        self.slowed = taken_s / alone_s
+        return taken_s
 
     def _ahead(self, ask: Ask, num_tokens: int) -> Ask:
         is_hedged = self.policy is not None and self.policy.is_hedged

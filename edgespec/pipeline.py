@@ -7,7 +7,7 @@ Two at once: the drafter goes on while the target verifies. When all of a draft 
 token is the one that the drafter has put next, what was drafted beyond it serves. Otherwise the drafter starts
 anew, and the target waits until it has `wait` tokens: none is the rule of PEARL (Liu et al., 2025,
 arXiv:2408.11850), as many as are verified at a time the one in sequence. The rate is that of a cycle from one such
-start to the next.
+start to the next. They slow each other as long as both work: the drafter rests once it is far enough ahead.
 
 Hedged (Kumar et al., 2026, arXiv:2603.03251): a share of those starts was prepared while the target verified, and
 finds as many tokens ready as fit into a pass. The drafter prepares anew for each pass, so that a token is lost
@@ -16,6 +16,7 @@ which is half done when a pass ends.
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from math import inf
 from operator import mul
 from typing import NamedTuple
 
@@ -35,6 +36,16 @@ class Policy(NamedTuple):
     wait: int
     length: int
     is_hedged: bool = False
+
+
+def ahead_of(length: int) -> int:
+    """Tokens behind the text after which a drafter rests: those of this pass, of the next, and the one between."""
+    return 2 * length + 1
+
+
+def pass_beside(alone: float, slowed: float, busy: float) -> float:
+    """A pass that takes alone by itself, beside a drafter that works for the first busy of it."""
+    return alone + min(busy, slowed * alone) * (1 - 1 / slowed)
 
 
 def serial_rate(chances: Sequence[float], ratio: Ratio, step: float, length: int) -> float:
@@ -85,18 +96,23 @@ def best_pipelined(
 
 
 class _Tables(NamedTuple):
-    """By the number of tokens: what a pass takes, what it yields, and the chance that all are kept."""
+    """By the number of tokens: what a pass takes, what it yields, and the chance that all are kept.
+
+    slowed: What a pass takes more while the drafter works.
+    """
 
     passes: list[float]
     totals: list[float]
     reached: list[float]
+    slowed: float
 
     @classmethod
     def of(cls, chances: Sequence[float], ratio: Ratio, slowed: float) -> "_Tables":
         return cls(
-            [slowed * ratio(length) for length in range(len(chances) + 1)],
+            [ratio(length) for length in range(len(chances) + 1)],
             expected(chances),
             list(accumulate(chances, mul, initial=1.0)),
+            slowed,
         )
 
 
@@ -108,7 +124,7 @@ def _rate(
     if not share:
         tokens, taken = _cycle(tables, steps, wait, length, 0.0)
     else:
-        pass_taken = tables.passes[min(max(wait, 1), len(tables.passes) - 1)]
+        pass_taken = tables.slowed * tables.passes[min(max(wait, 1), len(tables.passes) - 1)]
         more, longer = _cycle(tables, steps, wait, length, min(most, pass_taken // steps[1]), is_whole=True)
         tokens, taken = _cycle(tables, steps, wait, length, 0.0, is_whole=True)
         tokens, taken = (1 - share) * tokens + share * more, (1 - share) * taken + share * longer
@@ -137,8 +153,11 @@ def _cycle(
         ready += waited
         verified = min(int(ready), length, longest)
         tokens += chance * tables.totals[verified]
-        taken += chance * (waited * steps[0] + tables.passes[verified])
-        more = tables.passes[verified] / steps[1]
+        alone = tables.passes[verified]
+        room = inf if is_whole else max(0.0, ahead_of(length) - ready)
+        busy = min(room * steps[1], tables.slowed * alone)
+        taken += chance * (waited * steps[0] + pass_beside(alone, tables.slowed, busy))
+        more = busy / steps[1]
         ready += (int(more) if is_whole else more) - verified
         if ready < 1 or verified == longest:
             break

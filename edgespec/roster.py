@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Event, RLock
 from time import perf_counter
-from typing import NamedTuple
+from typing import TypeVar
 
 import numpy as np
 
 from edgespec.budget import RESERVE_BYTES
 from edgespec.clock import Clock
 from edgespec.errors import MemoryExhausted
+from edgespec.footing import Candidate, Footing, OpenModel
 from edgespec.headroom import Headroom, Room, headroom, return_freed
-from edgespec.ladder import Ladder, Rung
-from edgespec.lanes import Lane
+from edgespec.ladder import Ladder
 from edgespec.parking import GuardedDrafter, in_words
 from edgespec.scheduler import Gate
 from edgespec.speculation import Speculation
@@ -27,71 +27,14 @@ from edgespec.types import NOTHING, Decoder, Draft, Drafter, Logits, Sampler, To
 
 # What must stay free of the reserve that was kept at loading.
 _WANTED_BYTES = RESERVE_BYTES // 2
-# A look at what is free takes 0.1 ms, a pass of a small model 4 ms.
+# A look at what is free takes 0.25 ms, a pass of a small model 4 ms.
 _LOOK_S = 0.1
 # What the target takes for so many tokens more is kept free beside.
 _SOON_TOKENS = 256
 # A pass runs no more than so many beside the text.
 _PASS_TOKENS = 64
 
-
-class OpenModel(NamedTuple):
-    """A model drafter that is open, its decoder, and the lane in which it works."""
-
-    drafter: Drafter
-    decoder: Decoder
-    lane: Lane
-
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """A model drafter that can be opened, with those that draft for it."""
-
-    name: str
-    needed_bytes: int
-    open: Callable[[], OpenModel]
-
-
-class Footing(NamedTuple):
-    """A way to draft: models, and the names of what drafts from the text."""
-
-    models: tuple[Candidate, ...]
-    texts: frozenset[str]
-    texts_bytes: int
-
-    @property
-    def name(self) -> str:
-        return "+".join([*sorted(self.texts), *(model.name for model in self.models)]) or "plain decoding"
-
-    @property
-    def rung(self) -> Rung:
-        return Rung(self.name, self.texts_bytes + sum(model.needed_bytes for model in self.models))
-
-
-def footings(
-    chains: Sequence[Sequence[Candidate]],
-    texts: frozenset[str],
-    fallback: frozenset[str],
-    texts_bytes: Callable[[frozenset[str]], int],
-) -> list[Footing]:
-    """From all that was asked for to plain decoding.
-
-    Args:
-        chains: Of each chain its candidates, in whose place the next one is smaller.
-        texts: What is asked to draft from the text.
-        fallback: What drafts from it as well when no model does.
-        texts_bytes: What drafting from the text takes, by names.
-    """
-    ways: list[tuple[tuple[Candidate, ...], frozenset[str]]] = []
-    left = [list(chain) for chain in chains]
-    while left:
-        ways.append((tuple(chain[0] for chain in left), texts))
-        del max(left, key=lambda chain: chain[0].needed_bytes)[0]
-        left = [chain for chain in left if chain]
-    if chains or texts:
-        ways += [((), texts | fallback if chains else texts), ((), frozenset({"ngram"}))]
-    ways.append(((), frozenset()))
-    return [Footing(*way, texts_bytes(way[1])) for way in dict.fromkeys(ways)]
+T = TypeVar("T")
 
 
 def no_texts(names: frozenset[str]) -> Sequence[Drafter]:
@@ -136,6 +79,7 @@ class Roster:
     _looked_s: float = field(init=False, default=float("-inf"))
     _news: list[str] = field(init=False, default_factory=list)  # for the figures of the next answer that ends
     _untold: list[str] = field(init=False, default_factory=list)  # for the user
+    _is_closed: bool = field(init=False, default=False)
     _lock: RLock = field(init=False, default_factory=RLock)
 
     def __post_init__(self) -> None:
@@ -194,6 +138,8 @@ class Roster:
     def _stand(self, growth_bytes: int) -> None:
         with self._lock:
             self._park()
+            if self._is_closed:
+                return
             now_s = self.clock()
             before = self._ladder.position
             if self._is_refused.is_set():
@@ -234,6 +180,19 @@ class Roster:
             self._move(before, "a pass was refused memory")
             return True
 
+    def relieved(self, work: Callable[[], T]) -> T:
+        """What work gives, begun anew as often as memory can be freed for it.
+
+        Raises:
+            MemoryExhausted: There is not enough, though nothing drafts any more.
+        """
+        while True:
+            try:
+                return work()
+            except MemoryExhausted:
+                if not self.relieve():
+                    raise
+
     def narrowed(self, num_draft: int) -> None:
         """A pass over a draft was refused memory, and one without it was not."""
         with self._lock:
@@ -272,8 +231,9 @@ class Roster:
             self.report(line)
 
     def close(self) -> None:
-        """End the work of the models; an answer that is still being made goes on, with or without them."""
+        """End the work of the models; an answer that is still being made goes on, and opens none again."""
         with self._lock:
+            self._is_closed = True
             for seat in self._seats.values():
                 if seat.model:
                     seat.model.lane.stop()

@@ -5,7 +5,6 @@ Knows nothing of models: tokens are whole numbers from 0 below 2^31.
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from threading import Lock
 from typing import NamedTuple
 
@@ -30,7 +29,7 @@ class Guess(NamedTuple):
 
 
 class SuffixAutomaton:
-    """Every substring of a growing text, and what followed each; it takes 3 to 8 µs and up to 180 bytes a token.
+    """Every substring of a growing text, and what followed each; it takes 3 to 6 µs and up to 180 bytes a token.
 
     A state stands for the substrings that end at the same positions; its link leads to their longest suffix that
     ends at more (Blumer et al., 1985). So the link of the whole text is its longest suffix that occurred before.
@@ -38,8 +37,8 @@ class SuffixAutomaton:
 
     >>> text = SuffixAutomaton()
     >>> text.extend([1, 2, 3, 1, 2])
-    >>> text.match_length, text.match_end, [guess.token for guess in text.guesses(4)]
-    (2, 1, [3, 1, 2, 3])
+    >>> text.match_length, [guess.token for guess in text.guesses(4)]
+    (2, [3, 1, 2, 3])
     """
 
     def __init__(self) -> None:
@@ -52,7 +51,6 @@ class SuffixAutomaton:
         self._edge = array("i", [_ROOT])  # the first; _ROOT is none, as nothing leads there
         self._more = array("i", [0])  # the last of its further edges in the list below
         self._count = array("i", [0])  # occurrences
-        self._end = array("i", [-1])  # position of the last token of the most recent one that is followed
         self._favourite = array("i", [_ROOT])  # target of the edge most often taken; of equal ones the most recent
         # Further edges: a dictionary to follow them, and a list, linked backwards, to copy those of a state.
         self._targets: dict[int, int] = {}
@@ -70,16 +68,6 @@ class SuffixAutomaton:
     def match_length(self) -> int:
         """Tokens of the longest suffix that occurred earlier; the two may overlap."""
         return self._length[self._matched]
-
-    @property
-    def match_end(self) -> int:
-        """Position of the last token of its most recent earlier occurrence; -1 if there is none."""
-        return self._end[self._matched] if self._matched else -1
-
-    def followers(self, num: int) -> dict[int, int]:
-        """How often a token followed that suffix, of up to num tokens, beginning with the newest."""
-        targets = islice(self._edges(self._matched), num) if self._matched else ()
-        return {self._token[target]: self._count[target] for target in targets}
 
     def guesses(self, num: int) -> Iterator[Guess]:
         """What most often followed the match, and then that, up to num tokens; past the end through itself."""
@@ -102,10 +90,9 @@ class SuffixAutomaton:
         return max(_ROOT, self._link[self._last])
 
     def _append(self, token: int) -> None:
-        end = len(self._tokens) - 1
         self._tokens.append(token)
-        length, link, edge, ends = self._length, self._link, self._edge, self._end
-        whole = self._new_state(token, end + 2)
+        length, link, edge = self._length, self._link, self._edge
+        whole = self._new_state(token, len(self._tokens))
         state = self._last
         while state >= 0:  # contexts that token follows for the first time
             target = edge[state]
@@ -119,7 +106,6 @@ class SuffixAutomaton:
                     target = self._targets[key]
                     break
                 self._add_edge(state, key, token, whole)
-            ends[state] = end
             state = link[state]
         if state < 0:
             link[whole] = _ROOT
@@ -127,18 +113,17 @@ class SuffixAutomaton:
             if length[state] + 1 < length[target]:
                 target = self._split(state, target, token)
             link[whole] = target
-            self._refresh(state, target, end)
+            self._refresh(state, target)
         self._last = whole
 
-    def _refresh(self, state: int, target: int, end: int) -> None:
-        """Count what was just seen: target after state, which ended at end, and the same for their suffixes."""
-        length, link, count, favourite, ends = self._length, self._link, self._count, self._favourite, self._end
+    def _refresh(self, state: int, target: int) -> None:
+        """Count what was just seen: target after state, and the same for their suffixes."""
+        length, link, count, favourite = self._length, self._link, self._count, self._favourite
         count[target] += 1
         shorter = length[link[target]]
         for _ in range(_MAX_REFRESHED):
             if favourite[state] != target and count[target] >= count[favourite[state]]:
                 favourite[state] = target
-            ends[state] = end
             state = link[state]
             if state < 0:
                 break
@@ -150,7 +135,7 @@ class SuffixAutomaton:
     def _split(self, state: int, target: int, token: int) -> int:
         """Take from target what is no longer than state and token together: it now ends at one place more."""
         clone = self._new_state(token, self._length[state] + 1)
-        for field in (self._link, self._edge, self._more, self._count, self._end, self._favourite):
+        for field in (self._link, self._edge, self._more, self._count, self._favourite):
             field[clone] = field[target]
         for further in self._further(target):
             self._targets[clone << 32 | further] = self._targets[target << 32 | further]
@@ -174,7 +159,6 @@ class SuffixAutomaton:
         self._edge.append(_ROOT)
         self._more.append(0)
         self._count.append(1)
-        self._end.append(-1)
         self._favourite.append(_ROOT)
         return len(self._token) - 1
 
@@ -185,12 +169,6 @@ class SuffixAutomaton:
         self._more[state] = len(self._more_token) - 1
         if self._count[self._favourite[state]] <= 1:
             self._favourite[state] = target
-
-    def _edges(self, state: int) -> Iterator[int]:
-        for token in self._further(state):
-            yield self._targets[state << 32 | token]
-        if self._edge[state] != _ROOT:
-            yield self._edge[state]
 
     def _further(self, state: int) -> Iterator[int]:
         """Tokens of further edges, newest first."""

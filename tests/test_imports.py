@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PURE = {
-    "budget", "headroom", "ladder", "parking", "roster",
+    "budget", "headroom", "ladder", "parking", "footing", "roster",
     "types", "errors", "sampling", "acceptance", "rejection", "cache", "drafters", "drafter_names",
     "gate", "costs", "chances", "profile", "profiling", "planner",
     "speculation", "experience", "scheduler", "stopping",

@@ -20,11 +20,12 @@ import json, resource, sys, weakref
 import numpy as np, psutil
 from edgespec import SamplingParams, load
 
-model, drafter, prompt, temperature = sys.argv[1:5]
-num_tokens, growth, free_mib = map(int, sys.argv[5:])
+model, drafter, schedule, prompt, temperature = sys.argv[1:6]
+num_tokens, growth, free_mib = map(int, sys.argv[6:])
 process = psutil.Process()
 said = []
-with load(model, drafter=drafter, draft_length=3, deterministic=True, report=said.append) as engine:
+named = dict(drafter=drafter, schedule=schedule)
+with load(model, **named, draft_length=3, deterministic=True, report=said.append) as engine:
     sampling = SamplingParams(temperature=float(temperature), seed=7)
     ask = dict(sampling=sampling, max_tokens=num_tokens)
     wanted = engine.plain().generate(prompt, **ask).token_ids
@@ -69,11 +70,13 @@ def changes(values: list[int]) -> list[int]:
 
 @linux
 @pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("schedule", "temperature"), [("serial", 0.0), ("serial", 0.8), ("pipelined", 0.0), ("pipelined", 0.8)]
+)
 def test_the_ladder_steps_down_under_a_limit_within_one_answer(
-    tiny_model: Path, tiny_drafter: Path, temperature: float
+    tiny_model: Path, tiny_drafter: Path, schedule: str, temperature: float
 ) -> None:
-    found = run(tiny_model, tiny_drafter, "in the an", temperature, 600, 400, 20)
+    found = run(tiny_model, tiny_drafter, schedule, "in the an", temperature, 600, 400, 20)
     assert found["same"]
     assert found["num_open"][0] == 1
     assert 0 in found["num_open"]
@@ -85,11 +88,11 @@ def test_the_ladder_steps_down_under_a_limit_within_one_answer(
 
 @linux
 @pytest.mark.model
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("schedule", "temperature"), [("pipelined", 0.0), ("serial", 0.8)])
 def test_a_real_model_is_let_go_and_comes_back_under_a_limit(
-    smollm2: Path, smollm2_int8: Path, temperature: float
+    smollm2: Path, smollm2_int8: Path, schedule: str, temperature: float
 ) -> None:
-    found = run(smollm2, smollm2_int8, PROMPT, temperature, 400, 800, 30)
+    found = run(smollm2, smollm2_int8, schedule, PROMPT, temperature, 400, 800, 30)
     assert found["same"]
     assert found["num_tokens"] > 300
     assert found["sizes"]["alive"] == 0

@@ -220,3 +220,14 @@ def test_a_model_that_is_let_go_comes_back_with_the_same_text(
     ways = [line.split()[2] for line in chunk.stats.downgrades]
     assert ways == sorted(ways)
     assert set(ways) == {"down", "up"}
+
+
+@pytest.mark.parametrize(("free_mib", "wanted"), [(1 << 20, "tiny-int4"), (210, "tiny"), (180, "suffix")])
+def test_of_a_cascade_the_smaller_model_drafts_alone_where_both_do_not_fit(
+    tiny_model: Path, tiny_drafter: Path, machine: Callable[[int], None], free_mib: int, wanted: str
+) -> None:
+    machine(free_mib)
+    with load(tiny_model, drafter=f"{tiny_drafter},{tiny_model}", draft_length=3, deterministic=True) as engine:
+        assert engine._roster.footing.name == wanted
+        answer = engine.generate("in the an", max_tokens=30)
+        assert answer.token_ids == engine.plain().generate("in the an", max_tokens=30).token_ids

@@ -18,9 +18,10 @@ def rolled(chance: float, step: float, wait: int, length: int, slowed: tuple[flo
         waited = max(0.0, wait - ready)
         ready += waited
         verified = min(int(ready), length)
-        pass_s = slowed[0] * ratio(verified)
-        now += waited * step + pass_s
-        ready += pass_s / (step * slowed[1]) - verified
+        # Step by step: both work until the drafter is as far ahead as it goes, then the target alone.
+        busy_s = min(slowed[0] * ratio(verified), (2 * length + 1 - ready) * step * slowed[1])
+        now += waited * step + busy_s + ratio(verified) - busy_s / slowed[0]
+        ready += busy_s / (step * slowed[1]) - verified
         kept = next((i for i in range(verified) if rng.random() >= chance), verified)
         tokens += kept + 1
         goes_on = kept == verified and ready >= 1 and rng.random() < chance

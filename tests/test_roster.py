@@ -18,10 +18,11 @@ from edgespec.chances import Chances
 from edgespec.clock import VirtualClock
 from edgespec.drafters import ModelDrafter, NgramDrafter
 from edgespec.errors import MemoryExhausted, VocabularyMismatch
+from edgespec.footing import Candidate, Footing, OpenModel, footings
 from edgespec.headroom import Room
 from edgespec.lane_drafter import LaneDrafter
 from edgespec.lanes import ThreadLane
-from edgespec.roster import Candidate, Footing, OpenModel, Roster, footings
+from edgespec.roster import Roster
 from edgespec.runtimes.table import TableDecoder
 from edgespec.sampling import GumbelSampler, SamplingParams
 from edgespec.scheduler import Block, Plain, serial
@@ -204,6 +205,36 @@ def test_what_cannot_be_opened_again_for_another_reason_is_parked() -> None:
         machine.look(roster, PLENTY, 5.0)
     assert [drafter.name for drafter in roster.drafters()] == ["suffix"]
     assert sum("the file is gone" in line for line in roster.take_news()) == 1
+
+
+def test_what_is_closed_opens_nothing_again() -> None:
+    machine = Machine()
+    roster = machine.roster(machine.candidate("model", 200))
+    roster.start(Room(PLENTY, "a test"), 0)
+    machine.look(roster, 10 * MIB)
+    roster.close()
+    machine.look(roster, PLENTY)
+    machine.look(roster, PLENTY, 3.0)
+    assert machine.opened == ["model"]
+
+
+def test_work_at_loading_is_begun_anew_without_the_model_that_it_has_no_room_beside() -> None:
+    machine = Machine()
+    roster = machine.roster(machine.candidate("model", 200))
+    roster.start(Room(PLENTY, "a test"), 0)
+
+    def measured() -> list[str]:
+        if machine.alive:
+            raise MemoryExhausted("no room beside the model")
+        return list(roster.decoders)
+
+    assert roster.relieved(measured) == []
+    with pytest.raises(MemoryExhausted, match="never"):
+        roster.relieved(never)
+
+
+def never() -> None:
+    raise MemoryExhausted("never")
 
 
 def test_at_the_bottom_there_is_nothing_to_free() -> None:
