@@ -10,6 +10,7 @@ Knows nothing of models.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -254,6 +255,9 @@ class RespelledDrafter:
     def follow(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
         assert isinstance(self.drafter, AheadDrafter)
         return self._respelled(self.drafter.follow(tokens, ask, sampler), ask)
+
+    def due_s(self, step_s: float) -> float:
+        return self.drafter.due_s(step_s) if isinstance(self.drafter, AheadDrafter) else inf
 
     def rest(self) -> None:
         if isinstance(self.drafter, AheadDrafter):

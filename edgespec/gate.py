@@ -134,7 +134,8 @@ class MeasuredGate:
         is_ahead = best.paid is not None and best.paid.policy is not None
         if best.rate <= _LEAST_GAIN * plain.rate and not is_ahead:
             best = plain
-        best = self._or_burst(self._or_trial(best, tokens, ask.num_tokens), choices)
+        trial = self._or_trial(best, tokens, ask.num_tokens)
+        best = trial if trial is not best else self._or_burst(best, choices)
         self._seen = [plain, *choices]
         if best.paid is None:
             return best.draft.cut(best.num_tokens)

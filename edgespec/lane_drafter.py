@@ -9,11 +9,14 @@ Knows nothing of what drafting costs: how far ahead, and how long to wait, is th
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from threading import Event, Lock
+from typing import Any
 
 import numpy as np
 
 from edgespec.drafters import Guess, ModelDrafter, drafted
+from edgespec.errors import DrafterFault
 from edgespec.hedges import Hedges
 from edgespec.lanes import Job, Lane
 from edgespec.pipeline import ahead_of
@@ -64,7 +67,7 @@ class LaneDrafter:
                 return self._at_once(tokens, ask, sampler) if ask.num_tokens > 0 else NOTHING
             path = self._follow(tokens, ask, sampler)
             if len(path) < ask.least:
-                self.lane.wait(self._num_before(tokens) + ask.least, self.deadline_s)
+                self._wait(self._num_before(tokens) + ask.least, ask.patience_s)
                 path = self._path(tokens) or []
             if self.hedges and ask.hedged and self.lane.is_over:
                 self._start(tokens, path, ask, sampler)
@@ -82,6 +85,10 @@ class LaneDrafter:
         with self._lock:
             return drafted(self._follow(tokens, ask, sampler), ask, self.name)
 
+    def due_s(self, step_s: float) -> float:
+        """Seconds until the next token is to be expected, of steps that take step_s; inf if none is drafted."""
+        return inf if self.lane.is_over else max(0.0, step_s - self.lane.step_s)
+
     def rest(self) -> None:
         """Stop the lane until the next draft."""
         with self._lock:
@@ -97,8 +104,14 @@ class LaneDrafter:
 
         self._text = None
         self.lane.start(Job(steps, DRAFT, self.drafter.interrupt))
-        found: list[Draft] = self.lane.wait(1, self.deadline_s)
+        found: list[Draft] = self._wait(1)
         return found[0] if found else NOTHING
+
+    def _wait(self, num_steps: int, patience_s: float | None = None) -> list[Any]:
+        found = self.lane.wait(num_steps, self.deadline_s if patience_s is None else patience_s)
+        if len(found) < num_steps and patience_s is None and not self.lane.is_over:
+            raise DrafterFault(f"it has not answered for {self.deadline_s:.1f} s")
+        return found
 
     def _follow(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Sequence[Guess]:
         path = self._path(tokens)

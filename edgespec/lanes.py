@@ -7,6 +7,7 @@ within one where the job says how. Knows nothing of drafts.
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 from threading import Condition, Event, Thread
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
@@ -46,11 +47,16 @@ class Lane(Protocol):
         ...
 
     def wait(self, num_steps: int, timeout_s: float | None = None) -> list[Any]:
-        """The same once so many are done, or the job is over.
+        """The same once so many are done, the job is over, or the time is.
 
         Raises:
-            DrafterFault: One of them failed, or they took longer than timeout_s.
+            DrafterFault: One of them failed.
         """
+        ...
+
+    @property
+    def step_s(self) -> float:
+        """How long the step has been going on that is being done."""
         ...
 
     @property
@@ -68,6 +74,7 @@ class _Run:
     job: Job
     done: list[Any] = field(default_factory=list)
     cancel: Event = field(default_factory=Event)
+    begun_s: float = 0.0  # the last step
     is_over: bool = False
     error: BaseException | None = None
 
@@ -91,7 +98,7 @@ class ThreadLane:
     def start(self, job: Job) -> None:
         with self._changed:
             self._cancel()
-            self._run = _Run(job)
+            self._run = _Run(job, begun_s=self._clock())
             if self._worker is None:
                 self._worker = Thread(target=self._work, name=f"edgespec {self._name}", daemon=True)
                 self._worker.start()
@@ -106,9 +113,13 @@ class ThreadLane:
             run = self._run
             if run is None:
                 return []
-            if not self._changed.wait_for(lambda: run.is_over or len(run.done) >= num_steps, timeout_s):
-                raise DrafterFault(f"it has not answered for {timeout_s:.1f} s")
+            self._changed.wait_for(lambda: run.is_over or len(run.done) >= num_steps, timeout_s)
             return run.steps_done()
+
+    @property
+    def step_s(self) -> float:
+        with self._changed:
+            return self._clock() - self._run.begun_s if self._run else 0.0
 
     @property
     def is_over(self) -> bool:
@@ -149,6 +160,7 @@ class ThreadLane:
                     if run.cancel.is_set():
                         break
                     run.done.append(step)
+                    run.begun_s = self._clock()
                     self._changed.notify_all()
         except BaseException as error:  # it goes to whoever asks for the steps
             run.error = None if run.cancel.is_set() else error
@@ -188,11 +200,17 @@ class VirtualLane:
         return [step for at, step in self._done if at <= self._clock.now]
 
     def wait(self, num_steps: int, timeout_s: float | None = None) -> list[Any]:
-        while not self._is_over and len(self._done) < num_steps:
+        end = inf if timeout_s is None else self._clock.now + timeout_s
+        while not self._is_over and len(self._done) < num_steps and self._own.now <= end:
             self._step()
-        if self._done and num_steps > 0:
-            self._clock.now = max(self._clock.now, self._done[:num_steps][-1][0])
+        if num_steps > 0 and self._done:
+            self._clock.now = max(self._clock.now, min(end, self._done[:num_steps][-1][0]))
         return self.ready()
+
+    @property
+    def step_s(self) -> float:
+        done = [at for at, _ in self._done if at <= self._clock.now]
+        return self._clock.now - (done[-1] if done else self._started)
 
     @property
     def is_over(self) -> bool:

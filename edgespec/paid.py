@@ -24,6 +24,8 @@ _LEAST_LOSS = 0.05
 _PLANNED_ROUNDS = 8
 # The target does not wait for a drafter that still has so much to read.
 _LONGEST_WAIT_UNREAD = 32
+# The share of a step by which the end of a pass and that of a step may miss each other.
+_NEARLY = 0.15
 # Of a model that somebody has chosen to draft, until it is known: tokens kept, of so many.
 HOPE = (4.0, 6.0)
 _MOST_FLOOR = 0.9
@@ -76,6 +78,7 @@ class Paid:
     _num_rounds: int = 0
     _trial: int = 0  # tokens of the trial that is going on
     _has_missed: bool = False  # in the last round
+    _patience_s: float | None = None  # for the tokens that are waited for in this one
 
     @property
     def _outcomes(self) -> str:
@@ -176,7 +179,13 @@ class Paid:
             self.known.read = append(tokens, self.offer.tokens[:-1])
         wait = policy.wait if self.known.num_unread(tokens) <= _LONGEST_WAIT_UNREAD else 0
         length = min(max(num_ready, wait), policy.length, longest)
-        waited_s = max(0, length - num_ready) * self.known.costs.step * self.costs.of(1)
+        step_s = self.known.costs.step * self.costs.of(1)
+        waited_s, self._patience_s = max(0, length - num_ready) * step_s, None
+        if length == num_ready < min(policy.length, longest) and isinstance(self.drafter, AheadDrafter):
+            # A token that is all but there is waited for: a pass that just misses it is a pass without it.
+            due_s = self.drafter.due_s(step_s)
+            if due_s <= _NEARLY * step_s:
+                length, waited_s, self._patience_s = length + 1, due_s, due_s + _NEARLY * step_s
         pass_s = self._pass_beside_s(policy, max(length, num_ready), length + 1)
         return expected(self._chances(length))[-1] / (pass_s + waited_s), length
 
@@ -197,6 +206,7 @@ class Paid:
             ask.cancel,
             ahead=True,
             least=num_tokens,
+            patience_s=self._patience_s,
             hedged=is_hedged,
         )
 

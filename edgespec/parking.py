@@ -4,6 +4,7 @@ A draft is only a guess, so that nothing of the text is lost with its drafter.
 """
 
 from collections.abc import Callable
+from math import inf
 from threading import Lock
 from typing import Any
 
@@ -66,6 +67,9 @@ class GuardedDrafter:
             return drafter.follow(tokens, ask, sampler) if isinstance(drafter, AheadDrafter) else NOTHING
 
         return self._drafted(followed, ask)
+
+    def due_s(self, step_s: float) -> float:
+        return self._drafter.due_s(step_s) if isinstance(self._drafter, AheadDrafter) else inf
 
     def rest(self) -> None:
         with self._lock:

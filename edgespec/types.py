@@ -57,6 +57,7 @@ class Ask:
     cancel: once set, stop between two steps.
     ahead: go on when this is answered, while others work, if that is what the drafter can.
     least: how many to wait for, of one that is ahead.
+    patience_s: how long to wait for them, and then go without; None to have them or a fault.
     hedged: prepare other outcomes too.
     num_others: how many tokens to name that would have been drafted in the place of each.
     """
@@ -67,6 +68,7 @@ class Ask:
     cancel: Event = field(default_factory=Event)
     ahead: bool = False
     least: int = 0
+    patience_s: float | None = None
     hedged: bool = False
     num_others: int = 0
 
@@ -189,6 +191,10 @@ class AheadDrafter(Drafter, Protocol):
 
     def follow(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
         """What is drafted behind tokens by now, at most ask.num_tokens; it goes on from there."""
+        ...
+
+    def due_s(self, step_s: float) -> float:
+        """Seconds until the next token is to be expected, of steps that take step_s; inf if none is drafted."""
         ...
 
     def rest(self) -> None:
