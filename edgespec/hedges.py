@@ -46,8 +46,8 @@ class Hedges(NamedTuple):
         num_verified: int,
         ask: Ask,
         sampler: Sampler,
-    ) -> Iterator[Guess]:
-        """The drafted chain a token longer with each pass, and beside it the other outcomes.
+    ) -> Iterator[Sequence[Guess]]:
+        """The drafted chain a token longer with each pass, and beside it the other outcomes; each step whole.
 
         Args:
             tokens: The text, [num_tokens].
@@ -60,18 +60,20 @@ class Hedges(NamedTuple):
         chain = list(range(len(tree)))
         placed = 0
         for _ in range(self.depth):
+            roots: list[Guess] = []
             # An outcome can be prepared once the drafter has said what else it would have put in its place.
             while placed <= num_verified and placed < len(chain):
                 node = tree[chain[placed]]
                 for other in node.others[: wanted[placed]]:
-                    tree.append(Guess(other, after=node.after))
-                    tips.append(len(tree) - 1)
-                    yield tree[-1]
+                    roots.append(Guess(other, after=node.after))
+                    tips.append(len(tree) + len(roots) - 1)
                 placed += 1
+            tree += roots
+            yield roots
             if ask.cancel.is_set():
                 return
             found = drafter.tree_guesses(tokens, tree, tips, ask, sampler)
             tips = list(range(len(tree), len(tree) + len(found)))
             chain.append(tips[0])
             tree += found
-            yield from found
+            yield found

@@ -66,8 +66,10 @@ class LaneDrafter:
             if not (ask.ahead and self.can_run_ahead):
                 return self._at_once(tokens, ask, sampler) if ask.num_tokens > 0 else NOTHING
             path = self._follow(tokens, ask, sampler)
-            if len(path) < ask.least:
-                self._wait(self._num_before(tokens) + ask.least, ask.patience_s)
+            while len(path) < ask.least and not self.lane.is_over:
+                num_steps = len(self.lane.ready())
+                if len(self._wait(num_steps + 1, ask.patience_s)) == num_steps:
+                    break
                 path = self._path(tokens) or []
             if self.hedges and ask.hedged and self.lane.is_over:
                 self._start(tokens, path, ask, sampler)
@@ -114,12 +116,15 @@ class LaneDrafter:
         return found
 
     def _follow(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Sequence[Guess]:
+        is_new = ask.hedged and self.hedges and self._text is not None and self._num_before(tokens)
+        if is_new and ask.patience_s:
+            self.lane.wait(len(self.lane.ready()) + 1, ask.patience_s)
         path = self._path(tokens)
         # What is now verified, and as much again, and the token by which that is told to serve.
         limit = min(len(tokens) + ahead_of(ask.num_tokens), self.drafter.decoder.context_length)
         self._limit = limit if path is None else max(limit, self._limit)
         is_old = path is None or (len(tokens) + len(path) < self._limit and self.lane.is_over)
-        if is_old or (ask.hedged and self.hedges and self._num_before(tokens)):
+        if is_old or is_new:
             self._start(tokens, path or [], ask, sampler)
         return path or []
 
@@ -128,7 +133,7 @@ class LaneDrafter:
         text = self._text
         if text is None or not np.array_equal(tokens[: len(text)], text):
             return None
-        guesses: list[Guess] = self.lane.ready()
+        guesses: list[Guess] = [guess for step in self.lane.ready() for guess in step]
         children: dict[int, list[int]] = {}
         for i, guess in enumerate(guesses):
             children.setdefault(guess.after, []).append(i)
@@ -155,8 +160,8 @@ class LaneDrafter:
         if hedges:
             ahead = replace(ahead, num_others=hedges.num_others)
 
-        def steps(cancel: Event) -> Iterator[Guess]:
-            yield from kept
+        def steps(cancel: Event) -> Iterator[Sequence[Guess]]:
+            yield kept
             made = list(kept)
             now = replace(ahead, cancel=cancel)
             text = append(tokens, [guess.token for guess in kept])
@@ -166,7 +171,7 @@ class LaneDrafter:
                 if guess is None or cancel.is_set():
                     return
                 made.append(guess._replace(after=len(made) - 1))
-                yield made[-1]
+                yield made[-1:]
             if hedges and self._verified is not None:
                 yield from hedges.grown(self.drafter, tokens, made, self._verified, now, sampler)
 

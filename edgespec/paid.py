@@ -94,6 +94,7 @@ class Paid:
             if self._num_rounds % _PLANNED_ROUNDS == 0:
                 self._plan(self.drafter, ask, least_gain)
             if self.policy:
+                self._patience_s = self._patience(self.drafter) if self.policy.is_hedged else None
                 self.offer = self.drafter.follow(tokens, self._ahead(ask, self.policy.length), sampler)
                 if self._has_missed and self.policy.is_hedged:
                     self.chances.judge(self._outcomes, 0, len(self.offer.tokens) > 0)
@@ -182,12 +183,17 @@ class Paid:
         step_s = self.known.costs.step * self.costs.of(1)
         waited_s, self._patience_s = max(0, length - num_ready) * step_s, None
         if length == num_ready < min(policy.length, longest) and isinstance(self.drafter, AheadDrafter):
-            # A token that is all but there is waited for: a pass that just misses it is a pass without it.
-            due_s = self.drafter.due_s(step_s)
-            if due_s <= _NEARLY * step_s:
-                length, waited_s, self._patience_s = length + 1, due_s, due_s + _NEARLY * step_s
+            self._patience_s = self._patience(self.drafter)
+            if self._patience_s:
+                length, waited_s = length + 1, self._patience_s
         pass_s = self._pass_beside_s(policy, max(length, num_ready), length + 1)
         return expected(self._chances(length))[-1] / (pass_s + waited_s), length
+
+    def _patience(self, drafter: AheadDrafter) -> float | None:
+        """How long to wait for a token that is all but there: a pass that just misses it is a pass without it."""
+        step_s = self.known.costs.step * self.costs.of(1)
+        due_s = drafter.due_s(step_s)
+        return due_s + _NEARLY * step_s if due_s <= _NEARLY * step_s else None
 
     def _pass_beside_s(self, policy: Policy, num_ready: int, width: int) -> float:
         """What a pass takes while the drafter goes on from num_ready tokens, as far as it goes."""

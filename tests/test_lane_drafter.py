@@ -200,7 +200,7 @@ def test_what_was_prepared_is_taken_up() -> None:
     sampler = GumbelSampler(SamplingParams())
     ask = Ask(3, ahead=True, least=3, hedged=True)
     drafted = ahead.draft(PROMPT, ask, sampler).tokens
-    ahead.lane.wait(60, 5.0)
+    ahead.lane.wait(60, 5.0)  # all steps
     row = drafter.decoder.logits(PROMPT, 1)[0]
     second = sampler.ranked(row, PROMPT, 2)[1]
     assert second != drafted[0]
