@@ -84,18 +84,21 @@ class Paid:
     def _outcomes(self) -> str:
         return outcomes(self.drafter.name)
 
+    _ahead_drafter: AheadDrafter | None = None  # the drafter, if it is one: to ask takes 35 µs
+
     def __post_init__(self) -> None:
+        self._ahead_drafter = self.drafter if isinstance(self.drafter, AheadDrafter) else None
         self.chances.expect(self.drafter.name, HOPE)
         self.chances.expect(self._outcomes, HOPE)
 
     def weighed(self, tokens: TokenIds, ask: Ask, sampler: Sampler, least_gain: float) -> tuple[float, int]:
         """Tokens a second that it promises in this round, and with how many drafted."""
-        if isinstance(self.drafter, AheadDrafter) and self.drafter.can_run_ahead:
+        if self._ahead_drafter and self._ahead_drafter.can_run_ahead:
             if self._num_rounds % _PLANNED_ROUNDS == 0:
-                self._plan(self.drafter, ask, least_gain)
+                self._plan(self._ahead_drafter, ask, least_gain)
             if self.policy:
-                self._patience_s = self._patience(self.drafter) if self.policy.is_hedged else None
-                self.offer = self.drafter.follow(tokens, self._ahead(ask, self.policy.length), sampler)
+                self._patience_s = self._patience(self._ahead_drafter) if self.policy.is_hedged else None
+                self.offer = self._ahead_drafter.follow(tokens, self._ahead(ask, self.policy.length), sampler)
                 if self._has_missed and self.policy.is_hedged:
                     self.chances.judge(self._outcomes, 0, len(self.offer.tokens) > 0)
                 return self._weighed_ahead(self.policy, tokens, ask.num_tokens)
@@ -182,8 +185,8 @@ class Paid:
         length = min(max(num_ready, wait), policy.length, longest)
         step_s = self.known.costs.step * self.costs.of(1)
         waited_s, self._patience_s = max(0, length - num_ready) * step_s, None
-        if length == num_ready < min(policy.length, longest) and isinstance(self.drafter, AheadDrafter):
-            self._patience_s = self._patience(self.drafter)
+        if length == num_ready < min(policy.length, longest) and self._ahead_drafter:
+            self._patience_s = self._patience(self._ahead_drafter)
             if self._patience_s:
                 length, waited_s = length + 1, self._patience_s
         pass_s = self._pass_beside_s(policy, max(length, num_ready), length + 1)
