@@ -20,6 +20,7 @@ Scores = npt.NDArray[np.float64]
 
 # Uniforms have 32 bits, so Gumbel noise never exceeds −log(−log(1 − 2⁻³³)).
 _LARGEST_NOISE = 22.88
+_ROUNDING = 1e-5  # more than what single precision loses of a logit
 _FOLD = 64
 _LIKELY = 512
 
@@ -75,6 +76,11 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def keeps_all(self) -> bool:
+        """No token is cut off."""
+        return self.top_k == 0 and self.top_p >= 1.0 and self.min_p <= 0.0
+
+    @property
     def has_penalties(self) -> bool:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
@@ -99,6 +105,9 @@ class GumbelSampler:
         logits, best = self._processed(logits, tokens)
         if self.params.is_greedy:
             return best
+        if self.params.keeps_all:
+            logits, ids = self._able_to_win(logits, best, len(tokens))
+            return _noisy_argmax(self._scores(logits, logits.max()), ids, self._seed, len(tokens))
         scores, ids = self._kept(logits, best)
         return _noisy_argmax(scores, ids, self._seed, len(tokens))
 
@@ -156,12 +165,26 @@ class GumbelSampler:
             )
         return logits, best
 
+    def _able_to_win(self, logits: Row, best: int, position: int) -> tuple[Row, Ids]:
+        """The logits that noise can lift above the best of the likeliest, and their ids: mostly a few."""
+        if len(logits) <= _FOLD:
+            return logits, np.arange(len(logits))
+        leaders = _top_k(logits, _FOLD)
+        noise = gumbel_noise(self._seed, position, leaders)
+        reached = float((self._scores(logits[leaders], logits[best]) + noise).max())
+        least = float(logits[best]) + self.params.temperature * (reached - _LARGEST_NOISE)
+        ids = np.flatnonzero(logits >= least - _ROUNDING * (abs(least) + 1))
+        return logits[ids], ids
+
+    def _scores(self, logits: Row, best: np.floating[Any]) -> Scores:
+        # From the best downwards and in doubles: a tiny temperature sends the rest to −∞, not the best to +∞.
+        with np.errstate(over="ignore"):
+            return (logits - best).astype(np.float64) / self.params.temperature
+
     def _kept(self, logits: Row, best: int) -> tuple[Scores, Ids]:
         """Log-probabilities relative to the best, of the tokens that stay, and their ids."""
         ids = _top_k(logits, self.params.top_k)
-        # From the best downwards and in doubles: a tiny temperature sends the rest to −∞, not the best to +∞.
-        with np.errstate(over="ignore"):
-            scores = (logits[ids] - logits[best]).astype(np.float64) / self.params.temperature
+        scores = self._scores(logits[ids] if self.params.top_k else logits, logits[best])
         kept = _nucleus(scores, self.params.top_p, self.params.min_p)
         return scores[kept], ids[kept]
 

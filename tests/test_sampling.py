@@ -171,3 +171,17 @@ def test_values_out_of_range_are_refused_by_name(name: str, value: float) -> Non
 def test_tiny_temperature_is_nearly_greedy(temperature: float) -> None:
     logits = row(3)
     assert sample(logits, temperature=temperature, top_p=0.9) == logits.argmax()
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.8, 5.0])
+@pytest.mark.parametrize("spread", [0.1, 2.0])
+def test_only_tokens_that_cannot_win_are_left_out(temperature: float, spread: float) -> None:
+    """The choice is that over all tokens with noise for each."""
+    rng = np.random.default_rng(4)
+    for position in range(20):
+        row = rng.normal(0, spread, 5000).astype(np.float32)
+        row[rng.integers(0, 5000, 40)] = -np.inf
+        sampler = GumbelSampler(SamplingParams(temperature=temperature, seed=9))
+        noise = gumbel_noise(9, position, np.arange(5000))
+        scores = (row - row.max()).astype(np.float64) / temperature + noise
+        assert sampler(row, np.zeros(position, np.int32)) == int(np.argmax(scores))
