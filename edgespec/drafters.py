@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -149,18 +149,14 @@ class ModelDrafter:
     def tree_guesses(
         self, tokens: TokenIds, tree: Sequence[Guess], tips: Sequence[int], ask: Ask, sampler: Sampler
     ) -> list[Guess]:
-        """What follows each of some nodes of a tree behind tokens, from one pass of a decoder of trees.
-
-        What else would follow is told of the first alone.
-        """
+        """What follows each of some nodes of a tree behind tokens, from one pass of a decoder of trees."""
         assert isinstance(self.decoder, TreeDecoder)
         nodes, parents = np.array([guess.token for guess in tree], np.int32), [guess.after for guess in tree]
         rows = self.decoder.tree_logits(tokens, nodes, parents)[:, : self.vocab_size]
         texts = [append(tokens, nodes[trees.path(parents, tip)]) for tip in tips]
-        asks = [ask] + [replace(ask, num_others=0)] * (len(tips) - 1)
         return [
-            _guess(rows[tip + 1], sampler(rows[tip + 1], text), text, each, sampler)._replace(after=tip)
-            for tip, text, each in zip(tips, texts, asks, strict=True)
+            _guess(rows[tip + 1], sampler(rows[tip + 1], text), text, ask, sampler)._replace(after=tip)
+            for tip, text in zip(tips, texts, strict=True)
         ]
 
     def interrupt(self) -> None:
