@@ -65,12 +65,8 @@ class LaneDrafter:
         with self._lock:
             if not (ask.ahead and self.can_run_ahead):
                 return self._at_once(tokens, ask, sampler) if ask.num_tokens > 0 else NOTHING
-            path = self._follow(tokens, ask, sampler)
-            while len(path) < ask.least and not self.lane.is_over:
-                num_steps = len(self.lane.ready())
-                if len(self._wait(num_steps + 1, ask.patience_s)) == num_steps:
-                    break
-                path = self._path(tokens) or []
+            self._follow(tokens, ask, sampler)
+            path = self._awaited(tokens, ask)
             if self.hedges and ask.hedged and self.lane.is_over:
                 self._start(tokens, path, ask, sampler)
             self._verified = min(len(path), ask.num_tokens)
@@ -108,6 +104,16 @@ class LaneDrafter:
         self.lane.start(Job(steps, DRAFT, self.drafter.interrupt))
         found: list[Draft] = self._wait(1)
         return found[0] if found else NOTHING
+
+    def _awaited(self, tokens: TokenIds, ask: Ask) -> Sequence[Guess]:
+        """What is drafted behind tokens once there is enough, or no more is to come, or patience is at its end."""
+        is_over = False
+        while True:
+            path, num_steps = self._path(tokens) or [], len(self.lane.ready())
+            if len(path) >= ask.least or is_over:
+                return path
+            # Asked before what is drafted is looked at again: the last of it may come in between.
+            is_over = self.lane.is_over or len(self._wait(num_steps + 1, ask.patience_s)) == num_steps
 
     def _wait(self, num_steps: int, patience_s: float | None = None) -> list[Any]:
         found = self.lane.wait(num_steps, self.deadline_s if patience_s is None else patience_s)

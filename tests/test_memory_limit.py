@@ -48,7 +48,8 @@ with load(model, **named, draft_length=3, deterministic=True, report=said.append
             sizes["after"] = process.memory_info().rss
             sizes["alive"] = sum(each() is not None for each in sessions)
             held = np.empty(0, np.uint8)
-            time.sleep(3)  # whoever reads it takes his time: the ladder is climbed two seconds after a fall
+        if "after" in sizes:
+            time.sleep(0.05)  # a slow reader: there must be room for two seconds before the ladder is climbed
         num_open.append(len(engine._roster.decoders))
     print(json.dumps({
         "same": tuple(found) == wanted, "num_tokens": len(found), "downgrades": chunk.stats.downgrades,
@@ -99,7 +100,7 @@ def test_a_real_model_is_let_go_and_comes_back_under_a_limit(
     assert found["sizes"]["alive"] == 0
     assert found["sizes"]["before"] - found["sizes"]["after"] > 100 << 20, "its memory is the system's again"
     assert "down from" in found["downgrades"][0]
-    assert changes(found["num_open"]) == [1, 0, 1]
+    assert changes(found["num_open"]) == [1, 0, 1], found["downgrades"]
     assert "up from" in found["downgrades"][-1]
 
 
