@@ -114,13 +114,16 @@ def parse_bytes(written: int | str) -> int:
     """
     match = _SIZE.fullmatch(written.strip()) if isinstance(written, str) else None
     if match:
-        found = int(float(match[1]) * (1 << _UNITS[match[2].upper()]))
+        wanted = float(match[1]) * (1 << _UNITS[match[2].upper()])
+        found = int(min(wanted, _NO_LIMIT))  # so many digits that they are infinite among them
     elif type(written) is int:
         found = written
     else:
         raise UsageError(f"the memory limit is {str(written)[:40]!r}; wanted bytes, such as 2G or 512M")
     if not _LEAST_LIMIT <= found < _NO_LIMIT:
-        raise UsageError(f"the memory limit is {found} bytes; wanted at least 1M, such as 2G or 512M")
+        raise UsageError(
+            f"the memory limit is '{str(written)[:40]}'; wanted 1M to a million T, such as 2G or 512M"
+        )
     return found
 
 

@@ -42,6 +42,7 @@ class LaneDrafter:
     deadline_s: float = DEADLINE_S
     is_free: bool = False
     _text: TokenIds | None = None  # what the lane's tree hangs on
+    _tree: "_Tree" = field(default_factory=lambda: _Tree())
     _limit: int = 0  # how long text and tree may become together
     _verified: int | None = None  # tokens that the target now verifies, once it does
     _lock: Lock = field(default_factory=Lock)
@@ -139,20 +140,8 @@ class LaneDrafter:
         text = self._text
         if text is None or not np.array_equal(tokens[: len(text)], text):
             return None
-        guesses: list[Guess] = [guess for step in self.lane.ready() for guess in step]
-        children: dict[int, list[int]] = {}
-        for i, guess in enumerate(guesses):
-            children.setdefault(guess.after, []).append(i)
-        node = -1
-        for token in tokens[len(text) :]:
-            node = next((i for i in children.get(node, ()) if guesses[i].token == token), -2)
-            if node == -2:
-                return None
-        path = []
-        while node in children:
-            node = children[node][0]
-            path.append(guesses[node])
-        return path
+        self._tree.grow(self.lane.ready())
+        return self._tree.behind(tokens[len(text) :])
 
     def _num_before(self, tokens: TokenIds) -> int:
         assert self._text is not None
@@ -181,5 +170,45 @@ class LaneDrafter:
             if hedges and self._verified is not None:
                 yield from hedges.grown(self.drafter, tokens, made, self._verified, now, sampler)
 
-        self._text, self._verified = tokens, None
+        self._text, self._tree, self._verified = tokens, _Tree(), None
         self.lane.start(Job(steps, HEDGE if hedges else DRAFT_AHEAD, self.drafter.interrupt))
+
+
+@dataclass(slots=True)
+class _Tree:
+    """What a job has drafted behind its text.
+
+    A long text may run through it from end to end, so each guess is taken in once, and a text walked on from where
+    it last ended.
+    """
+
+    _guesses: list[Guess] = field(default_factory=list)
+    _children: dict[int, list[int]] = field(default_factory=dict)
+    _num_steps: int = 0
+    _walked: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
+    _node: int = -1  # where that ended
+
+    def grow(self, steps: Sequence[Sequence[Guess]]) -> None:
+        """By those of the steps, all so far, that are new."""
+        for step in steps[self._num_steps :]:
+            for guess in step:
+                self._children.setdefault(guess.after, []).append(len(self._guesses))
+                self._guesses.append(guess)
+        self._num_steps = len(steps)
+
+    def behind(self, tokens: TokenIds) -> list[Guess] | None:
+        """The first that was drafted behind tokens, and behind that; None where the tokens leave the tree."""
+        num_walked, node = len(self._walked), self._node
+        if not np.array_equal(tokens[:num_walked], self._walked):
+            num_walked, node = 0, -1
+        for token in tokens[num_walked:]:
+            children = self._children.get(node, ())
+            node = next((i for i in children if self._guesses[i].token == token), -2)
+            if node == -2:
+                return None
+        self._walked, self._node = tokens, node
+        path = []
+        while node in self._children:
+            node = self._children[node][0]
+            path.append(self._guesses[node])
+        return path

@@ -27,6 +27,8 @@ Ratio = Callable[[int], float]  # of a pass over so many drafted tokens to a ste
 _WAITS = (0, 1, 2, 3, 4, 5, 6, 8)
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 _NEGLIGIBLE = 1e-3
+_CERTAIN = 1 - 1e-9
+_SETTLED = 32  # passes in a row without a miss, after which as many more are like all that follow
 
 
 class Policy(NamedTuple):
@@ -148,7 +150,10 @@ def _cycle(
     longest = len(tables.passes) - 1
     tokens = taken = 0.0
     chance = 1.0
-    while chance > _NEGLIGIBLE:
+    settled = (tokens, taken, chance)
+    for num_passes in range(2 * _SETTLED):
+        if num_passes == _SETTLED:
+            settled = (tokens, taken, chance)
         waited = max(0.0, wait - ready)
         ready += waited
         verified = min(int(ready), length, longest)
@@ -163,4 +168,10 @@ def _cycle(
             break
         chance *= tables.reached[verified + 1]
         ready = min(ready - 1, longest)
+        if chance <= _NEGLIGIBLE:
+            break
+    else:
+        kept = min(chance / settled[2], _CERTAIN)
+        tokens += (tokens - settled[0]) * kept / (1 - kept)
+        taken += (taken - settled[1]) * kept / (1 - kept)
     return tokens, taken

@@ -127,7 +127,7 @@ def profile_from(stated: Any) -> Profile:
         raise ValueError("passes without a step")
     return Profile(
         passes_s=passes_s,
-        prefill_s=number(stated["prefill_s"], 0.0, _LONGEST_S),
+        prefill_s=number(stated["prefill_s"], 1e-9, _LONGEST_S),
         transfer_s=number(stated["transfer_s"], 0.0, _LONGEST_S),
         drafters={str(name): _drafter_from(drafter) for name, drafter in _few(stated["drafters"]).items()},
     )

@@ -4,7 +4,6 @@ Knows nothing of models and clocks.
 """
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,9 @@ from typing import Any, NamedTuple
 
 from edgespec.errors import UsageError
 
+_LONGEST_DRAFT = 1024
+_LONGEST_MS = 1e9
+_LARGEST_BYTES = 1 << 28
 _COUNTS = ("num_draft", "num_accepted")
 _TIMES = ("draft_ms", "verify_ms")
 _KEYS = {"number": "round"}
@@ -100,6 +102,8 @@ def read_recording(path: Path) -> Recording:
         UsageError: The file cannot be read, or holds something else, or rounds of several drafters.
     """
     try:
+        if path.exists() and not path.is_dir() and not (path.is_file() and path.stat().st_size <= _LARGEST_BYTES):
+            raise UsageError(f"cannot read {path}: it is no regular file of at most {_LARGEST_BYTES >> 20} MiB")
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}: {error}") from None
@@ -130,8 +134,10 @@ def _fields(line: str, where: str) -> dict[str, Any]:
     for name in (*_COUNTS, *_TIMES):
         value = fields.get(name)
         kinds = (int,) if name in _COUNTS else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value < _LONGEST_MS:
             raise UsageError(f"{where} has {name} {value!r}; wanted {_WANTED}")
+    if fields["num_draft"] > _LONGEST_DRAFT:
+        raise UsageError(f"{where} drafts more than {_LONGEST_DRAFT} tokens; wanted {_WANTED}")
     if fields["num_accepted"] > fields["num_draft"]:
         raise UsageError(
             f"{where} keeps {fields['num_accepted']} of {fields['num_draft']} drafted tokens; wanted no more "

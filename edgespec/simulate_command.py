@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,8 @@ if TYPE_CHECKING:
     from edgespec.simulation import Scenario
 
 _LONGEST_DRAFT = 64
+# Beyond these sums of floats are no times any more.
+_SHORTEST_MS, _LONGEST_MS, _DEAREST = 1e-6, 1e9, 1e6
 _NEEDED = ("target_ms", "draft_ms", "acceptance")
 
 
@@ -79,6 +80,7 @@ def _scenario(options: argparse.Namespace) -> "Scenario":
     if missing := [_option(name) for name, figure in figures.items() if figure is None]:
         found = f"{options.trace} does not tell" if recording else "no --trace tells"
         raise UsageError(f"{found} {', '.join(missing)}; give {' and '.join(missing)}")
+    figures["target_ms"], figures["draft_ms"] = (max(_SHORTEST_MS, figures[name]) for name in _NEEDED[:2])
     target_s, draft_s = figures["target_ms"] / 1e3, figures["draft_ms"] / 1e3
     if options.verify_cost is not None:
         ratios = _ratios(options.verify_cost)
@@ -95,8 +97,10 @@ def _scenario(options: argparse.Namespace) -> "Scenario":
 def _expect_sound(options: argparse.Namespace) -> None:
     for name in ("target_ms", "draft_ms"):
         value = getattr(options, name)
-        if value is not None and not 0 < value < math.inf:
-            raise UsageError(f"{_option(name)} is {value}; wanted milliseconds above 0")
+        if value is not None and not _SHORTEST_MS <= value <= _LONGEST_MS:
+            raise UsageError(
+                f"{_option(name)} is {value}; wanted milliseconds from {_SHORTEST_MS:g} to {_LONGEST_MS:g}"
+            )
     if options.acceptance is not None and not 0 <= options.acceptance <= 1:
         raise UsageError(f"--acceptance is {options.acceptance}; wanted a number from 0 to 1")
     if options.draft_length is not None and not 1 <= options.draft_length <= _LONGEST_DRAFT:
@@ -108,7 +112,7 @@ def _ratios(text: str) -> tuple[float, ...]:
         ratios = tuple(map(float, text.split(",")))
     except ValueError:
         ratios = ()
-    if not ratios or ratios[0] != 1 or not all(0 < ratio < math.inf for ratio in ratios):
+    if not ratios or ratios[0] != 1 or not all(0 < ratio <= _DEAREST for ratio in ratios):
         raise UsageError(f"--verify-cost is '{text}'; wanted numbers such as 1,1.03,1.05, the first of them 1")
     return ratios
 

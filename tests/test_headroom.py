@@ -24,7 +24,26 @@ def test_sizes_are_read_as_people_write_them(written: int | str, wanted: int) ->
     assert parse_bytes(written) == wanted
 
 
-@pytest.mark.parametrize("written", ["", "G", "-2G", "2X", "0", "5", 12, -1, True, 2.5, "1e9", "99999999T"])
+@pytest.mark.parametrize(
+    "written",
+    [
+        "",
+        "G",
+        "-2G",
+        "2X",
+        "0",
+        "5",
+        12,
+        -1,
+        True,
+        2.5,
+        "1e9",
+        "99999999T",
+        "9" * 400,
+        "9" * 5000,
+        "9" * 400 + ".5G",
+    ],
+)
 def test_what_is_no_size_is_refused(written: int | str) -> None:
     with pytest.raises(UsageError, match="such as 2G or 512M"):
         parse_bytes(written)

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from edgespec.chances import Chances
 from edgespec.clock import VirtualClock
 from edgespec.costs import DraftCosts, PassCosts
-from edgespec.drafters import ModelDrafter, NgramDrafter
+from edgespec.drafters import Guess, ModelDrafter, NgramDrafter
 from edgespec.errors import DrafterFault
 from edgespec.gate import FixedGate, MeasuredGate
 from edgespec.hedges import Hedges, fan_out
@@ -24,7 +25,7 @@ from edgespec.runtimes.synthetic import VOCAB_SIZE, synthetic_drafter, synthetic
 from edgespec.runtimes.table import TableDecoder
 from edgespec.sampling import GumbelSampler, SamplingParams
 from edgespec.scheduler import Gate, Plain, serial
-from edgespec.types import Ask, Decoder, Drafter, Logits, TokenIds
+from edgespec.types import Ask, Decoder, Drafter, Logits, TokenIds, append
 
 VOCAB = 12
 PROMPT = np.array([1, 2, 3, 1, 2], np.int32)
@@ -210,3 +211,29 @@ def test_what_was_prepared_is_taken_up() -> None:
     told = np.append(PROMPT, np.int32(second))
     assert len(ahead.follow(told, ask, sampler).tokens) == 3
     ahead.rest()
+
+
+def test_a_long_run_of_kept_drafts_is_walked_once() -> None:
+    """However long the text is that runs through one tree, a draft looks at no more than is new of it."""
+    clock, own = VirtualClock(), VirtualClock()
+    target = synthetic_target()
+    drafter = ModelDrafter(PacedDecoder(synthetic_drafter(1.0), lambda fed, rows: 1.0, own.sleep, own), VOCAB_SIZE)
+    ahead = LaneDrafter(drafter, VirtualLane("drafter", clock, own), True)
+    sampler, ask = GumbelSampler(SamplingParams()), Ask(4, ahead=True, least=4)
+    tokens, looked = PROMPT, list[int]()
+
+    class Counted(list[Guess]):
+        def __getitem__(self, i: Any) -> Any:
+            looked.append(i)
+            return super().__getitem__(i)
+
+    for _ in range(100):
+        drafted = ahead.draft(tokens, ask, sampler).tokens
+        if not isinstance(ahead._tree._guesses, Counted):
+            ahead._tree._guesses = Counted(ahead._tree._guesses)
+        looked.clear()
+        tokens = np.concatenate([tokens, drafted])
+        tokens = append(tokens, [int(target.logits(tokens, 1)[-1].argmax())])
+        clock.sleep(9.0)
+        assert ahead.follow(tokens, ask, sampler).tokens.size
+        assert len(looked) < 20

@@ -61,3 +61,15 @@ def test_at_once_never_loses_to_in_sequence(chance: float, step: float) -> None:
 def test_a_useless_drafter_is_plain_decoding_in_both() -> None:
     assert best_serial([0.0] * 8, ratio, 0.2, 8)[:3] == (1.0, 0, 0)
     assert best_pipelined([0.0] * 8, ratio, 0.2, 8).rate == pytest.approx(1.0, rel=0.2)
+
+
+@pytest.mark.parametrize("wait", [0, 1, 3, 6])
+@pytest.mark.parametrize("step", [0.05, 0.12, 0.3, 0.9])
+def test_drafts_that_are_always_kept_are_planned_for_too(step: float, wait: int) -> None:
+    """What comes of a certain drafter is the limit of what comes of better and better ones, and found as fast."""
+    rates = [
+        pipelined_rate([chance] * 24, lambda n: 1 + 0.03 * n, step, wait, 8) for chance in (0.999, 0.999999, 1.0)
+    ]
+    assert rates[0] <= rates[1] * 1.01
+    assert rates[1] == pytest.approx(rates[2], rel=1e-3)
+    assert rates[2] <= 9 / 1.24 * 1.001

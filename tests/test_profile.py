@@ -60,6 +60,7 @@ def test_what_is_written_as_json_is_read_again() -> None:
         {"passes_s": {"64": {"1": 0.1, "1e400": 0.1}}},
         {"passes_s": [1]},
         {"prefill_s": "fast"},
+        {"prefill_s": 0},
         {"prefill_s": float("inf")},
         {"transfer_s": -1.0},
         {"drafters": {"d": {}}},

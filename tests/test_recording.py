@@ -67,6 +67,8 @@ def test_a_recording_without_drafts_says_nothing_of_them() -> None:
         ('{"num_draft": 1, "num_accepted": 2, "draft_ms": 0, "verify_ms": 1}\n', "keeps 2 of 1"),
         ('{"num_draft": 1, "num_accepted": 1, "draft_ms": NaN, "verify_ms": 1}\n', "draft_ms nan"),
         ('{"num_draft": 1, "num_accepted": 1, "draft_ms": 1, "verify_ms": Infinity}\n', "verify_ms inf"),
+        ('{"num_draft": 100000, "num_accepted": 1, "draft_ms": 1, "verify_ms": 1}\n', "more than 1024"),
+        ('{"num_draft": 1, "num_accepted": 1, "draft_ms": 1%s, "verify_ms": 1}\n' % ("0" * 400), "draft_ms 10"),
         ("\x00\n", "line 1"),
     ],
 )
@@ -82,6 +84,12 @@ def test_a_missing_file_and_one_that_is_no_text_are_refused(tmp_path: Path) -> N
     for name in ("none", "bytes"):
         with pytest.raises(UsageError, match="cannot read"):
             read_recording(tmp_path / name)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no such device here")
+def test_a_file_without_end_is_refused() -> None:
+    with pytest.raises(UsageError, match="no regular file"):
+        read_recording(Path("/dev/zero"))
 
 
 def test_drafts_of_several_sources_are_refused(tmp_path: Path) -> None:

@@ -146,6 +146,8 @@ def test_the_command_prints_a_line_for_each_schedule(tmp_path: Path, capsys: pyt
             "--verify-cost is '1,,2'; wanted numbers such as",
         ),
         ([*DESKTOP, "--draft-ms", "9", "--verify-cost", "1,inf"], "--verify-cost is '1,inf'; wanted"),
+        ([*DESKTOP, "--draft-ms", "9", "--verify-cost", "1,1e308,1.7e308"], "--verify-cost is '1,1e308,1.7e308'"),
+        ([*DESKTOP, "--draft-ms", "1e-300"], "--draft-ms is 1e-300; wanted milliseconds from 1e-06 to 1e+09"),
         ([*DESKTOP, "--draft-ms", "9", "--trace", "/nowhere/rounds"], "cannot read /nowhere/rounds"),
     ],
 )
