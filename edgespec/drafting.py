@@ -90,11 +90,13 @@ def cascade(
 def _expect_trees(model: ModelFolder, device: Device, is_translated: bool) -> None:
     """Raises UsageError: The model cannot prepare several outcomes in one pass."""
     if is_translated or not can_run_trees(model.manifest, device):
-        why = "has another vocabulary than the target" if is_translated else "has no graph of trees for its device"
-        raise UsageError(
-            f"{model.manifest.name} {why}, which the schedule 'hedged' wants; use --schedule pipelined, or export "
-            "it again"
-        )
+        why, cure = "has no graph of trees for its device", ", or export it again"
+        if is_translated:
+            why, cure = (
+                "has another vocabulary than the target, and what is translated drafts one branch alone",
+                "",
+            )
+        raise UsageError(f"{model.manifest.name} {why}; for 'hedged' use --schedule pipelined{cure}")
 
 
 def planned(
