@@ -143,6 +143,7 @@ def test_export_command_takes_a_hub_id(
     assert hub.requests == [], "what is in the way is seen before anything is fetched"
 
 
+@pytest.mark.slow
 def test_both_of_a_pair_can_come_from_the_hub(
     hub: FakeHub, repository: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

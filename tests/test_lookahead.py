@@ -28,6 +28,7 @@ def blocks(gate: Gate, sampler: GumbelSampler, num_blocks: int, **context: int) 
     return list(islice(serial(PROMPT, target(**context), sampler, gate), num_blocks))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(params=sampling_params, window=windows)
 def test_lookahead_gives_the_tokens_of_plain_decoding(params: SamplingParams, window: Window) -> None:

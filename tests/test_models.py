@@ -130,6 +130,7 @@ def test_progress_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines == ["4 MB of at most 10 MB, 1 MB/s", "8 MB of at most 10 MB, 1 MB/s"]
 
 
+@pytest.mark.slow
 def test_pair_in_the_home_is_listed_as_one_with_its_size(
     home: ModelHome, tiny_gguf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -102,6 +102,7 @@ def test_pair_that_cannot_be_made_leaves_nothing(tiny_gguf: Path, tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["other.gguf"]
 
 
+@pytest.mark.slow
 def test_pair_of_two_vocabularies_is_judged_as_such(tiny_model: Path, tmp_path: Path) -> None:
     tiny.write_gguf(tmp_path / "a.gguf", tiny.random_weights(), override={"tokenizer.ggml.tokens": tiny.SWAPPED})
     export_model(tmp_path / "a.gguf", tmp_path / "other", precision="fp32")
@@ -124,6 +125,7 @@ def test_pair_folder_is_a_model_to_every_command(pair: Path, tiny_model: Path) -
         assert engine.speculation.name == "tiny"
 
 
+@pytest.mark.slow
 def test_commands(pair: Path, tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pair", "check", str(pair / "target"), str(pair / "drafter"), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

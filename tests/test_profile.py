@@ -118,6 +118,7 @@ def test_drafter_that_fails_beside_the_target_is_told_and_leaves_no_thread() -> 
     assert active_count() == before
 
 
+@pytest.mark.slow
 def test_drafter_is_measured_in_the_same_unit_as_its_target() -> None:
     target, drafter = Slow(7, seed=0), Slow(7, seed=1)
     target.step_s = 0.004

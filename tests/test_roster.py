@@ -431,6 +431,7 @@ def test_a_wide_pass_without_room_is_run_narrow_and_drafting_steps_down() -> Non
     assert roster.drafters() == []
 
 
+@pytest.mark.slow
 def test_a_plain_pass_without_room_frees_the_model_and_is_run_again() -> None:
     machine = Machine()
     roster = machine.roster(machine.candidate("model", 200), texts=frozenset())

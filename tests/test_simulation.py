@@ -25,6 +25,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[s
 
 
 # Core Ultra 258V, 14B int4 on its GPU; three tokens are drafted in sequence by its CPU, then by its NPU.
+@pytest.mark.slow
 @pytest.mark.parametrize(("draft_s", "wanted", "within"), [(0.0094, 16.5, 0.05), (0.061, 7.1, 0.15)])
 def test_a_published_desktop_is_reproduced(draft_s: float, wanted: float, within: float) -> None:
     machine = Machine(target_s=0.082, draft_s=draft_s, ratios=(1, 1.03, 1.05, 1.08))
@@ -106,6 +107,7 @@ def test_a_replayed_trace_yields_the_tokens_a_pass_of_the_real_run() -> None:
     assert found["plain"] == Speed(pytest.approx(100.0), 1.0)
 
 
+@pytest.mark.slow
 def test_the_command_takes_from_a_trace_what_is_not_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

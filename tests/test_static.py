@@ -88,6 +88,7 @@ def test_context_ends_where_the_cache_does(static_model: Path) -> None:
         short.logits(tokens, 1)
 
 
+@pytest.mark.slow
 def test_half_floats_halve_the_weights(tiny_gguf: Path, static_model: Path, tmp_path: Path) -> None:
     half = export_model(tiny_gguf, tmp_path / "half", form="npu", open_decoder=open_decoder)
     assert (half.precision, half.kv_cache.dtype) == ("fp16", "float16")
