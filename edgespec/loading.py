@@ -102,10 +102,8 @@ def load(
     _expect_kinds({"deterministic": deterministic, "memory": memory}, bool, "True or False")
     _expect_kinds({"home": home}, (str, Path, NoneType), "a folder")
     _expect_threads(num_threads)
-    if acceptance not in _ACCEPTANCES:
-        raise UsageError(f"acceptance is {acceptance!r}; wanted {' or '.join(_ACCEPTANCES)}")
-    if schedule not in get_args(Asked):
-        raise UsageError(f"schedule is {schedule!r}; wanted {', '.join(get_args(Asked))}")
+    _expect_one_of("acceptance", acceptance, list(_ACCEPTANCES))
+    _expect_one_of("schedule", schedule, get_args(Asked))
     # What can be known before fetching and exporting is checked before.
     places = (find_device(device), find_device(drafter_device))
     free = partial(headroom, None if memory_limit is None else parse_bytes(memory_limit))
@@ -119,9 +117,7 @@ def load(
     window = window_of(names.simple, length, target, setting, report)
     room, need = free(), need_of(target.manifest, weights_bytes(target))
     expect_room(target.manifest.name, need, room)
-    renderer = TemplateProcess()
-    if target.manifest.chat_template:
-        renderer.start()
+    renderer = _renderer(target)
     decoders: list[Decoder] = [open_model(target, *setting, bool(chains), has_trees=window is not None)]
     kept = _memory(models, target, names) if memory else None
     # Equality gives one text whatever is drafted; what rejection keeps hangs on each bit of what was drawn from.
@@ -159,6 +155,14 @@ def load(
         memory=kept,
         device_names=(places[0].name, places[1].name),
     )
+
+
+def _renderer(target: ModelFolder) -> TemplateProcess:
+    """What renders its chat template, started while the model is still being opened."""
+    renderer = TemplateProcess()
+    if target.manifest.chat_template:
+        renderer.start()
+    return renderer
 
 
 def _roster(
@@ -204,6 +208,11 @@ def _expect_kinds(settings: dict[str, object], kind: type | tuple[type, ...], wa
     for name, value in settings.items():
         if not isinstance(value, kind):
             raise UsageError(f"{name} is {value!r}; wanted {wanted}")
+
+
+def _expect_one_of(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise UsageError(f"{name} is {value!r}; wanted {' or '.join(known)}")
 
 
 def _expect_distinct(names: Sequence[str]) -> None:
