@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from edgespec.disk import replace_file
 from edgespec.errors import UsageError
 from edgespec.talk import say, say_stage
 from edgespec.timeline import Interval, chrome_trace, latest, picture
@@ -12,7 +13,7 @@ _NUM_SHOWN = 12
 
 
 class TraceFile:
-    """All answers so far, written anew after each.
+    """All answers so far, written anew after each: the file is a whole document at any time.
 
     Raises:
         UsageError: The file cannot be written.
@@ -37,4 +38,9 @@ class TraceFile:
             say(picture(latest(timeline, "target", _NUM_SHOWN)))
 
     def _write(self) -> None:
-        self._path.write_text(json.dumps(chrome_trace(self._intervals)), encoding="utf-8")
+        document = json.dumps(chrome_trace(self._intervals)).encode()
+        place = self._path.resolve()  # a link stays one
+        if place.exists() and not place.is_file():  # a pipe or a terminal
+            place.write_bytes(document)
+        else:
+            replace_file(place, document, 0o666)
