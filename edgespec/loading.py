@@ -31,12 +31,11 @@ from edgespec.opening import (
 from edgespec.pair import DRAFTER, TARGET, part_of_pair, read_pair
 from edgespec.rejection import rejection
 from edgespec.roster import Roster
-from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.devices import THREADS_A_CORE, find_device, most_threads
 from edgespec.template_process import TemplateProcess
 from edgespec.types import Decoder
 
 _ACCEPTANCES = {"equality": equality, "rejection": rejection}
-_MAX_THREADS = 512
 _LONGEST_DRAFT = 64
 
 
@@ -101,7 +100,7 @@ def load(
     _expect_kinds(texts, str, "a text")
     _expect_kinds({"deterministic": deterministic, "memory": memory}, bool, "True or False")
     _expect_kinds({"home": home}, (str, Path, NoneType), "a folder")
-    _expect_threads(num_threads)
+    expect_threads(num_threads)
     _expect_one_of("acceptance", acceptance, list(_ACCEPTANCES))
     _expect_one_of("schedule", schedule, get_args(Asked))
     # What can be known before fetching and exporting is checked before.
@@ -112,7 +111,7 @@ def load(
     chains = [
         ([model_drafting(models, target, name) for name in each.models], each.text) for each in names.cascades
     ]
-    _expect_distinct([chain[0].manifest.name for chain, _ in chains])
+    expect_distinct([chain[0].manifest.name for chain, _ in chains])
     setting = (places[0], num_threads, deterministic)
     window = window_of(names.simple, length, target, setting, report)
     room, need = free(), need_of(target.manifest, weights_bytes(target))
@@ -215,15 +214,20 @@ def _expect_one_of(name: str, value: str, known: Sequence[str]) -> None:
         raise UsageError(f"{name} is {value!r}; wanted {' or '.join(known)}")
 
 
-def _expect_distinct(names: Sequence[str]) -> None:
-    """What is learned of a drafter is kept under its name."""
+def expect_distinct(names: Sequence[str]) -> None:
+    """Raises UsageError: Two drafters are called alike; what is learned of one is kept under its name."""
     if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"two of the drafters are called '{twice[0]}'; name it once, or export one as another")
 
 
-def _expect_threads(num_threads: int | None) -> None:
-    if num_threads is not None and not (type(num_threads) is int and 1 <= num_threads <= _MAX_THREADS):
-        raise UsageError(f"the number of threads is {num_threads!r}; wanted 1 to {_MAX_THREADS}")
+def expect_threads(num_threads: int | None) -> None:
+    """Raises UsageError: So many threads cannot be meant on this machine."""
+    most = most_threads()
+    if num_threads is not None and not (type(num_threads) is int and 1 <= num_threads <= most):
+        raise UsageError(
+            f"the number of threads is {num_threads!r}; wanted 1 to {most}, which is {THREADS_A_CORE} for each "
+            "logical core of the processor"
+        )
 
 
 def _draft_length(asked: int | str) -> int | None:
