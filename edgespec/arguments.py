@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from edgespec.engine import Engine
 
 
-def add_model(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
+def add_model(parser: argparse.ArgumentParser, *, default: str | None = None, is_optional: bool = False) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        nargs="?" if default else None,
+        nargs="?" if default or is_optional else None,
         default=default,
         help="a model folder, a .gguf file, a safetensors folder, a hub id (org/name), or a name: "
         f"{', '.join(CATALOG)}" + (f" (default {default})" if default else ""),
