@@ -1,5 +1,6 @@
 """The composition root: from what a user names to an engine with its decoders and drafters."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -37,6 +38,7 @@ from edgespec.types import Decoder
 
 _ACCEPTANCES = {"equality": equality, "rejection": rejection}
 _MAX_THREADS = 512
+_LOG = logging.getLogger(__name__)
 _LONGEST_DRAFT = 64
 
 
@@ -117,6 +119,9 @@ def load(
     window = window_of(names.simple, length, target, setting, report)
     room, need = free(), need_of(target.manifest, weights_bytes(target))
     expect_room(target.manifest.name, need, room)
+    _LOG.debug("%s is %s on %s", model, target.folder, places[0].name)
+    needed, free_bytes = need.within(room), room.free_bytes
+    _LOG.debug("it takes about %d MB, and %d are free within %s", needed // 10**6, free_bytes // 10**6, room.bound)
     renderer = _renderer(target)
     decoders: list[Decoder] = [open_model(target, *setting, bool(chains), has_trees=window is not None)]
     kept = _memory(models, target, names) if memory else None
@@ -138,12 +143,14 @@ def load(
         for chain in chains
     ]
     roster = _roster(target.manifest, names, cascades, window, kept, free, report)
-    roster.start(room, need.within(room))
+    roster.start(room, needed)
     speculation = roster.relieved(
         lambda: speculation_of(
             roster.drafters, length, decoders[0], roster.decoders, target, setting, places[1], report
         )
     )
+    if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
+        _LOG.debug("drafts come from: %s", speculation.name)
     return Engine(
         manifest=target.manifest,
         tokenizer=tokenizer_of(*target),
