@@ -10,10 +10,10 @@ from edgespec.errors import UsageError
 from edgespec.talk import say_stage
 
 if TYPE_CHECKING:
+    from edgespec.drafter_names import DrafterNames
     from edgespec.planner import Layout, Option
     from edgespec.planning import Planned
 
-_MAX_THREADS = 512
 _SHOWN_CHANCES = 4
 _SHOWN_WIDTHS = (1, 2, 4, 8, 16, 32)
 
@@ -41,22 +41,40 @@ def _plan(options: argparse.Namespace) -> int:
     from edgespec.drafter_names import parse
     from edgespec.headroom import parse_bytes
     from edgespec.home import ModelHome, default_home
-    from edgespec.loading import find_models, model_drafting
+    from edgespec.loading import expect_distinct, expect_threads, find_models, model_drafting
     from edgespec.planning import Devices, plan_for
 
-    if options.threads is not None and not 1 <= options.threads <= _MAX_THREADS:
-        raise UsageError(f"the number of threads is {options.threads}; wanted 1 to {_MAX_THREADS}")
+    expect_threads(options.threads)
     limit = None if options.memory is None else parse_bytes(options.memory)
     devices = Devices.named(options.device, options.drafter_device, options.threads)
     models = ModelHome(default_home(), options.offline, say_stage)
     target, names = find_models(models, options.model, parse(options.drafter))
+    _expect_no_cascade(names)
     drafters = [model_drafting(models, target, each.models[0]) for each in names.cascades]
+    expect_distinct([drafter.manifest.name for drafter in drafters])
     planned = plan_for(
-        target, drafters, devices, measures_anew=options.measure, memory_limit=limit, report=say_stage
+        target,
+        drafters,
+        names.simple,
+        devices,
+        measures_anew=options.measure,
+        memory_limit=limit,
+        report=say_stage,
     )
     document = document_of(planned, target.manifest.name, [drafter.manifest.name for drafter in drafters])
     print(json.dumps(document) if options.json else in_words(document))
     return 0
+
+
+def _expect_no_cascade(names: "DrafterNames") -> None:
+    """What its drafts take hangs on how many of its inner ones are kept, which nothing measured here foretells."""
+    for models, text in names.cascades:
+        if len(models) > 1 or text is not None:
+            parts = (*models, *([text] if text else []))
+            raise UsageError(
+                f"'{','.join(parts)}' is a cascade, and a plan weighs what drafts for the target itself; plan "
+                f"'{'+'.join(parts)}', or run the cascade on your prompts with edgespec bench"
+            )
 
 
 def document_of(planned: "Planned", model: str, drafters: Sequence[str]) -> dict[str, Any]:
