@@ -115,7 +115,7 @@ def load(
     window = window_of(names.simple, length, target, setting)
     room, need = free(), need_of(target.manifest, weights_bytes(target))
     expect_room(target.manifest.name, need, room)
-    _LOG.debug("%s is %s on %s", model, target.folder, places[0].name)
+    _LOG.debug("%s is %s on %s", model, target.folder, setting.device.name)
     needed, free_bytes = need.within(room), room.free_bytes
     _LOG.debug("it takes about %d MB, and %d are free within %s", needed // 10**6, free_bytes // 10**6, room.bound)
     renderer = _renderer(target)
