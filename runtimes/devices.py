@@ -31,10 +31,16 @@ _EXTRAS = {"cpu": "cpu", "cuda": "cuda"}
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """An execution provider and the name that users give it."""
+    """An execution provider and the name that users give it.
+
+    memory: what ONNX Runtime calls the place of its arrays. handles: the OrtEpDevices of a plugin.
+    """
 
     name: str
     provider: str
+    memory: str = "cpu"
+    handles: tuple[Any, ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
 
 
 def import_onnxruntime() -> Any:
