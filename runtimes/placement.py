@@ -60,8 +60,8 @@ def expect_placed(found: Placement, device: Device, what: str) -> None:
         provider, kinds = next(iter(stray.items()))
         named = ", ".join(f"{num} {kind}" for kind, num in kinds.most_common(3))
         raise DeviceUnavailable(
-            f"{what} would run on {device.provider} in part alone: it has no kernel for {named}, which would go to "
-            f"{provider}; {_MEND}"
+            f"{what} would run on {device.provider} in part alone, which has no kernel here for {named}: "
+            f"{provider} would run these; {_MEND}"
         )
 
 
