@@ -98,6 +98,21 @@ class OnnxDecoder:
         """End the pass that another thread runs: it raises an error, and the cache holds what it held before."""
         self._passes.interrupt()
 
+    def pretend(self, tokens: TokenIds) -> None:
+        """Hold tokens that were never run; see PretendingDecoder."""
+        if len(tokens) > self.context_length:
+            raise ContextOverflow(len(tokens), self.context_length)
+        with self._lock, telling_of_memory("making room for a text"):
+            self._held = tokens[:0]
+            self._passes.cache.pretend(len(tokens))
+            self._held = tokens
+
+    def forget(self) -> None:
+        """Hold nothing, in no memory."""
+        with self._lock:
+            self._held = self._held[:0]
+            self._passes.cache.clear()
+
     @property
     def held(self) -> TokenIds:
         """The tokens whose keys and values fill the first slots of the cache, [num_held]."""

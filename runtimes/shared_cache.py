@@ -50,6 +50,20 @@ class SharedCache:
     def collect(self) -> None:
         """After a pass; the graph has written into the buffers themselves."""
 
+    def pretend(self, num_positions: int) -> None:
+        """Hold zeros; the buffers must be the CPU's for their memory to be written."""
+        self.clear()
+        self.prepare(0, num_positions)
+        for buffer in self._buffers.values():
+            buffer.numpy()[:, :, :num_positions] = 0
+
+    def clear(self) -> None:
+        """Hold nothing, in no memory."""
+        self._capacity = 0
+        self._binding.clear_binding_inputs()
+        self._binding.clear_binding_outputs()
+        self._buffers.clear()
+
     def move(self, slots: Sequence[int], start: int) -> None:
         """Copy slots, in rising order, to start and what follows it; the buffers must be the CPU's."""
         for buffer in self._buffers.values():
