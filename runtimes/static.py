@@ -55,6 +55,8 @@ class StaticDecoder:
         self._held = np.zeros(0, np.int32)
         self._num_fed = 0
         self._lock = Lock()
+        self._new_options = import_onnxruntime().RunOptions
+        self._options = self._new_options()  # of the passes that go on, or of the last
 
     @property
     def vocab_size(self) -> int:
@@ -79,7 +81,12 @@ class StaticDecoder:
             raise ContextOverflow(len(tokens), self.context_length)
         assert 1 <= num_last <= len(tokens)
         with self._lock, telling_of_memory("running a pass"):
+            self._options = self._new_options()
             return self._logits(tokens, num_last)
+
+    def interrupt(self) -> None:
+        """End the passes that another thread runs: an error is raised, and the cache holds what was run."""
+        self._options.terminate = True
 
     def _logits(self, tokens: TokenIds, num_last: int) -> Logits:
         start, first = reusable_prefix(self._held, tokens, num_last), len(tokens) - num_last
@@ -105,7 +112,7 @@ class StaticDecoder:
                 feeds[value.name] = self._mask(positions, window)
         names = [value.name for value in session.get_outputs()]
         try:
-            found = dict(zip(names, session.run(names, {**feeds, **self._caches}), strict=True))
+            found = dict(zip(names, session.run(names, {**feeds, **self._caches}, self._options), strict=True))
         except Exception as error:  # ONNX Runtime has no common base of its own
             raise translated(error, "running a pass") from error
         for past, present in self._manifest.signature.caches(self._manifest.kv_cache.num_layers):
