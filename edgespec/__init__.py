@@ -7,6 +7,7 @@ with load("smollm2-135m") as engine:
         print(chunk.text, end="", flush=True)
 """
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from edgespec.stats import Stats
 
 __version__ = "0.1.0"
+
+logging.getLogger("edgespec").addHandler(logging.NullHandler())  # silent unless somebody listens
 
 __all__ = [
     "AnswerStream",

@@ -1,5 +1,6 @@
 """The composition root: from what a user names to an engine with its decoders and drafters."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,6 +37,7 @@ from edgespec.template_process import TemplateProcess
 from edgespec.types import Decoder
 
 _ACCEPTANCES = {"equality": equality, "rejection": rejection}
+_LOG = logging.getLogger(__name__)
 _LONGEST_DRAFT = 64
 
 
@@ -113,15 +115,20 @@ def load(
     window = window_of(names.simple, length, target, setting)
     room, need = free(), need_of(target.manifest, weights_bytes(target))
     expect_room(target.manifest.name, need, room)
+    _LOG.debug("%s is %s on %s", model, target.folder, setting.device.name)
+    needed, free_bytes = need.within(room), room.free_bytes
+    _LOG.debug("it takes about %d MB, and %d are free within %s", needed // 10**6, free_bytes // 10**6, room.bound)
     renderer = _renderer(target)
     decoder = _opened(target, setting, shares_cores=bool(chains), has_trees=window is not None)
     kept = _memory(models, target, names) if memory else None
     cascades = [candidates(chain, room) for chain in chains]
     roster = _roster(target.manifest, names, cascades, window, kept, free, report)
-    roster.start(room, need.within(room))
+    roster.start(room, needed)
     speculation = roster.relieved(
         lambda: speculation_of(roster.drafters, length, decoder, roster.decoders, target, setting, report)
     )
+    if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
+        _LOG.debug("drafts come from: %s", speculation.name)
     return Engine(
         manifest=target.manifest,
         tokenizer=tokenizer_of(*target),

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from edgespec.arguments import add_option
 from edgespec.errors import UsageError
 from edgespec.talk import say_stage
 
@@ -22,16 +23,16 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafter", default="auto", metavar="D", help="auto, none, self or a model; a+b weighs both"
     )
-    parser.add_argument("--device", default="auto", metavar="NAME", help="where the target runs: auto, cpu")
-    parser.add_argument("--drafter-device", default="auto", metavar="NAME", help="where a model drafter runs")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads for both (default: all cores)")
+    add_option(parser, "device")
+    add_option(parser, "drafter-device")
+    add_option(parser, "threads", "threads for both (default: all cores)")
     parser.add_argument(
         "--measure",
         action="store_true",
         help="measure all of it anew, and target and drafter on cores of their own",
     )
-    parser.add_argument("--memory", metavar="BYTES", help="plan for no more than this in all, such as 2G or 512M")
-    parser.add_argument("--offline", action="store_true", help="never connect to anything")
+    add_option(parser, "memory", "plan for no more than this in all, such as 2G or 512M")
+    add_option(parser, "offline")
     parser.add_argument("--json", action="store_true", help="print one document")
     parser.set_defaults(run=_plan)
 

@@ -32,6 +32,14 @@ class Cache(Protocol):
         """Take what the pass has made."""
         ...
 
+    def pretend(self, num_positions: int) -> None:
+        """Hold so many positions of zeros, written as real ones are: memory that never was reads too fast."""
+        ...
+
+    def clear(self) -> None:
+        """Hold nothing, in no memory."""
+        ...
+
 
 _CACHES: dict[str, Callable[[Any, Manifest, Device], Cache]] = {
     "shared_buffer": SharedCache,

@@ -88,6 +88,18 @@ class StaticDecoder:
         """End the passes that another thread runs: an error is raised, and the cache holds what was run."""
         self._options.terminate = True
 
+    def pretend(self, tokens: TokenIds) -> None:
+        """Hold tokens that were never run; see PretendingDecoder."""
+        if len(tokens) > self.context_length:
+            raise ContextOverflow(len(tokens), self.context_length)
+        with self._lock:
+            self._held = tokens
+
+    def forget(self) -> None:
+        """Hold nothing; the cache is of a fixed size."""
+        with self._lock:
+            self._held = self._held[:0]
+
     def _logits(self, tokens: TokenIds, num_last: int) -> Logits:
         start, first = reusable_prefix(self._held, tokens, num_last), len(tokens) - num_last
         self._num_fed += len(tokens) - start
