@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import quantiles
 
-from edgespec.engine import Completion
+from edgespec.answers import Completion
 
 
 @dataclass(slots=True)

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from edgespec.answers import Completion
 from edgespec.bench_tally import Tally, spread
 from edgespec.chat_template import Message
-from edgespec.engine import Completion, Engine
+from edgespec.engine import Engine
 from edgespec.errors import ContextOverflow, EdgeSpecError, UsageError
 from edgespec.host import peak_rss_bytes
 from edgespec.prompts import BenchPrompt

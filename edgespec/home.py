@@ -14,6 +14,7 @@ import platformdirs
 
 from edgespec import genai
 from edgespec.catalog import CATALOG, CatalogEntry, HubSource
+from edgespec.config import config_path, from_file
 from edgespec.errors import ModelError, UsageError
 from edgespec.fetch import fetch
 from edgespec.hub import Snapshot, fetch_snapshot, sizes
@@ -26,7 +27,16 @@ Report = Callable[[str], None]
 
 
 def default_home() -> Path:
-    return Path(os.environ.get("EDGESPEC_HOME") or platformdirs.user_data_dir("edgespec", appauthor=False))
+    """EDGESPEC_HOME, or what the user's configuration says, or the platform's folder for data.
+
+    Raises:
+        UsageError: The configuration is unsound.
+    """
+    if named := os.environ.get("EDGESPEC_HOME"):
+        return Path(named)
+    if chosen := from_file(config_path()).get("home"):
+        return Path(str(chosen.value)).expanduser()
+    return Path(platformdirs.user_data_dir("edgespec", appauthor=False))
 
 
 @dataclass(frozen=True)

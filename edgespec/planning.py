@@ -1,6 +1,6 @@
 """From model folders to a plan: opens models in each placement, measures what is not known yet, remembers it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple, replace
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from edgespec.planner import Layout, Memory, Plan, make_plan
 from edgespec.profile import Place, Profile, beside
 from edgespec.profiling import profiled
 from edgespec.runtimes.devices import Device, find_device, machine_key, physical_cores
-from edgespec.runtimes.tree import can_run_trees
+from edgespec.runtimes.tree import can_run_trees, tree_manifest
 
 Report = Callable[[str], None]
 
@@ -44,6 +44,7 @@ class Planned(NamedTuple):
 def plan_for(
     target: ModelFolder,
     drafters: Sequence[ModelFolder],
+    texts: Collection[str],
     devices: Devices,
     *,
     measures_anew: bool,
@@ -53,14 +54,18 @@ def plan_for(
     """Plan with what is known of this machine. What has to be known and is not is measured, or all of it anew.
 
     Args:
+        texts: What drafts from the text, and auto for what of these pays.
         memory_limit: Bytes that a process may hold in all.
 
     Raises:
         VocabularyMismatch: A drafter has too few of the target's tokens.
+        ManifestError: Lookahead is asked for and the target cannot run trees.
         MemoryExhausted: The target does not fit.
     """
     room = headroom(memory_limit)
     expect_room(target.manifest.name, need_of(target.manifest, weights_bytes(target)), room)
+    if "lookahead" in texts:
+        tree_manifest(target.manifest, devices.target)
     for drafter in drafters:
         translation(target, drafter, report)
     layouts: list[Layout] = []
@@ -76,16 +81,24 @@ def plan_for(
         if model is not None:
             manifests[model.manifest.name] = model.manifest
     past = _known_of(target, report)
-    text = ["suffix"]
-    if can_run_trees(target.manifest, devices.target) and fitting(layouts[0].profile.costs()):
-        text.append("lookahead")
     sizes = {model.manifest.name: weights_bytes(model) for model in (target, *drafters)}
     memory = Memory(
         lambda manifest, context: need_of(manifest, sizes[manifest.name], context).within(room),
         dict.fromkeys((devices.target.name, devices.drafter.name), room.free_bytes - RESERVE_BYTES),
     )
-    plan = make_plan(target.manifest, manifests, layouts, past.chances, memory, text)
+    plan = make_plan(
+        target.manifest, manifests, layouts, past.chances, memory, _heard(texts, target, devices, layouts[0])
+    )
     return Planned(plan, layouts, past)
+
+
+def _heard(texts: Collection[str], target: ModelFolder, devices: Devices, layout: Layout) -> list[str]:
+    """What drafts from the text, in the order in which load() has it heard."""
+    heard = set(texts)
+    if "auto" in texts:
+        pays = can_run_trees(target.manifest, devices.target) and fitting(layout.profile.costs()) is not None
+        heard |= {"suffix", "lookahead"} if pays else {"suffix"}
+    return [name for name in ("ngram", "suffix", "lookahead") if name in heard]
 
 
 def _thread_splits(devices: Devices, drafter: ModelFolder | None) -> list[tuple[int, int]]:

@@ -23,7 +23,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What the user has is neither read nor written."""
     with pytest.MonkeyPatch.context() as patch:
+        for variable in [name for name in os.environ if name.startswith("EDGESPEC_") and "TEST" not in name]:
+            patch.delenv(variable)
         patch.setenv("EDGESPEC_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("EDGESPEC_CONFIG", os.devnull)
         yield
 
 

@@ -2,13 +2,14 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgespec import load
-from edgespec.drafting import planned
+from edgespec.drafting import Setting, planned
 from edgespec.experience import FILE_NAME, Experience, write_experience
 from edgespec.lane_drafter import LaneDrafter
 from edgespec.manifest import read_manifest
@@ -17,7 +18,7 @@ from edgespec.profile import DrafterProfile, Profile
 from edgespec.runtimes.devices import find_device, machine_key
 
 CPU = find_device("cpu")
-SETTING = (CPU, 1, False)
+SETTING = Setting(device=CPU, drafter_device=CPU, num_threads=1)
 KEPT = {("tiny-int4", evidence): (8e5, 1e6) for evidence in range(-1, 16)}
 ONE_BY_ONE = {1: 1.0, 2: 2.0}
 
@@ -57,8 +58,8 @@ def test_auto_is_what_was_measured_to_be_best(
 ) -> None:
     folder = known(slowed, branches)
     target, drafter = (ModelFolder(each, read_manifest(each)) for each in (folder, tiny_drafter))
-    assert planned("auto", target, drafter, SETTING, CPU) == schedule
-    assert planned("serial", target, drafter, SETTING, CPU) == "serial"
+    assert planned("auto", target, drafter, SETTING) == schedule
+    assert planned("serial", target, drafter, SETTING) == "serial"
     opened: list[LaneDrafter] = []
 
     def lane_drafter(*arguments: Any) -> LaneDrafter:
@@ -79,8 +80,8 @@ def test_unknown_models_may_go_ahead_and_those_of_another_number_of_threads_are_
 ) -> None:
     folder = known((2.5, 2.5), ONE_BY_ONE, num_threads=2)
     target, drafter = (ModelFolder(each, read_manifest(each)) for each in (folder, tiny_drafter))
-    assert planned("auto", target, drafter, SETTING, CPU) == "pipelined"
-    assert planned("auto", target, drafter, (CPU, 2, False), CPU) == "serial"
+    assert planned("auto", target, drafter, SETTING) == "pipelined"
+    assert planned("auto", target, drafter, replace(SETTING, num_threads=2)) == "serial"
 
 
 @pytest.mark.parametrize("branches", [ONE_BY_ONE, {1: 1.0, 64: 1.0}])
