@@ -28,6 +28,7 @@ PURE = {
     "exactness",
     "experience",
     "footing",
+    "forecast",
     "gate",
     "genai",
     "headroom",
