@@ -4,6 +4,7 @@ The cache is a memo of the tokens it was fed. Each call keeps their longest comm
 rest, so a wrong guess is undone by the next call and needs no message of its own.
 """
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
@@ -17,10 +18,12 @@ from edgespec.runtimes.devices import Device, physical_cores
 from edgespec.runtimes.passes import Passes, Places
 from edgespec.runtimes.session import telling_of_memory
 from edgespec.runtimes.shared_cache import SharedCache
+from edgespec.runtimes.soundness import widest_sound
 from edgespec.types import Logits, TokenIds, append
 
 # Long prompts go in chunks, which bounds the workspace; a chunk this wide runs at the full rate.
 _CHUNK_TOKENS = 256
+_log = logging.getLogger(__name__)
 
 
 class OnnxDecoder:
@@ -61,6 +64,9 @@ class OnnxDecoder:
         self._held = np.zeros(0, np.int32)
         self._num_fed = 0
         self._lock = Lock()
+        self._chunk_tokens = _CHUNK_TOKENS
+        if device.memory != "cpu":
+            self._chunk_tokens = self._sound_chunk(device)
 
     @property
     def vocab_size(self) -> int:
@@ -150,7 +156,7 @@ class OnnxDecoder:
         self._num_fed += num_tokens - start
         rows: list[Logits] = []
         while start < num_tokens:
-            stop = min(start + _CHUNK_TOKENS, num_tokens)
+            stop = min(start + self._chunk_tokens, num_tokens)
             self._held = tokens[:start]
             wanted = max(0, stop - max(start, num_tokens - num_last))
             chunk = self._rows(tokens, start, stop, max(1, wanted))
@@ -161,6 +167,21 @@ class OnnxDecoder:
                 rows.append(chunk.copy())
         self._held = tokens
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def _sound_chunk(self, device: Device) -> int:
+        """Raises DeviceUnavailable: It computes the model wrongly."""
+
+        def rows_of(tokens: TokenIds, width: int) -> Logits:
+            self._held, self._chunk_tokens = tokens[:0], width
+            return self._logits(tokens, len(tokens)).copy()
+
+        width = widest_sound(rows_of, self.vocab_size, self.context_length, device.name)
+        self._held, self._num_fed = self._held[:0], 0
+        if width < _CHUNK_TOKENS:
+            _log.warning(
+                "'%s' computes passes of more than %d tokens wrongly; they are cut into such", device.name, width
+            )
+        return width
 
     def _rows(self, tokens: TokenIds, start: int, stop: int, num_rows: int) -> Logits:
         """One pass over tokens[start:stop], padded where determinism asks for it."""

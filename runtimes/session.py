@@ -11,6 +11,7 @@ from typing import Any
 from edgespec.errors import EdgeSpecError, ManifestError, MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime
+from edgespec.runtimes.placement import expect_placed, placed_on, placement
 
 # A dimension is a number, or a word where any number has to be allowed, or _ANY where the graph may choose.
 _Dimensions = Sequence[int | str | None]
@@ -35,11 +36,13 @@ def open_session(
         # Threads that spin on after a pass take a core from the other model: 67 → 135 tokens/s on two cores.
         options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 4  # what fails is raised; a log would say it twice
+    how = placed_on(options, device)
     try:
-        session = ort.InferenceSession(str(graph), options, providers=[device.provider], enable_fallback=0)
+        session = ort.InferenceSession(str(graph), options, **how)
     except Exception as error:  # ONNX Runtime has no common base of its own
         raise translated(error, f"loading {graph}", ManifestError) from error
     _check_signature(graph, manifest, session)
+    expect_placed(placement(session), device, str(graph))
     return session
 
 

@@ -39,7 +39,9 @@ class SharedCache:
         needed = num_past + num_new
         if needed <= self._capacity:
             return
-        doubled = grown_capacity(self._capacity, needed, self._context_length)
+        # Buffers of another device are made once: what they hold is not numpy's to copy.
+        is_own = self._device.memory == "cpu"
+        doubled = grown_capacity(self._capacity, needed, self._context_length) if is_own else self._context_length
         try:
             self._grow(doubled, num_past)
         except MemoryError:
@@ -93,7 +95,11 @@ class SharedCache:
         return int(self._buffers[past].shape()[2]) if past in self._buffers else 0
 
     def _grown(self, past: str, shape: tuple[int, ...], num_past: int) -> Any:
+        if self._device.memory != "cpu":
+            return self._ort.OrtValue.ortvalue_from_shape_and_type(
+                shape, np.dtype(self._kv.dtype).type, self._device.memory, 0
+            )
         buffer = np.zeros(shape, self._kv.dtype)
         if num_past:
             buffer[:, :, :num_past] = self._buffers[past].numpy()[:, :, :num_past]
-        return self._ort.OrtValue.ortvalue_from_numpy(buffer, self._device.name)
+        return self._ort.OrtValue.ortvalue_from_numpy(buffer, self._device.memory)
