@@ -117,7 +117,7 @@ def test_path_names_the_folder_of_what_is_prepared_alone(
     assert "no prepared model" in capsys.readouterr().err
 
 
-def test_pull_fetches_a_pair_and_checks_it_when_asked(
+def test_pull_fetches_a_pair_at_its_commits(
     home: ModelHome, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = []
@@ -127,20 +127,23 @@ def test_pull_fetches_a_pair_and_checks_it_when_asked(
         return Snapshot(path=tiny_gguf, repository=hub_id.repository, revision=revision)
 
     monkeypatch.setattr("edgespec.home.fetch_snapshot", fetched)
-    assert main(["models", "pull", "qwen2.5-7b", "--check", "--json"]) == 0
+    assert main(["models", "pull", "qwen2.5-7b", "--json"]) == 0
     folders = json.loads(capsys.readouterr().out)
-    sources = [CATALOG[name].source for name in ("qwen2.5-7b", "qwen2.5-0.5b")]
-    assert asked == [
-        (source.repository, source.revision) for source in sources if isinstance(source, HubRepository)
-    ]
+    pair = [CATALOG[name].source for name in ("qwen2.5-7b", "qwen2.5-0.5b")]
+    assert asked == [(each.repository, each.revision) for each in pair if isinstance(each, HubRepository)]
     stated = [read_manifest(Path(folders[part])) for part in ("path", "drafter")]
     assert [(manifest.name, manifest.precision, manifest.source.license) for manifest in stated] == [
         ("qwen2.5-7b", "int4", "apache-2.0"),
         ("qwen2.5-0.5b", "int8", "apache-2.0"),
     ]
-    assert [model.check is None for model in prepared(home)] == [False, False, True]
     assert main(["models", "pull", "qwen2.5-7b:int4", "--no-drafter", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"path": folders["path"]}
+
+
+@pytest.mark.slow
+def test_pull_compares_with_the_source_when_asked(home: ModelHome, tiny_gguf: Path) -> None:
+    assert main(["models", "pull", str(tiny_gguf), "--check"]) == 0
+    assert sorted(model.check is None for model in prepared(home)) == [False, True]
 
 
 def test_control_characters_of_a_model_are_shown_not_obeyed(
