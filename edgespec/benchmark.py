@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edgespec.answers import Completion
 from edgespec.chat_template import Message
-from edgespec.engine import Completion, Engine
+from edgespec.engine import Engine
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.sampling import SamplingParams
 

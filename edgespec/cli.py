@@ -127,6 +127,8 @@ _COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    if arguments is None:
+        _keep_stdout_for_data()
     try:
         _prepare_streams()
         for name in ("SIGTERM", "SIGHUP"):  # the latter where there are terminals to close
@@ -154,6 +156,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno == errno.ENOMEM:
             return _failed(_NO_MEMORY, MemoryExhausted.exit_code)
         return _failed(str(error), EdgeSpecError.exit_code)
+
+
+def _keep_stdout_for_data() -> None:
+    """What providers' libraries print on their own goes to stderr: QNN's does, once it is loaded."""
+    try:
+        data = os.dup(sys.stdout.fileno())
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    except (AttributeError, OSError, ValueError):  # one of them is closed, or no file
+        return
+    encoding, errors = sys.stdout.encoding, sys.stdout.errors
+    sys.stdout = open(data, "w", encoding=encoding, errors=errors, buffering=1 if os.isatty(data) else -1)  # noqa: SIM115
 
 
 def _prepare_streams() -> None:

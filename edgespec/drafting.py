@@ -205,27 +205,18 @@ def speculation_of(
     setting: Setting,
     report: Report,
 ) -> Speculation:
-    """With what was learned of this model on this machine; what it takes is measured the first time.
-
-    Passes alone for drafts from the text, a whole profile where models draft.
-    """
+    """With what was learned of this model on this machine; what it takes is measured the first time."""
     if length is not None or not drafters():
         return Speculation(drafters, length)
     folder, machine = target.folder, setting.machine
     is_ours = bool(target.manifest.files)  # nothing is written into a folder that others made
     known = read_experience(folder, report) if is_ours else Experience()
-    profile = known.profiles.get(machine)
     lanes = {name: beside(name, setting.drafter_place) for name in models}
-    if models:
-        named = {lanes[name]: drafter for name, drafter in models.items()}
-        profile = profiled(profile, decoder, named, report, target.manifest.name)
-    ratios = known.ratios.get(machine) or (profile.costs().ratios if profile else None)
-    if ratios is None:
-        report("measuring passes of several widths, once for this machine")
-        ratios = measure(decoder).ratios
-    drafts = dict(known.drafts.get(machine, {}))
-    if profile is not None:
-        drafts = {name: astuple(profile.draft_costs(lane)) for name, lane in lanes.items()} | drafts
+    named = {lanes[name]: drafter for name, drafter in models.items()}
+    profile = profiled(known.profiles.get(machine), decoder, named, report, target.manifest.name)
+    ratios = known.ratios.get(machine) or profile.costs().ratios
+    drafts = {name: astuple(profile.draft_costs(lane)) for name, lane in lanes.items()}
+    drafts |= known.drafts.get(machine, {})
 
     def save(learned: Speculation) -> None:
         if is_ours:
@@ -238,16 +229,16 @@ def speculation_of(
                     ratios={**known.ratios, machine: learned.ratios},
                     drafts={**known.drafts, machine: {**known.drafts.get(machine, {}), **drafts}},
                     chances={**known.chances, **learned.past},
-                    profiles={**known.profiles, **({machine: profile} if profile else {})},
+                    profiles={**known.profiles, machine: profile},
                 ),
             )
 
-    paid = {name: PaidSource(DraftCosts(*drafts[name])) for name in models}
-    if profile is not None:
-        for name, lane in lanes.items():
-            beside_it = profile.drafters[lane]
-            paid[name] = replace(paid[name], slowed=beside_it.slowed, branched=branched(beside_it))
-    speculation = Speculation(drafters, None, ratios, paid, known.chances, save)
+    paid = {}
+    for name, lane in lanes.items():
+        known_beside = profile.drafters[lane]
+        costs, slowed = DraftCosts(*drafts[name]), known_beside.slowed
+        paid[name] = PaidSource(costs, slowed=slowed, branched=branched(known_beside))
+    speculation = Speculation(drafters, None, ratios, profile.held_costs(), paid, known.chances, save)
     save(speculation)
     return speculation
 

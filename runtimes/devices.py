@@ -111,7 +111,7 @@ def find_device(name: str) -> Device:
         found = registered(import_onnxruntime(), plugin)
         if found.why_not:
             raise DeviceUnavailable(f"device '{name}': {found.why_not}")
-        return Device(name, plugin.provider, plugin.memory, found.devices)
+        return Device(name, plugin.provider, plugin.memory, found.devices, plugin.options)
     raise DeviceUnavailable(f"unknown device '{name}'; known are auto, {', '.join(device_names())}")
 
 

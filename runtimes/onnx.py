@@ -92,6 +92,7 @@ class OnnxDecoder:
             raise ContextOverflow(num_tokens, self.context_length)
         assert 1 <= num_last <= num_tokens
         with self._lock, telling_of_memory("running a pass"):
+            self._passes.begin()
             return self._logits(tokens, num_last)
 
     def interrupt(self) -> None:
@@ -129,6 +130,7 @@ class OnnxDecoder:
             places: Of the last of tokens and of the nodes.
         """
         with self._lock, telling_of_memory("running a tree"):
+            self._passes.begin()
             before = tokens[:-1]
             if len(before) == 0:  # ONNX Runtime's CPU provider looks at positions behind a past alone
                 first = self._logits(tokens, 1).copy()

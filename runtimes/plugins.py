@@ -6,6 +6,7 @@ libraries.
 
 import importlib
 import importlib.util
+import platform
 from typing import Any, NamedTuple
 
 _ERROR = 3  # of ONNX Runtime's severities
@@ -19,12 +20,25 @@ class Plugin(NamedTuple):
     provider: str
     package: str
     memory: str = "cpu"
+    options: tuple[tuple[str, str], ...] = ()
+
+
+def _qnn_options(processor: str) -> tuple[tuple[str, str], ...]:
+    """On a processor that has no such NPU beside it the emulator has to be told which one to be."""
+    emulated = (("htp_arch", "75"), ("soc_model", "69")) if processor in ("x86_64", "AMD64") else ()
+    return ("backend_type", "htp"), *emulated
 
 
 PLUGINS = (
     Plugin("webgpu", "onnxruntime_ep_webgpu", "WebGpuExecutionProvider", "onnxruntime-ep-webgpu", "webgpu"),
     Plugin("openvino", "onnxruntime_ep_openvino", "OpenVINOExecutionProvider", "onnxruntime-ep-openvino"),
-    Plugin("qnn", "onnxruntime_qnn", "QNNExecutionProvider", "onnxruntime-qnn"),
+    Plugin(
+        "qnn",
+        "onnxruntime_qnn",
+        "QNNExecutionProvider",
+        "onnxruntime-qnn",
+        options=_qnn_options(platform.machine()),
+    ),
     Plugin(
         "tensorrt-rtx",
         "onnxruntime_ep_nv_tensorrt_rtx",

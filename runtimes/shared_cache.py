@@ -52,8 +52,9 @@ class SharedCache:
 
     def pretend(self, num_positions: int) -> None:
         """Hold zeros; the buffers must be the CPU's for their memory to be written."""
-        self.clear()
-        self.prepare(0, num_positions)
+        if num_positions > self._capacity:
+            self.clear()
+            self.prepare(0, num_positions)
         for buffer in self._buffers.values():
             buffer.numpy()[:, :, :num_positions] = 0
 

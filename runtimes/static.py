@@ -11,6 +11,7 @@ from edgespec.cache import reusable_prefix
 from edgespec.errors import ContextOverflow, ManifestError
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
+from edgespec.runtimes.placement import Placement, expect_placed, placed_on, placement
 from edgespec.runtimes.session import telling_of_memory, translated
 from edgespec.types import Logits, TokenIds
 
@@ -55,6 +56,13 @@ class StaticDecoder:
         self._held = np.zeros(0, np.int32)
         self._num_fed = 0
         self._lock = Lock()
+        self._new_options = import_onnxruntime().RunOptions
+        self._options = self._new_options()  # of the passes that go on, or of the last
+
+    @property
+    def placements(self) -> dict[int, Placement]:
+        """Which nodes run where, by the width of the graph."""
+        return {width: placement(session) for width, session in self._sessions.items()}
 
     @property
     def vocab_size(self) -> int:
@@ -79,7 +87,12 @@ class StaticDecoder:
             raise ContextOverflow(len(tokens), self.context_length)
         assert 1 <= num_last <= len(tokens)
         with self._lock, telling_of_memory("running a pass"):
+            self._options = self._new_options()
             return self._logits(tokens, num_last)
+
+    def interrupt(self) -> None:
+        """End the passes that another thread runs: an error is raised, and the cache holds what was run."""
+        self._options.terminate = True
 
     def pretend(self, tokens: TokenIds) -> None:
         """Hold tokens that were never run; see PretendingDecoder."""
@@ -117,7 +130,7 @@ class StaticDecoder:
                 feeds[value.name] = self._mask(positions, window)
         names = [value.name for value in session.get_outputs()]
         try:
-            found = dict(zip(names, session.run(names, {**feeds, **self._caches}), strict=True))
+            found = dict(zip(names, session.run(names, {**feeds, **self._caches}, self._options), strict=True))
         except Exception as error:  # ONNX Runtime has no common base of its own
             raise translated(error, "running a pass") from error
         for past, present in self._manifest.signature.caches(self._manifest.kv_cache.num_layers):
@@ -141,11 +154,13 @@ def _open(graph: Path, manifest: Manifest, device: Device, num_threads: int, sha
     options.log_severity_level = 4
     if shares_cores:  # see session
         options.add_session_config_entry("session.force_spinning_stop", "1")
+    how = placed_on(options, device)
     try:
-        session = ort.InferenceSession(str(graph), options, providers=[device.provider], enable_fallback=0)
+        session = ort.InferenceSession(str(graph), options, **how)
     except Exception as error:  # ONNX Runtime has no common base of its own
         raise translated(error, f"loading {graph}", ManifestError) from error
     shapes = {value.name: tuple(value.shape) for value in session.get_inputs()}
+    expect_placed(placement(session), device, str(graph))
     names, kv = set(shapes), manifest.kv_cache
     if not {"input_ids", "position_ids"} < names:
         raise ManifestError(

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PURE = {
     "acceptance",
+    "answers",
     "benchmark",
     "budget",
     "cache",
@@ -70,6 +71,7 @@ PURE = {
     "tokenizer",
     "trace_file",
     "trees",
+    "turns",
     "types",
     "vocab_subset",
 }
