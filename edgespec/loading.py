@@ -119,6 +119,8 @@ def load(
     _LOG.debug("it takes about %d MB, and %d are free within %s", needed // 10**6, free_bytes // 10**6, room.bound)
     renderer = _renderer(target)
     decoder = _opened(target, setting, shares_cores=bool(chains), has_trees=window is not None)
+    for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
+        models.mark_used(each.folder)
     kept = _memory(models, target, names) if memory else None
     cascades = [candidates(chain, room) for chain in chains]
     roster = _roster(target.manifest, names, cascades, window, kept, free, report)
@@ -266,17 +268,23 @@ def _draft_length(asked: int | str) -> int | None:
 
 
 def find_models(models: ModelHome, model: str, names: DrafterNames) -> tuple[ModelFolder, DrafterNames]:
-    """The target, and what drafts for it: auto hears the drafter of a pair too, where that pays.
+    """The target, and what drafts for it.
+
+    auto hears the drafter of a pair too, where that pays, and the one that the catalogue has for it, where that is
+    prepared.
 
     Raises:
         ModelError: It is missing or invalid, or cannot serve as a target.
     """
     folder = models.resolve(model)
+    named = {drafter for cascade in names.cascades for drafter in cascade.models}
     if (pair := read_pair(folder)) is not None and "auto" in names.simple:
         if pair.pays:
             names = names._replace(cascades=(*names.cascades, Cascade((str(folder / DRAFTER),), None)))
         else:
             models.report(f"drafting without the pair's drafter: {pair.verdict} ({pair.reason})")
+    elif "auto" in names.simple and (drafter := models.drafter_of(model)) and drafter not in named:
+        names = names._replace(cascades=(*names.cascades, Cascade((drafter,), None)))
     folder = part_of_pair(folder, TARGET)
     target = ModelFolder(folder, read_any_manifest(folder, models.report))
     if target.manifest.vocab_subset:

@@ -48,7 +48,7 @@ OPTIONS: Mapping[str, Option] = {
     "offline": Option(
         kind="switch",
         default=False,
-        commands=("bench", "chat", "doctor", "export", "pair", "plan", "score"),
+        commands=("bench", "chat", "doctor", "export", "models pull", "pair check", "plan", "score"),
         in_environment=True,
         help="never connect to anything",
     ),

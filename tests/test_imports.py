@@ -29,6 +29,7 @@ PURE = {
     "exactness",
     "experience",
     "footing",
+    "forecast",
     "gate",
     "genai",
     "headroom",
