@@ -197,7 +197,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     """
     parser = command_parser()
     options = parser.parse_args(arguments)
-    if options.command in ("config", "help"):
+    if options.command.startswith(("config", "help")):
         return options, []
     from edgespec.config import settings
 
@@ -240,7 +240,7 @@ def command_parser() -> CommandParser:
         command.add(added)
         for leaf in added.leaves():
             add_talk(leaf)
-            leaf.set_defaults(command=name, parser=leaf)
+            leaf.set_defaults(command=leaf.prog.partition(" ")[2], parser=leaf)
     about = commands.add_parser("help", help="the help of a command")
     about.add_argument("words", metavar="COMMAND", nargs="*")
     about.set_defaults(
