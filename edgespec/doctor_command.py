@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec import __version__
+from edgespec.arguments import add_option
 from edgespec.drafter_names import WORDS
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, UsageError
 from edgespec.talk import say_stage
@@ -40,8 +41,8 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
         help="JSON Lines with prompt, or turns, of which the first is taken",
     )
     parser.add_argument("--max-tokens", type=int, default=32, metavar="N", help="tokens an answer (default 32)")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of the target (default: all cores)")
-    parser.add_argument("--offline", action="store_true", help="never connect to anything")
+    add_option(parser, "threads")
+    add_option(parser, "offline")
     parser.add_argument("--json", action="store_true", help="print one document")
     parser.set_defaults(run=_doctor)
 
@@ -109,7 +110,7 @@ def _version(distribution: str) -> str:
 
 
 def _exactness(options: argparse.Namespace) -> int:
-    from edgespec.benchmark import read_prompts
+    from edgespec.prompts import read_prompts
 
     if options.drafter == "none":
         raise UsageError("without a drafter there is nothing to compare; leave out --drafter none")

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from edgespec.arguments import add_option
 from edgespec.errors import UsageError
 from edgespec.talk import say_stage
 
@@ -22,16 +23,16 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafter", default="auto", metavar="D", help="auto, none, self or a model; a+b weighs both"
     )
-    parser.add_argument("--device", default="auto", metavar="NAME", help="where the target runs: auto, cpu")
-    parser.add_argument("--drafter-device", default="auto", metavar="NAME", help="where a model drafter runs")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads for both (default: all cores)")
+    add_option(parser, "device")
+    add_option(parser, "drafter-device")
+    add_option(parser, "threads", "threads for both (default: all cores)")
     parser.add_argument(
         "--measure",
         action="store_true",
         help="measure all of it anew, and target and drafter on cores of their own",
     )
-    parser.add_argument("--memory", metavar="BYTES", help="plan for no more than this in all, such as 2G or 512M")
-    parser.add_argument("--offline", action="store_true", help="never connect to anything")
+    add_option(parser, "memory", "plan for no more than this in all, such as 2G or 512M")
+    add_option(parser, "offline")
     parser.add_argument("--json", action="store_true", help="print one document")
     parser.set_defaults(run=_plan)
 
@@ -41,11 +42,12 @@ def _plan(options: argparse.Namespace) -> int:
     from edgespec.headroom import parse_bytes
     from edgespec.home import ModelHome, default_home
     from edgespec.loading import expect_distinct, expect_threads, find_models, model_drafting
-    from edgespec.planning import Devices, plan_for
+    from edgespec.planning import plan_for
+    from edgespec.setting import Setting
 
     expect_threads(options.threads)
     limit = None if options.memory is None else parse_bytes(options.memory)
-    devices = Devices.named(options.device, options.drafter_device, options.threads)
+    setting = Setting.named(options.device, options.drafter_device, options.threads)
     models = ModelHome(default_home(), options.offline, say_stage)
     target, names = find_models(models, options.model, parse(options.drafter))
     _expect_no_cascade(names)
@@ -55,7 +57,7 @@ def _plan(options: argparse.Namespace) -> int:
         target,
         drafters,
         names.simple,
-        devices,
+        setting,
         measures_anew=options.measure,
         memory_limit=limit,
         report=say_stage,

@@ -210,6 +210,12 @@ class Roster:
         """Of one answer."""
         return RosterGate(self, speculation)
 
+    def interrupt(self) -> None:
+        """End the drafts that the models are making, from another thread; waits for nothing."""
+        for seat in list(self._seats.values()):
+            if model := seat.model:
+                model.lane.cancel()
+
     def take_reopened(self) -> set[str]:
         """Names of the models whose caches are empty since this was last asked."""
         with self._lock:

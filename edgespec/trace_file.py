@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edgespec.disk import replace_file
 from edgespec.errors import UsageError
-from edgespec.talk import say, say_stage
+from edgespec.talk import say, say_problem
 from edgespec.timeline import Interval, chrome_trace, latest, picture
 
 _NUM_SHOWN = 12
@@ -33,7 +33,7 @@ class TraceFile:
         try:
             self._write()
         except OSError as error:
-            say_stage(f"cannot write {self._path}: {error.strerror}")
+            say_problem(f"cannot write {self._path}: {error.strerror}")
         if timeline:
             say(picture(latest(timeline, "target", _NUM_SHOWN)))
 

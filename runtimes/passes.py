@@ -33,6 +33,14 @@ class Cache(Protocol):
         """Take what the pass has made."""
         ...
 
+    def pretend(self, num_positions: int) -> None:
+        """Hold so many positions of zeros, written as real ones are: memory that never was reads too fast."""
+        ...
+
+    def clear(self) -> None:
+        """Hold nothing, in no memory."""
+        ...
+
 
 _CACHES: dict[str, Callable[[Any, Manifest, Device], Cache]] = {
     "shared_buffer": SharedCache,
@@ -89,7 +97,7 @@ class Passes:
         self._logits_type = _element_type(self._session, self._names.logits)
         self._own = local()
         self._new_options = import_onnxruntime().RunOptions
-        self._options = self._new_options()  # of the run that goes on, or of the last
+        self._options = self._new_options()  # of the runs that go on, or of the last
 
     def run(self, tokens: TokenIds, num_past: int, num_rows: int, places: Places | None = None) -> Logits:
         """Run tokens behind the first num_past slots; logits of the last num_rows, [num_rows, vocab_size].
@@ -100,7 +108,6 @@ class Passes:
         self.cache.prepare(num_past, len(tokens))
         self._bind_tokens(tokens, num_past, places)
         logits = self._bind_logits(num_rows if self._names.num_logits_to_keep else len(tokens))
-        self._options = self._new_options()
         try:
             self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:  # ONNX Runtime has no common base of its own
@@ -109,8 +116,12 @@ class Passes:
         rows: Logits = logits[0, -num_rows:]
         return rows if rows.dtype == np.float32 else rows.astype(np.float32)
 
+    def begin(self) -> None:
+        """The runs from here on are not yet interrupted."""
+        self._options = self._new_options()
+
     def interrupt(self) -> None:
-        """From another thread: end the run that goes on, which raises an error."""
+        """From another thread: end the run that goes on and those that follow until begin(); they raise errors."""
         self._options.terminate = True
 
     def _bind_tokens(self, tokens: TokenIds, num_past: int, places: Places | None) -> None:

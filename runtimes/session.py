@@ -13,6 +13,7 @@ from edgespec.cancel import Cancel
 from edgespec.errors import EdgeSpecError, ManifestError, MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime
+from edgespec.runtimes.placement import expect_placed, placed_on, placement
 
 # A dimension is a number, or a word where any number has to be allowed, or _ANY where the graph may choose.
 _Dimensions = Sequence[int | str | None]
@@ -39,6 +40,7 @@ def open_session(
     """
     session = load_graph(graph, device, num_threads, shares_cores, cancel or Cancel())
     _check_signature(graph, manifest, session)
+    expect_placed(placement(session), device, str(graph))
     return session
 
 
@@ -51,9 +53,10 @@ def load_graph(graph: Path, device: Device, num_threads: int, shares_cores: bool
         # Threads that spin on after a pass take a core from the other model: 67 → 135 tokens/s on two cores.
         options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 4  # what fails is raised; a log would say it twice
+    how = placed_on(options, device)
     with cancel.ending(partial(options.set_load_cancellation_flag, True)):
         try:
-            return ort.InferenceSession(str(graph), options, providers=[device.provider], enable_fallback=0)
+            return ort.InferenceSession(str(graph), options, **how)
         except Exception as error:  # ONNX Runtime has no common base of its own
             cancel.expect_unset()
             raise translated(error, f"loading {graph}", ManifestError) from error

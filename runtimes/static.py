@@ -11,7 +11,8 @@ from edgespec.cache import reusable_prefix
 from edgespec.cancel import Cancel
 from edgespec.errors import ContextOverflow, ManifestError
 from edgespec.manifest import Manifest
-from edgespec.runtimes.devices import Device, physical_cores
+from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
+from edgespec.runtimes.placement import Placement, expect_placed, placement
 from edgespec.runtimes.session import load_graph, telling_of_memory, translated
 from edgespec.types import Logits, TokenIds
 
@@ -58,6 +59,13 @@ class StaticDecoder:
         self._held = np.zeros(0, np.int32)
         self._num_fed = 0
         self._lock = Lock()
+        self._new_options = import_onnxruntime().RunOptions
+        self._options = self._new_options()  # of the passes that go on, or of the last
+
+    @property
+    def placements(self) -> dict[int, Placement]:
+        """Which nodes run where, by the width of the graph."""
+        return {width: placement(session) for width, session in self._sessions.items()}
 
     @property
     def vocab_size(self) -> int:
@@ -82,7 +90,24 @@ class StaticDecoder:
             raise ContextOverflow(len(tokens), self.context_length)
         assert 1 <= num_last <= len(tokens)
         with self._lock, telling_of_memory("running a pass"):
+            self._options = self._new_options()
             return self._logits(tokens, num_last)
+
+    def interrupt(self) -> None:
+        """End the passes that another thread runs: an error is raised, and the cache holds what was run."""
+        self._options.terminate = True
+
+    def pretend(self, tokens: TokenIds) -> None:
+        """Hold tokens that were never run; see PretendingDecoder."""
+        if len(tokens) > self.context_length:
+            raise ContextOverflow(len(tokens), self.context_length)
+        with self._lock:
+            self._held = tokens
+
+    def forget(self) -> None:
+        """Hold nothing; the cache is of a fixed size."""
+        with self._lock:
+            self._held = self._held[:0]
 
     def _logits(self, tokens: TokenIds, num_last: int) -> Logits:
         start, first = reusable_prefix(self._held, tokens, num_last), len(tokens) - num_last
@@ -108,7 +133,7 @@ class StaticDecoder:
                 feeds[value.name] = self._mask(positions, window)
         names = [value.name for value in session.get_outputs()]
         try:
-            found = dict(zip(names, session.run(names, {**feeds, **self._caches}), strict=True))
+            found = dict(zip(names, session.run(names, {**feeds, **self._caches}, self._options), strict=True))
         except Exception as error:  # ONNX Runtime has no common base of its own
             raise translated(error, "running a pass") from error
         for past, present in self._manifest.signature.caches(self._manifest.kv_cache.num_layers):
@@ -130,6 +155,7 @@ def _open(
 ) -> Any:
     session = load_graph(graph, device, num_threads, shares_cores, cancel)
     shapes = {value.name: tuple(value.shape) for value in session.get_inputs()}
+    expect_placed(placement(session), device, str(graph))
     names, kv = set(shapes), manifest.kv_cache
     if not {"input_ids", "position_ids"} < names:
         raise ManifestError(

@@ -92,6 +92,18 @@ class OnnxTreeDecoder:
             self._settle(tokens)
             return self._chain.logits(tokens, num_last)
 
+    def pretend(self, tokens: TokenIds) -> None:
+        """As OnnxDecoder has it."""
+        with self._lock:
+            self._tree = _NO_TREE
+            self._chain.pretend(tokens)
+
+    def forget(self) -> None:
+        """As OnnxDecoder has it."""
+        with self._lock:
+            self._tree = _NO_TREE
+            self._chain.forget()
+
     def interrupt(self) -> None:
         """As OnnxDecoder has it."""
         self._chain.interrupt()

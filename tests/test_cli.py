@@ -154,7 +154,7 @@ def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gg
         (["export", "{gguf}", "--output", "{model}", "--dry-run"], 2, "already exists"),
         (["score", "{model}", "--file", "/nowhere.txt"], 2, "/nowhere.txt"),
         (["score", "{model}", "--file", "{empty}"], 2, "at least 2"),
-        (["frobnicate"], 2, "invalid choice"),
+        (["frobnicate"], 2, "no command 'frobnicate'"),
         ([], 2, "required"),
     ],
 )

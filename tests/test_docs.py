@@ -13,7 +13,7 @@ import pytest
 
 import edgespec
 from edgespec import errors, load
-from edgespec.cli import _parser
+from edgespec.cli import command_parser
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -131,5 +131,5 @@ def commands(page: Path) -> list[str]:
 def test_commands_are_understood(page: Path) -> None:
     """Every line that calls edgespec has a command and options that there are."""
     for line in commands(page):
-        options = _parser().parse_args(shlex.split(line, comments=True)[1:])
+        options = command_parser().parse_args(shlex.split(line, comments=True)[1:])
         assert callable(options.run), line

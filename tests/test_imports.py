@@ -10,6 +10,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PURE = {
     "acceptance",
+    "bench_tally",
+    "answers",
     "benchmark",
     "budget",
     "cache",
@@ -18,6 +20,7 @@ PURE = {
     "chances",
     "chat_template",
     "clock",
+    "config",
     "costs",
     "cross_vocabulary",
     "disk",
@@ -28,10 +31,12 @@ PURE = {
     "exactness",
     "experience",
     "footing",
+    "forecast",
     "gate",
     "genai",
     "headroom",
     "hedges",
+    "host",
     "ladder",
     "lane_drafter",
     "lanes",
@@ -41,17 +46,25 @@ PURE = {
     "manifest",
     "memory",
     "opener",
+    "options",
     "paid",
     "pair",
     "pair_check",
     "parking",
+    "parser",
     "parts",
+    "peers",
+    "peers_worker",
     "pipeline",
     "planner",
     "profile",
     "profiling",
+    "prompts",
     "recording",
     "rejection",
+    "report",
+    "report_png",
+    "report_svg",
     "repository",
     "roster",
     "sampling",
@@ -68,6 +81,7 @@ PURE = {
     "tokenizer",
     "trace_file",
     "trees",
+    "turns",
     "types",
     "vocab_subset",
 }
@@ -79,6 +93,7 @@ JOINTS = {
     "chat",
     "chat_command",
     "cli",
+    "config_command",
     "doctor_command",
     "download",
     "drafting",
@@ -92,8 +107,10 @@ JOINTS = {
     "opening",
     "pairing",
     "plan_command",
+    "placements",
     "planning",
     "score_command",
+    "setting",
     "simulate_command",
     "simulation",
 }
@@ -128,7 +145,7 @@ def test_only_home_and_the_commands_call_export_and_only_loading_and_its_parts_t
     using = {path.stem: within(path) for path in (ROOT / "edgespec").glob("*.py")}
     assert {name for name, rooms in using.items() if "export" in rooms} == {"home", "pairing", "export_command"}
     assert {name for name, rooms in using.items() if "runtimes" in rooms} == {
-        "loading", "opening", "drafting", "planning", "simulation",
+        "loading", "opening", "drafting", "planning", "setting", "simulation",
     }  # fmt: skip
 
 
