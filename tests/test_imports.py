@@ -56,6 +56,8 @@ PURE = {
     "peers",
     "peers_worker",
     "pipeline",
+    "plan_document",
+    "plan_words",
     "planner",
     "profile",
     "profiling",
