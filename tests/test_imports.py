@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PURE = {
     "acceptance",
+    "bench_tally",
     "answers",
     "benchmark",
     "budget",
@@ -34,6 +35,7 @@ PURE = {
     "genai",
     "headroom",
     "hedges",
+    "host",
     "ladder",
     "lane_drafter",
     "lanes",
@@ -49,12 +51,18 @@ PURE = {
     "parking",
     "parser",
     "parts",
+    "peers",
+    "peers_worker",
     "pipeline",
     "planner",
     "profile",
     "profiling",
+    "prompts",
     "recording",
     "rejection",
+    "report",
+    "report_png",
+    "report_svg",
     "repository",
     "roster",
     "sampling",
@@ -99,8 +107,10 @@ JOINTS = {
     "opening",
     "pairing",
     "plan_command",
+    "placements",
     "planning",
     "score_command",
+    "setting",
     "simulate_command",
     "simulation",
 }
@@ -136,6 +146,7 @@ def test_only_home_and_the_commands_call_export_and_only_loading_and_its_parts_t
     assert {name for name, rooms in using.items() if "export" in rooms} == {"home", "pairing", "export_command"}
     assert {name for name, rooms in using.items() if "runtimes" in rooms} == {
         "loading", "opening", "drafting", "planning", "simulation", "diagnosis", "devices_command",
+        "loading", "opening", "drafting", "planning", "setting", "simulation",
     }  # fmt: skip
 
 
