@@ -145,8 +145,7 @@ def test_only_home_and_the_commands_call_export_and_only_loading_and_its_parts_t
     using = {path.stem: within(path) for path in (ROOT / "edgespec").glob("*.py")}
     assert {name for name, rooms in using.items() if "export" in rooms} == {"home", "pairing", "export_command"}
     assert {name for name, rooms in using.items() if "runtimes" in rooms} == {
-        "loading", "opening", "drafting", "planning", "simulation", "diagnosis", "devices_command",
-        "loading", "opening", "drafting", "planning", "setting", "simulation",
+        "diagnosis", "devices_command", "loading", "opening", "drafting", "planning", "setting", "simulation",
     }  # fmt: skip
 
 
