@@ -110,7 +110,7 @@ def _version(distribution: str) -> str:
 
 
 def _exactness(options: argparse.Namespace) -> int:
-    from edgespec.benchmark import read_prompts
+    from edgespec.prompts import read_prompts
 
     if options.drafter == "none":
         raise UsageError("without a drafter there is nothing to compare; leave out --drafter none")

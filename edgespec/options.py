@@ -59,6 +59,13 @@ OPTIONS: Mapping[str, Option] = {
         in_environment=True,
         help="threads of the target (default: all cores)",
     ),
+    "drafter-threads": Option(
+        kind="whole",
+        commands=("bench", "chat"),
+        metavar="N",
+        in_environment=True,
+        help="threads of a model drafter (default: as many as the target has)",
+    ),
     "device": Option(
         kind="text",
         default="auto",

@@ -129,7 +129,7 @@ def test_profile_of_a_drafter_is_taken_once_when_it_drafts(
         assert [profile.drafters for profile in read_experience(folder, pytest.fail).profiles.values()] == [{}]
     known = read_experience(folder, pytest.fail)
     (machine,) = known.ratios
-    write_experience(folder, replace(known, drafts={machine: {"tiny-int4": (0.5, 0.25)}}))
+    write_experience(folder, replace(known, drafts={machine: {"tiny-int4 on cpu, 1 thread": (0.5, 0.25)}}))
     lines: list[str] = []
     for _ in range(2):
         with load(folder, drafter=str(tiny_drafter), num_threads=1, report=lines.append) as engine:

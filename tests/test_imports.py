@@ -10,10 +10,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PURE = {
     "acceptance",
+    "bench_tally",
     "answers",
     "benchmark",
     "budget",
     "cache",
+    "cancel",
     "catalog",
     "chances",
     "chat_template",
@@ -34,6 +36,7 @@ PURE = {
     "genai",
     "headroom",
     "hedges",
+    "host",
     "ladder",
     "lane_drafter",
     "lanes",
@@ -42,6 +45,7 @@ PURE = {
     "machine",
     "manifest",
     "memory",
+    "opener",
     "options",
     "paid",
     "pair",
@@ -49,12 +53,18 @@ PURE = {
     "parking",
     "parser",
     "parts",
+    "peers",
+    "peers_worker",
     "pipeline",
     "planner",
     "profile",
     "profiling",
+    "prompts",
     "recording",
     "rejection",
+    "report",
+    "report_png",
+    "report_svg",
     "repository",
     "roster",
     "sampling",
@@ -97,8 +107,10 @@ JOINTS = {
     "opening",
     "pairing",
     "plan_command",
+    "placements",
     "planning",
     "score_command",
+    "setting",
     "simulate_command",
     "simulation",
 }
@@ -133,7 +145,7 @@ def test_only_home_and_the_commands_call_export_and_only_loading_and_its_parts_t
     using = {path.stem: within(path) for path in (ROOT / "edgespec").glob("*.py")}
     assert {name for name, rooms in using.items() if "export" in rooms} == {"home", "pairing", "export_command"}
     assert {name for name, rooms in using.items() if "runtimes" in rooms} == {
-        "loading", "opening", "drafting", "planning", "simulation",
+        "loading", "opening", "drafting", "planning", "setting", "simulation",
     }  # fmt: skip
 
 
