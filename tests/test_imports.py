@@ -39,6 +39,7 @@ PURE = {
     "machine",
     "manifest",
     "memory",
+    "noise",
     "paid",
     "pair",
     "pair_check",
@@ -66,6 +67,7 @@ PURE = {
     "tokenizer",
     "trace_file",
     "trees",
+    "truncation",
     "types",
     "vocab_subset",
 }
