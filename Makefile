@@ -1,6 +1,8 @@
 # make chat    talk to the default model (everything it needs is installed and fetched first)
 # make test    the whole test suite
 # make test-optimum   exports through optimum-onnx, in an environment of its own with torch
+# make test-webgpu     the WebGPU provider over a software adapter (Debian's chromium has one)
+# make test-npu        an NPU's emulator, in an environment of its own
 # make check   formatting, lint, types
 # make bench   decoding speed against a bare ONNX Runtime loop
 # make wheel   a wheel in dist/
@@ -9,7 +11,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: chat test test-optimum check types bench wheel clean
+.PHONY: chat test test-optimum test-webgpu test-npu check types bench wheel clean
 
 chat: $(VENV)/.cpu
 	@$(BIN)/edgespec chat
@@ -20,10 +22,20 @@ test: $(VENV)/.test
 test-optimum: $(VENV)-optimum/.test
 	$(VENV)-optimum/bin/pytest -m optimum
 
+# Where root may install it, what the software adapter needs is installed first.
+test-webgpu: $(VENV)/.test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test,webgpu]"
+	[ -e /usr/lib/chromium/vk_swiftshader_icd.json ] || (apt-get update -qq && apt-get install -y -qq libvulkan1 chromium)
+	EDGESPEC_TEST_WEBGPU=1 $(BIN)/pytest -m webgpu -n 0
+
+test-npu: $(VENV)-npu/.test
+	$(VENV)-npu/bin/pytest -m npu -n 0
+
 check: $(VENV)/.test types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy demos
 
 bench: $(VENV)/.test
 	$(BIN)/python bench/decode.py smollm2-135m smollm2-135m:int4
@@ -53,5 +65,10 @@ $(VENV)-optimum/.test: pyproject.toml
 	$(VENV)-optimum/bin/python -m pip install --quiet --disable-pip-version-check -e ".[optimum,test]"
 	@touch $@
 
+$(VENV)-npu/.test: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-npu
+	$(VENV)-npu/bin/python -m pip install --quiet --disable-pip-version-check -e ".[qnn,test]"
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(VENV)-optimum .types build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-optimum $(VENV)-npu .types build dist *.egg-info

@@ -5,35 +5,23 @@ import logging
 import sys
 from pathlib import Path
 
-from edgespec.arguments import add_model, add_speculation, as_typed, load_engine
+from edgespec.arguments import add_model, add_option, add_sampling, add_speculation, as_typed, load_engine
 from edgespec.catalog import DEFAULT_MODEL
 from edgespec.errors import UsageError
-from edgespec.talk import say_stage
+from edgespec.talk import say_problem
 
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
     add_model(parser, default=DEFAULT_MODEL)
     parser.add_argument("--prompt", metavar="TEXT", help="answer this and leave; without it, read stdin or chat")
-    parser.add_argument("--system", metavar="TEXT", help="a system message")
-    parser.add_argument(
-        "--max-tokens", type=int, metavar="N", help="the most tokens of an answer (default: no limit)"
-    )
+    add_option(parser, "system")
+    add_option(parser, "max-tokens")
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end the answer here; repeatable"
     )
-    sampling = parser.add_argument_group("sampling (default: greedy)")
-    sampling.add_argument("--temperature", type=float, default=0.0, metavar="T")
-    sampling.add_argument("--top-k", type=int, default=0, metavar="K")
-    sampling.add_argument("--top-p", type=float, default=1.0, metavar="P")
-    sampling.add_argument("--min-p", type=float, default=0.0, metavar="P")
-    sampling.add_argument("--repetition-penalty", type=float, default=1.0, metavar="R")
-    sampling.add_argument("--presence-penalty", type=float, default=0.0, metavar="A")
-    sampling.add_argument("--frequency-penalty", type=float, default=0.0, metavar="A")
-    sampling.add_argument("--seed", type=int, default=0, metavar="S")
+    add_sampling(parser)
     add_speculation(parser)
-    parser.add_argument(
-        "--no-memory", action="store_true", help="keep no answers for later drafts, and use no earlier ones"
-    )
+    add_option(parser, "no-memory")
     parser.add_argument("--json", action="store_true", help="print the answer and its figures as one document")
     parser.add_argument(
         "--log-rounds", metavar="FILE", type=Path, help="write a JSON line a round: what was expected of whom"
@@ -94,7 +82,7 @@ class _RoundsFile(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         logging.getLogger(record.name).setLevel(logging.CRITICAL)
-        say_stage(f"rounds are logged no further: cannot write {self.baseFilename}")
+        say_problem(f"rounds are logged no further: cannot write {self.baseFilename}")
 
 
 def _log_rounds(path: Path) -> None:

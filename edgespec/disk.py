@@ -2,8 +2,8 @@
 
 import errno
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -49,15 +49,20 @@ def install(folder: Path, place: Path) -> None:
     sync(place.parent)
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file that is there as it was or as it is to be, never in between; only its owner may read it."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Write a file that is there as it was or as it is to be, never in between.
+
+    Args:
+        mode: Who may read it, less what the user's mask takes: its owner alone.
+    """
+    name = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
     try:
         with open(handle, "wb") as file:
             file.write(data)
         os.replace(name, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        name.unlink(missing_ok=True)
         raise
 
 

@@ -1,17 +1,18 @@
 """Which drafters serve an engine: from what a user names to sources, and to what is known of them."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Literal
 
-from edgespec.budget import need_of
+from edgespec.budget import FORESEEN_TOKENS, need_of
+from edgespec.cancel import Cancel
 from edgespec.costs import DraftCosts, PassCosts, measure
 from edgespec.cross_vocabulary import RespelledDrafter, TranslatedDecoder, Translation, translation_between
 from edgespec.drafters import ModelDrafter, NgramDrafter
 from edgespec.errors import UsageError
 from edgespec.experience import Experience, read_experience, write_experience
-from edgespec.footing import Candidate, OpenModel
+from edgespec.footing import Candidate, OpenModel, Report
 from edgespec.headroom import Room
 from edgespec.hedges import Hedges
 from edgespec.lane_drafter import LaneDrafter
@@ -20,10 +21,10 @@ from edgespec.lookahead import SMALLEST, Lookahead, Window, fitting
 from edgespec.opening import ModelFolder, open_drafter, tokenizer_of, weights_bytes
 from edgespec.paid import PaidSource
 from edgespec.planner import Layout, Schedule, branched, schedule_on
-from edgespec.profile import Place, beside
 from edgespec.profiling import profiled
-from edgespec.runtimes.devices import Device, machine_key, physical_cores
+from edgespec.runtimes.devices import Device
 from edgespec.runtimes.tree import can_run_trees, tree_manifest
+from edgespec.setting import Setting
 from edgespec.speculation import Speculation
 from edgespec.suffix import SuffixDrafter
 from edgespec.types import Decoder, Drafter
@@ -43,36 +44,53 @@ def from_text(names: Collection[str], window: Window | None) -> list[Drafter]:
     return drafters
 
 
-def cascade(
-    target: ModelFolder,
-    models: Sequence[ModelFolder],
-    text: str | None,
-    device: Device,
-    num_threads: int | None,
-    deterministic: bool,
-    schedule: Schedule,
-    report: Callable[[str], None],
-) -> OpenModel:
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """Models of which each drafts for the one before it, the first for the target.
+
+    models: At least one.
+    text: The text drafter, if any, of the last.
+    is_drawn_alike: What they draw shall not depend on the passes that they have run before.
+    """
+
+    target: ModelFolder
+    models: tuple[ModelFolder, ...]
+    text: str | None
+    setting: Setting
+    is_drawn_alike: bool
+    schedule: Schedule
+
+    def shortened(self, num_models: int) -> "Chain":
+        """What is left of it without its first num_models."""
+        return replace(self, models=self.models[num_models:])
+
+
+def cascade(chain: Chain, cancel: Cancel, report: Report) -> OpenModel:
     """The first model as the drafter of the target in a lane, each next one as that of the one before it.
 
-    Args:
-        models: At least one.
-        text: The text drafter, if any, of the last.
-        deterministic: What they draw shall not depend on the passes that they have run before.
-
     Raises:
+        Cancelled: It was given up.
         UsageError: The first is to prepare several outcomes, and cannot run trees.
         VocabularyMismatch: One has too few tokens of the one that it drafts for.
     """
-    inner: list[Drafter] = from_text([text] if text else [], None)
+    target, setting, schedule = chain.target, chain.setting, chain.schedule
+    device = setting.drafter_device
+    inner: list[Drafter] = from_text([chain.text] if chain.text else [], None)
     lane = ThreadLane("drafter")
-    for served, model in reversed(list(zip([target, *models], models, strict=False))):
+    for served, model in reversed(list(zip([target, *chain.models], chain.models, strict=False))):
         translate = translation(served, model, report)
         is_first = served is target
         is_hedged = is_first and schedule == "hedged"
         if is_hedged:
             _expect_trees(model, device, translate is not None)
-        decoder = open_drafter(model, device, num_threads, deterministic, has_trees=is_hedged)
+        decoder = open_drafter(
+            model,
+            device,
+            setting.drafter_place.num_threads,
+            chain.is_drawn_alike,
+            has_trees=is_hedged,
+            cancel=cancel,
+        )
         model_drafter = ModelDrafter(
             TranslatedDecoder(decoder, translate) if translate else decoder,
             served.manifest.vocab_size,
@@ -87,6 +105,15 @@ def cascade(
     return OpenModel(inner[0], decoder, lane)
 
 
+def candidates(chain: Chain, room: Room) -> list[Candidate]:
+    """A cascade, and what is left of it as its first model is left out, and the next."""
+    needed = [need_of(model.manifest, weights_bytes(model)).within(room) for model in chain.models]
+    return [
+        Candidate(model.manifest.name, sum(needed[i:]), partial(cascade, chain.shortened(i)))
+        for i, model in enumerate(chain.models)
+    ]
+
+
 def _expect_trees(model: ModelFolder, device: Device, is_translated: bool) -> None:
     """Raises UsageError: The model cannot prepare several outcomes in one pass."""
     if is_translated or not can_run_trees(model.manifest, device):
@@ -99,60 +126,31 @@ def _expect_trees(model: ModelFolder, device: Device, is_translated: bool) -> No
         raise UsageError(f"{model.manifest.name} {why}; for 'hedged' use --schedule pipelined{cure}")
 
 
-def planned(
-    asked: Asked,
-    target: ModelFolder,
-    drafter: ModelFolder,
-    setting: tuple[Device, int | None, bool],
-    drafter_device: Device,
-) -> Schedule:
+def planned(asked: Asked, target: ModelFolder, drafter: ModelFolder, setting: Setting) -> Schedule:
     """What is asked for; for auto what the plan says of these two where they are.
 
     As long as nothing was measured of them the drafter may go ahead, and each answer weighs whether it is to.
     """
     if asked != "auto":
         return asked
-    machine, num_threads = machine_key(*setting), setting[1] or physical_cores()
-    place = Place(drafter_device.name, num_threads)
+    machine, lane = setting.machine, setting.lane(drafter.manifest.name)
     known = read_experience(target.folder, _quietly)
-    profile, name = known.profiles.get(machine), drafter.manifest.name
-    if profile is None or beside(name, place) not in profile.drafters:
+    profile = known.profiles.get(machine)
+    if profile is None or lane not in profile.drafters:
         return "pipelined"
-    drafts = known.drafts.get(machine, {}).get(name)
-    profile = profile.refined(known.ratios.get(machine), beside(name, place), drafts)
-    layout = Layout(Place(setting[0].name, num_threads), profile, name, place)
+    refined = profile.refined(known.ratios.get(machine), lane, known.drafts.get(machine, {}).get(lane))
+    layout = Layout(setting.target_place, refined, drafter.manifest.name, setting.drafter_place)
     best = schedule_on(layout, target.manifest, drafter.manifest, known.chances)
-    return "pipelined" if best == "hedged" and not can_run_trees(drafter.manifest, drafter_device) else best
-
-
-def candidates(
-    target: ModelFolder,
-    models: Sequence[ModelFolder],
-    text: str | None,
-    device: Device,
-    num_threads: int | None,
-    deterministic: bool,
-    schedule: Schedule,
-    room: Room,
-    report: Callable[[str], None],
-) -> list[Candidate]:
-    """A cascade, and what is left of it as its first model is left out, and the next; arguments as in cascade."""
-
-    def opened(models: Sequence[ModelFolder]) -> OpenModel:
-        return cascade(target, models, text, device, num_threads, deterministic, schedule, report)
-
-    needed = [need_of(model.manifest, weights_bytes(model)).within(room) for model in models]
-    return [
-        Candidate(models[i].manifest.name, sum(needed[i:]), partial(opened, models[i:]))
-        for i in range(len(models))
-    ]
+    if best == "hedged" and not can_run_trees(drafter.manifest, setting.drafter_device):
+        return "pipelined"
+    return best
 
 
 def _measured(decoder: Decoder, drafters: Sequence[Drafter]) -> Speculation:
     return Speculation(lambda: drafters, ratios=measure(decoder).ratios)
 
 
-def translation(target: ModelFolder, draft: ModelFolder, report: Callable[[str], None]) -> Translation | None:
+def translation(target: ModelFolder, draft: ModelFolder, report: Report) -> Translation | None:
     """What makes the drafter one of the target's tokens; None where its tokens are those.
 
     Raises:
@@ -182,36 +180,29 @@ def speculation_of(
     decoder: Decoder,
     models: Mapping[str, Decoder],
     target: ModelFolder,
-    setting: tuple[Device, int | None, bool],
-    drafter_device: Device,
-    report: Callable[[str], None],
+    setting: Setting,
+    report: Report,
 ) -> Speculation:
-    """With what was learned of this model on this machine; what it takes is measured the first time.
-
-    Passes alone for drafts from the text, a whole profile where models draft.
-    """
+    """With what was learned of this model on this machine; what it takes is measured the first time."""
     if length is not None or not drafters():
         return Speculation(drafters, length)
-    folder, machine = target.folder, machine_key(*setting)
+    folder, machine = target.folder, setting.machine
     is_ours = bool(target.manifest.files)  # nothing is written into a folder that others made
     known = read_experience(folder, report) if is_ours else Experience()
-    profile = known.profiles.get(machine)
-    lanes = {name: beside(name, Place(drafter_device.name, setting[1] or physical_cores())) for name in models}
-    if models:
-        named = {lanes[name]: drafter for name, drafter in models.items()}
-        profile = profiled(profile, decoder, named, report, target.manifest.name)
-    ratios = known.ratios.get(machine) or (profile.costs().ratios if profile else None)
-    if ratios is None:
-        report("measuring passes of several widths, once for this machine")
-        ratios = measure(decoder).ratios
-    drafts = dict(known.drafts.get(machine, {}))
-    if profile is not None:
-        drafts = {name: astuple(profile.draft_costs(lane)) for name, lane in lanes.items()} | drafts
+    lanes = {name: setting.lane(name) for name in models}
+    named = {lanes[name]: drafter for name, drafter in models.items()}
+    # No more than what room was kept for.
+    profile = profiled(
+        known.profiles.get(machine), decoder, named, report, target.manifest.name, longest=FORESEEN_TOKENS
+    )
+    ratios = known.ratios.get(machine) or profile.costs().ratios
+    drafts = {lane: astuple(profile.draft_costs(lane)) for lane in lanes.values()}
+    drafts |= known.drafts.get(machine, {})
 
     def save(learned: Speculation) -> None:
         if is_ours:
             known = read_experience(folder, _quietly)
-            drafts = {name: (paid.costs.step, paid.costs.row) for name, paid in learned.paid.items()}
+            drafts = {setting.lane(name): astuple(paid.costs) for name, paid in learned.paid.items()}
             write_experience(
                 folder,
                 replace(
@@ -219,16 +210,16 @@ def speculation_of(
                     ratios={**known.ratios, machine: learned.ratios},
                     drafts={**known.drafts, machine: {**known.drafts.get(machine, {}), **drafts}},
                     chances={**known.chances, **learned.past},
-                    profiles={**known.profiles, **({machine: profile} if profile else {})},
+                    profiles={**known.profiles, machine: profile},
                 ),
             )
 
-    paid = {name: PaidSource(DraftCosts(*drafts[name])) for name in models}
-    if profile is not None:
-        for name, lane in lanes.items():
-            beside_it = profile.drafters[lane]
-            paid[name] = replace(paid[name], slowed=beside_it.slowed, branched=branched(beside_it))
-    speculation = Speculation(drafters, None, ratios, paid, known.chances, save)
+    paid = {}
+    for name, lane in lanes.items():
+        known_beside = profile.drafters[lane]
+        costs, slowed = DraftCosts(*drafts[lane]), known_beside.slowed
+        paid[name] = PaidSource(costs, slowed=slowed, branched=branched(known_beside))
+    speculation = Speculation(drafters, None, ratios, profile.held_costs(), paid, known.chances, save)
     save(speculation)
     return speculation
 
@@ -237,13 +228,7 @@ def _quietly(line: str) -> None:
     """For a file whose damage is told where it is first used."""
 
 
-def window_of(
-    names: Collection[str],
-    length: int | None,
-    target: ModelFolder,
-    setting: tuple[Device, int | None, bool],
-    report: Callable[[str], None],
-) -> Window | None:
+def window_of(names: Collection[str], length: int | None, target: ModelFolder, setting: Setting) -> Window | None:
     """Of lookahead decoding, where it is asked for, or can pay by what is known of passes on this machine.
 
     Raises:
@@ -251,10 +236,10 @@ def window_of(
     """
     folder, manifest = target
     if "lookahead" in names:
-        tree_manifest(manifest, setting[0])
-    elif "auto" not in names or length is not None or not can_run_trees(manifest, setting[0]):
+        tree_manifest(manifest, setting.device)
+    elif "auto" not in names or length is not None or not can_run_trees(manifest, setting.device):
         return None
-    ratios = read_experience(folder, _quietly).ratios.get(machine_key(*setting))
+    ratios = read_experience(folder, _quietly).ratios.get(setting.machine)
     window = fitting(PassCosts(dict(ratios))) if ratios else None
     if "lookahead" not in names:
         return window

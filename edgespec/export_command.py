@@ -10,8 +10,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec.arguments import add_option
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, UsageError
-from edgespec.talk import say_stage
+from edgespec.talk import say_problem, say_stage
 
 if TYPE_CHECKING:
     from edgespec.export.convert import OpenDecoder
@@ -30,7 +31,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--revision", metavar="REV", help="branch, tag or commit of SOURCE on the hub (default: main)"
     )
-    parser.add_argument("--offline", action="store_true", help="never connect to anything")
+    add_option(parser, "offline")
     parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="the model folder to make")
     parser.add_argument("--precision", default="source", choices=_PRECISIONS, help="default: the source's own")
     parser.add_argument(
@@ -80,7 +81,7 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     check = actions.add_parser("check", help="compare their tokens and measure what drafting gains")
     check.add_argument("target", metavar="TARGET", help="a model, as for chat")
     check.add_argument("drafter", metavar="DRAFTER", help="a model, as for chat")
-    check.add_argument("--offline", action="store_true", help="never connect to anything")
+    add_option(check, "offline")
     check.add_argument("--json", action="store_true", help="print one document")
     check.set_defaults(run=_pair_check)
 
@@ -135,7 +136,7 @@ def _check_with(options: argparse.Namespace) -> "OpenDecoder | None":
     except DeviceUnavailable as error:
         if options.check:
             raise
-        say_stage(f"the export will not be checked: {error}")
+        say_problem(f"the export will not be checked: {error}")
         return None
     return open_decoder
 
@@ -182,7 +183,7 @@ def _plan(options: argparse.Namespace) -> int:
     except EdgeSpecError as error:
         plans = [replace(plan, problem=str(error)) for plan in plans]
         code = error.exit_code
-        say_stage(f"this cannot be carried out: {error}")
+        say_problem(f"this cannot be carried out: {error}")
     if options.json:
         print(json.dumps([asdict(plan) for plan in plans]))
         return code

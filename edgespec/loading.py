@@ -1,5 +1,6 @@
 """The composition root: from what a user names to an engine with its decoders and drafters."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,7 +11,7 @@ from typing import cast, get_args
 from edgespec.acceptance import equality
 from edgespec.budget import expect_room, growth_bytes, need_of, texts_bytes
 from edgespec.drafter_names import SELF, TEXT, Cascade, DrafterNames, parse
-from edgespec.drafting import Asked, candidates, from_text, planned, speculation_of, window_of
+from edgespec.drafting import Asked, Chain, candidates, from_text, planned, speculation_of, window_of
 from edgespec.engine import Engine
 from edgespec.errors import ModelError, UsageError
 from edgespec.footing import Candidate, footings
@@ -31,12 +32,13 @@ from edgespec.opening import (
 from edgespec.pair import DRAFTER, TARGET, part_of_pair, read_pair
 from edgespec.rejection import rejection
 from edgespec.roster import Roster
-from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.devices import THREADS_A_CORE, most_threads
+from edgespec.setting import Setting
 from edgespec.template_process import TemplateProcess
 from edgespec.types import Decoder
 
 _ACCEPTANCES = {"equality": equality, "rejection": rejection}
-_MAX_THREADS = 512
+_LOG = logging.getLogger(__name__)
 _LONGEST_DRAFT = 64
 
 
@@ -50,6 +52,7 @@ def load(
     device: str = "auto",
     drafter_device: str = "auto",
     num_threads: int | None = None,
+    drafter_threads: int | None = None,
     deterministic: bool = False,
     offline: bool = False,
     memory: bool = False,
@@ -75,6 +78,7 @@ def load(
         device: Where the target runs: auto or cpu.
         drafter_device: Where a model drafter runs.
         num_threads: Of the target; all physical cores unless given.
+        drafter_threads: Of a model drafter; as many as the target has unless given.
         deterministic: Never run a pass of one token, so that text is equal to the byte whatever drafts.
         offline: Never connect.
         memory: Keep the tokens of answers in the model home, and draft from those of earlier sessions, where
@@ -90,71 +94,90 @@ def load(
         DeviceUnavailable: No execution provider for the device.
         MemoryExhausted: The target does not fit.
     """
+    # What can be known before fetching and exporting is checked before.
     length = _draft_length(draft_length)
-    texts: dict[str, object] = {
-        "acceptance": acceptance,
-        "schedule": schedule,
-        "drafter": drafter,
-        "device": device,
-        "drafter_device": drafter_device,
-    }
-    _expect_kinds(texts, str, "a text")
+    texts = {"acceptance": acceptance, "schedule": schedule, "drafter": drafter, "device": device}
+    _expect_kinds({**texts, "drafter_device": drafter_device}, str, "a text")
     _expect_kinds({"deterministic": deterministic, "memory": memory}, bool, "True or False")
     _expect_kinds({"home": home}, (str, Path, NoneType), "a folder")
-    _expect_threads(num_threads)
+    expect_threads(num_threads)
+    expect_threads(drafter_threads)
     _expect_one_of("acceptance", acceptance, list(_ACCEPTANCES))
     _expect_one_of("schedule", schedule, get_args(Asked))
-    # What can be known before fetching and exporting is checked before.
-    places = (find_device(device), find_device(drafter_device))
+    setting = Setting.named(device, drafter_device, num_threads, drafter_threads, deterministic=deterministic)
     free = partial(headroom, None if memory_limit is None else parse_bytes(memory_limit))
     models = ModelHome(Path(home or default_home()), offline, report)
     target, names = find_models(models, str(model), parse(drafter))
-    chains = [
-        ([model_drafting(models, target, name) for name in each.models], each.text) for each in names.cascades
-    ]
-    _expect_distinct([chain[0].manifest.name for chain, _ in chains])
-    setting = (places[0], num_threads, deterministic)
-    window = window_of(names.simple, length, target, setting, report)
-    room, need = free(), need_of(target.manifest, weights_bytes(target))
-    expect_room(target.manifest.name, need, room)
-    renderer = _renderer(target)
-    decoders: list[Decoder] = [open_model(target, *setting, bool(chains), has_trees=window is not None)]
-    kept = _memory(models, target, names) if memory else None
-    # Equality gives one text whatever is drafted; what rejection keeps hangs on each bit of what was drawn from.
-    is_drawn_alike = deterministic and acceptance == "rejection"
     # Drafts of a fixed length are made the same each time.
     asked = "serial" if schedule == "auto" and length is not None else cast(Asked, schedule)
-    cascades = [
-        candidates(
-            target,
-            *chain,
-            places[1],
-            num_threads,
-            is_drawn_alike,
-            planned(asked, target, chain[0][0], setting, places[1]),
-            room,
-            report,
-        )
-        for chain in chains
-    ]
+    chains = _chains(models, target, names, setting, asked, acceptance)
+    window = window_of(names.simple, length, target, setting)
+    room, need = free(), need_of(target.manifest, weights_bytes(target))
+    expect_room(target.manifest.name, need, room)
+    _LOG.debug("%s is %s on %s", model, target.folder, setting.device.name)
+    needed, free_bytes = need.within(room), room.free_bytes
+    _LOG.debug("it takes about %d MB, and %d are free within %s", needed // 10**6, free_bytes // 10**6, room.bound)
+    renderer = _renderer(target)
+    decoder = _opened(target, setting, shares_cores=bool(chains), has_trees=window is not None)
+    for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
+        models.mark_used(each.folder)
+    kept = _memory(models, target, names) if memory else None
+    cascades = [candidates(chain, room) for chain in chains]
     roster = _roster(target.manifest, names, cascades, window, kept, free, report)
-    roster.start(room, need.within(room))
+    roster.start(room, needed)
     speculation = roster.relieved(
-        lambda: speculation_of(
-            roster.drafters, length, decoders[0], roster.decoders, target, setting, places[1], report
-        )
+        lambda: speculation_of(roster.drafters, length, decoder, roster.decoders, target, setting, report)
     )
+    if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
+        _LOG.debug("drafts come from: %s", speculation.name)
     return Engine(
         manifest=target.manifest,
         tokenizer=tokenizer_of(*target),
         template=chat_template_of(target),
         renderer=renderer,
-        decoders=decoders,
+        decoders=[decoder],
         speculation=replace(speculation, accept=_ACCEPTANCES[acceptance]),
         roster=roster,
         memory=kept,
-        device_names=(places[0].name, places[1].name),
+        device_names=(setting.device.name, setting.drafter_device.name),
     )
+
+
+def _chains(
+    models: ModelHome,
+    target: ModelFolder,
+    names: DrafterNames,
+    setting: Setting,
+    schedule: Asked,
+    acceptance: str,
+) -> list[Chain]:
+    """The models that are named as drafters.
+
+    Raises:
+        ModelError: One of them is missing or invalid.
+        UsageError: Two have the same name.
+    """
+    named = [
+        (tuple(model_drafting(models, target, name) for name in each.models), each.text) for each in names.cascades
+    ]
+    expect_distinct([drafters[0].manifest.name for drafters, _ in named])
+    return [
+        Chain(
+            target=target,
+            models=drafters,
+            text=text,
+            setting=setting,
+            # Equality gives one text whatever drafts; what rejection keeps hangs on each bit that was drawn from.
+            is_drawn_alike=setting.deterministic and acceptance == "rejection",
+            schedule=planned(schedule, target, drafters[0], setting),
+        )
+        for drafters, text in named
+    ]
+
+
+def _opened(target: ModelFolder, setting: Setting, *, shares_cores: bool, has_trees: bool) -> Decoder:
+    device, num_threads, deterministic = setting.device, setting.num_threads, setting.deterministic
+    return open_model(target, device, num_threads, deterministic, shares_cores, has_trees=has_trees)
 
 
 def _renderer(target: ModelFolder) -> TemplateProcess:
@@ -215,15 +238,20 @@ def _expect_one_of(name: str, value: str, known: Sequence[str]) -> None:
         raise UsageError(f"{name} is {value!r}; wanted {' or '.join(known)}")
 
 
-def _expect_distinct(names: Sequence[str]) -> None:
-    """What is learned of a drafter is kept under its name."""
+def expect_distinct(names: Sequence[str]) -> None:
+    """Raises UsageError: Two drafters are called alike; what is learned of one is kept under its name."""
     if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"two of the drafters are called '{twice[0]}'; name it once, or export one as another")
 
 
-def _expect_threads(num_threads: int | None) -> None:
-    if num_threads is not None and not (type(num_threads) is int and 1 <= num_threads <= _MAX_THREADS):
-        raise UsageError(f"the number of threads is {num_threads!r}; wanted 1 to {_MAX_THREADS}")
+def expect_threads(num_threads: int | None) -> None:
+    """Raises UsageError: So many threads cannot be meant on this machine."""
+    most = most_threads()
+    if num_threads is not None and not (type(num_threads) is int and 1 <= num_threads <= most):
+        raise UsageError(
+            f"the number of threads is {num_threads!r}; wanted 1 to {most}, which is {THREADS_A_CORE} for each "
+            "logical core of the processor"
+        )
 
 
 def _draft_length(asked: int | str) -> int | None:
@@ -239,17 +267,23 @@ def _draft_length(asked: int | str) -> int | None:
 
 
 def find_models(models: ModelHome, model: str, names: DrafterNames) -> tuple[ModelFolder, DrafterNames]:
-    """The target, and what drafts for it: auto hears the drafter of a pair too, where that pays.
+    """The target, and what drafts for it.
+
+    auto hears the drafter of a pair too, where that pays, and the one that the catalogue has for it, where that is
+    prepared.
 
     Raises:
         ModelError: It is missing or invalid, or cannot serve as a target.
     """
     folder = models.resolve(model)
+    named = {drafter for cascade in names.cascades for drafter in cascade.models}
     if (pair := read_pair(folder)) is not None and "auto" in names.simple:
         if pair.pays:
             names = names._replace(cascades=(*names.cascades, Cascade((str(folder / DRAFTER),), None)))
         else:
             models.report(f"drafting without the pair's drafter: {pair.verdict} ({pair.reason})")
+    elif "auto" in names.simple and (drafter := models.drafter_of(model)) and drafter not in named:
+        names = names._replace(cascades=(*names.cascades, Cascade((drafter,), None)))
     folder = part_of_pair(folder, TARGET)
     target = ModelFolder(folder, read_any_manifest(folder, models.report))
     if target.manifest.vocab_subset:

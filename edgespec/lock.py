@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
+from math import inf
 from pathlib import Path
+from time import monotonic, sleep
 
 if sys.platform == "win32":
     import msvcrt
@@ -44,10 +46,13 @@ _FLAGS = (
     | getattr(os, "O_CLOEXEC", 0)
 )
 _MOST_DIGITS = 20
+_POLL_S = 0.01  # no system waits for a lock for a time that is given
 
 
 @contextmanager
-def locked(path: Path, waiting: Callable[[str], None]) -> Iterator[None]:
+def locked(
+    path: Path, waiting: Callable[[str], None] = lambda holder: None, patience_s: float = inf
+) -> Iterator[None]:
     """Hold the lock named by path, a file that is removed at the end.
 
     The operating system keeps the lock, the file only says who has it: one that a killed process left is free.
@@ -55,11 +60,13 @@ def locked(path: Path, waiting: Callable[[str], None]) -> Iterator[None]:
     Args:
         path: In a folder that exists.
         waiting: Told who holds the lock, as in "process 123", before waiting for it.
+        patience_s: How long to wait.
 
     Raises:
-        OSError: The file cannot be made, or its file system knows no locks.
+        OSError: The file cannot be made, or its file system knows no locks; TimeoutError, which is one, where the
+            lock is held for longer than patience_s.
     """
-    file = _acquire(path, waiting)
+    file = _acquire(path, waiting, monotonic() + patience_s)
     try:
         yield
     finally:
@@ -69,14 +76,13 @@ def locked(path: Path, waiting: Callable[[str], None]) -> Iterator[None]:
         file.close()
 
 
-def _acquire(path: Path, waiting: Callable[[str], None]) -> FileIO:
+def _acquire(path: Path, waiting: Callable[[str], None], until_s: float) -> FileIO:
     while True:
         file = _open(path)
         try:
             if not _lock(file, wait=False):
                 waiting(_holder(file))
-                while not _lock(file, wait=True):
-                    pass
+                _await(file, until_s)
             if _is_named(file, path):
                 with suppress(OSError):  # a full disk; the lock holds all the same
                     file.truncate(0)
@@ -86,6 +92,14 @@ def _acquire(path: Path, waiting: Callable[[str], None]) -> FileIO:
             file.close()
             raise
         file.close()
+
+
+def _await(file: FileIO, until_s: float) -> None:
+    while not _lock(file, wait=until_s == inf):
+        if monotonic() >= until_s:
+            raise TimeoutError(f"held by {_holder(file)}")
+        if until_s < inf:
+            sleep(_POLL_S)
 
 
 def _open(path: Path) -> FileIO:

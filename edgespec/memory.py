@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from edgespec.disk import sync
 from edgespec.lock import locked
-from edgespec.suffix import Guess, drafted
+from edgespec.suffix import Follower, draft_of
 from edgespec.types import NOTHING, Ask, Draft, Logits, Sampler, TokenIds
 
 CAP_BYTES = 1 << 20
@@ -27,6 +27,7 @@ _MAGIC = b"edgespec memory 1\n"
 _END = -1  # behind each answer
 _LONGEST_HEADER = 1024
 _DEPTH = 32  # the longest context that is told apart
+_PATIENCE_S = 1.0  # a file is written in milliseconds: who holds it for longer hangs or was stopped
 _MAX_FOLLOWED = 16  # occurrences that are read on in, the most recent of them
 
 _EMPTY = np.zeros(0, np.int32)
@@ -68,15 +69,23 @@ class Memory:
                 self._new.append(np.concatenate([prompt[-NUM_PROMPT_TOKENS:], answer]))
 
     def save(self) -> None:
-        """Write what was added behind what the file holds by now; the oldest answers go where it is full."""
+        """Write what was added behind what the file holds by now; the oldest answers go where it is full.
+
+        Where another process holds the file for more than a second that is told, and what was added waits for the
+        next save.
+        """
         with self._lock:
             new, self._new = self._new, []
         if not new:
             return
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with locked(self.path.with_suffix(".lock"), self._tell_of_wait):
+            with locked(self.path.with_suffix(".lock"), patience_s=_PATIENCE_S):
                 self._write(_newest([*_split(self.read()), *new], self._max_tokens))
+        except TimeoutError as error:
+            with self._lock:
+                self._new = new + self._new
+            self._report(f"{_counted(len(new))} not kept in {self.path}: {error} (waited {_PATIENCE_S:g} s)")
         except OSError as error:
             self._report(f"this session's answers are not kept: cannot write {self.path} ({error})")
 
@@ -119,9 +128,6 @@ class Memory:
         assert self._builder is not None
         self._builder.join()
 
-    def _tell_of_wait(self, holder: str) -> None:
-        self._report(f"waiting for {holder} to keep its answers in {self.path}")
-
     def _tell(self, line: str) -> None:
         if not self._has_reported:  # save reads the file again
             self._has_reported = True
@@ -139,6 +145,10 @@ class Memory:
             file.write(self._header + hashlib.sha256(payload).digest() + payload)
         sync(new)
         os.replace(new, self.path)
+
+
+def _counted(num_answers: int) -> str:
+    return f"{num_answers} answers are" if num_answers != 1 else "1 answer is"
 
 
 def _split(tokens: TokenIds) -> list[TokenIds]:
@@ -199,11 +209,11 @@ class MemoryIndex:
             low, high, length = first, last, length + 1
         return length, self._order[max(low, high - _MAX_FOLLOWED**2) : high].tolist() if length else []
 
-    def guesses(self, tokens: TokenIds, num: int) -> list[Guess]:
+    def guesses(self, tokens: TokenIds, num: int) -> list[Follower]:
         """What most often followed the match, of its most recent occurrences, and then that, up to num tokens."""
         length, positions = self.match(tokens)
         followed = sorted(positions, reverse=True)[:_MAX_FOLLOWED]  # of equally frequent the most recent leads
-        guessed: list[Guess] = []
+        guessed: list[Follower] = []
         while len(guessed) < num:
             seen = [token for position in followed if (token := self._text[position + 1]) != _END]
             if not seen:
@@ -212,7 +222,7 @@ class MemoryIndex:
             if num_seen > 1:
                 counts = Counter(seen)
                 (token, num_seen), num_kinds = counts.most_common(1)[0], len(counts)
-            guessed.append(Guess(token, length + len(guessed), num_seen, num_kinds == 1))
+            guessed.append(Follower(token, length + len(guessed), num_seen, num_kinds == 1))
             followed = [position + 1 for position in followed if self._text[position + 1] == token]
         return guessed
 
@@ -230,7 +240,7 @@ class MemoryDrafter:
         index = self._memory.index()
         if index is None:
             return NOTHING
-        return drafted(index.guesses(tokens, ask.num_tokens), self.name)
+        return draft_of(index.guesses(tokens, ask.num_tokens), self.name)
 
     def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
         pass

@@ -5,14 +5,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from edgespec.arguments import add_option
 from edgespec.errors import UsageError
 from edgespec.talk import say_stage
 
 if TYPE_CHECKING:
+    from edgespec.drafter_names import DrafterNames
     from edgespec.planner import Layout, Option
     from edgespec.planning import Planned
 
-_MAX_THREADS = 512
 _SHOWN_CHANCES = 4
 _SHOWN_WIDTHS = (1, 2, 4, 8, 16, 32)
 
@@ -22,16 +23,16 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafter", default="auto", metavar="D", help="auto, none, self or a model; a+b weighs both"
     )
-    parser.add_argument("--device", default="auto", metavar="NAME", help="where the target runs: auto, cpu")
-    parser.add_argument("--drafter-device", default="auto", metavar="NAME", help="where a model drafter runs")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads for both (default: all cores)")
+    add_option(parser, "device")
+    add_option(parser, "drafter-device")
+    add_option(parser, "threads", "threads for both (default: all cores)")
     parser.add_argument(
         "--measure",
         action="store_true",
         help="measure all of it anew, and target and drafter on cores of their own",
     )
-    parser.add_argument("--memory", metavar="BYTES", help="plan for no more than this in all, such as 2G or 512M")
-    parser.add_argument("--offline", action="store_true", help="never connect to anything")
+    add_option(parser, "memory", "plan for no more than this in all, such as 2G or 512M")
+    add_option(parser, "offline")
     parser.add_argument("--json", action="store_true", help="print one document")
     parser.set_defaults(run=_plan)
 
@@ -40,22 +41,41 @@ def _plan(options: argparse.Namespace) -> int:
     from edgespec.drafter_names import parse
     from edgespec.headroom import parse_bytes
     from edgespec.home import ModelHome, default_home
-    from edgespec.loading import find_models, model_drafting
-    from edgespec.planning import Devices, plan_for
+    from edgespec.loading import expect_distinct, expect_threads, find_models, model_drafting
+    from edgespec.planning import plan_for
+    from edgespec.setting import Setting
 
-    if options.threads is not None and not 1 <= options.threads <= _MAX_THREADS:
-        raise UsageError(f"the number of threads is {options.threads}; wanted 1 to {_MAX_THREADS}")
+    expect_threads(options.threads)
     limit = None if options.memory is None else parse_bytes(options.memory)
-    devices = Devices.named(options.device, options.drafter_device, options.threads)
+    setting = Setting.named(options.device, options.drafter_device, options.threads)
     models = ModelHome(default_home(), options.offline, say_stage)
     target, names = find_models(models, options.model, parse(options.drafter))
+    _expect_no_cascade(names)
     drafters = [model_drafting(models, target, each.models[0]) for each in names.cascades]
+    expect_distinct([drafter.manifest.name for drafter in drafters])
     planned = plan_for(
-        target, drafters, devices, measures_anew=options.measure, memory_limit=limit, report=say_stage
+        target,
+        drafters,
+        names.simple,
+        setting,
+        measures_anew=options.measure,
+        memory_limit=limit,
+        report=say_stage,
     )
     document = document_of(planned, target.manifest.name, [drafter.manifest.name for drafter in drafters])
     print(json.dumps(document) if options.json else in_words(document))
     return 0
+
+
+def _expect_no_cascade(names: "DrafterNames") -> None:
+    """What its drafts take hangs on how many of its inner ones are kept, which nothing measured here foretells."""
+    for models, text in names.cascades:
+        if len(models) > 1 or text is not None:
+            parts = (*models, *([text] if text else []))
+            raise UsageError(
+                f"'{','.join(parts)}' is a cascade, and a plan weighs what drafts for the target itself; plan "
+                f"'{'+'.join(parts)}', or run the cascade on your prompts with edgespec bench"
+            )
 
 
 def document_of(planned: "Planned", model: str, drafters: Sequence[str]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from edgespec.arguments import add_model
+from edgespec.arguments import add_model, add_option
 from edgespec.errors import UsageError
 from edgespec.talk import say_stage
 
@@ -12,7 +12,7 @@ from edgespec.talk import say_stage
 def add_score(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("--file", metavar="FILE", type=Path, required=True, help="a text file")
-    parser.add_argument("--device", default="auto", metavar="NAME", help="where the model runs: auto, cpu")
+    add_option(parser, "device", "where the model runs: auto, cpu")
     parser.add_argument("--json", action="store_true", help="print tokens and nll as one document")
     parser.set_defaults(run=_score)
 

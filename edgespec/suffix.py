@@ -19,7 +19,7 @@ _ROOT = 0  # the state of the empty context
 _MAX_REFRESHED = 8
 
 
-class Guess(NamedTuple):
+class Follower(NamedTuple):
     """A token that may follow, and what speaks for it."""
 
     token: int
@@ -69,7 +69,7 @@ class SuffixAutomaton:
         """Tokens of the longest suffix that occurred earlier; the two may overlap."""
         return self._length[self._matched]
 
-    def guesses(self, num: int) -> Iterator[Guess]:
+    def guesses(self, num: int) -> Iterator[Follower]:
         """What most often followed the match, and then that, up to num tokens; past the end through itself."""
         state = self._matched
         length = self.match_length
@@ -78,7 +78,7 @@ class SuffixAutomaton:
             if target == _ROOT:  # the end of the text
                 state = self._link[state]
                 target = self._favourite[state]
-            yield Guess(self._token[target], length + i, self._count[target], not self._more[state])
+            yield Follower(self._token[target], length + i, self._count[target], not self._more[state])
             state = target
 
     def extend(self, tokens: Iterable[int]) -> None:
@@ -198,20 +198,20 @@ class SuffixDrafter:
             if not self._text.is_prefix_of(tokens):
                 self._text = SuffixAutomaton()
             self._text.extend(tokens[len(self._text) :].tolist())
-            return drafted(list(self._text.guesses(ask.num_tokens)), self.name)
+            return draft_of(list(self._text.guesses(ask.num_tokens)), self.name)
 
     def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
         pass
 
 
-def drafted(guesses: Sequence[Guess], source: str) -> Draft:
-    if not guesses:
+def draft_of(followers: Sequence[Follower], source: str) -> Draft:
+    if not followers:
         return NOTHING
-    ids = np.array([guess.token for guess in guesses], np.int32)
-    return Draft(ids, tuple(map(evidence_class, guesses)), source=source)
+    ids = np.array([follower.token for follower in followers], np.int32)
+    return Draft(ids, tuple(map(evidence_class, followers)), source=source)
 
 
-def evidence_class(guess: Guess) -> int:
+def evidence_class(follower: Follower) -> int:
     """The length class of the context, and whether it was followed by others, by this once, or always by this."""
-    agreement = min(guess.num_seen, 2) if guess.is_unanimous else 0
-    return 3 * length_class(guess.context_length) + agreement
+    agreement = min(follower.num_seen, 2) if follower.is_unanimous else 0
+    return 3 * length_class(follower.context_length) + agreement

@@ -1,9 +1,25 @@
-"""Lines for a person, on stderr. A stderr that cannot be written changes no result and no exit code."""
+"""Lines for a person, on stderr. A stderr that cannot be written changes no result and no exit code.
 
+What is told goes through the logger "edgespec", which is silent until a command, or a program that embeds
+edgespec, listens to it: INFO for the stages of a command, WARNING for what went wrong on the way, DEBUG for what
+is decided and why.
+"""
+
+import logging
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TextIO
+
+_LOG = logging.getLogger("edgespec.talk")
+_ALL = logging.getLogger("edgespec")
+_ROUNDS = logging.getLogger("edgespec.rounds")  # a JSON document a round, for a file alone
+
+
+def printable(text: str) -> str:
+    """A text of others with its control characters shown, not obeyed: a name can hold them too."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def say(line: str) -> None:
@@ -14,7 +30,35 @@ def say(line: str) -> None:
 
 
 def say_stage(line: str) -> None:
-    say(f"edgespec: {line}")
+    _LOG.info("%s", line)
+
+
+def say_problem(line: str) -> None:
+    """What did not work, while the command goes on."""
+    _LOG.warning("%s", line)
+
+
+class _Stderr(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        where = f"[{record.name.removeprefix('edgespec.')}] " if record.levelno < logging.INFO else ""
+        say(f"edgespec: {where}{record.getMessage()}")
+
+
+@contextmanager
+def heard(*, quiet: bool = False, verbose: bool = False) -> Iterator[None]:
+    """Show what is told; quiet problems alone, verbose decisions too."""
+    level = logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO
+    handler = _Stderr()
+    before = [(log, log.level) for log in (_ALL, _ROUNDS)]
+    _ALL.addHandler(handler)
+    _ALL.setLevel(level)
+    _ROUNDS.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        _ALL.removeHandler(handler)
+        for log, earlier in before:
+            log.setLevel(earlier)
 
 
 def drop(stream: TextIO) -> None:

@@ -4,15 +4,16 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from edgespec.disk import replace_file
 from edgespec.errors import UsageError
-from edgespec.talk import say, say_stage
+from edgespec.talk import say, say_problem
 from edgespec.timeline import Interval, chrome_trace, latest, picture
 
 _NUM_SHOWN = 12
 
 
 class TraceFile:
-    """All answers so far, written anew after each.
+    """All answers so far, written anew after each: the file is a whole document at any time.
 
     Raises:
         UsageError: The file cannot be written.
@@ -32,9 +33,14 @@ class TraceFile:
         try:
             self._write()
         except OSError as error:
-            say_stage(f"cannot write {self._path}: {error.strerror}")
+            say_problem(f"cannot write {self._path}: {error.strerror}")
         if timeline:
             say(picture(latest(timeline, "target", _NUM_SHOWN)))
 
     def _write(self) -> None:
-        self._path.write_text(json.dumps(chrome_trace(self._intervals)), encoding="utf-8")
+        document = json.dumps(chrome_trace(self._intervals)).encode()
+        place = self._path.resolve()  # a link stays one
+        if place.exists() and not place.is_file():  # a pipe or a terminal
+            place.write_bytes(document)
+        else:
+            replace_file(place, document, 0o666)

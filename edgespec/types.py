@@ -119,6 +119,28 @@ class TreeDecoder(Decoder, Protocol):
 
 
 @runtime_checkable
+class PretendingDecoder(Decoder, Protocol):
+    """A decoder that can take tokens as run that never were.
+
+    What passes take hangs on how many tokens are held, not on which: so what they take behind a long text can be
+    measured without reading one.
+    """
+
+    def pretend(self, tokens: TokenIds) -> None:
+        """Hold tokens, of which nothing was run: what is asked next takes its time and gives nonsense.
+
+        Raises:
+            ContextOverflow: tokens are more than context_length.
+            MemoryExhausted: The cache does not fit.
+        """
+        ...
+
+    def forget(self) -> None:
+        """Hold nothing, and let go of the memory that held it."""
+        ...
+
+
+@runtime_checkable
 class Interruptible(Protocol):
     """A decoder whose pass another thread can end."""
 

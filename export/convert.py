@@ -102,8 +102,8 @@ def export_model(
     loaded = replace(loaded, source=origin)
     if plan.reason:
         report(f"chose {plan.precision} precision: {plan.reason}")
-    is_half = form == "gpu" or (form == "npu" and plan.precision == "fp16")
-    rule = Rule(plan.precision, block_size, is_half, num_weights(loaded))
+    is_half = (form == "gpu" and plan.precision != "fp32") or (form == "npu" and plan.precision == "fp16")
+    rule = Rule(plan.precision, block_size, is_half, num_weights(loaded), has_fused_products=form == "cpu")
     with folder_in_the_making(output, plan.write_bytes, report) as folder:
         if loaded.num_left_out:
             report(f"leaving out {loaded.num_left_out} tensors that see images; the export reads text")
@@ -145,8 +145,6 @@ def _form_precision(form: str, precision: str, drafting: Drafting, hidden_layers
     """
     if form not in FORMS:
         raise UsageError(f"unknown form '{form}'; choose one of {', '.join(FORMS)}")
-    if form == "gpu" and precision == "fp32":
-        raise UsageError("the gpu form computes in fp16; choose another --precision than fp32")
     if form != "npu":
         return precision
     if drafting != Drafting() or hidden_layers:
@@ -174,9 +172,10 @@ def _expect_possible(
         raise UsageError(
             f"hidden states of layer {max(hidden_layers)} of a model that has 0 to {config.num_layers - 1}"
         )
-    if (form == "gpu" or precision == "fp16") and form != "cpu" and config.architecture in _LARGE_ACTIVATIONS:
+    is_half = precision == "fp16" if form == "npu" else form == "gpu" and precision != "fp32"
+    if is_half and config.architecture in _LARGE_ACTIVATIONS:
         raise UsageError(
-            f"activations of {config.architecture} exceed what fp16 holds; use --form cpu, or npu in fp32"
+            f"activations of {config.architecture} exceed what fp16 holds; use --form cpu, or --precision fp32"
         )
 
 

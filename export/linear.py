@@ -154,8 +154,11 @@ class LinearWriter:
         return self.nodes.op("Cast", x, to=int(_DATA_TYPES[self._rule.storage]))
 
     def _float_product(self, x: ir.Value, matrix: ir.Value, form: Form) -> ir.Value:
-        # The cast of a constant is folded when the session loads; the file keeps the stored type.
-        return self.nodes.op("FusedMatMul", x, self._as_float(matrix, form), transB=1)
+        # What is done to a constant is folded when the session loads; the file keeps it as it is stored.
+        matrix = self._as_float(matrix, form)
+        if self._rule.has_fused_products:
+            return self.nodes.op("FusedMatMul", x, matrix, transB=1)
+        return self.nodes.op("MatMul", x, self.nodes.op("Transpose", matrix, perm=[1, 0]))
 
     # -- blocks ------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ Blocks that are stored in just the bits and size asked for are kept as they are.
 
 And what a device form means:
     cpu     activations and cache in fp32, products with activations in 8 bits (accuracy_level 4)
-    gpu     activations and cache in fp16, int4 in symmetric blocks, which is what fast kernels take
+    gpu     activations and cache in fp16 (in fp32 precision, fp32), int4 in symmetric blocks, which is what fast
+            kernels take
     npu     fixed shapes and primitive operators (static_graph), all in fp16 or all in fp32
 """
 
@@ -68,6 +69,7 @@ class Rule:
     block_size: int  # of blocks that are rounded anew
     is_half: bool = False  # activations in fp16
     num_weights: int = 1 << 40
+    has_fused_products: bool = True  # FusedMatMul, which takes a matrix as it is stored, is the CPU's and CUDA's
 
     @property
     def storage(self) -> str:

@@ -63,6 +63,20 @@ class GrowingCache:
         held = self._held
         self._held = _Buffers(held.spares, held.pasts, self._next_length, held.capacity)
 
+    def pretend(self, num_positions: int) -> None:
+        """Hold zeros, written."""
+        self.clear()
+        grown = self._grown(num_positions)
+        for buffer in grown.pasts:
+            buffer[...] = 0
+        self._held = _Buffers(grown.pasts, grown.spares, num_positions, grown.capacity)
+
+    def clear(self) -> None:
+        """Hold nothing, in no memory."""
+        self._binding.clear_binding_inputs()
+        self._binding.clear_binding_outputs()
+        self._held = _Buffers(self._empty(0), self._empty(0), 0, 0)
+
     def _grown(self, needed: int) -> _Buffers:
         held = self._held
         capacity = grown_capacity(held.capacity, needed, self._context_length)

@@ -4,6 +4,7 @@ The cache is a memo of the tokens it was fed. Each call keeps their longest comm
 rest, so a wrong guess is undone by the next call and needs no message of its own.
 """
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
@@ -11,16 +12,19 @@ from threading import Lock
 import numpy as np
 
 from edgespec.cache import reusable_prefix
+from edgespec.cancel import Cancel
 from edgespec.errors import ContextOverflow
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, physical_cores
 from edgespec.runtimes.passes import Passes, Places
 from edgespec.runtimes.session import telling_of_memory
 from edgespec.runtimes.shared_cache import SharedCache
+from edgespec.runtimes.soundness import widest_sound
 from edgespec.types import Logits, TokenIds, append
 
 # Long prompts go in chunks, which bounds the workspace; a chunk this wide runs at the full rate.
 _CHUNK_TOKENS = 256
+_log = logging.getLogger(__name__)
 
 
 class OnnxDecoder:
@@ -42,10 +46,12 @@ class OnnxDecoder:
         num_threads: int | None = None,
         deterministic: bool = False,
         shares_cores: bool = False,
+        cancel: Cancel | None = None,
     ) -> None:
         """Load the graph.
 
         Raises:
+            Cancelled: It was given up.
             ManifestError: The graph does not load, or is not the one that the manifest describes.
             MemoryExhausted: The weights do not fit.
         """
@@ -57,10 +63,14 @@ class OnnxDecoder:
             device,
             num_threads or physical_cores(),
             shares_cores=shares_cores,
+            cancel=cancel,
         )
         self._held = np.zeros(0, np.int32)
         self._num_fed = 0
         self._lock = Lock()
+        self._chunk_tokens = _CHUNK_TOKENS
+        if device.memory != "cpu":
+            self._chunk_tokens = self._sound_chunk(device)
 
     @property
     def vocab_size(self) -> int:
@@ -86,11 +96,27 @@ class OnnxDecoder:
             raise ContextOverflow(num_tokens, self.context_length)
         assert 1 <= num_last <= num_tokens
         with self._lock, telling_of_memory("running a pass"):
+            self._passes.begin()
             return self._logits(tokens, num_last)
 
     def interrupt(self) -> None:
         """End the pass that another thread runs: it raises an error, and the cache holds what it held before."""
         self._passes.interrupt()
+
+    def pretend(self, tokens: TokenIds) -> None:
+        """Hold tokens that were never run; see PretendingDecoder."""
+        if len(tokens) > self.context_length:
+            raise ContextOverflow(len(tokens), self.context_length)
+        with self._lock, telling_of_memory("making room for a text"):
+            self._held = tokens[:0]
+            self._passes.cache.pretend(len(tokens))
+            self._held = tokens
+
+    def forget(self) -> None:
+        """Hold nothing, in no memory."""
+        with self._lock:
+            self._held = self._held[:0]
+            self._passes.cache.clear()
 
     @property
     def held(self) -> TokenIds:
@@ -108,6 +134,7 @@ class OnnxDecoder:
             places: Of the last of tokens and of the nodes.
         """
         with self._lock, telling_of_memory("running a tree"):
+            self._passes.begin()
             before = tokens[:-1]
             if len(before) == 0:  # ONNX Runtime's CPU provider looks at positions behind a past alone
                 first = self._logits(tokens, 1).copy()
@@ -135,7 +162,7 @@ class OnnxDecoder:
         self._num_fed += num_tokens - start
         rows: list[Logits] = []
         while start < num_tokens:
-            stop = min(start + _CHUNK_TOKENS, num_tokens)
+            stop = min(start + self._chunk_tokens, num_tokens)
             self._held = tokens[:start]
             wanted = max(0, stop - max(start, num_tokens - num_last))
             chunk = self._rows(tokens, start, stop, max(1, wanted))
@@ -146,6 +173,21 @@ class OnnxDecoder:
                 rows.append(chunk.copy())
         self._held = tokens
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def _sound_chunk(self, device: Device) -> int:
+        """Raises DeviceUnavailable: It computes the model wrongly."""
+
+        def rows_of(tokens: TokenIds, width: int) -> Logits:
+            self._held, self._chunk_tokens = tokens[:0], width
+            return self._logits(tokens, len(tokens)).copy()
+
+        width = widest_sound(rows_of, self.vocab_size, self.context_length, device.name)
+        self._held, self._num_fed = self._held[:0], 0
+        if width < _CHUNK_TOKENS:
+            _log.warning(
+                "'%s' computes passes of more than %d tokens wrongly; they are cut into such", device.name, width
+            )
+        return width
 
     def _rows(self, tokens: TokenIds, start: int, stop: int, num_rows: int) -> Logits:
         """One pass over tokens[start:stop], padded where determinism asks for it."""

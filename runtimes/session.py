@@ -5,12 +5,15 @@ Knows names, types and shapes; nothing of tokens.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edgespec.cancel import Cancel
 from edgespec.errors import EdgeSpecError, ManifestError, MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime
+from edgespec.runtimes.placement import expect_placed, placed_on, placement
 
 # A dimension is a number, or a word where any number has to be allowed, or _ANY where the graph may choose.
 _Dimensions = Sequence[int | str | None]
@@ -20,14 +23,29 @@ _NUM_NAMED = 4  # differences named in a message; a wrong layer count alone make
 
 
 def open_session(
-    graph: Path, manifest: Manifest, device: Device, num_threads: int, *, shares_cores: bool = False
+    graph: Path,
+    manifest: Manifest,
+    device: Device,
+    num_threads: int,
+    *,
+    shares_cores: bool = False,
+    cancel: Cancel | None = None,
 ) -> Any:
     """An InferenceSession of a graph; shares_cores says that another model runs by turns with it.
 
     Raises:
+        Cancelled: It was given up, which takes effect within milliseconds.
         ManifestError: The graph does not load, or is not the one that the manifest describes.
         MemoryExhausted: The weights do not fit.
     """
+    session = load_graph(graph, device, num_threads, shares_cores, cancel or Cancel())
+    _check_signature(graph, manifest, session)
+    expect_placed(placement(session), device, str(graph))
+    return session
+
+
+def load_graph(graph: Path, device: Device, num_threads: int, shares_cores: bool, cancel: Cancel) -> Any:
+    """An InferenceSession of any graph; raises as open_session does."""
     ort = import_onnxruntime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = num_threads
@@ -35,12 +53,13 @@ def open_session(
         # Threads that spin on after a pass take a core from the other model: 67 → 135 tokens/s on two cores.
         options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 4  # what fails is raised; a log would say it twice
-    try:
-        session = ort.InferenceSession(str(graph), options, providers=[device.provider], enable_fallback=0)
-    except Exception as error:  # ONNX Runtime has no common base of its own
-        raise translated(error, f"loading {graph}", ManifestError) from error
-    _check_signature(graph, manifest, session)
-    return session
+    how = placed_on(options, device)
+    with cancel.ending(partial(options.set_load_cancellation_flag, True)):
+        try:
+            return ort.InferenceSession(str(graph), options, **how)
+        except Exception as error:  # ONNX Runtime has no common base of its own
+            cancel.expect_unset()
+            raise translated(error, f"loading {graph}", ManifestError) from error
 
 
 @contextmanager

@@ -39,7 +39,9 @@ class SharedCache:
         needed = num_past + num_new
         if needed <= self._capacity:
             return
-        doubled = grown_capacity(self._capacity, needed, self._context_length)
+        # Buffers of another device are made once: what they hold is not numpy's to copy.
+        is_own = self._device.memory == "cpu"
+        doubled = grown_capacity(self._capacity, needed, self._context_length) if is_own else self._context_length
         try:
             self._grow(doubled, num_past)
         except MemoryError:
@@ -47,6 +49,21 @@ class SharedCache:
 
     def collect(self) -> None:
         """After a pass; the graph has written into the buffers themselves."""
+
+    def pretend(self, num_positions: int) -> None:
+        """Hold zeros, written where the buffers are the CPU's; other memory is all there from the start."""
+        if num_positions > self._capacity:
+            self.clear()
+            self.prepare(0, num_positions)
+        for buffer in self._buffers.values() if self._device.memory == "cpu" else ():
+            buffer.numpy()[:, :, :num_positions] = 0
+
+    def clear(self) -> None:
+        """Hold nothing, in no memory."""
+        self._capacity = 0
+        self._binding.clear_binding_inputs()
+        self._binding.clear_binding_outputs()
+        self._buffers.clear()
 
     def move(self, slots: Sequence[int], start: int) -> None:
         """Copy slots, in rising order, to start and what follows it; the buffers must be the CPU's."""
@@ -79,7 +96,11 @@ class SharedCache:
         return int(self._buffers[past].shape()[2]) if past in self._buffers else 0
 
     def _grown(self, past: str, shape: tuple[int, ...], num_past: int) -> Any:
+        if self._device.memory != "cpu":
+            return self._ort.OrtValue.ortvalue_from_shape_and_type(
+                shape, np.dtype(self._kv.dtype).type, self._device.memory, 0
+            )
         buffer = np.zeros(shape, self._kv.dtype)
         if num_past:
             buffer[:, :, :num_past] = self._buffers[past].numpy()[:, :, :num_past]
-        return self._ort.OrtValue.ortvalue_from_numpy(buffer, self._device.name)
+        return self._ort.OrtValue.ortvalue_from_numpy(buffer, self._device.memory)

@@ -7,7 +7,7 @@ import pytest
 import tiny
 from hypothesis import settings
 
-from edgespec.catalog import CATALOG, DEFAULT_MODEL
+from edgespec.catalog import CATALOG, DEFAULT_MODEL, CatalogFile
 from edgespec.export.convert import export_model
 from edgespec.fetch import fetch
 
@@ -23,7 +23,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What the user has is neither read nor written."""
     with pytest.MonkeyPatch.context() as patch:
+        for variable in [name for name in os.environ if name.startswith("EDGESPEC_") and "TEST" not in name]:
+            patch.delenv(variable)
         patch.setenv("EDGESPEC_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("EDGESPEC_CONFIG", os.devnull)
         yield
 
 
@@ -54,7 +57,9 @@ def tiny_drafter(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def smollm2_gguf() -> Path:
     """The real default model, fetched once and kept between runs."""
     cache = os.environ.get("EDGESPEC_TEST_CACHE") or platformdirs.user_cache_dir("edgespec-tests", appauthor=False)
-    return fetch(CATALOG[DEFAULT_MODEL], Path(cache), print)
+    source = CATALOG[DEFAULT_MODEL].source
+    assert isinstance(source, CatalogFile)
+    return fetch(source, Path(cache), print)
 
 
 @pytest.fixture(scope="session")

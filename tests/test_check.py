@@ -131,12 +131,20 @@ def test_gpu_form_of_blocks_passes_its_check(tmp_path: Path, precision: str) -> 
     assert check.divergence < {"source": 0.02, "int8": 0.01, "int4": 0.4}[precision]
 
 
-def test_gpu_form_of_what_half_floats_cannot_hold_is_refused(tiny_gguf: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="fp16"):
-        convert.export_model(tiny_gguf, tmp_path / "out", precision="fp32", form="gpu")
+def test_gpu_form_of_what_half_floats_cannot_hold_is_refused(tmp_path: Path) -> None:
     source = write_source(tmp_path, "gemma2", "huggingface")
     with pytest.raises(UsageError, match="gemma2 exceed"):
         convert.export_model(source, tmp_path / "out", form="gpu")
+    assert convert.export_model(source, tmp_path / "out", precision="fp32", form="gpu").form == "gpu"
+
+
+def test_gpu_form_in_single_precision_is_the_cpu_form_to_its_rounding(tiny_gguf: Path, tmp_path: Path) -> None:
+    manifest = convert.export_model(
+        tiny_gguf, tmp_path / "out", precision="fp32", form="gpu", open_decoder=open_decoder
+    )
+    assert (manifest.form, manifest.kv_cache.dtype) == ("gpu", "float32")
+    assert manifest.check is not None
+    assert manifest.check.divergence < 1e-9
 
 
 def test_gpu_form_in_four_bits_keeps_what_is_sensitive_in_eight(tiny_gguf: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import DeviceUnavailable
-from edgespec.runtimes import devices
+from edgespec.runtimes import devices, plugins
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -72,10 +72,17 @@ def test_absent_provider_names_what_is_there_and_what_to_do(monkeypatch: pytest.
         devices.find_device("cuda")
 
 
-def test_present_gpu_is_refused_rather_than_run_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kind_is_the_first_device_of_it_that_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "import_onnxruntime", lambda: Providers("CUDAExecutionProvider"))
-    with pytest.raises(DeviceUnavailable, match="--device cpu"):
-        devices.find_device("cuda")
+    cuda = devices.Device("cuda", "CUDAExecutionProvider", "cuda")
+    assert devices.find_device("gpu") == devices.find_device("cuda") == cuda
+
+
+def test_kind_that_is_not_there_says_why_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "import_onnxruntime", lambda: Providers("CPUExecutionProvider"))
+    monkeypatch.setattr(plugins.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DeviceUnavailable, match=r"no npu.*pip install onnxruntime-qnn.*onnxruntime-ep-openvino"):
+        devices.find_device("npu")
 
 
 def test_what_is_measured_on_an_accelerator_is_kept_by_its_driver(

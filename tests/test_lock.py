@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,31 @@ def test_waiting_names_the_process_that_holds_it(tmp_path: Path) -> None:
         with locked(path, waiting):
             pass
     assert said == [f"process {holder.pid}"]
+
+
+def test_patience_ends_with_the_name_of_the_holder_and_the_lock_is_free_behind_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with locked(path):
+        with pytest.raises(TimeoutError, match=f"held by process {os.getpid()}"), locked(path, patience_s=0.03):
+            pytest.fail("two hold it")
+        assert path.exists()
+    with locked(path, patience_s=0.03):
+        assert path.exists()
+    assert not path.exists()
+
+
+def test_lock_that_is_given_up_within_the_patience_is_had(tmp_path: Path) -> None:
+    path, said = tmp_path / "lock", list[str]()
+    with ExitStack() as holding:
+        holding.enter_context(locked(path))
+
+        def let_go(holder: str) -> None:
+            said.append(holder)
+            threading.Timer(0.02, holding.close).start()
+
+        with locked(path, let_go, patience_s=10.0):
+            assert path.exists()
+    assert said == [f"process {os.getpid()}"]
 
 
 def test_lock_that_a_killed_process_left_is_free(tmp_path: Path) -> None:

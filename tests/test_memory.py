@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.lock import locked
 from edgespec.memory import NUM_PROMPT_TOKENS, Memory, MemoryDrafter, MemoryIndex
 from edgespec.sampling import GumbelSampler, SamplingParams
 from edgespec.types import Ask, TokenIds
@@ -178,6 +179,26 @@ def test_two_processes_lose_no_answer(tmp_path: Path) -> None:
     assert [writer.wait() for writer in writers] == [0, 0]
     tokens = memory(tmp_path).read().reshape(-1, 3)[:, :2].tolist()
     assert sorted(tokens) == [[who, i] for who in (1, 2) for i in range(20)]
+
+
+def test_a_file_that_another_holds_is_waited_for_a_while_and_written_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.memory._PATIENCE_S", 0.03)
+    remember(tmp_path, ids(1, 2))
+    lines: list[str] = []
+    kept = memory(tmp_path, lines)
+    kept.add(ids(), ids(3))
+    with locked(kept.path.with_suffix(".lock")):
+        kept.save()
+    assert len(lines) == 1
+    assert lines[0].startswith("1 answer is not kept in ")
+    assert f"held by process {os.getpid()} (waited 0.03 s)" in lines[0]
+    assert kept.read().tolist() == [1, 2, -1]
+    kept.add(ids(), ids(4))
+    kept.save()
+    assert memory(tmp_path).read().tolist() == [1, 2, -1, 3, -1, 4, -1]
+    assert len(lines) == 1
 
 
 @pytest.mark.parametrize("kind", ["pipe", "huge"])

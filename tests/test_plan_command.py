@@ -74,6 +74,10 @@ def test_model_without_a_drafter_is_planned_alone(capsys: pytest.CaptureFixture[
     ("arguments", "expected"),
     [
         (["{target}", "--threads", "0"], 2),
+        (["{target}", "--threads", "512000"], 2),
+        (["{target}", "--drafter", "{target},suffix"], 2),
+        (["{target}", "--drafter", "{target},{target}"], 2),
+        (["{target}", "--drafter", "{target}+{target}"], 2),
         (["{target}", "--drafter", "none,suffix"], 2),
         (["{target}", "--memory", "much"], 2),
         (["nothing-known"], 3),
@@ -88,6 +92,23 @@ def test_what_cannot_be_planned_has_its_exit_code(
     code, out, err = run(capsys, *(argument.format(target=target) for argument in arguments))
     assert (code, out) == (expected, "")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("named", "heard"), [("none", []), ("ngram", ["ngram"]), ("ngram+suffix", ["ngram", "suffix"])]
+)
+def test_plan_names_what_is_asked_to_draft_and_nothing_else(
+    capsys: pytest.CaptureFixture[str], target: Path, named: str, heard: list[str]
+) -> None:
+    code, out, _ = run(capsys, target, "--drafter", named, "--json")
+    assert (code, json.loads(out)["drafters"]) == (0, heard)
+
+
+def test_cascade_is_refused_with_what_to_do(capsys: pytest.CaptureFixture[str], target: Path) -> None:
+    code, _, err = run(capsys, target, "--drafter", "small,suffix")
+    assert code == 2
+    assert "'small,suffix' is a cascade" in err
+    assert "'small+suffix'" in err
 
 
 def test_drafter_with_too_few_tokens_of_the_target_is_refused_before_it_is_measured(

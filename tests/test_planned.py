@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from edgespec.manifest import read_manifest
 from edgespec.opening import ModelFolder
 from edgespec.profile import DrafterProfile, Profile
 from edgespec.runtimes.devices import find_device, machine_key
+from edgespec.setting import Setting
 
 CPU = find_device("cpu")
-SETTING = (CPU, 1, False)
+SETTING = Setting(device=CPU, drafter_device=CPU, num_threads=1)
 KEPT = {("tiny-int4", evidence): (8e5, 1e6) for evidence in range(-1, 16)}
 ONE_BY_ONE = {1: 1.0, 2: 2.0}
 
@@ -57,8 +59,8 @@ def test_auto_is_what_was_measured_to_be_best(
 ) -> None:
     folder = known(slowed, branches)
     target, drafter = (ModelFolder(each, read_manifest(each)) for each in (folder, tiny_drafter))
-    assert planned("auto", target, drafter, SETTING, CPU) == schedule
-    assert planned("serial", target, drafter, SETTING, CPU) == "serial"
+    assert planned("auto", target, drafter, SETTING) == schedule
+    assert planned("serial", target, drafter, SETTING) == "serial"
     opened: list[LaneDrafter] = []
 
     def lane_drafter(*arguments: Any) -> LaneDrafter:
@@ -79,8 +81,8 @@ def test_unknown_models_may_go_ahead_and_those_of_another_number_of_threads_are_
 ) -> None:
     folder = known((2.5, 2.5), ONE_BY_ONE, num_threads=2)
     target, drafter = (ModelFolder(each, read_manifest(each)) for each in (folder, tiny_drafter))
-    assert planned("auto", target, drafter, SETTING, CPU) == "pipelined"
-    assert planned("auto", target, drafter, (CPU, 2, False), CPU) == "serial"
+    assert planned("auto", target, drafter, SETTING) == "pipelined"
+    assert planned("auto", target, drafter, replace(SETTING, num_threads=2)) == "serial"
 
 
 @pytest.mark.parametrize("branches", [ONE_BY_ONE, {1: 1.0, 64: 1.0}])

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from edgespec import suffix
 from edgespec.sampling import GumbelSampler, SamplingParams
-from edgespec.suffix import Guess, SuffixAutomaton, SuffixDrafter, evidence_class
+from edgespec.suffix import Follower, SuffixAutomaton, SuffixDrafter, evidence_class
 from edgespec.types import Ask, TokenIds
 
 GREEDY = GumbelSampler(SamplingParams())
@@ -59,7 +59,7 @@ def expect_oracle(text: SuffixAutomaton, tokens: list[int]) -> None:
     assert followers(text) == (counts_after(ends, tokens) if length else {})
 
 
-def expect_guesses(guesses: list[Guess], tokens: list[int]) -> None:
+def expect_guesses(guesses: list[Follower], tokens: list[int]) -> None:
     """Each guess is what most often followed the context before it, and of equal ones the most recent."""
     length, _ = longest_match(tokens)
     context = tokens[len(tokens) - length :]
@@ -188,7 +188,7 @@ def test_the_more_frequent_continuation_goes_before_the_more_recent() -> None:
 def test_evidence_is_the_length_of_the_context_and_the_agreement_of_counts(
     length: int, num_seen: int, is_unanimous: bool, wanted: int
 ) -> None:
-    assert evidence_class(Guess(0, length, num_seen, is_unanimous)) == wanted
+    assert evidence_class(Follower(0, length, num_seen, is_unanimous)) == wanted
 
 
 def test_evidence_grows_along_the_draft() -> None:

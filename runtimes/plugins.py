@@ -1,0 +1,78 @@
+"""Execution providers that come as wheels of their own: found, made known to ONNX Runtime, and their devices.
+
+Such a wheel has a module with get_library_path() and get_ep_name(), by ONNX Runtime's convention for plugin
+libraries.
+"""
+
+import importlib
+import importlib.util
+import platform
+from typing import Any, NamedTuple
+
+_ERROR = 3  # of ONNX Runtime's severities
+
+
+class Plugin(NamedTuple):
+    """name: what users call its device. memory: what ONNX Runtime calls the place of its arrays."""
+
+    name: str
+    module: str
+    provider: str
+    package: str
+    memory: str = "cpu"
+    options: tuple[tuple[str, str], ...] = ()
+
+
+def _qnn_options(processor: str) -> tuple[tuple[str, str], ...]:
+    """On a processor that has no such NPU beside it the emulator has to be told which one to be."""
+    emulated = (("htp_arch", "75"), ("soc_model", "69")) if processor in ("x86_64", "AMD64") else ()
+    return ("backend_type", "htp"), *emulated
+
+
+PLUGINS = (
+    Plugin("webgpu", "onnxruntime_ep_webgpu", "WebGpuExecutionProvider", "onnxruntime-ep-webgpu", "webgpu"),
+    Plugin("openvino", "onnxruntime_ep_openvino", "OpenVINOExecutionProvider", "onnxruntime-ep-openvino"),
+    Plugin(
+        "qnn",
+        "onnxruntime_qnn",
+        "QNNExecutionProvider",
+        "onnxruntime-qnn",
+        options=_qnn_options(platform.machine()),
+    ),
+    Plugin(
+        "tensorrt-rtx",
+        "onnxruntime_ep_nv_tensorrt_rtx",
+        "NvTensorRTRTXExecutionProvider",
+        "onnxruntime-ep-nv-tensorrt-rtx-cu13",
+        "cuda",
+    ),
+)
+
+
+class Registered(NamedTuple):
+    """A plugin's devices, and why there are none."""
+
+    plugin: Plugin
+    devices: tuple[Any, ...]  # OrtEpDevice
+    why_not: str = ""
+
+
+def registered(ort: Any, plugin: Plugin) -> Registered:
+    """Make a plugin known to ONNX Runtime, if it is installed; it stays so until the process ends."""
+    if importlib.util.find_spec(plugin.module) is None:
+        return Registered(plugin, (), f"{plugin.package} is not installed; run: pip install {plugin.package}")
+    if found := _devices(ort, plugin):
+        return Registered(plugin, found)
+    try:
+        module = importlib.import_module(plugin.module)
+        ort.set_default_logger_severity(_ERROR)  # what a library says while it loads is no user's affair
+        ort.register_execution_provider_library(plugin.provider, module.get_library_path())
+    except Exception as error:  # ONNX Runtime has no common base of its own
+        if "already registered" not in str(error):  # by another thread, or in vain
+            return Registered(plugin, (), f"{plugin.package} does not load: {error}")
+    found = _devices(ort, plugin)
+    return Registered(plugin, found, "" if found else f"{plugin.package} finds no device that it can use")
+
+
+def _devices(ort: Any, plugin: Plugin) -> tuple[Any, ...]:
+    return tuple(device for device in ort.get_ep_devices() if device.ep_name == plugin.provider)

@@ -1,0 +1,76 @@
+"""Providers that come as wheels, without any of them."""
+
+import importlib
+import importlib.util
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgespec.errors import DeviceUnavailable
+from edgespec.runtimes import devices
+from edgespec.runtimes.plugins import PLUGINS, registered
+
+WEBGPU = PLUGINS[0]
+
+
+class Runtime:
+    """onnxruntime, as far as plugins go: a library that is registered brings its devices."""
+
+    def __init__(self, *devices: str, error: str = "") -> None:
+        self.libraries: dict[str, str] = {}
+        self._devices, self._error = devices, error
+
+    def set_default_logger_severity(self, severity: int) -> None:
+        self.severity = severity
+
+    def register_execution_provider_library(self, name: str, path: str) -> None:
+        if self._error:
+            raise RuntimeError(self._error)
+        assert name not in self.libraries
+        self.libraries[name] = path
+
+    def get_ep_devices(self) -> list[Any]:
+        return [SimpleNamespace(ep_name=name) for name in self._devices if name in self.libraries]
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(get_library_path=lambda: "/lib/webgpu.so")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == WEBGPU.module or None)
+    monkeypatch.setattr("edgespec.runtimes.plugins.importlib.import_module", lambda name: module)
+
+
+@pytest.mark.usefixtures("installed")
+def test_plugin_is_registered_once_and_keeps_its_devices() -> None:
+    ort = Runtime(WEBGPU.provider, "another")
+    first, again = registered(ort, WEBGPU), registered(ort, WEBGPU)
+    assert ort.libraries == {WEBGPU.provider: "/lib/webgpu.so"}
+    assert [device.ep_name for device in first.devices] == [WEBGPU.provider]
+    assert len(again.devices) == 1
+    assert not first.why_not
+
+
+def test_plugin_that_is_absent_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert registered(Runtime(), WEBGPU).why_not == (
+        "onnxruntime-ep-webgpu is not installed; run: pip install onnxruntime-ep-webgpu"
+    )
+
+
+@pytest.mark.usefixtures("installed")
+def test_plugin_without_a_device_and_one_that_does_not_load_say_so() -> None:
+    assert "finds no device" in registered(Runtime(), WEBGPU).why_not
+    broken = registered(Runtime(error="libvulkan.so.1: cannot open shared object file"), WEBGPU)
+    assert "does not load: libvulkan.so.1" in broken.why_not
+    assert not broken.devices
+
+
+@pytest.mark.usefixtures("installed")
+def test_device_of_a_plugin_carries_its_handles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "import_onnxruntime", lambda: Runtime(WEBGPU.provider))
+    device = devices.find_device("webgpu")
+    assert (device.provider, device.memory, len(device.handles)) == (WEBGPU.provider, "webgpu", 1)
+    monkeypatch.setattr(devices, "import_onnxruntime", Runtime)
+    with pytest.raises(DeviceUnavailable, match=r"'webgpu'.*finds no device"):
+        devices.find_device("webgpu")

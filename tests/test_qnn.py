@@ -1,0 +1,84 @@
+"""A drafter on QNN's HTP emulator, which its wheel brings along: make test-npu. It shows that the path works."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+
+from edgespec.export.convert import export_model
+from edgespec.manifest import read_manifest
+from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.static import StaticDecoder
+
+pytestmark = [
+    pytest.mark.npu,
+    pytest.mark.skipif(
+        importlib.util.find_spec("onnxruntime_qnn") is None,
+        reason="wants onnxruntime-qnn; run make test-npu",
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=["fp16", "fp32"])
+def drafter(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    tiny.write_gguf(folder / "tiny.gguf", tiny.random_weights())
+    export_model(folder / "tiny.gguf", folder / "target", precision="fp32")
+    export_model(folder / "tiny.gguf", folder / "drafter", precision=request.param, form="npu")
+    return folder / "drafter"
+
+
+def test_both_graphs_run_there_whole(drafter: Path) -> None:
+    decoder = StaticDecoder(drafter, read_manifest(drafter), find_device("npu"))
+    assert sorted(decoder.placements) == [1, 64]
+    for nodes in decoder.placements.values():
+        assert list(nodes) == ["QNNExecutionProvider"]
+        assert nodes["QNNExecutionProvider"]["Gemm"] == 15
+
+
+def test_rows_are_those_of_the_cpu_but_for_half_floats(drafter: Path) -> None:
+    manifest = read_manifest(drafter)
+    here, there = (StaticDecoder(drafter, manifest, find_device(name)) for name in ("cpu", "qnn"))
+    tokens = np.random.default_rng(0).integers(0, manifest.vocab_size, 80).astype(np.int32)
+    for num_tokens, num_last in ((10, 10), (13, 3), (80, 16), (64, 64)):  # 64 at once are the prompt's graph
+        expected = here.logits(tokens[:num_tokens], num_last).copy()
+        found = there.logits(tokens[:num_tokens], num_last)
+        np.testing.assert_allclose(found, expected, atol=0.04 * expected.std())
+
+
+def answer(folder: Path, *more: str) -> dict[str, Any]:
+    command = [
+        sys.executable,
+        "-m",
+        "edgespec",
+        "chat",
+        str(folder / "target"),
+        "--prompt",
+        "the rain in",
+        "--json",
+    ]
+    done = subprocess.run(
+        [*command, "--prompt", "the rain in", "--max-tokens", "16", *more],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)  # what the provider's library prints is no part of it
+    return document
+
+
+def test_it_drafts_for_a_target_on_the_cpu(drafter: Path) -> None:
+    plain = answer(drafter.parent, "--drafter", "none")
+    drafting = ["--drafter", str(drafter), "--drafter-device", "npu", "--draft-length", "3"]
+    for schedule in ("serial", "pipelined"):
+        found = answer(drafter.parent, *drafting, "--schedule", schedule)
+        assert found["token_ids"] == plain["token_ids"]
+        assert found["stats"]["drafter_device"] == "qnn"
+        assert found["stats"]["acceptance_rate"] > 0.8
