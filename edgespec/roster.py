@@ -4,7 +4,7 @@ Owns the model drafters: it opens them, lets them go when memory is short, opens
 parks those at fault. It notes each change once. Knows protocols, and how a drafter is opened only as a call.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Event, RLock
@@ -17,10 +17,10 @@ from edgespec.budget import RESERVE_BYTES
 from edgespec.clock import Clock
 from edgespec.errors import MemoryExhausted
 from edgespec.footing import Candidate, Footing, OpenModel
+from edgespec.gate import FixedGate, MeasuredGate
 from edgespec.headroom import Headroom, Room, headroom, return_freed
 from edgespec.ladder import Ladder
 from edgespec.parking import GuardedDrafter, in_words
-from edgespec.scheduler import Gate
 from edgespec.speculation import Speculation
 from edgespec.timeline import Interval
 from edgespec.types import NOTHING, Decoder, Draft, Drafter, Logits, Sampler, TokenIds
@@ -335,11 +335,15 @@ def _free(room: Room) -> str:
 
 @dataclass(slots=True)
 class RosterGate:
-    """The gate of one answer, made anew from what was learned whenever another drafts."""
+    """The gate of one answer, made anew from what was learned whenever another drafts.
+
+    undrafted: Why passes had no draft, and how many.
+    """
 
     roster: Roster
     speculation: Speculation
-    _inner: Gate = field(init=False)
+    undrafted: Counter[str] = field(init=False, default_factory=Counter)
+    _inner: FixedGate | MeasuredGate = field(init=False)
     _version: int = field(init=False)
     _drafted: Draft = field(init=False, default=NOTHING)
 
@@ -356,6 +360,8 @@ class RosterGate:
                 self.speculation.paid[name].read = np.zeros(0, np.int32)
             self._inner = self.speculation.gate()
         self._drafted = self._inner.draft(tokens, room, sampler)
+        if not len(self._drafted.tokens):
+            self.undrafted[self._inner.reason] += 1
         return self._drafted
 
     def observe(self, tokens: TokenIds, draft: Draft, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
