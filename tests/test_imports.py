@@ -15,6 +15,7 @@ PURE = {
     "benchmark",
     "budget",
     "cache",
+    "cancel",
     "catalog",
     "chances",
     "chat_actions",
@@ -56,6 +57,7 @@ PURE = {
     "markdown_blocks",
     "markdown_inline",
     "memory",
+    "opener",
     "options",
     "paid",
     "pair",
@@ -108,6 +110,8 @@ JOINTS = {
     "chat_words",
     "cli",
     "config_command",
+    "devices_command",
+    "diagnosis",
     "doctor_command",
     "download",
     "drafting",
@@ -159,7 +163,7 @@ def test_only_home_and_the_commands_call_export_and_only_loading_and_its_parts_t
     using = {path.stem: within(path) for path in (ROOT / "edgespec").glob("*.py")}
     assert {name for name, rooms in using.items() if "export" in rooms} == {"home", "pairing", "export_command"}
     assert {name for name, rooms in using.items() if "runtimes" in rooms} == {
-        "loading", "opening", "drafting", "planning", "setting", "simulation",
+        "diagnosis", "devices_command", "loading", "opening", "drafting", "planning", "setting", "simulation",
     }  # fmt: skip
 
 
