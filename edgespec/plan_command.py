@@ -4,7 +4,7 @@ import argparse
 import json
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgespec.arguments import add_option
 from edgespec.errors import UsageError
@@ -36,12 +36,24 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
+    from edgespec.plan_words import in_words
+
+    document = plan_document(options)
+    print(json.dumps(document) if options.json else in_words(document))
+    return 0
+
+
+def plan_document(options: argparse.Namespace) -> dict[str, Any]:
+    """What the planner says of model, drafter, device, drafter_device, threads and memory; measure for anew.
+
+    Raises:
+        EdgeSpecError: A model is missing, invalid or too large, or there is nothing to plan.
+    """
     from edgespec.drafter_names import parse
     from edgespec.headroom import parse_bytes
     from edgespec.home import ModelHome, default_home
     from edgespec.loading import expect_distinct, expect_threads, find_models, model_drafting
     from edgespec.plan_document import document_of
-    from edgespec.plan_words import in_words
     from edgespec.planning import plan_for
     from edgespec.setting import Setting
 
@@ -63,7 +75,10 @@ def _plan(options: argparse.Namespace) -> int:
         memory_limit=limit,
         report=say_stage,
     )
-    document = document_of(
+    if any(planned.took):
+        opening_s, measuring_s = planned.took
+        say_stage(f"measured in {opening_s + measuring_s:.1f} s, of which opening models took {opening_s:.1f} s")
+    return document_of(
         planned.plan,
         planned.layouts,
         planned.experience.chances,
@@ -72,11 +87,6 @@ def _plan(options: argparse.Namespace) -> int:
         drafters=[drafter.manifest.name for drafter in drafters],
         command=_command_of(planned.plan, options, _named(planned.plan, asked, drafters)),
     )
-    if any(planned.took):
-        opening_s, measuring_s = planned.took
-        say_stage(f"measured in {opening_s + measuring_s:.1f} s, of which opening models took {opening_s:.1f} s")
-    print(json.dumps(document) if options.json else in_words(document))
-    return 0
 
 
 def _expect_no_cascade(names: "DrafterNames") -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from edgespec.talk import printable
+from edgespec.printable import printable
 
 Document = Mapping[str, Any]
 
