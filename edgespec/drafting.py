@@ -6,12 +6,13 @@ from functools import partial
 from typing import Literal
 
 from edgespec.budget import FORESEEN_TOKENS, need_of
+from edgespec.cancel import Cancel
 from edgespec.costs import DraftCosts, PassCosts, measure
 from edgespec.cross_vocabulary import RespelledDrafter, TranslatedDecoder, Translation, translation_between
 from edgespec.drafters import ModelDrafter, NgramDrafter
 from edgespec.errors import UsageError
 from edgespec.experience import Experience, read_experience, write_experience
-from edgespec.footing import Candidate, OpenModel
+from edgespec.footing import Candidate, OpenModel, Report
 from edgespec.headroom import Room
 from edgespec.hedges import Hedges
 from edgespec.lane_drafter import LaneDrafter
@@ -29,7 +30,6 @@ from edgespec.suffix import SuffixDrafter
 from edgespec.types import Decoder, Drafter
 
 Asked = Literal["auto", "serial", "pipelined", "hedged"]
-Report = Callable[[str], None]
 
 
 def from_text(names: Collection[str], window: Window | None) -> list[Drafter]:
@@ -59,17 +59,17 @@ class Chain:
     setting: Setting
     is_drawn_alike: bool
     schedule: Schedule
-    report: Report
 
     def shortened(self, num_models: int) -> "Chain":
         """What is left of it without its first num_models."""
         return replace(self, models=self.models[num_models:])
 
 
-def cascade(chain: Chain) -> OpenModel:
+def cascade(chain: Chain, cancel: Cancel, report: Report) -> OpenModel:
     """The first model as the drafter of the target in a lane, each next one as that of the one before it.
 
     Raises:
+        Cancelled: It was given up.
         UsageError: The first is to prepare several outcomes, and cannot run trees.
         VocabularyMismatch: One has too few tokens of the one that it drafts for.
     """
@@ -78,13 +78,18 @@ def cascade(chain: Chain) -> OpenModel:
     inner: list[Drafter] = from_text([chain.text] if chain.text else [], None)
     lane = ThreadLane("drafter")
     for served, model in reversed(list(zip([target, *chain.models], chain.models, strict=False))):
-        translate = translation(served, model, chain.report)
+        translate = translation(served, model, report)
         is_first = served is target
         is_hedged = is_first and schedule == "hedged"
         if is_hedged:
             _expect_trees(model, device, translate is not None)
         decoder = open_drafter(
-            model, device, setting.drafter_place.num_threads, chain.is_drawn_alike, has_trees=is_hedged
+            model,
+            device,
+            setting.drafter_place.num_threads,
+            chain.is_drawn_alike,
+            has_trees=is_hedged,
+            cancel=cancel,
         )
         model_drafter = ModelDrafter(
             TranslatedDecoder(decoder, translate) if translate else decoder,

@@ -170,7 +170,6 @@ def _chains(
             # Equality gives one text whatever drafts; what rejection keeps hangs on each bit that was drawn from.
             is_drawn_alike=setting.deterministic and acceptance == "rejection",
             schedule=planned(schedule, target, drafters[0], setting),
-            report=models.report,
         )
         for drafters, text in named
     ]

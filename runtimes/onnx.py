@@ -12,6 +12,7 @@ from threading import Lock
 import numpy as np
 
 from edgespec.cache import reusable_prefix
+from edgespec.cancel import Cancel
 from edgespec.errors import ContextOverflow
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, physical_cores
@@ -45,10 +46,12 @@ class OnnxDecoder:
         num_threads: int | None = None,
         deterministic: bool = False,
         shares_cores: bool = False,
+        cancel: Cancel | None = None,
     ) -> None:
         """Load the graph.
 
         Raises:
+            Cancelled: It was given up.
             ManifestError: The graph does not load, or is not the one that the manifest describes.
             MemoryExhausted: The weights do not fit.
         """
@@ -60,6 +63,7 @@ class OnnxDecoder:
             device,
             num_threads or physical_cores(),
             shares_cores=shares_cores,
+            cancel=cancel,
         )
         self._held = np.zeros(0, np.int32)
         self._num_fed = 0

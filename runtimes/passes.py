@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.cancel import Cancel
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.growing_cache import GrowingCache
@@ -62,17 +63,27 @@ class Passes:
     """A graph with its cache, run by one thread at a time."""
 
     def __init__(
-        self, graph: Path, manifest: Manifest, device: Device, num_threads: int, *, shares_cores: bool = False
+        self,
+        graph: Path,
+        manifest: Manifest,
+        device: Device,
+        num_threads: int,
+        *,
+        shares_cores: bool = False,
+        cancel: Cancel | None = None,
     ) -> None:
         """Load the graph.
 
         Raises:
+            Cancelled: It was given up.
             ManifestError: The graph does not load, or is not the one that the manifest describes.
             MemoryExhausted: The weights do not fit.
         """
         self._manifest = manifest
         self._names = manifest.signature
-        self._session = open_session(graph, manifest, device, num_threads, shares_cores=shares_cores)
+        self._session = open_session(
+            graph, manifest, device, num_threads, shares_cores=shares_cores, cancel=cancel
+        )
         self._binding = self._session.io_binding()
         self.cache: Cache = _CACHES[manifest.kv_cache.form](self._binding, manifest, device)
         # What is bound beside the caches lives here until its run is over. It is bound anew for each pass, since

@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.cache import reusable_prefix
+from edgespec.cancel import Cancel
 from edgespec.errors import ContextOverflow, ManifestError
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
-from edgespec.runtimes.placement import Placement, expect_placed, placed_on, placement
-from edgespec.runtimes.session import telling_of_memory, translated
+from edgespec.runtimes.placement import Placement, expect_placed, placement
+from edgespec.runtimes.session import load_graph, telling_of_memory, translated
 from edgespec.types import Logits, TokenIds
 
 _HIDDEN = -30000.0  # which half floats hold
@@ -34,10 +35,12 @@ class StaticDecoder:
         num_threads: int | None = None,
         deterministic: bool = False,
         shares_cores: bool = False,
+        cancel: Cancel | None = None,
     ) -> None:
         """Load the graphs.
 
         Raises:
+            Cancelled: It was given up.
             ManifestError: A graph does not load, or takes other inputs than the static form has.
             MemoryExhausted: The weights do not fit.
         """
@@ -47,7 +50,7 @@ class StaticDecoder:
         if manifest.prefill_graph and not deterministic:
             graphs[manifest.prefill_tokens] = manifest.prefill_graph
         self._sessions = {
-            width: _open(folder / graph, manifest, device, threads, shares_cores)
+            width: _open(folder / graph, manifest, device, threads, shares_cores, cancel or Cancel())
             for width, graph in graphs.items()
         }
         kv = manifest.kv_cache
@@ -147,18 +150,10 @@ class StaticDecoder:
         return np.where(hidden, _HIDDEN, 0).astype(self._manifest.kv_cache.dtype)
 
 
-def _open(graph: Path, manifest: Manifest, device: Device, num_threads: int, shares_cores: bool) -> Any:
-    ort = import_onnxruntime()
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = num_threads
-    options.log_severity_level = 4
-    if shares_cores:  # see session
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-    how = placed_on(options, device)
-    try:
-        session = ort.InferenceSession(str(graph), options, **how)
-    except Exception as error:  # ONNX Runtime has no common base of its own
-        raise translated(error, f"loading {graph}", ManifestError) from error
+def _open(
+    graph: Path, manifest: Manifest, device: Device, num_threads: int, shares_cores: bool, cancel: Cancel
+) -> Any:
+    session = load_graph(graph, device, num_threads, shares_cores, cancel)
     shapes = {value.name: tuple(value.shape) for value in session.get_inputs()}
     expect_placed(placement(session), device, str(graph))
     names, kv = set(shapes), manifest.kv_cache
