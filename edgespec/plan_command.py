@@ -38,6 +38,17 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
+    document = plan_document(options)
+    print(json.dumps(document) if options.json else in_words(document))
+    return 0
+
+
+def plan_document(options: argparse.Namespace) -> dict[str, Any]:
+    """What the planner says of model, drafter, device, drafter_device, threads and memory; measure for anew.
+
+    Raises:
+        EdgeSpecError: A model is missing, invalid or too large, or there is nothing to plan.
+    """
     from edgespec.drafter_names import parse
     from edgespec.headroom import parse_bytes
     from edgespec.home import ModelHome, default_home
@@ -62,9 +73,7 @@ def _plan(options: argparse.Namespace) -> int:
         memory_limit=limit,
         report=say_stage,
     )
-    document = document_of(planned, target.manifest.name, [drafter.manifest.name for drafter in drafters])
-    print(json.dumps(document) if options.json else in_words(document))
-    return 0
+    return document_of(planned, target.manifest.name, [drafter.manifest.name for drafter in drafters])
 
 
 def _expect_no_cascade(names: "DrafterNames") -> None:
