@@ -35,6 +35,7 @@ check: $(VENV)/.test types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy demos
 
 bench: $(VENV)/.test
 	$(BIN)/python bench/decode.py smollm2-135m smollm2-135m:int4
@@ -52,6 +53,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.cpu: $(VENV)/bin/python pyproject.toml
+	@echo "installing into $(VENV), which takes a minute or two"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[cpu]"
 	@touch $@
 

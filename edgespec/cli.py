@@ -17,9 +17,11 @@ from edgespec import __version__
 from edgespec.arguments import add_talk
 from edgespec.bench_command import add_bench
 from edgespec.chat_command import add_chat
+from edgespec.completion_command import add_completion
 from edgespec.config_command import add_config
+from edgespec.devices_command import add_devices
 from edgespec.doctor_command import add_doctor
-from edgespec.errors import EdgeSpecError, MemoryExhausted
+from edgespec.errors import EdgeSpecError, MemoryExhausted, UsageError
 from edgespec.export_command import add_export, add_pair
 from edgespec.models_command import add_models
 from edgespec.options import OPTIONS
@@ -99,11 +101,16 @@ _COMMANDS = {
         "measure how well a model predicts a text",
         "  edgespec score my-model --file text.txt   nats a token",
     ),
+    "devices": _Command(
+        add_devices,
+        "which devices there are, which can be used, and what mends the others",
+        "  edgespec devices --json",
+    ),
     "doctor": _Command(
         add_doctor,
         "what is installed here, and whether speculation is exact",
         """\
-  edgespec doctor
+  edgespec doctor                            versions, devices, memory, and a short test of a prepared model
   edgespec doctor --exactness smollm2-135m   speculative text against plain text, token by token""",
     ),
     "simulate": _Command(
@@ -112,6 +119,14 @@ _COMMANDS = {
         """\
   edgespec simulate --target-ms 82 --draft-ms 9.4 --acceptance 0.54 --verify-cost 1,1.03,1.05,1.08
   edgespec simulate --trace rounds.jsonl --draft-ms 34   the rounds of chat --log-rounds, on a slower drafter""",
+    ),
+    "completion": _Command(
+        add_completion,
+        "print what completes commands, options and names of models in your shell",
+        """\
+  source <(edgespec completion bash)                        in ~/.bashrc
+  source <(edgespec completion zsh)                         in ~/.zshrc, after compinit
+  edgespec completion fish | source                         in ~/.config/fish/config.fish""",
     ),
     "config": _Command(
         add_config,
@@ -197,11 +212,16 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     """
     parser = command_parser()
     options = parser.parse_args(arguments)
-    if options.command.startswith(("config", "help")):
+    if options.command.startswith(("completion", "config", "help")):
         return options, []
     from edgespec.config import settings
 
-    found = settings()
+    try:
+        found = settings()
+    except UsageError:
+        if options.command != "doctor":  # which reports it
+            raise
+        found = {}
     if color := found.get("color"):
         _use_color(str(color.value))
     taken = {name: each for name, each in found.items() if options.command in OPTIONS[name].commands}

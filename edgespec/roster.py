@@ -5,7 +5,7 @@ it is back, and parks those at fault. It notes each change once. Knows protocols
 as a call.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Event, RLock
@@ -19,11 +19,11 @@ from edgespec.cancel import Cancel
 from edgespec.clock import Clock
 from edgespec.errors import MemoryExhausted
 from edgespec.footing import Candidate, Footing, OpenModel, Report
+from edgespec.gate import FixedGate, MeasuredGate
 from edgespec.headroom import Headroom, Room, headroom, return_freed
 from edgespec.ladder import Ladder
 from edgespec.opener import Opened, Opener
 from edgespec.parking import GuardedDrafter, in_words
-from edgespec.scheduler import Gate
 from edgespec.speculation import Speculation
 from edgespec.timeline import Interval
 from edgespec.types import NOTHING, Decoder, Draft, Drafter, Logits, Sampler, TokenIds
@@ -375,11 +375,15 @@ def _free(room: Room) -> str:
 
 @dataclass(slots=True)
 class RosterGate:
-    """The gate of one answer, made anew from what was learned whenever another drafts."""
+    """The gate of one answer, made anew from what was learned whenever another drafts.
+
+    undrafted: Why passes had no draft, and how many.
+    """
 
     roster: Roster
     speculation: Speculation
-    _inner: Gate = field(init=False)
+    undrafted: Counter[str] = field(init=False, default_factory=Counter)
+    _inner: FixedGate | MeasuredGate = field(init=False)
     _version: int = field(init=False)
     _drafted: Draft = field(init=False, default=NOTHING)
 
@@ -396,6 +400,8 @@ class RosterGate:
                 self.speculation.paid[name].read = np.zeros(0, np.int32)
             self._inner = self.speculation.gate()
         self._drafted = self._inner.draft(tokens, room, sampler)
+        if not len(self._drafted.tokens):
+            self.undrafted[self._inner.reason] += 1
         return self._drafted
 
     def observe(self, tokens: TokenIds, draft: Draft, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
