@@ -70,6 +70,8 @@ PURE = {
     "peers",
     "peers_worker",
     "pipeline",
+    "plan_document",
+    "plan_words",
     "planner",
     "printable",
     "profile",
