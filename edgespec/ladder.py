@@ -93,7 +93,7 @@ class Ladder:
         self._enough_since_s = self._climbed_s = None
 
     def _relieved(self, free: Bytes, wanted: Bytes) -> int:
-        """The first rung below at which nothing is short that falling helps; else where all that helps is freed."""
+        """The first rung below at which all is enough that falling helps; else where all that helps is freed."""
         here, last = self.rungs[self.position].needed, len(self.rungs) - 1
         helped = {place: held for place, held in free.items() if held >= wanted[place] or here.get(place, 0)}
         short = [place for place, held in helped.items() if held < wanted[place]]

@@ -15,6 +15,16 @@ _LONGEST_S = 1e5
 LEAST_SPAN = 400
 
 
+class Took(NamedTuple):
+    """Seconds that were spent to learn a profile; none where it was known."""
+
+    opening_s: float = 0.0
+    measuring_s: float = 0.0
+
+    def plus(self, more: "Took") -> "Took":
+        return Took(self.opening_s + more.opening_s, self.measuring_s + more.measuring_s)
+
+
 class Place(NamedTuple):
     """Where a model runs, and with how many threads of the host."""
 

@@ -9,7 +9,8 @@ from edgespec import load
 from edgespec.experience import FILE_NAME, read_experience
 from edgespec.manifest import read_manifest
 from edgespec.opening import ModelFolder
-from edgespec.placements import Placements, Took, splits_of
+from edgespec.placements import Placements, splits_of
+from edgespec.profile import Took
 from edgespec.setting import Setting
 
 
