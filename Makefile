@@ -35,6 +35,7 @@ check: $(VENV)/.test types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy demos
 
 bench: $(VENV)/.test
 	$(BIN)/python bench/decode.py smollm2-135m smollm2-135m:int4

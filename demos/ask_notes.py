@@ -1,19 +1,99 @@
-"""Ask a question about a text file: python demos/ask_notes.py notes.txt "When is the meeting?" """
+"""Ask a folder of notes, on this machine alone.
 
+    python demos/ask_notes.py demos/notes "When does the boat club meet?"
+    python demos/ask_notes.py demos/notes
+
+With a question it answers and leaves; without one it asks for questions. What it finds by words goes into the
+prompt as far as the context has room, and is named below the answer. Ctrl-C stops an answer, Ctrl-D leaves.
+"""
+
+import argparse
+import re
+import signal
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from edgespec import load
+from passages import SUFFIXES, Index, Passage, read_folder
+
+from edgespec import AnswerStream, EdgeSpecError, Engine, load
+
+SYSTEM = "You answer questions from the user's notes, in one or two sentences."
+MAX_PASSAGES, MAX_TOKENS = 4, 200
 
 
-def main(path: str, question: str) -> None:
-    notes = Path(path).read_text(encoding="utf-8")
-    system = f"Answer from these notes, in one sentence.\n\n{notes}"
-    with load("smollm2-135m") as engine:
-        for chunk in engine.stream(question, system=system, max_tokens=80):
-            print(chunk.text, end="", flush=True)
-    print()
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Ask a folder of notes.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("question", nargs="?", help="without it, questions are asked for")
+    parser.add_argument("--model", default="smollm2-135m")
+    options = parser.parse_args()
+    index = Index(read_folder(options.folder))
+    if not index.passages:
+        print(f"{options.folder} holds no notes ({', '.join(SUFFIXES)})", file=sys.stderr)
+        return 2
+    try:
+        with load(options.model, report=lambda line: print(line, file=sys.stderr)) as engine:
+            for question in [options.question] if options.question else questions():
+                answer(engine, index, question)
+    except EdgeSpecError as error:
+        print(f"ask_notes: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def questions() -> Iterator[str]:
+    """What the user types, until Ctrl-D or Ctrl-C."""
+    while True:
+        try:
+            if question := input("\nask> ").strip():
+                yield question
+        except (EOFError, KeyboardInterrupt):
+            return
+
+
+def answer(engine: Engine, index: Index, question: str) -> None:
+    """Print an answer as it is made, and where it comes from."""
+    found = fitting(engine, index.best(question, MAX_PASSAGES), question)
+    if not found:
+        print("None of the notes shares a word with this question.")
+        return
+    with stopped_by_ctrl_c(engine.stream(prompt(found, question), system=SYSTEM, max_tokens=MAX_TOKENS)) as chunks:
+        for chunk in chunks:
+            print(visible(chunk.text), end="", flush=True)
+    print(" … (stopped)" if chunk.finish_reason == "cancelled" else "")
+    print("from " + ", ".join(passage.place for passage in reversed(found)))
+
+
+def prompt(found: Sequence[Passage], question: str) -> str:
+    notes = "\n\n".join(f"Note {each.place}\n{each.heading}\n{each.text}" for each in found)
+    return f"{notes}\n\nQuestion: {question}\nAnswer from the notes above."
+
+
+def fitting(engine: Engine, found: list[Passage], question: str) -> list[Passage]:
+    """As many as leave room for an answer in the context; the likeliest stand last, next to the question."""
+    room = engine.context_length - MAX_TOKENS
+    while found and engine.count(prompt(found, question), system=SYSTEM) > room:
+        found = found[:-1]
+    return found[::-1]
+
+
+@contextmanager
+def stopped_by_ctrl_c(chunks: AnswerStream) -> Iterator[AnswerStream]:
+    """Ctrl-C ends the answer and not the program, even while the notes are still being read."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: chunks.cancel())
+    try:
+        with chunks:
+            yield chunks
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def visible(text: str) -> str:
+    """Notes may hold what steers a terminal, and a model may repeat it."""
+    return re.sub(r"[^\S\n\t ]|[\x00-\x08\x0b-\x1f\x7f-\x9f]", "�", text)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    sys.exit(main())

@@ -12,8 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edgespec.answers import AnswerStream, Chunk, Completion
     from edgespec.chat_template import Message
-    from edgespec.engine import Chunk, Completion, Engine
+    from edgespec.engine import Engine
     from edgespec.errors import (
         ContextOverflow,
         DeviceUnavailable,
@@ -37,6 +38,7 @@ __version__ = "0.1.0"
 logging.getLogger("edgespec").addHandler(logging.NullHandler())  # silent unless somebody listens
 
 __all__ = [
+    "AnswerStream",
     "Chunk",
     "Completion",
     "ContextOverflow",
@@ -59,9 +61,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AnswerStream": "answers",
+    "Chunk": "answers",
+    "Completion": "answers",
     "Message": "chat_template",
-    "Chunk": "engine",
-    "Completion": "engine",
     "Engine": "engine",
     "load": "loading",
     "SamplingParams": "sampling",

@@ -52,11 +52,11 @@ def add_talk(parser: argparse.ArgumentParser) -> None:
     talk.add_argument("-v", "--verbose", action="store_true", help="say what is decided and why, on stderr")
 
 
-def add_model(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
+def add_model(parser: argparse.ArgumentParser, *, default: str | None = None, is_optional: bool = False) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        nargs="?" if default else None,
+        nargs="?" if default or is_optional else None,
         default=default,
         help="a model folder, a .gguf file, a safetensors folder, a hub id (org/name), or a name: "
         f"{', '.join(CATALOG)}" + (f" (default {default})" if default else ""),
@@ -78,7 +78,7 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
     for name in ("drafter", "draft-length", "schedule", "acceptance", "deterministic"):
         add_option(speculation, name)
     places = parser.add_argument_group("devices and memory")
-    for name in ("device", "drafter-device", "memory"):
+    for name in ("device", "drafter-device", "drafter-threads", "memory"):
         add_option(places, name)
 
 
@@ -102,6 +102,7 @@ def load_engine(options: argparse.Namespace, *, memory: bool = False) -> "Engine
         device=options.device,
         drafter_device=options.drafter_device,
         num_threads=options.threads,
+        drafter_threads=options.drafter_threads,
         deterministic=options.deterministic,
         offline=options.offline,
         memory=memory,

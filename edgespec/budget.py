@@ -31,7 +31,7 @@ _ADVICE = (
 # Of a token of the text, in an automaton of its suffixes or a pool of n-grams.
 _REMEMBERED_BYTES = 1024
 # A context that is foreseen before loading; a longer one grows as its text does.
-_FORESEEN_TOKENS = 2048
+FORESEEN_TOKENS = 2048
 
 
 class Need(NamedTuple):
@@ -68,7 +68,7 @@ def need_of(manifest: Manifest, file_bytes: int, num_tokens: int | None = None) 
         file_bytes: Of its weights.
         num_tokens: Of the context that is foreseen; 2048 or the model's own unless given.
     """
-    num_tokens = min(num_tokens or _FORESEEN_TOKENS, manifest.context_length)
+    num_tokens = min(num_tokens or FORESEEN_TOKENS, manifest.context_length)
     multiples = _OF_PRECISION.get(manifest.precision, _IN_BLOCKS)
     held, addressed = (int(each * file_bytes) + own for each, own in zip(multiples, _SESSION_BYTES, strict=True))
     return Need(
@@ -121,7 +121,7 @@ def draft_bytes(manifest: Manifest) -> int:
 def texts_bytes(manifest: Manifest, names: frozenset[str]) -> int:
     """What drafting from the text takes: wide passes, and what is remembered of it."""
     remembers = bool(names - {"ngram"})
-    remembered_bytes = _REMEMBERED_BYTES * min(_FORESEEN_TOKENS, manifest.context_length) if remembers else 0
+    remembered_bytes = _REMEMBERED_BYTES * min(FORESEEN_TOKENS, manifest.context_length) if remembers else 0
     return draft_bytes(manifest) + remembered_bytes if names else 0
 
 

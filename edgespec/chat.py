@@ -5,8 +5,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+from edgespec.answers import Chunk
 from edgespec.chat_template import Message
-from edgespec.engine import Chunk, Engine
+from edgespec.engine import Engine
 from edgespec.errors import ContextOverflow
 from edgespec.sampling import SamplingParams
 from edgespec.stats import Stats

@@ -18,8 +18,9 @@ from edgespec.arguments import add_talk
 from edgespec.bench_command import add_bench
 from edgespec.chat_command import add_chat
 from edgespec.config_command import add_config
+from edgespec.devices_command import add_devices
 from edgespec.doctor_command import add_doctor
-from edgespec.errors import EdgeSpecError, MemoryExhausted
+from edgespec.errors import EdgeSpecError, MemoryExhausted, UsageError
 from edgespec.export_command import add_export, add_pair
 from edgespec.models_command import add_models
 from edgespec.options import OPTIONS
@@ -99,11 +100,16 @@ _COMMANDS = {
         "measure how well a model predicts a text",
         "  edgespec score my-model --file text.txt   nats a token",
     ),
+    "devices": _Command(
+        add_devices,
+        "which devices there are, which can be used, and what mends the others",
+        "  edgespec devices --json",
+    ),
     "doctor": _Command(
         add_doctor,
         "what is installed here, and whether speculation is exact",
         """\
-  edgespec doctor
+  edgespec doctor                            versions, devices, memory, and a short test of a prepared model
   edgespec doctor --exactness smollm2-135m   speculative text against plain text, token by token""",
     ),
     "simulate": _Command(
@@ -197,11 +203,16 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     """
     parser = command_parser()
     options = parser.parse_args(arguments)
-    if options.command in ("config", "help"):
+    if options.command.startswith(("config", "help")):
         return options, []
     from edgespec.config import settings
 
-    found = settings()
+    try:
+        found = settings()
+    except UsageError:
+        if options.command != "doctor":  # which reports it
+            raise
+        found = {}
     if color := found.get("color"):
         _use_color(str(color.value))
     taken = {name: each for name, each in found.items() if options.command in OPTIONS[name].commands}
@@ -240,7 +251,7 @@ def command_parser() -> CommandParser:
         command.add(added)
         for leaf in added.leaves():
             add_talk(leaf)
-            leaf.set_defaults(command=name, parser=leaf)
+            leaf.set_defaults(command=leaf.prog.partition(" ")[2], parser=leaf)
     about = commands.add_parser("help", help="the help of a command")
     about.add_argument("words", metavar="COMMAND", nargs="*")
     about.set_defaults(

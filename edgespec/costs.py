@@ -1,4 +1,4 @@
-"""What a pass of the target takes, by how many tokens it runs.
+"""What a pass of the target takes, by how many tokens it runs and how many are held before them.
 
 Knows nothing of who drafts.
 """
@@ -6,10 +6,13 @@ Knows nothing of who drafts.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 
 from edgespec.types import Decoder, append
+
+PassTimes = Mapping[int, float]  # seconds by width
 
 # A row more costs about a quarter of a step on a CPU until it has been measured (docs/log.md).
 _ROW_COST = 0.25
@@ -17,11 +20,42 @@ _SPEED_MEMORY, _RATIO_MEMORY = 0.8, 0.97
 # A pass that took this many times what was foreseen was disturbed: by another program, a wider cache.
 _DISTURBED = 2.0
 
+_WIDEST = 64
 _WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 _DRAFT_MEMORY = 0.85
 _PAST_TOKENS = 64
 _MEASURE_S = 1.0
 _ROUNDS = (2, 7)  # at least and at most
+
+
+class HeldCosts(NamedTuple):
+    """What attention to the tokens that are held adds to a pass.
+
+    base: tokens held where passes were measured without it.
+    added: for each token held beyond, by the width of the pass from 0 on, in steps of one token at the base.
+    """
+
+    base: int = 0
+    added: tuple[float, ...] = (0.0,)
+
+    @classmethod
+    def between(cls, base: int, near_s: PassTimes, far: int, far_s: PassTimes) -> "HeldCosts":
+        """From what passes take behind base tokens and behind far, which may know fewer widths."""
+        near, behind = measured(near_s), measured(far_s)
+        steps = (far - base) * near_s[1]
+        widths = sorted(far_s)
+        known = [max(0.0, behind.of(width) - near.of(width)) / steps for width in widths]
+        if len(widths) > 1:  # each token of a pass looks at what is held
+            slope = max(0.0, known[-1] - known[-2]) / (widths[-1] - widths[-2])
+            widths, known = [*widths, _WIDEST], [*known, known[-1] + slope * (_WIDEST - widths[-1])]
+        return cls(base, tuple(np.interp(range(_WIDEST + 1), widths, known).tolist()))
+
+    def of(self, width: int, num_held: int) -> float:
+        """In steps of one token at the base."""
+        return max(0, num_held - self.base) * self.added[min(width, len(self.added) - 1)]
+
+
+NOTHING_HELD = HeldCosts()
 
 
 @dataclass(slots=True)
@@ -31,11 +65,16 @@ class PassCosts:
     A machine shared with others is at times a third slower. Were each width averaged for itself, a width last
     run in a slow moment would seem dear; so what all passes share is followed fast and the ratios slowly.
 
-    ratios: of a pass to a pass of one token, by width; 1 has 1.
+    ratios: of a pass to a pass of one token, by width, behind a short text; 1 has 1.
+    step_s: of a pass of one token behind the text of now.
+    held: what a longer text adds.
+    num_held: tokens of the text of now.
     """
 
     ratios: dict[int, float] = field(default_factory=lambda: {1: 1.0})
     step_s: float | None = None
+    held: HeldCosts = NOTHING_HELD
+    num_held: int = 0
 
     def of(self, width: int) -> float:
         """Seconds of a pass of width tokens; of one relative to a step as long as nothing was measured."""
@@ -52,10 +91,19 @@ class PassCosts:
             self.step_s *= bounded ** (1 - _SPEED_MEMORY)
         if width > 1:
             weight = 1 - _RATIO_MEMORY if width in self.ratios else 1.0
-            self.ratios[width] = max(1.0, ratio * bounded**weight)
+            seen = ratio * bounded**weight
+            self.ratios[width] = max(1.0, seen * self._step() - self.held.of(width, self.num_held))
 
     def ratio(self, width: int) -> float:
-        """Of a pass to a step, from the nearest narrower and wider ones that were measured."""
+        """Of a pass to a step, both behind the text of now."""
+        return (self._ratio(width) + self.held.of(width, self.num_held)) / self._step()
+
+    def _step(self) -> float:
+        """Of now, in steps behind a short text."""
+        return 1.0 + self.held.of(1, self.num_held)
+
+    def _ratio(self, width: int) -> float:
+        """Behind a short text, from the nearest narrower and wider ones that were measured."""
         if width in self.ratios:
             return self.ratios[width]
         low = max(w for w in self.ratios if w < width)
@@ -95,7 +143,7 @@ class DraftCosts:
         self.row *= strange ** ((1 - _DRAFT_MEMORY) * (1 - drafting))
 
 
-def measured(taken_s: Mapping[int, float]) -> PassCosts:
+def measured(taken_s: PassTimes) -> PassCosts:
     """From seconds by width, which hold that of 1. A wider pass never counts as cheaper than a narrower one."""
     ratios, highest = {}, 1.0
     for width in sorted(taken_s):

@@ -2,16 +2,16 @@
 
 import argparse
 import json
-import platform
-import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec import __version__
 from edgespec.arguments import add_option
+from edgespec.catalog import DEFAULT_MODEL
+from edgespec.devices_command import lines_of
 from edgespec.drafter_names import WORDS
-from edgespec.errors import DeviceUnavailable, EdgeSpecError, UsageError
+from edgespec.errors import DeviceUnavailable, EdgeSpecError, ModelError, UsageError
 from edgespec.talk import say_stage
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ _PROMPTS = (
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", help=f"a prepared model for the self-test (default {DEFAULT_MODEL})"
+    )
+    parser.add_argument("--no-self-test", action="store_true", help="run no model")
     parser.add_argument("--exactness", metavar="MODEL", help="compare its speculative text with its plain text")
     parser.add_argument("--drafter", default="auto", metavar="D", help=f"auto, {WORDS}")
     parser.add_argument(
@@ -52,65 +56,77 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from edgespec.diagnosis import devices, machine, stated
+
     document = machine()
-    runtime = document["onnxruntime"]
+    problem = document["onnxruntime"]["problem"]
+    found = None if problem else devices()
+    document |= stated(found) if found else {"devices": [], "unused": []}
+    document["self_test"], code = _self_test(options) if not problem and document["home"] else (None, 0)
+    code = DeviceUnavailable.exit_code if problem else UsageError.exit_code if not document["home"] else code
     if options.json:
         print(json.dumps(document))
     else:
-        memory, home = document["memory"], document["home"]
-        print(
-            f"edgespec {document['edgespec']}, Python {document['python']}, numpy {document['numpy']}, "
-            f"{document['platform']}\n"
-            f"onnxruntime {runtime['version'] or ''}: {runtime['problem'] or ', '.join(runtime['providers'])}\n"
-            f"{document['cores']} cores, {memory['available_bytes'] / 1e9:.1f} of "
-            f"{memory['total_bytes'] / 1e9:.1f} GB of memory available\n"
-            f"models in {home['path']}, {home['free_bytes'] / 1e9:.1f} GB free"
-        )
-    return DeviceUnavailable.exit_code if runtime["problem"] else 0
+        print("\n".join([*_facts(document), *(f"device {line}" for line in (lines_of(found) if found else []))]))
+        print(_tested(document["self_test"], options.model))
+    return code
 
 
-def machine() -> dict[str, Any]:
-    """What is installed, and what there is room for."""
-    import shutil
-
-    import psutil
-
-    from edgespec.home import default_home
-
-    home = default_home()
-    there = next(folder for folder in (home, *home.absolute().parents) if folder.is_dir())
-    memory = psutil.virtual_memory()
-    return {
-        "edgespec": __version__,
-        "python": platform.python_version(),
-        "numpy": _version("numpy"),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "onnxruntime": _runtime(),
-        "cores": psutil.cpu_count(logical=False) or psutil.cpu_count(),
-        "memory": {"total_bytes": memory.total, "available_bytes": memory.available},
-        "home": {"path": str(home), "free_bytes": shutil.disk_usage(there).free},
-    }
+def _facts(document: Mapping[str, Any]) -> list[str]:
+    runtime, memory, home, config = (document[part] for part in ("onnxruntime", "memory", "home", "config"))
+    cores = document["cores"]
+    kinds = f", {cores['performance']} P and {cores['efficiency']} E" if cores["performance"] else ""
+    return [
+        f"edgespec {document['edgespec']}, Python {document['python']}, numpy {document['numpy']}, "
+        f"{document['platform']}",
+        f"onnxruntime {runtime['version'] or ''}: {runtime['problem'] or ', '.join(runtime['providers'])}",
+        f"{cores['physical']} cores ({cores['logical']} logical{kinds}), {memory['available_bytes'] / 1e9:.1f} of "
+        f"{memory['total_bytes'] / 1e9:.1f} GB of memory available",
+        f"models in {home['path']}, {home['free_bytes'] / 1e9:.1f} GB free" if home else "models: unknown",
+        f"configuration: {config['problem'] or ', '.join(config['set']) or 'nothing set'} ({config['path']})",
+    ]
 
 
-def _runtime() -> dict[str, Any]:
-    """What ONNX Runtime offers, or what is wrong with it."""
-    from edgespec.opening import providers
+def _self_test(options: argparse.Namespace) -> tuple[dict[str, Any] | None, int]:
+    """What a short test of a model shows, and its exit code; None where none is prepared, as nothing is fetched.
 
+    Raises:
+        ModelError: A model was named, and it is not prepared.
+    """
+    from edgespec.diagnosis import self_test
+    from edgespec.home import ModelHome, default_home
+    from edgespec.models import located
+
+    if options.no_self_test:
+        return None, 0
     try:
-        found = providers()
-    except DeviceUnavailable as error:
-        return {"version": None, "providers": [], "problem": str(error)}
-    return {"version": sys.modules["onnxruntime"].__version__, "providers": found, "problem": None}
+        folder = located(ModelHome(default_home(), offline=True), options.model or DEFAULT_MODEL)
+    except ModelError:
+        if options.model is None:
+            return None, 0
+        raise
+    try:
+        found = asdict(self_test(folder, options.threads))
+    except EdgeSpecError as error:
+        return {"model": str(folder), "problem": str(error)}, error.exit_code
+    problem = "drafted text is NOT the plain text" if found["num_defects"] else None
+    return {**found, "problem": problem}, EdgeSpecError.exit_code if problem else 0
 
 
-def _version(distribution: str) -> str:
-    from importlib.metadata import version
-
-    return version(distribution)
+def _tested(found: Mapping[str, Any] | None, asked: str | None) -> str:
+    if found is None:
+        return f"self-test: left out; it wants a prepared model (edgespec models pull {asked or DEFAULT_MODEL})"
+    if "num_tokens" not in found:
+        return f"self-test of {found['model']}: {found['problem']}"
+    return (
+        f"self-test of {found['model']}: {found['problem'] or 'exact'}, {found['num_tokens']} tokens compared; "
+        f"{found['plain_tokens_per_second']:.0f} tokens/s plain, {found['tokens_per_second']:.0f} with "
+        f"{found['drafter']} (one short answer each; edgespec bench compares)"
+    )
 
 
 def _exactness(options: argparse.Namespace) -> int:
-    from edgespec.benchmark import read_prompts
+    from edgespec.prompts import read_prompts
 
     if options.drafter == "none":
         raise UsageError("without a drafter there is nothing to compare; leave out --drafter none")

@@ -5,13 +5,14 @@ from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Literal
 
-from edgespec.budget import need_of
+from edgespec.budget import FORESEEN_TOKENS, need_of
+from edgespec.cancel import Cancel
 from edgespec.costs import DraftCosts, PassCosts, measure
 from edgespec.cross_vocabulary import RespelledDrafter, TranslatedDecoder, Translation, translation_between
 from edgespec.drafters import ModelDrafter, NgramDrafter
 from edgespec.errors import UsageError
 from edgespec.experience import Experience, read_experience, write_experience
-from edgespec.footing import Candidate, OpenModel
+from edgespec.footing import Candidate, OpenModel, Report
 from edgespec.headroom import Room
 from edgespec.hedges import Hedges
 from edgespec.lane_drafter import LaneDrafter
@@ -20,16 +21,15 @@ from edgespec.lookahead import SMALLEST, Lookahead, Window, fitting
 from edgespec.opening import ModelFolder, open_drafter, tokenizer_of, weights_bytes
 from edgespec.paid import PaidSource
 from edgespec.planner import Layout, Schedule, branched, schedule_on
-from edgespec.profile import Place, beside
 from edgespec.profiling import profiled
-from edgespec.runtimes.devices import Device, machine_key, physical_cores
+from edgespec.runtimes.devices import Device
 from edgespec.runtimes.tree import can_run_trees, tree_manifest
+from edgespec.setting import Setting
 from edgespec.speculation import Speculation
 from edgespec.suffix import SuffixDrafter
 from edgespec.types import Decoder, Drafter
 
 Asked = Literal["auto", "serial", "pipelined", "hedged"]
-Report = Callable[[str], None]
 
 
 def from_text(names: Collection[str], window: Window | None) -> list[Drafter]:
@@ -42,33 +42,6 @@ def from_text(names: Collection[str], window: Window | None) -> list[Drafter]:
     if window is not None:
         drafters.append(Lookahead(window))
     return drafters
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """Where a target and its drafters run, and how.
-
-    num_threads: Of the host; all physical cores where None.
-    deterministic: No pass of the target is of one token.
-    """
-
-    device: Device
-    drafter_device: Device
-    num_threads: int | None = None
-    deterministic: bool = False
-
-    @property
-    def machine(self) -> str:
-        """What the cost of the target's passes depends on, beside the model."""
-        return machine_key(self.device, self.num_threads, self.deterministic)
-
-    @property
-    def target_place(self) -> Place:
-        return Place(self.device.name, self.num_threads or physical_cores())
-
-    @property
-    def drafter_place(self) -> Place:
-        return Place(self.drafter_device.name, self.num_threads or physical_cores())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,17 +59,17 @@ class Chain:
     setting: Setting
     is_drawn_alike: bool
     schedule: Schedule
-    report: Report
 
     def shortened(self, num_models: int) -> "Chain":
         """What is left of it without its first num_models."""
         return replace(self, models=self.models[num_models:])
 
 
-def cascade(chain: Chain) -> OpenModel:
+def cascade(chain: Chain, cancel: Cancel, report: Report) -> OpenModel:
     """The first model as the drafter of the target in a lane, each next one as that of the one before it.
 
     Raises:
+        Cancelled: It was given up.
         UsageError: The first is to prepare several outcomes, and cannot run trees.
         VocabularyMismatch: One has too few tokens of the one that it drafts for.
     """
@@ -105,12 +78,19 @@ def cascade(chain: Chain) -> OpenModel:
     inner: list[Drafter] = from_text([chain.text] if chain.text else [], None)
     lane = ThreadLane("drafter")
     for served, model in reversed(list(zip([target, *chain.models], chain.models, strict=False))):
-        translate = translation(served, model, chain.report)
+        translate = translation(served, model, report)
         is_first = served is target
         is_hedged = is_first and schedule == "hedged"
         if is_hedged:
             _expect_trees(model, device, translate is not None)
-        decoder = open_drafter(model, device, setting.num_threads, chain.is_drawn_alike, has_trees=is_hedged)
+        decoder = open_drafter(
+            model,
+            device,
+            setting.drafter_place.num_threads,
+            chain.is_drawn_alike,
+            has_trees=is_hedged,
+            cancel=cancel,
+        )
         model_drafter = ModelDrafter(
             TranslatedDecoder(decoder, translate) if translate else decoder,
             served.manifest.vocab_size,
@@ -153,16 +133,14 @@ def planned(asked: Asked, target: ModelFolder, drafter: ModelFolder, setting: Se
     """
     if asked != "auto":
         return asked
-    machine, place = setting.machine, setting.drafter_place
+    machine, lane = setting.machine, setting.lane(drafter.manifest.name)
     known = read_experience(target.folder, _quietly)
-    profile, name = known.profiles.get(machine), drafter.manifest.name
-    if profile is None or beside(name, place) not in profile.drafters:
+    profile = known.profiles.get(machine)
+    if profile is None or lane not in profile.drafters:
         return "pipelined"
-    drafts = known.drafts.get(machine, {}).get(name)
-    profile = profile.refined(known.ratios.get(machine), beside(name, place), drafts)
-    best = schedule_on(
-        Layout(setting.target_place, profile, name, place), target.manifest, drafter.manifest, known.chances
-    )
+    refined = profile.refined(known.ratios.get(machine), lane, known.drafts.get(machine, {}).get(lane))
+    layout = Layout(setting.target_place, refined, drafter.manifest.name, setting.drafter_place)
+    best = schedule_on(layout, target.manifest, drafter.manifest, known.chances)
     if best == "hedged" and not can_run_trees(drafter.manifest, setting.drafter_device):
         return "pipelined"
     return best
@@ -205,32 +183,26 @@ def speculation_of(
     setting: Setting,
     report: Report,
 ) -> Speculation:
-    """With what was learned of this model on this machine; what it takes is measured the first time.
-
-    Passes alone for drafts from the text, a whole profile where models draft.
-    """
+    """With what was learned of this model on this machine; what it takes is measured the first time."""
     if length is not None or not drafters():
         return Speculation(drafters, length)
     folder, machine = target.folder, setting.machine
     is_ours = bool(target.manifest.files)  # nothing is written into a folder that others made
     known = read_experience(folder, report) if is_ours else Experience()
-    profile = known.profiles.get(machine)
-    lanes = {name: beside(name, setting.drafter_place) for name in models}
-    if models:
-        named = {lanes[name]: drafter for name, drafter in models.items()}
-        profile = profiled(profile, decoder, named, report, target.manifest.name)
-    ratios = known.ratios.get(machine) or (profile.costs().ratios if profile else None)
-    if ratios is None:
-        report("measuring passes of several widths, once for this machine")
-        ratios = measure(decoder).ratios
-    drafts = dict(known.drafts.get(machine, {}))
-    if profile is not None:
-        drafts = {name: astuple(profile.draft_costs(lane)) for name, lane in lanes.items()} | drafts
+    lanes = {name: setting.lane(name) for name in models}
+    named = {lanes[name]: drafter for name, drafter in models.items()}
+    # No more than what room was kept for.
+    profile = profiled(
+        known.profiles.get(machine), decoder, named, report, target.manifest.name, longest=FORESEEN_TOKENS
+    )
+    ratios = known.ratios.get(machine) or profile.costs().ratios
+    drafts = {lane: astuple(profile.draft_costs(lane)) for lane in lanes.values()}
+    drafts |= known.drafts.get(machine, {})
 
     def save(learned: Speculation) -> None:
         if is_ours:
             known = read_experience(folder, _quietly)
-            drafts = {name: (paid.costs.step, paid.costs.row) for name, paid in learned.paid.items()}
+            drafts = {setting.lane(name): astuple(paid.costs) for name, paid in learned.paid.items()}
             write_experience(
                 folder,
                 replace(
@@ -238,16 +210,16 @@ def speculation_of(
                     ratios={**known.ratios, machine: learned.ratios},
                     drafts={**known.drafts, machine: {**known.drafts.get(machine, {}), **drafts}},
                     chances={**known.chances, **learned.past},
-                    profiles={**known.profiles, **({machine: profile} if profile else {})},
+                    profiles={**known.profiles, machine: profile},
                 ),
             )
 
-    paid = {name: PaidSource(DraftCosts(*drafts[name])) for name in models}
-    if profile is not None:
-        for name, lane in lanes.items():
-            beside_it = profile.drafters[lane]
-            paid[name] = replace(paid[name], slowed=beside_it.slowed, branched=branched(beside_it))
-    speculation = Speculation(drafters, None, ratios, paid, known.chances, save)
+    paid = {}
+    for name, lane in lanes.items():
+        known_beside = profile.drafters[lane]
+        costs, slowed = DraftCosts(*drafts[lane]), known_beside.slowed
+        paid[name] = PaidSource(costs, slowed=slowed, branched=branched(known_beside))
+    speculation = Speculation(drafters, None, ratios, profile.held_costs(), paid, known.chances, save)
     save(speculation)
     return speculation
 

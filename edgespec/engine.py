@@ -3,52 +3,29 @@
 Knows protocols: which decoders and drafter it was given is loading's affair.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
+from edgespec.answers import AnswerStream, Chunk, Completion, chunks_of
 from edgespec.chat_template import ROLES, Message, encode_chat
 from edgespec.errors import ContextOverflow, EdgeSpecError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.memory import Memory
 from edgespec.roster import Roster
 from edgespec.sampling import GumbelSampler, SamplingParams
-from edgespec.scheduler import Block, serial
+from edgespec.scheduler import Block, Gate, serial
 from edgespec.speculation import Speculation
 from edgespec.stats import Stats, Tally
 from edgespec.stopping import TextStop, TokenStop
 from edgespec.template_process import TemplateProcess
 from edgespec.timeline import Interval, overlap, schedule_of
 from edgespec.tokenizer import TextStream, Tokenizer
-from edgespec.types import Decoder, TokenIds, append
+from edgespec.turns import Turn, Turns
+from edgespec.types import Decoder, Draft, Interruptible, Logits, Sampler, TokenIds, append
 
 Prompt = str | Sequence[Message | Mapping[str, str]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """A piece of an answer. The last one says why it ended and what it cost, and when each lane worked.
-
-    finish_reason: stop (an end token or a stop string), length (max_tokens), context (no room left).
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str | None = None
-    stats: Stats | None = None
-    timeline: tuple[Interval, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """A whole answer. token_ids end with the token that completed a stop string, if one did."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    prompt_tokens: int
-    stats: Stats
-    timeline: tuple[Interval, ...] = ()
 
 
 def _message(each: Message | Mapping[str, str]) -> Message:
@@ -71,9 +48,11 @@ def _stop_strings(stop: str | Sequence[str] | None) -> Sequence[str]:
 class Engine:
     """A loaded model. Made by load(); close it, or use it in a with statement.
 
-    Several streams may be open at once: they take turns at the decoders, pass by pass. Loaded as deterministic,
-    each gives the text that it would give alone; otherwise what is held of one moves the other's passes, and with
-    them the last bits of logits.
+    Several threads and tasks may share it. Their answers queue: one is made from its first chunk to its last, then
+    the one that was asked for next. Whoever has several open and reads now from one, now from another, has them
+    made in turns, which costs reading a prompt anew at each change; and an answer from which nobody has read for a
+    second lets the others go first. Loaded as deterministic, each has the text that it would have alone; otherwise
+    what is held of one moves the other's passes, and with them the last bits of logits.
     """
 
     def __init__(
@@ -88,6 +67,7 @@ class Engine:
         roster: Roster | None = None,
         memory: Memory | None = None,
         device_names: tuple[str, ...] = ("cpu", "cpu"),
+        turns: Turns | None = None,
     ) -> None:
         self.manifest = manifest
         self.tokenizer = tokenizer
@@ -98,6 +78,7 @@ class Engine:
         self._roster = roster or Roster()
         self._memory = memory
         self.device_names = device_names  # of target and drafter
+        self._turns = turns or Turns()
 
     def __enter__(self) -> "Engine":
         return self
@@ -126,6 +107,7 @@ class Engine:
             decoders=self._decoders[:1],
             speculation=Speculation(),
             device_names=self.device_names,
+            turns=self._turns,
         )
 
     @property
@@ -154,7 +136,7 @@ class Engine:
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
-    ) -> Iterator[Chunk]:
+    ) -> AnswerStream:
         """An answer as it is made, a chunk per pass of the target.
 
         Args:
@@ -170,7 +152,24 @@ class Engine:
             MemoryExhausted: A pass does not fit, though nothing drafts any more. The engine can be used again.
             UsageError: An argument is of another kind, or the prompt comes to no token at all.
         """
-        return self._chunks(self.encode(prompt, system), sampling or SamplingParams(), max_tokens, stop)
+        return self._stream(self.encode(prompt, system), sampling, max_tokens, stop)
+
+    def astream(
+        self,
+        prompt: Prompt,
+        *,
+        system: str | None = None,
+        sampling: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] | None = None,
+    ) -> AsyncGenerator[Chunk, None]:
+        """The same for asyncio; arguments as in stream, and errors too, but with the first chunk.
+
+        Other tasks run while the target works. Cancelling the task that reads cancels the answer.
+        """
+        return chunks_of(
+            lambda: self.stream(prompt, system=system, sampling=sampling, max_tokens=max_tokens, stop=stop)
+        )
 
     def generate(
         self,
@@ -183,13 +182,14 @@ class Engine:
     ) -> Completion:
         """A whole answer; arguments and errors as in stream."""
         tokens = self.encode(prompt, system)
-        chunks = list(self._chunks(tokens, sampling or SamplingParams(), max_tokens, stop))
+        chunks = list(self._stream(tokens, sampling, max_tokens, stop))
         last = chunks[-1]
         assert last.finish_reason is not None
         assert last.stats is not None
         return Completion(
             text="".join(chunk.text for chunk in chunks),
             token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
+            origins=tuple(origin for chunk in chunks for origin in chunk.origins),
             finish_reason=last.finish_reason,
             prompt_tokens=len(tokens),
             stats=last.stats,
@@ -215,6 +215,20 @@ class Engine:
             messages.insert(0, Message("system", system))
         return encode_chat(self._template, self._renderer.render, messages, self.tokenizer, self._special_tokens())
 
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        """The ids of a text's tokens; what looks like a special token is text too.
+
+        Raises:
+            UsageError: It is no text.
+        """
+        if not isinstance(text, str):
+            raise UsageError(f"the text is a {type(text).__name__}; wanted a str")
+        return _ints(self.tokenizer.encode(text))
+
+    def count(self, prompt: Prompt, system: str | None = None) -> int:
+        """How many tokens of the context a prompt takes, chat template included; errors as in encode."""
+        return len(self.encode(prompt, system))
+
     def _special_tokens(self) -> dict[str, str]:
         names = {"bos_token": self.manifest.bos_token_id}
         if self.manifest.eos_token_ids:
@@ -222,9 +236,14 @@ class Engine:
         pieces = {name: self.tokenizer.piece(token) for name, token in names.items() if token is not None}
         return {name: piece for name, piece in pieces.items() if piece is not None}
 
-    def _chunks(
-        self, prompt: TokenIds, sampling: SamplingParams, max_tokens: int | None, stop: str | Sequence[str] | None
-    ) -> Iterator[Chunk]:
+    def _stream(
+        self,
+        prompt: TokenIds,
+        sampling: SamplingParams | None,
+        max_tokens: int | None,
+        stop: str | Sequence[str] | None,
+    ) -> AnswerStream:
+        sampling = sampling or SamplingParams()
         if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
             raise UsageError(f"max_tokens is {max_tokens!r}; wanted a whole number from 1")
         if not isinstance(sampling, SamplingParams):
@@ -233,20 +252,13 @@ class Engine:
             raise UsageError("the prompt is empty; give at least one token")
         if len(prompt) > self.context_length:
             raise ContextOverflow(len(prompt), self.context_length)
-        return self._answer(prompt, sampling, max_tokens or 2 * self.context_length, _stop_strings(stop))
+        turn = Turn(partial(_interrupt, self.target, self._roster))
+        chunks = self._chunks(prompt, sampling, max_tokens or 2 * self.context_length, _stop_strings(stop), turn)
+        return AnswerStream(chunks, self._turns, turn, self._roster.tell)
 
-    def _answer(
-        self, prompt: TokenIds, sampling: SamplingParams, max_tokens: int, stop: Sequence[str]
-    ) -> Iterator[Chunk]:
-        roster = self._roster
-        try:
-            yield from self._pieces(prompt, sampling, max_tokens, stop)
-        finally:
-            roster.tell()
-
-    def _pieces(
-        self, prompt: TokenIds, sampling: SamplingParams, max_tokens: int, stop: Sequence[str]
-    ) -> Iterator[Chunk]:
+    def _chunks(
+        self, prompt: TokenIds, sampling: SamplingParams, max_tokens: int, stop: Sequence[str], turn: Turn
+    ) -> Generator[Chunk, None, None]:
         target = self.target
         sampler = GumbelSampler(sampling, len(prompt))
         token_stop = TokenStop(self.manifest.eos_token_ids, max_tokens)
@@ -255,10 +267,11 @@ class Engine:
         started, fed = perf_counter(), target.num_fed
         reason = None
         speculation, roster = self._speculation, self._roster
-        gate = roster.gate(speculation)
+        gate = _WantedGate(roster.gate(speculation), turn)
         blocks = serial(prompt, target, sampler, gate, speculation.accept, max_tokens, relieve=roster.relieve)
         answer = prompt[:0]
         try:
+            turn.expect_wanted()
             for block in blocks:
                 kept, reason = token_stop.cut(block.tokens)
                 answer = append(answer, kept)
@@ -269,9 +282,13 @@ class Engine:
                 timeline.append(_verified(block))
                 if reason or is_cut:
                     break
-                yield Chunk(text=text, token_ids=_ints(kept))
+                yield Chunk(text=text, token_ids=_ints(kept), origins=_origins(block, len(kept)))
             else:
                 text, kept, num_shown, is_cut, reason = "", prompt[:0], 0, False, "context"
+        except Exception:
+            if not turn.is_cancelled:  # else it is what ended the pass
+                raise
+            text, kept, num_shown, is_cut, reason = "", prompt[:0], 0, False, "cancelled"
         finally:
             blocks.close()
             if self._memory:
@@ -285,6 +302,7 @@ class Engine:
         yield Chunk(
             text=text,
             token_ids=_ints(kept[:num_shown]),
+            origins=_origins(block, num_shown) if num_shown else (),
             finish_reason=reason,
             stats=stats,
             timeline=tuple(timeline),
@@ -303,6 +321,39 @@ class Engine:
             schedule=schedule_of(timeline),
             overlap=overlap(timeline),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _WantedGate:
+    """Another gate, which ends an answer that was cancelled before the next pass."""
+
+    gate: Gate
+    turn: Turn
+
+    def draft(self, tokens: TokenIds, room: int, sampler: Sampler) -> Draft:
+        """Raises Cancelled."""
+        self.turn.expect_wanted()
+        draft = self.gate.draft(tokens, room, sampler)
+        self.turn.expect_wanted()
+        return draft
+
+    def observe(self, tokens: TokenIds, draft: Draft, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+        self.gate.observe(tokens, draft, logits, emitted, verify_s)
+
+    def close(self) -> None:
+        self.gate.close()
+
+
+def _interrupt(target: Decoder, roster: Roster) -> None:
+    """End the pass and the drafts that are being made, from another thread."""
+    if isinstance(target, Interruptible):
+        target.interrupt()
+    roster.interrupt()
+
+
+def _origins(block: Block, num_tokens: int) -> tuple[str, ...]:
+    """Of the first num_tokens of a block: who drafted each, and "target" for the last, which is its own."""
+    return (*[block.draft.source] * block.num_accepted, "target")[:num_tokens]
 
 
 def _verified(block: Block) -> Interval:

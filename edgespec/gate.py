@@ -116,7 +116,7 @@ class MeasuredGate:
 
     def draft(self, tokens: TokenIds, room: int, sampler: Sampler) -> Draft:
         ask = Ask(min(self.longest, room), with_distributions=self.with_distributions)
-        self._seen = []
+        self._seen, self.costs.num_held = [], len(tokens)
         if ask.num_tokens < 1:
             self._offers = []
             return NOTHING

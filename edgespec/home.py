@@ -7,13 +7,15 @@ import difflib
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
 
 from edgespec import genai
-from edgespec.catalog import CATALOG, CatalogEntry, HubSource
+from edgespec.catalog import CATALOG, CatalogEntry, HubRepository, HubSource
 from edgespec.config import config_path, from_file
 from edgespec.errors import ModelError, UsageError
 from edgespec.fetch import fetch
@@ -22,6 +24,9 @@ from edgespec.manifest import FILE_NAME
 from edgespec.pair import FILE_NAME as PAIR_FILE_NAME
 from edgespec.parts import part_paths, whole_name
 from edgespec.repository import HubId, parse_hub_id
+
+if TYPE_CHECKING:
+    from edgespec.export.convert import OpenDecoder
 
 Report = Callable[[str], None]
 
@@ -43,29 +48,33 @@ def default_home() -> Path:
 class ModelHome:
     """Prepared models and fetched files below one folder.
 
-    With offline nothing is fetched. report takes one line per stage of a preparation.
+    With offline nothing is fetched. report takes one line per stage of a preparation. With open_decoder what is
+    prepared is compared with its source.
     """
 
     path: Path
     offline: bool = False
     report: Report = lambda line: None
+    open_decoder: "OpenDecoder | None" = None
 
     def resolve(self, model: str) -> Path:
         """The model or pair folder for a folder, a name of the catalogue, a .gguf file, safetensors or a hub id.
 
         All but a model folder may be followed by :PRECISION; sources are exported on first use. What lies here
-        comes before the hub. A folder made by ONNX Runtime GenAI is taken as it is.
+        comes before the hub. A folder made by ONNX Runtime GenAI is taken as it is. A name of the catalogue has a
+        precision and a commit of its own.
 
         Raises:
             ModelError: Nothing of that name, with the nearest known ones; or the hub does not give it.
         """
-        name, _, precision = model.rpartition(":") if _has_precision(model) else (model, "", "source")
+        name, asked = split_precision(model)
+        precision = asked or "source"
         try:
             path, plain = Path(name).expanduser(), Path(model).expanduser()
             if any((plain / file).is_file() for file in (FILE_NAME, PAIR_FILE_NAME, genai.FILE_NAME)):
                 return plain
             if name in CATALOG:
-                return self._from_catalog(name, CATALOG[name], precision)
+                return self._from_catalog(name, CATALOG[name], asked)
             if path.is_file() or ((path / "config.json").is_file() and not (path / FILE_NAME).exists()):
                 return self._from_path(path.resolve(), precision)
             if hub_id := _hub_id(name):
@@ -120,15 +129,56 @@ class ModelHome:
             fetch_snapshot(hub_id, self._hub_folder, self.report, offline=self.offline), folder, precision
         )
 
-    def _from_catalog(self, name: str, entry: CatalogEntry, precision: str) -> Path:
-        folder = self._folder(name, precision)
-        downloads = self.path / "downloads"
+    def _from_catalog(self, name: str, entry: CatalogEntry, asked: str | None) -> Path:
+        folder = self._catalog_folder(name, entry, asked)
         if (folder / FILE_NAME).is_file():
             return folder
-        source = fetch(entry, downloads, self.report, offline=self.offline)
-        hub = next((place for place in entry.sources if isinstance(place, HubSource)), None)
+        return self._export(self._fetched(entry), folder, asked or entry.precision)
+
+    def _catalog_folder(self, name: str, entry: CatalogEntry, asked: str | None) -> Path:
+        return self.models / (name if asked in (None, entry.precision) else f"{name}-{asked}")
+
+    def _fetched(self, entry: CatalogEntry) -> Snapshot:
+        source = entry.source
+        if isinstance(source, HubRepository):
+            hub_id = HubId(source.repository)
+            found = fetch_snapshot(
+                hub_id, self._hub_folder, self.report, revision=source.revision, offline=self.offline
+            )
+            return replace(found, license=found.license or entry.license)
+        path = fetch(source, self.path / "downloads", self.report, offline=self.offline)
+        hub = next((place for place in source.sources if isinstance(place, HubSource)), None)
         origin = {"repository": hub.repository, "revision": hub.revision} if hub else {}
-        return self._export(Snapshot(path=source, **origin), folder, precision)
+        return Snapshot(path=path, license=entry.license, **origin)
+
+    def drafter_of(self, model: str) -> str | None:
+        """What the catalogue has draft for a model of it, once that is prepared here."""
+        entry = CATALOG.get(split_precision(model)[0])
+        if entry is None or entry.drafter is None:
+            return None
+        folder = self._catalog_folder(entry.drafter, CATALOG[entry.drafter], None)
+        return entry.drafter if (folder / FILE_NAME).is_file() else None
+
+    def mark_used(self, folder: Path) -> None:
+        """Remember that a model of this home was loaded now; where that cannot be written, let it be."""
+        with suppress(OSError, ValueError):
+            name = folder.absolute().relative_to(self.models.absolute()).parts[0]
+            self._used.mkdir(exist_ok=True)
+            (self._used / name).touch()
+
+    def last_used(self, name: str) -> float | None:
+        """When a model was last loaded, in seconds of the epoch."""
+        with suppress(OSError):
+            return (self._used / name).stat().st_mtime
+        return None
+
+    def forget_use(self, name: str) -> None:
+        with suppress(OSError):
+            (self._used / name).unlink()
+
+    @property
+    def _used(self) -> Path:
+        return self.path / "used"
 
     def _from_path(self, source: Path, precision: str) -> Path:
         files = sorted(source.iterdir()) if source.is_dir() else filter(Path.exists, part_paths(source))
@@ -153,6 +203,7 @@ class ModelHome:
                 repository=source.repository,
                 revision=source.revision,
                 license=source.license,
+                open_decoder=self.open_decoder,
                 report=self.report,
             )
         except UsageError:
@@ -168,8 +219,10 @@ def _hub_id(name: str) -> HubId | None:
     return None if hub_id is None or Path(name).exists() or Path(hub_id.repository).exists() else hub_id
 
 
-def _has_precision(model: str) -> bool:
-    return model.rpartition(":")[2] in ("source", "fp32", "fp16", "int8", "int4")
+def split_precision(model: str) -> tuple[str, str | None]:
+    """What a user names, and the precision after it if there is one."""
+    name, _, precision = model.rpartition(":")
+    return (name, precision) if precision in ("source", "fp32", "fp16", "int8", "int4") else (model, None)
 
 
 def _unknown(model: str, path: Path) -> str:

@@ -64,6 +64,10 @@ class Lane(Protocol):
         """No job runs."""
         ...
 
+    def cancel(self) -> None:
+        """End what runs at once: whoever waits for it has what is done."""
+        ...
+
     def stop(self) -> None:
         """Cancel what runs and let the worker go; the next job has a new one."""
         ...
@@ -125,6 +129,10 @@ class ThreadLane:
     def is_over(self) -> bool:
         with self._changed:
             return self._run is None or self._run.is_over
+
+    def cancel(self) -> None:
+        with self._changed:
+            self._cancel()
 
     def stop(self) -> None:
         with self._changed:
@@ -216,6 +224,11 @@ class VirtualLane:
     def is_over(self) -> bool:
         self.ready()
         return self._is_over and (not self._done or self._done[-1][0] <= self._clock.now)
+
+    def cancel(self) -> None:
+        self.ready()
+        self._end()
+        self._done, self._is_over = [step for step in self._done if step[0] <= self._clock.now], True
 
     def stop(self) -> None:
         self._end()

@@ -11,7 +11,7 @@ from typing import cast, get_args
 from edgespec.acceptance import equality
 from edgespec.budget import expect_room, growth_bytes, need_of, texts_bytes
 from edgespec.drafter_names import SELF, TEXT, Cascade, DrafterNames, parse
-from edgespec.drafting import Asked, Chain, Setting, candidates, from_text, planned, speculation_of, window_of
+from edgespec.drafting import Asked, Chain, candidates, from_text, planned, speculation_of, window_of
 from edgespec.engine import Engine
 from edgespec.errors import ModelError, UsageError
 from edgespec.footing import Candidate, footings
@@ -32,7 +32,8 @@ from edgespec.opening import (
 from edgespec.pair import DRAFTER, TARGET, part_of_pair, read_pair
 from edgespec.rejection import rejection
 from edgespec.roster import Roster
-from edgespec.runtimes.devices import THREADS_A_CORE, find_device, most_threads
+from edgespec.runtimes.devices import THREADS_A_CORE, most_threads
+from edgespec.setting import Setting
 from edgespec.template_process import TemplateProcess
 from edgespec.types import Decoder
 
@@ -51,6 +52,7 @@ def load(
     device: str = "auto",
     drafter_device: str = "auto",
     num_threads: int | None = None,
+    drafter_threads: int | None = None,
     deterministic: bool = False,
     offline: bool = False,
     memory: bool = False,
@@ -76,6 +78,7 @@ def load(
         device: Where the target runs: auto or cpu.
         drafter_device: Where a model drafter runs.
         num_threads: Of the target; all physical cores unless given.
+        drafter_threads: Of a model drafter; as many as the target has unless given.
         deterministic: Never run a pass of one token, so that text is equal to the byte whatever drafts.
         offline: Never connect.
         memory: Keep the tokens of answers in the model home, and draft from those of earlier sessions, where
@@ -98,14 +101,10 @@ def load(
     _expect_kinds({"deterministic": deterministic, "memory": memory}, bool, "True or False")
     _expect_kinds({"home": home}, (str, Path, NoneType), "a folder")
     expect_threads(num_threads)
+    expect_threads(drafter_threads)
     _expect_one_of("acceptance", acceptance, list(_ACCEPTANCES))
     _expect_one_of("schedule", schedule, get_args(Asked))
-    setting = Setting(
-        device=find_device(device),
-        drafter_device=find_device(drafter_device),
-        num_threads=num_threads,
-        deterministic=deterministic,
-    )
+    setting = Setting.named(device, drafter_device, num_threads, drafter_threads, deterministic=deterministic)
     free = partial(headroom, None if memory_limit is None else parse_bytes(memory_limit))
     models = ModelHome(Path(home or default_home()), offline, report)
     target, names = find_models(models, str(model), parse(drafter))
@@ -120,6 +119,8 @@ def load(
     _LOG.debug("it takes about %d MB, and %d are free within %s", needed // 10**6, free_bytes // 10**6, room.bound)
     renderer = _renderer(target)
     decoder = _opened(target, setting, shares_cores=bool(chains), has_trees=window is not None)
+    for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
+        models.mark_used(each.folder)
     kept = _memory(models, target, names) if memory else None
     cascades = [candidates(chain, room) for chain in chains]
     roster = _roster(target.manifest, names, cascades, window, kept, free, report)
@@ -169,7 +170,6 @@ def _chains(
             # Equality gives one text whatever drafts; what rejection keeps hangs on each bit that was drawn from.
             is_drawn_alike=setting.deterministic and acceptance == "rejection",
             schedule=planned(schedule, target, drafters[0], setting),
-            report=models.report,
         )
         for drafters, text in named
     ]
@@ -267,17 +267,23 @@ def _draft_length(asked: int | str) -> int | None:
 
 
 def find_models(models: ModelHome, model: str, names: DrafterNames) -> tuple[ModelFolder, DrafterNames]:
-    """The target, and what drafts for it: auto hears the drafter of a pair too, where that pays.
+    """The target, and what drafts for it.
+
+    auto hears the drafter of a pair too, where that pays, and the one that the catalogue has for it, where that is
+    prepared.
 
     Raises:
         ModelError: It is missing or invalid, or cannot serve as a target.
     """
     folder = models.resolve(model)
+    named = {drafter for cascade in names.cascades for drafter in cascade.models}
     if (pair := read_pair(folder)) is not None and "auto" in names.simple:
         if pair.pays:
             names = names._replace(cascades=(*names.cascades, Cascade((str(folder / DRAFTER),), None)))
         else:
             models.report(f"drafting without the pair's drafter: {pair.verdict} ({pair.reason})")
+    elif "auto" in names.simple and (drafter := models.drafter_of(model)) and drafter not in named:
+        names = names._replace(cascades=(*names.cascades, Cascade((drafter,), None)))
     folder = part_of_pair(folder, TARGET)
     target = ModelFolder(folder, read_any_manifest(folder, models.report))
     if target.manifest.vocab_subset:

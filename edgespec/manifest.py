@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edgespec.cancel import Cancel
 from edgespec.errors import IntegrityError, ManifestError
 
 SCHEMA_VERSION = 1
@@ -167,11 +168,13 @@ class Manifest:
         return self.files[self.weights].bytes
 
 
-def file_record(path: Path) -> FileRecord:
+def file_record(path: Path, cancel: Cancel | None = None) -> FileRecord:
     digest = hashlib.sha256()
     size = 0
     with path.open("rb") as file:
         while chunk := file.read(_HASH_CHUNK_BYTES):
+            if cancel:
+                cancel.expect_unset()
             digest.update(chunk)
             size += len(chunk)
     return FileRecord(sha256=digest.hexdigest(), bytes=size)
@@ -312,14 +315,15 @@ def strangers(folder: Path, manifest: Manifest) -> list[str]:
     return sorted({path.name for path in folder.iterdir()} - {*manifest.files, FILE_NAME})
 
 
-def verify_files(folder: Path, manifest: Manifest) -> None:
+def verify_files(folder: Path, manifest: Manifest, cancel: Cancel | None = None) -> None:
     """Compare the SHA-256 of every listed file.
 
     Raises:
         IntegrityError: The first file that differs.
+        Cancelled: It was given up.
     """
     for name, record in manifest.files.items():
-        found = file_record(folder / name)
+        found = file_record(folder / name, cancel)
         if found != record:
             raise IntegrityError(
                 f"{folder / name} was changed since its export (SHA-256 {found.sha256[:12]}…, the manifest says "

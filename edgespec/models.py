@@ -3,12 +3,14 @@
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from edgespec.catalog import CATALOG
 from edgespec.errors import EdgeSpecError, ModelError
+from edgespec.forecast import needed_bytes
 from edgespec.home import ModelHome
-from edgespec.manifest import Manifest, read_manifest, strangers, verify_files
+from edgespec.manifest import Check, Manifest, read_manifest, strangers, verify_files
 from edgespec.pair import DRAFTER, TARGET, read_pair
 
 
@@ -16,6 +18,8 @@ from edgespec.pair import DRAFTER, TARGET, read_pair
 class Prepared:
     """A model or pair folder of the home; what target and drafter state is joined by " + ".
 
+    memory_bytes is what plain decoding takes, of a pair with its drafter open. last_used is a time in UTC, None
+    before the first use. check says how the export compared with its source, None where nobody compared them.
     problem says why it cannot be read, and then nothing else is known.
     """
 
@@ -27,6 +31,9 @@ class Prepared:
     architecture: str | None = None
     source: str | None = None
     license: str | None = None
+    memory_bytes: int | None = None
+    last_used: str | None = None
+    check: str | None = None
     problem: str | None = None
 
 
@@ -55,7 +62,18 @@ def prepared(home: ModelHome) -> Iterator[Prepared]:
             architecture=" + ".join(manifest.architecture for manifest in manifests),
             source=" + ".join(map(_origin, manifests)),
             license=" + ".join(sorted(map(str, licenses))) or None,
+            memory_bytes=sum(needed_bytes(manifest, manifest.weights_bytes) for manifest in manifests),
+            last_used=_as_time(home.last_used(folder.name)),
+            check=" + ".join(_in_words(manifest.check) for manifest in manifests if manifest.check) or None,
         )
+
+
+def _as_time(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _in_words(check: Check) -> str:
+    return f"{check.agreement:.0%} same tokens, {check.divergence:.4f} nats apart"
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -74,6 +92,15 @@ def _origin(manifest: Manifest) -> str:
 def not_prepared(home: ModelHome) -> list[str]:
     """Names of the catalogue that have not been used yet."""
     return [name for name in CATALOG if not (home.models / name).is_dir()]
+
+
+def located(home: ModelHome, model: str) -> Path:
+    """The folder of a prepared model, or of one that is named by its folder; prepares and fetches nothing.
+
+    Raises:
+        ModelError: It is not prepared.
+    """
+    return _folder(home, model)
 
 
 def verify(home: ModelHome, model: str) -> tuple[int, list[str]]:
@@ -118,6 +145,7 @@ def remove(home: ModelHome, model: str) -> Path:
             shutil.rmtree(folder)
     except OSError as error:
         raise EdgeSpecError(f"cannot remove {folder} ({error.strerror}); mend its permissions") from None
+    home.forget_use(model)
     return folder
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgespec import genai
+from edgespec.cancel import Cancel
 from edgespec.chat_template import read_template
 from edgespec.errors import UsageError
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest, verify_files
@@ -64,12 +65,17 @@ def open_model(
     shares_cores: bool,
     *,
     has_trees: bool = False,
+    cancel: Cancel | None = None,
 ) -> OnnxDecoder | StaticDecoder | OnnxTreeDecoder:
-    """Load the graph while another thread hashes its files; a wrong hash goes before any other error."""
+    """Load the graph while another thread hashes its files; a wrong hash goes before any other error.
+
+    Raises:
+        Cancelled: It was given up.
+    """
     folder, manifest = model
     kind = OnnxTreeDecoder if has_trees else _decoder_of(manifest)
     with ThreadPoolExecutor(1, "hash") as pool:
-        verified = pool.submit(verify_files, folder, manifest)
+        verified = pool.submit(verify_files, folder, manifest, cancel)
         try:
             decoder = kind(
                 folder,
@@ -78,6 +84,7 @@ def open_model(
                 num_threads=num_threads,
                 deterministic=deterministic,
                 shares_cores=shares_cores,
+                cancel=cancel,
             )
         finally:
             verified.result()
@@ -112,15 +119,17 @@ def open_drafter(
     deterministic: bool = False,
     *,
     has_trees: bool = False,
+    cancel: Cancel | None = None,
 ) -> Decoder:
     """A drafter over its own vocabulary.
 
     Raises:
+        Cancelled: It was given up.
         UsageError: It is to run trees, and its head was trimmed.
     """
     folder, manifest = model
     if manifest.vocab_subset is None:
-        return open_model(model, device, num_threads, deterministic, True, has_trees=has_trees)
+        return open_model(model, device, num_threads, deterministic, True, has_trees=has_trees, cancel=cancel)
     if has_trees:
         raise UsageError(
             f"{manifest.name} has a trimmed head and runs no trees; choose another drafter, "
@@ -128,7 +137,7 @@ def open_drafter(
         )
     tokens = read_subset(folder / manifest.vocab_subset, manifest.vocab_size)
     trimmed = ModelFolder(folder, replace(manifest, vocab_size=len(tokens)))
-    decoder = open_model(trimmed, device, num_threads, deterministic, True)
+    decoder = open_model(trimmed, device, num_threads, deterministic, True, cancel=cancel)
     return SubsetDecoder(decoder, tokens, manifest.vocab_size)
 
 

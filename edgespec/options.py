@@ -48,7 +48,7 @@ OPTIONS: Mapping[str, Option] = {
     "offline": Option(
         kind="switch",
         default=False,
-        commands=("bench", "chat", "doctor", "export", "pair", "plan", "score"),
+        commands=("bench", "chat", "doctor", "export", "models pull", "pair check", "plan", "score"),
         in_environment=True,
         help="never connect to anything",
     ),
@@ -58,6 +58,13 @@ OPTIONS: Mapping[str, Option] = {
         metavar="N",
         in_environment=True,
         help="threads of the target (default: all cores)",
+    ),
+    "drafter-threads": Option(
+        kind="whole",
+        commands=("bench", "chat"),
+        metavar="N",
+        in_environment=True,
+        help="threads of a model drafter (default: as many as the target has)",
     ),
     "device": Option(
         kind="text",

@@ -42,11 +42,12 @@ def _plan(options: argparse.Namespace) -> int:
     from edgespec.headroom import parse_bytes
     from edgespec.home import ModelHome, default_home
     from edgespec.loading import expect_distinct, expect_threads, find_models, model_drafting
-    from edgespec.planning import Devices, plan_for
+    from edgespec.planning import plan_for
+    from edgespec.setting import Setting
 
     expect_threads(options.threads)
     limit = None if options.memory is None else parse_bytes(options.memory)
-    devices = Devices.named(options.device, options.drafter_device, options.threads)
+    setting = Setting.named(options.device, options.drafter_device, options.threads)
     models = ModelHome(default_home(), options.offline, say_stage)
     target, names = find_models(models, options.model, parse(options.drafter))
     _expect_no_cascade(names)
@@ -56,7 +57,7 @@ def _plan(options: argparse.Namespace) -> int:
         target,
         drafters,
         names.simple,
-        devices,
+        setting,
         measures_anew=options.measure,
         memory_limit=limit,
         report=say_stage,

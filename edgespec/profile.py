@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from edgespec.costs import DraftCosts, PassCosts, measured
+from edgespec.costs import DraftCosts, HeldCosts, PassCosts, measured
 
 _MOST = 64  # widths, contexts and drafters in a file that somebody may have written by hand
 _LONGEST_S = 1e5
+# What two texts tell of the tokens between them is believed where they lie so far apart, in tokens.
+LEAST_SPAN = 400
 
 
 class Place(NamedTuple):
@@ -60,15 +62,20 @@ class Profile:
     drafters: Mapping[str, DrafterProfile] = field(default_factory=dict)
 
     def pass_s(self, width: int, past: int) -> float:
-        """Of width tokens behind past tokens; between two contexts that were measured, on a line."""
-        low = max((held for held in self.passes_s if held <= past), default=min(self.passes_s))
-        high = min((held for held in self.passes_s if held >= past), default=max(self.passes_s))
-        at_low, at_high = (measured(self.passes_s[held]).of(width) for held in (low, high))
-        return at_low if high <= low else at_low + (at_high - at_low) * (past - low) / (high - low)
+        """Of width tokens behind past tokens: on the line through the shortest and the longest that were held."""
+        near_s = self.passes_s[min(self.passes_s)]
+        return measured(near_s).of(width) + self.held_costs().of(width, past) * near_s[1]
 
     def costs(self) -> PassCosts:
         """Of passes behind a short text, as a gate starts from them."""
         return measured(self.passes_s[min(self.passes_s)])
+
+    def held_costs(self) -> HeldCosts:
+        """What a longer text adds to these."""
+        near, far = min(self.passes_s), max(self.passes_s)
+        if far - near < LEAST_SPAN:
+            return HeldCosts(near)
+        return HeldCosts.between(near, self.passes_s[near], far, self.passes_s[far])
 
     def refined(
         self, ratios: Mapping[int, float] | None, drafter: str | None, drafts: tuple[float, float] | None

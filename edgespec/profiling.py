@@ -1,9 +1,12 @@
 """Measures a profile: passes of several widths behind a short and a long text, draft steps, both at once.
 
-All within a few seconds. What is compared runs in turn, so that a machine busy for a moment is busy for all.
+Some 6 seconds for a model of 1.5 billion parameters and its drafter on two cores. What is compared runs in turn,
+so that a machine busy for a moment is busy for all, and counts at its fastest. Passes behind a long text are
+measured of decoders that can take one as read.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from statistics import fmean, median
 from threading import Event, Thread
@@ -11,37 +14,66 @@ from time import perf_counter
 
 import numpy as np
 
-from edgespec.profile import DrafterProfile, Profile
-from edgespec.types import Decoder, TokenIds, append
+from edgespec.costs import PassTimes
+from edgespec.profile import LEAST_SPAN, DrafterProfile, Profile
+from edgespec.types import Decoder, PretendingDecoder, TokenIds, append
 
-_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
-_WIDTHS_FAR = (1, 2, 4, 8, 16, 32)
+# Passes of widths between these lie within 6 % of the line through their neighbours (docs/log.md).
+_WIDTHS = (1, 2, 4, 8, 16, 32)
+_WIDTHS_FAR = (1, 2, 4, 16, 32)
 _BRANCHES = (1, 2, 4, 8)
 _WIDTH_OUT = 8  # of the passes that tell what a row takes on its way out
-_SHORT, _LONG = 64, 1000  # tokens that are held
-_READING_S = 2.5  # for the long text: what is left of it has to do on a slow machine
-_ROUNDS = (2, 7)  # at least and at most
-_NEAR_S, _FAR_S, _BRANCHES_S = 2.0, 0.6, 0.4
-_LATE, _NARROW = 2.0, 8  # past so many times these, wider passes than this are left out
+_NEAR = 128  # tokens that are held
+LONGEST = 4096  # of a long text with the pass behind it
+_READ = (64, 16)  # tokens of a prompt; fewer where they would take longer than this
+_READING_S = 1.0
+_ROUNDS = (2, 4)  # at least and at most
+_PASSES_S, _BRANCHES_S = 2.5, 0.25
+_NARROW = 8  # wider passes than this are left out where they do not fit into these
 _WIDTH_TOGETHER = 5  # of the passes that run beside a drafter
-_ROUNDS_TOGETHER = 3
+_ROUNDS_TOGETHER = (2, 3)
 _RUNS_TOGETHER = (2, 8)  # passes, and steps, of each round: at least, and as many as are enough
-_TOGETHER_S = 0.3  # of each round, once there is the least
+_TOGETHER_S, _ALL_TOGETHER_S = 0.12, 1.0  # of a part of a round, and of them all, once there is the least
 
 
-def profile_target(decoder: Decoder) -> Profile:
-    """What passes and reading take. A few seconds for a model of 1.5 billion parameters on two cores."""
-    short = _text(min(_SHORT, decoder.context_length // 2), decoder, 0)
-    prefill_s = min(_read_s(decoder, _text(len(short), decoder, first)) for first in (1, 0))
-    near = _passes_s(decoder, short, _WIDTHS, _NEAR_S)
-    transfer_s = _transfer_s(decoder, short, max(width for width in near if width <= _WIDTH_OUT))
-    passes_s: dict[int, Mapping[int, float]] = {len(short): near}
-    long = min(_LONG, decoder.context_length // 2, int(_READING_S / max(prefill_s, 1e-9)))
-    if long >= 2 * len(short) > 0:
-        text = _text(long, decoder, 3)
-        prefill_s = _read_s(decoder, text)
-        passes_s[long] = _passes_s(decoder, text, _WIDTHS_FAR, _FAR_S)
+def profile_target(decoder: Decoder, longest: int = LONGEST) -> Profile:
+    """What passes and reading take.
+
+    Args:
+        longest: Tokens of the longest text that passes are measured behind, with the passes.
+    """
+    near, far = _lengths(decoder, longest)
+    with _holding(decoder, far or near) as text:
+        widths = {near: _WIDTHS, far: _WIDTHS_FAR} if far else {near: _WIDTHS}
+        passes_s = _passes_s(decoder, text, widths, _PASSES_S)
+        out = max(width for width in passes_s[near] if width <= _WIDTH_OUT)
+        one_row_s = min(_pass_s(decoder, text[:near], out, _ROUNDS[1] + i, 1) for i in range(_ROUNDS[0]))
+    transfer_s = max(0.0, passes_s[near][out] - one_row_s) / max(1, out - 1)
+    num_read = _READ[passes_s[near][out] / out * _READ[0] > _READING_S]
+    prefill_s = _read_s(decoder, _text(min(num_read, decoder.context_length), decoder, 1))
     return Profile(passes_s=passes_s, prefill_s=prefill_s, transfer_s=transfer_s)
+
+
+def _lengths(decoder: Decoder, longest: int) -> tuple[int, int]:
+    """Of a short text, and of a long one, 0 where there is none to be had."""
+    near = min(_NEAR, decoder.context_length // 2)
+    far = min(longest, decoder.context_length) - _WIDTHS_FAR[-1]
+    return near, far if isinstance(decoder, PretendingDecoder) and far - near >= LEAST_SPAN else 0
+
+
+@contextmanager
+def _holding(decoder: Decoder, num_tokens: int) -> Iterator[TokenIds]:
+    """A text that the decoder holds meanwhile; it reads it only where it cannot pretend to have."""
+    text = _text(num_tokens, decoder, 0)
+    if not isinstance(decoder, PretendingDecoder):
+        _pass_s(decoder, text, 1, -1)
+        yield text
+        return
+    decoder.pretend(text)
+    try:
+        yield text
+    finally:
+        decoder.forget()
 
 
 def profiled(
@@ -50,11 +82,12 @@ def profiled(
     drafters: Mapping[str, Decoder],
     report: Callable[[str], None] = lambda line: None,
     name: str = "the target",
+    longest: int = LONGEST,
 ) -> Profile:
     """What is known already, and what is not, measured."""
     if known is None:
         report(f"measuring passes of several widths: {name}")
-        known = profile_target(target)
+        known = profile_target(target, longest)
     for each, drafter in drafters.items():
         if each not in known.drafters:
             report(f"measuring what drafts take, and both at once: {each}")
@@ -64,41 +97,48 @@ def profiled(
 
 
 def profile_drafter(drafter: Decoder, target: Decoder, profile: Profile) -> DrafterProfile:
-    text = _text(min(_SHORT, drafter.context_length // 2), drafter, 0)
-    branches_s = _passes_s(drafter, text, _BRANCHES, _BRANCHES_S)
     # Against steps of the target that run in between: the mood of the machine may have changed since its profile.
     step, row = _in_steps(drafter, target)
     return DrafterProfile(
         step_s=max(step * profile.pass_s(1, 0), 1e-9),
         row_s=row * profile.pass_s(1, 0),
-        branches={width: max(1.0, taken / branches_s[1]) for width, taken in branches_s.items()},
+        branches=_branches(drafter),
         slowed=interference(drafter, target),
     )
 
 
+def _branches(drafter: Decoder) -> dict[int, float]:
+    """Steps of several tokens over a step of one."""
+    near, _ = _lengths(drafter, 0)
+    with _holding(drafter, near) as text:
+        taken_s = _passes_s(drafter, text, {near: _BRANCHES}, _BRANCHES_S)[near]
+    return {width: max(1.0, taken / taken_s[1]) for width, taken in taken_s.items()}
+
+
 def _in_steps(drafter: Decoder, target: Decoder) -> tuple[float, float]:
     """What a drafted token takes, and one that is read, in steps of the target; each at its fastest."""
-    num_read = min(_SHORT, drafter.context_length // 2)
-    verify = _runs(target, 1)
-    verify(0)  # reads the text
+    num_read = min(_READ[0], drafter.context_length // 2)
     target_s = step_s = read_s = np.inf
-    for i in range(_ROUNDS[0] + 1):
-        text = _text(num_read, drafter, i + 1)  # another one each time, of which nothing is held
-        read_s = min(read_s, num_read * _read_s(drafter, text))
-        target_s, step_s = min(target_s, verify(i + 1)), min(step_s, _pass_s(drafter, text, 1, i))
+    with _holding(target, _lengths(target, 0)[0]) as held:
+        for i in range(_ROUNDS[0] + 1):
+            text = _text(num_read, drafter, i + 1)  # another one each time, of which nothing is held
+            read_s = min(read_s, num_read * _read_s(drafter, text))
+            target_s = min(target_s, _pass_s(target, held, 1, i))
+            step_s = min(step_s, _pass_s(drafter, text, 1, i))
     return step_s / target_s, max(0.0, read_s - step_s) / max(1, num_read - 1) / target_s
 
 
 def interference(drafter: Decoder, target: Decoder) -> tuple[float, float]:
     """Factors on a pass of the target and on a step of the drafter while both run, in two threads."""
-    verify = _runs(target, _WIDTH_TOGETHER)
-    draft = _runs(drafter, 1)
-    verify(0), draft(0)  # read the texts
     factors: list[tuple[float, float]] = []
-    for _ in range(_ROUNDS_TOGETHER):
-        alone = (_mean_s(verify), _mean_s(draft))
-        verify_s, draft_s = _together_s(verify, draft)
-        factors.append((max(1.0, verify_s / alone[0]), max(1.0, draft_s / alone[1])))
+    with _holding(target, _lengths(target, 0)[0]) as text, _holding(drafter, _lengths(drafter, 0)[0]) as its_text:
+        verify, draft = _runs(target, text, _WIDTH_TOGETHER), _runs(drafter, its_text, 1)
+        least, most = _ROUNDS_TOGETHER
+        started = perf_counter()
+        while len(factors) < least or (len(factors) < most and perf_counter() - started < _ALL_TOGETHER_S):
+            alone = (_mean_s(verify), _mean_s(draft))
+            verify_s, draft_s = _together_s(verify, draft)
+            factors.append((max(1.0, verify_s / alone[0]), max(1.0, draft_s / alone[1])))
     return median(factor for factor, _ in factors), median(factor for _, factor in factors)
 
 
@@ -144,9 +184,8 @@ def _together_s(verify: Callable[[int], float], draft: Callable[[int], float]) -
     return fmean(passes_s), fmean(steps_s[:-1] or steps_s)
 
 
-def _runs(decoder: Decoder, width: int) -> Callable[[int], float]:
-    """Runs a pass of width tokens behind the same text and gives its seconds."""
-    text = _text(min(_SHORT, decoder.context_length // 2), decoder, 0)
+def _runs(decoder: Decoder, text: TokenIds, width: int) -> Callable[[int], float]:
+    """Runs a pass of width tokens behind a text and gives its seconds."""
     width = min(width, decoder.context_length - len(text))
 
     def run(i: int) -> float:
@@ -155,28 +194,35 @@ def _runs(decoder: Decoder, width: int) -> Callable[[int], float]:
     return run
 
 
-def _passes_s(decoder: Decoder, past: TokenIds, widths: Sequence[int], limit_s: float) -> dict[int, float]:
-    """Each width at its fastest, in rounds."""
-    taken_s: dict[int, float] = {}
-    _pass_s(decoder, past, 1, 0)  # reads the past
-    started = perf_counter()
-    for i in range(1, _ROUNDS[1] + 1):
-        if i > _ROUNDS[0] and perf_counter() - started > limit_s:
-            break
-        for width in widths:
-            is_late = width > _NARROW and perf_counter() - started > _LATE * limit_s
-            if len(past) + width <= decoder.context_length and not is_late:
-                taken_s[width] = min(taken_s.get(width, np.inf), _pass_s(decoder, past, width, i))
+def _passes_s(
+    decoder: Decoder, text: TokenIds, widths: Mapping[int, Sequence[int]], limit_s: float
+) -> dict[int, dict[int, float]]:
+    """Each width behind each length of text at its fastest, in rounds.
+
+    Args:
+        text: What is held.
+        widths: By how much of it is held before them.
+    """
+    taken_s: dict[int, dict[int, float]] = {num_held: {} for num_held in widths}
+    ends = perf_counter() + limit_s
+    for i in range(_ROUNDS[1]):
+        for num_held, known_s in taken_s.items():
+            if isinstance(decoder, PretendingDecoder):
+                decoder.pretend(text)
+            for width in widths[num_held]:
+                if num_held + width > decoder.context_length or _is_too_long(width, i, known_s, ends):
+                    break
+                taken = _pass_s(decoder, text[:num_held], width, i)
+                known_s[width] = min(known_s.get(width, np.inf), taken)
     return taken_s
 
 
-def _transfer_s(decoder: Decoder, past: TokenIds, width: int) -> float:
-    """Of a further row out of a pass of width tokens."""
-    if width < 2:
-        return 0.0
-    all_s = min(_pass_s(decoder, past, width, i, width) for i in range(_ROUNDS[0]))
-    one_s = min(_pass_s(decoder, past, width, i + _ROUNDS[0], 1) for i in range(_ROUNDS[0]))
-    return max(0.0, all_s - one_s) / (width - 1)
+def _is_too_long(width: int, num_rounds: int, known_s: PassTimes, ends: float) -> bool:
+    """A pass is not to be begun: it would end too late, as far as narrower ones tell."""
+    if num_rounds < _ROUNDS[0] and width <= _NARROW:
+        return False
+    widest = max(each for each in known_s if each <= width)
+    return perf_counter() + known_s[widest] * width / widest > ends
 
 
 def _pass_s(decoder: Decoder, past: TokenIds, width: int, i: int, num_rows: int | None = None) -> float:

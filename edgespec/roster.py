@@ -1,7 +1,8 @@
 """Who drafts now: what memory has room for, less what has failed.
 
-Owns the model drafters: it opens them, lets them go when memory is short, opens them again when it is back, and
-parks those at fault. It notes each change once. Knows protocols, and how a drafter is opened only as a call.
+Owns the model drafters: it opens them, lets them go when memory is short, has them opened in the background when
+it is back, and parks those at fault. It notes each change once. Knows protocols, and how a drafter is opened only
+as a call.
 """
 
 from collections import deque
@@ -14,11 +15,13 @@ from typing import TypeVar
 import numpy as np
 
 from edgespec.budget import RESERVE_BYTES
+from edgespec.cancel import Cancel
 from edgespec.clock import Clock
 from edgespec.errors import MemoryExhausted
-from edgespec.footing import Candidate, Footing, OpenModel
+from edgespec.footing import Candidate, Footing, OpenModel, Report
 from edgespec.headroom import Headroom, Room, headroom, return_freed
 from edgespec.ladder import Ladder
+from edgespec.opener import Opened, Opener
 from edgespec.parking import GuardedDrafter, in_words
 from edgespec.scheduler import Gate
 from edgespec.speculation import Speculation
@@ -59,6 +62,7 @@ class Roster:
     growth_bytes: What the target takes more for a text, by the longest before it and its own length.
     headroom: What is free.
     report: Takes a line for each change, between answers.
+    opener: Of models that come back while answers are made.
     """
 
     footings: Sequence[Footing] = (Footing((), frozenset(), 0),)
@@ -66,10 +70,13 @@ class Roster:
     from_text: Callable[[frozenset[str]], Sequence[Drafter]] = no_texts
     growth_bytes: Callable[[int, int], int] = lambda num_held, num_tokens: 0
     headroom: Headroom = headroom
-    report: Callable[[str], None] = lambda line: None
+    report: Report = lambda line: None
     clock: Clock = perf_counter
+    opener: Opener = field(default_factory=Opener)
     version: int = field(init=False, default=0)  # of who drafts
-    _ladder: Ladder = field(init=False)
+    _ladder: Ladder = field(init=False)  # what there is memory for
+    _position: int = field(init=False, default=0)  # of the footing that drafts: the ladder's once that is open
+    _why: str = field(init=False, default="")  # of the ladder's last move
     _seats: dict[Candidate, _Seat] = field(init=False, default_factory=dict)
     _parked: set[str] = field(init=False, default_factory=set)
     _reopened: set[str] = field(init=False, default_factory=set)
@@ -87,7 +94,7 @@ class Roster:
 
     @property
     def footing(self) -> Footing:
-        return self.footings[self._ladder.position]
+        return self.footings[self._position]
 
     @property
     def has_models(self) -> bool:
@@ -107,19 +114,20 @@ class Roster:
         with self._lock:
             if self._ladder.start(room.free_bytes - target_bytes, RESERVE_BYTES):
                 sizes = f"{self._rung_mib(0)} MiB beside the {target_bytes >> 20} of the target"
-                self._note(f"{self._change(0)}: the first needs {sizes}, and {_free(room)}")
-            while not self._opened():
-                before = self._ladder.position
-                self._ladder.fall(self.clock())
+                self._why = f"the first needs {sizes}, and {_free(room)}"
+                self._stand()
+            while not self._all_open():
+                self._fall("a drafter was refused memory")
                 self._vacate()
-                self._note(f"{self._change(before)}: a drafter was refused memory")
+                self._stand()
             self.tell()
 
     def drafters(self) -> list[Drafter]:
         """Those of one answer, of this moment."""
         with self._lock:
             texts = map(self._guarded, self.from_text(self.footing.texts))
-            models = (self._seats[model].guard for model in self.footing.models if model in self._seats)
+            seats = (self._seats[model] for model in self.footing.models if model in self._seats)
+            models = (seat.guard for seat in seats if seat.model)
             return [each for each in (*texts, *models) if each.name not in self._parked]
 
     def look(self, num_tokens: int) -> int:
@@ -130,27 +138,26 @@ class Roster:
         """
         growth_bytes = self.growth_bytes(self._num_held, num_tokens + _SOON_TOKENS)
         if len(self.footings) > 1 or self._faults:
-            self._stand(growth_bytes)
+            self._climb_or_fall(growth_bytes)
         if growth_bytes:
             self._expect_growth(num_tokens + _PASS_TOKENS)
         return self.version
 
-    def _stand(self, growth_bytes: int) -> None:
+    def _climb_or_fall(self, growth_bytes: int) -> None:
         with self._lock:
             self._park()
             if self._is_closed:
                 return
-            now_s = self.clock()
-            before = self._ladder.position
+            now_s, before = self.clock(), self._ladder.position
             if self._is_refused.is_set():
                 self._is_refused.clear()
-                self._ladder.fall(now_s)
-                self._move(before, "memory was refused")
+                self._fall("memory was refused")
             elif growth_bytes or now_s - self._looked_s >= _LOOK_S:
                 self._looked_s = now_s
                 room, wanted_bytes = self.headroom(), _WANTED_BYTES + growth_bytes
-                self._ladder.look(room.free_bytes, wanted_bytes, now_s)
-                self._move(before, f"{_free(room)}, and {wanted_bytes >> 20} MiB are to be")
+                if self._ladder.look(room.free_bytes, wanted_bytes, now_s) != before:
+                    self._why = f"{_free(room)}, and {wanted_bytes >> 20} MiB are to be"
+            self._follow()
 
     def _expect_growth(self, num_tokens: int) -> None:
         """Room for what the next pass makes the target's cache grow by, which no system might refuse in time.
@@ -173,11 +180,11 @@ class Roster:
     def relieve(self) -> bool:
         """Free memory for a pass of the target that was refused it; whether there was any to free."""
         with self._lock:
-            before = self._ladder.position
+            has_ended = self.opener.end()
             if self._ladder.is_at_bottom:
-                return False
-            self._ladder.fall(self.clock())
-            self._move(before, "a pass was refused memory")
+                return has_ended
+            self._fall("a pass was refused memory")
+            self._follow()
             return True
 
     def relieved(self, work: Callable[[], T]) -> T:
@@ -202,6 +209,12 @@ class Roster:
     def gate(self, speculation: Speculation) -> "RosterGate":
         """Of one answer."""
         return RosterGate(self, speculation)
+
+    def interrupt(self) -> None:
+        """End the drafts that the models are making, from another thread; waits for nothing."""
+        for seat in list(self._seats.values()):
+            if model := seat.model:
+                model.lane.cancel()
 
     def take_reopened(self) -> set[str]:
         """Names of the models whose caches are empty since this was last asked."""
@@ -230,6 +243,10 @@ class Roster:
         for line in untold:
             self.report(line)
 
+    def wait(self) -> None:
+        """Until what is being opened can join at the next look."""
+        self.opener.wait()
+
     def close(self) -> None:
         """End the work of the models; an answer that is still being made goes on, and opens none again."""
         with self._lock:
@@ -237,6 +254,7 @@ class Roster:
             for seat in self._seats.values():
                 if seat.model:
                     seat.model.lane.stop()
+            self.opener.close()
 
     def _guarded(self, drafter: Drafter) -> GuardedDrafter:
         return GuardedDrafter(
@@ -254,22 +272,47 @@ class Roster:
             if seat.guard.is_parked:
                 self._let_go(model)
 
-    def _move(self, before: int, why: str) -> None:
-        """Let go what has no place any more, and open what has one."""
-        if self._ladder.position == before:
-            return
+    def _fall(self, why: str) -> None:
+        self._ladder.fall(self.clock())
+        self._why = why
+
+    def _follow(self) -> None:
+        """Go where the ladder stands: down at once, and up when what drafts there is open."""
+        self._aim()
+        while (opened := self.opener.take()) is not None:
+            self._welcome(opened)
+            self._aim()
+
+    def _aim(self) -> None:
+        """Let go what has no place any more, begin to open what has one, and stand there if nothing is missing."""
+        footing = self.footings[self._ladder.position]
         self._vacate()
-        is_up = self._ladder.position < before
-        while not self._opened(may_park=True):
-            self._ladder.fall(self.clock())
-            self._vacate()
-        if self._ladder.position != before or not is_up:
-            self._note(f"{self._change(before)}: {why}")
-        self.version += 1
+        if self.opener.candidate not in footing.models:
+            self.opener.give_up()
+        missing = [each for each in footing.models if self._is_missing(each)]
+        if missing and not self.opener.candidate and not self._is_closed:
+            self.opener.begin(missing[0])
+        is_worth_it = not footing.models or any(each.name not in self._parked for each in footing.models)
+        if self._ladder.position > self._position or (is_worth_it and not missing):
+            self._stand()
+
+    def _stand(self) -> None:
+        position = self._ladder.position
+        if position != self._position:
+            way = "down" if position > self._position else "up"
+            before, after = self.footings[self._position].name, self.footings[position].name
+            self._note(f"drafting steps {way} from {before} to {after}: {self._why}")
+            self._position = position
+            self.version += 1
+
+    def _is_missing(self, candidate: Candidate) -> bool:
+        seat = self._seats.get(candidate)
+        return candidate.name not in self._parked and not (seat and seat.model)
 
     def _vacate(self) -> None:
+        """Let go the models that do not draft where the ladder stands."""
         for model in list(self._seats):
-            if model not in self.footing.models:
+            if model not in self.footings[self._ladder.position].models:
                 self._let_go(model)
 
     def _let_go(self, model: Candidate) -> None:
@@ -279,41 +322,44 @@ class Roster:
             seat.guard.take()
             seat.model.lane.stop()
             seat.model = None
+            self.version += 1
             return_freed()
 
-    def _opened(self, *, may_park: bool = False) -> bool:
-        """Open the models of the footing; False if one was refused memory.
-
-        Args:
-            may_park: One that cannot be opened for another reason is parked.
-        """
-        for candidate in self.footing.models:
-            seat = self._seats.get(candidate)
-            if candidate.name in self._parked or (seat and seat.model):
+    def _all_open(self) -> bool:
+        """Open the models of where the ladder stands; False if one was refused memory."""
+        for candidate in self.footings[self._ladder.position].models:
+            if not self._is_missing(candidate):
                 continue
             try:
-                model = candidate.open()
+                self._seat(candidate, candidate.open(Cancel(), self.report))
             except MemoryExhausted:
                 return_freed()
                 return False
-            except Exception as error:
-                if not may_park:
-                    raise
-                self._faults.append((candidate.name, in_words(error)))
-                self._park()
-                continue
-            if seat:
-                seat.guard.give(model.drafter)
-                seat.model = model
-                self._reopened.add(candidate.name)
-            else:
-                self._seats[candidate] = _Seat(self._guarded(model.drafter), model)
         return True
 
-    def _change(self, before: int) -> str:
-        position = self._ladder.position
-        way = "down" if position > before else "up"
-        return f"drafting steps {way} from {self.footings[before].name} to {self.footings[position].name}"
+    def _welcome(self, opened: Opened) -> None:
+        """Give what is open its seat; what was refused memory, or is at fault, has none."""
+        candidate, model, error, lines = opened
+        if model is not None:
+            if candidate not in self._seats:
+                self._untold += lines
+            self._seat(candidate, model)
+        elif isinstance(error, MemoryExhausted):
+            return_freed()
+            self._fall("a drafter was refused memory")
+        elif error is not None:
+            self._faults.append((candidate.name, in_words(error)))
+            self._park()
+
+    def _seat(self, candidate: Candidate, model: OpenModel) -> None:
+        seat = self._seats.get(candidate)
+        if seat is None:
+            self._seats[candidate] = _Seat(self._guarded(model.drafter), model)
+        else:
+            seat.guard.give(model.drafter)
+            seat.model = model
+            self._reopened.add(candidate.name)
+        self.version += 1
 
     def _rung_mib(self, position: int) -> int:
         return self._ladder.rungs[position].needed_bytes + RESERVE_BYTES >> 20

@@ -9,7 +9,7 @@ from threading import Lock
 
 from edgespec.acceptance import equality
 from edgespec.chances import Chances, Key
-from edgespec.costs import PassCosts
+from edgespec.costs import NOTHING_HELD, HeldCosts, PassCosts
 from edgespec.gate import FixedGate, MeasuredGate
 from edgespec.paid import PaidSource
 from edgespec.rejection import rejection
@@ -29,6 +29,7 @@ class Speculation:
     drafters: those of one answer; which of them outlive it is for their maker to know.
     draft_length: tokens a draft, or None to weigh who drafts and how much.
     ratios: of a pass to a step by width, as costs.PassCosts holds them.
+    held: what a long text adds to passes.
     paid: what is known of drafters whose drafts take time.
     past: what was kept before, as chances.Chances holds it.
     save: takes this when the engine is closed after answers that were weighed.
@@ -38,6 +39,7 @@ class Speculation:
     drafters: Callable[[], Sequence[Drafter]] = no_drafters
     draft_length: int | None = None
     ratios: Mapping[int, float] = field(default_factory=lambda: {1: 1.0})
+    held: HeldCosts = NOTHING_HELD
     paid: dict[str, PaidSource] = field(default_factory=dict)
     past: Mapping[Key, tuple[float, float]] = field(default_factory=dict)
     save: Callable[["Speculation"], None] = lambda learned: None
@@ -59,7 +61,7 @@ class Speculation:
         if self.draft_length is not None:
             return FixedGate(drafters, self.draft_length, with_distributions=self.with_distributions)
         with self._lock:
-            costs, chances = PassCosts(dict(self.ratios)), Chances(dict(self.past))
+            costs, chances = PassCosts(dict(self.ratios), held=self.held), Chances(dict(self.past))
         return MeasuredGate(drafters, costs, chances, self.paid, with_distributions=self.with_distributions)
 
     def keep(self, gate: Gate) -> None:

@@ -29,6 +29,8 @@ class Stats:
     num_emitted: int  # tokens that the user got
     num_decoded: int  # those of them that came after the first pass, which reads the prompt
     sources: dict[str, dict[str, int]]  # rounds, drafted, verified and accepted of each; none is plain decoding
+    counts_by_position: tuple[tuple[int, int], ...]  # drafts that reached it, and those of them kept up to it
+    widths: dict[int, tuple[int, float]]  # passes and their seconds, by tokens run; the first pass left out
     drafter: str
     draft_length: str
     target_device: str
@@ -55,6 +57,7 @@ class Tally:
     drafted: list[int] = field(default_factory=list)  # by position: how many drafts reached it, a tree counts once
     accepted: list[int] = field(default_factory=list)
     sources: dict[str, dict[str, int]] = field(default_factory=dict)
+    widths: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     def prompt_read(self, num_read: int, first_s: float) -> None:
         """The first pass ran num_read tokens, the rest being held, and took first_s."""
@@ -65,6 +68,8 @@ class Tally:
         if self.passes:
             self.decode_tokens += num_kept
             self.decode_s += block.draft_s + block.verify_s
+            passes, seconds = self.widths.get(block.num_draft + 1, (0, 0.0))
+            self.widths[block.num_draft + 1] = passes + 1, seconds + block.verify_s
         self.passes += 1
         self.tokens += num_kept
         verified, is_correction = verdicts(block.draft, block.tokens)
@@ -93,14 +98,14 @@ class Tally:
         overlap: float = 0.0,
     ) -> Stats:
         drafted, verified, accepted = (sum(each[name] for each in self.sources.values()) for name in _COUNTS[1:])
-        pairs = zip(self.accepted, self.drafted, strict=True)
+        by_position = tuple(zip(self.drafted, self.accepted, strict=True))
         return Stats(
             decode_tokens_per_second=self.decode_tokens / self.decode_s if self.decode_tokens else None,
             prefill_tokens_per_second=self.num_read / self.first_s if self.first_s else None,
             time_to_first_token_s=self.first_s,
             tokens_per_pass=self.tokens / self.passes if self.passes else 0.0,
             acceptance_rate=accepted / drafted if drafted else None,
-            acceptance_by_position=tuple(kept / tried for kept, tried in pairs),
+            acceptance_by_position=tuple(kept / reached for reached, kept in by_position),
             passes=self.passes,
             num_drafted=drafted,
             num_verified=verified,
@@ -110,6 +115,8 @@ class Tally:
             num_emitted=self.tokens,
             num_decoded=self.decode_tokens,
             sources=self.sources,
+            counts_by_position=by_position,
+            widths=self.widths,
             drafter=drafter,
             draft_length=draft_length,
             target_device=target_device,

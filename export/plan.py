@@ -4,10 +4,8 @@ from dataclasses import dataclass
 
 from edgespec.export.precision import FEW_WEIGHTS, choose_precision
 from edgespec.export.sources import LoadedSource
+from edgespec.forecast import BYTES_PER_WEIGHT, SOURCE_GROWTH
 
-# Bytes a weight, scales and all; source adds a scale of four bytes to blocks that have one of two.
-_BYTES = {"fp32": 4.0, "fp16": 2.0, "int8": 1.125, "int4": 0.75}
-_SOURCE_GROWTH = 1.3
 # Measured on SmolLM2-135M and Qwen2.5-Coder-1.5B with two cores of a desktop (docs/log.md).
 _BYTES_PER_S = 200e6
 _FITTED_PER_S = 45e6  # weights a second whose int4 blocks are fitted
@@ -68,10 +66,10 @@ def estimate(
     reason = None
     if precision == "auto":
         precision, reason = choose_precision(num_weights, is_blocks=is_blocks)
-    per_weight = _BYTES.get(precision)
+    per_weight = BYTES_PER_WEIGHT.get(precision)
     if form == "gpu" and precision == "int4" and num_weights < FEW_WEIGHTS:
-        per_weight = _BYTES["int8"]
-    write_bytes = int(_SOURCE_GROWTH * source_bytes if per_weight is None else per_weight * num_weights)
+        per_weight = BYTES_PER_WEIGHT["int8"]
+    write_bytes = int(SOURCE_GROWTH * source_bytes if per_weight is None else per_weight * num_weights)
     fitting_s = num_weights / _FITTED_PER_S if precision == "int4" else 0.0
     peak_bytes, seconds = _BASE_BYTES + _SHARE * source_bytes, (source_bytes + write_bytes) / _BYTES_PER_S
     if is_checked:

@@ -158,7 +158,7 @@ def machine_key(device: Device, num_threads: int | None, deterministic: bool) ->
         f"{num_threads or physical_cores()} threads of {os.cpu_count()}",
         "padded" if deterministic else "as they are",
         f"onnxruntime {import_onnxruntime().__version__}",
-        _processor(),
+        processor_name(),
         *_driver(device),
     )
     return ", ".join(parts)
@@ -174,7 +174,7 @@ def _driver(device: Device) -> list[str]:
         return []
 
 
-def _processor() -> str:
+def processor_name() -> str:
     """Model name of the processor; Linux tells it in a file alone."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

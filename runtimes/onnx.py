@@ -12,6 +12,7 @@ from threading import Lock
 import numpy as np
 
 from edgespec.cache import reusable_prefix
+from edgespec.cancel import Cancel
 from edgespec.errors import ContextOverflow
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, physical_cores
@@ -45,10 +46,12 @@ class OnnxDecoder:
         num_threads: int | None = None,
         deterministic: bool = False,
         shares_cores: bool = False,
+        cancel: Cancel | None = None,
     ) -> None:
         """Load the graph.
 
         Raises:
+            Cancelled: It was given up.
             ManifestError: The graph does not load, or is not the one that the manifest describes.
             MemoryExhausted: The weights do not fit.
         """
@@ -60,6 +63,7 @@ class OnnxDecoder:
             device,
             num_threads or physical_cores(),
             shares_cores=shares_cores,
+            cancel=cancel,
         )
         self._held = np.zeros(0, np.int32)
         self._num_fed = 0
@@ -92,6 +96,7 @@ class OnnxDecoder:
             raise ContextOverflow(num_tokens, self.context_length)
         assert 1 <= num_last <= num_tokens
         with self._lock, telling_of_memory("running a pass"):
+            self._passes.begin()
             return self._logits(tokens, num_last)
 
     def interrupt(self) -> None:
@@ -129,6 +134,7 @@ class OnnxDecoder:
             places: Of the last of tokens and of the nodes.
         """
         with self._lock, telling_of_memory("running a tree"):
+            self._passes.begin()
             before = tokens[:-1]
             if len(before) == 0:  # ONNX Runtime's CPU provider looks at positions behind a past alone
                 first = self._logits(tokens, 1).copy()

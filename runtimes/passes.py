@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.cancel import Cancel
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.growing_cache import GrowingCache
@@ -62,17 +63,27 @@ class Passes:
     """A graph with its cache, run by one thread at a time."""
 
     def __init__(
-        self, graph: Path, manifest: Manifest, device: Device, num_threads: int, *, shares_cores: bool = False
+        self,
+        graph: Path,
+        manifest: Manifest,
+        device: Device,
+        num_threads: int,
+        *,
+        shares_cores: bool = False,
+        cancel: Cancel | None = None,
     ) -> None:
         """Load the graph.
 
         Raises:
+            Cancelled: It was given up.
             ManifestError: The graph does not load, or is not the one that the manifest describes.
             MemoryExhausted: The weights do not fit.
         """
         self._manifest = manifest
         self._names = manifest.signature
-        self._session = open_session(graph, manifest, device, num_threads, shares_cores=shares_cores)
+        self._session = open_session(
+            graph, manifest, device, num_threads, shares_cores=shares_cores, cancel=cancel
+        )
         self._binding = self._session.io_binding()
         self.cache: Cache = _CACHES[manifest.kv_cache.form](self._binding, manifest, device)
         # What is bound beside the caches lives here until its run is over. It is bound anew for each pass, since
@@ -86,7 +97,7 @@ class Passes:
         self._logits_type = _element_type(self._session, self._names.logits)
         self._own = local()
         self._new_options = import_onnxruntime().RunOptions
-        self._options = self._new_options()  # of the run that goes on, or of the last
+        self._options = self._new_options()  # of the runs that go on, or of the last
 
     def run(self, tokens: TokenIds, num_past: int, num_rows: int, places: Places | None = None) -> Logits:
         """Run tokens behind the first num_past slots; logits of the last num_rows, [num_rows, vocab_size].
@@ -97,7 +108,6 @@ class Passes:
         self.cache.prepare(num_past, len(tokens))
         self._bind_tokens(tokens, num_past, places)
         logits = self._bind_logits(num_rows if self._names.num_logits_to_keep else len(tokens))
-        self._options = self._new_options()
         try:
             self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:  # ONNX Runtime has no common base of its own
@@ -106,8 +116,12 @@ class Passes:
         rows: Logits = logits[0, -num_rows:]
         return rows if rows.dtype == np.float32 else rows.astype(np.float32)
 
+    def begin(self) -> None:
+        """The runs from here on are not yet interrupted."""
+        self._options = self._new_options()
+
     def interrupt(self) -> None:
-        """From another thread: end the run that goes on, which raises an error."""
+        """From another thread: end the run that goes on and those that follow until begin(); they raise errors."""
         self._options.terminate = True
 
     def _bind_tokens(self, tokens: TokenIds, num_past: int, places: Places | None) -> None:

@@ -5,9 +5,11 @@ Knows names, types and shapes; nothing of tokens.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edgespec.cancel import Cancel
 from edgespec.errors import EdgeSpecError, ManifestError, MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime
@@ -21,14 +23,29 @@ _NUM_NAMED = 4  # differences named in a message; a wrong layer count alone make
 
 
 def open_session(
-    graph: Path, manifest: Manifest, device: Device, num_threads: int, *, shares_cores: bool = False
+    graph: Path,
+    manifest: Manifest,
+    device: Device,
+    num_threads: int,
+    *,
+    shares_cores: bool = False,
+    cancel: Cancel | None = None,
 ) -> Any:
     """An InferenceSession of a graph; shares_cores says that another model runs by turns with it.
 
     Raises:
+        Cancelled: It was given up, which takes effect within milliseconds.
         ManifestError: The graph does not load, or is not the one that the manifest describes.
         MemoryExhausted: The weights do not fit.
     """
+    session = load_graph(graph, device, num_threads, shares_cores, cancel or Cancel())
+    _check_signature(graph, manifest, session)
+    expect_placed(placement(session), device, str(graph))
+    return session
+
+
+def load_graph(graph: Path, device: Device, num_threads: int, shares_cores: bool, cancel: Cancel) -> Any:
+    """An InferenceSession of any graph; raises as open_session does."""
     ort = import_onnxruntime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = num_threads
@@ -37,13 +54,12 @@ def open_session(
         options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 4  # what fails is raised; a log would say it twice
     how = placed_on(options, device)
-    try:
-        session = ort.InferenceSession(str(graph), options, **how)
-    except Exception as error:  # ONNX Runtime has no common base of its own
-        raise translated(error, f"loading {graph}", ManifestError) from error
-    _check_signature(graph, manifest, session)
-    expect_placed(placement(session), device, str(graph))
-    return session
+    with cancel.ending(partial(options.set_load_cancellation_flag, True)):
+        try:
+            return ort.InferenceSession(str(graph), options, **how)
+        except Exception as error:  # ONNX Runtime has no common base of its own
+            cancel.expect_unset()
+            raise translated(error, f"loading {graph}", ManifestError) from error
 
 
 @contextmanager

@@ -51,10 +51,11 @@ class SharedCache:
         """After a pass; the graph has written into the buffers themselves."""
 
     def pretend(self, num_positions: int) -> None:
-        """Hold zeros; the buffers must be the CPU's for their memory to be written."""
-        self.clear()
-        self.prepare(0, num_positions)
-        for buffer in self._buffers.values():
+        """Hold zeros, written where the buffers are the CPU's; other memory is all there from the start."""
+        if num_positions > self._capacity:
+            self.clear()
+            self.prepare(0, num_positions)
+        for buffer in self._buffers.values() if self._device.memory == "cpu" else ():
             buffer.numpy()[:, :, :num_positions] = 0
 
     def clear(self) -> None:

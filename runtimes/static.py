@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.cache import reusable_prefix
+from edgespec.cancel import Cancel
 from edgespec.errors import ContextOverflow, ManifestError
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
-from edgespec.runtimes.placement import Placement, expect_placed, placed_on, placement
-from edgespec.runtimes.session import telling_of_memory, translated
+from edgespec.runtimes.placement import Placement, expect_placed, placement
+from edgespec.runtimes.session import load_graph, telling_of_memory, translated
 from edgespec.types import Logits, TokenIds
 
 _HIDDEN = -30000.0  # which half floats hold
@@ -34,10 +35,12 @@ class StaticDecoder:
         num_threads: int | None = None,
         deterministic: bool = False,
         shares_cores: bool = False,
+        cancel: Cancel | None = None,
     ) -> None:
         """Load the graphs.
 
         Raises:
+            Cancelled: It was given up.
             ManifestError: A graph does not load, or takes other inputs than the static form has.
             MemoryExhausted: The weights do not fit.
         """
@@ -47,7 +50,7 @@ class StaticDecoder:
         if manifest.prefill_graph and not deterministic:
             graphs[manifest.prefill_tokens] = manifest.prefill_graph
         self._sessions = {
-            width: _open(folder / graph, manifest, device, threads, shares_cores)
+            width: _open(folder / graph, manifest, device, threads, shares_cores, cancel or Cancel())
             for width, graph in graphs.items()
         }
         kv = manifest.kv_cache
@@ -56,6 +59,8 @@ class StaticDecoder:
         self._held = np.zeros(0, np.int32)
         self._num_fed = 0
         self._lock = Lock()
+        self._new_options = import_onnxruntime().RunOptions
+        self._options = self._new_options()  # of the passes that go on, or of the last
 
     @property
     def placements(self) -> dict[int, Placement]:
@@ -85,7 +90,12 @@ class StaticDecoder:
             raise ContextOverflow(len(tokens), self.context_length)
         assert 1 <= num_last <= len(tokens)
         with self._lock, telling_of_memory("running a pass"):
+            self._options = self._new_options()
             return self._logits(tokens, num_last)
+
+    def interrupt(self) -> None:
+        """End the passes that another thread runs: an error is raised, and the cache holds what was run."""
+        self._options.terminate = True
 
     def pretend(self, tokens: TokenIds) -> None:
         """Hold tokens that were never run; see PretendingDecoder."""
@@ -123,7 +133,7 @@ class StaticDecoder:
                 feeds[value.name] = self._mask(positions, window)
         names = [value.name for value in session.get_outputs()]
         try:
-            found = dict(zip(names, session.run(names, {**feeds, **self._caches}), strict=True))
+            found = dict(zip(names, session.run(names, {**feeds, **self._caches}, self._options), strict=True))
         except Exception as error:  # ONNX Runtime has no common base of its own
             raise translated(error, "running a pass") from error
         for past, present in self._manifest.signature.caches(self._manifest.kv_cache.num_layers):
@@ -140,18 +150,10 @@ class StaticDecoder:
         return np.where(hidden, _HIDDEN, 0).astype(self._manifest.kv_cache.dtype)
 
 
-def _open(graph: Path, manifest: Manifest, device: Device, num_threads: int, shares_cores: bool) -> Any:
-    ort = import_onnxruntime()
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = num_threads
-    options.log_severity_level = 4
-    if shares_cores:  # see session
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-    how = placed_on(options, device)
-    try:
-        session = ort.InferenceSession(str(graph), options, **how)
-    except Exception as error:  # ONNX Runtime has no common base of its own
-        raise translated(error, f"loading {graph}", ManifestError) from error
+def _open(
+    graph: Path, manifest: Manifest, device: Device, num_threads: int, shares_cores: bool, cancel: Cancel
+) -> Any:
+    session = load_graph(graph, device, num_threads, shares_cores, cancel)
     shapes = {value.name: tuple(value.shape) for value in session.get_inputs()}
     expect_placed(placement(session), device, str(graph))
     names, kv = set(shapes), manifest.kv_cache

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec import trees
+from edgespec.cancel import Cancel
 from edgespec.errors import ContextOverflow, DeviceUnavailable, ManifestError
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device
@@ -50,10 +51,12 @@ class OnnxTreeDecoder:
         num_threads: int | None = None,
         deterministic: bool = False,
         shares_cores: bool = False,
+        cancel: Cancel | None = None,
     ) -> None:
         """Load the tree graph.
 
         Raises:
+            Cancelled: It was given up.
             ManifestError: There is none, it does not load, or it is not what the manifest says.
             DeviceUnavailable: The device cannot run it.
             MemoryExhausted: The weights do not fit.
@@ -66,6 +69,7 @@ class OnnxTreeDecoder:
             num_threads=num_threads,
             deterministic=deterministic,
             shares_cores=shares_cores,
+            cancel=cancel,
         )
         self._tree = _NO_TREE
         self._lock = Lock()

@@ -7,7 +7,7 @@ import pytest
 import tiny
 from hypothesis import settings
 
-from edgespec.catalog import CATALOG, DEFAULT_MODEL
+from edgespec.catalog import CATALOG, DEFAULT_MODEL, CatalogFile
 from edgespec.export.convert import export_model
 from edgespec.fetch import fetch
 
@@ -57,7 +57,9 @@ def tiny_drafter(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def smollm2_gguf() -> Path:
     """The real default model, fetched once and kept between runs."""
     cache = os.environ.get("EDGESPEC_TEST_CACHE") or platformdirs.user_cache_dir("edgespec-tests", appauthor=False)
-    return fetch(CATALOG[DEFAULT_MODEL], Path(cache), print)
+    source = CATALOG[DEFAULT_MODEL].source
+    assert isinstance(source, CatalogFile)
+    return fetch(source, Path(cache), print)
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,10 @@ from pathlib import Path
 import pytest
 
 from edgespec import SamplingParams, UsageError, load
-from edgespec.benchmark import measure, read_prompts, table
+from edgespec.benchmark import measure
 from edgespec.cli import main
+from edgespec.prompts import read_prompts
+from edgespec.report import table
 
 
 @pytest.fixture
@@ -65,7 +67,7 @@ def test_bench_prints_one_document(capsys: pytest.CaptureFixture[str], tiny_mode
     options = ["--prompts", str(prompts), "--per-category", "1", "--max-tokens", "8", "--json"]
     assert main(["bench", str(tiny_model), *options]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert list(document) == ["model", "categories", "mean_ratio", "worst_ratio", "machine"]
+    assert {"model", "categories", "mean_ratio", "worst_ratio", "machine"} <= document.keys()
 
 
 def test_answers_of_one_token_are_told_to_say_nothing(

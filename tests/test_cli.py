@@ -404,9 +404,50 @@ def test_doctor_tells_what_is_here(capsys: pytest.CaptureFixture[str], tmp_path:
     assert document["home"]["path"] == str(tmp_path / "home")
     assert "CPUExecutionProvider" in document["onnxruntime"]["providers"]
     assert document["memory"]["total_bytes"] >= document["memory"]["available_bytes"] > 0
+    assert document["self_test"] is None
+    assert next(device["device"] for device in document["devices"] if device["is_usable"]) == "cpu"
     code, out, _ = run(capsys, "doctor")
     assert code == 0
     assert document["onnxruntime"]["version"] in out
+    assert "self-test: left out" in out
+    assert not (tmp_path / "home").exists()
+
+
+def test_doctor_runs_a_short_test_of_what_is_prepared(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path
+) -> None:
+    code, out, _ = run(capsys, "doctor", tiny_model, "--json")
+    tested = json.loads(out)["self_test"]
+    assert (code, tested["num_defects"], tested["problem"]) == (0, 0, None)
+    assert tested["num_tokens"] > 0
+    assert tested["plain_tokens_per_second"] > 0
+    assert run(capsys, "doctor", "nothing-prepared")[0] == 3
+
+
+@pytest.mark.slow
+def test_doctor_tells_of_drafted_text_that_is_another(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = OnnxDecoder.logits
+
+    def mistaken(self: OnnxDecoder, tokens: TokenIds, num_last: int) -> Logits:
+        rows = whole(self, tokens, num_last)
+        return rows[::-1] if num_last == 5 else rows
+
+    monkeypatch.setattr(OnnxDecoder, "logits", mistaken)
+    code, out, _ = run(capsys, "doctor", tiny_model)
+    assert code == 1
+    assert "NOT the plain text" in out
+
+
+def test_doctor_reports_a_configuration_that_cannot_be_meant(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.toml").write_text("threads = false")
+    monkeypatch.setenv("EDGESPEC_CONFIG", str(tmp_path / "config.toml"))
+    code, out, _ = run(capsys, "doctor")
+    assert code == 2
+    assert "config.toml:1: threads is 'False'" in out
 
 
 def test_doctor_says_what_is_wrong_with_the_runtime(

@@ -1,6 +1,7 @@
 """The pages that people read: their links, their examples, and that they say what the code says."""
 
 import ast
+import inspect
 import io
 import re
 import shlex
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 import edgespec
-from edgespec import errors, load
+from edgespec import Engine, errors, load
 from edgespec.cli import command_parser
 
 ROOT = Path(__file__).parent.parent
@@ -64,17 +65,24 @@ def test_there_are_examples() -> None:
     assert len(EXAMPLES) > 8
 
 
-@pytest.mark.parametrize("block", EXAMPLES)
-def test_examples_run(block: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Word for word but for the model, which is a tiny one of random weights."""
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Engine:
+    return load(tiny_model, drafter="none")
 
-    def load_tiny(model: str, **options: Any) -> Any:
-        return load(tiny_model if model == "smollm2-135m" else model, **{"drafter": "none"} | options)
+
+@pytest.mark.parametrize("block", EXAMPLES)
+def test_examples_run(block: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Word for word but for the model, which is a tiny one of random weights, loaded once for all."""
+
+    def load_tiny(model: str, **options: Any) -> Engine:
+        inspect.signature(load).bind(model, **options)
+        return engine if model == "smollm2-135m" else load(model, **options)
 
     monkeypatch.setattr(edgespec, "load", load_tiny)
+    monkeypatch.setattr(Engine, "close", lambda self: None)
     printed = io.StringIO()
     with redirect_stdout(printed):
-        exec(compile(block, "example", "exec"), {"__name__": "example"})
+        exec(compile(block, "example", "exec"), {"__name__": "__main__"})
     assert printed.getvalue() or "print(" not in block
 
 
@@ -133,3 +141,10 @@ def test_commands_are_understood(page: Path) -> None:
     for line in commands(page):
         options = command_parser().parse_args(shlex.split(line, comments=True)[1:])
         assert callable(options.run), line
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=name_of)
+def test_programs_and_files_that_are_named_are_there(page: Path) -> None:
+    named = re.findall(r"\b(?:demos|bench)/[\w/.]+", page.read_text("utf-8"))
+    assert [path for path in named if not (ROOT / path).exists()] == []
+    assert named or page.name != "README.md"

@@ -121,15 +121,15 @@ def test_any_context_can_be_measured(context_length: int) -> None:
     assert (costs.step_s or 0) > 0
 
 
-def test_profile_is_taken_once_when_a_model_drafts_and_not_otherwise(
+def test_profile_of_a_drafter_is_taken_once_when_it_drafts(
     tiny_model: Path, tiny_drafter: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns(FILE_NAME))
     with load(folder, num_threads=1):
-        assert read_experience(folder, pytest.fail).profiles == {}
+        assert [profile.drafters for profile in read_experience(folder, pytest.fail).profiles.values()] == [{}]
     known = read_experience(folder, pytest.fail)
     (machine,) = known.ratios
-    write_experience(folder, replace(known, drafts={machine: {"tiny-int4": (0.5, 0.25)}}))
+    write_experience(folder, replace(known, drafts={machine: {"tiny-int4 on cpu, 1 thread": (0.5, 0.25)}}))
     lines: list[str] = []
     for _ in range(2):
         with load(folder, drafter=str(tiny_drafter), num_threads=1, report=lines.append) as engine:

@@ -7,7 +7,7 @@ import pytest
 
 from edgespec.chances import Chances
 from edgespec.clock import VirtualClock
-from edgespec.costs import DraftCosts, PassCosts
+from edgespec.costs import DraftCosts, HeldCosts, PassCosts
 from edgespec.gate import FixedGate, MeasuredGate
 from edgespec.paid import PaidSource
 from edgespec.sampling import GumbelSampler, SamplingParams
@@ -159,6 +159,43 @@ def test_costs_follow_the_machine_and_keep_the_ratios() -> None:
             costs.observe(width, slowdown * CPU[width] / 1e3)
     assert costs.of(1) == pytest.approx(1.5 * CPU[1] / 1e3, rel=0.05)
     assert costs.ratio(4) == pytest.approx(CPU[4] / CPU[1], rel=0.05)
+
+
+FAR = HeldCosts.between(128, {1: 0.02, 2: 0.022, 16: 0.05}, 4128, {1: 0.04, 2: 0.08, 16: 0.22})
+
+
+def test_costs_behind_a_text_are_what_was_measured_there() -> None:
+    near, far = PassCosts({1: 1.0, 2: 1.1, 16: 2.5}, held=FAR), PassCosts({1: 1.0, 2: 1.1, 16: 2.5}, held=FAR)
+    near.num_held, far.num_held = 100, 4128
+    assert [near.ratio(width) for width in (1, 2, 9, 16)] == pytest.approx([1.0, 1.1, 1.8, 2.5])
+    assert [far.ratio(width) for width in (1, 2, 9, 16)] == pytest.approx([1.0, 2.0, 3.75, 5.5])
+    far.num_held = 2128
+    assert far.ratio(2) == pytest.approx((0.022 + 0.08) / (0.02 + 0.04))
+
+
+def test_what_is_seen_behind_a_long_text_says_nothing_of_a_short_one() -> None:
+    costs = PassCosts({1: 1.0, 2: 1.1, 16: 2.5}, held=FAR)
+    costs.num_held = 4128
+    for _ in range(200):
+        for width, taken_s in ((1, 0.04), (2, 0.08), (3, 0.09), (16, 0.22)):
+            costs.observe(width, taken_s)
+    costs.num_held = 0
+    assert [costs.ratio(width) for width in (1, 2, 16)] == pytest.approx([1.0, 1.1, 2.5])
+    assert costs.ratio(3) == pytest.approx(1.2, abs=0.05)
+
+
+def test_gate_drafts_less_where_attention_makes_rows_dear() -> None:
+    """A draft of one token costs a tenth of a step behind a short text, and a whole one behind a long text."""
+    lengths = []
+    for num_held in (100, 4128):
+        clock = VirtualClock()
+        gate = MeasuredGate(
+            [Guesser(TRUTH, 0.5, clock=clock)], PassCosts({1: 1.0, 2: 1.1, 16: 2.5}, held=FAR), Chances()
+        )
+        gate.chances.expect("0.5", (50.0, 100.0))
+        lengths.append(len(gate.draft(TRUTH[:num_held], 16, GREEDY).tokens))
+    assert lengths[0] > 1
+    assert lengths[1] == 0
 
 
 def test_what_was_not_reached_is_not_counted() -> None:

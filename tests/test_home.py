@@ -13,7 +13,7 @@ import tiny
 
 import edgespec.catalog
 import edgespec.fetch
-from edgespec.catalog import CATALOG, CatalogEntry, HubSource, WheelSource
+from edgespec.catalog import CATALOG, CatalogEntry, CatalogFile, HubSource, Shape, WheelSource
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError, SourceError
 from edgespec.home import ModelHome, default_home
 from edgespec.manifest import FILE_NAME, file_record, read_manifest
@@ -24,14 +24,20 @@ def entry(tiny_gguf: Path) -> CatalogEntry:
     record = file_record(tiny_gguf)
     return CatalogEntry(
         title="Tiny",
-        file="tiny.gguf",
-        bytes=record.bytes,
-        sha256=record.sha256,
-        license="none",
-        sources=(
-            HubSource(repository="nobody/tiny", revision="abc", file="tiny.gguf"),
-            WheelSource(distribution="tiny-model", version="1.0", file="tiny_model/tiny.gguf"),
+        source=CatalogFile(
+            title="Tiny",
+            file="tiny.gguf",
+            bytes=record.bytes,
+            sha256=record.sha256,
+            sources=(
+                HubSource(repository="nobody/tiny", revision="abc", file="tiny.gguf"),
+                WheelSource(distribution="tiny-model", version="1.0", file="tiny_model/tiny.gguf"),
+            ),
         ),
+        license="none",
+        shape=Shape(2, 64, 128, 4, 2, 16, 300, 700, is_tied=True),
+        num_parameters=100_000,
+        precision="source",
     )
 
 

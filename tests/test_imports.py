@@ -10,9 +10,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PURE = {
     "acceptance",
+    "bench_tally",
+    "answers",
     "benchmark",
     "budget",
     "cache",
+    "cancel",
     "catalog",
     "chances",
     "chat_template",
@@ -28,10 +31,12 @@ PURE = {
     "exactness",
     "experience",
     "footing",
+    "forecast",
     "gate",
     "genai",
     "headroom",
     "hedges",
+    "host",
     "ladder",
     "lane_drafter",
     "lanes",
@@ -40,6 +45,7 @@ PURE = {
     "machine",
     "manifest",
     "memory",
+    "opener",
     "options",
     "paid",
     "pair",
@@ -47,12 +53,18 @@ PURE = {
     "parking",
     "parser",
     "parts",
+    "peers",
+    "peers_worker",
     "pipeline",
     "planner",
     "profile",
     "profiling",
+    "prompts",
     "recording",
     "rejection",
+    "report",
+    "report_png",
+    "report_svg",
     "repository",
     "roster",
     "sampling",
@@ -69,6 +81,7 @@ PURE = {
     "tokenizer",
     "trace_file",
     "trees",
+    "turns",
     "types",
     "vocab_subset",
 }
@@ -81,6 +94,8 @@ JOINTS = {
     "chat_command",
     "cli",
     "config_command",
+    "devices_command",
+    "diagnosis",
     "doctor_command",
     "download",
     "drafting",
@@ -94,8 +109,10 @@ JOINTS = {
     "opening",
     "pairing",
     "plan_command",
+    "placements",
     "planning",
     "score_command",
+    "setting",
     "simulate_command",
     "simulation",
 }
@@ -130,7 +147,7 @@ def test_only_home_and_the_commands_call_export_and_only_loading_and_its_parts_t
     using = {path.stem: within(path) for path in (ROOT / "edgespec").glob("*.py")}
     assert {name for name, rooms in using.items() if "export" in rooms} == {"home", "pairing", "export_command"}
     assert {name for name, rooms in using.items() if "runtimes" in rooms} == {
-        "loading", "opening", "drafting", "planning", "simulation",
+        "diagnosis", "devices_command", "loading", "opening", "drafting", "planning", "setting", "simulation",
     }  # fmt: skip
 
 

@@ -4,10 +4,12 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from edgespec.catalog import CATALOG, HubRepository
 from edgespec.cli import main
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
 from edgespec.export.card import model_card
@@ -17,10 +19,12 @@ from edgespec.export.progress import Progress
 from edgespec.export.sources import read_source
 from edgespec.home import ModelHome
 from edgespec.hub import Snapshot
+from edgespec.loading import load
 from edgespec.manifest import read_manifest
 from edgespec.models import prepared, remove, verify
 from edgespec.opening import open_decoder
 from edgespec.pairing import export_pair
+from edgespec.repository import HubId
 
 
 @pytest.fixture
@@ -71,7 +75,7 @@ def test_model_that_is_damaged_is_listed_with_its_problem(
     (model,) = prepared(home)
     assert "not JSON" in (model.problem or "")
     assert main(["models", "list"]) == 0
-    assert "smollm2-135m  98 MB to fetch" in capsys.readouterr().out
+    assert "smollm2-135m        98 MB" in capsys.readouterr().out
 
 
 def test_home_that_is_a_file_and_models_that_are_links(home: ModelHome, tmp_path: Path) -> None:
@@ -91,6 +95,68 @@ def test_pull_prepares_and_remove_forgets(
     assert read_manifest(folder).name == folder.name
     assert main(["models", "remove", folder.name]) == 0
     assert not folder.exists()
+
+
+def test_use_is_remembered_and_forgotten_with_the_model(home: ModelHome, tmp_path: Path) -> None:
+    assert next(prepared(home)).last_used is None
+    load(home.models / "tiny", drafter="none", home=home.path).close()
+    used = datetime.fromisoformat(next(prepared(home)).last_used or "")
+    assert abs((datetime.now(UTC) - used).total_seconds()) < 60
+    home.mark_used(tmp_path / "elsewhere")
+    assert [path.name for path in (home.path / "used").iterdir()] == ["tiny"]
+    remove(home, "tiny")
+    assert not list((home.path / "used").iterdir())
+
+
+def test_path_names_the_folder_of_what_is_prepared_alone(
+    home: ModelHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["models", "path", "tiny"]) == 0
+    assert capsys.readouterr().out == f"{home.models / 'tiny'}\n"
+    assert main(["models", "path", "smollm2-135m"]) == 3
+    assert "no prepared model" in capsys.readouterr().err
+
+
+def test_pull_fetches_a_pair_at_its_commits(
+    home: ModelHome, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def fetched(hub_id: HubId, *_: object, revision: str, **__: object) -> Snapshot:
+        asked.append((hub_id.repository, revision))
+        return Snapshot(path=tiny_gguf, repository=hub_id.repository, revision=revision)
+
+    monkeypatch.setattr("edgespec.home.fetch_snapshot", fetched)
+    assert main(["models", "pull", "qwen2.5-7b", "--json"]) == 0
+    folders = json.loads(capsys.readouterr().out)
+    pair = [CATALOG[name].source for name in ("qwen2.5-7b", "qwen2.5-0.5b")]
+    assert asked == [(each.repository, each.revision) for each in pair if isinstance(each, HubRepository)]
+    stated = [read_manifest(Path(folders[part])) for part in ("path", "drafter")]
+    assert [(manifest.name, manifest.precision, manifest.source.license) for manifest in stated] == [
+        ("qwen2.5-7b", "int4", "apache-2.0"),
+        ("qwen2.5-0.5b", "int8", "apache-2.0"),
+    ]
+    assert main(["models", "pull", "qwen2.5-7b:int4", "--no-drafter", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"path": folders["path"]}
+
+
+@pytest.mark.slow
+def test_pull_compares_with_the_source_when_asked(home: ModelHome, tiny_gguf: Path) -> None:
+    assert main(["models", "pull", str(tiny_gguf), "--check"]) == 0
+    assert sorted(model.check is None for model in prepared(home)) == [False, True]
+
+
+def test_control_characters_of_a_model_are_shown_not_obeyed(
+    home: ModelHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = home.models / "tiny" / "edgespec.json"
+    document = json.loads(path.read_text())
+    document["architecture"] = "\x1b[2Jllama"
+    path.write_text(json.dumps(document))
+    assert main(["models", "list"]) == 0
+    out = capsys.readouterr().out
+    assert "\\x1b[2Jllama" in out
+    assert "\x1b" not in out
 
 
 @pytest.mark.parametrize("precision", ["source", "fp32", "fp16", "int8", "int4", "auto"])
@@ -140,7 +206,7 @@ def test_pair_in_the_home_is_listed_as_one_with_its_size(
     size = sum(path.stat().st_size for path in (home.models / "pair").rglob("*") if path.is_file())
     assert (pair.kind, pair.precision, pair.bytes, pair.problem) == ("pair", "fp32 + int8", size, None)
     assert main(["models", "list"]) == 0
-    assert "pair of llama + llama, fp32 + int8, from tiny.gguf + tiny.gguf" in capsys.readouterr().out
+    assert "pair of llama + llama, tiny.gguf + tiny.gguf" in capsys.readouterr().out
     assert main(["models", "verify"]) == 0
 
 

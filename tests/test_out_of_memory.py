@@ -213,6 +213,7 @@ def test_a_model_that_is_let_go_comes_back_with_the_same_text(
         for chunk in engine.stream("in the an", max_tokens=150):
             found += chunk.token_ids
             machine(1 << 20 if len(found) < 40 or len(found) > 80 else 10)
+            engine._roster.wait()
             models.append(engine._roster.has_models)
     assert tuple(found) == wanted
     assert [model for i, model in enumerate(models) if not i or model != models[i - 1]] == [True, False, True]

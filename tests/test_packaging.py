@@ -38,4 +38,6 @@ def test_wheel_holds_every_module_and_the_type_marker(tmp_path: Path) -> None:
     modules |= {
         f"edgespec/{room}/{path.name}" for room in ("export", "runtimes") for path in (ROOT / room).glob("*.py")
     }
-    assert modules | {"edgespec/py.typed"} == {name for name in held if name.startswith("edgespec/")}
+    assert modules | {f"edgespec/{name}" for name in ("py.typed", "prompts.jsonl", "report.html")} == {
+        name for name in held if name.startswith("edgespec/")
+    }

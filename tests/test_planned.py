@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from edgespec import load
-from edgespec.drafting import Setting, planned
+from edgespec.drafting import planned
 from edgespec.experience import FILE_NAME, Experience, write_experience
 from edgespec.lane_drafter import LaneDrafter
 from edgespec.manifest import read_manifest
 from edgespec.opening import ModelFolder
 from edgespec.profile import DrafterProfile, Profile
 from edgespec.runtimes.devices import find_device, machine_key
+from edgespec.setting import Setting
 
 CPU = find_device("cpu")
 SETTING = Setting(device=CPU, drafter_device=CPU, num_threads=1)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from edgespec.profile import DrafterProfile, Profile, document_of, profile_from
-from edgespec.profiling import interference, profile_drafter, profiled
-from edgespec.runtimes.table import TableDecoder
+from edgespec.profiling import interference, profile_drafter, profile_target, profiled
+from edgespec.runtimes.table import HeldTokens, TableDecoder
 from edgespec.types import Logits, TokenIds
 
 PROFILE = Profile(
@@ -34,9 +34,40 @@ class Slow(TableDecoder):
         return rows
 
 
-def test_passes_between_what_was_measured_lie_on_a_line() -> None:
-    taken = [PROFILE.pass_s(width, past) for width, past in ((1, 0), (1, 64), (2, 64), (1, 564), (3, 5000))]
-    assert taken == pytest.approx([0.02, 0.02, 0.03, 0.025, 0.06])
+class Timed(TableDecoder):
+    """Takes 1 ms, 0.2 ms for each token of a pass and 0.5 µs for each that is held before it; can pretend."""
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        fed = self.num_fed
+        rows = super().logits(tokens, num_last)
+        width = self.num_fed - fed
+        sleep(1e-3 + width * (2e-4 + 5e-7 * (len(tokens) - width)))
+        return rows
+
+    def pretend(self, tokens: TokenIds) -> None:
+        self._held = HeldTokens(self.num_fed, tokens)
+
+    def forget(self) -> None:
+        self._held = HeldTokens(self.num_fed)
+
+
+def test_passes_are_measured_behind_a_short_and_a_long_text_and_nothing_is_held_afterwards() -> None:
+    decoder = Timed(97, seed=0, context_length=3000)
+    found = profile_target(decoder)
+    assert {past: list(taken) for past, taken in found.passes_s.items()} == {
+        128: [1, 2, 4, 8, 16, 32], 2968: [1, 2, 4, 16, 32],
+    }  # fmt: skip
+    assert found.pass_s(16, 2968) - found.pass_s(16, 128) == pytest.approx(16 * 2840 * 5e-7, rel=0.2)
+    assert found.pass_s(8, 1548) - found.pass_s(8, 128) == pytest.approx(8 * 1420 * 5e-7, rel=0.4)
+    assert decoder.num_fed < 1000
+    before = decoder.num_fed
+    decoder.logits(np.arange(50, dtype=np.int32), 1)
+    assert decoder.num_fed - before == 50
+
+
+def test_passes_between_and_beyond_what_was_measured_lie_on_a_line() -> None:
+    taken = [PROFILE.pass_s(width, past) for width, past in ((1, 0), (1, 64), (2, 64), (1, 564), (3, 2064))]
+    assert taken == pytest.approx([0.02, 0.02, 0.03, 0.025, 0.08])
 
 
 def test_draft_costs_are_in_steps_of_the_target() -> None:

@@ -4,9 +4,11 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.budget import RESERVE_BYTES
+from edgespec.cancel import Cancel
 from edgespec.chances import Chances
 from edgespec.clock import VirtualClock
 from edgespec.drafters import ModelDrafter, NgramDrafter
@@ -22,6 +25,7 @@ from edgespec.footing import Candidate, Footing, OpenModel, footings
 from edgespec.headroom import Room
 from edgespec.lane_drafter import LaneDrafter
 from edgespec.lanes import ThreadLane
+from edgespec.opener import Opener
 from edgespec.roster import Roster
 from edgespec.runtimes.table import TableDecoder
 from edgespec.sampling import GumbelSampler, SamplingParams
@@ -46,6 +50,18 @@ class Weights(TableDecoder):
     __slots__ = ("__weakref__",)
 
 
+class AtOnce(Executor):
+    """Has done what it is given when it answers."""
+
+    def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> "Future[Any]":
+        done: Future[Any] = Future()
+        try:
+            done.set_result(work(*arguments, **named))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
 @dataclass
 class Machine:
     """Memory that a test sets, and what was opened in it."""
@@ -57,13 +73,14 @@ class Machine:
     refuses: set[str] = field(default_factory=set)
     errors: dict[str, Exception] = field(default_factory=dict)
     num_closed: int = 0
+    executor: Executor = field(default_factory=AtOnce)
     said: list[str] = field(default_factory=list)
 
     def room(self) -> Room:
         return Room(self.free_bytes, "a test")
 
     def candidate(self, name: str, needed_mib: int, drafter: Callable[[], Drafter] | None = None) -> Candidate:
-        def opened() -> OpenModel:
+        def opened(cancel: Cancel, report: Callable[[str], None]) -> OpenModel:
             if name in self.refuses:
                 raise MemoryExhausted(f"no room for {name}")
             if name in self.errors:
@@ -89,7 +106,15 @@ class Machine:
         ways = footings(
             [[each] for each in candidates], texts, frozenset({"suffix"}), lambda names: len(names) * MIB
         )
-        return Roster(ways, VOCAB, self.texts, headroom=self.room, report=self.said.append, clock=self.clock)
+        return Roster(
+            ways,
+            VOCAB,
+            self.texts,
+            headroom=self.room,
+            report=self.said.append,
+            clock=self.clock,
+            opener=Opener(self.executor),
+        )
 
     def texts(self, names: frozenset[str]) -> list[Drafter]:
         made: dict[str, Drafter] = {"suffix": SuffixDrafter(), "ngram": NgramDrafter()}
@@ -183,9 +208,9 @@ def test_what_cannot_be_opened_again_for_want_of_memory_is_tried_ever_more_seldo
     model = roster.footings[0].models[0]
     refused = model.open
 
-    def counted() -> OpenModel:
+    def counted(cancel: Cancel, report: Callable[[str], None]) -> OpenModel:
         tries.append(machine.clock.now)
-        return refused()
+        return refused(cancel, report)
 
     object.__setattr__(model, "open", counted)
     machine.refuses.add("model")
@@ -486,3 +511,116 @@ def test_what_was_learned_of_a_model_serves_when_it_is_back() -> None:
     next(steps)
     assert len(speculation.paid["model"].read) == 0, "its cache is empty"
     assert Chances(dict(speculation.past)).of("model", 0) == learned
+
+
+@dataclass
+class Slow:
+    """A machine on which a model takes until it is let go on, once it was opened at loading."""
+
+    machine: Machine
+    may_end: threading.Event = field(default_factory=threading.Event)
+    begun: threading.Event = field(default_factory=threading.Event)
+    heeds_cancel: bool = True
+
+    def candidate(self, name: str, needed_mib: int) -> Candidate:
+        quick = self.machine.candidate(name, needed_mib)
+
+        def opened(cancel: Cancel, report: Callable[[str], None]) -> OpenModel:
+            if name in self.machine.opened:
+                self.begun.set()
+                with cancel.ending(self.may_end.set if self.heeds_cancel else int):
+                    assert self.may_end.wait(10)
+                if self.heeds_cancel:
+                    cancel.expect_unset()
+            return quick.open(cancel, report)
+
+        return Candidate(name, quick.needed_bytes, opened)
+
+    def roster_that_opens(self) -> Roster:
+        """Of which the model was let go, and is being opened again."""
+        self.machine.executor = ThreadPoolExecutor(1, "edgespec opening")
+        roster = self.machine.roster(self.candidate("model", 200), texts=frozenset())
+        roster.start(Room(PLENTY, "a test"), 0)
+        self.machine.look(roster, 0)
+        for after_s in (0.2, 3.0, 3.0, 3.0):
+            self.machine.look(roster, PLENTY, after_s)
+        assert self.begun.wait(10)
+        return roster
+
+
+def opening_threads() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name.startswith("edgespec opening")]
+
+
+def test_blocks_go_on_while_a_model_is_opened_and_it_joins_between_two_of_them() -> None:
+    slow = Slow(Machine())
+    roster = slow.roster_that_opens()
+    gate = roster.gate(Speculation(roster.drafters, 3))
+    sampler = GumbelSampler(SamplingParams(temperature=0.8, seed=4), len(PROMPT))
+    steps = serial(PROMPT, target(), sampler, gate, relieve=roster.relieve)
+    blocks = list(islice(steps, 40))
+    assert not slow.may_end.is_set(), "none of them waited"
+    assert {block.draft.source for block in blocks} <= {"suffix", "none"}
+    assert roster.footing.name == "suffix"
+    slow.may_end.set()
+    roster.wait()
+    blocks += islice(steps, 40)
+    assert "model" in {block.draft.source for block in blocks[40:]}
+    assert roster.footing.name == "model"
+    found = tokens_of(blocks)
+    assert found == tokens_of(list(islice(serial(PROMPT, target(), sampler, Plain()), len(found))))[: len(found)]
+    steps.close()
+    roster.close()
+    assert opening_threads() == []
+
+
+@pytest.mark.parametrize("heeds_cancel", [True, False])
+def test_what_is_closed_while_it_opens_a_model_leaves_neither_thread_nor_model(heeds_cancel: bool) -> None:
+    slow = Slow(Machine(), heeds_cancel=heeds_cancel)
+    roster = slow.roster_that_opens()
+    num_closed = slow.machine.num_closed
+    if not heeds_cancel:
+        threading.Timer(0.05, slow.may_end.set).start()
+    roster.close()
+    assert opening_threads() == []
+    assert slow.machine.alive == 0
+    assert slow.machine.num_closed == num_closed + (not heeds_cancel), "its lane is stopped"
+    assert [drafter.name for drafter in roster.drafters()] == ["suffix"]
+
+
+def test_memory_that_is_short_again_ends_the_opening_and_a_later_one_serves() -> None:
+    slow = Slow(Machine())
+    roster = slow.roster_that_opens()
+    roster.take_news()
+    assert slow.machine.look(roster, 0) == ["suffix"]
+    assert slow.may_end.is_set(), "it was ended"
+    for _ in range(20):
+        roster.wait()
+        slow.machine.look(roster, PLENTY, 5.0)
+    assert roster.footing.name == "model"
+    ways = [line.split(":")[0].split()[2:] for line in roster.take_news()]
+    assert ways == [["up", "from", "suffix", "to", "model"]], "the climb that failed is not told"
+    roster.close()
+
+
+def test_a_pass_without_room_ends_the_opening_and_waits_for_its_memory() -> None:
+    slow = Slow(Machine())
+    roster = slow.roster_that_opens()
+    assert roster.relieve()
+    assert slow.may_end.is_set()
+    assert slow.machine.alive == 0
+    assert roster.opener.candidate is None
+    roster.close()
+
+
+def test_a_model_that_fails_in_the_background_is_parked_with_its_reason() -> None:
+    slow = Slow(Machine())
+    roster = slow.roster_that_opens()
+    slow.machine.errors["model"] = OSError("the file is gone")
+    slow.may_end.set()
+    roster.wait()
+    assert slow.machine.look(roster, PLENTY) == ["suffix"]
+    assert any(
+        "model drafts no more in this session: OSError: the file is gone" in each for each in roster.take_news()
+    )
+    roster.close()

@@ -1,0 +1,233 @@
+"""A chat as a page in your browser, served to this machine alone.
+
+    python demos/web_chat.py
+    python demos/web_chat.py --model my-model --port 8080 --open
+
+Open the address that it prints; Ctrl-C ends it. Pages of other sites can neither ask nor read: whoever does not
+call the server by its own address, or says that another page sent him, is refused.
+"""
+
+import argparse
+import json
+import secrets
+import select
+import socket
+import sys
+import webbrowser
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from edgespec import AnswerStream, Chunk, EdgeSpecError, Engine, load
+
+PAGE = Path(__file__).with_suffix(".html")
+MAX_TOKENS = 800
+MAX_BYTES = 1 << 20  # of a conversation
+
+
+class Refused(Exception):
+    """A request that is not answered, and what the browser is told."""
+
+    def __init__(self, status: HTTPStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class ChatServer(ThreadingHTTPServer):
+    """Answers with an engine, which it does not own; port 0 takes any that is free."""
+
+    daemon_threads = False  # closing waits for the answers
+
+    def __init__(self, engine: Engine, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.engine = engine
+        self._connections: set[Any] = set()
+
+    @property
+    def hosts(self) -> tuple[str, str]:
+        return f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.hosts[0]}/"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        """Hang up on everybody, which ends their answers too."""
+        for connection in self._connections.copy():
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        super().server_close()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # browsers leave when they like
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """HTTP/1.0: a connection for each request, whose end is the answer's end."""
+
+    server: ChatServer
+    timeout = 30
+
+    def do_GET(self) -> None:
+        self._serve({"/": self._page, "/about": self._about})
+
+    def do_POST(self) -> None:
+        self._serve({"/chat": self._chat})
+
+    def _serve(self, pages: Mapping[str, Any]) -> None:
+        try:
+            self._expect_own_page()
+            if self.path not in pages:
+                raise Refused(HTTPStatus.NOT_FOUND, f"no {self.path} here")
+            pages[self.path]()
+        except Refused as refusal:
+            self._send(refusal.status, "text/plain; charset=utf-8", str(refusal).encode())
+
+    def _expect_own_page(self) -> None:
+        """Another site can lead a name of its own here (DNS rebinding), or send its visitors' browsers."""
+        if self.headers.get_all("Host", []) not in [[host] for host in self.server.hosts]:
+            raise Refused(HTTPStatus.FORBIDDEN, f"call this server {self.server.url}")
+        if self.headers.get_all("Origin", []) not in [[], *([f"http://{host}"] for host in self.server.hosts)]:
+            raise Refused(HTTPStatus.FORBIDDEN, "pages of other sites may not ask")
+
+    def _page(self) -> None:
+        once = secrets.token_urlsafe(16)  # only what carries it is run
+        policy = (
+            f"default-src 'none'; script-src 'nonce-{once}'; style-src 'nonce-{once}'; connect-src 'self'; "
+            "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        page = PAGE.read_text(encoding="utf-8").replace("{{once}}", once)
+        self._send(HTTPStatus.OK, "text/html; charset=utf-8", page.encode(), {"Content-Security-Policy": policy})
+
+    def _about(self) -> None:
+        engine = self.server.engine
+        about = {"model": engine.manifest.name, "context_length": engine.context_length}
+        self._send(HTTPStatus.OK, "application/json", json.dumps(about).encode())
+
+    def _chat(self) -> None:
+        """A line of JSON for each chunk; the last one has stats, or an error."""
+        try:
+            chunks = self.server.engine.stream(self._conversation(), max_tokens=MAX_TOKENS)
+        except EdgeSpecError as error:
+            raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from None
+        self._begin(HTTPStatus.OK, "application/x-ndjson")
+        with chunks, cancelled_when_gone(chunks, self.connection), suppress(OSError):
+            for line in _lines(self.server.engine, chunks):
+                self.wfile.write(json.dumps(line).encode() + b"\n")
+
+    def _conversation(self) -> Any:
+        if self.headers.get_content_type() != "application/json":
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "wanted application/json")
+        length = self.headers.get("Content-Length", "")
+        if not length.isascii() or not length.isdecimal() or int(length) > MAX_BYTES:
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"wanted at most {MAX_BYTES} bytes")
+        try:
+            return json.loads(self.rfile.read(int(length)))["messages"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            raise Refused(HTTPStatus.BAD_REQUEST, 'wanted {"messages": [{"role": …, "content": …}]}') from None
+
+    def _send(
+        self, status: HTTPStatus, content_type: str, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self._begin(status, content_type, {"Content-Length": str(len(body)), **(headers or {})})
+        self.wfile.write(body)
+
+    def _begin(self, status: HTTPStatus, content_type: str, headers: Mapping[str, str] | None = None) -> None:
+        self.send_response(status)
+        held = {"Content-Type": content_type, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        for name, value in (held | {"Referrer-Policy": "no-referrer"} | dict(headers or {})).items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Who asks what is nobody's affair."""
+
+
+def _lines(engine: Engine, chunks: AnswerStream) -> Iterator[dict[str, Any]]:
+    try:
+        for chunk in chunks:
+            line: dict[str, Any] = {"runs": runs(engine, chunk)}
+            if chunk.stats is not None:
+                line |= {"finish_reason": chunk.finish_reason, "stats": chunk.stats.as_dict()}
+            yield line
+    except EdgeSpecError as error:
+        yield {"error": str(error)}
+
+
+def runs(engine: Engine, chunk: Chunk) -> list[tuple[str, str]]:
+    """The text of a chunk with who wrote it: first what was drafted and kept, last a token of the target's own."""
+    origins = chunk.origins or ("target",)
+    last = engine.tokenizer.decode(chunk.token_ids[-1:]) if len(origins) > 1 else chunk.text
+    drafted = chunk.text.removesuffix(last)
+    pairs = (drafted, origins[0]), (chunk.text[len(drafted) :], origins[-1])
+    return [(text, origin) for text, origin in pairs if text]
+
+
+@contextmanager
+def cancelled_when_gone(chunks: AnswerStream, connection: socket.socket) -> Iterator[None]:
+    """Cancel an answer whose browser has left, even before its first token."""
+    is_done = Event()
+
+    def watch() -> None:
+        while not is_done.wait(0.05):
+            if _has_gone(connection):
+                chunks.cancel()
+                return
+
+    watcher = Thread(target=watch, name="web chat watcher")
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        watcher.join()
+
+
+def _has_gone(connection: socket.socket) -> bool:
+    """A browser that has asked says no more; that it can be read means that it has hung up."""
+    try:
+        return bool(select.select([connection], [], [], 0)[0]) and not connection.recv(1)
+    except (OSError, ValueError):
+        return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="A chat in your browser.")
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--port", type=int, default=0, help="default: any that is free")
+    parser.add_argument("--open", action="store_true", help="open the page in your browser")
+    options = parser.parse_args()
+    try:
+        with (
+            load(options.model, report=lambda line: print(line, file=sys.stderr)) as engine,
+            ChatServer(engine, options.port) as server,
+        ):
+            print(f"{engine.manifest.name} answers at {server.url} (Ctrl-C ends it)", flush=True)
+            if options.open:
+                webbrowser.open(server.url)
+            with suppress(KeyboardInterrupt):
+                server.serve_forever()
+    except EdgeSpecError as error:
+        print(f"web_chat: {error}", file=sys.stderr)
+        return error.exit_code
+    except (OSError, OverflowError) as error:
+        print(f"web_chat: cannot serve at port {options.port} ({error}); choose another --port", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

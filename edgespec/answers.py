@@ -1,0 +1,268 @@
+"""An answer while it is made, and when it is done.
+
+It is made in a thread of its own, the target's lane, so that whoever waits for it can end it at any moment. Knows
+nothing of models: what is made is a generator of chunks.
+"""
+
+import weakref
+from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Event, Thread, current_thread, get_ident
+from typing import TYPE_CHECKING, NamedTuple
+
+from edgespec.errors import MemoryExhausted
+from edgespec.stats import Stats
+from edgespec.timeline import Interval
+from edgespec.turns import Turn, Turns
+
+if TYPE_CHECKING:
+    from asyncio import Future
+
+# So often Ctrl-C is heard where the system does not wake a waiting thread for it, as on Windows, and so often an
+# interrupt is repeated, as it may have come just before its pass.
+_WAKE_S = 0.05
+_END_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A piece of an answer. The last one says why it ended and what it cost, and when each lane worked.
+
+    origins: For each token "target", or who drafted it: suffix, ngram, memory, lookahead, or the name of a model.
+    finish_reason: stop (an end token or a stop string), length (max_tokens), context (no room left), cancelled.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    origins: tuple[str, ...] = ()
+    finish_reason: str | None = None
+    stats: Stats | None = None
+    timeline: tuple[Interval, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A whole answer. token_ids end with the token that completed a stop string, if one did."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    origins: tuple[str, ...]
+    finish_reason: str
+    prompt_tokens: int
+    stats: Stats
+    timeline: tuple[Interval, ...] = ()
+
+
+class AnswerStream(Iterator[Chunk]):
+    """The chunks of an answer, each made when it is asked for, a pass of the target each.
+
+    It ends at once, also within a pass and before the first chunk, when it is cancelled or closed from any thread,
+    or when whoever waits for a chunk is interrupted by Ctrl-C. It is closed when it is collected, and at the end
+    of a with statement.
+
+        with engine.stream("Why is the sky blue?") as answer:
+            for chunk in answer:
+                print(chunk.text, end="")
+    """
+
+    def __init__(
+        self,
+        chunks: Generator[Chunk, None, None],
+        turns: Turns,
+        turn: Turn,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Nothing is made before a chunk is asked for.
+
+        Args:
+            turn: Of this answer; the generator ends with a last chunk where it finds it cancelled.
+            on_end: Is called once by whoever finds the answer over.
+        """
+        self._maker = _Maker(chunks, turns, turn)
+        self._on_end = on_end
+        self._is_closed = False
+        self._collected = weakref.finalize(self, self._maker.end)
+
+    def __enter__(self) -> "AnswerStream":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __next__(self) -> Chunk:
+        try:
+            made = self._maker.made()
+        except BaseException:  # Ctrl-C, while waiting
+            self.close()
+            raise
+        if (chunk := self._seen(made)) is None:
+            raise StopIteration
+        return chunk
+
+    def cancel(self) -> None:
+        """End the answer: whoever reads it has what is made, and a last chunk that is "cancelled".
+
+        May be called from any thread, from a signal handler, and more than once; an answer that is over stays as
+        it is.
+        """
+        self._maker.cancel()
+
+    def close(self) -> None:
+        """End the answer without a last chunk."""
+        self._close(_END_S)
+
+    def _close(self, wait_s: float) -> None:
+        self._is_closed = True
+        self._maker.cancel()
+        self._maker.end(wait_s)
+        self._ended()
+
+    def _seen(self, made: "_Made") -> Chunk | None:
+        """The chunk, unless the answer is over."""
+        if made.chunk is None or made.chunk.finish_reason is not None:
+            self._maker.end()
+            self._ended()
+        if self._is_closed:
+            return None
+        if made.error is not None:
+            try:
+                raise made.error
+            finally:
+                del made  # its traceback holds this frame
+        return made.chunk
+
+    def _ended(self) -> None:
+        if self._collected.detach():
+            self._on_end()
+
+
+async def chunks_of(ask: Callable[[], AnswerStream]) -> AsyncGenerator[Chunk, None]:
+    """The chunks of the stream that is asked for, for a task; the stream ends with the generator."""
+    import asyncio  # takes 50 ms, and few want it
+
+    stream = await asyncio.to_thread(ask)
+    try:
+        while (chunk := stream._seen(await stream._maker.made_for_task())) is not None:
+            yield chunk
+    finally:
+        stream._close(0.0)  # the loop waits for nothing
+
+
+class _Made(NamedTuple):
+    """A chunk or an error; neither, and the answer is over."""
+
+    chunk: Chunk | None = None
+    error: BaseException | None = None
+
+
+def _settle(reply: "Future[_Made]", made: _Made) -> None:
+    if not reply.done():  # whoever waited was cancelled
+        reply.set_result(made)
+
+
+class _Wish(NamedTuple):
+    """Somebody asks for a chunk."""
+
+    asker: Hashable
+    reply: Callable[[_Made], None]
+
+
+class _Maker:
+    """Makes the chunks in a thread, each when it is wished for.
+
+    It is told through queues alone, which a signal handler or the collection of garbage may fill at any moment.
+    """
+
+    def __init__(self, chunks: Generator[Chunk, None, None], turns: Turns, turn: Turn) -> None:
+        self._chunks: Generator[Chunk, None, None] | None = chunks
+        self._turns, self._turn = turns, turn
+        self._wishes: SimpleQueue[_Wish | None] = SimpleQueue()  # None: no more
+        self._replies: SimpleQueue[_Made] = SimpleQueue()
+        self._thread: Thread | None = None
+        self._is_over = Event()
+
+    def made(self) -> _Made:
+        """The next chunk; waits for it."""
+        self._wish(_Wish(get_ident(), self._replies.put))
+        while True:
+            with suppress(Empty):
+                return self._replies.get(timeout=_WAKE_S)
+            if self._is_over.is_set():
+                with suppress(Empty):
+                    return self._replies.get_nowait()
+                return _Made()
+            self._insist()
+
+    async def made_for_task(self) -> _Made:
+        """The same; the loop's other tasks run meanwhile."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        reply: Future[_Made] = loop.create_future()
+
+        def answer(made: _Made) -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(_settle, reply, made)
+
+        self._wish(_Wish(asyncio.current_task(), answer))
+        while not (await asyncio.wait([reply], timeout=_WAKE_S))[0]:
+            if self._is_over.is_set():
+                await asyncio.sleep(0)
+                return reply.result() if reply.done() else _Made()
+            self._insist()
+        return reply.result()
+
+    def cancel(self) -> None:
+        if not self._is_over.is_set():
+            self._turns.cancel(self._turn)
+
+    def end(self, wait_s: float = _END_S) -> None:
+        """Make no more; waits until the thread is gone, unless it hangs."""
+        self._wishes.put(None)
+        if self._thread is None:
+            self._finish()
+        elif self._thread is not current_thread():
+            self._is_over.wait(wait_s)
+
+    def _insist(self) -> None:
+        if self._turn.is_cancelled:
+            self.cancel()
+
+    def _wish(self, wish: _Wish) -> None:
+        self._wishes.put(wish)
+        if self._thread is None and not self._is_over.is_set():
+            self._thread = Thread(target=self._work, name="edgespec target", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                self._thread = None
+                raise MemoryExhausted("there is no memory for a thread; close other programs") from error
+
+    def _work(self) -> None:
+        for wish in iter(self._wishes.get, None):
+            made = self._make(wish.asker)
+            wish.reply(made)
+            if made.chunk is None or made.chunk.finish_reason is not None:
+                break
+        self._finish()
+
+    def _make(self, asker: Hashable) -> _Made:
+        assert self._chunks is not None
+        self._turns.take(self._turn, asker)
+        try:
+            return _Made(next(self._chunks, None))
+        except BaseException as error:  # it goes to whoever asked
+            return _Made(error=error)
+        finally:
+            self._turns.rest(self._turn)
+
+    def _finish(self) -> None:
+        chunks, self._chunks = self._chunks, None
+        try:
+            if chunks is not None:
+                chunks.close()
+        finally:
+            self._turns.leave(self._turn)
+            self._is_over.set()

@@ -1,0 +1,200 @@
+"""Which devices there are, which can run a model, why another cannot, and the line that mends it.
+
+Says what `devices` would answer to each name that a user can give; opens nothing but what a provider asks for.
+"""
+
+import importlib.metadata
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from edgespec.runtimes.devices import import_onnxruntime, processor_name
+from edgespec.runtimes.hardware import Accelerator, Nvidia, accelerators, nvidia
+from edgespec.runtimes.plugins import PLUGINS, Plugin, registered
+
+# What onnxruntime-gpu from the package index is built for, and the first driver that knows it.
+CUDA, CUDA_DRIVER = (13, 0), "580"
+_CUDA_EXTRA = 'pip uninstall -y onnxruntime && pip install "edgespec[cuda]"'
+_BUILT_IN = {
+    "cuda": "CUDAExecutionProvider",
+    "coreml": "CoreMLExecutionProvider",
+    "directml": "DmlExecutionProvider",
+}
+_SYSTEMS = {"coreml": ("darwin", "macOS"), "directml": ("win32", "Windows")}
+_KINDS = {"openvino": "npu", "qnn": "npu", "coreml": "npu", "cpu": "cpu"}
+# What a library that does not load lacks, and who brings it.
+_LIBRARIES = {
+    "libvulkan": "install the Vulkan loader (Debian: apt install libvulkan1) and your GPU's Vulkan driver",
+    "libcud": 'pip install "edgespec[cuda]"',
+    "libcublas": 'pip install "edgespec[cuda]"',
+    "GLIBC": "the system's C library is too old for this wheel; use a newer system or an older wheel",
+}
+_NO_DEVICE = {
+    "webgpu": "install a driver with Vulkan, Direct3D 12 or Metal for your GPU",
+    "openvino": "it serves Intel's CPUs, GPUs and NPUs; with one of these install Intel's driver for it",
+    "qnn": "it serves Qualcomm's NPUs; with one of these install its driver",
+    "tensorrt-rtx": "it serves NVIDIA's RTX GPUs; with one of these install its driver",
+}
+# Who serves an accelerator that nobody uses yet.
+_SERVING = {
+    ("gpu", "NVIDIA"): ("cuda", _CUDA_EXTRA),
+    ("gpu", "AMD"): ("webgpu", 'pip install "edgespec[webgpu]"'),
+    ("gpu", "Intel"): ("webgpu", 'pip install "edgespec[webgpu]"'),
+    ("npu", "Intel"): ("openvino", "pip install onnxruntime-ep-openvino"),
+    ("npu", "Qualcomm"): ("qnn", 'pip install "edgespec[qnn]"'),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A device by the name that --device takes.
+
+    why_not and mend say of one that cannot be used what is missing, and the line that changes that.
+    """
+
+    device: str
+    kind: str  # cpu, gpu or npu
+    provider: str
+    name: str | None = None
+    vendor: str | None = None
+    memory_bytes: int | None = None
+    free_bytes: int | None = None
+    driver: str | None = None
+    is_usable: bool = False
+    why_not: str | None = None
+    mend: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """unused: accelerators of this machine that nothing here can use, each with the line that would change it."""
+
+    devices: tuple[Found, ...]
+    unused: tuple[tuple[Accelerator, str], ...]
+
+
+def discover() -> Discovery:
+    """All names that --device takes.
+
+    Raises:
+        DeviceUnavailable: ONNX Runtime is not sound.
+    """
+    ort, driver = import_onnxruntime(), nvidia()
+    available = list(ort.get_available_providers())
+    found = [_cpu(ort), cuda(driver, available, _refused)]
+    found += [built_in(name, available, sys.platform) for name in _SYSTEMS]
+    found += [plugin_found(ort, plugin) for plugin in PLUGINS]
+    return Discovery((*found, *_unknown_plugins()), tuple(unused(found, accelerators())))
+
+
+def _cpu(ort: Any) -> Found:
+    memory = psutil.virtual_memory()
+    vendors = [each.device.vendor for each in ort.get_ep_devices() if each.ep_name == "CPUExecutionProvider"]
+    return Found(
+        device="cpu",
+        kind="cpu",
+        provider="CPUExecutionProvider",
+        name=processor_name(),
+        vendor=vendors[0] if vendors else None,
+        memory_bytes=memory.total,
+        free_bytes=memory.available,
+        is_usable=True,
+    )
+
+
+def cuda(driver: Nvidia | None, available: list[str], refused: Callable[[str], str | None]) -> Found:
+    """NVIDIA's GPUs: whether a driver answers, is new enough, and this onnxruntime is built for it."""
+    about: dict[str, Any] = {"device": "cuda", "kind": "gpu", "provider": _BUILT_IN["cuda"], "vendor": "NVIDIA"}
+    if driver is None or not driver.gpus:
+        why_not = "no NVIDIA driver answers" if driver is None else f"driver {driver.driver} finds no GPU"
+        mend = f"with an NVIDIA GPU: install its driver, {CUDA_DRIVER} or newer"
+        return Found(**about, driver=driver.driver if driver else None, why_not=why_not, mend=mend)
+    gpu = driver.gpus[0]
+    about |= {
+        "driver": driver.driver,
+        "name": gpu.name,
+        "memory_bytes": gpu.memory_bytes,
+        "free_bytes": gpu.free_bytes,
+    }
+    if driver.cuda < CUDA:
+        known, wanted = (".".join(map(str, version)) for version in (driver.cuda, CUDA))
+        why_not = f"driver {driver.driver} knows CUDA {known}, and onnxruntime-gpu wants {wanted}"
+        return Found(**about, why_not=why_not, mend=f"update the NVIDIA driver to {CUDA_DRIVER} or newer")
+    if _BUILT_IN["cuda"] not in available:
+        return Found(**about, why_not="this onnxruntime is not built for CUDA", mend=_CUDA_EXTRA)
+    if told := refused(_BUILT_IN["cuda"]):
+        return Found(**about, why_not=told, mend='pip install --force-reinstall "edgespec[cuda]"')
+    return Found(**about, is_usable=True)
+
+
+def _refused(provider: str) -> str | None:
+    """Why a graph of one node does not open on a provider; None where it does."""
+    from onnx import TensorProto, helper
+
+    ort = import_onnxruntime()
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "one", values[:1], values[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    try:
+        opened = ort.InferenceSession(model.SerializeToString(), providers=[provider], enable_fallback=0)
+    except Exception as error:  # ONNX Runtime has no common base of its own
+        return f"it opens no graph: {str(error)[:200]}"
+    return None if provider in opened.get_providers() else "its libraries (CUDA, cuDNN) do not load"
+
+
+def built_in(name: str, available: list[str], platform: str) -> Found:
+    """A provider that some builds of onnxruntime have."""
+    here, system = _SYSTEMS[name]
+    kind, provider = _KINDS.get(name, "gpu"), _BUILT_IN[name]
+    if provider in available:
+        return Found(device=name, kind=kind, provider=provider, is_usable=True)
+    if platform != here:
+        return Found(device=name, kind=kind, provider=provider, why_not=f"is for {system} alone")
+    mend = "pip uninstall -y onnxruntime && pip install onnxruntime-directml" if name == "directml" else None
+    return Found(device=name, kind=kind, provider=provider, why_not="this onnxruntime lacks it", mend=mend)
+
+
+def plugin_found(ort: Any, plugin: Plugin) -> Found:
+    """A provider that comes as a wheel of its own."""
+    about: dict[str, Any] = {"device": plugin.name, "provider": plugin.provider}
+    about["kind"] = _KINDS.get(plugin.name, "gpu")
+    found = registered(ort, plugin)
+    if found.devices:
+        device = found.devices[0].device
+        is_software = str(device.type).endswith("CPU")  # an emulator, or a software adapter
+        name = "in software on the processor, for its text and not its speed" if is_software else None
+        return Found(**about, name=name, vendor=device.vendor or None, is_usable=True)
+    why_not, _, line = found.why_not.partition("; run: ")
+    return Found(**about, why_not=why_not, mend=line or mend_of(plugin, why_not))
+
+
+def mend_of(plugin: Plugin, why_not: str) -> str:
+    """What helps where a library does not load, or finds nothing."""
+    lacking = (line for word, line in _LIBRARIES.items() if word in why_not)
+    if "finds no device" in why_not:
+        return _NO_DEVICE.get(plugin.name, "install the driver of its device")
+    return next(lacking, f"pip install --force-reinstall {plugin.package}")
+
+
+def _unknown_plugins() -> list[Found]:
+    """Wheels that are named as plugins are, and that no device of edgespec stands for."""
+    known = {plugin.package for plugin in PLUGINS}
+    names = {(each.name or "").lower().replace("_", "-") for each in importlib.metadata.distributions()}
+    return [
+        Found(device=name, kind="unknown", provider=name, why_not="edgespec knows no way to use this plugin")
+        for name in sorted(names)
+        if name.startswith("onnxruntime-ep-") and not any(package.startswith(name) for package in known)
+    ]
+
+
+def unused(found: list[Found], present: list[Accelerator]) -> list[tuple[Accelerator, str]]:
+    """Accelerators whose provider is not usable, with the line that installs it; none where nobody serves them."""
+    usable = {each.device for each in found if each.is_usable}
+    return [
+        (each, _SERVING[each.kind, each.vendor][1])
+        for each in present
+        if (each.kind, each.vendor) in _SERVING and _SERVING[each.kind, each.vendor][0] not in usable
+    ]

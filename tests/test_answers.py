@@ -1,0 +1,311 @@
+"""An answer can be ended at any moment, and several can be asked for at once."""
+
+import asyncio
+import gc
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from threading import Event
+from time import monotonic
+from types import FrameType
+
+import pytest
+import tiny
+
+from edgespec import Chunk, Engine, SamplingParams
+from edgespec.drafters import ModelDrafter
+from edgespec.errors import EdgeSpecError, MemoryExhausted
+from edgespec.manifest import read_manifest
+from edgespec.runtimes.table import TableDecoder
+from edgespec.speculation import Speculation
+from edgespec.template_process import TemplateProcess
+from edgespec.tokenizer import Tokenizer
+from edgespec.types import Logits, TokenIds
+
+HOT = SamplingParams(temperature=1.0, seed=3)
+PROMPT = "the in the an"
+LONGEST_S = 20.0  # of a pass that nobody ends
+SOON_S = 5.0  # on a busy machine
+
+
+class StuckDecoder:
+    """A table that gets stuck once, after stuck_at passes, until it is interrupted."""
+
+    vocab_size, context_length = tiny.VOCAB, 400
+
+    def __init__(self, stuck_at: int | None = None) -> None:
+        self.is_stuck = Event()
+        self.error: Exception = EdgeSpecError("interrupted")
+        self._table = TableDecoder(tiny.VOCAB, seed=3)
+        self._num_left = stuck_at
+        self._ended = Event()
+
+    @property
+    def num_fed(self) -> int:
+        return self._table.num_fed
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        if self._num_left is not None:
+            self._num_left -= 1
+            if self._num_left < 0:
+                self._num_left = None
+                self._get_stuck()
+        return self._table.logits(tokens, num_last)
+
+    def interrupt(self) -> None:
+        self._ended.set()
+
+    def _get_stuck(self) -> None:
+        self._ended.clear()
+        self.is_stuck.set()
+        if self._ended.wait(LONGEST_S):
+            raise self.error
+
+
+EngineOf = Callable[..., Engine]
+
+
+@pytest.fixture
+def engine_of(tiny_model: Path) -> EngineOf:
+    """An engine of a decoder, and of a drafter that agrees with it often."""
+    near = TableDecoder(tiny.VOCAB, seed=4, near=TableDecoder(tiny.VOCAB, seed=3))
+    return lambda decoder: Engine(
+        manifest=read_manifest(tiny_model),
+        tokenizer=Tokenizer(tiny_model / "tokenizer.json"),
+        template=None,
+        renderer=TemplateProcess(),
+        decoders=[decoder],
+        speculation=Speculation(lambda: [ModelDrafter(near, tiny.VOCAB, "near")], draft_length=3),
+    )
+
+
+@pytest.fixture(params=[0, 2], ids=["before the first token", "within a later pass"])
+def stuck(request: pytest.FixtureRequest) -> StuckDecoder:
+    return StuckDecoder(request.param)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays() -> Iterator[None]:
+    yield
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("edgespec")] == []
+
+
+def when_stuck(decoder: StuckDecoder, act: Callable[[], object]) -> None:
+    def wait() -> None:
+        decoder.is_stuck.wait(LONGEST_S)
+        act()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+@pytest.fixture
+def whole(engine_of: EngineOf) -> tuple[int, ...]:
+    return engine_of(StuckDecoder()).generate(PROMPT, sampling=HOT, max_tokens=20).token_ids
+
+
+def test_cancelling_from_another_thread_ends_an_answer_at_once(
+    engine_of: EngineOf, stuck: StuckDecoder, whole: tuple[int, ...]
+) -> None:
+    engine = engine_of(stuck)
+    stream = engine.stream(PROMPT, sampling=HOT, max_tokens=20)
+    when_stuck(stuck, stream.cancel)
+    started = monotonic()
+    chunks = list(stream)
+    assert monotonic() - started < SOON_S
+    last = chunks[-1]
+    made = tuple(token for chunk in chunks for token in chunk.token_ids)
+    assert last.finish_reason == "cancelled"
+    assert last.stats is not None
+    assert last.stats.num_emitted == len(made)
+    assert last.stats.passes == len(last.timeline) == len(chunks) - 1
+    assert made == whole[: len(made)]
+    assert engine.generate(PROMPT, sampling=HOT, max_tokens=20).token_ids == whole
+
+
+def test_closing_from_another_thread_ends_it_without_a_last_chunk(
+    engine_of: EngineOf, stuck: StuckDecoder, whole: tuple[int, ...]
+) -> None:
+    engine = engine_of(stuck)
+    stream = engine.stream(PROMPT, sampling=HOT, max_tokens=20)
+    when_stuck(stuck, stream.close)
+    assert all(chunk.finish_reason is None for chunk in stream)
+    assert engine.generate(PROMPT, sampling=HOT, max_tokens=20).token_ids == whole
+
+
+def test_cancelling_a_task_ends_its_answer(
+    engine_of: EngineOf, stuck: StuckDecoder, whole: tuple[int, ...]
+) -> None:
+    engine = engine_of(stuck)
+
+    async def read() -> list[Chunk]:
+        return [chunk async for chunk in engine.astream(PROMPT, sampling=HOT, max_tokens=20)]
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(read())
+        await asyncio.to_thread(stuck.is_stuck.wait, LONGEST_S)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def whole_again() -> tuple[int, ...]:
+        await cancelled()
+        return tuple(token for chunk in await read() for token in chunk.token_ids)
+
+    started = monotonic()
+    assert asyncio.run(whole_again()) == whole
+    assert monotonic() - started < SOON_S
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers that signal are POSIX")
+@pytest.mark.parametrize("raises", [False, True], ids=["cancels", "interrupts"])
+def test_a_signal_ends_an_answer_for_which_the_main_thread_waits(
+    engine_of: EngineOf, stuck: StuckDecoder, whole: tuple[int, ...], raises: bool
+) -> None:
+    engine = engine_of(stuck)
+    stream = engine.stream(PROMPT, sampling=HOT, max_tokens=20)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if not stuck.is_stuck.is_set():
+            return
+        if raises:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise KeyboardInterrupt
+        stream.cancel()
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+    chunks: list[Chunk] = []
+    started = monotonic()
+    try:
+        if raises:
+            with pytest.raises(KeyboardInterrupt):
+                chunks.extend(stream)
+        else:
+            chunks.extend(stream)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert monotonic() - started < SOON_S
+    assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ([] if raises else ["cancelled"])
+    assert list(stream) == []
+    assert engine.generate(PROMPT, sampling=HOT, max_tokens=20).token_ids == whole
+
+
+def test_a_stream_that_nobody_holds_is_closed(engine_of: EngineOf) -> None:
+    engine = engine_of(StuckDecoder())
+    for _ in islice(engine.stream(PROMPT, sampling=HOT), 2):
+        pass
+    stream = engine.stream(PROMPT, sampling=HOT)
+    stream.myself = stream  # type: ignore[attr-defined]
+    next(stream)
+    del stream
+    gc.collect()
+    assert engine._turns._holder is None
+
+
+@pytest.mark.parametrize("num_read", [0, 1])
+def test_cancelling_between_two_chunks_ends_it_with_the_next(
+    engine_of: EngineOf, whole: tuple[int, ...], num_read: int
+) -> None:
+    engine = engine_of(StuckDecoder())
+    with engine.stream(PROMPT, sampling=HOT, max_tokens=20) as stream:
+        chunks = list(islice(stream, num_read))
+        stream.cancel()
+        stream.cancel()
+        (last,) = stream
+        read = [token for chunk in chunks for token in chunk.token_ids]
+        assert (last.token_ids, last.finish_reason) == ((), "cancelled")
+        assert tuple(read) == whole[: len(read)]
+        assert "".join(chunk.text for chunk in [*chunks, last]) == engine.tokenizer.decode(read)
+        stream.cancel()
+        assert list(stream) == []
+
+
+def test_cancelling_an_answer_that_is_over_changes_nothing(engine_of: EngineOf, whole: tuple[int, ...]) -> None:
+    engine = engine_of(StuckDecoder())
+    stream = engine.stream(PROMPT, sampling=HOT, max_tokens=20)
+    chunks = list(stream)
+    stream.cancel()
+    stream.close()
+    stream.cancel()
+    assert chunks[-1].finish_reason == "length"
+    assert list(stream) == []
+    assert engine.generate(PROMPT, sampling=HOT, max_tokens=20).token_ids == whole
+
+
+def test_an_error_within_a_pass_comes_as_it_is_and_the_engine_answers_on(
+    engine_of: EngineOf, stuck: StuckDecoder, whole: tuple[int, ...]
+) -> None:
+    stuck.error = MemoryExhausted("no memory", needed_bytes=7)
+    engine = engine_of(stuck).plain()
+    when_stuck(stuck, stuck.interrupt)
+    with pytest.raises(MemoryExhausted, match="no memory") as raised:
+        engine.generate(PROMPT, sampling=HOT, max_tokens=20)
+    assert raised.value.needed_bytes == 7
+    assert any(entry.name == "_get_stuck" for entry in raised.traceback)
+    assert engine.generate(PROMPT, sampling=HOT, max_tokens=20).token_ids == whole
+
+
+def test_threads_have_their_answers_one_after_the_other(engine_of: EngineOf) -> None:
+    engine = engine_of(StuckDecoder())
+    prompts = ["the in the", "another on", "re re re", "an", "in the in"]
+    wanted = [engine.generate(prompt, sampling=HOT, max_tokens=25).token_ids for prompt in prompts]
+    fed = engine.target.num_fed
+    alone = [engine.generate(prompt, sampling=HOT, max_tokens=25).token_ids for prompt in prompts]
+    assert alone == wanted
+    fed = engine.target.num_fed - fed
+    before = engine.target.num_fed
+    with ThreadPoolExecutor(5) as pool:
+        asked = [pool.submit(engine.generate, prompt, sampling=HOT, max_tokens=25) for prompt in prompts]
+        assert [answer.result().token_ids for answer in asked] == wanted
+    assert engine.target.num_fed - before < 1.3 * fed, "no prompt is read again and again"
+
+
+def test_tasks_have_their_answers_one_after_the_other(engine_of: EngineOf) -> None:
+    engine = engine_of(StuckDecoder())
+    prompts = ["the in the", "another on", "re re re"]
+    wanted = [engine.generate(prompt, sampling=HOT, max_tokens=25).token_ids for prompt in prompts]
+
+    async def read(prompt: str) -> tuple[int, ...]:
+        chunks = [chunk async for chunk in engine.astream(prompt, sampling=HOT, max_tokens=25)]
+        assert chunks[-1].finish_reason == "length"
+        return tuple(token for chunk in chunks for token in chunk.token_ids)
+
+    async def all_of_them() -> list[tuple[int, ...]]:
+        return await asyncio.gather(*map(read, prompts))
+
+    assert asyncio.run(all_of_them()) == wanted
+
+
+def test_an_answer_may_be_asked_for_while_another_is_read(engine_of: EngineOf) -> None:
+    engine = engine_of(StuckDecoder())
+    wanted = engine.generate(PROMPT, sampling=HOT, max_tokens=9).token_ids
+    started, made = monotonic(), list[int]()
+    with engine.stream("re re", sampling=HOT, max_tokens=5) as outer:
+        for chunk in outer:
+            made += chunk.token_ids
+            assert engine.generate(PROMPT, sampling=HOT, max_tokens=9).token_ids == wanted
+    assert tuple(made) == engine.generate("re re", sampling=HOT, max_tokens=5).token_ids
+    assert monotonic() - started < SOON_S
+
+
+def test_each_token_says_where_it_comes_from(engine_of: EngineOf) -> None:
+    answer = engine_of(StuckDecoder()).generate("the in the in the in", sampling=HOT, max_tokens=200)
+    assert len(answer.origins) == len(answer.token_ids) == 200
+    assert answer.origins.count("near") == answer.stats.num_accepted > 0
+    assert set(answer.origins) == {"target", "near"}
+
+
+def test_tokens_are_counted_as_the_context_has_them(engine_of: EngineOf) -> None:
+    engine = engine_of(StuckDecoder())
+    ids = engine.tokenize("the in")
+    assert engine.tokenizer.decode(ids) == "the in"
+    assert (
+        engine.count("the in")
+        == len(engine.encode("the in"))
+        == engine.generate("the in", max_tokens=1).prompt_tokens
+    )
+    assert engine.count("the in", "be brief") > engine.count("the in")

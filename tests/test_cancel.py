@@ -1,0 +1,28 @@
+import threading
+
+import pytest
+
+from edgespec.cancel import Cancel, Cancelled
+
+
+def test_what_goes_on_is_ended_and_what_is_over_or_not_begun_is_not() -> None:
+    cancel, ended = Cancel(), list[str]()
+    with cancel.ending(lambda: ended.append("over")):
+        pass
+    with cancel.ending(lambda: ended.append("outer")), cancel.ending(lambda: ended.append("inner")):
+        cancel.expect_unset()
+        cancel.set()
+    assert ended == ["outer", "inner"]
+    assert cancel.is_set
+    with pytest.raises(Cancelled), cancel.ending(lambda: ended.append("late")):
+        pytest.fail("it begins nothing once it is set")
+    with pytest.raises(Cancelled):
+        cancel.expect_unset()
+    assert ended == ["outer", "inner"]
+
+
+def test_it_is_set_from_another_thread() -> None:
+    cancel, ended = Cancel(), threading.Event()
+    with cancel.ending(ended.set):
+        threading.Thread(target=cancel.set).start()
+        assert ended.wait(10)

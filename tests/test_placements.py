@@ -1,0 +1,78 @@
+"""Placements of tiny models, opened and measured."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from edgespec import load
+from edgespec.experience import FILE_NAME, read_experience
+from edgespec.manifest import read_manifest
+from edgespec.opening import ModelFolder
+from edgespec.placements import Placements, Took, splits_of
+from edgespec.setting import Setting
+
+
+@pytest.fixture
+def target(tiny_model: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(tiny_model, tmp_path / "target", ignore=shutil.ignore_patterns(FILE_NAME))
+
+
+@pytest.fixture
+def other(tiny_drafter: Path, tmp_path: Path) -> Path:
+    """The drafter under another name."""
+    folder = shutil.copytree(tiny_drafter, tmp_path / "other")
+    manifest = folder / "edgespec.json"
+    manifest.write_text(manifest.read_text().replace('"name": "tiny-int4"', '"name": "other"', 1))
+    return folder
+
+
+def placements(said: list[str], target: Path, *drafters: Path) -> Placements:
+    models = [ModelFolder(folder, read_manifest(folder)) for folder in (target, *drafters)]
+    setting = Setting.named("cpu", "cpu", 2)
+    return Placements(target=models[0], drafters=models[1:], setting=setting, longest=600, report=said.append)
+
+
+def threads_of(setting: Setting, *, has_drafters: bool) -> list[tuple[int | None, int | None]]:
+    return [(each.num_threads, each.drafter_threads) for each in splits_of(setting, has_drafters)]
+
+
+def test_threads_are_shared_and_split() -> None:
+    four, one = (Setting.named("cpu", "cpu", num_threads) for num_threads in (4, 1))
+    assert threads_of(four, has_drafters=True) == [(4, 4), (3, 1), (2, 2)]
+    assert threads_of(four, has_drafters=False) == [(4, 4)]
+    assert threads_of(one, has_drafters=True) == [(1, 1)]
+
+
+def test_target_is_measured_once_for_all_its_drafters_in_a_placement(
+    target: Path, tiny_drafter: Path, other: Path
+) -> None:
+    said: list[str] = []
+    layouts, took = placements(said, target, tiny_drafter, other).layouts(measures_anew=True)
+    assert [(each.drafter, each.target.num_threads) for each in layouts] == [
+        ("tiny-int4", 2), ("other", 2), ("tiny-int4", 1), ("other", 1),
+    ]  # fmt: skip
+    assert [line.split(":")[0] for line in said] == 2 * [
+        "measuring passes of several widths",
+        *2 * ["measuring what drafts take, and both at once"],
+    ]
+    assert min(took) > 0
+
+
+def test_only_what_is_not_known_is_measured(target: Path, tiny_drafter: Path, other: Path) -> None:
+    said: list[str] = []
+    first, took = placements(said, target, tiny_drafter).layouts(measures_anew=False)
+    assert min(took) > 0
+    assert placements(said, target, tiny_drafter).layouts(measures_anew=False) == (first, Took())
+    said.clear()
+    layouts, _ = placements(said, target, tiny_drafter, other).layouts(measures_anew=False)
+    assert said == ["measuring what drafts take, and both at once: other on cpu, 2 threads"]
+    assert layouts[0].profile.passes_s == first[0].profile.passes_s
+
+
+def test_drafter_is_opened_and_measured_with_threads_of_its_own(target: Path, tiny_drafter: Path) -> None:
+    for drafter_threads in (2, None):
+        with load(target, drafter=str(tiny_drafter), num_threads=1, drafter_threads=drafter_threads) as engine:
+            assert engine.generate("the in the", max_tokens=5).token_ids
+    (profile,) = read_experience(target, pytest.fail).profiles.values()
+    assert list(profile.drafters) == ["tiny-int4 on cpu, 2 threads", "tiny-int4 on cpu, 1 thread"]
