@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edgespec.answers import AnswerStream, Chunk, Completion
     from edgespec.chat_template import Message
+    from edgespec.conversation import Conversation
     from edgespec.engine import Engine
     from edgespec.errors import (
         ContextOverflow,
@@ -42,6 +43,7 @@ __all__ = [
     "Chunk",
     "Completion",
     "ContextOverflow",
+    "Conversation",
     "DeviceUnavailable",
     "DiskFull",
     "EdgeSpecError",
@@ -64,6 +66,7 @@ _HOMES = {
     "AnswerStream": "answers",
     "Chunk": "answers",
     "Completion": "answers",
+    "Conversation": "conversation",
     "Message": "chat_template",
     "Engine": "engine",
     "load": "loading",

@@ -2,35 +2,50 @@
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable
+from contextlib import closing
 
 from edgespec.answers import Chunk
-from edgespec.chat_template import Message
-from edgespec.engine import Engine
-from edgespec.errors import ContextOverflow
-from edgespec.sampling import SamplingParams
-from edgespec.stats import Stats
-from edgespec.talk import say
-from edgespec.trace_file import TraceFile
+from edgespec.chat_actions import NOTHING, Next, act, resumed
+from edgespec.chat_commands import as_message, is_command
+from edgespec.chat_interrupt import stopped_by_ctrl_c, unseen_keys
+from edgespec.chat_printer import (
+    MarkdownPrinter,
+    OriginPrinter,
+    PlainPrinter,
+    Printer,
+    Waiting,
+    console_of,
+    is_plain,
+)
+from edgespec.chat_session import Answer, ChatSession, TokenTexts
+from edgespec.chat_status import after_answer, why
+from edgespec.conversation import Reply
+from edgespec.errors import ContextOverflow, EdgeSpecError
+from edgespec.talk import say_problem, say_stage
 
-_HELP = "Ctrl-C stops an answer, Ctrl-D leaves; /clear forgets the conversation, /exit leaves."
 
+def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> int:
+    """Print one answer as it is made, or as one JSON document; returns the exit code.
 
-def answer_once(
-    engine: Engine,
-    prompt: str,
-    system: str | None,
-    sampling: SamplingParams,
-    max_tokens: int | None,
-    stop: Sequence[str],
-    *,
-    as_json: bool,
-    trace: TraceFile | None = None,
-) -> int:
-    """Print one answer as it is made, or as one JSON document; returns the exit code."""
+    Raises:
+        KeyboardInterrupt: Ctrl-C ended the answer; what there was of it is printed.
+    """
+    reply = session.conversation.stream(prompt)
+    session.save()
+    with closing(reply), stopped_by_ctrl_c(reply.cancel) as was_pressed:
+        if as_json:
+            answer = _seen(reply)
+        else:
+            _tell_dropped(say_problem, reply)
+            answer = _shown(reply, PlainPrinter(sys.stdout) if is_plain(sys.stdout) else _markdown())
+    if not as_json and answer.last and (ended := why(answer.last.finish_reason)):
+        say_stage(ended)
+    session.keep(answer)
+    if was_pressed():
+        raise KeyboardInterrupt
     if as_json:
-        done = engine.generate(prompt, system=system, sampling=sampling, max_tokens=max_tokens, stop=stop)
+        done = reply.completion()
         document = {
             "text": done.text,
             "token_ids": done.token_ids,
@@ -39,124 +54,133 @@ def answer_once(
             "stats": done.stats.as_dict(),
         }
         print(json.dumps(document))
-        if trace:
-            trace.add(done.timeline)
-        return 0
-    chunks = engine.stream(prompt, system=system, sampling=sampling, max_tokens=max_tokens, stop=stop)
-    last = _print_stream(chunks, [])
-    if last.finish_reason != "stop":
-        say(f"edgespec: {_why(last.finish_reason)}")
-    if trace:
-        trace.add(last.timeline)
     return 0
 
 
-def converse(
-    engine: Engine,
-    system: str | None,
-    sampling: SamplingParams,
-    max_tokens: int | None,
-    stop: Sequence[str],
-    trace: TraceFile | None = None,
-) -> int:
-    """Read, answer, repeat, until the user leaves; returns the exit code."""
-    with suppress(ImportError):  # line editing for input, where the platform has it
-        import readline  # noqa: F401
-    say(f"{engine.manifest.name} on {engine.device_names[0]}, drafter {engine.speculation.name}. {_HELP}")
-    messages = [Message("system", system)] if system is not None else []
-    first = len(messages)
+def converse(session: ChatSession, keeps_history: bool) -> int:
+    """Read, answer, repeat, until the user leaves; returns the exit code.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was typed twice.
+    """
+    from edgespec.chat_input import ChatInput
+    from edgespec.chat_words import history, words
+
+    session.say(_welcome(session))
+    if session.conversation.rounds:
+        session.say(f"resumed: {resumed(session)}")
+    user = ChatInput(history(session.say) if keeps_history else None, words, session.standing)
+    draft, is_leaving = "", False
     while True:
         try:
-            said = _read()
-            if said is None:
+            user.is_multi_line = session.is_multi_line
+            session.say("")
+            typed = user.ask(draft).strip()
+            is_edit, draft, is_leaving = bool(draft), "", False
+            following = _followed(session, typed, is_edit)
+            if following.leaves:
                 return 0
-            if said == "/clear":
-                del messages[first:]
-            elif said.startswith("/") and not said.startswith("//"):
-                say(f"{_HELP} A message that begins with / is written with //.")
-            elif said:
-                asked = [*messages, Message("user", said.removeprefix("/"))]
-                answer = _answer(engine, asked, sampling, max_tokens, stop, trace)
-                if answer is not None:
-                    messages = [*asked, Message("assistant", answer)]
-        except KeyboardInterrupt:  # between one thing and the next
-            say("\n(stopped; Ctrl-D leaves)")
+            draft = following.draft
+        except KeyboardInterrupt:
+            if is_leaving:
+                raise
+            draft, is_leaving = "", True
+            session.say("(Ctrl-C once more or Ctrl-D leaves)")
+        except EOFError:
+            return 0
+        except ContextOverflow as error:
+            session.say(f"edgespec: {error}; or /set overflow drop-oldest, /undo, or begin anew with /clear")
+        except EdgeSpecError as error:
+            session.say(f"edgespec: {error}")
 
 
-def _read() -> str | None:
-    """What the user says next; None to leave."""
+def _welcome(session: ChatSession) -> str:
+    drafts = session.engine.speculation.name
+    off = "without drafts" if drafts == "none" else f"drafts by {drafts}"
+    return f"{session.engine.manifest.name} on {session.engine.device_names[0]}, {off}; /help lists what there is"
+
+
+def _followed(session: ChatSession, typed: str, is_edit: bool) -> Next:
+    """What comes of a line: an answer, most often."""
+    if not typed:
+        return NOTHING
+    if is_command(typed):
+        following = act(session, typed)
+        if following.reply:
+            _answer(session, following.reply)
+        if following.shows_last and session.answer:
+            _show_again(session, session.answer)
+        return following
+    before = session.conversation.undo() if is_edit else None
     try:
-        said = input("\n> ").strip()
-    except EOFError:
-        say("")
-        return None
-    return None if said in ("/exit", "/quit", "/bye") else said
+        reply = session.conversation.stream(as_message(typed))
+    except EdgeSpecError:
+        if before:
+            session.conversation.redo(before)
+        raise
+    session.save()  # what was said is kept, whatever becomes of the answer
+    _answer(session, reply)
+    return NOTHING
 
 
-def _answer(
-    engine: Engine,
-    messages: Sequence[Message],
-    sampling: SamplingParams,
-    max_tokens: int | None,
-    stop: Sequence[str],
-    trace: TraceFile | None,
-) -> str | None:
-    """Stream an answer and return it, or what there was of it when interrupted; None if there was none."""
-    shown: list[str] = []
+def _answer(session: ChatSession, reply: Reply) -> None:
+    """Show an answer as it is made, and what it took."""
+    session.say("")
+    _tell_dropped(session.say, reply)
+    with closing(reply), stopped_by_ctrl_c(reply.cancel) as was_pressed, unseen_keys():
+        answer = _shown(reply, _printer(session), session)
+    session.keep(answer)
+    num_context = reply.prompt_tokens + sum(len(chunk.token_ids) for chunk in answer.chunks)
+    session.say("")
+    if answer.last and answer.last.stats:
+        reason = answer.last.finish_reason or ""
+        session.say(after_answer(answer.last.stats, reason, num_context, session.engine.context_length))
+    elif was_pressed():
+        session.say("stopped")
+    if was_pressed() and not reply.text:
+        session.say("nothing was answered; /retry asks again, another message takes its place")
+
+
+def _tell_dropped(tell: Callable[[str], None], reply: Reply) -> None:
+    if reply.dropped:
+        tell(f"the context is full: the {len(reply.dropped)} oldest messages are not sent any more")
+
+
+def _markdown() -> MarkdownPrinter:
+    return MarkdownPrinter(console_of(sys.stdout))
+
+
+def _printer(session: ChatSession) -> Printer:
+    if is_plain(sys.stdout) or session.view == "plain":
+        return PlainPrinter(sys.stdout)
+    return OriginPrinter(console_of(sys.stdout)) if session.view == "drafted" else _markdown()
+
+
+def _seen(chunks: Iterable[Chunk]) -> Answer:
+    seen = tuple(chunks)
+    return Answer(seen, seen[-1] if seen and seen[-1].finish_reason else None)
+
+
+def _shown(chunks: Iterable[Chunk], printer: Printer, session: ChatSession | None = None) -> Answer:
+    """Print chunks as they come."""
+    seen: list[Chunk] = []
+    texts = TokenTexts(session.engine.tokenizer) if session and isinstance(printer, OriginPrinter) else None
+    waiting = Waiting(None if is_plain(sys.stdout) else console_of(sys.stdout))
+    waiting.begin()
     try:
-        chunks = engine.stream(messages, sampling=sampling, max_tokens=max_tokens, stop=stop)
-        last = _print_stream(chunks, shown)
-    except KeyboardInterrupt:
-        say("\n(stopped; Ctrl-D leaves)")
-        return "".join(shown) or None
-    except ContextOverflow as error:
-        say(f"edgespec: {error}, or begin anew with /clear")
-        return None
-    if last.stats is not None:
-        ended = "" if last.finish_reason == "stop" else f"; {_why(last.finish_reason)}"
-        say(f"({_summary(last.stats)}{ended})")
-    if trace:
-        trace.add(last.timeline)
-    return "".join(shown)
+        for chunk in chunks:
+            waiting.end()
+            seen.append(chunk)
+            if texts and isinstance(printer, OriginPrinter):
+                printer.push_tokens(texts.push(chunk))
+            else:
+                printer.push(chunk.text)
+    finally:
+        waiting.end()
+        printer.end()
+    return _seen(seen)
 
 
-def _print_stream(chunks: Iterator[Chunk], shown: list[str]) -> Chunk:
-    """Print the chunks and end their last line, collecting their text in shown as they come."""
-    is_terminal = sys.stdout.isatty()
-    for chunk in chunks:
-        shown.append(chunk.text)
-        sys.stdout.write(_harmless(chunk.text) if is_terminal else chunk.text)
-        if chunk.finish_reason is not None and not "".join(shown).endswith("\n"):
-            sys.stdout.write("\n")
-        sys.stdout.flush()
-    return chunk
-
-
-def _harmless(text: str) -> str:
-    """Control characters as pictures: a model's output must not steer the terminal."""
-    return "".join(
-        character if character in "\n\t" or not _is_control(character) else f"\\x{ord(character):02x}"
-        for character in text
-    )
-
-
-def _is_control(character: str) -> bool:
-    return ord(character) < 0x20 or 0x7F <= ord(character) < 0xA0
-
-
-def _why(finish_reason: str | None) -> str:
-    return {
-        "length": "stopped at the token limit (--max-tokens)",
-        "context": "stopped because the context is full",
-    }.get(finish_reason or "", "stopped")
-
-
-def _summary(stats: Stats) -> str:
-    parts = []
-    if stats.decode_tokens_per_second:
-        parts.append(f"{stats.decode_tokens_per_second:.1f} tokens/s")
-    if stats.tokens_per_pass:
-        parts.append(f"{stats.tokens_per_pass:.2f} tokens a pass")
-    if stats.acceptance_rate is not None:
-        parts.append(f"{stats.acceptance_rate:.0%} of drafts kept")
-    return ", ".join(parts)
+def _show_again(session: ChatSession, answer: Answer) -> None:
+    session.say("")
+    _shown(answer.chunks, _printer(session), session)

@@ -3,12 +3,21 @@
 import argparse
 import logging
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgespec.arguments import add_model, add_option, add_sampling, add_speculation, as_typed, load_engine
 from edgespec.catalog import DEFAULT_MODEL
 from edgespec.errors import UsageError
 from edgespec.talk import say_problem
+
+if TYPE_CHECKING:
+    from edgespec.chat_session import ChatSession
+    from edgespec.conversation import Conversation
+    from edgespec.sampling import SamplingParams
+    from edgespec.trace_file import TraceFile
+    from edgespec.transcript import AutosaveFile, Transcript
 
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
@@ -32,15 +41,50 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="write when target and drafter worked, for chrome://tracing or Perfetto, and show the last of it",
     )
+    parser.add_argument(
+        "--continue", dest="continues", action="store_true", help="go on with the conversation of the last chat"
+    )
+    add_option(parser, "no-history")
+    add_option(parser, "overflow")
     parser.set_defaults(run=_chat)
 
 
 def _chat(options: argparse.Namespace) -> int:
     from edgespec.chat import answer_once, converse
-    from edgespec.sampling import SamplingParams
     from edgespec.trace_file import TraceFile
 
-    sampling = SamplingParams(
+    sampling = _sampling(options)
+    if options.max_tokens is not None and options.max_tokens < 1:
+        raise UsageError(f"--max-tokens is {options.max_tokens}; wanted at least 1")
+    prompt = _prompt(options)
+    if options.log_rounds:
+        _log_rounds(options.log_rounds)
+    trace = TraceFile(options.trace) if options.trace else None
+    kept, last = _kept(options)
+    with ExitStack() as engines:
+        engine = engines.enter_context(load_engine(options, memory=not options.no_memory))
+        conversation = engine.chat(
+            options.system,
+            overflow=options.overflow,
+            sampling=sampling,
+            max_tokens=options.max_tokens,
+            stop=options.stop,
+        )
+        engines.callback(lambda: conversation.engine.close())  # which /model exchanges
+        if last:
+            conversation.restore(last)
+            if options.system is not None:
+                conversation.system = options.system
+        session = _session(options, conversation, kept if prompt is None or last else None, trace)
+        if prompt is None:
+            return converse(session, keeps_history=not options.no_history)
+        return answer_once(session, prompt, as_json=options.json)
+
+
+def _sampling(options: argparse.Namespace) -> "SamplingParams":
+    from edgespec.sampling import SamplingParams
+
+    return SamplingParams(
         temperature=options.temperature,
         top_k=options.top_k,
         top_p=options.top_p,
@@ -50,8 +94,10 @@ def _chat(options: argparse.Namespace) -> int:
         frequency_penalty=options.frequency_penalty,
         seed=options.seed,
     )
-    if options.max_tokens is not None and options.max_tokens < 1:
-        raise UsageError(f"--max-tokens is {options.max_tokens}; wanted at least 1")
+
+
+def _prompt(options: argparse.Namespace) -> str | None:
+    """What is to be answered once; None to converse."""
     prompt = options.prompt and as_typed(options.prompt)
     if prompt is None and not sys.stdin.isatty():
         prompt = sys.stdin.read()
@@ -59,22 +105,53 @@ def _chat(options: argparse.Namespace) -> int:
         raise UsageError("--json answers one prompt; give it with --prompt or on stdin")
     if prompt is not None and not prompt.strip():
         raise UsageError("the prompt is empty; give some text with --prompt or on stdin")
-    if options.log_rounds:
-        _log_rounds(options.log_rounds)
-    trace = TraceFile(options.trace) if options.trace else None
-    with load_engine(options, memory=not options.no_memory) as engine:
-        if prompt is None:
-            return converse(engine, options.system, sampling, options.max_tokens, options.stop, trace)
-        return answer_once(
-            engine,
-            prompt,
-            options.system,
-            sampling,
-            options.max_tokens,
-            options.stop,
-            as_json=options.json,
-            trace=trace,
-        )
+    return prompt
+
+
+def _kept(options: argparse.Namespace) -> tuple["AutosaveFile | None", "Transcript | None"]:
+    """Where the conversation is kept, and the one to go on with, whose model is taken unless another is named.
+
+    Raises:
+        UsageError: There is none to go on with, or it is damaged.
+    """
+    from edgespec.home import default_home
+    from edgespec.transcript import AutosaveFile, latest, read_transcript
+
+    folder = default_home() / "chats"
+    path = latest(folder) if options.continues else None
+    if options.continues and path is None:
+        raise UsageError(f"there is no conversation to continue in {folder}; leave out --continue")
+    last = read_transcript(path) if path else None
+    is_named = options.model is not options.parser.get_default("model")
+    if last and last.model and not is_named:
+        options.model = last.model
+    return None if options.no_history else AutosaveFile(folder, say_problem, path), last
+
+
+def _session(
+    options: argparse.Namespace,
+    conversation: "Conversation",
+    kept: "AutosaveFile | None",
+    trace: "TraceFile | None",
+) -> "ChatSession":
+    from edgespec.chat_printer import Aside
+    from edgespec.chat_session import ChatSession
+    from edgespec.plan_command import plan_document
+    from edgespec.plan_words import in_words
+
+    def asked(model: str, drafter: str) -> argparse.Namespace:
+        return argparse.Namespace(**{**vars(options), "model": model, "drafter": drafter, "measure": False})
+
+    return ChatSession(
+        conversation=conversation,
+        model=options.model,
+        drafter=options.drafter,
+        open_engine=lambda *names: load_engine(asked(*names), memory=not options.no_memory),
+        plan=lambda *names: in_words(plan_document(asked(*names))),
+        say=Aside(),
+        autosave=kept,
+        trace=trace,
+    )
 
 
 class _RoundsFile(logging.FileHandler):

@@ -17,6 +17,7 @@ from edgespec import __version__
 from edgespec.arguments import add_talk
 from edgespec.bench_command import add_bench
 from edgespec.chat_command import add_chat
+from edgespec.completion_command import add_completion
 from edgespec.config_command import add_config
 from edgespec.devices_command import add_devices
 from edgespec.doctor_command import add_doctor
@@ -119,6 +120,14 @@ _COMMANDS = {
   edgespec simulate --target-ms 82 --draft-ms 9.4 --acceptance 0.54 --verify-cost 1,1.03,1.05,1.08
   edgespec simulate --trace rounds.jsonl --draft-ms 34   the rounds of chat --log-rounds, on a slower drafter""",
     ),
+    "completion": _Command(
+        add_completion,
+        "print what completes commands, options and names of models in your shell",
+        """\
+  source <(edgespec completion bash)                        in ~/.bashrc
+  source <(edgespec completion zsh)                         in ~/.zshrc, after compinit
+  edgespec completion fish | source                         in ~/.config/fish/config.fish""",
+    ),
     "config": _Command(
         add_config,
         "show or change what you have set for good",
@@ -203,7 +212,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     """
     parser = command_parser()
     options = parser.parse_args(arguments)
-    if options.command.startswith(("config", "help")):
+    if options.command.startswith(("completion", "config", "help")):
         return options, []
     from edgespec.config import settings
 

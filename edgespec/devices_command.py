@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from edgespec.talk import printable
+from edgespec.printable import printable
 
 if TYPE_CHECKING:
     from edgespec.runtimes.discovery import Discovery, Found

@@ -7,9 +7,11 @@ from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from edgespec.answers import AnswerStream, Chunk, Completion, chunks_of
 from edgespec.chat_template import ROLES, Message, encode_chat
+from edgespec.costs import PassCosts
 from edgespec.errors import ContextOverflow, EdgeSpecError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.memory import Memory
@@ -24,6 +26,9 @@ from edgespec.timeline import Interval, overlap, schedule_of
 from edgespec.tokenizer import TextStream, Tokenizer
 from edgespec.turns import Turn, Turns
 from edgespec.types import Decoder, Draft, Interruptible, Logits, Sampler, TokenIds, append
+
+if TYPE_CHECKING:
+    from edgespec.conversation import Conversation
 
 Prompt = str | Sequence[Message | Mapping[str, str]]
 
@@ -196,6 +201,24 @@ class Engine:
             timeline=last.timeline,
         )
 
+    def chat(
+        self,
+        system: str | None = None,
+        *,
+        overflow: str = "error",
+        sampling: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] | None = None,
+    ) -> "Conversation":
+        """A conversation that keeps its messages; arguments as of conversation.Conversation and stream.
+
+        Raises:
+            UsageError: There is no such overflow policy, or system is no text.
+        """
+        from edgespec.conversation import Conversation  # which knows this class
+
+        return Conversation(self, system, overflow=overflow, sampling=sampling, max_tokens=max_tokens, stop=stop)
+
     def encode(self, prompt: Prompt, system: str | None = None) -> TokenIds:
         """The tokens that a prompt becomes, chat template included, [num_tokens].
 
@@ -267,8 +290,16 @@ class Engine:
         started, fed = perf_counter(), target.num_fed
         reason = None
         speculation, roster = self._speculation, self._roster
-        gate = _WantedGate(roster.gate(speculation), turn)
-        blocks = serial(prompt, target, sampler, gate, speculation.accept, max_tokens, relieve=roster.relieve)
+        gate = roster.gate(speculation)
+        blocks = serial(
+            prompt,
+            target,
+            sampler,
+            _WantedGate(gate, turn),
+            speculation.accept,
+            max_tokens,
+            relieve=roster.relieve,
+        )
         answer = prompt[:0]
         try:
             turn.expect_wanted()
@@ -298,7 +329,7 @@ class Engine:
             text += rest if is_cut else rest + text_stop.flush()
         reason = "stop" if is_cut else reason or "stop"
         timeline += [each for each in roster.take_intervals() if each.start_s >= started]
-        stats = self._stats(tally, speculation, roster, timeline)
+        stats = self._stats(tally, speculation, roster, timeline, gate.undrafted)
         yield Chunk(
             text=text,
             token_ids=_ints(kept[:num_shown]),
@@ -309,7 +340,12 @@ class Engine:
         )
 
     def _stats(
-        self, tally: Tally, speculation: Speculation, roster: Roster, timeline: Sequence[Interval]
+        self,
+        tally: Tally,
+        speculation: Speculation,
+        roster: Roster,
+        timeline: Sequence[Interval],
+        undrafted: Mapping[str, int],
     ) -> Stats:
         length = speculation.draft_length
         return tally.stats(
@@ -320,6 +356,8 @@ class Engine:
             downgrades=roster.take_news(),
             schedule=schedule_of(timeline),
             overlap=overlap(timeline),
+            costs=PassCosts(dict(speculation.ratios)),
+            undrafted=undrafted,
         )
 
 

@@ -22,6 +22,10 @@ LONGEST_DRAFT = 24
 _LEAST_GAIN = 1.06
 # A trial of a source that must be run to learn: so many rounds to find its feet, and as many to be judged by.
 _WARM_UP = 8
+# Why a draft is empty.
+NOBODY, SILENT = "nothing that could draft is left", "no source had a guess"
+UNPROMISING = f"no guess promised {_LEAST_GAIN} times plain decoding"
+ENDING = "the answer or the context ends here"
 # What a draft takes, in steps for each token drafted and for each read, until it is measured.
 _UNKNOWN = (0.25, 0.02)
 
@@ -49,6 +53,11 @@ class FixedGate:
             if len(draft.tokens):
                 return draft
         return NOTHING
+
+    @property
+    def reason(self) -> str:
+        """Why the last draft was empty."""
+        return SILENT if self._drafters and self._num_tokens else NOBODY
 
     def observe(self, tokens: TokenIds, draft: Draft, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
         for drafter in self._drafters:
@@ -140,6 +149,15 @@ class MeasuredGate:
         if best.paid is None:
             return best.draft.cut(best.num_tokens)
         return best.paid.draft(best.rate, best.num_tokens, tokens, ask, sampler)
+
+    @property
+    def reason(self) -> str:
+        """Why the last draft was empty."""
+        if not self._seen:
+            return ENDING
+        if len(self._seen) == 1:
+            return SILENT if self.drafters else NOBODY
+        return UNPROMISING
 
     def observe(self, tokens: TokenIds, draft: Draft, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
         self._num_rounds += 1

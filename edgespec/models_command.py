@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from edgespec.arguments import add_option
 from edgespec.catalog import CATALOG, CatalogEntry, HubRepository
 from edgespec.errors import EdgeSpecError
-from edgespec.talk import printable, say_stage
+from edgespec.printable import printable
+from edgespec.talk import say_stage
 
 if TYPE_CHECKING:
     from edgespec.models import Prepared
@@ -112,7 +113,7 @@ def _size(num_bytes: int) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    rows = [[printable(cell) for cell in row] for row in rows]
+    rows = [[printable(cell, keep="") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

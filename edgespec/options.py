@@ -155,6 +155,19 @@ OPTIONS: Mapping[str, Option] = {
         commands=("chat",),
         help="keep no answers for later drafts, and use no earlier ones",
     ),
+    "no-history": Option(
+        kind="switch",
+        default=False,
+        commands=("chat",),
+        help="keep neither what is typed nor the conversation",
+    ),
+    "overflow": Option(
+        kind="text",
+        default="error",
+        commands=("chat",),
+        choices=("error", "drop-oldest"),
+        help="what to do with a conversation that outgrows the context: refuse, or let the oldest rounds go",
+    ),
     "color": Option(
         kind="text",
         default="auto",

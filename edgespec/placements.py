@@ -6,26 +6,15 @@ Knows nothing of what is best.
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from time import perf_counter
-from typing import NamedTuple
 
 from edgespec.experience import Experience, read_experience, write_experience
 from edgespec.opening import ModelFolder, open_drafter, open_model
 from edgespec.planner import Layout
-from edgespec.profile import Profile
+from edgespec.profile import Profile, Took
 from edgespec.profiling import profiled
 from edgespec.setting import Setting
 
 Report = Callable[[str], None]
-
-
-class Took(NamedTuple):
-    """Seconds that were spent to learn; none where all was known."""
-
-    opening_s: float = 0.0
-    measuring_s: float = 0.0
-
-    def plus(self, more: "Took") -> "Took":
-        return Took(self.opening_s + more.opening_s, self.measuring_s + more.measuring_s)
 
 
 def splits_of(setting: Setting, has_drafters: bool) -> list[Setting]:

@@ -6,11 +6,13 @@ from typing import NamedTuple
 from edgespec.budget import FORESEEN_TOKENS, RESERVE_BYTES, expect_room, need_of
 from edgespec.drafting import translation
 from edgespec.experience import Experience, read_experience
-from edgespec.headroom import Room, headroom
+from edgespec.headroom import headroom
 from edgespec.lookahead import fitting
+from edgespec.manifest import Manifest
 from edgespec.opening import ModelFolder, weights_bytes
-from edgespec.placements import Placements, Took
-from edgespec.planner import Layout, Memory, Plan, make_plan
+from edgespec.placements import Placements
+from edgespec.planner import SHORTEST_CONTEXT, Layout, Memory, Plan, make_plan
+from edgespec.profile import Took
 from edgespec.profiling import LONGEST
 from edgespec.runtimes.tree import can_run_trees, tree_manifest
 from edgespec.setting import Setting
@@ -49,7 +51,12 @@ def plan_for(
         MemoryExhausted: The target does not fit.
     """
     room = headroom(memory_limit)
-    expect_room(target.manifest.name, need_of(target.manifest, weights_bytes(target)), room)
+    sizes = {model.manifest.name: weights_bytes(model) for model in (target, *drafters)}
+
+    def needed(manifest: Manifest, context: int) -> int:
+        return need_of(manifest, sizes[manifest.name], context).within(room)
+
+    expect_room(target.manifest.name, need_of(target.manifest, weights_bytes(target), SHORTEST_CONTEXT), room)
     if "lookahead" in texts:
         tree_manifest(target.manifest, setting.device)
     for drafter in drafters:
@@ -58,15 +65,13 @@ def plan_for(
         target=target,
         drafters=drafters,
         setting=setting,
-        longest=_longest(target, drafters, room),
+        longest=_longest(needed, [target, *drafters], room.free_bytes - RESERVE_BYTES),
         report=report,
     )
     layouts, took = placements.layouts(measures_anew=measures_anew)
     past = read_experience(target.folder, report) if target.manifest.files else Experience()
-    sizes = {model.manifest.name: weights_bytes(model) for model in (target, *drafters)}
     memory = Memory(
-        lambda manifest, context: need_of(manifest, sizes[manifest.name], context).within(room),
-        dict.fromkeys((setting.device.name, setting.drafter_device.name), room.free_bytes - RESERVE_BYTES),
+        needed, dict.fromkeys((setting.device.name, setting.drafter_device.name), room.free_bytes - RESERVE_BYTES)
     )
     plan = make_plan(
         target.manifest,
@@ -79,11 +84,12 @@ def plan_for(
     return Planned(plan, layouts, past, took)
 
 
-def _longest(target: ModelFolder, drafters: Sequence[ModelFolder], room: Room) -> int:
-    """Of the texts behind which passes are measured: what there is room for beside a drafter."""
-    needed = [need_of(model.manifest, weights_bytes(model)).within(room) for model in drafters]
-    whole = need_of(target.manifest, weights_bytes(target), LONGEST).within(room) + max(needed, default=0)
-    return LONGEST if whole + RESERVE_BYTES <= room.free_bytes else FORESEEN_TOKENS
+def _longest(needed: Callable[[Manifest, int], int], models: Sequence[ModelFolder], free_bytes: int) -> int:
+    """Of the texts behind which passes are measured: what there is room for beside the largest drafter."""
+    target, *drafters = (model.manifest for model in models)
+    beside = max((needed(drafter, FORESEEN_TOKENS) for drafter in drafters), default=0)
+    lengths = (LONGEST >> i for i in range(4))
+    return next((length for length in lengths if needed(target, length) + beside <= free_bytes), SHORTEST_CONTEXT)
 
 
 def _heard(texts: Collection[str], target: ModelFolder, setting: Setting, layout: Layout) -> list[str]:

@@ -56,7 +56,7 @@ class Speculation:
     def name(self) -> str:
         return "+".join(drafter.name for drafter in self.drafters()) or "none"
 
-    def gate(self) -> Gate:
+    def gate(self) -> FixedGate | MeasuredGate:
         drafters = self.drafters()
         if self.draft_length is not None:
             return FixedGate(drafters, self.draft_length, with_distributions=self.with_distributions)

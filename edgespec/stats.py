@@ -1,12 +1,16 @@
 """What a request cost and what speculation yielded: a fold over its blocks."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from edgespec import trees
+from edgespec.costs import PassCosts
 from edgespec.scheduler import Block
 from edgespec.types import Draft, TokenIds
 
+# With fewer nothing is said of what plain decoding would have taken.
+_FEWEST_PASSES = 4
 _COUNTS = ("rounds", "drafted", "verified", "accepted")
 
 
@@ -37,6 +41,8 @@ class Stats:
     drafter_device: str | None
     schedule: str = "serial"
     overlap: float = 0.0  # share of the time in which both lanes worked
+    estimated_gain: float | None = None  # over plain decoding, by what these passes take for their widths
+    undrafted: dict[str, int] = field(default_factory=dict)  # why passes had no draft, and how many
     downgrades: tuple[str, ...] = ()  # what was given up for want of memory or for a fault, and what came back
 
     def as_dict(self) -> dict[str, Any]:
@@ -96,7 +102,10 @@ class Tally:
         downgrades: tuple[str, ...] = (),
         schedule: str = "serial",
         overlap: float = 0.0,
+        costs: PassCosts | None = None,
+        undrafted: Mapping[str, int] | None = None,
     ) -> Stats:
+        """The figures; costs are what passes of the target take by width."""
         drafted, verified, accepted = (sum(each[name] for each in self.sources.values()) for name in _COUNTS[1:])
         by_position = tuple(zip(self.drafted, self.accepted, strict=True))
         return Stats(
@@ -124,7 +133,20 @@ class Tally:
             downgrades=downgrades,
             schedule=schedule,
             overlap=overlap,
+            estimated_gain=self._estimated_gain(costs) if costs and drafted else None,
+            undrafted=dict(undrafted or {}),
         )
+
+    def _estimated_gain(self, costs: PassCosts) -> float | None:
+        """Tokens times a pass of one token, over the time that they took.
+
+        Such a pass takes what these passes took on average, each in units of its width by measured ratios.
+        """
+        known = {width: each for width, each in self.widths.items() if width <= max(costs.ratios)}
+        steps = sum(passes * costs.ratio(width) for width, (passes, _) in known.items())
+        if sum(passes for passes, _ in known.values()) < _FEWEST_PASSES or not self.decode_s:
+            return None
+        return self.decode_tokens * sum(seconds for _, seconds in known.values()) / steps / self.decode_s
 
 
 def verdicts(draft: Draft, emitted: TokenIds) -> tuple[int, bool]:

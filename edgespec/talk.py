@@ -12,19 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
+from edgespec.printable import printable
+
 _LOG = logging.getLogger("edgespec.talk")
 _ALL = logging.getLogger("edgespec")
 _ROUNDS = logging.getLogger("edgespec.rounds")  # a JSON document a round, for a file alone
 
 
-def printable(text: str) -> str:
-    """A text of others with its control characters shown, not obeyed: a name can hold them too."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
-
-
 def say(line: str) -> None:
     try:
-        print(line, file=sys.stderr, flush=True)
+        print(printable(line), file=sys.stderr, flush=True)
     except (OSError, ValueError):
         drop(sys.stderr)
 

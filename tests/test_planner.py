@@ -198,12 +198,25 @@ def test_memory_decides_before_speed() -> None:
     assert found.chosen.schedule == "plain"
     assert "cpu has 0.00 GiB free" in refused(found, "pipelined", GPU).reason
     assert refused(found, "pipelined", GPU).context_length == 0
+    assert found.downgrades == (
+        "no drafter beside target: cpu has 0.00 GiB free, and a context of 4096 tokens needs 0.00 GiB",
+    )
 
 
-def test_context_is_halved_until_it_fits() -> None:
-    for free, context in ((9200, 8192), (9191, 4096), (2100, 1024)):
-        found = plan(layout(GPU, CPU), memory=Memory(PLENTY.needed, {"gpu": free, "cpu": 0}))
-        assert (found.chosen.context_length, found.chosen.schedule) == (context, "plain")
+@pytest.mark.parametrize(
+    ("longest", "free", "context"),
+    [
+        (8192, 9192, 8192), (8192, 9191, 4096), (8192, 2100, 1024), (40960, 41959, 32768), (700, 1699, 512),
+        (300, 1256, 256), (1, 1001, 1),
+    ],
+)  # fmt: skip
+def test_context_is_the_longest_that_fits_as_caches_grow(longest: int, free: int, context: int) -> None:
+    memory = Memory(PLENTY.needed, {"gpu": free, "cpu": 0})
+    where = layout(GPU, CPU)._replace(drafter=None)
+    found = make_plan(replace(TARGET, context_length=longest), {}, [where], {}, memory)
+    assert (found.chosen.context_length, found.chosen.memory_bytes) == (context, 1000 + context)
+    told = [f"a context of {context} tokens, not {longest}: "] if context < longest else []
+    assert [line.split("gpu")[0] for line in found.downgrades] == told
 
 
 def test_both_on_one_device_share_its_memory() -> None:

@@ -52,7 +52,7 @@ def test_a_reader_finds_the_last_whole_document_while_a_new_one_is_written(
 
 
 def test_what_cannot_be_written_any_more_is_told_and_leaves_what_there_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "trace.json"
     trace = TraceFile(path)
@@ -63,7 +63,7 @@ def test_what_cannot_be_written_any_more_is_told_and_leaves_what_there_was(
 
     monkeypatch.setattr(os, "replace", full)
     trace.add(ANSWER)
-    assert "No space left on device" in capsys.readouterr().err
+    assert "No space left on device" in caplog.text
     assert num_events(path) == 2
     assert list(tmp_path.iterdir()) == [path]
 

@@ -1,0 +1,59 @@
+"""Ctrl-C while an answer is made, and keys that are typed meanwhile."""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import current_thread, main_thread
+from types import FrameType
+
+
+@contextmanager
+def stopped_by_ctrl_c(stop: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C calls stop, another one before the end raises KeyboardInterrupt.
+
+    Yields:
+        Whether it was pressed.
+    """
+    if current_thread() is not main_thread():  # which alone may set handlers
+        yield lambda: False
+        return
+    is_stopping = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal is_stopping
+        if is_stopping:
+            raise KeyboardInterrupt
+        is_stopping = True
+        stop()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield lambda: is_stopping
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def unseen_keys() -> Iterator[None]:
+    """What is typed meanwhile is not echoed into the answer; the next prompt gets it."""
+    try:
+        import termios
+    except ImportError:  # Windows echoes only where somebody reads
+        yield
+        return
+    try:
+        file = sys.stdin.fileno()
+        before = termios.tcgetattr(file)
+    except (termios.error, OSError, ValueError):
+        yield
+        return
+    silent = [*before]
+    silent[3] &= ~termios.ECHO
+    with suppress(termios.error):
+        termios.tcsetattr(file, termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        with suppress(termios.error):
+            termios.tcsetattr(file, termios.TCSANOW, before)

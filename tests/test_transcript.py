@@ -1,0 +1,122 @@
+"""Transcripts as files: whole or not at all, one owner, and no surprise in what is read."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from edgespec import EdgeSpecError, Message, UsageError
+from edgespec.conversation import Conversation
+from edgespec.transcript import (
+    AutosaveFile,
+    Transcript,
+    latest,
+    read_transcript,
+    save_transcript,
+    write_transcript,
+)
+
+TALK = Transcript(
+    messages=(Message("system", "s"), Message("user", "a\n\u2028\ud800"), Message("assistant", "b")),
+    model="m",
+    cut_short=((2, "cancelled"),),
+)
+HEADER = '{"format": "edgespec conversation", "version": 1}\n'
+
+
+def test_written_and_read_is_the_same_and_its_owners_alone(tmp_path: Path) -> None:
+    write_transcript(tmp_path / "t", TALK)
+    assert read_transcript(tmp_path / "t") == TALK
+    assert (tmp_path / "t").stat().st_mode & 0o777 == 0o600
+    assert [*tmp_path.iterdir()] == [tmp_path / "t"]
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_transcript(tmp_path / "t", TALK)
+
+    def refuse(*names: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(EdgeSpecError, match="No space left"):
+        save_transcript(tmp_path / "t", Transcript())
+    assert read_transcript(tmp_path / "t") == TALK
+    assert len([*tmp_path.iterdir()]) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "does not begin as a conversation"),
+        (b"hello\n", "line 1 of .* is damaged"),
+        (b"[1]\n", "line 1 of .* is a list"),
+        (b'{"a": 1}\n', "does not begin as a conversation"),
+        (b'{"format": "edgespec conversation", "version": 2}\n', "is of version 2 and this edgespec reads 1"),
+        (b"\xff\xfe\x00", "is no text"),
+        (b"[" * 100_000, "damaged"),
+        ((HEADER + '{"role": "user"}').encode(), "line 2 of .* is no message"),
+        ((HEADER + '{"role": "wizard", "content": "x"}').encode(), "line 2 of .* is no message"),
+        ((HEADER + '{"role": "user", "content": "cut o').encode(), "line 2 of .* is damaged"),
+        (HEADER.replace("1}", '1, "num_dropped": -1}').encode(), "says that -1 of 0 messages"),
+    ],
+)
+def test_damaged_and_foreign_files_are_refused_in_words(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "t").write_bytes(content)
+    with pytest.raises(UsageError, match=words):
+        read_transcript(tmp_path / "t")
+
+
+def test_what_is_no_file_is_refused_in_words(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, words in [
+        (tmp_path / "missing", "No such file"),
+        (tmp_path, "is no file"),
+        (tmp_path / "pipe", "is no file"),
+        (Path("a\0b"), "cannot read"),
+    ]:
+        with pytest.raises(UsageError, match=words):
+            read_transcript(path)
+
+
+def test_messages_that_do_not_alternate_are_refused() -> None:
+    talk = Transcript(messages=(Message("user", "a"), Message("user", "b")))
+    with pytest.raises(UsageError, match="by turns"):
+        Conversation(None).restore(talk)  # type: ignore[arg-type]
+
+
+def test_a_conversation_is_kept_from_its_first_message_on(tmp_path: Path) -> None:
+    kept = AutosaveFile(tmp_path / "chats", pytest.fail)
+    kept.write(Transcript(messages=(Message("system", "s"),)))
+    assert latest(tmp_path / "chats") is None
+    kept.write(TALK)
+    assert kept.path is not None
+    assert latest(tmp_path / "chats") == kept.path
+    assert read_transcript(kept.path) == TALK
+    assert (tmp_path / "chats").stat().st_mode & 0o777 == 0o700
+
+
+def test_two_chats_that_continue_one_conversation_lose_nothing(tmp_path: Path) -> None:
+    first = AutosaveFile(tmp_path, pytest.fail)
+    first.write(TALK)
+    second = AutosaveFile(tmp_path, pytest.fail, first.path)
+    longer = Transcript(messages=(*TALK.messages, Message("user", "more of the second")))
+    second.write(longer)
+    assert second.path == first.path
+    first.write(TALK)
+    assert first.path != second.path
+    assert [read_transcript(path) for path in (second.path, first.path) if path] == [longer, TALK]
+
+
+def test_a_folder_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "chats").write_text("no folder")
+    told: list[str] = []
+    kept = AutosaveFile(tmp_path / "chats", told.append)
+    kept.write(TALK)
+    kept.write(TALK)
+    assert len(told) == 1
+    assert "this conversation is not kept" in told[0]
+
+
+def test_lines_are_ascii_so_that_any_tool_reads_them() -> None:
+    assert all(line.isascii() and json.loads(line) for line in TALK.lines())
