@@ -12,7 +12,16 @@ from edgespec.acceptance import equality
 from edgespec.budget import expect_rooms, growth_bytes, need_of, placed, texts_bytes
 from edgespec.device_memory import Places
 from edgespec.drafter_names import SELF, TEXT, Cascade, DrafterNames, parse
-from edgespec.drafting import Asked, Chain, candidates, from_text, planned, speculation_of, window_of
+from edgespec.drafting import (
+    Asked,
+    Chain,
+    candidates,
+    from_text,
+    planned,
+    planned_threads,
+    speculation_of,
+    window_of,
+)
 from edgespec.engine import Engine
 from edgespec.errors import ModelError, UsageError
 from edgespec.footing import Candidate, footings
@@ -79,7 +88,8 @@ def load(
         device: Where the target runs: auto or cpu.
         drafter_device: Where a model drafter runs.
         num_threads: Of the target; all physical cores unless given.
-        drafter_threads: Of a model drafter; as many as the target has unless given.
+        drafter_threads: Of a model drafter; as many as the target has unless given. Without either both have cores
+            of their own where these were measured to promise more.
         deterministic: Never run a pass of one token, so that text is equal to the byte whatever drafts.
         offline: Never connect.
         memory: Keep the tokens of answers in the model home, and draft from those of earlier sessions, where
@@ -111,7 +121,10 @@ def load(
     target, names = find_models(models, str(model), parse(drafter))
     # Drafts of a fixed length are made the same each time.
     asked = "serial" if schedule == "auto" and length is not None else cast(Asked, schedule)
-    chains = _chains(models, target, names, setting, asked, acceptance)
+    named = _named(models, target, names)
+    if asked == "auto" and num_threads is None and drafter_threads is None and len(named) == 1:
+        setting = planned_threads(target, named[0][0][0], setting)
+    chains = _chains(target, named, setting, asked, acceptance)
     window = window_of(names.simple, length, target, setting)
     places = Places((setting.device.memory, setting.drafter_device.memory), free, report)
     place, drafter_place = places.of(setting.device.memory), places.of(setting.drafter_device.memory)
@@ -148,14 +161,10 @@ def load(
     )
 
 
-def _chains(
-    models: ModelHome,
-    target: ModelFolder,
-    names: DrafterNames,
-    setting: Setting,
-    schedule: Asked,
-    acceptance: str,
-) -> list[Chain]:
+_Named = tuple[tuple[ModelFolder, ...], str | None]  # models, and the text drafter of the last
+
+
+def _named(models: ModelHome, target: ModelFolder, names: DrafterNames) -> list[_Named]:
     """The models that are named as drafters.
 
     Raises:
@@ -166,6 +175,12 @@ def _chains(
         (tuple(model_drafting(models, target, name) for name in each.models), each.text) for each in names.cascades
     ]
     expect_distinct([drafters[0].manifest.name for drafters, _ in named])
+    return named
+
+
+def _chains(
+    target: ModelFolder, named: Sequence[_Named], setting: Setting, schedule: Asked, acceptance: str
+) -> list[Chain]:
     return [
         Chain(
             target=target,

@@ -188,13 +188,13 @@ def schedule_of(plan: Plan) -> Schedule:
     return "serial" if chosen == "plain" else chosen
 
 
-def schedule_on(
-    layout: Layout, target: Manifest, drafter: Manifest, past: Mapping[Key, tuple[float, float]]
-) -> Schedule:
-    """The loop for two models that are bound to their places, and have the memory that they need."""
-    places = (layout.target, layout.drafter_place or layout.target)
+def plan_on(
+    layouts: Sequence[Layout], target: Manifest, drafter: Manifest, past: Mapping[Key, tuple[float, float]]
+) -> Plan:
+    """For two models that are bound to some places, and have the memory that they need."""
+    places = [place for each in layouts for place in (each.target, each.drafter_place or each.target)]
     unbounded = Memory(lambda manifest, context: 0, {place.device: 1 for place in places})
-    return schedule_of(make_plan(target, {drafter.name: drafter}, [layout], past, unbounded))
+    return make_plan(target, {drafter.name: drafter}, layouts, past, unbounded)
 
 
 def branched(drafter: DrafterProfile) -> float:

@@ -22,8 +22,8 @@ from edgespec.planner import (
     chances_of,
     is_counted,
     make_plan,
+    plan_on,
     schedule_of,
-    schedule_on,
 )
 from edgespec.profile import DrafterProfile, Place, Profile, beside
 
@@ -130,7 +130,7 @@ def test_schedule_of_models_in_their_places_is_that_of_the_plan(
     slowed: tuple[float, float], branches: dict[int, float], acceptance: float
 ) -> None:
     where = layout(GPU, CPU, row=0.25, draft=0.3, slowed=slowed, branches=branches)
-    found = schedule_on(where, TARGET, DRAFTER, kept(acceptance))
+    found = schedule_of(plan_on([where], TARGET, DRAFTER, kept(acceptance)))
     assert found == schedule_of(plan(where, acceptance=acceptance))
 
 
