@@ -67,6 +67,7 @@ def plan_for(
         setting=setting,
         longest=_longest(needed, [target, *drafters], room.free_bytes - RESERVE_BYTES),
         report=report,
+        unopened=[drafter for drafter in drafters if not _fits_beside(target, drafter, report)],
     )
     layouts, took = placements.layouts(measures_anew=measures_anew)
     past = read_experience(target.folder, report) if target.manifest.files else Experience()
@@ -90,6 +91,19 @@ def _longest(needed: Callable[[Manifest, int], int], models: Sequence[ModelFolde
     beside = max((needed(drafter, FORESEEN_TOKENS) for drafter in drafters), default=0)
     lengths = (LONGEST >> i for i in range(4))
     return next((length for length in lengths if needed(target, length) + beside <= free_bytes), SHORTEST_CONTEXT)
+
+
+def _fits_beside(target: ModelFolder, drafter: ModelFolder, report: Report) -> bool:
+    """Both can be opened now, whatever the limit that is planned for."""
+    room = headroom()
+    needed_bytes = sum(need_of(each.manifest, weights_bytes(each)).within(room) for each in (target, drafter))
+    if needed_bytes + RESERVE_BYTES <= room.free_bytes:
+        return True
+    report(
+        f"{drafter.manifest.name} is not measured beside {target.manifest.name}: they need {needed_bytes >> 20} "
+        f"MiB, and {room.free_bytes >> 20} are free within {room.bound}"
+    )
+    return False
 
 
 def _heard(texts: Collection[str], target: ModelFolder, setting: Setting, layout: Layout) -> list[str]:
