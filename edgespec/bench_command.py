@@ -154,9 +154,10 @@ def _opened(
         peer = WorkerPeer(
             against,
             way,
-            options.threads or psutil.cpu_count(logical=False) or 1,
-            min(engine.context_length, _PEER_CONTEXT),
-            engine.manifest.eos_token_ids,
+            num_threads=options.threads or psutil.cpu_count(logical=False) or 1,
+            context_length=min(engine.context_length, _PEER_CONTEXT),
+            eos=engine.manifest.eos_token_ids,
+            text_of=engine.tokenizer.decode,
         )
         stack.callback(peer.close)
         yield peer

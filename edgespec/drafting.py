@@ -5,7 +5,7 @@ from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Literal
 
-from edgespec.budget import FORESEEN_TOKENS, need_of
+from edgespec.budget import FORESEEN_TOKENS, need_of, placed, total
 from edgespec.cancel import Cancel
 from edgespec.costs import DraftCosts, PassCosts, measure
 from edgespec.cross_vocabulary import RespelledDrafter, TranslatedDecoder, Translation, translation_between
@@ -13,7 +13,7 @@ from edgespec.drafters import ModelDrafter, NgramDrafter
 from edgespec.errors import UsageError
 from edgespec.experience import Experience, read_experience, write_experience
 from edgespec.footing import Candidate, OpenModel, Report
-from edgespec.headroom import Room
+from edgespec.headroom import Rooms
 from edgespec.hedges import Hedges
 from edgespec.lane_drafter import LaneDrafter
 from edgespec.lanes import ThreadLane
@@ -105,11 +105,15 @@ def cascade(chain: Chain, cancel: Cancel, report: Report) -> OpenModel:
     return OpenModel(inner[0], decoder, lane)
 
 
-def candidates(chain: Chain, room: Room) -> list[Candidate]:
-    """A cascade, and what is left of it as its first model is left out, and the next."""
-    needed = [need_of(model.manifest, weights_bytes(model)).within(room) for model in chain.models]
+def candidates(chain: Chain, place: str, rooms: Rooms) -> list[Candidate]:
+    """A cascade, and what is left of it as its first model is left out, and the next.
+
+    Args:
+        place: Of the memory that they take.
+    """
+    needed = [placed(need_of(model.manifest, weights_bytes(model)), place, rooms) for model in chain.models]
     return [
-        Candidate(model.manifest.name, sum(needed[i:]), partial(cascade, chain.shortened(i)))
+        Candidate(model.manifest.name, total(needed[i:]), partial(cascade, chain.shortened(i)))
         for i, model in enumerate(chain.models)
     ]
 

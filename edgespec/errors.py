@@ -9,6 +9,8 @@ EdgeSpecError                 1  anything else that went wrong
 │   ├── ManifestError         3  a model folder that is incomplete or of another schema
 │   └── VocabularyMismatch    3  drafter and target share too few tokens
 ├── DrafterFault              1  a drafter failed; answers go on without it
+├── Cancelled                 1  work was given up; nobody waits for what it would have made
+├── UnknownMemory             1  no driver tells what is free of a device; nothing is checked there
 ├── DeviceUnavailable         4  no execution provider, or not the one asked for
 ├── MemoryExhausted           5  weights, cache or workspace do not fit
 ├── IntegrityError            6  bytes differ from their recorded hash
@@ -64,6 +66,14 @@ class VocabularyMismatch(ModelError):
 
 
 class DrafterFault(EdgeSpecError):
+    pass
+
+
+class Cancelled(EdgeSpecError):
+    pass
+
+
+class UnknownMemory(EdgeSpecError):
     pass
 
 

@@ -9,13 +9,14 @@ from types import NoneType
 from typing import cast, get_args
 
 from edgespec.acceptance import equality
-from edgespec.budget import expect_room, growth_bytes, need_of, texts_bytes
+from edgespec.budget import expect_rooms, growth_bytes, need_of, placed, texts_bytes
+from edgespec.device_memory import Places
 from edgespec.drafter_names import SELF, TEXT, Cascade, DrafterNames, parse
 from edgespec.drafting import Asked, Chain, candidates, from_text, planned, speculation_of, window_of
 from edgespec.engine import Engine
 from edgespec.errors import ModelError, UsageError
 from edgespec.footing import Candidate, footings
-from edgespec.headroom import Headroom, headroom, parse_bytes
+from edgespec.headroom import Rooms, headroom, parse_bytes
 from edgespec.home import ModelHome, default_home
 from edgespec.lookahead import Window
 from edgespec.manifest import Manifest
@@ -112,19 +113,23 @@ def load(
     asked = "serial" if schedule == "auto" and length is not None else cast(Asked, schedule)
     chains = _chains(models, target, names, setting, asked, acceptance)
     window = window_of(names.simple, length, target, setting)
-    room, need = free(), need_of(target.manifest, weights_bytes(target))
-    expect_room(target.manifest.name, need, room)
+    places = Places((setting.device.memory, setting.drafter_device.memory), free, report)
+    place, drafter_place = places.of(setting.device.memory), places.of(setting.drafter_device.memory)
+    rooms, need = places(), need_of(target.manifest, weights_bytes(target))
+    expect_rooms(target.manifest.name, need, place, rooms)
     _LOG.debug("%s is %s on %s", model, target.folder, setting.device.name)
-    needed, free_bytes = need.within(room), room.free_bytes
-    _LOG.debug("it takes about %d MB, and %d are free within %s", needed // 10**6, free_bytes // 10**6, room.bound)
+    needed = placed(need, place, rooms)
+    for at, room in rooms.items():
+        parts = needed.get(at, 0) // 10**6, at, room.free_bytes // 10**6, room.bound
+        _LOG.debug("it takes about %d MB of %s, and %d are free within %s", *parts)
     renderer = _renderer(target)
     decoder = _opened(target, setting, shares_cores=bool(chains), has_trees=window is not None)
     for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
         models.mark_used(each.folder)
     kept = _memory(models, target, names) if memory else None
-    cascades = [candidates(chain, room) for chain in chains]
-    roster = _roster(target.manifest, names, cascades, window, kept, free, report)
-    roster.start(room, needed)
+    cascades = [candidates(chain, drafter_place, rooms) for chain in chains]
+    roster = _roster(target.manifest, names, cascades, window, kept, places, place, report)
+    roster.start(rooms, needed)
     speculation = roster.relieved(
         lambda: speculation_of(roster.drafters, length, decoder, roster.decoders, target, setting, report)
     )
@@ -194,7 +199,8 @@ def _roster(
     cascades: Sequence[Sequence[Candidate]],
     window: Window | None,
     memory: Memory | None,
-    free: Headroom,
+    rooms: Callable[[], Rooms],
+    place: str,
     report: Callable[[str], None],
 ) -> Roster:
     """Who may draft for a target, from all that was named to nobody."""
@@ -214,7 +220,8 @@ def _roster(
             *(each for each in remembering if each.name in texts),
         ],
         lambda held, wanted: growth_bytes(manifest.kv_cache, held, wanted, manifest.context_length),
-        free,
+        rooms,
+        place,
         report,
     )
 

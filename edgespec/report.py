@@ -349,7 +349,7 @@ def _sample_card(sample: Document) -> Card:
         "stretch of typical yield, the same tokens by plain decoding and by speculation. A block is a pass of the "
         "target, and its figure the tokens that it gave.",
         svg=lanes(sample["plain"], sample["speculative"], "When each lane worked on a sample answer"),
-        legend=[("plain", "a pass, one token"), ("fast", "a pass over a draft"), *_drafts(sample)],
+        legend=[("plain", "a pass, one token"), ("fast", "a pass of speculation"), *_drafts(sample)],
         quotes=[("Prompt", sample["prompt"]), ("Answer", sample["answer"])],
         tables=[
             Table("The intervals of speculation as a table", ["lane", "work", "from ms", "to ms", "tokens"], rows)

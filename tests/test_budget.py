@@ -2,9 +2,19 @@ from dataclasses import replace
 
 import pytest
 
-from edgespec.budget import RESERVE_BYTES, cache_bytes, expect_room, growth_bytes, need_of, placed, texts_bytes
+from edgespec.budget import (
+    RESERVE_BYTES,
+    cache_bytes,
+    expect_room,
+    expect_rooms,
+    growth_bytes,
+    need_of,
+    placed,
+    texts_bytes,
+    total,
+)
 from edgespec.errors import MemoryExhausted
-from edgespec.headroom import Room
+from edgespec.headroom import HOST, Room
 from edgespec.manifest import KVCache, Manifest, Source
 
 MIB = 1 << 20
@@ -85,9 +95,41 @@ def test_a_shorter_context_needs_less() -> None:
 
 def test_a_device_of_its_own_leaves_the_host_little() -> None:
     need = need_of(MANIFEST, 1000 * MIB)
-    assert placed(need, ROOM, is_on_host=True) == (need.within(ROOM), 0)
-    host_bytes, device_bytes = placed(need, ROOM, is_on_host=False)
-    assert host_bytes < 100 * MIB < 1000 * MIB < device_bytes
+    assert placed(need, HOST, {HOST: ROOM}) == {HOST: need.within(ROOM)}
+    found = placed(need, "cuda", {HOST: ROOM})
+    assert found == {HOST: 40 * MIB, "cuda": 1000 * MIB + need.kv_cache_bytes + need.workspace_bytes}
+
+
+def test_a_target_and_its_drafter_take_of_each_place_what_lies_there() -> None:
+    target, drafter = need_of(MANIFEST, 1000 * MIB), need_of(MANIFEST, 100 * MIB)
+    rooms = {HOST: ROOM, "cuda": ROOM}
+    apart = total([placed(target, "cuda", rooms), placed(drafter, HOST, rooms)])
+    assert apart == {HOST: 40 * MIB + drafter.within(ROOM), "cuda": placed(target, "cuda", rooms)["cuda"]}
+    together = total([placed(target, "cuda", rooms), placed(drafter, "cuda", rooms)])
+    assert together["cuda"] - apart["cuda"] == 100 * MIB + drafter.kv_cache_bytes + drafter.workspace_bytes
+    assert together[HOST] == 80 * MIB
+
+
+@pytest.mark.parametrize(
+    ("free_mib", "said"),
+    [
+        ({HOST: 8192, "cuda": 512}, r"MiB of the memory of cuda .*\(weights and session 1000, KV cache 112, "),
+        (
+            {HOST: 100, "cuda": 8192},
+            r"about 136 MiB of memory .*\(weights and session 40, reserve 96\) and 100 MiB",
+        ),
+    ],
+)
+def test_each_place_is_checked_with_what_it_is_to_hold(free_mib: dict[str, int], said: str) -> None:
+    rooms = {place: Room(free * MIB, f"the memory of {place}") for place, free in free_mib.items()}
+    with pytest.raises(MemoryExhausted, match=said):
+        expect_rooms("qwen", need_of(MANIFEST, 1000 * MIB), "cuda", rooms)
+
+
+def test_a_place_of_which_nothing_is_known_is_not_checked() -> None:
+    expect_rooms("qwen", need_of(MANIFEST, 1000 * MIB), "cuda", {HOST: ROOM})
+    with pytest.raises(MemoryExhausted):
+        expect_rooms("qwen", need_of(MANIFEST, 1000 * MIB), "cuda", {HOST: ROOM, "cuda": Room(0, "it")})
 
 
 def test_what_does_not_fit_is_said_with_figures_and_a_way_out() -> None:

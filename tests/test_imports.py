@@ -33,6 +33,7 @@ PURE = {
     "config",
     "costs",
     "cross_vocabulary",
+    "device_memory",
     "disk",
     "drafter_names",
     "drafters",
