@@ -149,7 +149,7 @@ def test_drafter_for_which_there_is_no_room_is_not_opened_to_be_measured(
     code, out, err = run(capsys, target, "--drafter", tiny_drafter, "--json")
     document = json.loads(out)
     assert (code, document["schedule"], document["refused"]) == (0, "plain", [])
-    assert "tiny-int4 is not measured beside tiny: they need" in err
+    assert "tiny-int4 is not measured beside tiny: a context of 2048 tokens needs" in err
     assert "both at once" not in err
 
 
