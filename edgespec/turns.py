@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from threading import Condition
 from time import monotonic
 
-from edgespec.cancel import Cancelled
+from edgespec.errors import Cancelled
 
 PATIENCE_S = 1.0
 

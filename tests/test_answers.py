@@ -19,7 +19,7 @@ from edgespec import Chunk, Engine, SamplingParams
 from edgespec.drafters import ModelDrafter
 from edgespec.errors import EdgeSpecError, MemoryExhausted
 from edgespec.footing import Candidate, OpenModel, footings
-from edgespec.headroom import Room
+from edgespec.headroom import HOST, Room
 from edgespec.lane_drafter import LaneDrafter
 from edgespec.lanes import ThreadLane
 from edgespec.manifest import read_manifest
@@ -207,9 +207,9 @@ def test_cancelling_ends_a_draft_for_which_the_target_waits(
 ) -> None:
     stuck, lane = StuckDecoder(0), ThreadLane("drafter")
     drafter = LaneDrafter(ModelDrafter(stuck, tiny.VOCAB, "near"), lane, ahead)
-    candidate = Candidate("near", 1, lambda cancel, report: OpenModel(drafter, stuck, lane))
+    candidate = Candidate("near", {}, lambda cancel, report: OpenModel(drafter, stuck, lane))
     roster = Roster(footings([[candidate]], frozenset(), frozenset(), len), tiny.VOCAB)
-    roster.start(Room(1 << 40, "a test"), 0)
+    roster.start({HOST: Room(1 << 40, "a test")}, {})
     engine = engine_of(StuckDecoder(), Speculation(roster.drafters, draft_length=3), roster)
     stream = engine.stream(PROMPT, sampling=HOT, max_tokens=20)
     when_stuck(stuck, stream.cancel)

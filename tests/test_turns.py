@@ -5,7 +5,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from edgespec.cancel import Cancelled
+from edgespec.errors import Cancelled
 from edgespec.turns import Turn, Turns
 
 
