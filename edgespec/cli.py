@@ -222,8 +222,8 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
         if options.command != "doctor":  # which reports it
             raise
         found = {}
-    if color := found.get("color"):
-        _use_color(str(color.value))
+    if "color" in found and found["color"].value == "never":
+        os.environ["NO_COLOR"] = "1"  # which other programs know too
     taken = {name: each for name, each in found.items() if options.command in OPTIONS[name].commands}
     if taken:
         defaults = {name.replace("-", "_"): each.value for name, each in taken.items()}
@@ -232,13 +232,6 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     return options, [
         f"unless a flag says otherwise {name} is {each.value} ({each.origin})" for name, each in taken.items()
     ]
-
-
-def _use_color(choice: str) -> None:
-    """As the variables that other programs know too."""
-    if choice != "auto":
-        os.environ.pop("NO_COLOR" if choice == "always" else "FORCE_COLOR", None)
-        os.environ["FORCE_COLOR" if choice == "always" else "NO_COLOR"] = "1"
 
 
 def command_parser() -> CommandParser:

@@ -21,6 +21,8 @@ A message says what was found, what was wanted and what to do.
 
 
 class EdgeSpecError(Exception):
+    """Anything that edgespec raises on purpose."""
+
     exit_code = 1
 
 
@@ -42,31 +44,35 @@ class DiskFull(EdgeSpecError):
 
 
 class UsageError(EdgeSpecError):
+    """An argument that cannot be meant."""
+
     exit_code = 2
 
 
 class ModelError(EdgeSpecError):
+    """A model is missing or invalid."""
+
     exit_code = 3
 
 
 class SourceError(ModelError):
-    pass
+    """A file to export from is broken, foreign or unsupported."""
 
 
 class ExportMismatch(ModelError):
-    pass
+    """An export does not say what its source says."""
 
 
 class ManifestError(ModelError):
-    pass
+    """A model folder is incomplete, of another schema, or not what its manifest says."""
 
 
 class VocabularyMismatch(ModelError):
-    pass
+    """Drafter and target share too few tokens."""
 
 
 class DrafterFault(EdgeSpecError):
-    pass
+    """A drafter failed; answers go on without it."""
 
 
 class Cancelled(EdgeSpecError):
@@ -78,6 +84,8 @@ class UnknownMemory(EdgeSpecError):
 
 
 class DeviceUnavailable(EdgeSpecError):
+    """No execution provider, or not the one that was asked for."""
+
     exit_code = 4
 
 
@@ -93,6 +101,8 @@ class MemoryExhausted(EdgeSpecError):
 
 
 class IntegrityError(EdgeSpecError):
+    """Bytes differ from their recorded hash."""
+
     exit_code = 6
 
 
