@@ -71,6 +71,7 @@ class Conversation:
 
     @property
     def overflow(self) -> str:
+        """What is done about a conversation that outgrows the context."""
         return self._overflow
 
     @overflow.setter
@@ -82,6 +83,7 @@ class Conversation:
 
     @property
     def system(self) -> str | None:
+        """The system message; one that is set counts from the next answer on."""
         return self._system
 
     @system.setter
@@ -90,6 +92,7 @@ class Conversation:
 
     @property
     def rounds(self) -> tuple[Round, ...]:
+        """What was said and answered, the oldest first."""
         return tuple(self._rounds)
 
     @property
@@ -156,6 +159,7 @@ class Conversation:
         self._rounds, self._num_dropped, self._cut_short, self._num_tries = [], 0, {}, 0
 
     def transcript(self, model: str | None = None) -> Transcript:
+        """All of it as it is written to a file; model is what a user calls the model."""
         first = self._system is not None
         positions = {}
         at = int(first)

@@ -120,11 +120,12 @@ class Engine:
 
     @property
     def context_length(self) -> int:
-        """Tokens of prompt and answer: the model's own, or as many as there was memory for."""
+        """Tokens that a prompt and its answer may have together: the model's own, or what there was memory for."""
         return self._context_length
 
     @property
     def speculation(self) -> Speculation:
+        """Who drafts, and what is known of that."""
         return self._speculation
 
     @property
@@ -147,6 +148,9 @@ class Engine:
         stop: str | Sequence[str] | None = None,
     ) -> AnswerStream:
         """An answer as it is made, a chunk per pass of the target.
+
+            for chunk in engine.stream("Why is the sky blue?", max_tokens=60):
+                print(chunk.text, end="", flush=True)
 
         Args:
             prompt: What the user says, or a conversation that ends with it, as messages or as dicts with
@@ -175,6 +179,12 @@ class Engine:
         """The same for asyncio; arguments as in stream, and errors too, but with the first chunk.
 
         Other tasks run while the target works. Cancelling the task that reads cancels the answer.
+
+            async def answer(question: str) -> None:
+                async for chunk in engine.astream(question, max_tokens=60):
+                    print(chunk.text, end="", flush=True)
+
+            asyncio.run(answer("Why is the sky blue?"))
         """
         return chunks_of(
             lambda: self.stream(prompt, system=system, sampling=sampling, max_tokens=max_tokens, stop=stop)

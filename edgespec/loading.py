@@ -70,6 +70,9 @@ def load(
 ) -> Engine:
     """Load a model, preparing it first if need be.
 
+        with load("smollm2-135m", drafter="suffix") as engine:
+            print(engine.generate("Why is the sky blue?", max_tokens=60).text)
+
     Args:
         model: A model folder, a pair folder, a name of the catalogue, a .gguf file, a safetensors folder or a hub
             id (org/name).
