@@ -31,6 +31,7 @@ class Placements:
     """Of a target and its drafters on the devices of a setting.
 
     longest: Tokens of the longest text that passes are measured behind.
+    unopened: Drafters for which there is no room beside the target: what is not known of them stays so.
     """
 
     target: ModelFolder
@@ -38,6 +39,7 @@ class Placements:
     setting: Setting
     longest: int
     report: Report
+    unopened: Sequence[ModelFolder] = ()
 
     def layouts(self, *, measures_anew: bool) -> tuple[list[Layout], Took]:
         """What is known of each, and what it took to learn it.
@@ -48,7 +50,7 @@ class Placements:
         took = Took()
         for i, setting in enumerate(splits_of(self.setting, bool(self.drafters))):
             profile = None if measures_anew else self._known().profiles.get(setting.machine)
-            lacking = self._lacking(profile, setting)
+            lacking = [each for each in self._lacking(profile, setting) if each not in self.unopened]
             if measures_anew or (i == 0 and (profile is None or lacking)):
                 measured, more = self._measured(profile, lacking, setting)
                 self._remember(measured, profile is None, lacking, setting)
@@ -81,8 +83,6 @@ class Placements:
     def _laid_out(self, profile: Profile, setting: Setting) -> list[Layout]:
         """With what use has shown since."""
         known, machine = self._known(), setting.machine
-        if not self.drafters:
-            return [Layout(setting.target_place, profile.refined(known.ratios.get(machine), None, None))]
         lacking, found = self._lacking(profile, setting), []
         for drafter in self.drafters:
             if drafter not in lacking:
@@ -90,7 +90,7 @@ class Placements:
                 drafts = known.drafts.get(machine, {}).get(lane)
                 refined = profile.refined(known.ratios.get(machine), lane, drafts)
                 found.append(Layout(setting.target_place, refined, drafter.manifest.name, setting.drafter_place))
-        return found
+        return found or [Layout(setting.target_place, profile.refined(known.ratios.get(machine), None, None))]
 
     def _remember(self, profile: Profile, is_new: bool, measured: Sequence[ModelFolder], setting: Setting) -> None:
         if not self.target.manifest.files:  # nothing is written into a folder that others made

@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal, NamedTuple
 
+from edgespec.budget import total
 from edgespec.chances import Chances, Key, position_class
 from edgespec.costs import PassCosts
 from edgespec.errors import MemoryExhausted
 from edgespec.hedges import Hedges
+from edgespec.ladder import Bytes
 from edgespec.manifest import Manifest
 from edgespec.paid import HOPE, MOST_PREPARED, outcomes
 from edgespec.pipeline import Policy, Ratio, best_pipelined, best_serial, serial_rate
@@ -41,9 +43,13 @@ class Layout(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """needed: bytes that a model takes at a context length. free_bytes: by device."""
+    """What a model takes, and what there is.
 
-    needed: Callable[[Manifest, int], int]
+    needed: bytes by place, of a model at a context length on a device.
+    free_bytes: by place; nothing is known of those that it lacks.
+    """
+
+    needed: Callable[[Manifest, int, str], Bytes]
     free_bytes: Mapping[str, int]
 
 
@@ -188,13 +194,12 @@ def schedule_of(plan: Plan) -> Schedule:
     return "serial" if chosen == "plain" else chosen
 
 
-def schedule_on(
-    layout: Layout, target: Manifest, drafter: Manifest, past: Mapping[Key, tuple[float, float]]
-) -> Schedule:
-    """The loop for two models that are bound to their places, and have the memory that they need."""
-    places = (layout.target, layout.drafter_place or layout.target)
-    unbounded = Memory(lambda manifest, context: 0, {place.device: 1 for place in places})
-    return schedule_of(make_plan(target, {drafter.name: drafter}, [layout], past, unbounded))
+def plan_on(
+    layouts: Sequence[Layout], target: Manifest, drafter: Manifest, past: Mapping[Key, tuple[float, float]]
+) -> Plan:
+    """For two models that are bound to some places, and have the memory that they need."""
+    unbounded = Memory(lambda manifest, context, device: {}, {})
+    return make_plan(target, {drafter.name: drafter}, layouts, past, unbounded)
 
 
 def branched(drafter: DrafterProfile) -> float:
@@ -229,34 +234,39 @@ def _fitting(models: Sequence[tuple[Manifest, str]], memory: Memory) -> _Fit:
     """The whole context, or else a power of two, as caches grow."""
     longest = models[0][0].context_length
     least = min(longest, _LEAST_CONTEXT if len(models) > 1 else SHORTEST_CONTEXT)
-    shortage, context = "", longest
+    lacked, context = "", longest
     while True:
-        needed = [(memory.needed(model, min(context, model.context_length)), device) for model, device in models]
-        memory_bytes = sum(num_bytes for num_bytes, _ in needed)
-        lacks = _shortage(needed, memory.free_bytes, context)
+        needed = total(
+            memory.needed(model, min(context, model.context_length), device) for model, device in models
+        )
+        memory_bytes = sum(needed.values())
+        lacks = shortage(needed, memory.free_bytes, context)
         if not lacks:
-            return _Fit(context, memory_bytes, shortage)
+            return _Fit(context, memory_bytes, lacked)
         if context <= least:
             return _Fit(0, memory_bytes, lacks)
-        shortage, context = lacks, max(least, 1 << ((context - 1).bit_length() - 1))
+        lacked, context = lacks, max(least, 1 << ((context - 1).bit_length() - 1))
 
 
-def _shortage(needed: Sequence[tuple[int, str]], free_bytes: Mapping[str, int], context: int) -> str:
-    for device in dict.fromkeys(device for _, device in needed):
-        wanted, free = sum(num_bytes for num_bytes, on in needed if on == device), free_bytes.get(device, 0)
+def shortage(needed: Bytes, free_bytes: Mapping[str, int], context: int) -> str:
+    """Which memory a context needs more of than there is; nothing where it fits."""
+    for place, wanted in needed.items():
+        free = free_bytes.get(place, wanted)
         if wanted > free:
-            return f"{device} has {_gib(free)} free, and a context of {context} tokens needs {_gib(wanted)}"
+            return (
+                f"a context of {context} tokens needs {_gib(wanted)} of {place} memory, and {_gib(free)} are free"
+            )
     return ""
 
 
 def _downgrades(target: Manifest, chosen: Option, found: Sequence[tuple[_Case, Option]]) -> Iterator[str]:
     """What there would be with more memory."""
     for case, option in found:
-        length, _, shortage = case.fit
+        length, _, lacked = case.fit
         if not length and option.drafter:
-            yield f"no {option.drafter} beside {target.name}: {shortage}"
+            yield f"no {option.drafter} beside {target.name}: {lacked}"
         elif _doing(option) == _doing(chosen) and length < target.context_length:
-            yield f"a context of {length} tokens, not {target.context_length}: {shortage}"
+            yield f"a context of {length} tokens, not {target.context_length}: {lacked}"
 
 
 def _gib(num_bytes: int) -> str:

@@ -126,7 +126,8 @@ def test_want_of_memory_is_told_as_a_downgrade(
     """Room for a context of 512 of 700 tokens, and for no drafter."""
     manifest, size = read_manifest(target), (target / "model.onnx.data").stat().st_size
     least = need_of(manifest, size, 512).within(Room(0, "a test"))
-    monkeypatch.setattr("edgespec.planning.headroom", lambda limit: Room(least + RESERVE_BYTES, "a test"))
+    run(capsys, target, "--drafter", tiny_drafter)
+    monkeypatch.setattr("edgespec.planning.headroom", lambda *limit: Room(least + RESERVE_BYTES, "a test"))
     code, out, _ = run(capsys, target, "--drafter", tiny_drafter, "--json")
     document = json.loads(out)
     assert (code, document["schedule"], document["context_length"]) == (0, "plain", 512)
@@ -137,6 +138,19 @@ def test_want_of_memory_is_told_as_a_downgrade(
     ]
     told = run(capsys, target, "--drafter", tiny_drafter)[1]
     assert told.count("for want of memory") == 2
+
+
+def test_drafter_for_which_there_is_no_room_is_not_opened_to_be_measured(
+    capsys: pytest.CaptureFixture[str], target: Path, tiny_drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, size = read_manifest(target), (target / "model.onnx.data").stat().st_size
+    room = Room(need_of(manifest, size, 700).within(Room(0, "a test")) + RESERVE_BYTES, "a test")
+    monkeypatch.setattr("edgespec.planning.headroom", lambda *limit: room)
+    code, out, err = run(capsys, target, "--drafter", tiny_drafter, "--json")
+    document = json.loads(out)
+    assert (code, document["schedule"], document["refused"]) == (0, "plain", [])
+    assert "tiny-int4 is not measured beside tiny: a context of 2048 tokens needs" in err
+    assert "both at once" not in err
 
 
 def test_cascade_is_refused_with_what_to_do(capsys: pytest.CaptureFixture[str], target: Path) -> None:

@@ -294,7 +294,8 @@ def test_a_cache_that_has_no_room_to_grow_is_an_error_before_it_is_asked_for() -
     growing(machine, roster)
     roster.look(20)
     with pytest.raises(
-        MemoryExhausted, match=r"104 tokens need 100 MiB more of KV cache, and 70 MiB are free within a test"
+        MemoryExhausted,
+        match=r"104 tokens need 100 MiB more of KV cache, and 70 MiB are free within a test: 100 tokens fit",
     ):
         roster.look(40)
     machine.free_bytes = 120 * MIB
