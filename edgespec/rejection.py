@@ -64,4 +64,6 @@ def _is_kept(token: int, p: Distribution, q: Distribution, decisions: Sampler, p
 
 
 def _probability(distribution: Distribution, token: int) -> float:
-    return float(distribution.probs[distribution.ids == token].sum())
+    place = int(np.searchsorted(distribution.ids, token))
+    is_there = place < len(distribution.ids) and distribution.ids[place] == token
+    return float(distribution.probs[place]) if is_there else 0.0

@@ -16,7 +16,7 @@ Row = npt.NDArray[np.floating[Any]]  # [vocab_size]
 class Distribution(NamedTuple):
     """Probabilities of the tokens that have any, after all processors."""
 
-    ids: npt.NDArray[np.intp]  # [num_ids], distinct
+    ids: npt.NDArray[np.intp]  # [num_ids], rising
     probs: npt.NDArray[np.float64]  # [num_ids], their sum is 1
 
 

@@ -159,13 +159,13 @@ class OnnxDecoder:
     def _logits(self, tokens: TokenIds, num_last: int) -> Logits:
         num_tokens = len(tokens)
         start = reusable_prefix(self._held, tokens, num_last)
-        self._num_fed += num_tokens - start
         rows: list[Logits] = []
         while start < num_tokens:
             stop = min(start + self._chunk_tokens, num_tokens)
             self._held = tokens[:start]
             wanted = max(0, stop - max(start, num_tokens - num_last))
             chunk = self._rows(tokens, start, stop, max(1, wanted))
+            self._num_fed += stop - start
             start = stop
             if wanted == num_last:
                 rows.append(chunk)

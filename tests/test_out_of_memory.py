@@ -2,16 +2,20 @@
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import growing
 import numpy as np
 import pytest
 
-from edgespec import MemoryExhausted, load
+from edgespec import ContextOverflow, MemoryExhausted, load
+from edgespec.budget import RESERVE_BYTES, need_of
 from edgespec.cli import main
 from edgespec.headroom import Room
 from edgespec.manifest import read_manifest
+from edgespec.opening import ModelFolder, weights_bytes
 from edgespec.runtimes import shared_cache
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
@@ -165,6 +169,50 @@ def test_a_target_that_does_not_fit_is_refused_before_it_is_opened(
     monkeypatch.setattr("edgespec.loading.open_model", lambda *arguments, **named: pytest.fail("opened"))
     with pytest.raises(MemoryExhausted, match=r"needs about \d+ MiB .* 100 MiB are free within a test"):
         load(tiny_model)
+
+
+@pytest.fixture(params=["shared_buffer", "growing"])
+def cramped(
+    request: pytest.FixtureRequest, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A model on a machine that has room for 384 tokens of its 700."""
+    folder = tiny_model
+    if request.param == "growing":
+        folder = tmp_path / "growing"
+        growing.write_growing(folder)
+    manifest, num_tokens = read_manifest(folder), 384
+    need = need_of(replace(manifest, context_length=num_tokens), weights_bytes(ModelFolder(folder, manifest)))
+    held = manifest.kv_cache.bytes_per_token * num_tokens * (2 if request.param == "growing" else 1)
+    assert need.kv_cache_bytes == held
+    free_bytes = need.within(Room(0, "a test")) + RESERVE_BYTES
+    monkeypatch.setattr("edgespec.budget._LEAST_CONTEXT", 128)
+    monkeypatch.setattr("edgespec.loading.headroom", lambda limit: Room(free_bytes, "a test"))
+    return folder
+
+
+def test_a_context_without_room_for_all_of_it_is_shorter_and_ends_answers_where_it_is_full(cramped: Path) -> None:
+    said: list[str] = []
+    with load(cramped, drafter="none", deterministic=True, report=said.append) as engine:
+        assert (engine.context_length, engine.plain().context_length) == (384, 384)
+        assert engine.manifest.context_length == 700
+        answer = engine.generate("in the an")
+        again = engine.generate("in the an", max_tokens=5)
+        with pytest.raises(
+            ContextOverflow, match=r"context of 384; for more of the model's 700 there was no memory"
+        ):
+            engine.generate("in the an " * 300)
+    assert answer.finish_reason == "context"
+    assert answer.prompt_tokens + len(answer.token_ids) == 385, "the last token is behind a full context"
+    (line,) = answer.stats.downgrades
+    assert re.fullmatch(r"the context is 384 of 700 tokens: \d+ MiB are free within a test", line)
+    assert [each for each in said if "context" in each] == [line]
+    assert again.stats.downgrades == ()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edgespec.loading.headroom", lambda limit: Room(1 << 40, "a test"))
+        with load(cramped, drafter="none", deterministic=True) as roomy:
+            assert roomy.context_length == 700
+            wanted = roomy.generate("in the an").token_ids
+    assert answer.token_ids == wanted[: len(answer.token_ids)]
 
 
 def test_a_drafter_that_does_not_fit_is_left_out_with_figures_and_the_text_is_the_same(

@@ -321,9 +321,9 @@ def test_tree_is_judged_by_equality() -> None:
 
 
 def test_residual_is_what_q_lacks_of_p() -> None:
-    p = Distribution(np.array([4, 1, 7]), np.array([0.5, 0.3, 0.2]))
-    q = Distribution(np.array([7, 9, 4]), np.array([0.6, 0.3, 0.1]))
+    p = Distribution(np.array([1, 4, 7]), np.array([0.3, 0.5, 0.2]))
+    q = Distribution(np.array([4, 7, 9]), np.array([0.1, 0.6, 0.3]))
     left = residual(p, q)
-    assert left.ids.tolist() == [4, 1, 7]
-    assert left.probs == pytest.approx([0.4 / 0.7, 0.3 / 0.7, 0.0])
+    assert left.ids.tolist() == [1, 4, 7]
+    assert left.probs == pytest.approx([0.3 / 0.7, 0.4 / 0.7, 0.0])
     assert np.array_equal(residual(p, p).probs, p.probs)

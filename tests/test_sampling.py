@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import EdgeSpecError, UsageError
-from edgespec.sampling import GumbelSampler, SamplingParams, _nucleus, _top_k, gumbel_noise
+from edgespec.noise import gumbel_noise
+from edgespec.sampling import GumbelSampler, SamplingParams
 
 seeds = st.integers(0, 2**32)
 TOKENS = np.array([3, 1, 4, 1, 5], np.int32)
@@ -24,36 +25,72 @@ def test_greedy_takes_the_largest_logit(seed: int) -> None:
     assert sample(logits) == logits.argmax()
 
 
-@given(seed=seeds, size=st.integers(1, 700), k=st.integers(1, 800))
-def test_top_k_keeps_the_k_largest(seed: int, size: int, k: int) -> None:
-    logits = row(seed, size)
-    assert set(_top_k(logits, k)) == set(np.argsort(-logits)[:k])
+def plainly(logits: np.ndarray, tokens: np.ndarray, num_prompt: int, params: SamplingParams) -> tuple[int, dict]:
+    """What the sampler is to give, and what from, word for word: everything sorted, noise for every token."""
+    logits = logits.copy()
+    for token in set(tokens.tolist()):
+        penalty = np.float32(params.repetition_penalty)
+        logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
+    for token in set(tokens[num_prompt:].tolist()) if params.has_penalties else ():
+        count = np.float32((tokens[num_prompt:] == token).sum())
+        logits[token] -= np.float32(params.presence_penalty) + np.float32(params.frequency_penalty) * count
+    if params.is_greedy:
+        return int(logits.argmax()), {int(logits.argmax()): 1.0}
+    with np.errstate(over="ignore"):
+        scores = (logits - logits.max()).astype(np.float64) / params.temperature
+    weights = np.exp(scores)
+    stays = np.ones(len(logits), bool)
+    if params.top_k:
+        stays &= logits >= np.sort(logits)[-min(params.top_k, len(logits))]
+    if params.top_p < 1.0:
+        ids = np.flatnonzero(stays)
+        order = ids[np.argsort(-weights[ids], kind="stable")]
+        before = np.cumsum(weights[order]) - weights[order]
+        stays[order[max(1, np.sum(before < params.top_p * weights[ids].sum())) :]] = False
+    stays &= weights >= params.min_p
+    ids = np.flatnonzero(stays)
+    noisy = scores[ids] + gumbel_noise(params.seed, len(tokens), ids)
+    return int(ids[noisy.argmax()]), dict(zip(ids.tolist(), weights[ids] / weights[ids].sum(), strict=True))
 
 
-def test_top_k_keeps_ties_with_the_last() -> None:
-    assert set(_top_k(np.array([1, 5, 5, 5, 0], np.float32), 2)) == {1, 2, 3}
+@st.composite
+def rows(draw: st.DrawFn) -> np.ndarray:
+    """Peaky and flat ones, with ties, far-off values and tokens that cannot come."""
+    rng = np.random.default_rng(draw(seeds))
+    size = draw(st.sampled_from([1, 5, 64, 65, 400, 513, 3000, 20_000]))
+    logits = rng.normal(0, draw(st.sampled_from([0.0, 0.01, 1.0, 3.0, 30.0, 1e30])), size)
+    logits[rng.integers(0, size, draw(st.sampled_from([0, 1, 50])))] += draw(st.sampled_from([-1.0, 8.0, 30.0]))
+    step = draw(st.sampled_from([0.0, 0.125, 2.0]))
+    logits = np.round(logits / step) * step if step else logits
+    logits[rng.random(size) < draw(st.sampled_from([0.0, 0.3, 1.0]))] = -np.inf
+    logits[rng.integers(size)] = 1.0
+    return logits.astype(np.float32)
 
 
-@given(seed=seeds, size=st.integers(1, 3000), top_p=st.floats(0.01, 0.999), spread=st.floats(0.01, 8))
-def test_top_p_keeps_the_smallest_set_that_holds_the_mass(
-    seed: int, size: int, top_p: float, spread: float
+SAMPLINGS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 1e-300, 1e-31, 1e-9, 0.05, 0.8, 1.0, 3.0, 100.0]),
+    top_k=st.sampled_from([0, 0, 1, 40, 2000]),
+    top_p=st.sampled_from([0.0, 0.25, 0.5, 0.95, 0.9999, 1 - 2**-53, 1.0, 1.0]),
+    min_p=st.sampled_from([0.0, 0.0, 1e-9, 0.1, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    presence_penalty=st.sampled_from([0.0, 0.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.1]),
+    seed=st.integers(0, 2**64 - 1),
+)
+
+
+@given(logits=rows(), params=SAMPLINGS, num_tokens=st.integers(0, 60), num_prompt=st.integers(0, 60))
+def test_what_is_skipped_changes_no_token(
+    logits: np.ndarray, params: SamplingParams, num_tokens: int, num_prompt: int
 ) -> None:
-    scores = row(seed, size, spread)
-    scores = (scores - scores.max()).astype(np.float64)
-    p = np.exp(scores)
-    p /= p.sum()
-    kept = p[_nucleus(scores, top_p, 0.0)]
-    assert kept.sum() >= top_p - 1e-9
-    assert kept.sum() - kept.min() < top_p + 1e-9
-    assert kept.min() >= np.delete(p, _nucleus(scores, top_p, 0.0)).max(initial=0.0)
-
-
-@given(seed=seeds, min_p=st.floats(0.001, 1))
-def test_min_p_keeps_what_is_likely_enough_beside_the_best(seed: int, min_p: float) -> None:
-    scores = row(seed)
-    scores = (scores - scores.max()).astype(np.float64)
-    p = np.exp(scores)
-    assert set(_nucleus(scores, 1.0, min_p)) == set(np.flatnonzero(p >= min_p))
+    tokens = np.random.default_rng(num_tokens).integers(0, len(logits), num_tokens).astype(np.int32)
+    sampler = GumbelSampler(params, num_prompt)
+    token, chances = plainly(logits, tokens, num_prompt, params)
+    assert sampler(logits, tokens) == token
+    found = sampler.distribution(logits, tokens)
+    assert found.ids.tolist() == list(chances)
+    assert np.allclose(found.probs, list(chances.values()), rtol=1e-9, atol=0)
 
 
 @given(seed=seeds, position=st.integers(1, 10**6), spread=st.floats(0.01, 30))
@@ -63,14 +100,6 @@ def test_skipping_hopeless_tokens_never_changes_the_winner(seed: int, position: 
     ids = np.arange(2000)
     full = logits.astype(np.float64) / 0.9 + gumbel_noise(seed, len(tokens), ids)
     assert sample(logits, tokens, temperature=0.9, seed=seed) == full.argmax()
-
-
-def test_noise_depends_on_seed_position_and_token_alone() -> None:
-    ids = np.arange(50)
-    noise = gumbel_noise(1, 2, ids)
-    assert np.array_equal(noise[10:20], gumbel_noise(1, 2, ids[10:20]))
-    assert not np.isin(noise, gumbel_noise(1, 3, ids)).any()
-    assert not np.isin(noise, gumbel_noise(2, 2, ids)).any()
 
 
 @pytest.mark.slow

@@ -1,0 +1,95 @@
+"""Gumbel noise as a pure function of seed, position and token, and the token that wins with it.
+
+The token with the largest score + noise is a draw from the softmax of the scores (Gumbel, 1954).
+"""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.truncation import Ids, Scores, top_k
+from edgespec.types import Row
+
+# Uniforms have 32 bits, so the noise never exceeds −log(−log(1 − 2⁻³³)).
+_LARGEST = 22.88
+_ROUNDING = 1e-5  # more than what single precision loses of a logit
+_LEADERS = 64
+_FEW = 1024  # so many are drawn sooner than sifted
+# Of ids that are hashed at a time, so that they stay in a core's cache: 0.25 ms for 152,000, 0.9 ms in one piece.
+_PIECE = 1 << 15
+
+
+def gumbel_noise(seed: int, position: int, ids: Ids) -> npt.NDArray[np.float64]:
+    """Standard Gumbel noise for token ids at a position, [num_ids]."""
+    uniform = ((_bits(seed, position, ids) >> np.uint64(32)).astype(np.float64) + 0.5) * 2.0**-32
+    return -np.log(-np.log(uniform))
+
+
+def noisy_argmax(scores: Scores, ids: Ids, seed: int, position: int) -> int:
+    """The id with the largest score + noise."""
+    if len(scores) > _FEW:
+        able = able_to_win(scores, 1.0, seed, position, ids)
+        scores, ids = scores[able], ids[able]
+    return int(ids[np.argmax(scores + gumbel_noise(seed, position, ids))])
+
+
+def able_to_win(logits: Row, temperature: float, seed: int, position: int, ids: Ids | None = None) -> Ids:
+    """Indices of a few hundred logits, and among them of that with the largest logit / temperature + noise.
+
+    Noise is drawn for the likeliest, and the best of them is what others have to reach. Most that the largest
+    noise would lift so far do not have the bits for it, which are compared before any logarithm is taken.
+
+    Args:
+        ids: Whose the logits are, [num_logits]; unless given, their indices.
+    """
+    leaders = top_k(logits, _LEADERS)
+    best = float(logits[leaders].max())
+    with np.errstate(over="ignore"):
+        scores = (logits[leaders] - best).astype(np.float64) / temperature
+    reached = float((scores + gumbel_noise(seed, position, leaders if ids is None else ids[leaders])).max())
+    least = best + temperature * (reached - _LARGEST)
+    alive = np.flatnonzero(logits >= least - _ROUNDING * (abs(best) + abs(least) + 1))
+    lifted = _lifted(alive if ids is None else ids[alive], seed, position, reached - float(scores.min()))
+    return np.union1d(leaders, alive[lifted])
+
+
+def derived(seed: int, domain: int) -> int:
+    """A seed of its own for each domain, a number from 0."""
+    return int(_key(int(_key(domain, seed)), 0))
+
+
+def _lifted(ids: Ids, seed: int, position: int, least: float) -> Ids:
+    """Indices of all ids whose noise is least or more, and of few others."""
+    share = math.exp(-math.exp(_ROUNDING - min(max(least, -_LARGEST), _LARGEST)))  # of uniforms: too small
+    floor = np.uint64(max(0, int(share * 2**32) - 1) << 32)
+    pieces = [_bits(seed, position, ids[i : i + _PIECE]) >= floor for i in range(0, len(ids), _PIECE)]
+    return np.flatnonzero(np.concatenate(pieces)) if pieces else ids
+
+
+def _bits(seed: int, position: int, ids: Ids) -> npt.NDArray[np.uint64]:
+    return _mix(ids.astype(np.uint64) ^ _key(seed, position))
+
+
+def _key(seed: int, position: int) -> np.uint64:
+    """Of a position's noise. In Python's own numbers: an array of one takes a microsecond an operation."""
+    return np.uint64(_mixed(_mixed(int(seed)) ^ position))
+
+
+def _mixed(x: int) -> int:
+    """_mix for one number."""
+    x = (x + 0x9E3779B97F4A7C15) % 2**64
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+    return x ^ (x >> 31)
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The SplitMix64 generator's step (Steele et al., 2014) in place; arithmetic wraps at 64 bits."""
+    x += np.uint64(0x9E3779B97F4A7C15)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x
