@@ -40,7 +40,7 @@ class RuleEngine:
     context_length = 10_000
 
     def __init__(self, script: dict[str, Sequence[str]], pause_s: float) -> None:
-        self.manifest = SimpleNamespace(name="rule\x1b]0;evil\x07", architecture="none", precision="none")
+        self.manifest = SimpleNamespace(name="rule\x1b]0;evil\x07", context_length=self.context_length)
         self.device_names = ("cpu", "cpu")
         self.speculation = SimpleNamespace(name="none")
         self.tokenizer = _Tokenizer()
