@@ -20,6 +20,7 @@ from edgespec.runtimes import shared_cache
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.session import translated
+from edgespec.types import TokenIds
 
 # What ONNX Runtime 1.31 says.
 SAYINGS = [
@@ -75,6 +76,40 @@ def test_a_decoder_serves_again_after_passes_that_failed(tiny_model: Path, is_la
             continue
         assert np.array_equal(found, fresh.logits(tokens, num_last))
     assert num_refused > 10
+
+
+@pytest.mark.parametrize("num_tokens", [33, 64, 300, 690])
+def test_a_prompt_whose_pass_has_no_room_is_read_in_narrower_ones(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, num_tokens: int
+) -> None:
+    decoder, fresh = decoder_of(tiny_model), decoder_of(tiny_model)
+    run, widths = decoder._passes.run, list[int]()
+
+    def scarce(tokens: TokenIds, *arguments: Any) -> Any:
+        if len(tokens) > 32:
+            raise MemoryExhausted("no room for a pass so wide")
+        widths.append(len(tokens))
+        return run(tokens, *arguments)
+
+    monkeypatch.setattr(decoder._passes, "run", scarce)
+    tokens = np.random.default_rng(2).integers(0, 200, num_tokens).astype(np.int32)
+    for num_last in (1, 3):
+        assert np.array_equal(decoder.logits(tokens, num_last), fresh.logits(tokens, num_last))
+    assert max(widths) <= 32
+    assert decoder.num_fed == fresh.num_fed
+
+
+def test_a_pass_without_room_is_not_halved_for_ever(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, tried = decoder_of(tiny_model), list[int]()
+
+    def refused(tokens: TokenIds, *arguments: Any) -> Any:
+        tried.append(len(tokens))
+        raise MemoryExhausted("no room at all")
+
+    monkeypatch.setattr(decoder._passes, "run", refused)
+    with pytest.raises(MemoryExhausted, match="no room at all"):
+        decoder.logits(np.zeros(600, np.int32), 1)
+    assert tried == [256, 128, 64, 32, 16]
 
 
 def decoder_of(folder: Path) -> OnnxDecoder:
@@ -243,7 +278,11 @@ def test_the_command_ends_with_its_code_where_nothing_fits(
 ) -> None:
     code = main(["chat", str(tiny_model), "--prompt", "the", "--memory", "20M"])
     assert code == MemoryExhausted.exit_code == 5
-    assert "(--memory)" in capsys.readouterr().err
+    assert re.search(
+        r"needs about \d+ MiB of memory to decode plainly \(weights and session \d+, KV cache \d+, workspace \d+, "
+        r"reserve 96\) and 0 MiB are free within the memory limit that was given \(--memory\); use a smaller",
+        capsys.readouterr().err,
+    )
     assert main(["chat", str(tiny_model), "--prompt", "the", "--memory", "much"]) == 2
     assert "such as 2G or 512M" in capsys.readouterr().err
 
