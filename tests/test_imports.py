@@ -138,6 +138,7 @@ JOINTS = {
     "setting",
     "simulate_command",
     "simulation",
+    "space",
 }
 
 
