@@ -53,6 +53,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.cpu: $(VENV)/bin/python pyproject.toml
+	@echo "installing into $(VENV), which takes a minute or two"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[cpu]"
 	@touch $@
 

@@ -29,6 +29,9 @@ def main() -> int:
     parser.add_argument("question", nargs="?", help="without it, questions are asked for")
     parser.add_argument("--model", default="smollm2-135m")
     options = parser.parse_args()
+    if not options.folder.is_dir():
+        print(f"{options.folder} is no folder", file=sys.stderr)
+        return 2
     index = Index(read_folder(options.folder))
     if not index.passages:
         print(f"{options.folder} holds no notes ({', '.join(SUFFIXES)})", file=sys.stderr)

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Literal, NamedTuple
 
-from edgespec import AnswerStream, EdgeSpecError, Engine, Message, Stats
+from edgespec import Conversation, EdgeSpecError, Engine, Stats
 
 MAX_TOKENS = 800
 
@@ -16,7 +16,7 @@ MAX_TOKENS = 800
 class Event(NamedTuple):
     """What happened.
 
-    stage: text is a line about the model that is being loaded. ready: text is its name.
+    stage: text is a line about what is being done. ready: the model is loaded; text is its name.
     text: a piece of the answer. done: the answer ended, with its stats; text is why.
     failed: text is what went wrong; an answer is over then.
     """
@@ -39,7 +39,7 @@ class BackgroundChat:
         self._load_engine = load_engine
         self._questions: SimpleQueue[str | None] = SimpleQueue()  # None: no more
         self._lock = Lock()  # holds the three below together
-        self._answer: AnswerStream | None = None
+        self._cancel: Callable[[], None] | None = None
         self._is_stopped = False
         self._is_closed = False
         self._thread = Thread(target=self._run, name="background chat")
@@ -54,8 +54,8 @@ class BackgroundChat:
         """End the answer at once; what there is of it stays in the conversation."""
         with self._lock:
             self._is_stopped = True
-            if self._answer is not None:
-                self._answer.cancel()
+            if self._cancel is not None:
+                self._cancel()
 
     def close(self) -> None:
         """End the answer, or the loading at its next stage, and wait for the thread."""
@@ -68,9 +68,9 @@ class BackgroundChat:
         try:
             with self._load_engine(self._stage) as engine:
                 self._tell("ready", engine.manifest.name)
-                messages: list[Message] = []
+                talk = engine.chat(overflow="drop-oldest", max_tokens=MAX_TOKENS)
                 while (question := self._questions.get()) is not None and not self._is_closed:
-                    messages = self._reply(engine, [*messages, Message("user", question)])
+                    self._reply(talk, question)
         except _Closed:
             pass
         except (EdgeSpecError, OSError) as error:
@@ -81,28 +81,25 @@ class BackgroundChat:
             raise _Closed
         self._tell("stage", line)
 
-    def _reply(self, engine: Engine, asked: list[Message]) -> list[Message]:
-        """Answer, and give the conversation with the answer; without the question too where there is none."""
-        said = []
+    def _reply(self, talk: Conversation, question: str) -> None:
         try:
-            with engine.stream(asked, max_tokens=MAX_TOKENS) as chunks:
-                self._running(chunks)
-                for chunk in chunks:
-                    said.append(chunk.text)
+            with talk.stream(question) as reply:
+                self._let_stop(reply.cancel)
+                if reply.dropped:
+                    self._tell("stage", f"{len(reply.dropped)} earlier messages no longer fit the context")
+                for chunk in reply:
                     self._tell("text", chunk.text)
             self._tell("done", chunk.finish_reason or "", chunk.stats)
         except EdgeSpecError as error:
             self._tell("failed", str(error))
         finally:
-            self._running(None)
-        text = "".join(said)
-        return [*asked, Message("assistant", text)] if text else asked[:-1]
+            self._let_stop(None)
 
-    def _running(self, answer: AnswerStream | None) -> None:
+    def _let_stop(self, cancel: Callable[[], None] | None) -> None:
         with self._lock:
-            self._answer = answer
-            if answer is not None and self._is_stopped:
-                answer.cancel()
+            self._cancel = cancel
+            if cancel is not None and self._is_stopped:
+                cancel()
 
     def _tell(
         self, kind: Literal["stage", "ready", "text", "done", "failed"], text: str, stats: Stats | None = None

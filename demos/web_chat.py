@@ -43,9 +43,9 @@ class ChatServer(ThreadingHTTPServer):
     daemon_threads = False  # closing waits for the answers
 
     def __init__(self, engine: Engine, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
         self.engine = engine
         self._connections: set[Any] = set()
+        super().__init__(("127.0.0.1", port), _Handler)
 
     @property
     def hosts(self) -> tuple[str, str]:

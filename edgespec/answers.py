@@ -176,7 +176,7 @@ class _Maker:
     """
 
     def __init__(self, chunks: Generator[Chunk, None, None], turns: Turns, turn: Turn) -> None:
-        self._chunks: Generator[Chunk, None, None] | None = chunks
+        self._chunks = chunks
         self._turns, self._turn = turns, turn
         self._wishes: SimpleQueue[_Wish | None] = SimpleQueue()  # None: no more
         self._replies: SimpleQueue[_Made] = SimpleQueue()
@@ -221,8 +221,8 @@ class _Maker:
     def end(self, wait_s: float = _END_S) -> None:
         """Make no more; waits until the thread is gone, unless it hangs."""
         self._wishes.put(None)
-        if self._thread is None:
-            self._finish()
+        if self._thread is None:  # nothing was made, so that nothing is to be undone
+            self._is_over.set()
         elif self._thread is not current_thread():
             self._is_over.wait(wait_s)
 
@@ -238,7 +238,7 @@ class _Maker:
                 self._thread.start()
             except RuntimeError as error:
                 self._thread = None
-                raise MemoryExhausted("there is no memory for a thread; close other programs") from error
+                raise MemoryExhausted(f"no thread can be started ({error}); close other programs") from error
 
     def _work(self) -> None:
         for wish in iter(self._wishes.get, None):
@@ -249,7 +249,6 @@ class _Maker:
         self._finish()
 
     def _make(self, asker: Hashable) -> _Made:
-        assert self._chunks is not None
         self._turns.take(self._turn, asker)
         try:
             return _Made(next(self._chunks, None))
@@ -259,10 +258,8 @@ class _Maker:
             self._turns.rest(self._turn)
 
     def _finish(self) -> None:
-        chunks, self._chunks = self._chunks, None
         try:
-            if chunks is not None:
-                chunks.close()
+            self._chunks.close()
         finally:
             self._turns.leave(self._turn)
             self._is_over.set()

@@ -45,7 +45,9 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     )
     add_speculation(parser)
     parser.add_argument("--json", action="store_true", help="print one document")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with charts, complete in itself")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page with charts; it shows one prompt and its answer"
+    )
     parser.add_argument("--png", type=Path, metavar="FILE", help="write a picture (needs matplotlib)")
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="run nothing; read what --json printed, for --html and --png"
@@ -152,9 +154,10 @@ def _opened(
         peer = WorkerPeer(
             against,
             way,
-            options.threads or psutil.cpu_count(logical=False) or 1,
-            min(engine.context_length, _PEER_CONTEXT),
-            engine.manifest.eos_token_ids,
+            num_threads=options.threads or psutil.cpu_count(logical=False) or 1,
+            context_length=min(engine.context_length, _PEER_CONTEXT),
+            eos=engine.manifest.eos_token_ids,
+            text_of=engine.tokenizer.decode,
         )
         stack.callback(peer.close)
         yield peer

@@ -3,11 +3,16 @@
 docs/log.md has the measurements.
 """
 
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from edgespec.cache import grown_capacity
 from edgespec.errors import MemoryExhausted
-from edgespec.headroom import Room
+from edgespec.headroom import HOST, Room, Rooms
+from edgespec.ladder import Bytes
 from edgespec.manifest import KVCache, Manifest
 
 # The most that opening a model took, as a multiple of its weights file: held in memory, and of address space.
@@ -32,6 +37,9 @@ _ADVICE = (
 _REMEMBERED_BYTES = 1024
 # A context that is foreseen before loading; a longer one grows as its text does.
 FORESEEN_TOKENS = 2048
+# No model is loaded with a shorter one, unless its own is.
+_LEAST_CONTEXT = 1024
+_CONTEXT_STEP = 256
 
 
 class Need(NamedTuple):
@@ -41,24 +49,19 @@ class Need(NamedTuple):
     address: the same of an address space, which holds files as a whole.
     kv_cache: for the context that is foreseen.
     workspace: of a pass.
+    file: the weights as they are stored.
     """
 
     weights_bytes: int
     address_bytes: int
     kv_cache_bytes: int
     workspace_bytes: int
+    file_bytes: int
 
     def within(self, room: Room) -> int:
         """Of a room."""
         opened_bytes = self.address_bytes if room.counts_files else self.weights_bytes
         return opened_bytes + self.kv_cache_bytes + self.workspace_bytes
-
-
-class Placed(NamedTuple):
-    """What is needed of the host, and of a device with a memory of its own."""
-
-    host_bytes: int
-    device_bytes: int
 
 
 def need_of(manifest: Manifest, file_bytes: int, num_tokens: int | None = None) -> Need:
@@ -76,17 +79,54 @@ def need_of(manifest: Manifest, file_bytes: int, num_tokens: int | None = None) 
         addressed,
         cache_bytes(manifest.kv_cache, num_tokens, manifest.context_length),
         workspace_bytes(manifest, num_tokens),
+        file_bytes,
     )
 
 
-def placed(need: Need, room: Room, *, is_on_host: bool) -> Placed:
-    """Where a model's bytes go: one on a device of its own leaves the host its session alone."""
-    if is_on_host:
-        return Placed(need.within(room), 0)
-    session_bytes = _SESSION_BYTES[room.counts_files]
-    return Placed(
-        session_bytes, need.weights_bytes + need.kv_cache_bytes + need.workspace_bytes - _SESSION_BYTES[0]
-    )
+def placed(need: Need, place: str, rooms: Rooms) -> Bytes:
+    """Where a model's bytes go: one on a device with memory of its own leaves the host its session alone.
+
+    A device is taken to hold the weights as they are stored, which was measured on none.
+    """
+    if place == HOST:
+        return {HOST: need.within(rooms[HOST])}
+    held_bytes = need.file_bytes + need.kv_cache_bytes + need.workspace_bytes
+    return {HOST: _SESSION_BYTES[rooms[HOST].counts_files], place: held_bytes}
+
+
+def total(parts: Iterable[Bytes]) -> Bytes:
+    """Of several models, by place."""
+    summed: Counter[str] = Counter()
+    for part in parts:
+        summed.update(part)
+    return summed
+
+
+def fitting_context(manifest: Manifest, file_bytes: int, place: str, rooms: Rooms) -> int:
+    """The longest context that plain decoding has room for; 1024, or what the model has at least, where none is.
+
+    Args:
+        file_bytes: Of its weights.
+        place: Of the device that it is to run on.
+    """
+
+    def is_short(num_tokens: int) -> bool:
+        need = need_of(replace(manifest, context_length=num_tokens), file_bytes, num_tokens)
+        need = need._replace(kv_cache_bytes=_peak_bytes(manifest.kv_cache, num_tokens))
+        held = placed(need, place, rooms)
+        return any(held.get(at, 0) + RESERVE_BYTES > room.free_bytes for at, room in rooms.items())
+
+    whole = manifest.context_length
+    if manifest.kv_cache.form == "static":
+        return whole
+    lengths: list[int] = [*range(min(_LEAST_CONTEXT, whole), whole, _CONTEXT_STEP), whole]
+    return lengths[max(0, bisect_left(lengths, True, key=is_short) - 1)]
+
+
+def _peak_bytes(kv: KVCache, num_tokens: int) -> int:
+    """The most that a cache holds on its way to the end of a context of num_tokens."""
+    before = grown_capacity(0, (num_tokens + 1) // 2, num_tokens)
+    return cache_bytes(kv, before, num_tokens) + growth_bytes(kv, before, num_tokens, num_tokens)
 
 
 def cache_bytes(kv: KVCache, num_tokens: int, context_length: int) -> int:
@@ -126,16 +166,32 @@ def texts_bytes(manifest: Manifest, names: frozenset[str]) -> int:
 
 
 def expect_room(name: str, need: Need, room: Room) -> None:
-    """Raises MemoryExhausted: not even plain decoding fits."""
-    needed_bytes = need.within(room) + RESERVE_BYTES
-    if needed_bytes <= room.free_bytes:
-        return
-    cache, work = (f"{part / 2**20:.0f}" for part in need[2:])
-    weights = f"{(needed_bytes - RESERVE_BYTES - sum(need[2:])) / 2**20:.0f}"
-    needed, free, reserve = (f"{part / 2**20:.0f}" for part in (needed_bytes, room.free_bytes, RESERVE_BYTES))
-    raise MemoryExhausted(
-        f"{name} needs about {needed} MiB of memory to decode plainly (weights and session {weights}, KV cache "
-        f"{cache}, workspace {work}, reserve {reserve}) and {free} MiB are free within {room.bound}; {_ADVICE}",
-        needed_bytes=needed_bytes,
-        free_bytes=room.free_bytes,
-    )
+    """Raises MemoryExhausted: not even plain decoding fits on the host."""
+    expect_rooms(name, need, HOST, {HOST: room})
+
+
+def expect_rooms(name: str, need: Need, place: str, rooms: Rooms) -> None:
+    """Raises MemoryExhausted: not even plain decoding on the device of a place fits, there or on the host."""
+    for at, held_bytes in placed(need, place, rooms).items():
+        needed_bytes, room = held_bytes + RESERVE_BYTES, rooms.get(at)
+        if room is None or needed_bytes <= room.free_bytes:
+            continue
+        of_what = "memory" if at == HOST else f"the memory of {at}"
+        raise MemoryExhausted(
+            f"{name} needs about {needed_bytes / 2**20:.0f} MiB of {of_what} to decode plainly "
+            f"({_parts(need, held_bytes, has_cache=at == place)}) and {room.free_bytes / 2**20:.0f} MiB are free "
+            f"within {room.bound}; {_ADVICE}",
+            needed_bytes=needed_bytes,
+            free_bytes=room.free_bytes,
+        )
+
+
+def _parts(need: Need, held_bytes: int, *, has_cache: bool) -> str:
+    cache_bytes, work_bytes = (need.kv_cache_bytes, need.workspace_bytes) if has_cache else (0, 0)
+    parts = {
+        "weights and session": held_bytes - cache_bytes - work_bytes,
+        "KV cache": cache_bytes,
+        "workspace": work_bytes,
+        "reserve": RESERVE_BYTES,
+    }
+    return ", ".join(f"{name} {part / 2**20:.0f}" for name, part in parts.items() if part)

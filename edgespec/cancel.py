@@ -4,11 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-from edgespec.errors import EdgeSpecError
-
-
-class Cancelled(EdgeSpecError):
-    """The work was given up, and nobody waits for what it would have made."""
+from edgespec.errors import Cancelled
 
 
 class Cancel:

@@ -136,7 +136,8 @@ def _session(
 ) -> "ChatSession":
     from edgespec.chat_printer import Aside
     from edgespec.chat_session import ChatSession
-    from edgespec.plan_command import in_words, plan_document
+    from edgespec.plan_command import plan_document
+    from edgespec.plan_words import in_words
 
     def asked(model: str, drafter: str) -> argparse.Namespace:
         return argparse.Namespace(**{**vars(options), "model": model, "drafter": drafter, "measure": False})

@@ -17,6 +17,7 @@ from edgespec import __version__
 from edgespec.arguments import add_talk
 from edgespec.bench_command import add_bench
 from edgespec.chat_command import add_chat
+from edgespec.completion_command import add_completion
 from edgespec.config_command import add_config
 from edgespec.devices_command import add_devices
 from edgespec.doctor_command import add_doctor
@@ -119,6 +120,14 @@ _COMMANDS = {
   edgespec simulate --target-ms 82 --draft-ms 9.4 --acceptance 0.54 --verify-cost 1,1.03,1.05,1.08
   edgespec simulate --trace rounds.jsonl --draft-ms 34   the rounds of chat --log-rounds, on a slower drafter""",
     ),
+    "completion": _Command(
+        add_completion,
+        "print what completes commands, options and names of models in your shell",
+        """\
+  source <(edgespec completion bash)                        in ~/.bashrc
+  source <(edgespec completion zsh)                         in ~/.zshrc, after compinit
+  edgespec completion fish | source                         in ~/.config/fish/config.fish""",
+    ),
     "config": _Command(
         add_config,
         "show or change what you have set for good",
@@ -203,7 +212,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     """
     parser = command_parser()
     options = parser.parse_args(arguments)
-    if options.command.startswith(("config", "help")):
+    if options.command.startswith(("completion", "config", "help")):
         return options, []
     from edgespec.config import settings
 
@@ -213,8 +222,8 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
         if options.command != "doctor":  # which reports it
             raise
         found = {}
-    if color := found.get("color"):
-        _use_color(str(color.value))
+    if "color" in found and found["color"].value == "never":
+        os.environ["NO_COLOR"] = "1"  # which other programs know too
     taken = {name: each for name, each in found.items() if options.command in OPTIONS[name].commands}
     if taken:
         defaults = {name.replace("-", "_"): each.value for name, each in taken.items()}
@@ -223,13 +232,6 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     return options, [
         f"unless a flag says otherwise {name} is {each.value} ({each.origin})" for name, each in taken.items()
     ]
-
-
-def _use_color(choice: str) -> None:
-    """As the variables that other programs know too."""
-    if choice != "auto":
-        os.environ.pop("NO_COLOR" if choice == "always" else "FORCE_COLOR", None)
-        os.environ["FORCE_COLOR" if choice == "always" else "NO_COLOR"] = "1"
 
 
 def command_parser() -> CommandParser:

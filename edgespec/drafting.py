@@ -5,7 +5,7 @@ from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Literal
 
-from edgespec.budget import FORESEEN_TOKENS, need_of
+from edgespec.budget import FORESEEN_TOKENS, need_of, placed, total
 from edgespec.cancel import Cancel
 from edgespec.costs import DraftCosts, PassCosts, measure
 from edgespec.cross_vocabulary import RespelledDrafter, TranslatedDecoder, Translation, translation_between
@@ -13,14 +13,15 @@ from edgespec.drafters import ModelDrafter, NgramDrafter
 from edgespec.errors import UsageError
 from edgespec.experience import Experience, read_experience, write_experience
 from edgespec.footing import Candidate, OpenModel, Report
-from edgespec.headroom import Room
+from edgespec.headroom import Rooms
 from edgespec.hedges import Hedges
 from edgespec.lane_drafter import LaneDrafter
 from edgespec.lanes import ThreadLane
 from edgespec.lookahead import SMALLEST, Lookahead, Window, fitting
 from edgespec.opening import ModelFolder, open_drafter, tokenizer_of, weights_bytes
 from edgespec.paid import PaidSource
-from edgespec.planner import Layout, Schedule, branched, schedule_on
+from edgespec.placements import splits_of
+from edgespec.planner import Layout, Schedule, branched, is_counted, plan_on, schedule_of
 from edgespec.profiling import profiled
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.tree import can_run_trees, tree_manifest
@@ -30,6 +31,8 @@ from edgespec.suffix import SuffixDrafter
 from edgespec.types import Decoder, Drafter
 
 Asked = Literal["auto", "serial", "pipelined", "hedged"]
+# Cores of their own have to promise so much more than all cores by turns.
+_SPLIT_GAIN = 1.1
 
 
 def from_text(names: Collection[str], window: Window | None) -> list[Drafter]:
@@ -105,11 +108,15 @@ def cascade(chain: Chain, cancel: Cancel, report: Report) -> OpenModel:
     return OpenModel(inner[0], decoder, lane)
 
 
-def candidates(chain: Chain, room: Room) -> list[Candidate]:
-    """A cascade, and what is left of it as its first model is left out, and the next."""
-    needed = [need_of(model.manifest, weights_bytes(model)).within(room) for model in chain.models]
+def candidates(chain: Chain, place: str, rooms: Rooms) -> list[Candidate]:
+    """A cascade, and what is left of it as its first model is left out, and the next.
+
+    Args:
+        place: Of the memory that they take.
+    """
+    needed = [placed(need_of(model.manifest, weights_bytes(model)), place, rooms) for model in chain.models]
     return [
-        Candidate(model.manifest.name, sum(needed[i:]), partial(cascade, chain.shortened(i)))
+        Candidate(model.manifest.name, total(needed[i:]), partial(cascade, chain.shortened(i)))
         for i, model in enumerate(chain.models)
     ]
 
@@ -133,17 +140,47 @@ def planned(asked: Asked, target: ModelFolder, drafter: ModelFolder, setting: Se
     """
     if asked != "auto":
         return asked
-    machine, lane = setting.machine, setting.lane(drafter.manifest.name)
     known = read_experience(target.folder, _quietly)
-    profile = known.profiles.get(machine)
-    if profile is None or lane not in profile.drafters:
+    layout = _layout(drafter, setting, known)
+    if layout is None:
         return "pipelined"
-    refined = profile.refined(known.ratios.get(machine), lane, known.drafts.get(machine, {}).get(lane))
-    layout = Layout(setting.target_place, refined, drafter.manifest.name, setting.drafter_place)
-    best = schedule_on(layout, target.manifest, drafter.manifest, known.chances)
+    best = schedule_of(plan_on([layout], target.manifest, drafter.manifest, known.chances))
     if best == "hedged" and not can_run_trees(drafter.manifest, setting.drafter_device):
         return "pipelined"
     return best
+
+
+def planned_threads(target: ModelFolder, drafter: ModelFolder, setting: Setting) -> Setting:
+    """The setting, or one with cores of their own for both models where these were measured to promise more.
+
+    With fewer threads plain decoding is slower, to which an answer falls back: it takes drafts that were counted.
+    A deterministic target stays as it is for every drafter.
+    """
+    if setting.deterministic:
+        return setting
+    known = read_experience(target.folder, _quietly)
+    usual, *others = [_layout(drafter, each, known) for each in splits_of(setting, True)]
+    split = [layout for layout in others if layout is not None]
+    if usual is None or not split or not is_counted(known.chances, drafter.manifest.name):
+        return setting
+    shared, best = (
+        plan_on(layouts, target.manifest, drafter.manifest, known.chances).chosen
+        for layouts in ([usual], [usual, *split])
+    )
+    if best.drafter_place is None or best.tokens_per_second < _SPLIT_GAIN * shared.tokens_per_second:
+        return setting
+    threads = best.target.num_threads, best.drafter_place.num_threads
+    return replace(setting, num_threads=threads[0], drafter_threads=threads[1])
+
+
+def _layout(drafter: ModelFolder, setting: Setting, known: Experience) -> Layout | None:
+    """What is known of a drafter there; None where nothing was measured."""
+    machine, lane = setting.machine, setting.lane(drafter.manifest.name)
+    profile = known.profiles.get(machine)
+    if profile is None or lane not in profile.drafters:
+        return None
+    refined = profile.refined(known.ratios.get(machine), lane, known.drafts.get(machine, {}).get(lane))
+    return Layout(setting.target_place, refined, drafter.manifest.name, setting.drafter_place)
 
 
 def _measured(decoder: Decoder, drafters: Sequence[Drafter]) -> Speculation:

@@ -9,6 +9,8 @@ EdgeSpecError                 1  anything else that went wrong
 │   ├── ManifestError         3  a model folder that is incomplete or of another schema
 │   └── VocabularyMismatch    3  drafter and target share too few tokens
 ├── DrafterFault              1  a drafter failed; answers go on without it
+├── Cancelled                 1  work was given up; nobody waits for what it would have made
+├── UnknownMemory             1  no driver tells what is free of a device; nothing is checked there
 ├── DeviceUnavailable         4  no execution provider, or not the one asked for
 ├── MemoryExhausted           5  weights, cache or workspace do not fit
 ├── IntegrityError            6  bytes differ from their recorded hash
@@ -19,6 +21,8 @@ A message says what was found, what was wanted and what to do.
 
 
 class EdgeSpecError(Exception):
+    """Anything that edgespec raises on purpose."""
+
     exit_code = 1
 
 
@@ -40,34 +44,48 @@ class DiskFull(EdgeSpecError):
 
 
 class UsageError(EdgeSpecError):
+    """An argument that cannot be meant."""
+
     exit_code = 2
 
 
 class ModelError(EdgeSpecError):
+    """A model is missing or invalid."""
+
     exit_code = 3
 
 
 class SourceError(ModelError):
-    pass
+    """A file to export from is broken, foreign or unsupported."""
 
 
 class ExportMismatch(ModelError):
-    pass
+    """An export does not say what its source says."""
 
 
 class ManifestError(ModelError):
-    pass
+    """A model folder is incomplete, of another schema, or not what its manifest says."""
 
 
 class VocabularyMismatch(ModelError):
-    pass
+    """Drafter and target share too few tokens."""
 
 
 class DrafterFault(EdgeSpecError):
+    """A drafter failed; answers go on without it."""
+
+
+class Cancelled(EdgeSpecError):
+    pass
+
+
+class UnknownMemory(EdgeSpecError):
     pass
 
 
 class DeviceUnavailable(EdgeSpecError):
+    """No execution provider, or not the one that was asked for."""
+
     exit_code = 4
 
 
@@ -83,18 +101,26 @@ class MemoryExhausted(EdgeSpecError):
 
 
 class IntegrityError(EdgeSpecError):
+    """Bytes differ from their recorded hash."""
+
     exit_code = 6
 
 
 class ContextOverflow(EdgeSpecError):
-    """num_tokens were asked of a context of context_length."""
+    """num_tokens were asked of a context of context_length.
+
+    whole_length: Of the model, where there is no memory for all of it.
+    """
 
     exit_code = 7
 
-    def __init__(self, num_tokens: int, context_length: int) -> None:
-        super().__init__(
-            f"{num_tokens} tokens do not fit the context of {context_length}; "
-            "shorten the prompt or choose a model with a longer context"
-        )
+    def __init__(self, num_tokens: int, context_length: int, whole_length: int | None = None) -> None:
+        cure = "shorten the prompt or choose a model with a longer context"
+        if whole_length is not None and whole_length > context_length:
+            cure = (
+                f"for more of the model's {whole_length} there was no memory when it was loaded: shorten the "
+                "prompt, raise the limit (--memory) or close other programs and load it again"
+            )
+        super().__init__(f"{num_tokens} tokens do not fit the context of {context_length}; {cure}")
         self.num_tokens = num_tokens
         self.context_length = context_length

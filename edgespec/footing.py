@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from edgespec.budget import total
 from edgespec.cancel import Cancel
-from edgespec.ladder import Rung
+from edgespec.headroom import HOST
+from edgespec.ladder import Bytes, Rung
 from edgespec.lanes import Lane
 from edgespec.types import Decoder, Drafter
 
@@ -25,7 +27,7 @@ class Candidate:
     """A model drafter that can be opened, with those that draft for it; a cancel that is set ends that soon."""
 
     name: str
-    needed_bytes: int
+    needed: Bytes
     open: Callable[[Cancel, Report], OpenModel]
 
 
@@ -42,7 +44,7 @@ class Footing(NamedTuple):
 
     @property
     def rung(self) -> Rung:
-        return Rung(self.name, self.texts_bytes + sum(model.needed_bytes for model in self.models))
+        return Rung(self.name, total([{HOST: self.texts_bytes}, *(model.needed for model in self.models)]))
 
 
 def footings(
@@ -63,7 +65,7 @@ def footings(
     left = [list(chain) for chain in chains]
     while left:
         ways.append((tuple(chain[0] for chain in left), texts))
-        del max(left, key=lambda chain: chain[0].needed_bytes)[0]
+        del max(left, key=lambda chain: sum(chain[0].needed.values()))[0]
         left = [chain for chain in left if chain]
     if chains or texts:
         ways += [((), texts | fallback if chains else texts), ((), frozenset({"ngram"}))]

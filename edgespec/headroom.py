@@ -1,12 +1,12 @@
 """What memory this process may still take: the least of all that bounds it.
 
-Reads figures and decides nothing. Of an accelerator's own memory it knows nothing.
+Reads figures and decides nothing. An accelerator's own memory is told by `device_memory`.
 """
 
 import ctypes
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +34,9 @@ class Room(NamedTuple):
 
 
 Headroom = Callable[[], Room]
+HOST = "host"  # the place of what lies in the machine's own memory
+Rooms = Mapping[str, Room]
+"""What is free by place; nothing is known of a place that is not named."""
 
 
 def headroom(limit_bytes: int | None = None) -> Room:

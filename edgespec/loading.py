@@ -9,16 +9,24 @@ from types import NoneType
 from typing import cast, get_args
 
 from edgespec.acceptance import equality
-from edgespec.budget import expect_room, growth_bytes, need_of, texts_bytes
+from edgespec.budget import growth_bytes, texts_bytes
 from edgespec.drafter_names import SELF, TEXT, Cascade, DrafterNames, parse
-from edgespec.drafting import Asked, Chain, candidates, from_text, planned, speculation_of, window_of
+from edgespec.drafting import (
+    Asked,
+    Chain,
+    candidates,
+    from_text,
+    planned,
+    planned_threads,
+    speculation_of,
+    window_of,
+)
 from edgespec.engine import Engine
 from edgespec.errors import ModelError, UsageError
-from edgespec.footing import Candidate, footings
-from edgespec.headroom import Headroom, headroom, parse_bytes
+from edgespec.footing import Report, footings
+from edgespec.headroom import headroom, parse_bytes
 from edgespec.home import ModelHome, default_home
 from edgespec.lookahead import Window
-from edgespec.manifest import Manifest
 from edgespec.memory import Memory, MemoryDrafter
 from edgespec.opening import (
     ModelFolder,
@@ -27,13 +35,13 @@ from edgespec.opening import (
     read_any_manifest,
     self_drafter,
     tokenizer_of,
-    weights_bytes,
 )
 from edgespec.pair import DRAFTER, TARGET, part_of_pair, read_pair
 from edgespec.rejection import rejection
 from edgespec.roster import Roster
 from edgespec.runtimes.devices import THREADS_A_CORE, most_threads
 from edgespec.setting import Setting
+from edgespec.space import Space, space_for
 from edgespec.template_process import TemplateProcess
 from edgespec.types import Decoder
 
@@ -62,6 +70,9 @@ def load(
 ) -> Engine:
     """Load a model, preparing it first if need be.
 
+        with load("smollm2-135m", drafter="suffix") as engine:
+            print(engine.generate("Why is the sky blue?", max_tokens=60).text)
+
     Args:
         model: A model folder, a pair folder, a name of the catalogue, a .gguf file, a safetensors folder or a hub
             id (org/name).
@@ -78,7 +89,8 @@ def load(
         device: Where the target runs: auto or cpu.
         drafter_device: Where a model drafter runs.
         num_threads: Of the target; all physical cores unless given.
-        drafter_threads: Of a model drafter; as many as the target has unless given.
+        drafter_threads: Of a model drafter; as many as the target has unless given. Without either both have cores
+            of their own where these were measured to promise more.
         deterministic: Never run a pass of one token, so that text is equal to the byte whatever drafts.
         offline: Never connect.
         memory: Keep the tokens of answers in the model home, and draft from those of earlier sessions, where
@@ -107,31 +119,31 @@ def load(
     setting = Setting.named(device, drafter_device, num_threads, drafter_threads, deterministic=deterministic)
     free = partial(headroom, None if memory_limit is None else parse_bytes(memory_limit))
     models = ModelHome(Path(home or default_home()), offline, report)
-    target, names = find_models(models, str(model), parse(drafter))
+    stated, names = find_models(models, str(model), parse(drafter))
+    _LOG.debug("%s is %s on %s", model, stated.folder, setting.device.name)
     # Drafts of a fixed length are made the same each time.
     asked = "serial" if schedule == "auto" and length is not None else cast(Asked, schedule)
-    chains = _chains(models, target, names, setting, asked, acceptance)
-    window = window_of(names.simple, length, target, setting)
-    room, need = free(), need_of(target.manifest, weights_bytes(target))
-    expect_room(target.manifest.name, need, room)
-    _LOG.debug("%s is %s on %s", model, target.folder, setting.device.name)
-    needed, free_bytes = need.within(room), room.free_bytes
-    _LOG.debug("it takes about %d MB, and %d are free within %s", needed // 10**6, free_bytes // 10**6, room.bound)
+    named = _named(models, stated, names)
+    if asked == "auto" and num_threads is None and drafter_threads is None and len(named) == 1:
+        setting = planned_threads(stated, named[0][0][0], setting)
+    chains = _chains(stated, named, setting, asked, acceptance)
+    window = window_of(names.simple, length, stated, setting)
+    space = space_for(stated, setting, free, report)
+    target = space.target
     renderer = _renderer(target)
     decoder = _opened(target, setting, shares_cores=bool(chains), has_trees=window is not None)
     for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
         models.mark_used(each.folder)
     kept = _memory(models, target, names) if memory else None
-    cascades = [candidates(chain, room) for chain in chains]
-    roster = _roster(target.manifest, names, cascades, window, kept, free, report)
-    roster.start(room, needed)
+    roster = _roster(space, names, chains, window, kept, report)
+    roster.start(space.rooms, space.needed, space.news)
     speculation = roster.relieved(
         lambda: speculation_of(roster.drafters, length, decoder, roster.decoders, target, setting, report)
     )
     if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
         _LOG.debug("drafts come from: %s", speculation.name)
     return Engine(
-        manifest=target.manifest,
+        manifest=stated.manifest,
         tokenizer=tokenizer_of(*target),
         template=chat_template_of(target),
         renderer=renderer,
@@ -139,18 +151,15 @@ def load(
         speculation=replace(speculation, accept=_ACCEPTANCES[acceptance]),
         roster=roster,
         memory=kept,
+        context_length=target.manifest.context_length,
         device_names=(setting.device.name, setting.drafter_device.name),
     )
 
 
-def _chains(
-    models: ModelHome,
-    target: ModelFolder,
-    names: DrafterNames,
-    setting: Setting,
-    schedule: Asked,
-    acceptance: str,
-) -> list[Chain]:
+_Named = tuple[tuple[ModelFolder, ...], str | None]  # models, and the text drafter of the last
+
+
+def _named(models: ModelHome, target: ModelFolder, names: DrafterNames) -> list[_Named]:
     """The models that are named as drafters.
 
     Raises:
@@ -161,6 +170,12 @@ def _chains(
         (tuple(model_drafting(models, target, name) for name in each.models), each.text) for each in names.cascades
     ]
     expect_distinct([drafters[0].manifest.name for drafters, _ in named])
+    return named
+
+
+def _chains(
+    target: ModelFolder, named: Sequence[_Named], setting: Setting, schedule: Asked, acceptance: str
+) -> list[Chain]:
     return [
         Chain(
             target=target,
@@ -189,15 +204,16 @@ def _renderer(target: ModelFolder) -> TemplateProcess:
 
 
 def _roster(
-    manifest: Manifest,
+    space: Space,
     names: DrafterNames,
-    cascades: Sequence[Sequence[Candidate]],
+    chains: Sequence[Chain],
     window: Window | None,
     memory: Memory | None,
-    free: Headroom,
-    report: Callable[[str], None],
+    report: Report,
 ) -> Roster:
     """Who may draft for a target, from all that was named to nobody."""
+    manifest = space.target.manifest
+    cascades = [candidates(chain, space.drafter_place, space.rooms) for chain in chains]
     remembering = [MemoryDrafter(memory)] if memory else []
     ahead = {"lookahead"} if window else set()
     texts = names.simple & set(TEXT) | ({"suffix"} if "auto" in names.simple else set())
@@ -214,7 +230,8 @@ def _roster(
             *(each for each in remembering if each.name in texts),
         ],
         lambda held, wanted: growth_bytes(manifest.kv_cache, held, wanted, manifest.context_length),
-        free,
+        space.places,
+        space.target_place,
         report,
     )
 

@@ -171,8 +171,8 @@ OPTIONS: Mapping[str, Option] = {
     "color": Option(
         kind="text",
         default="auto",
-        choices=("auto", "always", "never"),
+        choices=("auto", "never"),
         in_environment=True,
-        help="of chat's output; NO_COLOR and FORCE_COLOR are heard too",
+        help="of chat's output on a terminal; NO_COLOR is heard too",
     ),
 }

@@ -47,13 +47,23 @@ class CommandParser(argparse.ArgumentParser):
         for parser in self.inner.choices.values():
             yield from parser.leaves()
 
+    def flags(self) -> list[str]:
+        """All that begin with a dash."""
+        return list(self._option_string_actions)
+
+    def option(self, flag: str) -> argparse.Action | None:
+        return self._option_string_actions.get(flag)
+
+    def positionals(self) -> list[argparse.Action]:
+        return self._get_positional_actions()
+
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """All of them: what is left over is an error of the command that it was given to."""
         found, extras = super().parse_known_args(args, namespace)
         if extras:
-            flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+            flags = [flag for flag in self.flags() if flag.startswith("--")]
             meant = _meant(extras[0].partition("=")[0], flags)
             self.error(f"unrecognized arguments: {' '.join(extras)}{meant}")
         return found, extras

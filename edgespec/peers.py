@@ -60,7 +60,7 @@ class Against:
 def choose(
     wanted: Sequence[str], find: Callable[[Kind], Path | None], report: Callable[[str], None]
 ) -> tuple[list[Against], list[Kind]]:
-    """The runtimes to compare with, and of `all` those that are not installed.
+    """The runtimes to compare with, and of `all`, which is those that are not named, what is not installed.
 
     Args:
         wanted: NAME, NAME=PATH or all.
@@ -69,23 +69,25 @@ def choose(
     Raises:
         UsageError: One that was named is unknown, not installed, or has nothing to load.
     """
-    chosen: list[Against] = []
-    absent: list[Kind] = []
-    for each in wanted:
-        name, _, path = each.partition("=")
-        if name == "all":
-            absent += [kind for kind in KINDS.values() if not kind.is_installed]
-            chosen += _all_present(find, report)
-        elif name not in KINDS:
-            raise UsageError(f"no runtime {name!r}; wanted all, {', '.join(KINDS)}, or NAME=PATH")
-        else:
-            chosen.append(_named(KINDS[name], Path(path) if path else None, find))
-    return chosen, absent
+    named = dict(each.partition("=")[::2] for each in wanted)
+    for name in named.keys() - KINDS.keys() - {"all"}:
+        raise UsageError(f"no runtime {name!r}; wanted all, {', '.join(KINDS)}, or NAME=PATH")
+    chosen = [
+        _named(kind, Path(named[name]) if named[name] else None, find)
+        for name, kind in KINDS.items()
+        if name in named
+    ]
+    if "all" not in named:
+        return chosen, []
+    others = [kind for name, kind in KINDS.items() if name not in named]
+    return chosen + _present(others, find, report), [kind for kind in others if not kind.is_installed]
 
 
-def _all_present(find: Callable[[Kind], Path | None], report: Callable[[str], None]) -> list[Against]:
+def _present(
+    kinds: Sequence[Kind], find: Callable[[Kind], Path | None], report: Callable[[str], None]
+) -> list[Against]:
     found = []
-    for kind in KINDS.values():
+    for kind in kinds:
         if not kind.is_installed:
             report(f"{kind.name} is not here; to compare with it: {kind.install}")
         elif (path := find(kind)) is None:
@@ -131,14 +133,26 @@ def loadable(kind: Kind, model: str, folder: Path | None, downloads: Path, manif
 class WorkerPeer:
     """A runtime in one of its ways to decode, in a process that is ended by close().
 
+    Args:
+        eos: Tokens that end an answer, and are no text.
+        text_of: What tokens say, by the tokenizer of the model that is measured.
+
     Raises:
         EdgeSpecError: It cannot load the file, or ends.
     """
 
     def __init__(
-        self, against: Against, way: str, num_threads: int, context_length: int, eos: Sequence[int]
+        self,
+        against: Against,
+        way: str,
+        *,
+        num_threads: int,
+        context_length: int,
+        eos: Sequence[int],
+        text_of: Callable[[Sequence[int]], str],
     ) -> None:
         self.name, self.way = against.kind.name, way
+        self._eos, self._text_of = frozenset(eos), text_of
         self._said: IO[bytes] = TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "edgespec.peers_worker"],
@@ -162,9 +176,9 @@ class WorkerPeer:
     def answer(self, tokens: Sequence[int], max_tokens: int) -> PeerAnswer:
         said = self._ask(tokens=list(tokens), max_tokens=max_tokens)
         self._peak_rss_bytes = int(said["peak_rss_bytes"])
-        return PeerAnswer(
-            str(said["text"]), int(said["num_decoded"]), float(said["decode_s"]), float(said["first_s"])
-        )
+        made = said["answer"]
+        text = made if isinstance(made, str) else self._text_of([each for each in made if each not in self._eos])
+        return PeerAnswer(text, int(said["num_decoded"]), float(said["decode_s"]), float(said["first_s"]))
 
     def peak_rss_bytes(self) -> int:
         return self._peak_rss_bytes

@@ -26,9 +26,12 @@ class Setup(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """num_decoded and decode_s are of what came after the first token, which took first_s."""
+    """An answer as tokens, or as text from a runtime that gives no tokens.
 
-    text: str
+    num_decoded and decode_s are of what came after the first token, which took first_s.
+    """
+
+    answer: Sequence[int] | str
     num_decoded: int
     decode_s: float
     first_s: float
@@ -78,7 +81,6 @@ class GenAI:
             json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": setup.num_threads}}}})
         )
         self._model = onnxruntime_genai.Model(config)
-        self._tokenizer = onnxruntime_genai.Tokenizer(self._model)
         self._context_length = setup.context_length
 
     def decode(self, tokens: Sequence[int], max_tokens: int) -> Decoded:
@@ -94,8 +96,8 @@ class GenAI:
         while not generator.is_done():
             generator.generate_next_token()
         ended = perf_counter()
-        made = list(generator.get_sequence(0))[len(tokens) :]
-        return Decoded(self._tokenizer.decode(made), len(made) - 1, ended - first, first - begun)
+        made = [int(token) for token in generator.get_sequence(0)[len(tokens) :]]
+        return Decoded(made, len(made) - 1, ended - first, first - begun)
 
 
 class OpenVino:
@@ -129,7 +131,7 @@ class OpenVino:
         figures = said.perf_metrics
         first_s = figures.get_ttft().mean / 1e3
         return Decoded(
-            self._pipeline.get_tokenizer().decode(said.tokens[0]),
+            said.tokens[0],
             len(said.tokens[0]) - 1,
             figures.get_generate_duration().mean / 1e3 - first_s,
             first_s,

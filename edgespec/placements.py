@@ -6,26 +6,15 @@ Knows nothing of what is best.
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from time import perf_counter
-from typing import NamedTuple
 
 from edgespec.experience import Experience, read_experience, write_experience
 from edgespec.opening import ModelFolder, open_drafter, open_model
 from edgespec.planner import Layout
-from edgespec.profile import Profile
+from edgespec.profile import Profile, Took
 from edgespec.profiling import profiled
 from edgespec.setting import Setting
 
 Report = Callable[[str], None]
-
-
-class Took(NamedTuple):
-    """Seconds that were spent to learn; none where all was known."""
-
-    opening_s: float = 0.0
-    measuring_s: float = 0.0
-
-    def plus(self, more: "Took") -> "Took":
-        return Took(self.opening_s + more.opening_s, self.measuring_s + more.measuring_s)
 
 
 def splits_of(setting: Setting, has_drafters: bool) -> list[Setting]:
@@ -42,6 +31,7 @@ class Placements:
     """Of a target and its drafters on the devices of a setting.
 
     longest: Tokens of the longest text that passes are measured behind.
+    unopened: Drafters for which there is no room beside the target: what is not known of them stays so.
     """
 
     target: ModelFolder
@@ -49,6 +39,7 @@ class Placements:
     setting: Setting
     longest: int
     report: Report
+    unopened: Sequence[ModelFolder] = ()
 
     def layouts(self, *, measures_anew: bool) -> tuple[list[Layout], Took]:
         """What is known of each, and what it took to learn it.
@@ -59,7 +50,7 @@ class Placements:
         took = Took()
         for i, setting in enumerate(splits_of(self.setting, bool(self.drafters))):
             profile = None if measures_anew else self._known().profiles.get(setting.machine)
-            lacking = self._lacking(profile, setting)
+            lacking = [each for each in self._lacking(profile, setting) if each not in self.unopened]
             if measures_anew or (i == 0 and (profile is None or lacking)):
                 measured, more = self._measured(profile, lacking, setting)
                 self._remember(measured, profile is None, lacking, setting)
@@ -92,8 +83,6 @@ class Placements:
     def _laid_out(self, profile: Profile, setting: Setting) -> list[Layout]:
         """With what use has shown since."""
         known, machine = self._known(), setting.machine
-        if not self.drafters:
-            return [Layout(setting.target_place, profile.refined(known.ratios.get(machine), None, None))]
         lacking, found = self._lacking(profile, setting), []
         for drafter in self.drafters:
             if drafter not in lacking:
@@ -101,7 +90,7 @@ class Placements:
                 drafts = known.drafts.get(machine, {}).get(lane)
                 refined = profile.refined(known.ratios.get(machine), lane, drafts)
                 found.append(Layout(setting.target_place, refined, drafter.manifest.name, setting.drafter_place))
-        return found
+        return found or [Layout(setting.target_place, profile.refined(known.ratios.get(machine), None, None))]
 
     def _remember(self, profile: Profile, is_new: bool, measured: Sequence[ModelFolder], setting: Setting) -> None:
         if not self.target.manifest.files:  # nothing is written into a folder that others made

@@ -2,7 +2,8 @@
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgespec.arguments import add_option
@@ -11,11 +12,8 @@ from edgespec.talk import say_stage
 
 if TYPE_CHECKING:
     from edgespec.drafter_names import DrafterNames
-    from edgespec.planner import Layout, Option
-    from edgespec.planning import Planned
-
-_SHOWN_CHANCES = 4
-_SHOWN_WIDTHS = (1, 2, 4, 8, 16, 32)
+    from edgespec.opening import ModelFolder
+    from edgespec.planner import Plan
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +36,8 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
+    from edgespec.plan_words import in_words
+
     document = plan_document(options)
     print(json.dumps(document) if options.json else in_words(document))
     return 0
@@ -53,6 +53,7 @@ def plan_document(options: argparse.Namespace) -> dict[str, Any]:
     from edgespec.headroom import parse_bytes
     from edgespec.home import ModelHome, default_home
     from edgespec.loading import expect_distinct, expect_threads, find_models, model_drafting
+    from edgespec.plan_document import document_of
     from edgespec.planning import plan_for
     from edgespec.setting import Setting
 
@@ -60,7 +61,8 @@ def plan_document(options: argparse.Namespace) -> dict[str, Any]:
     limit = None if options.memory is None else parse_bytes(options.memory)
     setting = Setting.named(options.device, options.drafter_device, options.threads)
     models = ModelHome(default_home(), options.offline, say_stage)
-    target, names = find_models(models, options.model, parse(options.drafter))
+    asked = parse(options.drafter)
+    target, names = find_models(models, options.model, asked)
     _expect_no_cascade(names)
     drafters = [model_drafting(models, target, each.models[0]) for each in names.cascades]
     expect_distinct([drafter.manifest.name for drafter in drafters])
@@ -73,7 +75,18 @@ def plan_document(options: argparse.Namespace) -> dict[str, Any]:
         memory_limit=limit,
         report=say_stage,
     )
-    return document_of(planned, target.manifest.name, [drafter.manifest.name for drafter in drafters])
+    if any(planned.took):
+        opening_s, measuring_s = planned.took
+        say_stage(f"measured in {opening_s + measuring_s:.1f} s, of which opening models took {opening_s:.1f} s")
+    return document_of(
+        planned.plan,
+        planned.layouts,
+        planned.experience.chances,
+        planned.took,
+        model=target.manifest.name,
+        drafters=[drafter.manifest.name for drafter in drafters],
+        command=_command_of(planned.plan, options, _named(planned.plan, asked, drafters)),
+    )
 
 
 def _expect_no_cascade(names: "DrafterNames") -> None:
@@ -87,126 +100,23 @@ def _expect_no_cascade(names: "DrafterNames") -> None:
             )
 
 
-def document_of(planned: "Planned", model: str, drafters: Sequence[str]) -> dict[str, Any]:
-    """The plan as one JSON document: what is to be done, what was refused and why, and what it rests on."""
-    from edgespec.planner import chances_of, is_counted
-
-    plan, past = planned.plan, planned.experience.chances
-    return {
-        "model": model,
-        **_described(plan.chosen),
-        "drafters": list(plan.drafters),
-        "plain_tokens_per_second": plan.plain_tokens_per_second,
-        "refused": [_described(option) for option in plan.refused],
-        "chances": {
-            name: {"kept_by_position": chances_of(past, name).kept, "is_counted": is_counted(past, name)}
-            for name in drafters
-        },
-        "measured": [_measured(layout) for layout in planned.layouts],
+def _named(plan: "Plan", asked: "DrafterNames", drafters: "Sequence[ModelFolder]") -> str:
+    """What chat is to be told of drafters; auto hears a pair's own without its name."""
+    if plan.chosen.drafter is None:
+        return "+".join(plan.drafters) or "none"
+    called = {
+        drafter.manifest.name: each.models[0] for drafter, each in zip(drafters, asked.cascades, strict=False)
     }
+    return "+".join([*sorted(asked.simple), *(name for key, name in called.items() if key == plan.chosen.drafter)])
 
 
-def _described(option: "Option") -> dict[str, Any]:
-    place = option.drafter_place
-    return {
-        "schedule": option.schedule,
-        "target_device": option.target.device,
-        "target_threads": option.target.num_threads,
-        "drafter": option.drafter,
-        "drafter_device": place.device if place else None,
-        "drafter_threads": place.num_threads if place else None,
-        "draft_length": option.draft_length,
-        "wait": option.wait,
-        "context_length": option.context_length,
-        "tokens_per_second": option.tokens_per_second,
-        "reason": option.reason,
-    }
-
-
-def _measured(layout: "Layout") -> dict[str, Any]:
-    """What the placement was judged by, in seconds."""
-    from edgespec.profile import beside
-    from edgespec.profile import document_of as profile_document
-
-    stated, shown = profile_document(layout.profile), []
-    if layout.drafter is not None and layout.drafter_place is not None:
-        shown = [beside(layout.drafter, layout.drafter_place)]
-    stated["drafters"] = {name: stated["drafters"][name] for name in shown}
-    return {
-        "target_device": layout.target.device,
-        "target_threads": layout.target.num_threads,
-        **stated,
-    }
-
-
-def in_words(document: Mapping[str, Any]) -> str:
-    lines = [
-        f"{document['model']}: {_done(document)}",
-        f"expected: {document['tokens_per_second']:.1f} tokens/s, {document['reason']}",
-        f"drafters in order: {', '.join(document['drafters']) or 'none'}; a context of up to "
-        f"{document['context_length']} tokens fits",
-    ]
-    for name, chances in document["chances"].items():
-        shares = ", ".join(f"{chance:.0%}" for chance in chances["kept_by_position"][:_SHOWN_CHANCES])
-        rests = "counted" if chances["is_counted"] else "assumed: it has drafted nothing here yet"
-        lines.append(f"{name}: {shares}, … of its tokens are kept where those before them were ({rests})")
-    lines.append("measured:")
-    lines += [f"  {line}" for layout in document["measured"] for line in _figures(layout)]
-    if document["refused"]:
-        lines.append("refused:")
-        lines += _table([_row(option) for option in document["refused"]])
-    return "\n".join(lines)
-
-
-def _done(option: Mapping[str, Any]) -> str:
-    """What is done, in a line."""
-    target = _place(option["target_device"], option["target_threads"])
-    if option["drafter"] is None:
-        return f"plain decoding on {target}"
-    drafter = _place(option["drafter_device"], option["drafter_threads"])
-    waits = f", {option['wait']} waited for" if option["schedule"] == "pipelined" else ""
-    return (
-        f"{option['schedule']} on {target} with {option['drafter']} on {drafter}, up to {option['draft_length']} "
-        f"token{'s' * (option['draft_length'] != 1)} a draft{waits}"
-    )
-
-
-def _row(option: Mapping[str, Any]) -> list[str]:
-    drafts = option["drafter"] is not None
-    return [
-        f"{option['tokens_per_second']:.1f} tokens/s",
-        option["schedule"],
-        _place(option["target_device"], option["target_threads"]),
-        f"+ {option['drafter']} on {_place(option['drafter_device'], option['drafter_threads'])}"
-        if drafts
-        else "",
-        option["reason"],
-    ]
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-
-
-def _place(device: str, num_threads: int) -> str:
-    return f"{device} ({num_threads} thread{'s' * (num_threads != 1)})"
-
-
-def _figures(layout: Mapping[str, Any]) -> list[str]:
-    place = _place(layout["target_device"], layout["target_threads"])
-    lines = []
-    for past, taken in layout["passes_s"].items():
-        shown = ", ".join(f"{width}: {1e3 * taken[width]:.1f}" for width in _SHOWN_WIDTHS if width in taken)
-        lines.append(f"target on {place}, ms a pass by its tokens, {past} before: {shown}")
-    lines.append(f"target on {place}, reading a prompt: {1 / layout['prefill_s']:.0f} tokens/s")
-    for name, drafter in layout["drafters"].items():
-        verify, draft = drafter["slowed"]
-        lines.append(
-            f"{name}: {1e3 * drafter['step_s']:.1f} ms a drafted token; beside each other passes take "
-            f"{verify:.2f} and drafts {draft:.2f} times as long"
-        )
-    return lines
+def _command_of(plan: "Plan", options: argparse.Namespace, drafter: str) -> str:
+    """What does as the plan says."""
+    chosen = plan.chosen
+    words = ["edgespec", "chat", options.model, "--drafter", drafter, "--threads", str(chosen.target.num_threads)]
+    if chosen.drafter_place is not None:
+        words += ["--drafter-threads", str(chosen.drafter_place.num_threads), "--schedule", chosen.schedule]
+    for flag in ("device", "drafter_device", "memory"):
+        if (value := getattr(options, flag)) not in (None, "auto"):
+            words += [f"--{flag.replace('_', '-')}", value]
+    return shlex.join(words)

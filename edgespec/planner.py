@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal, NamedTuple
 
+from edgespec.budget import total
 from edgespec.chances import Chances, Key, position_class
 from edgespec.costs import PassCosts
 from edgespec.errors import MemoryExhausted
 from edgespec.hedges import Hedges
+from edgespec.ladder import Bytes
 from edgespec.manifest import Manifest
 from edgespec.paid import HOPE, MOST_PREPARED, outcomes
 from edgespec.pipeline import Policy, Ratio, best_pipelined, best_serial, serial_rate
@@ -26,7 +28,7 @@ LONGEST = 16
 _LEAST_GAIN = 1.03
 # A drafter is not worth a context shorter than this, where the model has a longer one.
 _LEAST_CONTEXT = 4096
-_SHORTEST_CONTEXT = 256
+SHORTEST_CONTEXT = 256
 _LEVELS = 4  # of a tree of outcomes that grow while the target works
 _TYPICAL_PAST = 256  # tokens held while an answer is written
 
@@ -41,9 +43,13 @@ class Layout(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """needed: bytes that a model takes at a context length. free_bytes: by device."""
+    """What a model takes, and what there is.
 
-    needed: Callable[[Manifest, int], int]
+    needed: bytes by place, of a model at a context length on a device.
+    free_bytes: by place; nothing is known of those that it lacks.
+    """
+
+    needed: Callable[[Manifest, int, str], Bytes]
     free_bytes: Mapping[str, int]
 
 
@@ -54,6 +60,7 @@ class Option:
     draft_length: the most tokens that are verified at a time.
     wait: drafted tokens that the target waits for after a miss.
     context_length: what fits the memory; 0 where not even a short one does, or the models cannot do it at all.
+    memory_bytes: of all its models at that context; at the shortest that was weighed where none fits.
     reason: in words, why it was chosen or refused.
     """
 
@@ -65,17 +72,31 @@ class Option:
     wait: int = 0
     tokens_per_second: float
     context_length: int
+    memory_bytes: int = 0
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """drafters: in the order in which they are heard; what drafts from the text costs nothing and comes last."""
+    """What is to be done.
+
+    drafters: in the order in which they are heard; what drafts from the text costs nothing and comes last.
+    downgrades: what is given up for want of memory, in words.
+    """
 
     chosen: Option
     refused: tuple[Option, ...]
     drafters: tuple[str, ...]
+    downgrades: tuple[str, ...]
     plain_tokens_per_second: float
+
+
+class _Fit(NamedTuple):
+    """The longest context for which there is memory, 0 if none; what that takes; what a longer one lacks."""
+
+    context_length: int
+    memory_bytes: int
+    shortage: str
 
 
 class _Case(NamedTuple):
@@ -84,8 +105,7 @@ class _Case(NamedTuple):
     layout: Layout
     step_s: float
     ratio: Ratio
-    context_length: int
-    shortage: str
+    fit: _Fit
     no_branches: str  # why the drafter cannot run several in a pass, if it cannot
 
     @property
@@ -129,7 +149,7 @@ def make_plan(
             found += [(case, option) for option in _drafted(case, chances_of(past, layout.drafter))]
     possible = [option for _, option in found if option.context_length]
     if not possible:
-        raise MemoryExhausted(f"{target.name} does not fit: {found[0][0].shortage}; use a smaller model")
+        raise MemoryExhausted(f"{target.name} does not fit: {found[0][0].fit.shortage}; use a smaller model")
     chosen = _best(possible)
     plain = max(option.tokens_per_second for option in possible if option.schedule == "plain")
     others = [
@@ -142,6 +162,7 @@ def make_plan(
         chosen=replace(chosen, reason=_for(chosen, plain)),
         refused=tuple(sorted(_distinct(others), key=lambda option: -option.tokens_per_second)),
         drafters=(*models, *text_drafters),
+        downgrades=tuple(dict.fromkeys(_downgrades(target, chosen, found))),
         plain_tokens_per_second=plain,
     )
 
@@ -173,13 +194,12 @@ def schedule_of(plan: Plan) -> Schedule:
     return "serial" if chosen == "plain" else chosen
 
 
-def schedule_on(
-    layout: Layout, target: Manifest, drafter: Manifest, past: Mapping[Key, tuple[float, float]]
-) -> Schedule:
-    """The loop for two models that are bound to their places, and have the memory that they need."""
-    places = (layout.target, layout.drafter_place or layout.target)
-    unbounded = Memory(lambda manifest, context: 0, {place.device: 1 for place in places})
-    return schedule_of(make_plan(target, {drafter.name: drafter}, [layout], past, unbounded))
+def plan_on(
+    layouts: Sequence[Layout], target: Manifest, drafter: Manifest, past: Mapping[Key, tuple[float, float]]
+) -> Plan:
+    """For two models that are bound to some places, and have the memory that they need."""
+    unbounded = Memory(lambda manifest, context, device: {}, {})
+    return make_plan(target, {drafter.name: drafter}, layouts, past, unbounded)
 
 
 def branched(drafter: DrafterProfile) -> float:
@@ -197,7 +217,7 @@ def _case(layout: Layout, target: Manifest, drafter: Manifest | None, memory: Me
         layout,
         step_s,
         lambda num_draft: layout.profile.pass_s(num_draft + 1, _TYPICAL_PAST) / step_s,
-        *_fitting(models, memory),
+        _fitting(models, memory),
         _no_branches(target, drafter) if drafter else "",
     )
 
@@ -210,28 +230,43 @@ def _no_branches(target: Manifest, drafter: Manifest) -> str:
     return ""
 
 
-def _fitting(models: Sequence[tuple[Manifest, str]], memory: Memory) -> tuple[int, str]:
-    """The longest context for which there is memory, by halving, or 0 and what is missing."""
+def _fitting(models: Sequence[tuple[Manifest, str]], memory: Memory) -> _Fit:
+    """The whole context, or else a power of two, as caches grow."""
     longest = models[0][0].context_length
-    context, least = longest, min(longest, _LEAST_CONTEXT if len(models) > 1 else _SHORTEST_CONTEXT)
-    shortage = ""
-    while context >= least:
-        shortage = _shortage(models, memory, context)
-        if not shortage:
-            return context, ""
-        context //= 2
-    return 0, shortage
-
-
-def _shortage(models: Sequence[tuple[Manifest, str]], memory: Memory, context: int) -> str:
-    for device in dict.fromkeys(device for _, device in models):
-        needed = sum(
-            memory.needed(model, min(context, model.context_length)) for model, on in models if on == device
+    least = min(longest, _LEAST_CONTEXT if len(models) > 1 else SHORTEST_CONTEXT)
+    lacked, context = "", longest
+    while True:
+        needed = total(
+            memory.needed(model, min(context, model.context_length), device) for model, device in models
         )
-        free = memory.free_bytes.get(device, 0)
-        if needed > free:
-            return f"{device} has {_gib(free)} free, and a context of {context} tokens needs {_gib(needed)}"
+        memory_bytes = sum(needed.values())
+        lacks = shortage(needed, memory.free_bytes, context)
+        if not lacks:
+            return _Fit(context, memory_bytes, lacked)
+        if context <= least:
+            return _Fit(0, memory_bytes, lacks)
+        lacked, context = lacks, max(least, 1 << ((context - 1).bit_length() - 1))
+
+
+def shortage(needed: Bytes, free_bytes: Mapping[str, int], context: int) -> str:
+    """Which memory a context needs more of than there is; nothing where it fits."""
+    for place, wanted in needed.items():
+        free = free_bytes.get(place, wanted)
+        if wanted > free:
+            return (
+                f"a context of {context} tokens needs {_gib(wanted)} of {place} memory, and {_gib(free)} are free"
+            )
     return ""
+
+
+def _downgrades(target: Manifest, chosen: Option, found: Sequence[tuple[_Case, Option]]) -> Iterator[str]:
+    """What there would be with more memory."""
+    for case, option in found:
+        length, _, lacked = case.fit
+        if not length and option.drafter:
+            yield f"no {option.drafter} beside {target.name}: {lacked}"
+        elif _doing(option) == _doing(chosen) and length < target.context_length:
+            yield f"a context of {length} tokens, not {target.context_length}: {lacked}"
 
 
 def _gib(num_bytes: int) -> str:
@@ -262,7 +297,8 @@ def _option(case: _Case, schedule: AnySchedule, policy: Policy) -> Option:
         draft_length=policy.length,
         wait=policy.wait,
         tokens_per_second=policy.rate / case.step_s,
-        context_length=case.context_length,
+        context_length=case.fit.context_length,
+        memory_bytes=case.fit.memory_bytes,
     )
 
 
@@ -292,7 +328,7 @@ def _for(chosen: Option, plain: float) -> str:
 def _against(case: _Case, option: Option, chosen: Option) -> str:
     """What speaks against an option, the weightiest first."""
     if not option.context_length:
-        return case.shortage or case.no_branches
+        return case.no_branches if case.fit.context_length else case.fit.shortage
     share = option.tokens_per_second / chosen.tokens_per_second
     if share > 1:
         return f"promises only {share - 1:.0%} more and is more involved"

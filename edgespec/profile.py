@@ -15,11 +15,25 @@ _LONGEST_S = 1e5
 LEAST_SPAN = 400
 
 
+class Took(NamedTuple):
+    """Seconds that were spent to learn a profile; none where it was known."""
+
+    opening_s: float = 0.0
+    measuring_s: float = 0.0
+
+    def plus(self, more: "Took") -> "Took":
+        return Took(self.opening_s + more.opening_s, self.measuring_s + more.measuring_s)
+
+
 class Place(NamedTuple):
-    """Where a model runs, and with how many threads of the host."""
+    """Where a model runs, and with how many threads of the host.
+
+    drivers: versions of what drives the device.
+    """
 
     device: str
     num_threads: int
+    drivers: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.device}, {self.num_threads} thread{'s' * (self.num_threads > 1)}"
@@ -27,7 +41,7 @@ class Place(NamedTuple):
 
 def beside(drafter: str, place: Place) -> str:
     """What a profile calls a drafter that runs there."""
-    return f"{drafter} on {place}"
+    return ", ".join([f"{drafter} on {place}", *place.drivers])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,20 +96,27 @@ class Profile:
     ) -> "Profile":
         """With what use has shown since: ratios of passes by width, and the steps that a drafter takes.
 
-        Only ratios are kept in use, for the machine's mood changes; they scale all contexts alike.
+        Only ratios are kept in use, for the machine's mood changes; what a longer text adds stays as it was.
         """
-        known = self.costs()
-        used = PassCosts(dict(ratios)) if ratios else known
-        scaled = {
-            past: {width: s * (used.ratio(width) / known.ratio(width)) for width, s in taken.items()}
-            for past, taken in self.passes_s.items()
-        }
-        profile = replace(self, passes_s=scaled)
+        profile = self._with_ratios(PassCosts(dict(ratios))) if ratios else self
         if drafter is None or drafts is None or drafter not in self.drafters:
             return profile
         step_s = self.pass_s(1, 0)
         drafter_now = replace(self.drafters[drafter], step_s=drafts[0] * step_s, row_s=drafts[1] * step_s)
         return replace(profile, drafters={**self.drafters, drafter: drafter_now})
+
+    def _with_ratios(self, used: PassCosts) -> "Profile":
+        near_s, known = self.passes_s[min(self.passes_s)], self.costs()
+
+        def refined_s(width: int, taken_s: float) -> float:
+            more_s = used.ratio(width) * near_s[1] - near_s.get(width, known.of(width))
+            return max(taken_s + more_s, 1e-9)
+
+        passes_s = {
+            past: {width: refined_s(width, s) for width, s in taken_s.items()}
+            for past, taken_s in self.passes_s.items()
+        }
+        return replace(self, passes_s=passes_s)
 
     def draft_costs(self, drafter: str) -> DraftCosts:
         """In steps of the target, behind a short text."""

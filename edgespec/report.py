@@ -6,7 +6,7 @@ without control characters.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,8 @@ from edgespec.report_svg import Bar, Point, Range, grouped_bars, lanes, pass_cos
 
 Document = Mapping[str, Any]
 _LARGEST_BYTES = 1 << 26
+# A mean of fewer passes says little on a machine that others use.
+_FEW = 5
 # What a document of another shape makes of the code below.
 MISSHAPEN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
@@ -154,7 +156,7 @@ def page(document: Document) -> str:
         resources.files("edgespec").joinpath("report.html").read_text(encoding="utf-8")
     )
     # The charts alone are markup: an XML writer escaped what is in them.
-    cards = [{**vars(card), "svg": Markup(card.svg)} for card in _cards(document)]
+    cards = [{**vars(card), "svg": Markup(card.svg)} for card in _filled(_cards(document))]
     return template.render(doc=document, tiles=_tiles(document), cards=cards)
 
 
@@ -182,6 +184,14 @@ def _tiles(document: Document) -> list[Tile]:
             Tile(f"{document['same_answers']} of {document['answers']}", "answers equal to plain decoding's")
         )
     return tiles
+
+
+def _filled(cards: list[Card]) -> list[Card]:
+    """With the last of an odd number of narrow cards as wide as two, so that none stands alone in its row."""
+    narrow = [i for i, card in enumerate(cards) if not card.is_wide]
+    if len(narrow) % 2:
+        cards[narrow[-1]] = replace(cards[narrow[-1]], is_wide=True)
+    return cards
 
 
 def _cards(document: Document) -> list[Card]:
@@ -294,7 +304,7 @@ def _cost_card(passes: Document) -> Card:
     step_s = passes["step_s"]
     whole = sum(each["passes"] for each in passes["widths"].values())
     points = [
-        Point(int(width), each["seconds"] / each["passes"] / step_s, each["passes"] / whole)
+        Point(int(width), each["seconds"] / each["passes"] / step_s, each["passes"] / whole, each["passes"] < _FEW)
         for width, each in passes["widths"].items()
         if each["passes"]
     ]
@@ -313,7 +323,8 @@ def _cost_card(passes: Document) -> Card:
     ]
     return Card(
         title="What a pass takes by its width, and widths chosen",
-        note=f"In passes of one token ({_ms(step_s)}). Line: what the gate reckons with. Dots: measured here. "
+        note=f"In passes of one token ({_ms(step_s)}). Line: what the gate reckons with. Dots: measured here, "
+        f"hollow where fewer than {_FEW} passes were. "
         "Dashed: as dear as single passes. Columns: how often each width was run.",
         svg=pass_costs(
             curve, points, "Cost of a pass by its width in tokens, and how often each width was chosen"
@@ -334,11 +345,11 @@ def _sample_card(sample: Document) -> Card:
     ]
     return Card(
         title="A sample answer, pass by pass",
-        note=f"The answer nearest the median gain ({_times(sample['ratio'])}), of {sample['category']}, from its "
-        "first token on: the same tokens by plain decoding and by speculation. A block is a pass of the target, "
-        "and its figure the tokens that it gave.",
+        note=f"The answer nearest the median gain ({_times(sample['ratio'])}), of {sample['category']}: a "
+        "stretch of typical yield, the same tokens by plain decoding and by speculation. A block is a pass of the "
+        "target, and its figure the tokens that it gave.",
         svg=lanes(sample["plain"], sample["speculative"], "When each lane worked on a sample answer"),
-        legend=[("plain", "a pass, one token"), ("fast", "a pass over a draft"), *_drafts(sample)],
+        legend=[("plain", "a pass, one token"), ("fast", "a pass of speculation"), *_drafts(sample)],
         quotes=[("Prompt", sample["prompt"]), ("Answer", sample["answer"])],
         tables=[
             Table("The intervals of speculation as a table", ["lane", "work", "from ms", "to ms", "tokens"], rows)

@@ -28,10 +28,12 @@ def picture(document: Mapping[str, Any]) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = max(len(document["categories"]), 1)
-    figure = Figure(figsize=(11, 3.4 + 0.42 * rows), dpi=110, layout="constrained")
+    speeds_inches = 0.6 + max(len(document["categories"]), 1) * (
+        0.14 + 0.15 * (2 + len(document.get("peers", ())))
+    )
+    figure = Figure(figsize=(11, 3.2 + speeds_inches), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(2, 2, height_ratios=[0.5 + 0.42 * rows, 2.4])
+    grid = figure.add_gridspec(2, 2, height_ratios=[speeds_inches, 2.6])
     _speeds(figure.add_subplot(grid[0, :]), document)
     _acceptance(figure.add_subplot(grid[1, 0]), document)
     _costs(figure.add_subplot(grid[1, 1]), document)
@@ -73,7 +75,7 @@ def _speeds(axes: "Axes", document: Mapping[str, Any]) -> None:
         axes.bar_label(drawn, texts, padding=3, fontsize=7)
     axes.set_yticks(range(len(names)), [_plain_text(name) for name in names])
     axes.invert_yaxis()
-    axes.margins(x=0.12)
+    axes.margins(x=0.12, y=0.02)
     axes.set_title("Tokens a second by category", loc="left", fontsize=10)
     if names:
         axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))

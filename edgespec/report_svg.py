@@ -5,14 +5,18 @@ colours come from the page, by class. Text is escaped by the XML writer.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, SubElement, tostring
+
+Intervals = Sequence[Mapping[str, Any]]
 
 _BAR, _GAP, _ROW = 14, 4, 20
 _LABEL_CHARACTERS = 36
 _MOST_POSITIONS = 12
 _MOST_LANE_PASSES = 14
+# Columns of less are not told in figures.
+_TOLD_SHARE = 0.1
 # Bars end here, so that their figure has room beside them.
 _LONGEST = 76.0
 
@@ -37,11 +41,12 @@ class Range(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Passes of a width: seconds in steps, and their share of all passes."""
+    """Passes of a width: seconds in steps, their share of all passes, and whether they are too few to trust."""
 
     width: int
     cost: float
     share: float
+    is_few: bool = False
 
 
 def grouped_bars(groups: Mapping[str, Sequence[Bar]], title: str) -> str:
@@ -119,7 +124,7 @@ def pass_costs(curve: Sequence[tuple[int, float]], points: Sequence[Point], titl
         points: What passes took and how often each width was chosen.
     """
     plot, bars, top = 170, 60, 12
-    chart = _chart(top + plot + bars + 40, title)
+    chart = _chart(top + plot + bars + 56, title)
     widest = max([2, *(width for width, _ in curve), *(point.width for point in points)])
     dearest = max([2.0, *(cost for _, cost in curve), *(point.cost for point in points)]) * 1.05
 
@@ -136,7 +141,7 @@ def pass_costs(curve: Sequence[tuple[int, float]], points: Sequence[Point], titl
     _line(chart, across(1), down(1), across(end), down(end), "even")
     for (width, cost), (next_width, next_cost) in pairwise(curve):
         _line(chart, across(width), down(cost), across(next_width), down(next_cost), "curve")
-    base = top + plot + 12 + bars
+    base = top + plot + 28 + bars
     column = min(7.0, 70 / widest)
     most = max((point.share for point in points), default=1.0) or 1.0
     for point in points:
@@ -144,25 +149,28 @@ def pass_costs(curve: Sequence[tuple[int, float]], points: Sequence[Point], titl
         x = across(point.width)
         hint = f"{point.width} tokens: {point.cost:.2f} steps, {point.share:.0%} of passes"
         _rect(chart, x - column / 2, base - height, column, height, "bar fast", hint)
+        style = "dot few" if point.is_few else "dot"
         dot = SubElement(
-            chart, "circle", {"cx": _percent(x), "cy": f"{down(point.cost):.1f}", "r": "4", "class": "dot"}
+            chart, "circle", {"cx": _percent(x), "cy": f"{down(point.cost):.1f}", "r": "4", "class": style}
         )
         SubElement(dot, "title").text = hint
+        if point.share >= _TOLD_SHARE:
+            _text(chart, f"{point.share:.0%}", _percent(x), base - height - 4, "figure", anchor="middle")
     _line(chart, 0, base, 100, base, "axis")
     for width in _whole_ticks(widest):
         _text(chart, str(width), _percent(across(width)), base + 16, "tick", anchor="middle")
     return _written(chart)
 
 
-def lanes(plain: Sequence[Mapping[str, Any]], fast: Sequence[Mapping[str, Any]], title: str) -> str:
+def lanes(plain: Intervals, fast: Intervals, title: str) -> str:
     """When each lane worked on the same tokens: plain decoding above, speculation below, to one time scale.
 
     Each block of a target lane is a pass and holds the number of tokens that it gave.
     """
-    shown, num_tokens = _window(plain, fast)
-    rows: list[tuple[str, str, list[Mapping[str, Any]]]] = [("plain decoding", "plain", shown[0])]
-    for lane in dict.fromkeys(["target", *(each["lane"] for each in shown[1])]):
-        mine = [each for each in shown[1] if each["lane"] == lane]
+    slow, shown, num_tokens = _window(plain, fast)
+    rows: list[tuple[str, str, Intervals]] = [("plain decoding", "plain", slow)]
+    for lane in dict.fromkeys(["target", *(each["lane"] for each in shown)]):
+        mine = [each for each in shown if each["lane"] == lane]
         rows.append((f"speculation: {lane}", "fast" if lane == "target" else "draft", mine))
     until = max([1e-9, *(each["end_s"] for _, _, row in rows for each in row)])
     chart = _chart(len(rows) * 56 + 26, title)
@@ -184,21 +192,41 @@ def lanes(plain: Sequence[Mapping[str, Any]], fast: Sequence[Mapping[str, Any]],
     return _written(chart)
 
 
-def _window(
-    plain: Sequence[Mapping[str, Any]], fast: Sequence[Mapping[str, Any]]
-) -> tuple[tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]], int]:
-    """The beginning of both: a few passes of speculation, and as many tokens of plain decoding."""
+def _window(plain: Intervals, fast: Intervals) -> tuple[Intervals, Intervals, int]:
+    """A few passes of speculation that yield about what all of them do, and as many tokens of plain decoding.
+
+    Times begin anew at 0.
+    """
     passes = [each for each in fast if each["lane"] == "target"]
-    passes = passes[:_MOST_LANE_PASSES]
-    num_tokens = sum(each["num_tokens"] for each in passes)
-    slow, given = list[Mapping[str, Any]](), 0
-    for each in plain:
-        if given >= num_tokens:
-            break
-        slow.append(each)
-        given += each["num_tokens"]
-    until = passes[-1]["end_s"] if passes else 0.0
-    return (slow, [each for each in fast if each["start_s"] < until]), num_tokens
+    given = [0, *accumulate(int(each["num_tokens"]) for each in passes)]
+    length = min(_MOST_LANE_PASSES, len(passes))
+    mean = given[-1] / max(len(passes), 1)
+
+    def strange(first: int) -> float:
+        return abs((given[first + length] - given[first]) / max(length, 1) - mean)
+
+    first = min(range(len(passes) - length + 1), key=strange)
+    before, num_tokens = given[first], given[first + length] - given[first]
+    reached = [0, *accumulate(each["num_tokens"] for each in plain)]
+    slow = [each for each, count in zip(plain, reached, strict=False) if before <= count < before + num_tokens]
+    if not passes:
+        return _from_zero(slow, 0.0), [], 0
+    since = passes[first - 1]["end_s"] if first else 0.0
+    until = passes[first + length - 1]["end_s"]
+    mine = [each for each in fast if since < each["end_s"] and each["start_s"] < until]
+    return _from_zero(slow, _since(plain, slow)), _from_zero(mine, since), num_tokens
+
+
+def _since(plain: Intervals, shown: Intervals) -> float:
+    """When the pass before those that are shown ended."""
+    return max((each["end_s"] for each in plain if shown and each["end_s"] <= shown[0]["start_s"]), default=0.0)
+
+
+def _from_zero(intervals: Intervals, since: float) -> Intervals:
+    return [
+        {**each, "start_s": max(0.0, each["start_s"] - since), "end_s": each["end_s"] - since}
+        for each in intervals
+    ]
 
 
 def _chart(height: float, title: str) -> Element:

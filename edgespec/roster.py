@@ -5,6 +5,7 @@ it is back, and parks those at fault. It notes each change once. Knows protocols
 as a call.
 """
 
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +21,8 @@ from edgespec.clock import Clock
 from edgespec.errors import MemoryExhausted
 from edgespec.footing import Candidate, Footing, OpenModel, Report
 from edgespec.gate import FixedGate, MeasuredGate
-from edgespec.headroom import Headroom, Room, headroom, return_freed
-from edgespec.ladder import Ladder
+from edgespec.headroom import HOST, Room, Rooms, headroom, return_freed
+from edgespec.ladder import Bytes, Ladder
 from edgespec.opener import Opened, Opener
 from edgespec.parking import GuardedDrafter, in_words
 from edgespec.speculation import Speculation
@@ -60,7 +61,8 @@ class Roster:
     vocab_size: Of the target.
     from_text: Makes those of one answer that draft from the text, of names.
     growth_bytes: What the target takes more for a text, by the longest before it and its own length.
-    headroom: What is free.
+    rooms: What is free, by place.
+    place: Of the target.
     report: Takes a line for each change, between answers.
     opener: Of models that come back while answers are made.
     """
@@ -69,7 +71,8 @@ class Roster:
     vocab_size: int = 0
     from_text: Callable[[frozenset[str]], Sequence[Drafter]] = no_texts
     growth_bytes: Callable[[int, int], int] = lambda num_held, num_tokens: 0
-    headroom: Headroom = headroom
+    rooms: Callable[[], Rooms] = lambda: {HOST: headroom()}
+    place: str = HOST
     report: Report = lambda line: None
     clock: Clock = perf_counter
     opener: Opener = field(default_factory=Opener)
@@ -105,16 +108,24 @@ class Roster:
         """Of the models that are open, by name."""
         return {each.name: seat.model.decoder for each, seat in self._seats.items() if seat.model}
 
-    def start(self, room: Room, target_bytes: int) -> None:
-        """Open what fits beside the target, for which target_bytes of the room are kept.
+    def start(self, rooms: Rooms, target: Bytes, news: Sequence[str] = ()) -> None:
+        """Open what fits beside the target, for whose bytes room is kept.
+
+        Args:
+            news: What was given up for want of memory before.
 
         Raises:
             EdgeSpecError: A drafter cannot be opened, for another reason than want of memory.
         """
         with self._lock:
-            if self._ladder.start(room.free_bytes - target_bytes, RESERVE_BYTES):
-                sizes = f"{self._rung_mib(0)} MiB beside the {target_bytes >> 20} of the target"
-                self._why = f"the first needs {sizes}, and {_free(room)}"
+            for line in news:
+                self._note(line)
+            beside = {at: room.free_bytes - target.get(at, 0) for at, room in rooms.items()}
+            if self._ladder.start(beside, dict.fromkeys(rooms, RESERVE_BYTES)):
+                first = self._ladder.rungs[0].needed
+                at = min(beside, key=lambda at: beside[at] - first.get(at, 0))
+                sizes = f"{first.get(at, 0) + RESERVE_BYTES >> 20} MiB beside the {target.get(at, 0) >> 20}"
+                self._why = f"the first needs {sizes} of the target, and {_free(rooms[at])}"
                 self._stand()
             while not self._all_open():
                 self._fall("a drafter was refused memory")
@@ -154,9 +165,12 @@ class Roster:
                 self._fall("memory was refused")
             elif growth_bytes or now_s - self._looked_s >= _LOOK_S:
                 self._looked_s = now_s
-                room, wanted_bytes = self.headroom(), _WANTED_BYTES + growth_bytes
-                if self._ladder.look(room.free_bytes, wanted_bytes, now_s) != before:
-                    self._why = f"{_free(room)}, and {wanted_bytes >> 20} MiB are to be"
+                rooms = self.rooms()
+                wanted = {at: _WANTED_BYTES + growth_bytes * (at == self.place) for at in rooms}
+                free = {at: room.free_bytes for at, room in rooms.items()}
+                if self._ladder.look(free, wanted, now_s) != before:
+                    at = min(rooms, key=lambda at: free[at] - wanted[at])
+                    self._why = f"{_free(rooms[at])}, and {wanted[at] >> 20} MiB are to be"
             self._follow()
 
     def _expect_growth(self, num_tokens: int) -> None:
@@ -167,15 +181,22 @@ class Roster:
         """
         with self._lock:
             needed_bytes = self.growth_bytes(self._num_held, num_tokens)
-            while needed_bytes > (room := self.headroom()).free_bytes:
+            while (room := self.rooms().get(self.place)) and needed_bytes > room.free_bytes:
                 if not self.relieve():
                     raise MemoryExhausted(
-                        f"{num_tokens} tokens need {needed_bytes >> 20} MiB more of KV cache, and {_free(room)}; "
-                        "use a shorter prompt or answer or a smaller model, or raise the limit",
+                        f"{num_tokens} tokens need {needed_bytes >> 20} MiB more of KV cache, and {_free(room)}: "
+                        f"{self._num_fitting(num_tokens, room.free_bytes)} tokens fit; use a shorter prompt or "
+                        "answer or a smaller model, or raise the limit",
                         needed_bytes=needed_bytes,
                         free_bytes=room.free_bytes,
                     )
             self._num_held = max(self._num_held, num_tokens)
+
+    def _num_fitting(self, num_tokens: int, free_bytes: int) -> int:
+        """The longest text below one of num_tokens that the target's cache has room for, or can have."""
+        return (
+            bisect_right(range(num_tokens), free_bytes, key=lambda num: self.growth_bytes(self._num_held, num)) - 1
+        )
 
     def relieve(self) -> bool:
         """Free memory for a pass of the target that was refused it; whether there was any to free."""
@@ -360,9 +381,6 @@ class Roster:
             seat.model = model
             self._reopened.add(candidate.name)
         self.version += 1
-
-    def _rung_mib(self, position: int) -> int:
-        return self._ladder.rungs[position].needed_bytes + RESERVE_BYTES >> 20
 
     def _note(self, line: str) -> None:
         self._news.append(line)

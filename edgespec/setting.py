@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from edgespec.profile import Place, beside
-from edgespec.runtimes.devices import Device, find_device, machine_key, physical_cores
+from edgespec.runtimes.devices import Device, drivers_of, find_device, machine_key, physical_cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Setting:
     @property
     def drafter_place(self) -> Place:
         num_threads = self.drafter_threads or self.num_threads or physical_cores()
-        return Place(self.drafter_device.name, num_threads)
+        return Place(self.drafter_device.name, num_threads, drivers_of(self.drafter_device))
 
     def lane(self, drafter: str) -> str:
         """What a profile calls a drafter that runs here, by the name of its manifest."""

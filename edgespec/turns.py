@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from threading import Condition
 from time import monotonic
 
+from edgespec.errors import Cancelled
+
 PATIENCE_S = 1.0
-
-
-class Cancelled(Exception):
-    """An answer was cancelled; whoever makes it ends it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +27,7 @@ class Turn:
     def expect_wanted(self) -> None:
         """Raises Cancelled."""
         if self.is_cancelled:
-            raise Cancelled
+            raise Cancelled("the answer was cancelled")
 
 
 class Turns:

@@ -7,6 +7,7 @@ import importlib
 import importlib.metadata
 import os
 import platform
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,19 +160,23 @@ def machine_key(device: Device, num_threads: int | None, deterministic: bool) ->
         "padded" if deterministic else "as they are",
         f"onnxruntime {import_onnxruntime().__version__}",
         processor_name(),
-        *_driver(device),
+        *drivers_of(device),
     )
     return ", ".join(parts)
 
 
-def _driver(device: Device) -> list[str]:
-    """Of an accelerator, where the system tells it."""
+def drivers_of(device: Device) -> tuple[str, ...]:
+    """Versions of what drives an accelerator, where the system or the wheel of its plugin tells them."""
     if device.name == "cpu":
-        return []
-    try:
-        return [_NVIDIA_DRIVER.read_text(encoding="utf-8", errors="replace").splitlines()[0].strip()]
-    except (OSError, IndexError):
-        return []
+        return ()
+    found = []
+    for plugin in PLUGINS:
+        if plugin.name == device.name:
+            with suppress(importlib.metadata.PackageNotFoundError):
+                found.append(f"{plugin.package} {importlib.metadata.version(plugin.package)}")
+    with suppress(OSError, IndexError):
+        found.append(_NVIDIA_DRIVER.read_text(encoding="utf-8", errors="replace").splitlines()[0].strip())
+    return tuple(found)
 
 
 def processor_name() -> str:

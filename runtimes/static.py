@@ -111,12 +111,12 @@ class StaticDecoder:
 
     def _logits(self, tokens: TokenIds, num_last: int) -> Logits:
         start, first = reusable_prefix(self._held, tokens, num_last), len(tokens) - num_last
-        self._num_fed += len(tokens) - start
         rows = np.empty((num_last, self.vocab_size), np.float32)
         while start < len(tokens):
             width = max(width for width in self._sessions if width <= len(tokens) - start)
             self._held = tokens[:start]
             found = self._pass(tokens[start : start + width], start)
+            self._num_fed += width
             start += width
             wanted = min(width, max(0, start - first))
             rows[start - wanted - first : start - first] = found[width - wanted :]

@@ -18,7 +18,12 @@ import tiny
 from edgespec import Chunk, Engine, SamplingParams
 from edgespec.drafters import ModelDrafter
 from edgespec.errors import EdgeSpecError, MemoryExhausted
+from edgespec.footing import Candidate, OpenModel, footings
+from edgespec.headroom import HOST, Room
+from edgespec.lane_drafter import LaneDrafter
+from edgespec.lanes import ThreadLane
 from edgespec.manifest import read_manifest
+from edgespec.roster import Roster
 from edgespec.runtimes.table import TableDecoder
 from edgespec.speculation import Speculation
 from edgespec.template_process import TemplateProcess
@@ -72,13 +77,15 @@ EngineOf = Callable[..., Engine]
 def engine_of(tiny_model: Path) -> EngineOf:
     """An engine of a decoder, and of a drafter that agrees with it often."""
     near = TableDecoder(tiny.VOCAB, seed=4, near=TableDecoder(tiny.VOCAB, seed=3))
-    return lambda decoder: Engine(
+    drafting = Speculation(lambda: [ModelDrafter(near, tiny.VOCAB, "near")], draft_length=3)
+    return lambda decoder, speculation=drafting, roster=None: Engine(
         manifest=read_manifest(tiny_model),
         tokenizer=Tokenizer(tiny_model / "tokenizer.json"),
         template=None,
         renderer=TemplateProcess(),
         decoders=[decoder],
-        speculation=Speculation(lambda: [ModelDrafter(near, tiny.VOCAB, "near")], draft_length=3),
+        speculation=speculation,
+        roster=roster,
     )
 
 
@@ -192,6 +199,27 @@ def test_a_signal_ends_an_answer_for_which_the_main_thread_waits(
     assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ([] if raises else ["cancelled"])
     assert list(stream) == []
     assert engine.generate(PROMPT, sampling=HOT, max_tokens=20).token_ids == whole
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_cancelling_ends_a_draft_for_which_the_target_waits(
+    engine_of: EngineOf, whole: tuple[int, ...], ahead: bool
+) -> None:
+    stuck, lane = StuckDecoder(0), ThreadLane("drafter")
+    drafter = LaneDrafter(ModelDrafter(stuck, tiny.VOCAB, "near"), lane, ahead)
+    candidate = Candidate("near", {}, lambda cancel, report: OpenModel(drafter, stuck, lane))
+    roster = Roster(footings([[candidate]], frozenset(), frozenset(), len), tiny.VOCAB)
+    roster.start({HOST: Room(1 << 40, "a test")}, {})
+    engine = engine_of(StuckDecoder(), Speculation(roster.drafters, draft_length=3), roster)
+    stream = engine.stream(PROMPT, sampling=HOT, max_tokens=20)
+    when_stuck(stuck, stream.cancel)
+    started = monotonic()
+    assert [chunk.finish_reason for chunk in stream] == ["cancelled"]
+    assert monotonic() - started < SOON_S
+    again = engine.generate(PROMPT, sampling=HOT, max_tokens=20)
+    assert again.token_ids == whole
+    assert again.stats.downgrades == (), "the drafter is at no fault"
+    assert again.stats.num_accepted > 0
 
 
 def test_a_stream_that_nobody_holds_is_closed(engine_of: EngineOf) -> None:

@@ -67,6 +67,8 @@ def test_folder_without_notes_is_refused(
 ) -> None:
     assert run(monkeypatch, str(tmp_path), "What?") == 2
     assert "holds no notes" in capsys.readouterr().err
+    assert run(monkeypatch, str(tmp_path / "nowhere"), "What?") == 2
+    assert "is no folder" in capsys.readouterr().err
 
 
 def test_as_many_notes_as_the_context_has_room_for(tiny_model: Path) -> None:

@@ -2,9 +2,20 @@ from dataclasses import replace
 
 import pytest
 
-from edgespec.budget import RESERVE_BYTES, cache_bytes, expect_room, growth_bytes, need_of, placed, texts_bytes
+from edgespec.budget import (
+    RESERVE_BYTES,
+    cache_bytes,
+    expect_room,
+    expect_rooms,
+    fitting_context,
+    growth_bytes,
+    need_of,
+    placed,
+    texts_bytes,
+    total,
+)
 from edgespec.errors import MemoryExhausted
-from edgespec.headroom import Room
+from edgespec.headroom import HOST, Room
 from edgespec.manifest import KVCache, Manifest, Source
 
 MIB = 1 << 20
@@ -85,9 +96,41 @@ def test_a_shorter_context_needs_less() -> None:
 
 def test_a_device_of_its_own_leaves_the_host_little() -> None:
     need = need_of(MANIFEST, 1000 * MIB)
-    assert placed(need, ROOM, is_on_host=True) == (need.within(ROOM), 0)
-    host_bytes, device_bytes = placed(need, ROOM, is_on_host=False)
-    assert host_bytes < 100 * MIB < 1000 * MIB < device_bytes
+    assert placed(need, HOST, {HOST: ROOM}) == {HOST: need.within(ROOM)}
+    found = placed(need, "cuda", {HOST: ROOM})
+    assert found == {HOST: 40 * MIB, "cuda": 1000 * MIB + need.kv_cache_bytes + need.workspace_bytes}
+
+
+def test_a_target_and_its_drafter_take_of_each_place_what_lies_there() -> None:
+    target, drafter = need_of(MANIFEST, 1000 * MIB), need_of(MANIFEST, 100 * MIB)
+    rooms = {HOST: ROOM, "cuda": ROOM}
+    apart = total([placed(target, "cuda", rooms), placed(drafter, HOST, rooms)])
+    assert apart == {HOST: 40 * MIB + drafter.within(ROOM), "cuda": placed(target, "cuda", rooms)["cuda"]}
+    together = total([placed(target, "cuda", rooms), placed(drafter, "cuda", rooms)])
+    assert together["cuda"] - apart["cuda"] == 100 * MIB + drafter.kv_cache_bytes + drafter.workspace_bytes
+    assert together[HOST] == 80 * MIB
+
+
+@pytest.mark.parametrize(
+    ("free_mib", "said"),
+    [
+        ({HOST: 8192, "cuda": 512}, r"MiB of the memory of cuda .*\(weights and session 1000, KV cache 112, "),
+        (
+            {HOST: 100, "cuda": 8192},
+            r"about 136 MiB of memory .*\(weights and session 40, reserve 96\) and 100 MiB",
+        ),
+    ],
+)
+def test_each_place_is_checked_with_what_it_is_to_hold(free_mib: dict[str, int], said: str) -> None:
+    rooms = {place: Room(free * MIB, f"the memory of {place}") for place, free in free_mib.items()}
+    with pytest.raises(MemoryExhausted, match=said):
+        expect_rooms("qwen", need_of(MANIFEST, 1000 * MIB), "cuda", rooms)
+
+
+def test_a_place_of_which_nothing_is_known_is_not_checked() -> None:
+    expect_rooms("qwen", need_of(MANIFEST, 1000 * MIB), "cuda", {HOST: ROOM})
+    with pytest.raises(MemoryExhausted):
+        expect_rooms("qwen", need_of(MANIFEST, 1000 * MIB), "cuda", {HOST: ROOM, "cuda": Room(0, "it")})
 
 
 def test_what_does_not_fit_is_said_with_figures_and_a_way_out() -> None:
@@ -100,6 +143,44 @@ def test_what_does_not_fit_is_said_with_figures_and_a_way_out() -> None:
     assert caught.value.free_bytes == 512 * MIB
     assert caught.value.needed_bytes == need.within(ROOM) + RESERVE_BYTES
     assert caught.value.exit_code == 5
+
+
+def room_for(manifest: Manifest, num_tokens: int, kv_bytes: int) -> Room:
+    limited = replace(manifest, context_length=num_tokens)
+    need = need_of(limited, 1000 * MIB, num_tokens)._replace(kv_cache_bytes=kv_bytes)
+    return Room(need.within(ROOM) + RESERVE_BYTES, "--memory")
+
+
+@pytest.mark.parametrize("num_tokens", [1024, 1280, 4096, 30720, 32768])
+def test_the_context_is_as_long_as_there_is_room_for(num_tokens: int) -> None:
+    room = room_for(MANIFEST, num_tokens, num_tokens * KV.bytes_per_token)
+    assert fitting_context(MANIFEST, 1000 * MIB, HOST, {HOST: room}) == num_tokens
+    less = room._replace(free_bytes=room.free_bytes - 1)
+    shorter = num_tokens - 256 if num_tokens > 1024 else 1024
+    assert fitting_context(MANIFEST, 1000 * MIB, HOST, {HOST: less}) == shorter
+
+
+def test_a_growing_cache_needs_room_for_what_it_held_as_well() -> None:
+    """Twice two buffers: of 4096 positions while it makes those of 8192."""
+    manifest = replace(MANIFEST, kv_cache=replace(KV, form="growing"))
+    room = room_for(manifest, 8192, 2 * (4096 + 8192) * KV.bytes_per_token)
+    assert fitting_context(manifest, 1000 * MIB, HOST, {HOST: room}) == 8192
+    less = room._replace(free_bytes=room.free_bytes - 1)
+    assert fitting_context(manifest, 1000 * MIB, HOST, {HOST: less}) == 7936
+
+
+def test_the_cache_counts_where_the_target_runs() -> None:
+    rooms = {HOST: Room(200 * MIB, "it"), "cuda": room_for(MANIFEST, 4096, 4096 * KV.bytes_per_token)}
+    assert 4096 < fitting_context(MANIFEST, 1000 * MIB, "cuda", rooms) < 32768
+    del rooms["cuda"]
+    assert fitting_context(MANIFEST, 1000 * MIB, "cuda", rooms) == 32768, "of which nothing is known"
+
+
+def test_a_short_or_static_context_is_what_it_is() -> None:
+    nothing = {HOST: Room(0, "it")}
+    assert fitting_context(replace(MANIFEST, context_length=300), 0, HOST, nothing) == 300
+    static = replace(MANIFEST, kv_cache=replace(KV, form="static"))
+    assert fitting_context(static, 0, HOST, nothing) == 32768
 
 
 def test_each_way_to_draft_from_the_text_takes_less_than_the_one_before() -> None:

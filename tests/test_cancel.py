@@ -2,7 +2,8 @@ import threading
 
 import pytest
 
-from edgespec.cancel import Cancel, Cancelled
+from edgespec.cancel import Cancel
+from edgespec.errors import Cancelled
 
 
 def test_what_goes_on_is_ended_and_what_is_over_or_not_begun_is_not() -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,14 @@ def test_flags_come_before_the_environment_and_that_before_the_file(
     said = capsys.readouterr().err
     assert "threads is 2 (EDGESPEC_THREADS)" in said
     assert f"drafter is ngram ({path}:2)" in said
+
+
+def test_color_of_the_file_is_heard_as_no_color(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "")
+    for color, told in (("auto", ""), ("never", "1")):
+        path.write_text(f'color = "{color}"\n')
+        assert main(["models", "list"]) == 0
+        assert os.environ["NO_COLOR"] == told
 
 
 def test_configured_model_stands_where_none_is_named(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,4 +93,7 @@ def test_what_is_measured_on_an_accelerator_is_kept_by_its_driver(
     without = devices.machine_key(cuda, 2, False)
     (tmp_path / "version").write_text("NVRM version: 570.1\nGCC version: 12\n")
     assert devices.machine_key(cuda, 2, False) == f"{without}, NVRM version: 570.1"
+    monkeypatch.setattr(devices.importlib.metadata, "version", lambda package: f"2.7 of {package}")
+    qnn = devices.Device("qnn", "QNNExecutionProvider")
+    assert devices.drivers_of(qnn) == ("onnxruntime-qnn 2.7 of onnxruntime-qnn", "NVRM version: 570.1")
     assert "NVRM" not in devices.machine_key(devices.find_device("cpu"), 2, False)

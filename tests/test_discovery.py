@@ -128,6 +128,41 @@ def test_accelerators_are_read_from_the_bus(tmp_path: Path) -> None:
     assert list(hardware._on_bus(tmp_path / "none")) == []
 
 
+class Nvml:
+    """NVIDIA's management library as the driver of one GPU would fill what it is given."""
+
+    def nvmlInit_v2(self) -> int:
+        return 0
+
+    def nvmlShutdown(self) -> int:
+        return 0
+
+    def nvmlSystemGetDriverVersion(self, text: Any, size: int) -> None:
+        text.value = b"580.65.06"
+
+    def nvmlSystemGetCudaDriverVersion_v2(self, number: Any) -> None:
+        number._obj.value = 13010
+
+    def nvmlDeviceGetCount_v2(self, number: Any) -> None:
+        number._obj.value = 1
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: int, handle: Any) -> None:
+        handle._obj.value = 100 + index
+
+    def nvmlDeviceGetName(self, handle: Any, text: Any, size: int) -> None:
+        text.value = b"GPU %d" % handle.value
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> None:
+        memory._obj.total, memory._obj.free = 24, 20
+
+
+def test_nvidia_tells_driver_cuda_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: Nvml())
+    assert hardware.nvidia() == Nvidia("580.65.06", (13, 1), (NvidiaGpu("GPU 100", 24, 20),))
+    monkeypatch.setattr(Nvml, "nvmlInit_v2", lambda self: 9)
+    assert hardware.nvidia() is None
+
+
 def test_cores_of_two_kinds_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [hardware.num_listed(ranges) for ranges in ("0-3,8", "5", "0-11\n")] == [5, 1, 12]
     monkeypatch.setattr(hardware, "_CPUS", tmp_path)

@@ -27,11 +27,13 @@ PURE = {
     "chat_template",
     "clipboard",
     "clock",
+    "completion",
     "code_lines",
     "conversation",
     "config",
     "costs",
     "cross_vocabulary",
+    "device_memory",
     "disk",
     "drafter_names",
     "drafters",
@@ -69,6 +71,8 @@ PURE = {
     "peers",
     "peers_worker",
     "pipeline",
+    "plan_document",
+    "plan_words",
     "planner",
     "printable",
     "profile",
@@ -111,6 +115,7 @@ JOINTS = {
     "chat_input",
     "chat_words",
     "cli",
+    "completion_command",
     "config_command",
     "devices_command",
     "diagnosis",
@@ -133,6 +138,7 @@ JOINTS = {
     "setting",
     "simulate_command",
     "simulation",
+    "space",
 }
 
 

@@ -1,6 +1,9 @@
 """How the command line reads: errors, help, talk."""
 
 import logging
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -43,6 +46,15 @@ def test_help_of_each_command_fits_the_terminal_and_has_examples(
         assert all(len(line) <= min(columns, 110) for line in told.splitlines() if line.startswith(" "))
 
 
+def test_help_takes_less_than_0_3_s() -> None:
+    """Of the processor, since the clock is that of a machine that others use too."""
+    before = os.times()
+    done = subprocess.run([sys.executable, "-m", "edgespec", "--help"], capture_output=True, text=True, check=True)
+    after = os.times()
+    assert "COMMAND" in done.stdout
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 0.3
+
+
 def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
     texts = []
     for line in (["help", "models", "list"], ["models", "list", "--help"]):
@@ -55,7 +67,7 @@ def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_command_can_be_quiet_or_verbose() -> None:
     for leaf in command_parser().leaves():
-        if leaf.prog != "edgespec help":
+        if leaf.prog not in ("edgespec help", "edgespec completion"):
             assert {"quiet", "verbose", "json"} <= {action.dest for action in leaf._actions}, leaf.prog
 
 

@@ -1,9 +1,11 @@
 import io
 import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +40,11 @@ class Echo:
         return 7
 
 
-def run(model: Path, peer: Echo) -> dict:
+def setup(text_of: Callable[[Sequence[int]], str] = str) -> dict[str, Any]:
+    return {"num_threads": 1, "context_length": 600, "eos": [0], "text_of": text_of}
+
+
+def run(model: Path, peer: Echo) -> dict[str, Any]:
     prompts = [BenchPrompt("a", ("the in the in", "second")), BenchPrompt("b", ("an on an on",))]
     with load(model) as engine:
         tokens = [int(token) for token in engine.encode("an on an on")]
@@ -99,6 +105,7 @@ def test_all_takes_what_is_here_and_names_how_to_get_the_rest(
     chosen, absent = choose(["all"], lambda kind: tmp_path, said.append)
     assert (chosen, absent) == ([Against(there, tmp_path)], [ABSENT])
     assert said == ["not-there is not here; to compare with it: pip install not-there"]
+    assert choose(["all", f"there={tmp_path}"], lambda kind: None, said.append) == (chosen, absent)
 
 
 def test_only_the_very_file_of_the_export_is_taken(tiny_model: Path, tmp_path: Path) -> None:
@@ -110,13 +117,28 @@ def test_only_the_very_file_of_the_export_is_taken(tiny_model: Path, tmp_path: P
 
 def test_worker_says_why_it_cannot_load(tmp_path: Path) -> None:
     with pytest.raises(EdgeSpecError, match="not-there: 'not-there'"):
-        WorkerPeer(Against(ABSENT, tmp_path), "plain", 1, 64, [0])
+        WorkerPeer(Against(ABSENT, tmp_path), "plain", **setup())
+
+
+@pytest.mark.skipif(not KINDS["onnxruntime-genai"].is_installed, reason="of the extra bench")
+def test_onnxruntime_genai_gives_the_text_of_plain_decoding_of_its_folder(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(Path(__file__).parent / "data" / "genai", tmp_path / "genai"))
+    with load(folder, drafter="none") as engine:
+        tokens = [int(token) for token in engine.encode("the in the in")]
+        plain = engine.generate("the in the in", max_tokens=12)
+        peer = WorkerPeer(Against(KINDS["onnxruntime-genai"], folder), "plain", **setup(engine.tokenizer.decode))
+        try:
+            answer = peer.answer(tokens, 12)
+        finally:
+            peer.close()
+    assert answer.text.strip() == plain.text.strip()
+    assert answer.num_decoded == len(plain.token_ids) - 1
 
 
 def test_worker_that_dies_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(EdgeSpecError, match="not-there ended"):
-        WorkerPeer(Against(ABSENT, tmp_path), "plain", 1, 64, [0])
+        WorkerPeer(Against(ABSENT, tmp_path), "plain", **setup())
 
 
 def test_worker_keeps_what_a_runtime_prints_off_its_answers() -> None:
@@ -130,8 +152,8 @@ def test_worker_keeps_what_a_runtime_prints_off_its_answers() -> None:
         "w.RUNTIMES['numpy'] = Noisy\n"
         "w.main()\n"
     )
-    setup = {"runtime": "numpy", "path": "p", "way": "plain", "num_threads": 1, "context_length": 8}
-    lines = [{**setup, "eos_token_ids": [0]}, {"tokens": [1, 2, 3], "max_tokens": 5}]
+    opening = {"runtime": "numpy", "path": "p", "way": "plain", "num_threads": 1, "context_length": 8}
+    lines = [{**opening, "eos_token_ids": [0]}, {"tokens": [1, 2, 3], "max_tokens": 5}]
     done = subprocess.run(
         [sys.executable, "-c", code],
         input="\n".join(map(json.dumps, lines)) + "\n", capture_output=True, text=True, check=True,

@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 from edgespec import load
+from edgespec.costs import PassCosts, measured
 from edgespec.experience import FILE_NAME, read_experience
 from edgespec.manifest import read_manifest
 from edgespec.opening import ModelFolder
-from edgespec.placements import Placements, Took, splits_of
+from edgespec.placements import Placements, splits_of
+from edgespec.profile import Took
+from edgespec.runtimes.devices import import_onnxruntime
 from edgespec.setting import Setting
 
 
@@ -76,3 +79,39 @@ def test_drafter_is_opened_and_measured_with_threads_of_its_own(target: Path, ti
             assert engine.generate("the in the", max_tokens=5).token_ids
     (profile,) = read_experience(target, pytest.fail).profiles.values()
     assert list(profile.drafters) == ["tiny-int4 on cpu, 2 threads", "tiny-int4 on cpu, 1 thread"]
+
+
+def test_use_refines_what_a_plan_rests_on(target: Path, tiny_drafter: Path) -> None:
+    said: list[str] = []
+    known, _ = placements(said, target, tiny_drafter).layouts(measures_anew=False)
+    with load(target, drafter=f"suffix+{tiny_drafter}", num_threads=2) as engine:
+        for _ in range(3):
+            engine.generate("the in the in the in", max_tokens=40)
+    said.clear()
+    (refined, *_), took = placements(said, target, tiny_drafter).layouts(measures_anew=False)
+    assert (said, took) == ([], Took())
+    used = read_experience(target, pytest.fail)
+    (ratios,), (drafts,) = used.ratios.values(), used.drafts.values()
+    assert refined.profile.costs().ratios == pytest.approx(
+        measured({width: PassCosts(dict(ratios)).ratio(width) for width in known[0].profile.costs().ratios}).ratios
+    )
+    costs = refined.profile.draft_costs("tiny-int4 on cpu, 2 threads")
+    assert (costs.step, costs.row) == pytest.approx(drafts["tiny-int4 on cpu, 2 threads"])
+    assert refined.profile != known[0].profile
+
+
+def test_another_version_of_the_runtime_or_of_what_drives_a_device_is_measured_anew(
+    target: Path, tiny_drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    placements(said, target, tiny_drafter).layouts(measures_anew=False)
+    anew = ["measuring passes of several widths", "measuring what drafts take, and both at once"]
+    for change, wanted in (
+        (lambda: None, []),
+        (lambda: monkeypatch.setattr("edgespec.setting.drivers_of", lambda device: ("driver 2",)), anew[1:]),
+        (lambda: monkeypatch.setattr(import_onnxruntime(), "__version__", "0.0"), anew),
+    ):
+        change()
+        said.clear()
+        placements(said, target, tiny_drafter).layouts(measures_anew=False)
+        assert [line.split(":")[0] for line in said] == wanted

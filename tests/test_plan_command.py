@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 import tiny
 
+from edgespec.budget import RESERVE_BYTES, need_of
 from edgespec.cli import main
 from edgespec.experience import FILE_NAME
 from edgespec.export.convert import export_model
+from edgespec.headroom import Room
+from edgespec.manifest import read_manifest
 from edgespec.planner import SCHEDULES
 
 
@@ -34,9 +37,10 @@ def test_plan_of_a_pair_is_one_document(
     assert "measuring" in err
     assert list(document) == [
         "model", "schedule", "target_device", "target_threads", "drafter", "drafter_device", "drafter_threads",
-        "draft_length", "wait", "context_length", "tokens_per_second", "reason", "drafters",
-        "plain_tokens_per_second", "refused", "chances", "measured",
+        "draft_length", "wait", "context_length", "memory_bytes", "tokens_per_second", "reason", "drafters",
+        "downgrades", "command", "plain_tokens_per_second", "refused", "chances", "measured", "took",
     ]  # fmt: skip
+    assert 0 < document["took"]["opening_s"] + document["took"]["measuring_s"] < 10
     done = [document, *document["refused"]]
     assert {(option["schedule"], option["target_threads"]) for option in done} == {
         (schedule, threads) for schedule in SCHEDULES for threads in (1, 2)
@@ -48,6 +52,7 @@ def test_plan_of_a_pair_is_one_document(
     code, again, err = run(capsys, *options, "--json")
     assert (code, err) == (0, "")
     kept = json.loads(again)
+    assert kept["took"] == {"opening_s": 0.0, "measuring_s": 0.0}
     assert [each["passes_s"] for each in kept["measured"]] == [each["passes_s"] for each in document["measured"]]
     assert kept["tokens_per_second"] == pytest.approx(document["tokens_per_second"])
 
@@ -58,8 +63,8 @@ def test_plan_is_told_in_words_and_measured_once(
     lines = [run(capsys, target, "--drafter", tiny_drafter)[1:] for _ in range(2)]
     assert "measuring" in lines[0][1]
     assert lines[1][1] == ""
-    assert "refused:" in lines[1][0]
-    assert "tokens/s" in lines[1][0]
+    for told in ("tiny: ", "expected", "to run it  edgespec chat", "refused", "measured here", "ms a pass"):
+        assert told in lines[1][0]
 
 
 def test_model_without_a_drafter_is_planned_alone(capsys: pytest.CaptureFixture[str], target: Path) -> None:
@@ -102,6 +107,50 @@ def test_plan_names_what_is_asked_to_draft_and_nothing_else(
 ) -> None:
     code, out, _ = run(capsys, target, "--drafter", named, "--json")
     assert (code, json.loads(out)["drafters"]) == (0, heard)
+
+
+def test_command_of_a_plan_does_what_it_says(
+    capsys: pytest.CaptureFixture[str], target: Path, tiny_drafter: Path
+) -> None:
+    document = json.loads(run(capsys, target, "--drafter", f"suffix+{tiny_drafter}", "--threads", 2, "--json")[1])
+    place = document["drafter_threads"]
+    chosen = f"suffix+{tiny_drafter}" if document["drafter"] else "suffix"
+    lane = f" --drafter-threads {place} --schedule {document['schedule']}" if document["drafter"] else ""
+    assert document["command"] == f"edgespec chat {target} --drafter {chosen} --threads 2{lane}"
+    assert main([*document["command"].split()[1:], "--prompt", "the", "--max-tokens", "3"]) == 0
+
+
+def test_want_of_memory_is_told_as_a_downgrade(
+    capsys: pytest.CaptureFixture[str], target: Path, tiny_drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for a context of 512 of 700 tokens, and for no drafter."""
+    manifest, size = read_manifest(target), (target / "model.onnx.data").stat().st_size
+    least = need_of(manifest, size, 512).within(Room(0, "a test"))
+    run(capsys, target, "--drafter", tiny_drafter)
+    monkeypatch.setattr("edgespec.planning.headroom", lambda *limit: Room(least + RESERVE_BYTES, "a test"))
+    code, out, _ = run(capsys, target, "--drafter", tiny_drafter, "--json")
+    document = json.loads(out)
+    assert (code, document["schedule"], document["context_length"]) == (0, "plain", 512)
+    assert document["memory_bytes"] == least
+    assert [line.partition(":")[0] for line in document["downgrades"]] == [
+        "a context of 512 tokens, not 700",
+        "no tiny-int4 beside tiny",
+    ]
+    told = run(capsys, target, "--drafter", tiny_drafter)[1]
+    assert told.count("for want of memory") == 2
+
+
+def test_drafter_for_which_there_is_no_room_is_not_opened_to_be_measured(
+    capsys: pytest.CaptureFixture[str], target: Path, tiny_drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, size = read_manifest(target), (target / "model.onnx.data").stat().st_size
+    room = Room(need_of(manifest, size, 700).within(Room(0, "a test")) + RESERVE_BYTES, "a test")
+    monkeypatch.setattr("edgespec.planning.headroom", lambda *limit: room)
+    code, out, err = run(capsys, target, "--drafter", tiny_drafter, "--json")
+    document = json.loads(out)
+    assert (code, document["schedule"], document["refused"]) == (0, "plain", [])
+    assert "tiny-int4 is not measured beside tiny: a context of 2048 tokens needs" in err
+    assert "both at once" not in err
 
 
 def test_cascade_is_refused_with_what_to_do(capsys: pytest.CaptureFixture[str], target: Path) -> None:

@@ -22,8 +22,8 @@ from edgespec.planner import (
     chances_of,
     is_counted,
     make_plan,
+    plan_on,
     schedule_of,
-    schedule_on,
 )
 from edgespec.profile import DrafterProfile, Place, Profile, beside
 
@@ -49,7 +49,7 @@ def manifest(name: str, context_length: int = 8192) -> Manifest:
 
 
 TARGET, DRAFTER = manifest("target"), replace(manifest("drafter"), tree_graph="model_tree.onnx")
-PLENTY = Memory(lambda model, context: 1000 + context, {"gpu": 10**6, "cpu": 10**6})
+PLENTY = Memory(lambda model, context, device: {device: 1000 + context}, {"gpu": 10**6, "cpu": 10**6})
 
 
 def layout(
@@ -130,7 +130,7 @@ def test_schedule_of_models_in_their_places_is_that_of_the_plan(
     slowed: tuple[float, float], branches: dict[int, float], acceptance: float
 ) -> None:
     where = layout(GPU, CPU, row=0.25, draft=0.3, slowed=slowed, branches=branches)
-    found = schedule_on(where, TARGET, DRAFTER, kept(acceptance))
+    found = schedule_of(plan_on([where], TARGET, DRAFTER, kept(acceptance)))
     assert found == schedule_of(plan(where, acceptance=acceptance))
 
 
@@ -193,17 +193,30 @@ def test_outcomes_that_were_never_prepared_in_time_do_not_pay() -> None:
 
 
 def test_memory_decides_before_speed() -> None:
-    few = Memory(lambda model, context: 1000 + context, {"gpu": 10**6, "cpu": 3000})
+    few = Memory(lambda model, context, device: {device: 1000 + context}, {"gpu": 10**6, "cpu": 3000})
     found = plan(layout(GPU, CPU), memory=few)
     assert found.chosen.schedule == "plain"
-    assert "cpu has 0.00 GiB free" in refused(found, "pipelined", GPU).reason
+    assert "0.00 GiB of cpu memory" in refused(found, "pipelined", GPU).reason
     assert refused(found, "pipelined", GPU).context_length == 0
+    assert found.downgrades == (
+        "no drafter beside target: a context of 4096 tokens needs 0.00 GiB of cpu memory, and 0.00 GiB are free",
+    )
 
 
-def test_context_is_halved_until_it_fits() -> None:
-    for free, context in ((9200, 8192), (9191, 4096), (2100, 1024)):
-        found = plan(layout(GPU, CPU), memory=Memory(PLENTY.needed, {"gpu": free, "cpu": 0}))
-        assert (found.chosen.context_length, found.chosen.schedule) == (context, "plain")
+@pytest.mark.parametrize(
+    ("longest", "free", "context"),
+    [
+        (8192, 9192, 8192), (8192, 9191, 4096), (8192, 2100, 1024), (40960, 41959, 32768), (700, 1699, 512),
+        (300, 1256, 256), (1, 1001, 1),
+    ],
+)  # fmt: skip
+def test_context_is_the_longest_that_fits_as_caches_grow(longest: int, free: int, context: int) -> None:
+    memory = Memory(PLENTY.needed, {"gpu": free, "cpu": 0})
+    where = layout(GPU, CPU)._replace(drafter=None)
+    found = make_plan(replace(TARGET, context_length=longest), {}, [where], {}, memory)
+    assert (found.chosen.context_length, found.chosen.memory_bytes) == (context, 1000 + context)
+    told = [f"{context} tokens, not {longest}: "] if context < longest else []
+    assert [line.split("a context of ")[1] for line in found.downgrades] == told
 
 
 def test_both_on_one_device_share_its_memory() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_nvml import FakeNvml, Gpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,10 +20,11 @@ from edgespec.budget import RESERVE_BYTES
 from edgespec.cancel import Cancel
 from edgespec.chances import Chances
 from edgespec.clock import VirtualClock
+from edgespec.device_memory import Drivers, Places
 from edgespec.drafters import ModelDrafter, NgramDrafter
 from edgespec.errors import MemoryExhausted, VocabularyMismatch
 from edgespec.footing import Candidate, Footing, OpenModel, footings
-from edgespec.headroom import Room
+from edgespec.headroom import HOST, Room, Rooms
 from edgespec.lane_drafter import LaneDrafter
 from edgespec.lanes import ThreadLane
 from edgespec.opener import Opener
@@ -38,6 +40,7 @@ VOCAB = 12
 PROMPT = np.array([1, 2, 3, 1, 2], np.int32)
 MIB = 1 << 20
 PLENTY = 1 << 40
+ROOMY = {HOST: Room(PLENTY, "a test")}
 
 
 def target() -> TableDecoder:
@@ -76,8 +79,8 @@ class Machine:
     executor: Executor = field(default_factory=AtOnce)
     said: list[str] = field(default_factory=list)
 
-    def room(self) -> Room:
-        return Room(self.free_bytes, "a test")
+    def rooms(self) -> Rooms:
+        return {HOST: Room(self.free_bytes, "a test")}
 
     def candidate(self, name: str, needed_mib: int, drafter: Callable[[], Drafter] | None = None) -> Candidate:
         def opened(cancel: Cancel, report: Callable[[str], None]) -> OpenModel:
@@ -91,7 +94,7 @@ class Machine:
             made = drafter() if drafter else ModelDrafter(decoder, VOCAB, name)
             return OpenModel(made, decoder, self)
 
-        return Candidate(name, needed_mib * MIB, opened)
+        return Candidate(name, {HOST: needed_mib * MIB}, opened)
 
     @property
     def alive(self) -> int:
@@ -110,7 +113,7 @@ class Machine:
             ways,
             VOCAB,
             self.texts,
-            headroom=self.room,
+            rooms=self.rooms,
             report=self.said.append,
             clock=self.clock,
             opener=Opener(self.executor),
@@ -149,7 +152,7 @@ def test_from_all_that_was_named_to_plain_decoding() -> None:
 def test_what_fits_is_opened_and_what_does_not_is_said() -> None:
     machine = Machine()
     roster = machine.roster(machine.candidate("big", 900), machine.candidate("small", 100))
-    roster.start(Room(RESERVE_BYTES + 300 * MIB, "a test"), 100 * MIB)
+    roster.start({HOST: Room(RESERVE_BYTES + 300 * MIB, "a test")}, {HOST: 100 * MIB})
     assert machine.opened == ["small"]
     (line,) = machine.said
     assert line.startswith("drafting steps down from suffix+big+small to suffix+small: the first needs 1097 MiB")
@@ -160,20 +163,20 @@ def test_what_fits_is_opened_and_what_does_not_is_said() -> None:
 def test_a_model_that_is_refused_memory_at_loading_is_done_without() -> None:
     machine = Machine(refuses={"big"})
     roster = machine.roster(machine.candidate("big", 900), machine.candidate("small", 100))
-    roster.start(Room(PLENTY, "a test"), 0)
+    roster.start(ROOMY, {})
     assert [drafter.name for drafter in roster.drafters()] == ["suffix", "small"]
 
 
 def test_another_error_at_loading_is_an_error() -> None:
     machine = Machine(errors={"big": VocabularyMismatch("other tokens")})
     with pytest.raises(VocabularyMismatch):
-        machine.roster(machine.candidate("big", 900)).start(Room(PLENTY, "a test"), 0)
+        machine.roster(machine.candidate("big", 900)).start(ROOMY, {})
 
 
 def test_it_steps_down_and_frees_the_model_and_climbs_back_and_opens_it_again() -> None:
     machine = Machine()
     roster = machine.roster(machine.candidate("model", 200))
-    roster.start(Room(PLENTY, "a test"), 0)
+    roster.start(ROOMY, {})
     drafters = roster.drafters()  # a gate holds them
     assert machine.alive == 1
     assert machine.look(roster, 10 * MIB) == ["suffix"]
@@ -200,7 +203,7 @@ def test_it_steps_down_and_frees_the_model_and_climbs_back_and_opens_it_again() 
 def test_what_cannot_be_opened_again_for_want_of_memory_is_tried_ever_more_seldom() -> None:
     machine = Machine()
     roster = machine.roster(machine.candidate("model", 200))
-    roster.start(Room(PLENTY, "a test"), 0)
+    roster.start(ROOMY, {})
     machine.look(roster, 0)
     machine.look(roster, PLENTY)
     roster.take_news()
@@ -220,10 +223,42 @@ def test_what_cannot_be_opened_again_for_want_of_memory_is_tried_ever_more_seldo
     assert len(roster.take_news()) <= 2, "the same is not said again and again"
 
 
+LONG_S = 1200
+# Patience doubles from 2 to 300 s, and from then on there is a climb in as long.
+MOST_CLIMBS = 8 + LONG_S // 300
+
+
+@pytest.mark.parametrize("period_s", [0.2, 5.0, 30.0, 60.0, 250.0])
+def test_memory_that_comes_and_goes_moves_the_drafters_seldom(period_s: float) -> None:
+    """Half of each period there is room for all, and in the other half for nothing."""
+    machine = Machine()
+    roster = machine.roster(machine.candidate("model", 200))
+    roster.start(ROOMY, {})
+    while machine.clock.now < LONG_S:
+        machine.free_bytes = PLENTY if machine.clock.now % period_s < period_s / 2 else 0
+        machine.clock.sleep(0.1)
+        roster.look(10)
+    assert len(machine.opened) <= 1 + min(MOST_CLIMBS, LONG_S / period_s)
+    assert len(roster.take_news()) <= 4 * MOST_CLIMBS
+    assert machine.alive == len(machine.opened) - machine.num_closed
+
+
+def test_memory_that_is_taken_as_soon_as_a_model_is_open_opens_it_ever_more_seldom() -> None:
+    machine = Machine()
+    roster = machine.roster(machine.candidate("model", 200))
+    roster.start(ROOMY, {})
+    while machine.clock.now < LONG_S:
+        machine.free_bytes = 0 if roster.has_models else PLENTY
+        machine.clock.sleep(0.1)
+        roster.look(10)
+    assert 8 <= len(machine.opened) <= 1 + MOST_CLIMBS
+    assert machine.num_closed == len(machine.opened)
+
+
 def test_what_cannot_be_opened_again_for_another_reason_is_parked() -> None:
     machine = Machine()
     roster = machine.roster(machine.candidate("model", 200))
-    roster.start(Room(PLENTY, "a test"), 0)
+    roster.start(ROOMY, {})
     machine.look(roster, 0)
     machine.errors["model"] = OSError("the file is gone")
     for _ in range(30):
@@ -235,7 +270,7 @@ def test_what_cannot_be_opened_again_for_another_reason_is_parked() -> None:
 def test_what_is_closed_opens_nothing_again() -> None:
     machine = Machine()
     roster = machine.roster(machine.candidate("model", 200))
-    roster.start(Room(PLENTY, "a test"), 0)
+    roster.start(ROOMY, {})
     machine.look(roster, 10 * MIB)
     roster.close()
     machine.look(roster, PLENTY)
@@ -246,7 +281,7 @@ def test_what_is_closed_opens_nothing_again() -> None:
 def test_work_at_loading_is_begun_anew_without_the_model_that_it_has_no_room_beside() -> None:
     machine = Machine()
     roster = machine.roster(machine.candidate("model", 200))
-    roster.start(Room(PLENTY, "a test"), 0)
+    roster.start(ROOMY, {})
 
     def measured() -> list[str]:
         if machine.alive:
@@ -265,7 +300,7 @@ def never() -> None:
 def test_at_the_bottom_there_is_nothing_to_free() -> None:
     machine = Machine()
     roster = machine.roster(machine.candidate("model", 200))
-    roster.start(Room(PLENTY, "a test"), 0)
+    roster.start(ROOMY, {})
     assert [roster.relieve() for _ in range(4)] == [True, True, False, False]
     assert roster.drafters() == []
 
@@ -278,7 +313,7 @@ def growing(machine: Machine, roster: Roster) -> None:
 def test_a_cache_that_is_to_grow_is_made_room_for() -> None:
     machine = Machine(free_bytes=140 * MIB)
     roster = machine.roster(machine.candidate("model", 200))
-    roster.start(Room(PLENTY, "a test"), 0)
+    roster.start(ROOMY, {})
     growing(machine, roster)
     roster.look(10)
     assert [drafter.name for drafter in roster.drafters()] == ["suffix"], "148 MiB were to be free"
@@ -291,7 +326,8 @@ def test_a_cache_that_has_no_room_to_grow_is_an_error_before_it_is_asked_for() -
     growing(machine, roster)
     roster.look(20)
     with pytest.raises(
-        MemoryExhausted, match=r"104 tokens need 100 MiB more of KV cache, and 70 MiB are free within a test"
+        MemoryExhausted,
+        match=r"104 tokens need 100 MiB more of KV cache, and 70 MiB are free within a test: 100 tokens fit",
     ):
         roster.look(40)
     machine.free_bytes = 120 * MIB
@@ -351,7 +387,7 @@ def answer(roster: Roster, length: int | None, num_blocks: int = 60, seed: int =
 def test_a_fault_is_parked_for_good_and_the_answer_goes_on(fault: str) -> None:
     machine = Machine()
     roster = machine.roster(machine.candidate("broken", 1, lambda: Broken(FAULTS[fault])), texts=frozenset())
-    roster.start(Room(PLENTY, "a test"), 0)
+    roster.start(ROOMY, {})
     answer(roster, 3)
     assert not machine.alive
     (line,) = roster.take_news()
@@ -379,7 +415,7 @@ def test_a_drafter_that_hangs_is_parked_at_its_deadline() -> None:
     drafter = LaneDrafter(ModelDrafter(decoder, VOCAB, "slow"), ThreadLane("test"), deadline_s=0.05)
     machine = Machine()
     roster = machine.roster(machine.candidate("slow", 1, lambda: drafter), texts=frozenset())
-    roster.start(Room(PLENTY, "a test"), 0)
+    roster.start(ROOMY, {})
     started = perf_counter()
     answer(roster, 3)
     assert perf_counter() - started < 3.0
@@ -413,14 +449,14 @@ def test_a_drafter_of_the_text_at_fault_is_parked_as_well() -> None:
 def test_no_token_is_lost_or_changed_whatever_memory_does(frees: list[int], length: int | None, seed: int) -> None:
     machine = Machine()
     roster = machine.roster(machine.candidate("big", 300), machine.candidate("small", 50))
-    roster.start(Room(PLENTY, "a test"), 0)
+    roster.start(ROOMY, {})
     moments = iter(frees)
 
-    def room() -> Room:
+    def rooms() -> Rooms:
         machine.clock.sleep(1.0)
-        return Room(next(moments, 600) * MIB, "a test")
+        return {HOST: Room(next(moments, 600) * MIB, "a test")}
 
-    roster.headroom = room
+    roster.rooms = rooms
     found = answer(roster, length, num_blocks=len(frees), seed=seed)  # which is compared with plain decoding
     assert len(found) >= len(frees), "each pass gives a token"
 
@@ -461,7 +497,7 @@ def test_a_wide_pass_without_room_is_run_narrow_and_drafting_steps_down() -> Non
 def test_a_plain_pass_without_room_frees_the_model_and_is_run_again() -> None:
     machine = Machine()
     roster = machine.roster(machine.candidate("model", 200), texts=frozenset())
-    roster.start(Room(PLENTY, "a test"), 0)
+    roster.start(ROOMY, {})
 
     class Beside(TableDecoder):
         __slots__ = ()
@@ -482,7 +518,7 @@ def test_a_plain_pass_without_room_frees_the_model_and_is_run_again() -> None:
 def test_a_plain_pass_without_room_is_an_error_where_nothing_can_be_freed() -> None:
     machine = Machine()
     roster = machine.roster(machine.candidate("model", 200))
-    roster.start(Room(PLENTY, "a test"), 0)
+    roster.start(ROOMY, {})
     gate, decoder = roster.gate(Speculation(roster.drafters, 4)), tight(0)
     sampler = GumbelSampler(SamplingParams(), len(PROMPT))
     with pytest.raises(MemoryExhausted, match="no room for a pass"):
@@ -496,7 +532,7 @@ def test_a_plain_pass_without_room_is_an_error_where_nothing_can_be_freed() -> N
 def test_what_was_learned_of_a_model_serves_when_it_is_back() -> None:
     machine = Machine()
     roster = machine.roster(machine.candidate("model", 200), texts=frozenset())
-    roster.start(Room(PLENTY, "a test"), 0)
+    roster.start(ROOMY, {})
     speculation = Speculation(roster.drafters)
     gate = roster.gate(speculation)
     sampler = GumbelSampler(SamplingParams(), len(PROMPT))
@@ -534,13 +570,13 @@ class Slow:
                     cancel.expect_unset()
             return quick.open(cancel, report)
 
-        return Candidate(name, quick.needed_bytes, opened)
+        return Candidate(name, quick.needed, opened)
 
     def roster_that_opens(self) -> Roster:
         """Of which the model was let go, and is being opened again."""
         self.machine.executor = ThreadPoolExecutor(1, "edgespec opening")
         roster = self.machine.roster(self.candidate("model", 200), texts=frozenset())
-        roster.start(Room(PLENTY, "a test"), 0)
+        roster.start(ROOMY, {})
         self.machine.look(roster, 0)
         for after_s in (0.2, 3.0, 3.0, 3.0):
             self.machine.look(roster, PLENTY, after_s)
@@ -624,3 +660,53 @@ def test_a_model_that_fails_in_the_background_is_parked_with_its_reason() -> Non
         "model drafts no more in this session: OSError: the file is gone" in each for each in roster.take_news()
     )
     roster.close()
+
+
+def on_cuda(name: str, needed_mib: int, machine: Machine) -> Candidate:
+    candidate = machine.candidate(name, needed_mib)
+    return Candidate(name, {HOST: 40 * MIB, "cuda": needed_mib * MIB}, candidate.open)
+
+
+def test_a_drafter_on_a_device_is_let_go_when_its_driver_tells_less_and_no_token_changes() -> None:
+    machine, gpu = Machine(), Gpu("NVIDIA H200", 900 * MIB)
+    ways = footings([[on_cuda("model", 300, machine)]], frozenset({"suffix"}), frozenset(), lambda names: MIB)
+    roster = Roster(
+        ways,
+        VOCAB,
+        machine.texts,
+        rooms=Places(["cuda"], lambda: ROOMY[HOST], machine.said.append, Drivers(lambda: FakeNvml([gpu]))),
+        report=machine.said.append,
+        clock=machine.clock,
+        opener=Opener(machine.executor),
+    )
+    roster.start(roster.rooms(), {HOST: 40 * MIB, "cuda": 400 * MIB})
+    assert roster.footing.name == "suffix+model"
+    gate = roster.gate(Speculation(roster.drafters, 3))
+    sampler = GumbelSampler(SamplingParams(temperature=0.8, seed=4), len(PROMPT))
+    blocks, models = list[Block](), list[bool]()
+    for block in islice(serial(PROMPT, target(), sampler, gate, relieve=roster.relieve), 90):
+        blocks.append(block)
+        models.append(roster.has_models)
+        gpu.free = (10 if 30 < len(blocks) < 60 else 900) * MIB  # another program's
+        machine.clock.sleep(0.2)
+    assert [model for i, model in enumerate(models) if not i or model != models[i - 1]] == [True, False, True]
+    assert machine.num_closed == 1
+    found = tokens_of(blocks)
+    assert found == tokens_of(list(islice(serial(PROMPT, target(), sampler, Plain()), len(found))))
+    news = roster.take_news()
+    assert [line.split(":")[0].split()[2] for line in news] == ["down", "up"]
+    assert news[0].endswith("10 MiB are free within the memory of NVIDIA H200, and 48 MiB are to be")
+
+
+def test_a_cache_on_a_device_grows_by_what_that_device_has() -> None:
+    machine, gpu = Machine(free_bytes=0), Gpu("it", 70 * MIB)
+    roster = machine.roster(texts=frozenset())
+    roster.rooms, roster.place = (
+        Places(["cuda"], lambda: ROOMY[HOST], print, Drivers(lambda: FakeNvml([gpu]))),
+        "cuda",
+    )
+    growing(machine, roster)
+    with pytest.raises(MemoryExhausted, match="70 MiB are free within the memory of it"):
+        roster.look(40)
+    gpu.free = 120 * MIB
+    roster.look(40)

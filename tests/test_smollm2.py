@@ -1,7 +1,13 @@
 """The promises, on the real default model."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
 
@@ -139,3 +145,49 @@ def test_a_pass_is_ended_from_another_thread_and_its_cache_serves_on(smollm2: Pa
     again = OnnxDecoder(smollm2, read_manifest(smollm2), find_device("auto"))
     again.logits(text[:40], 2)
     assert np.array_equal(decoder.logits(text, 3), again.logits(text, 3))
+
+
+_INTERRUPTED = """
+import signal
+import sys
+from time import monotonic
+from edgespec import load
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job
+with load(sys.argv[1], drafter="none", deterministic=True) as engine:
+    try:
+        print("reading", flush=True)
+        engine.generate("Tell me of ships, and of the sea. " * 700, max_tokens=1)
+    except KeyboardInterrupt:
+        print(monotonic(), engine.target.num_fed, flush=True)
+    print(engine.generate("Name a colour.", max_tokens=8).token_ids)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no Windows process is sent Ctrl-C alone")
+def test_ctrl_c_ends_the_reading_of_a_long_prompt(smollm2: Path) -> None:
+    with edgespec.load(smollm2, drafter="none", deterministic=True) as engine:
+        wanted = engine.generate("Name a colour.", max_tokens=8).token_ids
+    command = [sys.executable, "-c", _INTERRUPTED, str(smollm2)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "reading\n"
+            time.sleep(1.0)  # of 7 s and more
+            sent = time.monotonic()
+            os.kill(child.pid, signal.SIGINT)
+            ended, num_fed = child.stdout.readline().split()
+            assert float(ended) - sent < 0.3, "3 ms on two cores with ten others at work"
+            assert int(num_fed) < 7000, "the whole prompt was read"
+            assert child.stdout.read() == f"{wanted}\n"
+        finally:
+            child.kill()
+
+
+def test_threads_have_the_text_that_each_would_have_alone(smollm2: Path, smollm2_int8: Path) -> None:
+    prompts = ["Name a colour.", "Count to ten.", "Say hello in French and in German."]
+    with edgespec.load(smollm2, drafter=str(smollm2_int8), draft_length=3, deterministic=True) as engine:
+        alone = [engine.plain().generate(prompt, max_tokens=32).token_ids for prompt in prompts]
+        with ThreadPoolExecutor(3) as pool:
+            asked = [pool.submit(engine.generate, prompt, max_tokens=32) for prompt in prompts]
+            assert [answer.result().token_ids for answer in asked] == alone

@@ -5,7 +5,8 @@ from time import monotonic, sleep
 
 import pytest
 
-from edgespec.turns import Cancelled, Turn, Turns
+from edgespec.errors import Cancelled
+from edgespec.turns import Turn, Turns
 
 
 def taking(turns: Turns, turn: Turn, asker: str, taken: list[str]) -> Thread:

@@ -6,7 +6,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -185,6 +185,17 @@ def test_closing_ends_answers_and_leaves_no_thread(tiny_model: Path) -> None:
     assert raw.recv(1 << 16).startswith(b"HTTP/1.0 200")
     raw.close()
     silent.close()
+
+
+@pytest.mark.parametrize("port", ["99999", "taken"])
+def test_port_that_cannot_be_had_is_told(
+    server: ChatServer, port: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = port.replace("taken", str(server.server_port))
+    monkeypatch.setattr(web_chat, "load", lambda model, report: nullcontext(server.engine))
+    monkeypatch.setattr("sys.argv", ["web_chat.py", "--port", port])
+    assert web_chat.main() == 1
+    assert f"cannot serve at port {port}" in capsys.readouterr().err
 
 
 def test_runs_tell_what_was_drafted(tiny_model: Path) -> None:

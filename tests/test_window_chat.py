@@ -46,7 +46,7 @@ def chatting(folder: Path, decoder: Decoder) -> Iterator[BackgroundChat]:
 def until_over(chat: BackgroundChat) -> tuple[str, Event]:
     """The text of an answer, and how it ended."""
     text = ""
-    while (event := chat.events.get(timeout=30)).kind == "text":
+    while (event := chat.events.get(timeout=30)).kind in ("text", "stage"):
         text += event.text
     return text, event
 
@@ -124,6 +124,17 @@ def test_question_that_does_not_fit_is_told_and_the_next_is_answered(tiny_model:
         assert "do not fit the context" in event.text
         chat.ask("the in")
         assert until_over(chat)[1].kind == "done"
+
+
+def test_what_is_dropped_from_a_long_conversation_is_told(tiny_model: Path) -> None:
+    with chatting(tiny_model, table()) as chat:
+        shown = ""
+        for _ in range(6):
+            chat.ask("the in an " * 40)
+            text, event = until_over(chat)
+            assert event.kind == "done", event
+            shown += text
+    assert "2 earlier messages no longer fit the context" in shown
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,177 @@
+"""What is free of an accelerator's own memory, as its driver tells it.
+
+NVIDIA's through NVML (the package nvidia-ml-py, which needs no CUDA), AMD's from the files of amdgpu. Reads
+figures and decides nothing; was run on the fakes of its tests alone, and on no GPU.
+"""
+
+import importlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from edgespec.errors import UnknownMemory
+from edgespec.headroom import HOST, Headroom, Room, Rooms
+
+SYSFS = Path("/sys/class/drm")
+# An APU's own share of the host's memory is smaller by default, and it takes more of the host's as it needs it.
+_LEAST_OWN_BYTES = 4 << 30
+_NO_PACKAGE = 'nvidia-ml-py is not installed; run: pip install "edgespec[cuda]"'
+
+
+class MemoryInfo(Protocol):
+    """Bytes of a device."""
+
+    total: int
+    free: int
+
+
+class Nvml(Protocol):
+    """What is used of the module pynvml."""
+
+    NVMLError: type[Exception]
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any: ...
+
+    def nvmlDeviceGetName(self, handle: Any) -> str: ...
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> MemoryInfo: ...
+
+
+def import_nvml() -> Nvml:
+    """Raises UnknownMemory: It is not installed."""
+    try:
+        return cast(Nvml, importlib.import_module("pynvml"))
+    except ImportError:
+        raise UnknownMemory(_NO_PACKAGE) from None
+
+
+@dataclass(frozen=True)
+class Drivers:
+    """Where figures are read: a call that gives NVML's module, the files of the kernel, what the user has set."""
+
+    nvml: Callable[[], Nvml] = import_nvml
+    sysfs: Path = SYSFS
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+
+DRIVERS = Drivers()
+
+
+class Places:
+    """Whose memory the arrays of devices lie in, and what is free of each such place.
+
+    kinds: What ONNX Runtime calls the memory of the devices: cpu, cuda, …
+    host: What is free of the host.
+    report: Takes a line for each place whose free memory nobody tells, or tells no more; it is not checked.
+    """
+
+    def __init__(
+        self, kinds: Iterable[str], host: Headroom, report: Callable[[str], None], drivers: Drivers = DRIVERS
+    ) -> None:
+        self._report = report
+        self._places: dict[str, str] = {}
+        self._rooms = {HOST: host}
+        for kind in dict.fromkeys(kinds):
+            with self._unchecked(kind):
+                room = _own_room(kind, drivers)
+                self._places[kind] = kind if room else HOST
+                if room:
+                    self._rooms[kind] = room
+
+    def of(self, kind: str) -> str:
+        """The place of a kind of memory."""
+        return self._places.get(kind, kind)
+
+    def __call__(self) -> Rooms:
+        rooms: dict[str, Room] = {}
+        for place, room in list(self._rooms.items()):
+            with self._unchecked(place):
+                rooms[place] = room()
+        return rooms
+
+    @contextmanager
+    def _unchecked(self, place: str) -> Iterator[None]:
+        try:
+            yield
+        except UnknownMemory as error:
+            self._rooms.pop(place, None)
+            self._report(f"what is free on {place} is not checked: {error}")
+
+
+def _own_room(kind: str, drivers: Drivers) -> Headroom | None:
+    """Of a device with memory of its own; None for what lies in the host's, as far as any driver tells.
+
+    Raises:
+        UnknownMemory: It has memory of its own, and nothing tells what is free of it.
+    """
+    if kind == "cpu":
+        return None
+    if kind == "cuda":
+        return nvidia(drivers.nvml(), drivers.environment.get("CUDA_VISIBLE_DEVICES", ""))
+    rooms = amd(drivers.sysfs)
+    with suppress(UnknownMemory):
+        rooms.append(nvidia(drivers.nvml(), ""))
+    # Which of several it is nobody tells; what does not fit the roomiest fits none.
+    return (lambda: max((room() for room in rooms), key=lambda room: room.free_bytes)) if rooms else None
+
+
+def nvidia(nvml: Nvml, visible: str) -> Headroom:
+    """Of CUDA's first device.
+
+    Args:
+        visible: CUDA_VISIBLE_DEVICES: indices or UUIDs, the first of which is CUDA's first. NVML counts in the
+            order of the bus, as CUDA does among equal GPUs, or with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+
+    Raises:
+        UnknownMemory: There is no driver, or no such device.
+    """
+    first = visible.split(",")[0].strip() or "0"
+    with _told_by(nvml):
+        nvml.nvmlInit()  # once more than it is ended: what it holds ends with the process
+        by_index = nvml.nvmlDeviceGetHandleByIndex
+        device = by_index(int(first)) if first.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(first)
+        bound = f"the memory of {nvml.nvmlDeviceGetName(device)}"
+
+    def room() -> Room:
+        with _told_by(nvml):
+            return Room(int(nvml.nvmlDeviceGetMemoryInfo(device).free), bound)
+
+    room()  # some devices have a name and no figures
+    return room
+
+
+@contextmanager
+def _told_by(nvml: Nvml) -> Iterator[None]:
+    """Raises UnknownMemory: NVML failed."""
+    try:
+        yield
+    except nvml.NVMLError as error:
+        raise UnknownMemory(f"NVIDIA's driver does not tell it ({error})") from None
+
+
+def amd(sysfs: Path) -> list[Headroom]:
+    """Of each GPU of the driver amdgpu that has memory of its own."""
+    rooms = []
+    for path in sorted(sysfs.glob("card*/device/mem_info_vram_total")):
+        with suppress(OSError, ValueError):
+            if int(path.read_text()) >= _LEAST_OWN_BYTES:
+                rooms.append(_amd_room(path.parent))
+    return rooms
+
+
+def _amd_room(device: Path) -> Headroom:
+    def room() -> Room:
+        try:
+            total, used = (int((device / f"mem_info_vram_{each}").read_text()) for each in ("total", "used"))
+        except (OSError, ValueError) as error:
+            raise UnknownMemory(f"{device} does not tell it ({error})") from None
+        return Room(max(0, total - used), f"the memory of {device.parent.name}")
+
+    return room

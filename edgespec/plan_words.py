@@ -1,0 +1,118 @@
+"""The document of a plan, told to a person. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from edgespec.printable import printable
+
+Document = Mapping[str, Any]
+
+_SHOWN_CHANCES = 4
+_SHOWN_WIDTHS = (1, 2, 4, 8, 16, 32)
+_NONE = "-"
+
+
+def in_words(document: Document) -> str:
+    lines = [_what(document), *_table(_summary(document), indent=2)]
+    if document["refused"]:
+        lines += ["", "refused", *_table(_refused(document["refused"]), indent=2)]
+    lines += ["", "measured here", *_table(_passes(document["measured"]), indent=2)]
+    lines += [f"  {line}" for line in (*_readings(document["measured"]), *_drafts(document["measured"]))]
+    lines += [f"  {line}" for line in _kept(document["chances"])]
+    return "\n".join(map(printable, lines))  # names come from files of others
+
+
+def _what(document: Document) -> str:
+    if document["drafter"] is None:
+        return f"{document['model']}: plain decoding" + (
+            " and what the text drafts" if document["drafters"] else ""
+        )
+    length, wait = document["draft_length"], document["wait"]
+    waits = f", after a miss {_count(wait, 'token')} waited for" if document["schedule"] != "serial" else ""
+    return (
+        f"{document['model']}: {document['schedule']} with {document['drafter']}, up to {_count(length, 'token')} "
+        f"a draft{waits}"
+    )
+
+
+def _summary(document: Document) -> Iterator[tuple[str, str]]:
+    yield "where", _where(document)
+    yield "expected", f"{document['tokens_per_second']:.1f} tokens/s: {document['reason']}"
+    yield "drafters", ", ".join(document["drafters"]) or "no drafter"
+    yield "context", f"{document['context_length']} tokens, for which {_gib(document['memory_bytes'])} are needed"
+    for line in document["downgrades"]:
+        yield "for want of memory", line
+    yield "to run it", document["command"]
+
+
+def _refused(options: Sequence[Document]) -> Iterator[tuple[str, ...]]:
+    """The possible ones first."""
+    yield "tokens/s", "schedule", "where", "drafter", "what is against it"
+    for option in sorted(options, key=lambda option: not option["context_length"]):
+        rate = f"{option['tokens_per_second']:.1f}" if option["context_length"] else _NONE
+        yield f"{rate:>8}", option["schedule"], _where(option), option["drafter"] or "", option["reason"]
+
+
+def _passes(layouts: Sequence[Document]) -> Iterator[tuple[str, ...]]:
+    """Milliseconds by width; a target that is in several layouts is told once."""
+    yield ("ms a pass over so many tokens", *(f"{width:>7}" for width in _SHOWN_WIDTHS))
+    for place, layout in _by_place(layouts).items():
+        for held, taken_s in layout["passes_s"].items():
+            cells = (f"{1e3 * taken_s[width]:7.1f}" if width in taken_s else "" for width in _SHOWN_WIDTHS)
+            yield (f"{place}, {held} tokens before", *cells)
+
+
+def _readings(layouts: Sequence[Document]) -> Iterator[str]:
+    for place, layout in _by_place(layouts).items():
+        yield f"reading a prompt on {place}: {1 / layout['prefill_s']:.0f} tokens/s"
+
+
+def _drafts(layouts: Sequence[Document]) -> Iterator[str]:
+    for layout in layouts:
+        for name, drafter in layout["drafters"].items():
+            verify, draft = drafter["slowed"]
+            yield (
+                f"{name}: {1e3 * drafter['step_s']:.1f} ms a token; while the target runs too, on "
+                f"{_threads(layout['target_threads'])}, {draft:.2f} times that, and passes {verify:.2f} times"
+            )
+
+
+def _kept(chances: Mapping[str, Document]) -> Iterator[str]:
+    for name, known in chances.items():
+        shares = ", ".join(f"{chance:.0%}" for chance in known["kept_by_position"][:_SHOWN_CHANCES])
+        rests = "counted here" if known["is_counted"] else "assumed: it has drafted nothing here yet"
+        yield f"{name}: of its 1st, 2nd, … tokens are kept, where those before them were, {shares}, … ({rests})"
+
+
+def _by_place(layouts: Sequence[Document]) -> dict[str, Document]:
+    found: dict[str, Document] = {}
+    for each in layouts:
+        found.setdefault(f"{each['target_device']}, {_threads(each['target_threads'])}", each)
+    return found
+
+
+def _where(option: Document) -> str:
+    target = f"{option['target_device']}, {_threads(option['target_threads'])}"
+    if option["drafter"] is None:
+        return target
+    drafter = f"{option['drafter_device']}, {_threads(option['drafter_threads'])}"
+    return f"{target} each" if drafter == target else f"{target}; drafter {drafter}"
+
+
+def _table(rows: Iterator[tuple[str, ...]], indent: int) -> list[str]:
+    cells = list(rows)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
+    return [(" " * indent + line).rstrip() for line in lines]
+
+
+def _threads(number: int) -> str:
+    return _count(number, "thread")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
