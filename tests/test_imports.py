@@ -32,6 +32,7 @@ PURE = {
     "conversation",
     "config",
     "costs",
+    "crash",
     "cross_vocabulary",
     "device_memory",
     "disk",
@@ -93,6 +94,7 @@ PURE = {
     "stats",
     "stopping",
     "suffix",
+    "supervisor",
     "talk",
     "template_process",
     "timeline",
@@ -104,6 +106,7 @@ PURE = {
     "turns",
     "types",
     "vocab_subset",
+    "worker",
 }
 JOINTS = {
     "__init__",
