@@ -107,13 +107,13 @@ class IntegrityError(EdgeSpecError):
 
 
 class ContextOverflow(EdgeSpecError):
-    """num_tokens were asked of a context of context_length."""
+    """num_tokens were asked of a context of context_length; of a far longer text they were not all counted."""
 
     exit_code = 7
 
-    def __init__(self, num_tokens: int, context_length: int) -> None:
+    def __init__(self, num_tokens: int, context_length: int, *, is_all: bool = True) -> None:
         super().__init__(
-            f"{num_tokens} tokens do not fit the context of {context_length}; "
+            f"{num_tokens}{'' if is_all else ' or more'} tokens do not fit the context of {context_length}; "
             "shorten the prompt or choose a model with a longer context"
         )
         self.num_tokens = num_tokens

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -135,30 +136,34 @@ def load(
     for at, room in rooms.items():
         parts = needed.get(at, 0) // 10**6, at, room.free_bytes // 10**6, room.bound
         _LOG.debug("it takes about %d MB of %s, and %d are free within %s", *parts)
-    renderer = _renderer(target)
-    decoder = _opened(target, setting, shares_cores=bool(chains), has_trees=window is not None)
-    for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
-        models.mark_used(each.folder)
-    kept = _memory(models, target, names) if memory else None
-    cascades = [candidates(chain, drafter_place, rooms) for chain in chains]
-    roster = _roster(target.manifest, names, cascades, window, kept, places, place, report)
-    roster.start(rooms, needed)
-    speculation = roster.relieved(
-        lambda: speculation_of(roster.drafters, length, decoder, roster.decoders, target, setting, report)
-    )
-    if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
-        _LOG.debug("drafts come from: %s", speculation.name)
-    return Engine(
-        manifest=target.manifest,
-        tokenizer=tokenizer_of(*target),
-        template=chat_template_of(target),
-        renderer=renderer,
-        decoders=[decoder],
-        speculation=replace(speculation, accept=_ACCEPTANCES[acceptance]),
-        roster=roster,
-        memory=kept,
-        device_names=(setting.device.name, setting.drafter_device.name),
-    )
+    with ExitStack() as undone:
+        renderer = _renderer(target)
+        undone.callback(renderer.close)
+        decoder = _opened(target, setting, shares_cores=bool(chains), has_trees=window is not None)
+        for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
+            models.mark_used(each.folder)
+        kept = _memory(models, target, names) if memory else None
+        cascades = [candidates(chain, drafter_place, rooms) for chain in chains]
+        roster = _roster(target.manifest, names, cascades, window, kept, places, place, report)
+        roster.start(rooms, needed)
+        speculation = roster.relieved(
+            lambda: speculation_of(roster.drafters, length, decoder, roster.decoders, target, setting, report)
+        )
+        if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
+            _LOG.debug("drafts come from: %s", speculation.name)
+        engine = Engine(
+            manifest=target.manifest,
+            tokenizer=tokenizer_of(*target),
+            template=chat_template_of(target),
+            renderer=renderer,
+            decoders=[decoder],
+            speculation=replace(speculation, accept=_ACCEPTANCES[acceptance]),
+            roster=roster,
+            memory=kept,
+            device_names=(setting.device.name, setting.drafter_device.name),
+        )
+        undone.pop_all()  # from here on it is the engine's
+        return engine
 
 
 _Named = tuple[tuple[ModelFolder, ...], str | None]  # models, and the text drafter of the last
