@@ -8,7 +8,7 @@ from contextlib import closing
 from edgespec.answers import Chunk
 from edgespec.chat_actions import NOTHING, Next, act, resumed
 from edgespec.chat_commands import as_message, is_command
-from edgespec.chat_interrupt import stopped_by_ctrl_c, unseen_keys
+from edgespec.chat_interrupt import Leave, stopped_by_ctrl_c, unseen_keys
 from edgespec.chat_printer import (
     MarkdownPrinter,
     OriginPrinter,
@@ -19,7 +19,7 @@ from edgespec.chat_printer import (
     is_plain,
 )
 from edgespec.chat_session import Answer, ChatSession, TokenTexts
-from edgespec.chat_status import after_answer, why
+from edgespec.chat_status import after_answer, context_of, why
 from edgespec.conversation import Reply
 from edgespec.errors import ContextOverflow, EdgeSpecError
 from edgespec.talk import say_problem, say_stage
@@ -81,6 +81,8 @@ def converse(session: ChatSession, keeps_history: bool) -> int:
             if following.leaves:
                 return 0
             draft = following.draft
+        except Leave:
+            raise
         except KeyboardInterrupt:
             if is_leaving:
                 raise
@@ -127,17 +129,19 @@ def _answer(session: ChatSession, reply: Reply) -> None:
     """Show an answer as it is made, and what it took."""
     session.say("")
     _tell_dropped(session.say, reply)
-    with closing(reply), stopped_by_ctrl_c(reply.cancel) as was_pressed, unseen_keys():
-        answer = _shown(reply, _printer(session), session)
+    try:
+        with closing(reply), stopped_by_ctrl_c(reply.cancel), unseen_keys():
+            answer = _shown(reply, _printer(session), session)
+    finally:
+        session.save()
     session.keep(answer)
-    num_context = reply.prompt_tokens + sum(len(chunk.token_ids) for chunk in answer.chunks)
     session.say("")
     if answer.last and answer.last.stats:
-        reason = answer.last.finish_reason or ""
-        session.say(after_answer(answer.last.stats, reason, num_context, session.engine.context_length))
-    elif was_pressed():
-        session.say("stopped")
-    if was_pressed() and not reply.text:
+        parts = after_answer(answer.last.stats, answer.last.finish_reason)
+        if is_plain(sys.stderr):  # which has no line below the input
+            parts.append(context_of(session.standing()))
+        session.say(" · ".join(parts))
+    if not reply.text:
         session.say("nothing was answered; /retry asks again, another message takes its place")
 
 

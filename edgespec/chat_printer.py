@@ -3,7 +3,7 @@
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TextIO
 
 from rich.cells import cell_len
@@ -13,12 +13,12 @@ from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from edgespec.line_wrap import LineWrap, joined
 from edgespec.markdown_blocks import MarkdownStream, Piece, Table
 from edgespec.markdown_inline import Span
 from edgespec.printable import printable
 
 _WIDEST = 100  # longer lines are hard to read
-_BOX_NONE = None
 # Of what drafts from the text or the target; models share the rest.
 _ORIGIN_STYLES = {
     "target": "",
@@ -43,7 +43,13 @@ class Printer(Protocol):
 def is_plain(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
     """Whether a stream gets text alone: it is no terminal, or a dumb one, or the user wants no colour."""
     is_dumb = environment.get("TERM", "") in ("dumb", "unknown")
-    return not stream.isatty() or is_dumb or bool(environment.get("NO_COLOR"))
+    is_terminal = stream.isatty() or bool(environment.get("FORCE_COLOR"))
+    return not is_terminal or is_dumb or bool(environment.get("NO_COLOR"))
+
+
+def text_width(console: Console) -> int:
+    """Columns that a line of words may have; in the last one some terminals break the line."""
+    return max(10, min(console.width - 1, _WIDEST))
 
 
 def console_of(stream: TextIO) -> Console:
@@ -75,7 +81,7 @@ class MarkdownPrinter:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._markdown = MarkdownStream(self._width)
+        self._markdown = MarkdownStream(lambda: text_width(console))
         self._ends_line = True
 
     def push(self, text: str) -> None:
@@ -86,13 +92,10 @@ class MarkdownPrinter:
         if not self._ends_line:
             self._show([Span("\n")])
 
-    def _width(self) -> int:
-        return max(10, min(self._console.width - 1, _WIDEST))
-
     def _show(self, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
             if isinstance(piece, Table):
-                self._console.print(_as_rich(piece), soft_wrap=False, width=self._width())
+                self._console.print(_as_rich(piece), soft_wrap=False, width=text_width(self._console))
                 self._ends_line = True
             else:
                 show(self._console, [piece])
@@ -105,25 +108,28 @@ class OriginPrinter:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._counts: Counter[str] = Counter()
-        self._ends_line = True
+        self._wrap = LineWrap(lambda: text_width(console))
 
     def push_tokens(self, pieces: Sequence[tuple[str, str]]) -> None:
         """Texts of tokens, each with its origin."""
-        for text, origin in pieces:
-            self._counts[origin] += 1
-            if text:
-                self._ends_line = text.endswith("\n")
-        show(self._console, [Span(text, origin_style(origin)) for text, origin in pieces])
+        self._counts.update(origin for _, origin in pieces)
+        self._push([Span(text, origin_style(origin)) for text, origin in pieces])
 
     def push(self, text: str) -> None:
         """Of nobody in particular."""
-        show(self._console, [Span(text)])
-        self._ends_line = text.endswith("\n") if text else self._ends_line
+        self._push([Span(text)])
+
+    def _push(self, spans: Sequence[Span]) -> None:
+        for span in spans:
+            first, *others = printable(span.text).split("\n")
+            out = self._wrap.push([Span(first, span.style)])
+            for line in others:
+                out += [*self._wrap.flush(), Span("\n"), *self._wrap.begin(Span(""), Span(""))]
+                out += self._wrap.push([Span(line, span.style)])
+            show(self._console, out)
 
     def end(self) -> None:
-        if not self._ends_line:
-            show(self._console, [Span("\n")])
-        show(self._console, [*legend(self._counts), Span("\n")])
+        show(self._console, [*self._wrap.flush(), Span("\n"), *legend(self._counts), Span("\n")])
 
 
 def origin_style(origin: str) -> str:
@@ -181,14 +187,26 @@ class Aside:
 
             say(line)
         else:
-            show(console_of(stream), [Span(line + "\n", "dim")])
+            console = console_of(stream)
+            show(console, [*_wrapped(line, lambda: max(10, console.width - 1)), Span("\n")])
+
+
+def _wrapped(text: str, width: Callable[[], int]) -> list[Span]:
+    """Dim lines, broken between words."""
+    wrap = LineWrap(width)
+    out: list[Span] = []
+    for i, line in enumerate(text.split("\n")):
+        indent = Span(" " * (len(line) - len(line.lstrip()) + 2))
+        out += [*([Span("\n")] if i else []), *wrap.begin(Span(""), indent)]
+        out += [*wrap.push([Span(line, "dim")]), *wrap.flush()]
+    return joined(out)
 
 
 class Waiting:
     """A mark where the answer will begin, until it does; only on a terminal that can take it away again."""
 
     def __init__(self, console: Console | None, words: str = "…") -> None:
-        self._console, self._words = console, words
+        self._console, self._words = console if console and console.file.isatty() else None, words
         self._is_shown = False
 
     def begin(self) -> None:

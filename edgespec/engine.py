@@ -74,6 +74,7 @@ class Engine:
         speculation: Speculation,
         roster: Roster | None = None,
         memory: Memory | None = None,
+        context_length: int | None = None,
         device_names: tuple[str, ...] = ("cpu", "cpu"),
         turns: Turns | None = None,
     ) -> None:
@@ -85,6 +86,7 @@ class Engine:
         self._speculation = speculation
         self._roster = roster or Roster()
         self._memory = memory
+        self._context_length = context_length or manifest.context_length
         self.device_names = device_names  # of target and drafter
         self._turns = turns or Turns()
         self._owner = Owner()
@@ -118,16 +120,19 @@ class Engine:
             renderer=self._renderer,
             decoders=self._decoders[:1],
             speculation=Speculation(),
+            context_length=self.context_length,
             device_names=self.device_names,
             turns=self._turns,
         )
 
     @property
     def context_length(self) -> int:
-        return self.manifest.context_length
+        """Tokens that a prompt and its answer may have together: the model's own, or what there was memory for."""
+        return self._context_length
 
     @property
     def speculation(self) -> Speculation:
+        """Who drafts, and what is known of that."""
         return self._speculation
 
     @property
@@ -151,6 +156,9 @@ class Engine:
         stop: str | Sequence[str] | None = None,
     ) -> AnswerStream:
         """An answer as it is made, a chunk per pass of the target.
+
+            for chunk in engine.stream("Why is the sky blue?", max_tokens=60):
+                print(chunk.text, end="", flush=True)
 
         Args:
             prompt: What the user says, or a conversation that ends with it, as messages or as dicts with
@@ -180,6 +188,12 @@ class Engine:
         """The same for asyncio; arguments as in stream, and errors too, but with the first chunk.
 
         Other tasks run while the target works. Cancelling the task that reads cancels the answer.
+
+            async def answer(question: str) -> None:
+                async for chunk in engine.astream(question, max_tokens=60):
+                    print(chunk.text, end="", flush=True)
+
+            asyncio.run(answer("Why is the sky blue?"))
         """
         return chunks_of(
             lambda: self.stream(prompt, system=system, sampling=sampling, max_tokens=max_tokens, stop=stop)
@@ -259,7 +273,7 @@ class Engine:
         if len(text) > _LONG * self.context_length:
             num_tokens = self.tokenizer.least_tokens(text, self.context_length)
             if num_tokens > self.context_length:
-                raise ContextOverflow(num_tokens, self.context_length, is_all=False)
+                raise ContextOverflow(num_tokens, self.context_length, self.manifest.context_length, is_all=False)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """The ids of a text's tokens; what looks like a special token is text too.
@@ -297,7 +311,7 @@ class Engine:
         if not len(prompt):
             raise UsageError("the prompt is empty; give at least one token")
         if len(prompt) > self.context_length:
-            raise ContextOverflow(len(prompt), self.context_length)
+            raise ContextOverflow(len(prompt), self.context_length, self.manifest.context_length)
         if (last := int(prompt.max())) >= self.manifest.vocab_size:
             raise ManifestError(
                 f"the tokenizer of {self.manifest.name} gives the token {last}, and the model has "

@@ -10,8 +10,7 @@ from types import NoneType
 from typing import cast, get_args
 
 from edgespec.acceptance import equality
-from edgespec.budget import expect_rooms, growth_bytes, need_of, placed, texts_bytes
-from edgespec.device_memory import Places
+from edgespec.budget import growth_bytes, texts_bytes
 from edgespec.drafter_names import SELF, TEXT, Cascade, DrafterNames, parse
 from edgespec.drafting import (
     Asked,
@@ -25,11 +24,10 @@ from edgespec.drafting import (
 )
 from edgespec.engine import Engine
 from edgespec.errors import ModelError, UsageError
-from edgespec.footing import Candidate, footings
-from edgespec.headroom import Rooms, headroom, parse_bytes
+from edgespec.footing import Report, footings
+from edgespec.headroom import headroom, parse_bytes
 from edgespec.home import ModelHome, default_home
 from edgespec.lookahead import Window
-from edgespec.manifest import Manifest
 from edgespec.memory import Memory, MemoryDrafter
 from edgespec.opening import (
     ModelFolder,
@@ -38,13 +36,13 @@ from edgespec.opening import (
     read_any_manifest,
     self_drafter,
     tokenizer_of,
-    weights_bytes,
 )
 from edgespec.pair import DRAFTER, TARGET, part_of_pair, read_pair
 from edgespec.rejection import rejection
 from edgespec.roster import Roster
 from edgespec.runtimes.devices import THREADS_A_CORE, most_threads
 from edgespec.setting import Setting
+from edgespec.space import Space, space_for
 from edgespec.template_process import TemplateProcess
 from edgespec.types import Decoder
 
@@ -72,6 +70,9 @@ def load(
     report: Callable[[str], None] = lambda line: None,
 ) -> Engine:
     """Load a model, preparing it first if need be.
+
+        with load("smollm2-135m", drafter="suffix") as engine:
+            print(engine.generate("Why is the sky blue?", max_tokens=60).text)
 
     Args:
         model: A model folder, a pair folder, a name of the catalogue, a .gguf file, a safetensors folder or a hub
@@ -119,23 +120,17 @@ def load(
     setting = Setting.named(device, drafter_device, num_threads, drafter_threads, deterministic=deterministic)
     free = partial(headroom, None if memory_limit is None else parse_bytes(memory_limit))
     models = ModelHome(Path(home or default_home()), offline, report)
-    target, names = find_models(models, str(model), parse(drafter))
+    stated, names = find_models(models, str(model), parse(drafter))
+    _LOG.debug("%s is %s on %s", model, stated.folder, setting.device.name)
     # Drafts of a fixed length are made the same each time.
     asked = "serial" if schedule == "auto" and length is not None else cast(Asked, schedule)
-    named = _named(models, target, names)
+    named = _named(models, stated, names)
     if asked == "auto" and num_threads is None and drafter_threads is None and len(named) == 1:
-        setting = planned_threads(target, named[0][0][0], setting)
-    chains = _chains(target, named, setting, asked, acceptance)
-    window = window_of(names.simple, length, target, setting)
-    places = Places((setting.device.memory, setting.drafter_device.memory), free, report)
-    place, drafter_place = places.of(setting.device.memory), places.of(setting.drafter_device.memory)
-    rooms, need = places(), need_of(target.manifest, weights_bytes(target))
-    expect_rooms(target.manifest.name, need, place, rooms)
-    _LOG.debug("%s is %s on %s", model, target.folder, setting.device.name)
-    needed = placed(need, place, rooms)
-    for at, room in rooms.items():
-        parts = needed.get(at, 0) // 10**6, at, room.free_bytes // 10**6, room.bound
-        _LOG.debug("it takes about %d MB of %s, and %d are free within %s", *parts)
+        setting = planned_threads(stated, named[0][0][0], setting)
+    chains = _chains(stated, named, setting, asked, acceptance)
+    window = window_of(names.simple, length, stated, setting)
+    space = space_for(stated, setting, free, report)
+    target = space.target
     with ExitStack() as undone:
         renderer = _renderer(target)
         undone.callback(renderer.close)
@@ -143,16 +138,15 @@ def load(
         for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
             models.mark_used(each.folder)
         kept = _memory(models, target, names) if memory else None
-        cascades = [candidates(chain, drafter_place, rooms) for chain in chains]
-        roster = _roster(target.manifest, names, cascades, window, kept, places, place, report)
-        roster.start(rooms, needed)
+        roster = _roster(space, names, chains, window, kept, report)
+        roster.start(space.rooms, space.needed, space.news)
         speculation = roster.relieved(
             lambda: speculation_of(roster.drafters, length, decoder, roster.decoders, target, setting, report)
         )
         if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
             _LOG.debug("drafts come from: %s", speculation.name)
         engine = Engine(
-            manifest=target.manifest,
+            manifest=stated.manifest,
             tokenizer=tokenizer_of(*target),
             template=chat_template_of(target),
             renderer=renderer,
@@ -160,6 +154,7 @@ def load(
             speculation=replace(speculation, accept=_ACCEPTANCES[acceptance]),
             roster=roster,
             memory=kept,
+            context_length=target.manifest.context_length,
             device_names=(setting.device.name, setting.drafter_device.name),
         )
         undone.pop_all()  # from here on it is the engine's
@@ -214,16 +209,16 @@ def _renderer(target: ModelFolder) -> TemplateProcess:
 
 
 def _roster(
-    manifest: Manifest,
+    space: Space,
     names: DrafterNames,
-    cascades: Sequence[Sequence[Candidate]],
+    chains: Sequence[Chain],
     window: Window | None,
     memory: Memory | None,
-    rooms: Callable[[], Rooms],
-    place: str,
-    report: Callable[[str], None],
+    report: Report,
 ) -> Roster:
     """Who may draft for a target, from all that was named to nobody."""
+    manifest = space.target.manifest
+    cascades = [candidates(chain, space.drafter_place, space.rooms) for chain in chains]
     remembering = [MemoryDrafter(memory)] if memory else []
     ahead = {"lookahead"} if window else set()
     texts = names.simple & set(TEXT) | ({"suffix"} if "auto" in names.simple else set())
@@ -240,8 +235,8 @@ def _roster(
             *(each for each in remembering if each.name in texts),
         ],
         lambda held, wanted: growth_bytes(manifest.kv_cache, held, wanted, manifest.context_length),
-        rooms,
-        place,
+        space.places,
+        space.target_place,
         report,
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgespec.cache import reusable_prefix
 from edgespec.cancel import Cancel
-from edgespec.errors import ContextOverflow
+from edgespec.errors import ContextOverflow, MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, physical_cores
 from edgespec.runtimes.passes import Passes, Places
@@ -24,6 +24,8 @@ from edgespec.types import Logits, TokenIds, append
 
 # Long prompts go in chunks, which bounds the workspace; a chunk this wide runs at the full rate.
 _CHUNK_TOKENS = 256
+# A prompt's pass that is refused memory is halved down to this; narrower ones are for the scheduler to give up.
+_LEAST_CHUNK_TOKENS = 16
 _log = logging.getLogger(__name__)
 
 
@@ -160,11 +162,18 @@ class OnnxDecoder:
         num_tokens = len(tokens)
         start = reusable_prefix(self._held, tokens, num_last)
         rows: list[Logits] = []
+        chunk_tokens = self._chunk_tokens
         while start < num_tokens:
-            stop = min(start + self._chunk_tokens, num_tokens)
+            stop = min(start + chunk_tokens, num_tokens)
             self._held = tokens[:start]
             wanted = max(0, stop - max(start, num_tokens - num_last))
-            chunk = self._rows(tokens, start, stop, max(1, wanted))
+            try:
+                chunk = self._rows(tokens, start, stop, max(1, wanted))
+            except (MemoryError, MemoryExhausted):
+                chunk_tokens = (stop - start) // 2
+                if chunk_tokens < _LEAST_CHUNK_TOKENS:
+                    raise
+                continue
             self._num_fed += stop - start
             start = stop
             if wanted == num_last:

@@ -7,6 +7,7 @@ from edgespec.budget import (
     cache_bytes,
     expect_room,
     expect_rooms,
+    fitting_context,
     growth_bytes,
     need_of,
     placed,
@@ -142,6 +143,44 @@ def test_what_does_not_fit_is_said_with_figures_and_a_way_out() -> None:
     assert caught.value.free_bytes == 512 * MIB
     assert caught.value.needed_bytes == need.within(ROOM) + RESERVE_BYTES
     assert caught.value.exit_code == 5
+
+
+def room_for(manifest: Manifest, num_tokens: int, kv_bytes: int) -> Room:
+    limited = replace(manifest, context_length=num_tokens)
+    need = need_of(limited, 1000 * MIB, num_tokens)._replace(kv_cache_bytes=kv_bytes)
+    return Room(need.within(ROOM) + RESERVE_BYTES, "--memory")
+
+
+@pytest.mark.parametrize("num_tokens", [1024, 1280, 4096, 30720, 32768])
+def test_the_context_is_as_long_as_there_is_room_for(num_tokens: int) -> None:
+    room = room_for(MANIFEST, num_tokens, num_tokens * KV.bytes_per_token)
+    assert fitting_context(MANIFEST, 1000 * MIB, HOST, {HOST: room}) == num_tokens
+    less = room._replace(free_bytes=room.free_bytes - 1)
+    shorter = num_tokens - 256 if num_tokens > 1024 else 1024
+    assert fitting_context(MANIFEST, 1000 * MIB, HOST, {HOST: less}) == shorter
+
+
+def test_a_growing_cache_needs_room_for_what_it_held_as_well() -> None:
+    """Twice two buffers: of 4096 positions while it makes those of 8192."""
+    manifest = replace(MANIFEST, kv_cache=replace(KV, form="growing"))
+    room = room_for(manifest, 8192, 2 * (4096 + 8192) * KV.bytes_per_token)
+    assert fitting_context(manifest, 1000 * MIB, HOST, {HOST: room}) == 8192
+    less = room._replace(free_bytes=room.free_bytes - 1)
+    assert fitting_context(manifest, 1000 * MIB, HOST, {HOST: less}) == 7936
+
+
+def test_the_cache_counts_where_the_target_runs() -> None:
+    rooms = {HOST: Room(200 * MIB, "it"), "cuda": room_for(MANIFEST, 4096, 4096 * KV.bytes_per_token)}
+    assert 4096 < fitting_context(MANIFEST, 1000 * MIB, "cuda", rooms) < 32768
+    del rooms["cuda"]
+    assert fitting_context(MANIFEST, 1000 * MIB, "cuda", rooms) == 32768, "of which nothing is known"
+
+
+def test_a_short_or_static_context_is_what_it_is() -> None:
+    nothing = {HOST: Room(0, "it")}
+    assert fitting_context(replace(MANIFEST, context_length=300), 0, HOST, nothing) == 300
+    static = replace(MANIFEST, kv_cache=replace(KV, form="static"))
+    assert fitting_context(static, 0, HOST, nothing) == 32768
 
 
 def test_each_way_to_draft_from_the_text_takes_less_than_the_one_before() -> None:

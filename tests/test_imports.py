@@ -140,6 +140,7 @@ JOINTS = {
     "setting",
     "simulate_command",
     "simulation",
+    "space",
 }
 
 
