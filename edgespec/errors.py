@@ -84,9 +84,16 @@ class UnknownMemory(EdgeSpecError):
 
 
 class DeviceUnavailable(EdgeSpecError):
-    """No execution provider, or not the one that was asked for."""
+    """No execution provider, or not the one that was asked for.
+
+    device: The name that would serve elsewhere and does not here; None where no other device would help either.
+    """
 
     exit_code = 4
+
+    def __init__(self, message: str, *, device: str | None = None) -> None:
+        super().__init__(message)
+        self.device = device
 
 
 class MemoryExhausted(EdgeSpecError):
