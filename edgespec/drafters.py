@@ -198,4 +198,5 @@ class _Trimmed:
 
 
 def _probability(row: Row, token: int) -> float:
+    """At temperature 1 whatever the sampler's: about the chance that it is kept, greedy or not (docs/log.md)."""
     return float(1.0 / np.exp(row - row[token]).sum())

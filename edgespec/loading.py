@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from types import NoneType
 from typing import cast, get_args
 
 from edgespec.acceptance import equality
-from edgespec.budget import growth_bytes, texts_bytes
+from edgespec.budget import arena_bytes, growth_bytes, need_of, texts_bytes
 from edgespec.drafter_names import SELF, TEXT, Cascade, DrafterNames, parse
 from edgespec.drafting import (
     Asked,
@@ -35,11 +36,12 @@ from edgespec.opening import (
     read_any_manifest,
     self_drafter,
     tokenizer_of,
+    weights_bytes,
 )
 from edgespec.pair import DRAFTER, TARGET, part_of_pair, read_pair
 from edgespec.rejection import rejection
 from edgespec.roster import Roster
-from edgespec.runtimes.devices import THREADS_A_CORE, most_threads
+from edgespec.runtimes.devices import THREADS_A_CORE, Device, most_threads, with_arena
 from edgespec.setting import Setting
 from edgespec.space import Space, space_for
 from edgespec.template_process import TemplateProcess
@@ -130,30 +132,34 @@ def load(
     window = window_of(names.simple, length, stated, setting)
     space = space_for(stated, setting, free, report)
     target = space.target
-    renderer = _renderer(target)
-    decoder = _opened(target, setting, shares_cores=bool(chains), has_trees=window is not None)
-    for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
-        models.mark_used(each.folder)
-    kept = _memory(models, target, names) if memory else None
-    roster = _roster(space, names, chains, window, kept, report)
-    roster.start(space.rooms, space.needed, space.news)
-    speculation = roster.relieved(
-        lambda: speculation_of(roster.drafters, length, decoder, roster.decoders, target, setting, report)
-    )
-    if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
-        _LOG.debug("drafts come from: %s", speculation.name)
-    return Engine(
-        manifest=stated.manifest,
-        tokenizer=tokenizer_of(*target),
-        template=chat_template_of(target),
-        renderer=renderer,
-        decoders=[decoder],
-        speculation=replace(speculation, accept=_ACCEPTANCES[acceptance]),
-        roster=roster,
-        memory=kept,
-        context_length=target.manifest.context_length,
-        device_names=(setting.device.name, setting.drafter_device.name),
-    )
+    with ExitStack() as undone:
+        renderer = _renderer(target)
+        undone.callback(renderer.close)
+        decoder = _opened(space, setting, shares_cores=bool(chains), has_trees=window is not None)
+        for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
+            models.mark_used(each.folder)
+        kept = _memory(models, target, names) if memory else None
+        roster = _roster(space, names, chains, window, kept, report)
+        roster.start(space.rooms, space.needed, space.news)
+        speculation = roster.relieved(
+            lambda: speculation_of(roster.drafters, length, decoder, roster.decoders, target, setting, report)
+        )
+        if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
+            _LOG.debug("drafts come from: %s", speculation.name)
+        engine = Engine(
+            manifest=stated.manifest,
+            tokenizer=tokenizer_of(*target),
+            template=chat_template_of(target),
+            renderer=renderer,
+            decoders=[decoder],
+            speculation=replace(speculation, accept=_ACCEPTANCES[acceptance]),
+            roster=roster,
+            memory=kept,
+            context_length=target.manifest.context_length,
+            device_names=(setting.device.name, setting.drafter_device.name),
+        )
+        undone.pop_all()  # from here on it is the engine's
+        return engine
 
 
 _Named = tuple[tuple[ModelFolder, ...], str | None]  # models, and the text drafter of the last
@@ -190,9 +196,20 @@ def _chains(
     ]
 
 
-def _opened(target: ModelFolder, setting: Setting, *, shares_cores: bool, has_trees: bool) -> Decoder:
-    device, num_threads, deterministic = setting.device, setting.num_threads, setting.deterministic
-    return open_model(target, device, num_threads, deterministic, shares_cores, has_trees=has_trees)
+def _opened(space: Space, setting: Setting, *, shares_cores: bool, has_trees: bool) -> Decoder:
+    target, device = space.target, _bounded(setting.device, space)
+    return open_model(
+        target, device, setting.num_threads, setting.deterministic, shares_cores, has_trees=has_trees
+    )
+
+
+def _bounded(device: Device, space: Space) -> Device:
+    """A target's device, of whose memory no more is taken than is free."""
+    room, manifest = space.rooms.get(space.target_place), space.target.manifest
+    if room is None:
+        return device
+    need = need_of(manifest, weights_bytes(space.target), manifest.context_length)
+    return with_arena(device, arena_bytes(need, room.free_bytes))
 
 
 def _renderer(target: ModelFolder) -> TemplateProcess:

@@ -159,7 +159,7 @@ def make_plan(
     ]
     models = [chosen.drafter] if chosen.drafter else []
     return Plan(
-        chosen=replace(chosen, reason=_for(chosen, plain)),
+        chosen=replace(chosen, reason=_for(chosen, plain, bool(drafters))),
         refused=tuple(sorted(_distinct(others), key=lambda option: -option.tokens_per_second)),
         drafters=(*models, *text_drafters),
         downgrades=tuple(dict.fromkeys(_downgrades(target, chosen, found))),
@@ -318,11 +318,10 @@ def _distinct(options: Sequence[Option]) -> list[Option]:
     return list({_doing(option): option for option in reversed(options)}.values())
 
 
-def _for(chosen: Option, plain: float) -> str:
-    gain = chosen.tokens_per_second / plain
-    if chosen.schedule == "plain":
-        return "no drafter promises more than decoding without one"
-    return f"{gain:.2f} times plain decoding"
+def _for(chosen: Option, plain: float, has_models: bool) -> str:
+    if chosen.schedule != "plain":
+        return f"{chosen.tokens_per_second / plain:.2f} times plain decoding"
+    return "no drafter promises more" if has_models else "no model is to draft"
 
 
 def _against(case: _Case, option: Option, chosen: Option) -> str:

@@ -219,6 +219,13 @@ class AheadDrafter(Drafter, Protocol):
         """Seconds until the next token is to be expected, of steps that take step_s; inf if none is drafted."""
         ...
 
+    def taken_s(self) -> tuple[Sequence[float], float]:
+        """Seconds that each step took since this was last asked, and how long the one goes on that is being done.
+
+        A step drafts a token, or one for each outcome; those that read a text anew are left out.
+        """
+        ...
+
     def rest(self) -> None:
         """Stop until the next draft."""
         ...
