@@ -21,6 +21,7 @@ PURE = {
     "chat_actions",
     "chat_commands",
     "chat_interrupt",
+    "chat_plain",
     "chat_printer",
     "chat_session",
     "chat_status",
