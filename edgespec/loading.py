@@ -185,34 +185,35 @@ def _open(order: _Order, setting: Setting) -> Engine:
     window = window_of(names.simple, length, stated, setting)
     space = space_for(stated, setting, order.free, report)
     target = space.target
-    with ExitStack() as opened:
+    with ExitStack() as undone:
         renderer = _renderer(target)
-        opened.callback(renderer.close)
+        undone.callback(renderer.close)
         decoder = _opened(space, setting, shares_cores=bool(chains), has_trees=window is not None)
         for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
             models.mark_used(each.folder)
         kept = _memory(models, target, names) if order.keeps_answers else None
         roster = _roster(space, names, chains, window, kept, report)
-        opened.callback(roster.close)
+        undone.callback(roster.close)
         roster.start(space.rooms, space.needed, [*order.news, *space.news])
         speculation = roster.relieved(
             lambda: speculation_of(roster.drafters, length, decoder, roster.decoders, target, setting, report)
         )
-        opened.pop_all()
-    if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
-        _LOG.debug("drafts come from: %s", speculation.name)
-    return Engine(
-        manifest=stated.manifest,
-        tokenizer=tokenizer_of(*target),
-        template=chat_template_of(target),
-        renderer=renderer,
-        decoders=[decoder],
-        speculation=replace(speculation, accept=_ACCEPTANCES[order.acceptance]),
-        roster=roster,
-        memory=kept,
-        context_length=target.manifest.context_length,
-        device_names=(setting.device.name, setting.drafter_device.name),
-    )
+        if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
+            _LOG.debug("drafts come from: %s", speculation.name)
+        engine = Engine(
+            manifest=stated.manifest,
+            tokenizer=tokenizer_of(*target),
+            template=chat_template_of(target),
+            renderer=renderer,
+            decoders=[decoder],
+            speculation=replace(speculation, accept=_ACCEPTANCES[order.acceptance]),
+            roster=roster,
+            memory=kept,
+            context_length=target.manifest.context_length,
+            device_names=(setting.device.name, setting.drafter_device.name),
+        )
+        undone.pop_all()  # from here on it is the engine's
+        return engine
 
 
 def _named(models: ModelHome, target: ModelFolder, names: DrafterNames) -> list[_Named]:
