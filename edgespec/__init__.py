@@ -1,10 +1,12 @@
 """Exact speculative decoding of language models across the devices of one machine.
 
-from edgespec import load
+    from edgespec import load
 
-with load("smollm2-135m") as engine:
-    for chunk in engine.stream("Why is the sky blue?"):
-        print(chunk.text, end="", flush=True)
+    with load("smollm2-135m") as engine:
+        for chunk in engine.stream("Why is the sky blue?"):
+            print(chunk.text, end="", flush=True)
+
+What is not listed here may change without notice.
 """
 
 import logging

@@ -13,6 +13,7 @@ from threading import Event, Thread, current_thread, get_ident
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgespec.errors import MemoryExhausted
+from edgespec.forks import Owner
 from edgespec.stats import Stats
 from edgespec.timeline import Interval
 from edgespec.turns import Turn, Turns
@@ -83,6 +84,7 @@ class AnswerStream(Iterator[Chunk]):
         self._maker = _Maker(chunks, turns, turn)
         self._on_end = on_end
         self._is_closed = False
+        self._owner = Owner()
         self._collected = weakref.finalize(self, self._maker.end)
 
     def __enter__(self) -> "AnswerStream":
@@ -92,6 +94,7 @@ class AnswerStream(Iterator[Chunk]):
         self.close()
 
     def __next__(self) -> Chunk:
+        self._owner.expect_here()
         try:
             made = self._maker.made()
         except BaseException:  # Ctrl-C, while waiting
@@ -223,7 +226,7 @@ class _Maker:
         self._wishes.put(None)
         if self._thread is None:  # nothing was made, so that nothing is to be undone
             self._is_over.set()
-        elif self._thread is not current_thread():
+        elif self._thread is not current_thread() and self._thread.is_alive():  # in a fork it is not
             self._is_over.wait(wait_s)
 
     def _insist(self) -> None:

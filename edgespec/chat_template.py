@@ -16,6 +16,8 @@ ROLES = ("system", "user", "assistant")
 
 
 class Message(NamedTuple):
+    """What one side of a conversation says."""
+
     role: str  # one of ROLES
     content: str
 

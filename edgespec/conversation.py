@@ -71,6 +71,7 @@ class Conversation:
 
     @property
     def overflow(self) -> str:
+        """What is done about a conversation that outgrows the context."""
         return self._overflow
 
     @overflow.setter
@@ -82,6 +83,7 @@ class Conversation:
 
     @property
     def system(self) -> str | None:
+        """The system message; one that is set counts from the next answer on."""
         return self._system
 
     @system.setter
@@ -90,6 +92,7 @@ class Conversation:
 
     @property
     def rounds(self) -> tuple[Round, ...]:
+        """What was said and answered, the oldest first."""
         return tuple(self._rounds)
 
     @property
@@ -156,6 +159,7 @@ class Conversation:
         self._rounds, self._num_dropped, self._cut_short, self._num_tries = [], 0, {}, 0
 
     def transcript(self, model: str | None = None) -> Transcript:
+        """All of it as it is written to a file; model is what a user calls the model."""
         first = self._system is not None
         positions = {}
         at = int(first)
@@ -234,7 +238,7 @@ class Conversation:
         if num_tokens <= context and (self._overflow == "error" or self._num_dropped == len(rounds) - 1):
             return self._num_dropped
         if self._overflow == "error":
-            raise ContextOverflow(num_tokens, context)
+            raise ContextOverflow(num_tokens, context, self.engine.manifest.context_length)
         least_room = min(self.max_tokens or _room(context), _room(context))
         if num_tokens + least_room // 2 <= context:
             return self._num_dropped
@@ -245,11 +249,14 @@ class Conversation:
         )  # fmt: skip
         num_dropped = self._num_dropped + dropped
         if (num_tokens := self._size(rounds, num_dropped)) > context:
-            raise ContextOverflow(num_tokens, context)
+            raise ContextOverflow(num_tokens, context, self.engine.manifest.context_length)
         return num_dropped
 
     def _size(self, rounds: Sequence[Round], num_dropped: int) -> int:
-        return self.engine.count(self._messages(rounds[num_dropped:]))
+        try:
+            return self.engine.count(self._messages(rounds[num_dropped:]))
+        except ContextOverflow as error:  # one is so long that its tokens are not all counted
+            return error.num_tokens
 
     def _answered(self, answer: str, finish_reason: str) -> None:
         """What a reply came to; without a word the message stays unanswered."""

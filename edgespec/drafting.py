@@ -20,7 +20,8 @@ from edgespec.lanes import ThreadLane
 from edgespec.lookahead import SMALLEST, Lookahead, Window, fitting
 from edgespec.opening import ModelFolder, open_drafter, tokenizer_of, weights_bytes
 from edgespec.paid import PaidSource
-from edgespec.planner import Layout, Schedule, branched, schedule_on
+from edgespec.placements import splits_of
+from edgespec.planner import Layout, Schedule, branched, is_counted, plan_on, schedule_of
 from edgespec.profiling import profiled
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.tree import can_run_trees, tree_manifest
@@ -30,6 +31,8 @@ from edgespec.suffix import SuffixDrafter
 from edgespec.types import Decoder, Drafter
 
 Asked = Literal["auto", "serial", "pipelined", "hedged"]
+# Cores of their own have to promise so much more than all cores by turns.
+_SPLIT_GAIN = 1.1
 
 
 def from_text(names: Collection[str], window: Window | None) -> list[Drafter]:
@@ -137,17 +140,47 @@ def planned(asked: Asked, target: ModelFolder, drafter: ModelFolder, setting: Se
     """
     if asked != "auto":
         return asked
-    machine, lane = setting.machine, setting.lane(drafter.manifest.name)
     known = read_experience(target.folder, _quietly)
-    profile = known.profiles.get(machine)
-    if profile is None or lane not in profile.drafters:
+    layout = _layout(drafter, setting, known)
+    if layout is None:
         return "pipelined"
-    refined = profile.refined(known.ratios.get(machine), lane, known.drafts.get(machine, {}).get(lane))
-    layout = Layout(setting.target_place, refined, drafter.manifest.name, setting.drafter_place)
-    best = schedule_on(layout, target.manifest, drafter.manifest, known.chances)
+    best = schedule_of(plan_on([layout], target.manifest, drafter.manifest, known.chances))
     if best == "hedged" and not can_run_trees(drafter.manifest, setting.drafter_device):
         return "pipelined"
     return best
+
+
+def planned_threads(target: ModelFolder, drafter: ModelFolder, setting: Setting) -> Setting:
+    """The setting, or one with cores of their own for both models where these were measured to promise more.
+
+    With fewer threads plain decoding is slower, to which an answer falls back: it takes drafts that were counted.
+    A deterministic target stays as it is for every drafter.
+    """
+    if setting.deterministic:
+        return setting
+    known = read_experience(target.folder, _quietly)
+    usual, *others = [_layout(drafter, each, known) for each in splits_of(setting, True)]
+    split = [layout for layout in others if layout is not None]
+    if usual is None or not split or not is_counted(known.chances, drafter.manifest.name):
+        return setting
+    shared, best = (
+        plan_on(layouts, target.manifest, drafter.manifest, known.chances).chosen
+        for layouts in ([usual], [usual, *split])
+    )
+    if best.drafter_place is None or best.tokens_per_second < _SPLIT_GAIN * shared.tokens_per_second:
+        return setting
+    threads = best.target.num_threads, best.drafter_place.num_threads
+    return replace(setting, num_threads=threads[0], drafter_threads=threads[1])
+
+
+def _layout(drafter: ModelFolder, setting: Setting, known: Experience) -> Layout | None:
+    """What is known of a drafter there; None where nothing was measured."""
+    machine, lane = setting.machine, setting.lane(drafter.manifest.name)
+    profile = known.profiles.get(machine)
+    if profile is None or lane not in profile.drafters:
+        return None
+    refined = profile.refined(known.ratios.get(machine), lane, known.drafts.get(machine, {}).get(lane))
+    return Layout(setting.target_place, refined, drafter.manifest.name, setting.drafter_place)
 
 
 def _measured(decoder: Decoder, drafters: Sequence[Drafter]) -> Speculation:

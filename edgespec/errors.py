@@ -21,6 +21,8 @@ A message says what was found, what was wanted and what to do.
 
 
 class EdgeSpecError(Exception):
+    """Anything that edgespec raises on purpose."""
+
     exit_code = 1
 
 
@@ -42,31 +44,35 @@ class DiskFull(EdgeSpecError):
 
 
 class UsageError(EdgeSpecError):
+    """An argument that cannot be meant."""
+
     exit_code = 2
 
 
 class ModelError(EdgeSpecError):
+    """A model is missing or invalid."""
+
     exit_code = 3
 
 
 class SourceError(ModelError):
-    pass
+    """A file to export from is broken, foreign or unsupported."""
 
 
 class ExportMismatch(ModelError):
-    pass
+    """An export does not say what its source says."""
 
 
 class ManifestError(ModelError):
-    pass
+    """A model folder is incomplete, of another schema, or not what its manifest says."""
 
 
 class VocabularyMismatch(ModelError):
-    pass
+    """Drafter and target share too few tokens."""
 
 
 class DrafterFault(EdgeSpecError):
-    pass
+    """A drafter failed; answers go on without it."""
 
 
 class Cancelled(EdgeSpecError):
@@ -78,7 +84,16 @@ class UnknownMemory(EdgeSpecError):
 
 
 class DeviceUnavailable(EdgeSpecError):
+    """No execution provider, or not the one that was asked for.
+
+    device: The name that would serve elsewhere and does not here; None where no other device would help either.
+    """
+
     exit_code = 4
+
+    def __init__(self, message: str, *, device: str | None = None) -> None:
+        super().__init__(message)
+        self.device = device
 
 
 class MemoryExhausted(EdgeSpecError):
@@ -93,18 +108,30 @@ class MemoryExhausted(EdgeSpecError):
 
 
 class IntegrityError(EdgeSpecError):
+    """Bytes differ from their recorded hash."""
+
     exit_code = 6
 
 
 class ContextOverflow(EdgeSpecError):
-    """num_tokens were asked of a context of context_length."""
+    """num_tokens were asked of a context of context_length.
+
+    whole_length: Of the model, where there is no memory for all of it.
+    is_all: Whether all tokens were counted, and not so many that the rest does not matter.
+    """
 
     exit_code = 7
 
-    def __init__(self, num_tokens: int, context_length: int) -> None:
-        super().__init__(
-            f"{num_tokens} tokens do not fit the context of {context_length}; "
-            "shorten the prompt or choose a model with a longer context"
-        )
+    def __init__(
+        self, num_tokens: int, context_length: int, whole_length: int | None = None, *, is_all: bool = True
+    ) -> None:
+        cure = "shorten the prompt or choose a model with a longer context"
+        if whole_length is not None and whole_length > context_length:
+            cure = (
+                f"for more of the model's {whole_length} there was no memory when it was loaded: shorten the "
+                "prompt, raise the limit (--memory) or close other programs and load it again"
+            )
+        more = "" if is_all else " or more"
+        super().__init__(f"{num_tokens}{more} tokens do not fit the context of {context_length}; {cure}")
         self.num_tokens = num_tokens
         self.context_length = context_length

@@ -25,8 +25,8 @@ class SamplingParams:
 
     Applied in this order: penalties, temperature, top_k, top_p, min_p.
 
-        temperature=0.8, seed=7      sampled, the same text for the same seed
-        temperature=0.8, top_k=40    from the 40 likeliest tokens (ties with the 40th count)
+        SamplingParams(temperature=0.8, seed=7)  # sampled, the same text for the same seed
+        SamplingParams(temperature=0.8, top_k=40)  # from the 40 likeliest tokens (ties with the 40th count)
 
     The repetition penalty (Keskar et al., arXiv:1909.05858) covers prompt and answer; presence and
     frequency penalties, as in the OpenAI API, the answer alone.
@@ -67,6 +67,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
+        """The likeliest token is always taken, whatever the seed."""
         return self.temperature == 0.0
 
     @property
@@ -76,6 +77,7 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
+        """What was said changes what is said next."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
 

@@ -46,6 +46,7 @@ class Stats:
     downgrades: tuple[str, ...] = ()  # what was given up for want of memory or for a fault, and what came back
 
     def as_dict(self) -> dict[str, Any]:
+        """As JSON takes them."""
         return asdict(self)
 
 

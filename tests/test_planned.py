@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgespec import load
-from edgespec.drafting import planned
+from edgespec.drafting import planned, planned_threads
 from edgespec.experience import FILE_NAME, Experience, write_experience
 from edgespec.lane_drafter import LaneDrafter
 from edgespec.manifest import read_manifest
@@ -95,3 +95,34 @@ def test_what_is_planned_changes_no_text(
         with load(folder, num_threads=1, deterministic=True, **options) as engine:
             texts.append(engine.generate("the in the", max_tokens=60).token_ids)
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("own_step_s", [0.02, 0.036])
+@pytest.mark.parametrize("is_counted", [True, False])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_models_have_cores_of_their_own_where_these_were_measured_to_promise_more(
+    tiny_model: Path,
+    tiny_drafter: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own_step_s: float,
+    is_counted: bool,
+    deterministic: bool,
+) -> None:
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "target", ignore=shutil.ignore_patterns(FILE_NAME)))
+    monkeypatch.setattr("edgespec.setting.physical_cores", lambda: 2)
+    monkeypatch.setattr("edgespec.runtimes.devices.physical_cores", lambda: 2)
+    profiles = {}
+    for num_threads, step_s, slowed in ((2, 0.02, (2.5, 2.5)), (1, own_step_s, (1.0, 1.0))):
+        drafter = DrafterProfile(step_s=0.006, row_s=0.0, branches=ONE_BY_ONE, slowed=slowed)
+        passes_s = {64: {1: step_s, 2: 1.02 * step_s, 32: 1.5 * step_s}}
+        name = f"tiny-int4 on cpu, {num_threads} thread" + "s" * (num_threads > 1)
+        profiles[machine_key(CPU, num_threads, deterministic)] = Profile(
+            passes_s=passes_s, prefill_s=0.001, drafters={name: drafter}
+        )
+    write_experience(folder, Experience(chances=KEPT if is_counted else {}, profiles=profiles))
+    target, drafts = (ModelFolder(each, read_manifest(each)) for each in (folder, tiny_drafter))
+    setting = Setting(device=CPU, drafter_device=CPU, deterministic=deterministic)
+    found = planned_threads(target, drafts, setting)
+    pays = own_step_s == 0.02 and is_counted and not deterministic
+    assert found == (replace(setting, num_threads=1, drafter_threads=1) if pays else setting)

@@ -1,0 +1,80 @@
+"""What an app may rely on: each name explains itself, and the examples that it gives run."""
+
+import asyncio
+import inspect
+import io
+import textwrap
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgespec
+from edgespec import load
+
+NAMED = [getattr(edgespec, name) for name in edgespec.__all__]
+SECTIONS = ("Args:", "Raises:", "Returns:")
+
+
+def explained() -> Iterator[tuple[str, str | None]]:
+    """Names, and methods and properties of classes, with what they say of themselves."""
+    yield "edgespec", edgespec.__doc__
+    for each in NAMED:
+        yield each.__name__, each.__doc__
+        for name, member in vars(each).items() if inspect.isclass(each) else ():
+            if name[0] != "_" and (callable(member) or isinstance(member, (property, classmethod))):
+                yield f"{each.__name__}.{name}", member.__doc__
+
+
+def example_in(said: str) -> str:
+    """What is indented in a text, behind an empty line, and is no section of it."""
+    taken: list[str] = []
+    is_code, before, heading = False, "", ""
+    for line in inspect.cleandoc(said).splitlines():
+        if line and not line.startswith(" "):
+            is_code, heading = False, line
+        elif line and not before and heading not in SECTIONS:
+            is_code = True
+        if is_code:
+            taken.append(line)
+        before = line
+    return textwrap.dedent("\n".join(taken))
+
+
+def test_every_public_name_explains_itself() -> None:
+    # A dataclass or named tuple without a docstring has its signature for one.
+    assert [
+        name for name, said in explained() if not (said or "").strip() or (said or "").startswith(f"{name}(")
+    ] == []
+
+
+EXAMPLES = {name: example for name, said in explained() if (example := example_in(said or ""))}
+
+
+def test_the_ways_to_an_answer_have_examples() -> None:
+    assert {
+        "edgespec",
+        "AnswerStream",
+        "Conversation",
+        "Engine.stream",
+        "Engine.astream",
+        "load",
+    } <= EXAMPLES.keys()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_run(name: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Word for word, with a tiny model of random weights in the place of the one that is named."""
+
+    def load_tiny(model: str, **options: Any) -> Any:
+        return load(tiny_model, **{"drafter": "none"} | options)
+
+    monkeypatch.setattr(edgespec, "load", load_tiny)
+    example, printed = EXAMPLES[name], io.StringIO()
+    with load_tiny("") as engine, redirect_stdout(printed):
+        public = {each: getattr(edgespec, each) for each in edgespec.__all__}
+        names = {**public, "load": load_tiny, "engine": engine, "asyncio": asyncio, "__name__": "example"}
+        exec(compile(example, name, "exec"), names)
+    assert printed.getvalue() or "print(" not in example
