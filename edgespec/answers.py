@@ -223,8 +223,8 @@ class _Maker:
         self._wishes.put(None)
         if self._thread is None:  # nothing was made, so that nothing is to be undone
             self._is_over.set()
-        elif self._thread is not current_thread():
-            self._is_over.wait(wait_s)
+        elif self._thread is not current_thread() and self._thread.is_alive():
+            self._thread.join(wait_s)
 
     def _insist(self) -> None:
         if self._turn.is_cancelled:

@@ -12,6 +12,7 @@ from threading import Event
 from time import monotonic
 from types import FrameType
 
+import numpy as np
 import pytest
 import tiny
 
@@ -29,6 +30,7 @@ from edgespec.speculation import Speculation
 from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import Tokenizer
 from edgespec.types import Logits, TokenIds
+from edgespec.vocab_subset import SubsetDecoder
 
 HOT = SamplingParams(temperature=1.0, seed=3)
 PROMPT = "the in the an"
@@ -206,7 +208,8 @@ def test_cancelling_ends_a_draft_for_which_the_target_waits(
     engine_of: EngineOf, whole: tuple[int, ...], ahead: bool
 ) -> None:
     stuck, lane = StuckDecoder(0), ThreadLane("drafter")
-    drafter = LaneDrafter(ModelDrafter(stuck, tiny.VOCAB, "near"), lane, ahead)
+    decoder = SubsetDecoder(stuck, np.arange(tiny.VOCAB, dtype=np.int32), tiny.VOCAB) if ahead else stuck
+    drafter = LaneDrafter(ModelDrafter(decoder, tiny.VOCAB, "near"), lane, ahead)
     candidate = Candidate("near", {}, lambda cancel, report: OpenModel(drafter, stuck, lane))
     roster = Roster(footings([[candidate]], frozenset(), frozenset(), len), tiny.VOCAB)
     roster.start({HOST: Room(1 << 40, "a test")}, {})
