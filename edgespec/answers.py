@@ -9,11 +9,13 @@ from _thread import start_new_thread
 from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from os import getpid
 from queue import Empty, SimpleQueue
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgespec.errors import MemoryExhausted
+from edgespec.forks import Owner
 from edgespec.stats import Stats
 from edgespec.timeline import Interval
 from edgespec.turns import Turn, Turns
@@ -84,6 +86,7 @@ class AnswerStream(Iterator[Chunk]):
         self._maker = _Maker(chunks, turns, turn)
         self._on_end = on_end
         self._is_closed = False
+        self._owner = Owner()
         self._collected = weakref.finalize(self, self._maker.end)
 
     def __enter__(self) -> "AnswerStream":
@@ -93,6 +96,7 @@ class AnswerStream(Iterator[Chunk]):
         self.close()
 
     def __next__(self) -> Chunk:
+        self._owner.expect_here()
         try:
             made = self._maker.made()
         except BaseException:  # Ctrl-C, while waiting
@@ -186,6 +190,7 @@ class _Maker:
         self._working = Lock()  # held until the thread ends
         self._working.acquire()
         self._thread: int | None = None
+        self._process = getpid()
         self._is_over = False
 
     def made(self) -> _Made:
@@ -228,8 +233,12 @@ class _Maker:
         self._wishes.put(None)
         if not self._begun.locked():
             self._is_over = True  # nothing was made, so that nothing is to be undone
-        elif not self._is_over and self._thread != get_ident() and self._working.acquire(timeout=wait_s):
+        elif self._works_elsewhere() and self._working.acquire(timeout=wait_s):
             self._working.release()
+
+    def _works_elsewhere(self) -> bool:
+        """In another thread, that is, and not in the process of which this one is a fork."""
+        return not self._is_over and self._thread != get_ident() and self._process == getpid()
 
     def _insist(self) -> None:
         if self._turn.is_cancelled:

@@ -3,8 +3,10 @@
 docs/log.md has the measurements.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from edgespec.cache import grown_capacity
@@ -35,6 +37,9 @@ _ADVICE = (
 _REMEMBERED_BYTES = 1024
 # A context that is foreseen before loading; a longer one grows as its text does.
 FORESEEN_TOKENS = 2048
+# No model is loaded with a shorter one, unless its own is.
+_LEAST_CONTEXT = 1024
+_CONTEXT_STEP = 256
 
 
 class Need(NamedTuple):
@@ -89,12 +94,48 @@ def placed(need: Need, place: str, rooms: Rooms) -> Bytes:
     return {HOST: _SESSION_BYTES[rooms[HOST].counts_files], place: held_bytes}
 
 
+def arena_bytes(need: Need, free_bytes: int) -> int:
+    """What a pass may take on a device: all that is free but the weights and the KV cache, and a reserve.
+
+    Args:
+        need: Of a target, with the KV cache of its whole context, which such a device holds from the start.
+    """
+    return max(need.workspace_bytes, free_bytes - need.file_bytes - need.kv_cache_bytes - RESERVE_BYTES)
+
+
 def total(parts: Iterable[Bytes]) -> Bytes:
     """Of several models, by place."""
     summed: Counter[str] = Counter()
     for part in parts:
         summed.update(part)
     return summed
+
+
+def fitting_context(manifest: Manifest, file_bytes: int, place: str, rooms: Rooms) -> int:
+    """The longest context that plain decoding has room for; 1024, or what the model has at least, where none is.
+
+    Args:
+        file_bytes: Of its weights.
+        place: Of the device that it is to run on.
+    """
+
+    def is_short(num_tokens: int) -> bool:
+        need = need_of(replace(manifest, context_length=num_tokens), file_bytes, num_tokens)
+        need = need._replace(kv_cache_bytes=_peak_bytes(manifest.kv_cache, num_tokens))
+        held = placed(need, place, rooms)
+        return any(held.get(at, 0) + RESERVE_BYTES > room.free_bytes for at, room in rooms.items())
+
+    whole = manifest.context_length
+    if manifest.kv_cache.form == "static":
+        return whole
+    lengths: list[int] = [*range(min(_LEAST_CONTEXT, whole), whole, _CONTEXT_STEP), whole]
+    return lengths[max(0, bisect_left(lengths, True, key=is_short) - 1)]
+
+
+def _peak_bytes(kv: KVCache, num_tokens: int) -> int:
+    """The most that a cache holds on its way to the end of a context of num_tokens."""
+    before = grown_capacity(0, (num_tokens + 1) // 2, num_tokens)
+    return cache_bytes(kv, before, num_tokens) + growth_bytes(kv, before, num_tokens, num_tokens)
 
 
 def cache_bytes(kv: KVCache, num_tokens: int, context_length: int) -> int:

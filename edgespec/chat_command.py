@@ -128,13 +128,18 @@ def _kept(options: argparse.Namespace) -> tuple["AutosaveFile | None", "Transcri
     return None if options.no_history else AutosaveFile(folder, say_problem, path), last
 
 
+def _aside(line: str) -> None:
+    from edgespec.chat_printer import Aside  # 0.1 s that a single answer can do without
+
+    Aside()(line)
+
+
 def _session(
     options: argparse.Namespace,
     conversation: "Conversation",
     kept: "AutosaveFile | None",
     trace: "TraceFile | None",
 ) -> "ChatSession":
-    from edgespec.chat_printer import Aside
     from edgespec.chat_session import ChatSession
     from edgespec.plan_command import plan_document
     from edgespec.plan_words import in_words
@@ -148,9 +153,10 @@ def _session(
         drafter=options.drafter,
         open_engine=lambda *names: load_engine(asked(*names), memory=not options.no_memory),
         plan=lambda *names: in_words(plan_document(asked(*names))),
-        say=Aside(),
+        say=_aside,
         autosave=kept,
         trace=trace,
+        is_quiet=options.quiet,
     )
 
 

@@ -36,13 +36,13 @@ COMMANDS = (
     Command("save", Argument.PATH, "write the conversation to a file (JSON Lines)"),
     Command("load", Argument.PATH, "go on with the conversation of a file"),
     Command("clear", Argument.NONE, "forget the conversation, not the system message"),
-    Command("copy", Argument.PART, "the last answer to the clipboard; its last code block, or the whole talk"),
+    Command("copy", Argument.PART, "the last answer, its code, or all, to the clipboard"),
     Command("context", Argument.NONE, "how much of the context is used, and by what"),
     Command("stats", Argument.NONE, "is drafting helping, what drafts, and what is off and why"),
     Command("plan", Argument.NONE, "what the planner has to say of this model and its drafters"),
-    Command("trace", Argument.PATH, "write when target and drafter worked on the last answer, and show it"),
-    Command("multi", Argument.NONE, "Enter makes a new line and Alt-Enter sends, or the other way round again"),
-    Command("show", Argument.VIEW, "answers as markdown, as plain text, or drafted: coloured by who drafted what"),
+    Command("trace", Argument.PATH, "when target and drafter worked on the last answer"),
+    Command("multi", Argument.NONE, "let Enter make a new line and Alt-Enter send, or not"),
+    Command("show", Argument.VIEW, "answers as markdown, plain, or drafted: in colours of who drafted"),
     Command("exit", Argument.NONE, "leave, as Ctrl-D does"),
 )
 _OTHER_NAMES = {"quit": "exit", "bye": "exit", "?": "help", "regen": "retry"}

@@ -7,15 +7,18 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import Application, get_app
+from prompt_toolkit.application import Application, create_app_session, get_app
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.formatted_text import AnyFormattedText
 from prompt_toolkit.history import History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import Output
 from prompt_toolkit.output.defaults import create_output
+from prompt_toolkit.output.plain_text import PlainTextOutput
 from prompt_toolkit.styles import Style
+from prompt_toolkit.utils import is_dumb_terminal
 
 from edgespec.chat_commands import COMMANDS, Argument, find, is_command
 from edgespec.chat_status import Standing, standing_line
@@ -69,7 +72,7 @@ class InputFile(History):
 def _text_of(line: bytes) -> str | None:
     try:
         text = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return text if isinstance(text, str) else None
 
@@ -104,6 +107,12 @@ class CommandCompleter(Completer):
             yield from self._paths.get_completions(Document(argument, len(argument)), event)
 
 
+def _dialogue() -> Output:
+    """Where what is said goes to a file or a pipe, the dialogue stays on the terminal."""
+    stream = sys.stdout if sys.stdout.isatty() else sys.stderr
+    return PlainTextOutput(stream) if is_dumb_terminal() else create_output(stdout=stream)
+
+
 class ChatInput:
     """Asks for a message.
 
@@ -121,7 +130,12 @@ class ChatInput:
         self.is_multi_line = False
         self._standing_of = standing
         self._standing: Standing | None = None
-        self._session: PromptSession[str] = PromptSession(
+        self._output = _dialogue()
+        with create_app_session(output=self._output):
+            self._session = self._made(history, words)
+
+    def _made(self, history: History | None, words: Callable[[Argument], Iterable[str]]) -> PromptSession[str]:
+        return PromptSession(
             history=history or InMemoryHistory(),
             completer=CommandCompleter(words),
             complete_while_typing=Condition(lambda: is_command(get_app().current_buffer.text)),
@@ -133,8 +147,6 @@ class ChatInput:
             style=_STYLE,
             include_default_pygments_style=False,
             bottom_toolbar=self._bottom,
-            # Where what is said goes to a file or a pipe, the dialogue stays on the terminal.
-            output=create_output(stdout=sys.stdout if sys.stdout.isatty() else sys.stderr),
         )
 
     def ask(self, default: str = "") -> str:
@@ -145,7 +157,8 @@ class ChatInput:
             KeyboardInterrupt: Ctrl-C was typed, at an empty prompt.
         """
         self._standing = self._standing_of()
-        return self._session.prompt([("class:prompt", _PROMPT)], default=default)
+        with create_app_session(output=self._output):
+            return self._session.prompt([("class:prompt", _PROMPT)], default=default)
 
     def _bottom(self) -> AnyFormattedText:
         columns = get_app().output.get_size().columns

@@ -8,9 +8,13 @@ from threading import current_thread, main_thread
 from types import FrameType
 
 
+class Leave(KeyboardInterrupt):
+    """Ctrl-C a second time while an answer was being stopped."""
+
+
 @contextmanager
 def stopped_by_ctrl_c(stop: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C calls stop, another one before the end raises KeyboardInterrupt.
+    """The first Ctrl-C calls stop, another one before the end raises Leave.
 
     Yields:
         Whether it was pressed.
@@ -23,7 +27,7 @@ def stopped_by_ctrl_c(stop: Callable[[], None]) -> Iterator[Callable[[], bool]]:
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal is_stopping
         if is_stopping:
-            raise KeyboardInterrupt
+            raise Leave
         is_stopping = True
         stop()
 

@@ -1,24 +1,27 @@
-"""Answers on stdout: as Markdown on a terminal, coloured by who drafted what, or as they are."""
+"""Answers on a terminal: as Markdown, or coloured by who drafted what; and words beside them."""
 
-import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Protocol, TextIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import TextIO
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from edgespec.answers import Chunk
+from edgespec.chat_plain import is_plain
+from edgespec.chat_status import origin_shares
+from edgespec.line_wrap import LineWrap, joined
 from edgespec.markdown_blocks import MarkdownStream, Piece, Table
 from edgespec.markdown_inline import Span
 from edgespec.printable import printable
+from edgespec.talk import say
+from edgespec.tokenizer import TextStream, Tokenizer
 
 _WIDEST = 100  # longer lines are hard to read
-_BOX_NONE = None
 # Of what drafts from the text or the target; models share the rest.
 _ORIGIN_STYLES = {
     "target": "",
@@ -27,47 +30,17 @@ _ORIGIN_STYLES = {
     "memory": "yellow",
     "lookahead": "magenta",
 }
+_TARGET = "target"
 _MODEL_STYLES = ("bright_blue", "bright_red", "bright_magenta")
 
 
-class Printer(Protocol):
-    """Shows one answer."""
-
-    def push(self, text: str) -> None: ...
-
-    def end(self) -> None:
-        """The cursor is at the beginning of a line then."""
-        ...
-
-
-def is_plain(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a stream gets text alone: it is no terminal, or a dumb one, or the user wants no colour."""
-    is_dumb = environment.get("TERM", "") in ("dumb", "unknown")
-    return not stream.isatty() or is_dumb or bool(environment.get("NO_COLOR"))
+def text_width(console: Console) -> int:
+    """Columns that a line of words may have; in the last one some terminals break the line."""
+    return max(10, min(console.width - 1, _WIDEST))
 
 
 def console_of(stream: TextIO) -> Console:
     return Console(file=stream, highlight=False, soft_wrap=True)
-
-
-class PlainPrinter:
-    """Text as it is; on a terminal what would steer it is escaped."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._is_terminal = stream.isatty()
-        self._ends_line = True
-
-    def push(self, text: str) -> None:
-        if text:
-            self._stream.write(printable(text) if self._is_terminal else text)
-            self._ends_line = text.endswith("\n")
-        self._stream.flush()
-
-    def end(self) -> None:
-        if not self._ends_line:
-            self._stream.write("\n")
-        self._stream.flush()
 
 
 class MarkdownPrinter:
@@ -75,24 +48,21 @@ class MarkdownPrinter:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._markdown = MarkdownStream(self._width)
+        self._markdown = MarkdownStream(lambda: text_width(console))
         self._ends_line = True
 
-    def push(self, text: str) -> None:
-        self._show(self._markdown.push(text))
+    def push(self, chunk: Chunk) -> None:
+        self._show(self._markdown.push(chunk.text))
 
     def end(self) -> None:
         self._show(self._markdown.end())
         if not self._ends_line:
             self._show([Span("\n")])
 
-    def _width(self) -> int:
-        return max(10, min(self._console.width - 1, _WIDEST))
-
     def _show(self, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
             if isinstance(piece, Table):
-                self._console.print(_as_rich(piece), soft_wrap=False, width=self._width())
+                self._console.print(_as_rich(piece), soft_wrap=False, width=text_width(self._console))
                 self._ends_line = True
             else:
                 show(self._console, [piece])
@@ -102,28 +72,27 @@ class MarkdownPrinter:
 class OriginPrinter:
     """Text as it is, coloured by who drafted it, with a legend behind it."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, tokenizer: Tokenizer) -> None:
         self._console = console
+        self._texts = TokenTexts(tokenizer)
         self._counts: Counter[str] = Counter()
-        self._ends_line = True
+        self._wrap = LineWrap(lambda: text_width(console))
 
-    def push_tokens(self, pieces: Sequence[tuple[str, str]]) -> None:
-        """Texts of tokens, each with its origin."""
-        for text, origin in pieces:
-            self._counts[origin] += 1
-            if text:
-                self._ends_line = text.endswith("\n")
-        show(self._console, [Span(text, origin_style(origin)) for text, origin in pieces])
+    def push(self, chunk: Chunk) -> None:
+        self._counts.update(chunk.origins)
+        self._push([Span(text, origin_style(origin)) for text, origin in self._texts.push(chunk)])
 
-    def push(self, text: str) -> None:
-        """Of nobody in particular."""
-        show(self._console, [Span(text)])
-        self._ends_line = text.endswith("\n") if text else self._ends_line
+    def _push(self, spans: Sequence[Span]) -> None:
+        for span in spans:
+            first, *others = printable(span.text).split("\n")
+            out = self._wrap.push([Span(first, span.style)])
+            for line in others:
+                out += [*self._wrap.flush(), Span("\n"), *self._wrap.begin(Span(""), Span(""))]
+                out += self._wrap.push([Span(line, span.style)])
+            show(self._console, out)
 
     def end(self) -> None:
-        if not self._ends_line:
-            show(self._console, [Span("\n")])
-        show(self._console, [*legend(self._counts), Span("\n")])
+        show(self._console, [*self._wrap.flush(), Span("\n"), *legend(self._counts), Span("\n")])
 
 
 def origin_style(origin: str) -> str:
@@ -133,12 +102,9 @@ def origin_style(origin: str) -> str:
 
 
 def legend(counts: Mapping[str, int]) -> list[Span]:
-    """Shares of tokens by origin, each in its colour; the target first."""
-    total = sum(counts.values())
-    spans = [Span("tokens from: ", "dim")]
-    for origin, count in sorted(counts.items(), key=lambda each: (each[0] != "target", -each[1])):
-        spans.append(Span(f"{origin} {count / total:.0%}  ", origin_style(origin)))
-    return spans
+    """Shares of tokens by origin, each in its colour."""
+    shares = [Span(f"{words}  ", origin_style(origin)) for origin, words in origin_shares(counts)]
+    return [Span("tokens from: ", "dim"), *shares]
 
 
 def show(console: Console, spans: Sequence[Span]) -> None:
@@ -177,27 +143,45 @@ class Aside:
     def __call__(self, line: str) -> None:
         stream = self._stream or sys.stderr
         if is_plain(stream):
-            from edgespec.talk import say
-
             say(line)
         else:
-            show(console_of(stream), [Span(line + "\n", "dim")])
+            console = console_of(stream)
+            show(console, [*_wrapped(line, lambda: max(10, console.width - 1)), Span("\n")])
 
 
-class Waiting:
-    """A mark where the answer will begin, until it does; only on a terminal that can take it away again."""
+def _wrapped(text: str, width: Callable[[], int]) -> list[Span]:
+    """Dim lines, broken between words."""
+    wrap = LineWrap(width)
+    out: list[Span] = []
+    for i, line in enumerate(text.split("\n")):
+        indent = Span(" " * (len(line) - len(line.lstrip()) + 2))
+        out += [*([Span("\n")] if i else []), *wrap.begin(Span(""), indent)]
+        out += [*wrap.push([Span(line, "dim")]), *wrap.flush()]
+    return joined(out)
 
-    def __init__(self, console: Console | None, words: str = "…") -> None:
-        self._console, self._words = console, words
-        self._is_shown = False
 
-    def begin(self) -> None:
-        if self._console:
-            show(self._console, [Span(self._words, "dim")])
-            self._is_shown = True
+class TokenTexts:
+    """Texts of tokens one by one, each with its origin, as far as an answer's text goes."""
 
-    def end(self) -> None:
-        if self._is_shown and self._console:
-            self._is_shown = False
-            self._console.file.write("\r" + " " * cell_len(self._words) + "\r")
-            self._console.file.flush()
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._stream = TextStream(tokenizer)
+        self._waiting: list[tuple[str, str]] = []
+
+    def push(self, chunk: Chunk) -> list[tuple[str, str]]:
+        """What of the chunk's text comes from whom."""
+        for token, origin in zip(chunk.token_ids, chunk.origins, strict=True):
+            self._waiting.append((self._stream.push([token]), origin))
+        if chunk.finish_reason is not None:
+            self._waiting.append((self._stream.flush(), _TARGET))
+        return self._taken(len(chunk.text))
+
+    def _taken(self, num_characters: int) -> list[tuple[str, str]]:
+        taken = []
+        while self._waiting and len(self._waiting[0][0]) <= num_characters:
+            taken.append(self._waiting.pop(0))
+            num_characters -= len(taken[-1][0])
+        if num_characters and self._waiting:
+            text, origin = self._waiting[0]
+            taken.append((text[:num_characters], origin))
+            self._waiting[0] = (text[num_characters:], origin)
+        return taken

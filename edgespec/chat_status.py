@@ -9,18 +9,17 @@ from edgespec.stats import Stats
 _NOT_DRAFTING = "none"
 
 
-def after_answer(stats: Stats, finish_reason: str, num_context: int, context_length: int) -> str:
-    """What an answer took and what drafting gave."""
+def after_answer(stats: Stats, finish_reason: str | None) -> list[str]:
+    """What an answer took and what drafting gave, in parts."""
     parts = []
     if stats.decode_tokens_per_second:
         parts.append(f"{stats.decode_tokens_per_second:.1f} tokens/s")
     if stats.estimated_gain is not None:
         parts.append(f"{stats.estimated_gain:.2f}x plain (estimated)")
     parts.append(drafting(stats))
-    parts.append(f"context {num_context} of {context_length}")
     if ended := why(finish_reason):
         parts.append(ended)
-    return " · ".join(parts)
+    return parts
 
 
 def why(finish_reason: str | None) -> str:
@@ -52,6 +51,13 @@ def why_off(stats: Stats) -> str:
     return max(stats.undrafted, key=lambda reason: stats.undrafted[reason])
 
 
+def origin_shares(counts: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Origins of tokens, the target first, each with its share in words."""
+    ordered = sorted(counts.items(), key=lambda each: (each[0] != "target", -each[1]))
+    total = sum(counts.values())
+    return [(origin, f"{in_a_line(origin, 40)} {count / total:.0%}") for origin, count in ordered]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Standing:
     """What the line below the input is made of."""
@@ -68,27 +74,32 @@ class Standing:
 
 def standing_line(standing: Standing, columns: int) -> str:
     """The parts that matter most, as many as fit."""
-    share = standing.num_context / standing.context_length
-    parts = [
-        f"{in_a_line(standing.model, 40)} on {standing.devices[0]}",
-        f"context {standing.num_context}/{standing.context_length} ({share:.0%})",
-    ]
     stats = standing.stats
-    if stats and stats.decode_tokens_per_second:
-        parts.append(f"{stats.decode_tokens_per_second:.0f} tokens/s")
-    if stats and stats.estimated_gain is not None:
-        parts.append(f"{stats.estimated_gain:.2f}x plain (est.)")
+    parts = [
+        standing.keys,
+        f"{in_a_line(standing.model, 40)} on {standing.devices[0]}",
+        context_of(standing),
+        _drafter_of(standing),
+        f"{stats.estimated_gain:.2f}x plain (est.)" if stats and stats.estimated_gain is not None else "",
+        f"{stats.decode_tokens_per_second:.0f} tokens/s" if stats and stats.decode_tokens_per_second else "",
+    ]
+    return fitted([part for part in parts if part], columns)
+
+
+def context_of(standing: Standing) -> str:
+    return f"context {standing.num_context}/{standing.context_length}"
+
+
+def _drafter_of(standing: Standing) -> str:
+    stats = standing.stats
     if stats is None:
-        drafter = "drafts off" if standing.drafter == _NOT_DRAFTING else f"drafts by {standing.drafter}"
-        parts.append(in_a_line(drafter, 60))
-    elif stats.num_drafted:
-        names = "+".join(name for name, each in stats.sources.items() if each["drafted"])
-        parts.append(f"{in_a_line(names, 40)} {stats.acceptance_rate:.0%} kept")
-    else:
-        parts.append(f"drafts off: {why_off(stats)}")
-    if standing.keys:
-        parts.insert(0, standing.keys)
-    return fitted(parts, columns)
+        off = standing.drafter == _NOT_DRAFTING
+        return "drafts off" if off else f"drafts by {in_a_line(standing.drafter, 60)}"
+    if not stats.num_drafted:
+        return f"drafts off: {why_off(stats)}"
+    names = "+".join(name for name, each in stats.sources.items() if each["drafted"])
+    devices = f" on {stats.drafter_device}" if stats.drafter_device not in (None, standing.devices[0]) else ""
+    return f"{in_a_line(names, 40)}{devices} {stats.acceptance_rate:.0%} kept"
 
 
 def fitted(parts: Sequence[str], columns: int) -> str:

@@ -238,7 +238,7 @@ class Conversation:
         if num_tokens <= context and (self._overflow == "error" or self._num_dropped == len(rounds) - 1):
             return self._num_dropped
         if self._overflow == "error":
-            raise ContextOverflow(num_tokens, context)
+            raise ContextOverflow(num_tokens, context, self.engine.manifest.context_length)
         least_room = min(self.max_tokens or _room(context), _room(context))
         if num_tokens + least_room // 2 <= context:
             return self._num_dropped
@@ -249,11 +249,14 @@ class Conversation:
         )  # fmt: skip
         num_dropped = self._num_dropped + dropped
         if (num_tokens := self._size(rounds, num_dropped)) > context:
-            raise ContextOverflow(num_tokens, context)
+            raise ContextOverflow(num_tokens, context, self.engine.manifest.context_length)
         return num_dropped
 
     def _size(self, rounds: Sequence[Round], num_dropped: int) -> int:
-        return self.engine.count(self._messages(rounds[num_dropped:]))
+        try:
+            return self.engine.count(self._messages(rounds[num_dropped:]))
+        except ContextOverflow as error:  # one is so long that its tokens are not all counted
+            return error.num_tokens
 
     def _answered(self, answer: str, finish_reason: str) -> None:
         """What a reply came to; without a word the message stays unanswered."""

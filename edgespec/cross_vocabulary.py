@@ -263,6 +263,9 @@ class RespelledDrafter:
     def due_s(self, step_s: float) -> float:
         return self._ahead.due_s(step_s) if self._ahead else inf
 
+    def taken_s(self) -> tuple[Sequence[float], float]:
+        return self._ahead.taken_s() if self._ahead else ((), 0.0)
+
     def rest(self) -> None:
         if self._ahead:
             self._ahead.rest()

@@ -28,7 +28,7 @@ def lines_of(found: "Discovery") -> list[str]:
     usable = [_usable(device) for device in found.devices if device.is_usable]
     others = [_lacking(device) for device in found.devices if not device.is_usable]
     unused = [f"unused {each.kind} of {each.vendor}: {mend}" for each, mend in found.unused]
-    return [printable(line) for line in (*usable, *others, *unused)]
+    return [printable(line, keep="") for line in (*usable, *others, *unused)]
 
 
 def _usable(device: "Found") -> str:

@@ -30,6 +30,13 @@ def fan_out(chance: float, num_verified: int, budget: int) -> list[int]:
     return counts
 
 
+class Step(NamedTuple):
+    """Guesses, each behind one that was made before; is_timed where they took the time of a pass."""
+
+    guesses: Sequence[Guess]
+    is_timed: bool = True
+
+
 class Hedges(NamedTuple):
     """How many outcomes are prepared, and how many tokens for each."""
 
@@ -46,7 +53,7 @@ class Hedges(NamedTuple):
         num_verified: int,
         ask: Ask,
         sampler: Sampler,
-    ) -> Iterator[Sequence[Guess]]:
+    ) -> Iterator[Step]:
         """The drafted chain a token longer with each pass, and beside it the other outcomes; each step whole.
 
         Args:
@@ -69,11 +76,11 @@ class Hedges(NamedTuple):
                     tips.append(len(tree) + len(roots) - 1)
                 placed += 1
             tree += roots
-            yield roots
+            yield Step(roots, is_timed=False)
             if ask.cancel.is_set():
                 return
             found = drafter.tree_guesses(tokens, tree, tips, ask, sampler)
             tips = list(range(len(tree), len(tree) + len(found)))
             chain.append(tips[0])
             tree += found
-            yield found
+            yield Step(found)

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 PATIENCE_S = 2.0
 LONGEST_PATIENCE_S = 300.0
-# A fall so many patiences behind a climb says that the climb came too soon.
-_TOO_SOON = 5.0
+# A fall so many patiences behind a climb says that the climb came too soon. With 5, memory that came and went each
+# 32 s had a model opened each time, which at 1.5 billion parameters takes 5 s.
+_TOO_SOON = 15.0
 # What must be free behind a climb beyond what must be free anyway, as a share of that.
 _SLACK = 0.5
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from edgespec.drafters import Guess, ModelDrafter, drafted
 from edgespec.errors import DrafterFault
-from edgespec.hedges import Hedges
+from edgespec.hedges import Hedges, Step
 from edgespec.lanes import Job, Lane
 from edgespec.pipeline import ahead_of
 from edgespec.timeline import DRAFT, DRAFT_AHEAD, HEDGE
@@ -45,6 +45,9 @@ class LaneDrafter:
     _tree: "_Tree" = field(default_factory=lambda: _Tree())
     _limit: int = 0  # how long text and tree may become together
     _verified: int | None = None  # tokens that the target now verifies, once it does
+    _taken_s: tuple[list[float], float] = field(default_factory=lambda: ([], 0.0))  # as taken_s() is to tell
+    _num_timed: int = 0  # steps of the job that are in there
+    _is_cold: bool = True  # the first step of the job reads more than what was told since the last one
     _lock: Lock = field(default_factory=Lock)
 
     @property
@@ -88,6 +91,11 @@ class LaneDrafter:
         """Seconds until the next token is to be expected, of steps that take step_s; inf if none is drafted."""
         return inf if self.lane.is_over else max(0.0, step_s - self.lane.step_s)
 
+    def taken_s(self) -> tuple[Sequence[float], float]:
+        with self._lock:
+            seen, self._taken_s = self._taken_s, ([], 0.0)
+            return seen
+
     def rest(self) -> None:
         """Stop the lane until the next draft."""
         with self._lock:
@@ -124,9 +132,10 @@ class LaneDrafter:
 
     def _follow(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Sequence[Guess]:
         is_new = ask.hedged and self.hedges and self._text is not None and self._num_before(tokens)
-        if is_new and ask.patience_s:
+        if is_new and ask.patience_s and self._path(tokens) is not None:
             self.lane.wait(len(self.lane.ready()) + 1, ask.patience_s)
         path = self._path(tokens)
+        self._see_times()
         # What is now verified, and as much again, and the token by which that is told to serve.
         limit = min(len(tokens) + ahead_of(ask.num_tokens), self.drafter.decoder.context_length)
         self._limit = limit if path is None else max(limit, self._limit)
@@ -143,6 +152,15 @@ class LaneDrafter:
         self._tree.grow(self.lane.ready())
         return self._tree.behind(tokens[len(text) :])
 
+    def _see_times(self) -> None:
+        if self._text is None:
+            return
+        is_timed, taken_s = self._tree.is_timed, self.lane.taken_s()
+        self._taken_s[0].extend(taken_s[i] for i in range(self._num_timed, len(is_timed)) if is_timed[i])
+        self._num_timed = len(is_timed)
+        is_going = not self.lane.is_over and (not self._is_cold or any(is_timed))
+        self._taken_s = self._taken_s[0], self.lane.step_s if is_going else 0.0
+
     def _num_before(self, tokens: TokenIds) -> int:
         assert self._text is not None
         return len(tokens) - len(self._text)
@@ -155,8 +173,10 @@ class LaneDrafter:
         if hedges:
             ahead = replace(ahead, num_others=hedges.num_others)
 
-        def steps(cancel: Event) -> Iterator[Sequence[Guess]]:
-            yield kept
+        is_cold = self._text is None
+
+        def steps(cancel: Event) -> Iterator[Step]:
+            yield Step(kept, is_timed=False)
             made = list(kept)
             now = replace(ahead, cancel=cancel)
             text = append(tokens, [guess.token for guess in kept])
@@ -166,11 +186,12 @@ class LaneDrafter:
                 if guess is None or cancel.is_set():
                     return
                 made.append(guess._replace(after=len(made) - 1))
-                yield made[-1:]
+                yield Step(made[-1:], is_timed=not is_cold or len(made) > len(kept) + 1)
             if hedges and self._verified is not None:
                 yield from hedges.grown(self.drafter, tokens, made, self._verified, now, sampler)
 
         self._text, self._tree, self._verified = tokens, _Tree(), None
+        self._num_timed, self._is_cold = 0, is_cold
         self.lane.start(Job(steps, HEDGE if hedges else DRAFT_AHEAD, self.drafter.interrupt))
 
 
@@ -184,17 +205,17 @@ class _Tree:
 
     _guesses: list[Guess] = field(default_factory=list)
     _children: dict[int, list[int]] = field(default_factory=dict)
-    _num_steps: int = 0
+    is_timed: list[bool] = field(default_factory=list)  # by step
     _walked: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
     _node: int = -1  # where that ended
 
-    def grow(self, steps: Sequence[Sequence[Guess]]) -> None:
+    def grow(self, steps: Sequence[Step]) -> None:
         """By those of the steps, all so far, that are new."""
-        for step in steps[self._num_steps :]:
-            for guess in step:
+        for step in steps[len(self.is_timed) :]:
+            for guess in step.guesses:
                 self._children.setdefault(guess.after, []).append(len(self._guesses))
                 self._guesses.append(guess)
-        self._num_steps = len(steps)
+            self.is_timed.append(step.is_timed)
 
     def behind(self, tokens: TokenIds) -> list[Guess] | None:
         """The first that was drafted behind tokens, and behind that; None where the tokens leave the tree."""

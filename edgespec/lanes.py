@@ -7,6 +7,7 @@ within one where the job says how. Knows nothing of drafts.
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import inf
 from threading import Condition, Event, RLock, Thread
 from time import perf_counter
@@ -54,6 +55,10 @@ class Lane(Protocol):
         """
         ...
 
+    def taken_s(self) -> list[float]:
+        """Seconds that each of the steps took that are done."""
+        ...
+
     @property
     def step_s(self) -> float:
         """How long the step has been going on that is being done."""
@@ -77,8 +82,9 @@ class Lane(Protocol):
 class _Run:
     job: Job
     done: list[Any] = field(default_factory=list)
+    taken_s: list[float] = field(default_factory=list)
     cancel: Event = field(default_factory=Event)
-    begun_s: float = 0.0  # the last step
+    begun_s: float = 0.0  # the step that is being done
     is_over: bool = False
     error: BaseException | None = None
 
@@ -121,6 +127,10 @@ class ThreadLane:
                 return []
             self._changed.wait_for(lambda: run.is_over or len(run.done) >= num_steps, timeout_s)
             return run.steps_done()
+
+    def taken_s(self) -> list[float]:
+        with self._changed:
+            return list(self._run.taken_s) if self._run else []
 
     @property
     def step_s(self) -> float:
@@ -169,8 +179,10 @@ class ThreadLane:
                 with self._lock:
                     if run.cancel.is_set():
                         break
+                    now = self._clock()
                     run.done.append(step)
-                    run.begun_s = self._clock()
+                    run.taken_s.append(now - run.begun_s)
+                    run.begun_s = now
                     self._changed.notify_all()
         except BaseException as error:  # it goes to whoever asks for the steps
             run.error = None if run.cancel.is_set() else error
@@ -216,6 +228,10 @@ class VirtualLane:
         if num_steps > 0 and self._done:
             self._clock.now = max(self._clock.now, min(end, self._done[:num_steps][-1][0]))
         return self.ready()
+
+    def taken_s(self) -> list[float]:
+        ended = [self._started, *(at for at, _ in self._done if at <= self._clock.now)]
+        return [after - before for before, after in pairwise(ended)]
 
     @property
     def step_s(self) -> float:

@@ -45,7 +45,8 @@ class LineWrap:
     def _add(self, piece: Span) -> Iterator[Span]:
         if piece.text.isspace():
             yield from self._placed()
-            self._space = Span(" " * cell_len(piece.text.expandtabs(4)), piece.style)
+            spaces = self._space.text + " " * cell_len(piece.text.replace("\t", " " * 4))
+            self._space = Span(spaces, piece.style)
             return
         is_apart = is_unspaced(piece.text[0]) or (self._word and is_unspaced(self._word[-1].text[-1]))
         if is_apart and piece.text[0] not in _NOT_FIRST:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,8 +10,7 @@ from types import NoneType
 from typing import cast, get_args
 
 from edgespec.acceptance import equality
-from edgespec.budget import expect_rooms, growth_bytes, need_of, placed, texts_bytes
-from edgespec.device_memory import Places
+from edgespec.budget import arena_bytes, growth_bytes, need_of, texts_bytes
 from edgespec.drafter_names import SELF, TEXT, Cascade, DrafterNames, parse
 from edgespec.drafting import (
     Asked,
@@ -24,11 +24,10 @@ from edgespec.drafting import (
 )
 from edgespec.engine import Engine
 from edgespec.errors import ModelError, UsageError
-from edgespec.footing import Candidate, footings
-from edgespec.headroom import Rooms, headroom, parse_bytes
+from edgespec.footing import Report, footings
+from edgespec.headroom import headroom, parse_bytes
 from edgespec.home import ModelHome, default_home
 from edgespec.lookahead import Window
-from edgespec.manifest import Manifest
 from edgespec.memory import Memory, MemoryDrafter
 from edgespec.opening import (
     ModelFolder,
@@ -42,8 +41,9 @@ from edgespec.opening import (
 from edgespec.pair import DRAFTER, TARGET, part_of_pair, read_pair
 from edgespec.rejection import rejection
 from edgespec.roster import Roster
-from edgespec.runtimes.devices import THREADS_A_CORE, most_threads
+from edgespec.runtimes.devices import THREADS_A_CORE, Device, most_threads, with_arena
 from edgespec.setting import Setting
+from edgespec.space import Space, space_for
 from edgespec.template_process import TemplateProcess
 from edgespec.types import Decoder
 
@@ -121,47 +121,45 @@ def load(
     setting = Setting.named(device, drafter_device, num_threads, drafter_threads, deterministic=deterministic)
     free = partial(headroom, None if memory_limit is None else parse_bytes(memory_limit))
     models = ModelHome(Path(home or default_home()), offline, report)
-    target, names = find_models(models, str(model), parse(drafter))
+    stated, names = find_models(models, str(model), parse(drafter))
+    _LOG.debug("%s is %s on %s", model, stated.folder, setting.device.name)
     # Drafts of a fixed length are made the same each time.
     asked = "serial" if schedule == "auto" and length is not None else cast(Asked, schedule)
-    named = _named(models, target, names)
+    named = _named(models, stated, names)
     if asked == "auto" and num_threads is None and drafter_threads is None and len(named) == 1:
-        setting = planned_threads(target, named[0][0][0], setting)
-    chains = _chains(target, named, setting, asked, acceptance)
-    window = window_of(names.simple, length, target, setting)
-    places = Places((setting.device.memory, setting.drafter_device.memory), free, report)
-    place, drafter_place = places.of(setting.device.memory), places.of(setting.drafter_device.memory)
-    rooms, need = places(), need_of(target.manifest, weights_bytes(target))
-    expect_rooms(target.manifest.name, need, place, rooms)
-    _LOG.debug("%s is %s on %s", model, target.folder, setting.device.name)
-    needed = placed(need, place, rooms)
-    for at, room in rooms.items():
-        parts = needed.get(at, 0) // 10**6, at, room.free_bytes // 10**6, room.bound
-        _LOG.debug("it takes about %d MB of %s, and %d are free within %s", *parts)
-    renderer = _renderer(target)
-    decoder = _opened(target, setting, shares_cores=bool(chains), has_trees=window is not None)
-    for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
-        models.mark_used(each.folder)
-    kept = _memory(models, target, names) if memory else None
-    cascades = [candidates(chain, drafter_place, rooms) for chain in chains]
-    roster = _roster(target.manifest, names, cascades, window, kept, places, place, report)
-    roster.start(rooms, needed)
-    speculation = roster.relieved(
-        lambda: speculation_of(roster.drafters, length, decoder, roster.decoders, target, setting, report)
-    )
-    if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
-        _LOG.debug("drafts come from: %s", speculation.name)
-    return Engine(
-        manifest=target.manifest,
-        tokenizer=tokenizer_of(*target),
-        template=chat_template_of(target),
-        renderer=renderer,
-        decoders=[decoder],
-        speculation=replace(speculation, accept=_ACCEPTANCES[acceptance]),
-        roster=roster,
-        memory=kept,
-        device_names=(setting.device.name, setting.drafter_device.name),
-    )
+        setting = planned_threads(stated, named[0][0][0], setting)
+    chains = _chains(stated, named, setting, asked, acceptance)
+    window = window_of(names.simple, length, stated, setting)
+    space = space_for(stated, setting, free, report)
+    target = space.target
+    with ExitStack() as undone:
+        renderer = _renderer(target)
+        undone.callback(renderer.close)
+        decoder = _opened(space, setting, shares_cores=bool(chains), has_trees=window is not None)
+        for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
+            models.mark_used(each.folder)
+        kept = _memory(models, target, names) if memory else None
+        roster = _roster(space, names, chains, window, kept, report)
+        roster.start(space.rooms, space.needed, space.news)
+        speculation = roster.relieved(
+            lambda: speculation_of(roster.drafters, length, decoder, roster.decoders, target, setting, report)
+        )
+        if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
+            _LOG.debug("drafts come from: %s", speculation.name)
+        engine = Engine(
+            manifest=stated.manifest,
+            tokenizer=tokenizer_of(*target),
+            template=chat_template_of(target),
+            renderer=renderer,
+            decoders=[decoder],
+            speculation=replace(speculation, accept=_ACCEPTANCES[acceptance]),
+            roster=roster,
+            memory=kept,
+            context_length=target.manifest.context_length,
+            device_names=(setting.device.name, setting.drafter_device.name),
+        )
+        undone.pop_all()  # from here on it is the engine's
+        return engine
 
 
 _Named = tuple[tuple[ModelFolder, ...], str | None]  # models, and the text drafter of the last
@@ -198,9 +196,20 @@ def _chains(
     ]
 
 
-def _opened(target: ModelFolder, setting: Setting, *, shares_cores: bool, has_trees: bool) -> Decoder:
-    device, num_threads, deterministic = setting.device, setting.num_threads, setting.deterministic
-    return open_model(target, device, num_threads, deterministic, shares_cores, has_trees=has_trees)
+def _opened(space: Space, setting: Setting, *, shares_cores: bool, has_trees: bool) -> Decoder:
+    target, device = space.target, _bounded(setting.device, space)
+    return open_model(
+        target, device, setting.num_threads, setting.deterministic, shares_cores, has_trees=has_trees
+    )
+
+
+def _bounded(device: Device, space: Space) -> Device:
+    """A target's device, of whose memory no more is taken than is free."""
+    room, manifest = space.rooms.get(space.target_place), space.target.manifest
+    if room is None:
+        return device
+    need = need_of(manifest, weights_bytes(space.target), manifest.context_length)
+    return with_arena(device, arena_bytes(need, room.free_bytes))
 
 
 def _renderer(target: ModelFolder) -> TemplateProcess:
@@ -212,16 +221,16 @@ def _renderer(target: ModelFolder) -> TemplateProcess:
 
 
 def _roster(
-    manifest: Manifest,
+    space: Space,
     names: DrafterNames,
-    cascades: Sequence[Sequence[Candidate]],
+    chains: Sequence[Chain],
     window: Window | None,
     memory: Memory | None,
-    rooms: Callable[[], Rooms],
-    place: str,
-    report: Callable[[str], None],
+    report: Report,
 ) -> Roster:
     """Who may draft for a target, from all that was named to nobody."""
+    manifest = space.target.manifest
+    cascades = [candidates(chain, space.drafter_place, space.rooms) for chain in chains]
     remembering = [MemoryDrafter(memory)] if memory else []
     ahead = {"lookahead"} if window else set()
     texts = names.simple & set(TEXT) | ({"suffix"} if "auto" in names.simple else set())
@@ -238,8 +247,8 @@ def _roster(
             *(each for each in remembering if each.name in texts),
         ],
         lambda held, wanted: growth_bytes(manifest.kv_cache, held, wanted, manifest.context_length),
-        rooms,
-        place,
+        space.places,
+        space.target_place,
         report,
     )
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from edgespec.code_lines import CodeLines
 from edgespec.line_wrap import LineWrap, joined
 from edgespec.markdown_inline import InlineStream, Span, styled
+from edgespec.printable import printable
 
 _HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+")
 _ITEM = re.compile(r"([ \t]*)([-*+]|\d{1,9}[.)])[ \t]+")
@@ -37,7 +38,7 @@ Piece = Span | Table
 
 
 class MarkdownStream:
-    """Text of an answer in, what to append to the screen out.
+    """Text of an answer in, what to append to the screen out; what would steer a terminal is spelled out.
 
     width: Columns that a line may have.
     """
@@ -51,9 +52,13 @@ class MarkdownStream:
         self._fence = ""
         self._code: CodeLines | None = None
         self._rows: list[str] = []
+        self._return = ""
         self._is_blank_due = self._has_begun = False
 
     def push(self, text: str) -> list[Piece]:
+        text = self._return + text
+        self._return = "\r" if text.endswith("\r") else ""  # half a line break, perhaps
+        text = printable(text.removesuffix("\r").replace("\r\n", "\n"))
         out: list[Piece] = []
         for part in re.split(r"(?<=\n)", text):
             if part:
@@ -75,7 +80,7 @@ class MarkdownStream:
 
     def _fed(self, part: str) -> Iterator[Piece]:
         """A part of a line, or its end with the line break."""
-        text, is_whole = part.removesuffix("\n").removesuffix("\r"), part.endswith("\n")
+        text, is_whole = part.removesuffix("\n"), part.endswith("\n")
         if self._style is not None:
             yield from self._words(text)
         else:

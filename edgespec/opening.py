@@ -65,9 +65,13 @@ def open_model(
     shares_cores: bool,
     *,
     has_trees: bool = False,
+    is_verified: bool = False,
     cancel: Cancel | None = None,
 ) -> OnnxDecoder | StaticDecoder | OnnxTreeDecoder:
     """Load the graph while another thread hashes its files; a wrong hash goes before any other error.
+
+    Args:
+        is_verified: Its files were hashed a moment ago, and are not once more.
 
     Raises:
         Cancelled: It was given up.
@@ -75,7 +79,8 @@ def open_model(
     folder, manifest = model
     kind = OnnxTreeDecoder if has_trees else _decoder_of(manifest)
     with ThreadPoolExecutor(1, "hash") as pool:
-        verified = pool.submit(verify_files, folder, manifest, cancel)
+        hashed = replace(manifest, files={}) if is_verified else manifest
+        verified = pool.submit(verify_files, folder, hashed, cancel)
         try:
             decoder = kind(
                 folder,

@@ -20,8 +20,12 @@ from edgespec.types import NOTHING, AheadDrafter, Ask, Draft, Drafter, Sampler, 
 TRIAL_SHARE = 0.01
 # A trial is never taken to cost less than this share of a step, or a source at break-even were tried always.
 _LEAST_LOSS = 0.05
-# How a model drafts while the target works is thought over every so many rounds; it takes half a millisecond.
-_PLANNED_ROUNDS = 8
+# How a model drafts while the target works is thought over every so many rounds, and after so many more if nothing
+# was learned in them. It takes 0.3 to 6 ms, and of all the time this share at most.
+_PLANNED_ROUNDS, _QUIET_ROUNDS = 8, 64
+_THINKING_SHARE = 0.005
+# A model that drafts ahead goes on while that promises so much over plain decoding: its gain is no luck by then.
+_LEAST_STAY = 1.01
 # The target does not wait for a drafter that still has so much to read.
 _LONGEST_WAIT_UNREAD = 32
 # The share of a step by which the end of a pass and that of a step may miss each other.
@@ -76,6 +80,8 @@ class Paid:
     draft_s: float = 0.0  # of its last draft
     slowed: float = 1.0  # what the pass of this round is foreseen to take more beside it
     _num_rounds: int = 0
+    _next_plan: int = 0  # in that round
+    _has_news: bool = True  # since the last plan
     _trial: int = 0  # tokens of the trial that is going on
     _has_missed: bool = False  # in the last round
     _patience_s: float | None = None  # for the tokens that are waited for in this one
@@ -94,13 +100,15 @@ class Paid:
     def weighed(self, tokens: TokenIds, ask: Ask, sampler: Sampler, least_gain: float) -> tuple[float, int]:
         """Tokens a second that it promises in this round, and with how many drafted."""
         if self._ahead_drafter and self._ahead_drafter.can_run_ahead:
-            if self._num_rounds % _PLANNED_ROUNDS == 0:
+            if self._num_rounds >= self._next_plan + (0 if self._has_news else _QUIET_ROUNDS):
                 self._plan(self._ahead_drafter, ask, least_gain)
             if self.policy:
                 self._patience_s = self._patience(self._ahead_drafter) if self.policy.is_hedged else None
                 self.offer = self._ahead_drafter.follow(tokens, self._ahead(ask, self.policy.length), sampler)
+                self._see_times(self._ahead_drafter, self.policy)
                 if self._has_missed and self.policy.is_hedged:
                     self.chances.judge(self._outcomes, 0, len(self.offer.tokens) > 0)
+                    self._has_news = True
                 return self._weighed_ahead(self.policy, tokens, ask.num_tokens)
         if self.costs.step_s is None:
             return 0.0, 0
@@ -127,7 +135,7 @@ class Paid:
 
     def trial(self, rate: float, tokens: TokenIds) -> int:
         """How many tokens to draft for the sake of learning, though another choice has the better rate."""
-        if self.policy or self.costs.step_s is None:
+        if self.policy or self.costs.step_s is None or (self._ahead_drafter and self._ahead_drafter.can_run_ahead):
             return 0
         if self._trial:
             return self._trial if self._could_pay(rate, self._trial) else 0
@@ -143,7 +151,9 @@ class Paid:
         self._num_rounds += 1
         self.known.spare += TRIAL_SHARE
         is_run = len(draft.tokens) > 0 and draft.source == self.drafter.name
-        self._has_missed = is_run and num_accepted < len(draft.tokens)
+        # A pass for which nothing was ready in time is a miss too: what it prepared may have been.
+        self._has_missed = num_accepted < len(draft.tokens) if is_run else self.policy is not None
+        self._has_news |= is_run or len(self.offer.tokens) > 0
         # A trial goes on, and further, as long as it gains.
         self._trial = self._trial + 1 if is_run and self._trial and num_accepted >= self._trial else 0
         if is_run:
@@ -159,6 +169,7 @@ class Paid:
 
     def _plan(self, drafter: AheadDrafter, ask: Ask, least_gain: float) -> None:
         """Whether it drafts ahead, how far, and how long the target waits for it."""
+        started = self.clock()
         setting = (
             self._chances(self.longest),
             lambda num_draft: self.costs.ratio(num_draft + 1),
@@ -171,10 +182,34 @@ class Paid:
             prepared = (self.chances.of(self._outcomes, 0), MOST_PREPARED)
             hedged = best_pipelined(*setting, (verify, beside * self.known.branched), prepared)
             both = max(both, hedged._replace(is_hedged=True))
-        is_best = both.rate > max(least_gain, best_serial(*setting).rate)
+        least = min(least_gain, _LEAST_STAY) if self.policy else least_gain
+        is_best = both.rate > max(least, best_serial(*setting).rate)
         if self.policy and not is_best:
             drafter.rest()
-        self.policy = both if is_best else None
+        self.policy = both if is_best else self._tried_ahead(least_gain)
+        thought = (self.clock() - started) / self.costs.of(1) / _THINKING_SHARE if self.costs.step_s else 0.0
+        self._next_plan, self._has_news = self._num_rounds + max(_PLANNED_ROUNDS, int(thought)), False
+
+    def _see_times(self, drafter: AheadDrafter, policy: Policy) -> None:
+        """Correct what a token is taken to cost by what its drafting took, beside a target that works."""
+        taken_s, going_s = drafter.taken_s()
+        if self.costs.step_s is None:
+            return
+        beside = self.known.slowed[1] * (self.known.branched if policy.is_hedged else 1.0)
+        unit_s = self.costs.of(1) * beside
+        # One that is going on is known to take at least that long.
+        is_late = going_s > self.known.costs.step * unit_s
+        for each in [*taken_s, going_s] if is_late else taken_s:
+            self.known.costs.observe(1, 0, each / unit_s)
+
+    def _tried_ahead(self, least_gain: float) -> Policy | None:
+        """To draft ahead for a while, without being waited for, where nothing was heard of it for long."""
+        verify, beside = self.known.slowed
+        lost = _PLANNED_ROUNDS * max(verify - 1, _LEAST_LOSS)
+        if self._has_news or self.known.spare < lost or least_gain * self.known.costs.step * beside > 1:
+            return None
+        self.known.spare = 0.0
+        return Policy(1.0, 0, self.longest)
 
     def _weighed_ahead(self, policy: Policy, tokens: TokenIds, longest: int) -> tuple[float, int]:
         """As many as are ready, or as are to be waited for; none while the drafter still reads the text."""

@@ -3,7 +3,7 @@
 A draft is only a guess, so that nothing of the text is lost with its drafter.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from threading import Lock
 from typing import Any
@@ -69,6 +69,9 @@ class GuardedDrafter:
 
     def due_s(self, step_s: float) -> float:
         return self._ahead.due_s(step_s) if self._ahead else inf
+
+    def taken_s(self) -> tuple[Sequence[float], float]:
+        return self._ahead.taken_s() if self._ahead else ((), 0.0)
 
     def rest(self) -> None:
         with self._lock:

@@ -52,7 +52,7 @@ class Placements:
             profile = None if measures_anew else self._known().profiles.get(setting.machine)
             lacking = [each for each in self._lacking(profile, setting) if each not in self.unopened]
             if measures_anew or (i == 0 and (profile is None or lacking)):
-                measured, more = self._measured(profile, lacking, setting)
+                measured, more = self._measured(profile, lacking, setting, is_verified=i > 0)
                 self._remember(measured, profile is None, lacking, setting)
                 profile, took = measured, took.plus(more)
             if profile is not None:
@@ -65,12 +65,19 @@ class Placements:
         return [drafter for drafter in self.drafters if setting.lane(drafter.manifest.name) not in known]
 
     def _measured(
-        self, profile: Profile | None, lacking: Sequence[ModelFolder], setting: Setting
+        self, profile: Profile | None, lacking: Sequence[ModelFolder], setting: Setting, *, is_verified: bool
     ) -> tuple[Profile, Took]:
         """Open the models as this placement has them, one drafter after the other, and measure them."""
         name = f"{self.target.manifest.name} on {setting.target_place}"
         started = perf_counter()
-        decoder = open_model(self.target, setting.device, setting.num_threads, False, bool(self.drafters))
+        decoder = open_model(
+            self.target,
+            setting.device,
+            setting.num_threads,
+            False,
+            bool(self.drafters),
+            is_verified=is_verified,
+        )
         opening_s = perf_counter() - started
         profile = profiled(profile, decoder, {}, self.report, name, self.longest)
         for drafter in lacking:

@@ -103,7 +103,7 @@ def _expect_no_cascade(names: "DrafterNames") -> None:
 def _named(plan: "Plan", asked: "DrafterNames", drafters: "Sequence[ModelFolder]") -> str:
     """What chat is to be told of drafters; auto hears a pair's own without its name."""
     if plan.chosen.drafter is None:
-        return "+".join(plan.drafters) or "none"
+        return "+".join(plan.drafters if drafters else sorted(asked.simple)) or "none"
     called = {
         drafter.manifest.name: each.models[0] for drafter, each in zip(drafters, asked.cascades, strict=False)
     }

@@ -10,6 +10,7 @@ Document = Mapping[str, Any]
 _SHOWN_CHANCES = 4
 _SHOWN_WIDTHS = (1, 2, 4, 8, 16, 32)
 _NONE = "-"
+_NOT_COUNTED = " (what drafts from the text comes on top, and only where it pays)"
 
 
 def in_words(document: Document) -> str:
@@ -36,9 +37,10 @@ def _what(document: Document) -> str:
 
 
 def _summary(document: Document) -> Iterator[tuple[str, str]]:
+    from_text = [name for name in document["drafters"] if name != document["drafter"]]
     yield "where", _where(document)
     yield "expected", f"{document['tokens_per_second']:.1f} tokens/s: {document['reason']}"
-    yield "drafters", ", ".join(document["drafters"]) or "no drafter"
+    yield "drafters", ", ".join(document["drafters"]) + _NOT_COUNTED * bool(from_text) or "none"
     yield "context", f"{document['context_length']} tokens, for which {_gib(document['memory_bytes'])} are needed"
     for line in document["downgrades"]:
         yield "for want of memory", line

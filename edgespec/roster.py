@@ -5,6 +5,7 @@ it is back, and parks those at fault. It notes each change once. Knows protocols
 as a call.
 """
 
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -107,13 +108,18 @@ class Roster:
         """Of the models that are open, by name."""
         return {each.name: seat.model.decoder for each, seat in self._seats.items() if seat.model}
 
-    def start(self, rooms: Rooms, target: Bytes) -> None:
+    def start(self, rooms: Rooms, target: Bytes, news: Sequence[str] = ()) -> None:
         """Open what fits beside the target, for whose bytes room is kept.
+
+        Args:
+            news: What was given up for want of memory before.
 
         Raises:
             EdgeSpecError: A drafter cannot be opened, for another reason than want of memory.
         """
         with self._lock:
+            for line in news:
+                self._note(line)
             beside = {at: room.free_bytes - target.get(at, 0) for at, room in rooms.items()}
             if self._ladder.start(beside, dict.fromkeys(rooms, RESERVE_BYTES)):
                 first = self._ladder.rungs[0].needed
@@ -178,12 +184,19 @@ class Roster:
             while (room := self.rooms().get(self.place)) and needed_bytes > room.free_bytes:
                 if not self.relieve():
                     raise MemoryExhausted(
-                        f"{num_tokens} tokens need {needed_bytes >> 20} MiB more of KV cache, and {_free(room)}; "
-                        "use a shorter prompt or answer or a smaller model, or raise the limit",
+                        f"{num_tokens} tokens need {needed_bytes >> 20} MiB more of KV cache, and {_free(room)}: "
+                        f"{self._num_fitting(num_tokens, room.free_bytes)} tokens fit; use a shorter prompt or "
+                        "answer or a smaller model, or raise the limit",
                         needed_bytes=needed_bytes,
                         free_bytes=room.free_bytes,
                     )
             self._num_held = max(self._num_held, num_tokens)
+
+    def _num_fitting(self, num_tokens: int, free_bytes: int) -> int:
+        """The longest text below one of num_tokens that the target's cache has room for, or can have."""
+        return (
+            bisect_right(range(num_tokens), free_bytes, key=lambda num: self.growth_bytes(self._num_held, num)) - 1
+        )
 
     def relieve(self) -> bool:
         """Free memory for a pass of the target that was refused it; whether there was any to free."""

@@ -21,7 +21,7 @@ def score(engine: Engine, text: str) -> tuple[int, float]:
     if len(tokens) < 2:
         raise UsageError(f"the text has {len(tokens)} tokens; scoring needs at least 2")
     if len(tokens) > engine.context_length:
-        raise ContextOverflow(len(tokens), engine.context_length)
+        raise ContextOverflow(len(tokens), engine.context_length, engine.manifest.context_length)
     total = 0.0
     for start in range(0, len(tokens) - 1, _CHUNK_TOKENS):
         stop = min(start + _CHUNK_TOKENS, len(tokens) - 1)

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgespec.cache import reusable_prefix
 from edgespec.cancel import Cancel
-from edgespec.errors import ContextOverflow
+from edgespec.errors import ContextOverflow, MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, physical_cores
 from edgespec.runtimes.passes import Passes, Places
@@ -24,6 +24,8 @@ from edgespec.types import Logits, TokenIds, append
 
 # Long prompts go in chunks, which bounds the workspace; a chunk this wide runs at the full rate.
 _CHUNK_TOKENS = 256
+# A prompt's pass that is refused memory is halved down to this; narrower ones are for the scheduler to give up.
+_LEAST_CHUNK_TOKENS = 16
 _log = logging.getLogger(__name__)
 
 
@@ -123,10 +125,11 @@ class OnnxDecoder:
         """The tokens whose keys and values fill the first slots of the cache, [num_held]."""
         return self._held
 
-    def tree_rows(self, tokens: TokenIds, nodes: TokenIds, places: Places) -> Logits:
+    def tree_rows(self, tokens: TokenIds, nodes: TokenIds, places: Places, num_held: int = 0) -> Logits:
         """Logits behind the last of tokens and behind each of nodes, [num_nodes + 1, vocab_size].
 
-        The nodes are left in the slots behind tokens, which are held.
+        The nodes are left in the slots behind tokens, which are held. Where the first num_held of them lie there
+        already, only the others are run, [num_nodes - num_held, vocab_size].
 
         Args:
             tokens: The committed tokens, [num_tokens].
@@ -136,7 +139,11 @@ class OnnxDecoder:
         with self._lock, telling_of_memory("running a tree"):
             self._passes.begin()
             before = tokens[:-1]
-            if len(before) == 0:  # ONNX Runtime's CPU provider looks at positions behind a past alone
+            if num_held:
+                self._held = tokens
+                rows = self._passes.run(nodes[num_held:], len(tokens) + num_held, len(nodes) - num_held, places)
+                self._num_fed -= num_held
+            elif len(before) == 0:  # ONNX Runtime's CPU provider looks at positions behind a past alone
                 first = self._logits(tokens, 1).copy()
                 rows = np.concatenate([first, self._passes.run(nodes, 1, len(nodes), places)])
             else:
@@ -160,11 +167,18 @@ class OnnxDecoder:
         num_tokens = len(tokens)
         start = reusable_prefix(self._held, tokens, num_last)
         rows: list[Logits] = []
+        chunk_tokens = self._chunk_tokens
         while start < num_tokens:
-            stop = min(start + self._chunk_tokens, num_tokens)
+            stop = min(start + chunk_tokens, num_tokens)
             self._held = tokens[:start]
             wanted = max(0, stop - max(start, num_tokens - num_last))
-            chunk = self._rows(tokens, start, stop, max(1, wanted))
+            try:
+                chunk = self._rows(tokens, start, stop, max(1, wanted))
+            except (MemoryError, MemoryExhausted):
+                chunk_tokens = (stop - start) // 2
+                if chunk_tokens < _LEAST_CHUNK_TOKENS:
+                    raise
+                continue
             self._num_fed += stop - start
             start = stop
             if wanted == num_last:

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,18 @@ UP, ALT_ENTER, CTRL_C, CTRL_D, CTRL_J = "\x1b[A", "\x1b\r", "\x03", "\x04", "\n"
 class Terminal:
     """A program in a terminal of its own, and all that it wrote."""
 
-    def __init__(self, *arguments: object, home: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: object,
+        home: Path,
+        environment: Mapping[str, str] | None = None,
+        program: Sequence[str] = (sys.executable, "-m", "edgespec"),
+    ) -> None:
         inherited = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
         settings = {"TERM": "xterm-256color", "EDGESPEC_HOME": str(home), "PYTHONWARNINGS": "ignore"}
         self.process: Any = pexpect.spawn(
-            sys.executable,
-            ["-m", "edgespec", *map(str, arguments)],
+            program[0],
+            [*program[1:], *map(str, arguments)],
             env={**inherited, **settings, **(environment or {})},
             dimensions=(ROWS, COLUMNS),
             encoding="utf-8",

@@ -4,9 +4,11 @@ import pytest
 
 from edgespec.budget import (
     RESERVE_BYTES,
+    arena_bytes,
     cache_bytes,
     expect_room,
     expect_rooms,
+    fitting_context,
     growth_bytes,
     need_of,
     placed,
@@ -100,6 +102,12 @@ def test_a_device_of_its_own_leaves_the_host_little() -> None:
     assert found == {HOST: 40 * MIB, "cuda": 1000 * MIB + need.kv_cache_bytes + need.workspace_bytes}
 
 
+def test_a_pass_on_a_device_may_take_what_weights_and_cache_leave() -> None:
+    need = need_of(MANIFEST, 1000 * MIB)._replace(kv_cache_bytes=500 * MIB, workspace_bytes=50 * MIB)
+    assert arena_bytes(need, 4000 * MIB) == 2500 * MIB - RESERVE_BYTES
+    assert arena_bytes(need, 1600 * MIB) == 50 * MIB
+
+
 def test_a_target_and_its_drafter_take_of_each_place_what_lies_there() -> None:
     target, drafter = need_of(MANIFEST, 1000 * MIB), need_of(MANIFEST, 100 * MIB)
     rooms = {HOST: ROOM, "cuda": ROOM}
@@ -142,6 +150,44 @@ def test_what_does_not_fit_is_said_with_figures_and_a_way_out() -> None:
     assert caught.value.free_bytes == 512 * MIB
     assert caught.value.needed_bytes == need.within(ROOM) + RESERVE_BYTES
     assert caught.value.exit_code == 5
+
+
+def room_for(manifest: Manifest, num_tokens: int, kv_bytes: int) -> Room:
+    limited = replace(manifest, context_length=num_tokens)
+    need = need_of(limited, 1000 * MIB, num_tokens)._replace(kv_cache_bytes=kv_bytes)
+    return Room(need.within(ROOM) + RESERVE_BYTES, "--memory")
+
+
+@pytest.mark.parametrize("num_tokens", [1024, 1280, 4096, 30720, 32768])
+def test_the_context_is_as_long_as_there_is_room_for(num_tokens: int) -> None:
+    room = room_for(MANIFEST, num_tokens, num_tokens * KV.bytes_per_token)
+    assert fitting_context(MANIFEST, 1000 * MIB, HOST, {HOST: room}) == num_tokens
+    less = room._replace(free_bytes=room.free_bytes - 1)
+    shorter = num_tokens - 256 if num_tokens > 1024 else 1024
+    assert fitting_context(MANIFEST, 1000 * MIB, HOST, {HOST: less}) == shorter
+
+
+def test_a_growing_cache_needs_room_for_what_it_held_as_well() -> None:
+    """Twice two buffers: of 4096 positions while it makes those of 8192."""
+    manifest = replace(MANIFEST, kv_cache=replace(KV, form="growing"))
+    room = room_for(manifest, 8192, 2 * (4096 + 8192) * KV.bytes_per_token)
+    assert fitting_context(manifest, 1000 * MIB, HOST, {HOST: room}) == 8192
+    less = room._replace(free_bytes=room.free_bytes - 1)
+    assert fitting_context(manifest, 1000 * MIB, HOST, {HOST: less}) == 7936
+
+
+def test_the_cache_counts_where_the_target_runs() -> None:
+    rooms = {HOST: Room(200 * MIB, "it"), "cuda": room_for(MANIFEST, 4096, 4096 * KV.bytes_per_token)}
+    assert 4096 < fitting_context(MANIFEST, 1000 * MIB, "cuda", rooms) < 32768
+    del rooms["cuda"]
+    assert fitting_context(MANIFEST, 1000 * MIB, "cuda", rooms) == 32768, "of which nothing is known"
+
+
+def test_a_short_or_static_context_is_what_it_is() -> None:
+    nothing = {HOST: Room(0, "it")}
+    assert fitting_context(replace(MANIFEST, context_length=300), 0, HOST, nothing) == 300
+    static = replace(MANIFEST, kv_cache=replace(KV, form="static"))
+    assert fitting_context(static, 0, HOST, nothing) == 32768
 
 
 def test_each_way_to_draft_from_the_text_takes_less_than_the_one_before() -> None:

@@ -1,27 +1,51 @@
 """The chat in a real terminal: typed keys in, screen out."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pexpect", reason="pseudo-terminals are POSIX")
 pytest.importorskip("termios", reason="pseudo-terminals are POSIX")
 
-from terminal import ALT_ENTER, CTRL_C, CTRL_J, Terminal
+from terminal import ALT_ENTER, COLUMNS, CTRL_C, CTRL_D, CTRL_J, UP, Terminal
 
 from edgespec.transcript import latest, read_transcript
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*forkpty.*")]
+
+SHORT = ("--max-tokens", 12, "--drafter", "none")
+LONG = ("--max-tokens", 600, "--drafter", "none")
+EDGESPEC = f"{sys.executable} -m edgespec"
 
 
 def chat(model: object, home: Path, *arguments: object, **settings: str) -> Terminal:
     return Terminal("chat", model, *arguments, home=home, environment=settings)
 
 
+def ruled(tmp_path: Path, answers: dict[str, Any], pause_s: float = 0.0, **settings: str) -> Terminal:
+    """A chat whose answers are given."""
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"answers": answers, "pause_s": pause_s}))
+    program = (sys.executable, str(Path(__file__).with_name("rule_chat.py")))
+    return Terminal(script, home=tmp_path, environment=settings, program=program)
+
+
+def said(home: Path) -> list[str]:
+    """By the user, as the last transcript has it."""
+    path = latest(home / "chats")
+    assert path is not None
+    return [message.content for message in read_transcript(path).messages if message.role == "user"]
+
+
 def test_a_conversation_is_typed_stopped_and_kept(tiny_model: Path, tmp_path: Path) -> None:
-    terminal = chat(tiny_model, tmp_path, "--max-tokens", 600, "--drafter", "none")
+    terminal = chat(tiny_model, tmp_path, *LONG)
     at = terminal.ready()
     terminal.enter("the in")
     at = terminal.wait_for("the in", after=at)
@@ -41,11 +65,367 @@ def test_a_conversation_is_typed_stopped_and_kept(tiny_model: Path, tmp_path: Pa
     at = terminal.ready(after=at)
     terminal.type(CTRL_C)
     assert terminal.exit_code() == 130
+    assert said(tmp_path)[-1] == "one\ntwo\n//three"
+    assert "/nonsense" not in said(tmp_path)
+    assert (tmp_path / "history").stat().st_mode & 0o777 == 0o600
+    typed = [json.loads(line) for line in (tmp_path / "history").read_text().splitlines()]
+    assert typed == ["the in", "/nonsense", "one\ntwo\n//three"]
+
+
+def test_two_hundred_lines_are_pasted_as_one_message(tmp_path: Path) -> None:
+    text = "\n".join(f"line {i} of what was pasted: ✓ 世界" for i in range(200))
+    terminal = ruled(tmp_path, {text: ["It has 200 lines."]})
+    at = terminal.ready()
+    started = time.monotonic()
+    terminal.paste(text)
+    terminal.wait_for("line 199", after=at)
+    taken_s = time.monotonic() - started
+    terminal.enter("")
+    terminal.wait_for("It has 200 lines.", after=at)
+    terminal.ready(after=at)
+    terminal.type(CTRL_D)
+    assert terminal.exit_code() == 0
+    assert taken_s < 10  # 0.1 s on an idle machine
+
+
+def test_ctrl_c_stops_before_the_first_word_and_retry_asks_again(tmp_path: Path) -> None:
+    terminal = ruled(tmp_path, {"slow": ["never", " seen"]}, pause_s=30)
+    at = terminal.ready()
+    terminal.enter("slow")
+    at = terminal.wait_for("…", after=at)
+    started = time.monotonic()
+    terminal.type(CTRL_C)
+    at = terminal.wait_for("nothing was answered; /retry", after=at)
+    assert time.monotonic() - started < 10
+    at = terminal.ready(after=at)
+    terminal.enter("/retry")
+    at = terminal.wait_for("…", after=at)
+    terminal.type(CTRL_C)
+    terminal.ready(after=at)
+    assert "never" not in terminal.screen()
+    terminal.type(CTRL_D)
+    assert terminal.exit_code() == 0
+
+
+def test_ctrl_c_stops_an_answer_and_keeps_what_there_was(tmp_path: Path) -> None:
+    words = [f"word{i} " for i in range(1000)]
+    terminal = ruled(tmp_path, {"count": words, "done": ["yes"]}, pause_s=0.05)
+    at = terminal.ready()
+    terminal.enter("count")
+    at = terminal.wait_for("word3", after=at)
+    terminal.type(CTRL_C)
+    at = terminal.ready(after=at)
+    terminal.enter(f"/save {tmp_path / 'saved.jsonl'}")
+    at = terminal.wait_for("2 messages written", after=at)
+    at = terminal.ready(after=at)
+    terminal.enter("done")
+    terminal.wait_for("yes", after=at)
+    kept = read_transcript(tmp_path / "saved.jsonl")
+    assert kept.messages[1].content.startswith("word0 word1 word2 word3 ")
+    assert len(kept.messages[1].content) < 5000
+    assert kept.cut_short == ((1, "cancelled"),)
+
+
+def test_keys_typed_during_an_answer_wait_for_the_next_message(tmp_path: Path) -> None:
+    terminal = ruled(tmp_path, {"count": ["one ", "two ", "three ", "four"], "next": ["NEXT"]}, pause_s=0.2)
+    at = terminal.ready()
+    terminal.enter("count")
+    at = terminal.wait_for("one", after=at)
+    terminal.type("next")
+    at = terminal.ready(after=at)
+    assert "one two three four" in terminal.settle()
+    terminal.enter("")
+    assert terminal.wait_for("NEXT", after=at) > at
+
+
+def test_wide_characters_are_never_broken_whatever_pieces_they_come_in(tmp_path: Path) -> None:
+    text = "表情 👍🏽 と 👩‍💻 と é と 한국어 문장이 계속 이어집니다 " * 6 + "终。"
+    terminal = ruled(tmp_path, {"wide": list(text)})
+    at = terminal.ready()
+    terminal.enter("wide")
+    terminal.wait_for("终", after=at)
+    terminal.settle()
+    shown = terminal.written[at:].split("wide", 1)[1]
+    assert "�" not in shown
+    for cluster in ("👍🏽", "👩‍💻", "é", "한국어"):
+        assert shown.count(cluster) == 6
+    assert max(map(len, terminal.screen().splitlines())) <= COLUMNS
+
+
+def test_what_would_steer_the_terminal_is_shown_escaped(tmp_path: Path) -> None:
+    hostile = "a\x1b]52;c;ZXZpbA==\x07b\x1b[2Jc\rd\x9b31me `\x1b[1m` &#27;[2J\u202ex"
+    terminal = ruled(tmp_path, {"go": [hostile], "plain": [hostile]})
+    at = terminal.ready()
+    assert "rule\\x1b]0;evil\\x07 on cpu" in terminal.settle()
+    for view in ("markdown", "plain", "drafted"):
+        terminal.enter(f"/show {view}")
+        at = terminal.ready(after=at)
+        terminal.enter("go")
+        at = terminal.wait_for("no drafts", after=at)
+        at = terminal.ready(after=at)
+    escaped = "a\\x1b]52;c;ZXZpbA==\\x07b\\x1b[2Jc\\x0dd\\x9b31me"
+    assert (
+        terminal.written.count(escaped) == 5
+    )  # as Markdown, again as plain text, once more, again drafted, and once more
+    assert "]52;c" not in terminal.written.replace("\\x1b]52;c", "")
+    assert "\x1b]0;" not in terminal.written
+    assert "\x1b[2J" not in terminal.written
+    assert "\u202e" not in terminal.written
+
+
+def test_markdown_is_appended_and_nothing_above_is_touched(tmp_path: Path) -> None:
+    pieces = ["# Title\n\nSome **bo", "ld** text\n\n", "| a | b |\n|---|---|\n", "| 1 | 2 |\n\n"]
+    pieces += ["```python\n", "def f():\n", "    return 1\n", "```\n", "\nend"]
+    terminal = ruled(tmp_path, {"go": pieces})
+    at = terminal.ready()
+    terminal.enter("go")
+    at = terminal.wait_for("…", after=at)
+    end = terminal.wait_for("no drafts", after=at)
+    shown = terminal.written[at:end]
+    assert "\x1b[1mbold\x1b[0m" in shown
+    assert "def" in shown
+    assert "\x1b[A" not in shown
+    assert "\x1b[2K" not in shown
+    assert "**" not in terminal.screen()
+    rows = [line.split() for line in terminal.screen().splitlines()]
+    assert ["1", "│", "2"] in rows
+
+
+def test_a_window_may_change_its_size_at_any_time(tmp_path: Path) -> None:
+    terminal = ruled(tmp_path, {"go": [f"word{i} " for i in range(60)]}, pause_s=0.02)
+    at = terminal.ready()
+    terminal.type("g")
+    terminal.resize(40, 12)
+    terminal.settle()
+    terminal.enter("o")
+    at = terminal.wait_for("word5 ", after=at)
+    terminal.resize(25, 8)
+    at = terminal.wait_for("word30", after=at)
+    terminal.resize(100, 40)
+    at = terminal.wait_for("word59", after=at)
+    terminal.ready(after=at)
+    terminal.type(CTRL_D)
+    assert terminal.exit_code() == 0
+    assert "Traceback" not in terminal.written
+
+
+def test_a_message_is_edited_recalled_and_written_in_an_editor(tmp_path: Path) -> None:
+    editor = tmp_path / "editor.sh"
+    editor.write_text('#!/bin/sh\nprintf "from the editor" > "$1"\n')
+    editor.chmod(0o755)
+    answers = {"one": ["ONE"], "one two": ["TWO"], "from the editor": ["EDITED"]}
+    terminal = ruled(tmp_path, answers, EDITOR=str(editor), VISUAL=str(editor))
+    at = terminal.ready()
+    terminal.enter("one")
+    at = terminal.wait_for("ONE", after=at)
+    at = terminal.ready(after=at)
+    terminal.enter("/edit")
+    at = terminal.ready(after=at)
+    terminal.enter(" two")
+    at = terminal.wait_for("TWO", after=at)
+    at = terminal.ready(after=at)
+    terminal.enter("/context")
+    at = terminal.wait_for("2 messages of the conversation", after=at)
+    at = terminal.ready(after=at)
+    terminal.type(UP)
+    terminal.type(UP)
+    terminal.enter("")
+    at = terminal.wait_for("TWO", after=at)
+    at = terminal.ready(after=at)
+    terminal.type("\x18\x05")
+    at = terminal.wait_for("from the editor", after=at)
+    terminal.enter("")
+    assert terminal.wait_for("EDITED", after=at) > at
+
+
+def test_commands_and_files_are_completed(tmp_path: Path) -> None:
+    (tmp_path / "a-talk-of-mine.jsonl").write_text("no talk")
+    terminal = ruled(tmp_path, {})
+    at = terminal.ready()
+    terminal.type("/mu")
+    terminal.settle()
+    terminal.type("\t")
+    terminal.settle()
+    terminal.enter("")
+    at = terminal.wait_for("Alt-Enter sends", after=at)
+    at = terminal.ready(after=at)
+    terminal.type(f"/load {tmp_path}/a-ta")
+    terminal.settle()
+    terminal.type("\t")
+    terminal.settle()
+    terminal.type(ALT_ENTER)
+    assert terminal.wait_for("is damaged (no JSON)", after=at) > at
+    assert "Traceback" not in terminal.written
+
+
+@pytest.mark.parametrize("settings", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_a_terminal_without_colour_gets_text_alone(tmp_path: Path, settings: dict[str, str]) -> None:
+    terminal = ruled(tmp_path, {"go": ["Some **bold** text\n"]}, **settings)
+    terminal.wait_for(">", after=terminal.wait_for("what there is"))
+    terminal.settle()
+    terminal.enter("go")
+    at = terminal.wait_for("Some **bold** text")
+    at = terminal.wait_for("context", after=at)
+    terminal.settle()
+    if "TERM" in settings:
+        assert "\x1b" not in terminal.written
+    assert "\x1b[1mbold" not in terminal.written
+    assert "\x1b[3" not in terminal.written.replace("\x1b[39m", "")
+
+
+def test_answers_to_a_pipe_are_data_and_the_dialogue_stays_here(tiny_model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = f"{EDGESPEC} chat {tiny_model} --max-tokens 12 --drafter none > {out}"
+    terminal = Terminal("-c", command, home=tmp_path, program=("/bin/bash",))
+    at = terminal.ready()
+    terminal.enter("the in")
+    at = terminal.wait_for("tokens/s", after=at)
+    terminal.ready(after=at)
+    terminal.type(CTRL_D)
+    assert terminal.exit_code() == 0
     path = latest(tmp_path / "chats")
     assert path is not None
-    kept = read_transcript(path)
-    said = [message.content for message in kept.messages if message.role == "user"]
-    assert said[-1] == "one\ntwo\n//three"
-    assert "/nonsense" not in said
-    assert (tmp_path / "history").stat().st_mode & 0o777 == 0o600
-    assert [json.loads(line) for line in (tmp_path / "history").read_text().splitlines()][-1] == said[-1]
+    assert out.read_text().rstrip("\n") == read_transcript(path).messages[1].content.rstrip("\n")
+
+
+def test_a_reader_that_leaves_ends_the_chat_in_peace(tiny_model: Path, tmp_path: Path) -> None:
+    command = f"set -o pipefail; {EDGESPEC} chat {tiny_model} --max-tokens 300 --drafter none | head -c 5"
+    terminal = Terminal("-c", command, home=tmp_path, program=("/bin/bash",))
+    at = terminal.ready()
+    terminal.enter("the in")
+    time.sleep(1.0)
+    if terminal.process.isalive():
+        terminal.enter("an on")
+    assert terminal.exit_code() == 0
+    assert "Traceback" not in terminal.written[at:]
+    command = f"set -o pipefail; {EDGESPEC} chat {tiny_model} --max-tokens 300 --prompt the | head -c 5"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, check=False)
+    assert (ended.returncode, len(ended.stdout), b"Traceback" in ended.stderr) == (0, 5, False)
+
+
+def test_a_stdin_that_is_closed_is_said_to_be_empty(tiny_model: Path) -> None:
+    ended = subprocess.run(
+        ["bash", "-c", f"{EDGESPEC} chat {tiny_model} <&-"], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2
+    assert "the prompt is empty" in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_a_home_that_cannot_be_written_is_told_once_and_the_chat_goes_on(tiny_model: Path, tmp_path: Path) -> None:
+    for name in ("history", "chats"):
+        place = tmp_path / name
+        place.mkdir() if name == "history" else place.write_text("in the way")
+    terminal = chat(tiny_model, tmp_path, *SHORT)
+    at = terminal.ready()
+    for text in ("the in", "an on"):
+        terminal.enter(text)
+        at = terminal.wait_for("tokens/s", after=at)
+        at = terminal.ready(after=at)
+    terminal.type(CTRL_D)
+    assert terminal.exit_code() == 0
+    flat = terminal.written.replace("\r\n", " ")
+    assert flat.count("what you type is not kept") == 1
+    assert flat.count("this conversation is not kept") == 1
+
+
+def test_no_history_keeps_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    terminal = chat(tiny_model, tmp_path, *SHORT, "--no-history", "--no-memory")
+    at = terminal.ready()
+    terminal.enter("the in")
+    at = terminal.wait_for("tokens/s", after=at)
+    terminal.ready(after=at)
+    terminal.type(CTRL_D)
+    assert terminal.exit_code() == 0
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_two_chats_at_once_are_both_kept(tiny_model: Path, tmp_path: Path) -> None:
+    terminals = [chat(tiny_model, tmp_path, *SHORT) for _ in range(2)]
+    for number, terminal in enumerate(terminals):
+        at = terminal.ready()
+        terminal.enter(f"the in {number}")
+        at = terminal.wait_for("tokens/s", after=at)
+        terminal.ready(after=at)
+    for terminal in terminals:
+        terminal.type(CTRL_D)
+        assert terminal.exit_code() == 0
+    kept = [read_transcript(path).messages[0].content for path in (tmp_path / "chats").iterdir()]
+    assert sorted(kept) == ["the in 0", "the in 1"]
+    assert len((tmp_path / "history").read_text().splitlines()) == 2
+
+
+def test_a_chat_that_is_killed_goes_on_with_what_was_said(tiny_model: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "a model")
+    terminal = chat(model, tmp_path, *SHORT, "--system", "the")
+    at = terminal.ready()
+    terminal.enter("the in")
+    at = terminal.wait_for("tokens/s", after=at)
+    at = terminal.ready(after=at)
+    terminal.enter("/set max_tokens 600")
+    at = terminal.ready(after=at)
+    terminal.enter("an on")
+    terminal.wait_for("an on", after=at)
+    deadline = time.monotonic() + 30
+    while said(tmp_path) != ["the in", "an on"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(terminal.process.pid, 9)
+    assert terminal.exit_code() == -9
+    # Without a model named: the conversation says which.
+    terminal = Terminal("chat", "--continue", *SHORT, home=tmp_path)
+    at = terminal.ready()
+    told = " ".join(terminal.screen().split())
+    assert "you said last: 'an on'. It has no answer yet; /retry asks for one." in told
+    terminal.enter("/retry")
+    at = terminal.wait_for("tokens/s", after=at)
+    terminal.ready(after=at)
+    terminal.type(CTRL_D)
+    assert terminal.exit_code() == 0
+    path = latest(tmp_path / "chats")
+    assert path is not None
+    assert [message.role for message in read_transcript(path).messages] == [
+        *("system", "user", "assistant", "user", "assistant")
+    ]
+    assert len([*(tmp_path / "chats").iterdir()]) == 1
+
+
+@pytest.mark.model
+def test_a_real_model_stops_while_it_reads_and_while_it_answers(smollm2: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    terminal = chat(smollm2, tmp_path, "--trace", trace, "--drafter", "suffix")
+    at = terminal.ready()
+    terminal.paste("A sentence that is read again and again. " * 500)
+    terminal.settle()
+    terminal.enter("")
+    at = terminal.wait_for("…", after=at)
+    time.sleep(0.5)
+    started = time.monotonic()
+    terminal.type(CTRL_C)
+    at = terminal.ready(after=at)
+    assert time.monotonic() - started < 5
+    assert "nothing was answered" in terminal.settle()
+    terminal.enter("/undo")
+    at = terminal.ready(after=at)
+    terminal.enter("Write a long story about a river.")
+    at = terminal.wait_for("\r \r", after=at)  # the mark that waits for the first word goes
+    while len(terminal.written) < at + 200:
+        terminal.settle(0.1)
+    terminal.type(CTRL_C)
+    at = terminal.wait_for("stopped", after=at)
+    at = terminal.ready(after=at)
+    assert sum(event["ph"] == "X" for event in json.loads(trace.read_text())["traceEvents"]) > 3
+    terminal.enter("/stats")
+    at = terminal.wait_for("tokens a pass", after=at)
+    at = terminal.ready(after=at)
+    terminal.enter("/set max_tokens 20")
+    at = terminal.ready(after=at)
+    terminal.enter("/drafter none")
+    at = terminal.wait_for("drafts by none", after=at)
+    at = terminal.ready(after=at)
+    terminal.enter("Name three rivers.")
+    at = terminal.wait_for("no drafts", after=at)
+    terminal.ready(after=at)
+    terminal.type(CTRL_D)
+    assert terminal.exit_code() == 0
+    assert said(tmp_path) == ["Write a long story about a river.", "Name three rivers."]

@@ -18,10 +18,9 @@ from edgespec.turns import Turn, Turns
 class WordEngine:
     """Answers with the seed and the last message, word by word. A message is its words and one token more."""
 
-    manifest = SimpleNamespace(name="words")
-
     def __init__(self, context_length: int = 100) -> None:
         self.context_length = context_length
+        self.manifest = SimpleNamespace(name="words", context_length=context_length)
         self.asked: list[tuple[Message, ...]] = []
 
     def count(self, messages: Sequence[Message]) -> int:

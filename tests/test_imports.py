@@ -21,6 +21,7 @@ PURE = {
     "chat_actions",
     "chat_commands",
     "chat_interrupt",
+    "chat_plain",
     "chat_printer",
     "chat_session",
     "chat_status",
@@ -43,11 +44,13 @@ PURE = {
     "experience",
     "footing",
     "forecast",
+    "forks",
     "gate",
     "genai",
     "headroom",
     "hedges",
     "host",
+    "json_file",
     "ladder",
     "lane_drafter",
     "lanes",
@@ -138,6 +141,7 @@ JOINTS = {
     "setting",
     "simulate_command",
     "simulation",
+    "space",
 }
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec import paid
 from edgespec.chances import Chances
 from edgespec.clock import VirtualClock
 from edgespec.costs import DraftCosts, PassCosts
@@ -63,9 +64,11 @@ class Delayed:
         self._pause()
         return self._inner.logits(tokens, num_last)
 
-    def tree_logits(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Logits:
+    def tree_logits(
+        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
+    ) -> Logits:
         self._pause()
-        return self._inner.tree_logits(tokens, nodes, parents)
+        return self._inner.tree_logits(tokens, nodes, parents, num_last)
 
     def _pause(self) -> None:
         if self._rng.random() < 0.3:
@@ -169,26 +172,40 @@ def test_a_fault_in_the_lane_reaches_the_caller_and_leaves_no_thread(can_run_ahe
     assert threading.active_count() == before
 
 
+class Simulated:
+    """A pass of the target takes a second, a row more 3 % of it, and a step of the drafter what is said now."""
+
+    def __init__(self, kind: str, chance: float, step: float, hope: tuple[float, float] | None = None) -> None:
+        self.clock, self.step, own = VirtualClock(), step, VirtualClock()
+        self.target = PacedDecoder(
+            synthetic_target(), lambda fed, rows: 1 + 0.03 * (rows - 1), self.clock.sleep, self.clock
+        )
+        decoder = PacedDecoder(synthetic_drafter(chance), lambda fed, rows: self.step, own.sleep, own)
+        self.lane: Lane = VirtualLane("drafter", self.clock, own)
+        hedges = Hedges(chance=chance) if kind == "hedged" else None
+        self.drafter = LaneDrafter(ModelDrafter(decoder, VOCAB_SIZE), self.lane, kind != "serial", hedges)
+        self.known = PaidSource(DraftCosts(step, 0.0))
+        costs = PassCosts({width: 1 + 0.03 * (width - 1) for width in range(1, 26)}, 1.0)
+        chances = Chances({("model", -1): hope or (50 * chance, 50.0)})
+        self.gate: Gate = MeasuredGate([self.drafter], costs, chances, {"model": self.known}, clock=self.clock)
+        self._tokens = PROMPT
+
+    def speed(self, num_tokens: int) -> float:
+        """Tokens a second of the next so many."""
+        started, end = self.clock.now, len(self._tokens) + num_tokens
+        blocks = serial(self._tokens, self.target, GumbelSampler(SamplingParams()), self.gate, clock=self.clock)
+        while len(self._tokens) < end:
+            self._tokens = append(self._tokens, next(blocks).tokens)
+        blocks.close()
+        return (len(self._tokens) - end + num_tokens) / (self.clock.now - started)
+
+
 def simulated(kind: str, chance: float, step: float, length: int | None = None) -> float:
-    """Tokens a step of the target, in virtual time, where a row more costs it 3 % of a step."""
-    clock, own = VirtualClock(), VirtualClock()
-    target = PacedDecoder(synthetic_target(), lambda fed, rows: 1 + 0.03 * (rows - 1), clock.sleep, clock)
-    decoder = PacedDecoder(synthetic_drafter(chance), lambda fed, rows: step, own.sleep, own)
-    lane: Lane = VirtualLane("drafter", clock, own)
-    hedges = Hedges(chance=chance) if kind == "hedged" else None
-    drafter = LaneDrafter(ModelDrafter(decoder, VOCAB_SIZE), lane, kind != "serial", hedges)
-    costs = PassCosts({width: 1 + 0.03 * (width - 1) for width in range(1, 26)}, 1.0)
-    known = {"model": PaidSource(DraftCosts(step, 0.0))}
-    chances = Chances({("model", -1): (50 * chance, 50.0)})
-    gate: Gate = MeasuredGate([drafter], costs, chances, known, clock=clock)
+    """Tokens a step of the target."""
+    run = Simulated(kind, chance, step)
     if length is not None:
-        gate = FixedGate([drafter], length)
-    num_tokens = 0
-    for block in serial(PROMPT, target, GumbelSampler(SamplingParams()), gate, clock=clock):
-        num_tokens += len(block.tokens)
-        if num_tokens >= 400:
-            return num_tokens / clock.now
-    raise AssertionError
+        run.gate = FixedGate([run.drafter], length)
+    return run.speed(400)
 
 
 def test_at_once_and_hedged_gain_what_the_closed_forms_promise() -> None:
@@ -201,6 +218,59 @@ def test_at_once_and_hedged_gain_what_the_closed_forms_promise() -> None:
 def test_at_once_loses_to_no_length_in_sequence(chance: float, step: float) -> None:
     best = max(simulated("serial", chance, step, length) for length in range(8))
     assert simulated("pipelined", chance, step) >= 0.97 * best
+
+
+@pytest.mark.parametrize("kind", ["pipelined", "hedged"])
+def test_a_drafter_that_becomes_five_times_slower_is_soon_no_longer_counted_on(kind: str) -> None:
+    run = Simulated(kind, 0.8, 0.2)
+    assert run.speed(100) > 1.8
+    run.step = 1.0
+    assert run.speed(300) >= 0.95, "plain decoding yields 1"
+    assert run.known.costs.step == pytest.approx(1.0, rel=0.05)
+    assert run.speed(100) >= 0.99
+
+
+def test_a_drafter_that_becomes_faster_is_counted_on_more() -> None:
+    run = Simulated("pipelined", 0.8, 0.3)
+    run.speed(100)
+    run.step = 0.06
+    run.speed(200)
+    assert run.known.costs.step == pytest.approx(0.06, rel=0.05)
+    assert run.speed(300) >= 0.95 * simulated("pipelined", 0.8, 0.06)
+
+
+@pytest.mark.parametrize(("chance", "kind"), [(0.3, "hedged"), (0.95, "hedged"), (0.95, "pipelined")])
+def test_a_drafter_as_slow_as_the_target_is_left_at_rest(chance: float, kind: str) -> None:
+    run = Simulated(kind, chance, 1.0, hope=(4.0, 6.0))
+    assert run.speed(60) >= 0.999
+    assert max((interval.end_s for interval in run.lane.intervals), default=0.0) < 40
+
+
+def test_what_drafts_ahead_at_a_small_gain_is_not_given_up_by_chance() -> None:
+    """In sequence nothing is to be gained there; the closed form promises 1.066."""
+    assert Simulated("pipelined", 0.3, 0.5).speed(400) >= 1.03
+
+
+def test_a_step_that_no_longer_serves_is_not_waited_for() -> None:
+    run = Simulated("hedged", 0.8, 1.0)
+    ask = Ask(3, ahead=True, hedged=True, patience_s=0.2)
+    run.drafter.follow(PROMPT, ask, GumbelSampler(SamplingParams()))
+    run.clock.sleep(0.9)
+    run.drafter.follow(append(PROMPT, [7, 7]), ask, GumbelSampler(SamplingParams()))
+    assert run.clock.now == 0.9
+
+
+def test_thinking_takes_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, plan, num_plans = Simulated("pipelined", 0.8, 0.3), paid.best_pipelined, list[int]()
+
+    def slowly(*setting: Any) -> Any:
+        num_plans.append(1)
+        run.clock.sleep(0.5)
+        return plan(*setting)
+
+    monkeypatch.setattr(paid, "best_pipelined", slowly)
+    run.speed(600)
+    assert 1 < sum(num_plans) * 0.5 <= 0.5 + 0.01 * run.clock.now
 
 
 def test_more_guesses_stand_where_outcomes_are_likelier() -> None:
@@ -219,7 +289,7 @@ def test_what_was_prepared_is_taken_up() -> None:
     sampler = GumbelSampler(SamplingParams())
     ask = Ask(3, ahead=True, least=3, hedged=True)
     drafted = ahead.draft(PROMPT, ask, sampler).tokens
-    guesses = [guess for step in ahead.lane.wait(60, 5.0) for guess in step]
+    guesses = [guess for step in ahead.lane.wait(60, 5.0) for guess in step.guesses]
     behind = {guess.after for guess in guesses}
     drafted_on = [guess for i, guess in enumerate(guesses) if i in behind and guess.after >= 0]
     assert sum(not guess.others for guess in drafted_on) <= 8, "but for the outcomes, all name what else may come"

@@ -102,3 +102,14 @@ def test_virtual_steps_are_there_when_their_time_has_come() -> None:
     assert clock.now == 130, "whoever waits sleeps until then"
     lane.stop()
     assert [(each.start_s, each.end_s, each.num_tokens) for each in lane.intervals] == [(100, 130, 3)]
+
+
+@pytest.mark.parametrize("is_virtual", [False, True])
+def test_a_lane_says_what_each_step_took(is_virtual: bool) -> None:
+    clock, own = VirtualClock(), VirtualClock()
+    lane: Lane = VirtualLane("drafter", clock, own) if is_virtual else ThreadLane("drafter", own)
+    lane.start(Job(counting(3, lambda: own.sleep(0.25))))
+    assert lane.wait(3) == [0, 1, 2]
+    assert lane.taken_s() == [0.25, 0.25, 0.25]
+    lane.stop()
+    assert lane.taken_s() == []

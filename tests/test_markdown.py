@@ -170,6 +170,13 @@ def test_rows_without_a_delimiter_are_text() -> None:
     assert text_of(shown(["| a | b |\n\nafter"])) == "| a | b |\n\nafter"
 
 
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_line_breaks_of_windows_are_breaks_and_other_returns_are_shown(size: int) -> None:
+    text = "a\r\n\r\nb\rc"
+    chunks = [text[i : i + size] for i in range(0, len(text), size)]
+    assert text_of(shown(chunks)) == "a\n\nb\\x0dc"
+
+
 def test_blank_lines_are_one_and_none_is_left_at_the_end() -> None:
     assert text_of(shown(["\n\na\n\n\n\nb\n\n\n"])) == "a\n\nb\n"
 
@@ -193,6 +200,6 @@ def test_wrapped_lines_fit_and_keep_every_character(parts: list[str]) -> None:
     assert re.sub(r"\s", "", wrapped) == re.sub(r"\s", "", text)
     assert not re.search(r"\n[，]", wrapped)
     for line in wrapped.split("\n"):
-        assert cell_len(line) <= 20 or " " not in line.strip()
+        assert cell_len(line) <= 20 or max(map(cell_len, line.split())) > 20
     assert "👩‍\n" not in wrapped
     assert "e\n\u0301" not in wrapped

@@ -2,20 +2,25 @@
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import growing
 import numpy as np
 import pytest
 
-from edgespec import MemoryExhausted, load
+from edgespec import ContextOverflow, MemoryExhausted, load
+from edgespec.budget import RESERVE_BYTES, need_of
 from edgespec.cli import main
 from edgespec.headroom import Room
 from edgespec.manifest import read_manifest
+from edgespec.opening import ModelFolder, weights_bytes
 from edgespec.runtimes import shared_cache
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.session import translated
+from edgespec.types import TokenIds
 
 # What ONNX Runtime 1.31 says.
 SAYINGS = [
@@ -71,6 +76,40 @@ def test_a_decoder_serves_again_after_passes_that_failed(tiny_model: Path, is_la
             continue
         assert np.array_equal(found, fresh.logits(tokens, num_last))
     assert num_refused > 10
+
+
+@pytest.mark.parametrize("num_tokens", [33, 64, 300, 690])
+def test_a_prompt_whose_pass_has_no_room_is_read_in_narrower_ones(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, num_tokens: int
+) -> None:
+    decoder, fresh = decoder_of(tiny_model), decoder_of(tiny_model)
+    run, widths = decoder._passes.run, list[int]()
+
+    def scarce(tokens: TokenIds, *arguments: Any) -> Any:
+        if len(tokens) > 32:
+            raise MemoryExhausted("no room for a pass so wide")
+        widths.append(len(tokens))
+        return run(tokens, *arguments)
+
+    monkeypatch.setattr(decoder._passes, "run", scarce)
+    tokens = np.random.default_rng(2).integers(0, 200, num_tokens).astype(np.int32)
+    for num_last in (1, 3):
+        assert np.array_equal(decoder.logits(tokens, num_last), fresh.logits(tokens, num_last))
+    assert max(widths) <= 32
+    assert decoder.num_fed == fresh.num_fed
+
+
+def test_a_pass_without_room_is_not_halved_for_ever(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, tried = decoder_of(tiny_model), list[int]()
+
+    def refused(tokens: TokenIds, *arguments: Any) -> Any:
+        tried.append(len(tokens))
+        raise MemoryExhausted("no room at all")
+
+    monkeypatch.setattr(decoder._passes, "run", refused)
+    with pytest.raises(MemoryExhausted, match="no room at all"):
+        decoder.logits(np.zeros(600, np.int32), 1)
+    assert tried == [256, 128, 64, 32, 16]
 
 
 def decoder_of(folder: Path) -> OnnxDecoder:
@@ -167,6 +206,50 @@ def test_a_target_that_does_not_fit_is_refused_before_it_is_opened(
         load(tiny_model)
 
 
+@pytest.fixture(params=["shared_buffer", "growing"])
+def cramped(
+    request: pytest.FixtureRequest, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A model on a machine that has room for 384 tokens of its 700."""
+    folder = tiny_model
+    if request.param == "growing":
+        folder = tmp_path / "growing"
+        growing.write_growing(folder)
+    manifest, num_tokens = read_manifest(folder), 384
+    need = need_of(replace(manifest, context_length=num_tokens), weights_bytes(ModelFolder(folder, manifest)))
+    held = manifest.kv_cache.bytes_per_token * num_tokens * (2 if request.param == "growing" else 1)
+    assert need.kv_cache_bytes == held
+    free_bytes = need.within(Room(0, "a test")) + RESERVE_BYTES
+    monkeypatch.setattr("edgespec.budget._LEAST_CONTEXT", 128)
+    monkeypatch.setattr("edgespec.loading.headroom", lambda limit: Room(free_bytes, "a test"))
+    return folder
+
+
+def test_a_context_without_room_for_all_of_it_is_shorter_and_ends_answers_where_it_is_full(cramped: Path) -> None:
+    said: list[str] = []
+    with load(cramped, drafter="none", deterministic=True, report=said.append) as engine:
+        assert (engine.context_length, engine.plain().context_length) == (384, 384)
+        assert engine.manifest.context_length == 700
+        answer = engine.generate("in the an")
+        again = engine.generate("in the an", max_tokens=5)
+        with pytest.raises(
+            ContextOverflow, match=r"context of 384; for more of the model's 700 there was no memory"
+        ):
+            engine.generate("in the an " * 300)
+    assert answer.finish_reason == "context"
+    assert answer.prompt_tokens + len(answer.token_ids) == 385, "the last token is behind a full context"
+    (line,) = answer.stats.downgrades
+    assert re.fullmatch(r"the context is 384 of 700 tokens: \d+ MiB are free within a test", line)
+    assert [each for each in said if "context" in each] == [line]
+    assert again.stats.downgrades == ()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edgespec.loading.headroom", lambda limit: Room(1 << 40, "a test"))
+        with load(cramped, drafter="none", deterministic=True) as roomy:
+            assert roomy.context_length == 700
+            wanted = roomy.generate("in the an").token_ids
+    assert answer.token_ids == wanted[: len(answer.token_ids)]
+
+
 def test_a_drafter_that_does_not_fit_is_left_out_with_figures_and_the_text_is_the_same(
     tiny_model: Path, tiny_drafter: Path, machine: Callable[[int], None]
 ) -> None:
@@ -195,7 +278,11 @@ def test_the_command_ends_with_its_code_where_nothing_fits(
 ) -> None:
     code = main(["chat", str(tiny_model), "--prompt", "the", "--memory", "20M"])
     assert code == MemoryExhausted.exit_code == 5
-    assert "(--memory)" in capsys.readouterr().err
+    assert re.search(
+        r"needs about \d+ MiB of memory to decode plainly \(weights and session \d+, KV cache \d+, workspace \d+, "
+        r"reserve 96\) and 0 MiB are free within the memory limit that was given \(--memory\); use a smaller",
+        capsys.readouterr().err,
+    )
     assert main(["chat", str(tiny_model), "--prompt", "the", "--memory", "much"]) == 2
     assert "such as 2G or 512M" in capsys.readouterr().err
 

@@ -7,8 +7,9 @@ import pytest
 
 from edgespec import load
 from edgespec.costs import PassCosts, measured
+from edgespec.errors import IntegrityError
 from edgespec.experience import FILE_NAME, read_experience
-from edgespec.manifest import read_manifest
+from edgespec.manifest import FileRecord, read_manifest
 from edgespec.opening import ModelFolder
 from edgespec.placements import Placements, splits_of
 from edgespec.profile import Took
@@ -115,3 +116,30 @@ def test_another_version_of_the_runtime_or_of_what_drives_a_device_is_measured_a
         said.clear()
         placements(said, target, tiny_drafter).layouts(measures_anew=False)
         assert [line.split(":")[0] for line in said] == wanted
+
+
+def test_files_are_hashed_before_any_placement_is_measured(target: Path, tiny_drafter: Path) -> None:
+    with (target / "model.onnx.data").open("r+b") as weights:
+        weights.write(b"?")
+    said: list[str] = []
+    with pytest.raises(IntegrityError):
+        placements(said, target, tiny_drafter).layouts(measures_anew=True)
+    assert said == []
+
+
+def test_files_are_hashed_once_for_all_placements(
+    target: Path, tiny_drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[str] = []
+
+    def file_record(path: Path, *more: object) -> FileRecord:
+        hashed.append(path.name)
+        return read_manifest(path.parent).files[path.name]
+
+    monkeypatch.setattr("edgespec.manifest.file_record", file_record)
+    placements([], target).layouts(measures_anew=True)
+    once = len(hashed)
+    hashed.clear()
+    placements([], target, tiny_drafter).layouts(measures_anew=True)
+    assert hashed.count("tokenizer.json") == 3  # the target's once, the drafter's in both placements
+    assert once == len(read_manifest(target).files)

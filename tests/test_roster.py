@@ -223,6 +223,38 @@ def test_what_cannot_be_opened_again_for_want_of_memory_is_tried_ever_more_seldo
     assert len(roster.take_news()) <= 2, "the same is not said again and again"
 
 
+LONG_S = 1200
+# Patience doubles from 2 to 300 s, and from then on there is a climb in as long.
+MOST_CLIMBS = 8 + LONG_S // 300
+
+
+@pytest.mark.parametrize("period_s", [0.2, 5.0, 30.0, 60.0, 250.0])
+def test_memory_that_comes_and_goes_moves_the_drafters_seldom(period_s: float) -> None:
+    """Half of each period there is room for all, and in the other half for nothing."""
+    machine = Machine()
+    roster = machine.roster(machine.candidate("model", 200))
+    roster.start(ROOMY, {})
+    while machine.clock.now < LONG_S:
+        machine.free_bytes = PLENTY if machine.clock.now % period_s < period_s / 2 else 0
+        machine.clock.sleep(0.1)
+        roster.look(10)
+    assert len(machine.opened) <= 1 + min(MOST_CLIMBS, LONG_S / period_s)
+    assert len(roster.take_news()) <= 4 * MOST_CLIMBS
+    assert machine.alive == len(machine.opened) - machine.num_closed
+
+
+def test_memory_that_is_taken_as_soon_as_a_model_is_open_opens_it_ever_more_seldom() -> None:
+    machine = Machine()
+    roster = machine.roster(machine.candidate("model", 200))
+    roster.start(ROOMY, {})
+    while machine.clock.now < LONG_S:
+        machine.free_bytes = 0 if roster.has_models else PLENTY
+        machine.clock.sleep(0.1)
+        roster.look(10)
+    assert 8 <= len(machine.opened) <= 1 + MOST_CLIMBS
+    assert machine.num_closed == len(machine.opened)
+
+
 def test_what_cannot_be_opened_again_for_another_reason_is_parked() -> None:
     machine = Machine()
     roster = machine.roster(machine.candidate("model", 200))
@@ -294,7 +326,8 @@ def test_a_cache_that_has_no_room_to_grow_is_an_error_before_it_is_asked_for() -
     growing(machine, roster)
     roster.look(20)
     with pytest.raises(
-        MemoryExhausted, match=r"104 tokens need 100 MiB more of KV cache, and 70 MiB are free within a test"
+        MemoryExhausted,
+        match=r"104 tokens need 100 MiB more of KV cache, and 70 MiB are free within a test: 100 tokens fit",
     ):
         roster.look(40)
     machine.free_bytes = 120 * MIB
