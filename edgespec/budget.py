@@ -94,6 +94,15 @@ def placed(need: Need, place: str, rooms: Rooms) -> Bytes:
     return {HOST: _SESSION_BYTES[rooms[HOST].counts_files], place: held_bytes}
 
 
+def arena_bytes(need: Need, free_bytes: int) -> int:
+    """What a pass may take on a device: all that is free but the weights and the KV cache, and a reserve.
+
+    Args:
+        need: Of a target, with the KV cache of its whole context, which such a device holds from the start.
+    """
+    return max(need.workspace_bytes, free_bytes - need.file_bytes - need.kv_cache_bytes - RESERVE_BYTES)
+
+
 def total(parts: Iterable[Bytes]) -> Bytes:
     """Of several models, by place."""
     summed: Counter[str] = Counter()

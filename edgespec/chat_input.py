@@ -72,7 +72,7 @@ class InputFile(History):
 def _text_of(line: bytes) -> str | None:
     try:
         text = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return text if isinstance(text, str) else None
 

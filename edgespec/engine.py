@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from edgespec.answers import AnswerStream, Chunk, Completion, chunks_of
 from edgespec.chat_template import ROLES, Message, encode_chat
 from edgespec.costs import PassCosts
-from edgespec.errors import ContextOverflow, EdgeSpecError, UsageError
+from edgespec.errors import ContextOverflow, EdgeSpecError, ManifestError, UsageError
+from edgespec.forks import Owner
 from edgespec.manifest import Manifest
 from edgespec.memory import Memory
 from edgespec.roster import Roster
@@ -29,6 +30,8 @@ from edgespec.types import Decoder, Draft, Interruptible, Logits, Sampler, Token
 
 if TYPE_CHECKING:
     from edgespec.conversation import Conversation
+
+_LONG = 16  # characters a token, which hardly any text has
 
 Prompt = str | Sequence[Message | Mapping[str, str]]
 
@@ -86,6 +89,7 @@ class Engine:
         self._context_length = context_length or manifest.context_length
         self.device_names = device_names  # of target and drafter
         self._turns = turns or Turns()
+        self._owner = Owner()
 
     def __enter__(self) -> "Engine":
         return self
@@ -96,6 +100,8 @@ class Engine:
     def close(self) -> None:
         """Free the models; a stream that is still open keeps them until it ends."""
         self._decoders.clear()
+        if not self._owner.is_here:  # all else belongs to the process that loaded it
+            return
         self._renderer.close()
         self._speculation.close()
         self._speculation = Speculation()
@@ -106,6 +112,7 @@ class Engine:
 
     def plain(self) -> "Engine":
         """The same loaded model without speculation; decoders and cache are shared."""
+        self._expect_open()
         return Engine(
             manifest=self.manifest,
             tokenizer=self.tokenizer,
@@ -135,6 +142,7 @@ class Engine:
         return self._decoders[0]
 
     def _expect_open(self) -> None:
+        self._owner.expect_here()
         if not self._decoders:
             raise EdgeSpecError("this engine is closed; load the model again")
 
@@ -162,6 +170,7 @@ class Engine:
 
         Raises:
             ContextOverflow: The prompt does not fit.
+            ManifestError: The tokenizer gives a token that the model does not have.
             MemoryExhausted: A pass does not fit, though nothing drafts any more. The engine can be used again.
             UsageError: An argument is of another kind, or the prompt comes to no token at all.
         """
@@ -237,6 +246,7 @@ class Engine:
         """The tokens that a prompt becomes, chat template included, [num_tokens].
 
         Raises:
+            ContextOverflow: A message has many times the characters that the context has room for.
             EdgeSpecError: The engine is closed.
             UsageError: The prompt is no text and no list of messages.
         """
@@ -250,7 +260,20 @@ class Engine:
             raise UsageError(f"a message has the role '{unknown[0]}'; known are {', '.join(ROLES)}")
         if system is not None:
             messages.insert(0, Message("system", system))
+        for message in messages:
+            self._expect_room(message.content)
         return encode_chat(self._template, self._renderer.render, messages, self.tokenizer, self._special_tokens())
+
+    def _expect_room(self, text: str) -> None:
+        """Refuse at once what is far longer than the context: to count 10 MB takes 10 s and 2 GB.
+
+        Raises:
+            ContextOverflow: It does not fit.
+        """
+        if len(text) > _LONG * self.context_length:
+            num_tokens = self.tokenizer.least_tokens(text, self.context_length)
+            if num_tokens > self.context_length:
+                raise ContextOverflow(num_tokens, self.context_length, self.manifest.context_length, is_all=False)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """The ids of a text's tokens; what looks like a special token is text too.
@@ -289,6 +312,11 @@ class Engine:
             raise UsageError("the prompt is empty; give at least one token")
         if len(prompt) > self.context_length:
             raise ContextOverflow(len(prompt), self.context_length, self.manifest.context_length)
+        if (last := int(prompt.max())) >= self.manifest.vocab_size:
+            raise ManifestError(
+                f"the tokenizer of {self.manifest.name} gives the token {last}, and the model has "
+                f"{self.manifest.vocab_size}; they are not of one model, export it again"
+            )
         turn = Turn(partial(_interrupt, self.target, self._roster))
         chunks = self._chunks(prompt, sampling, max_tokens or 2 * self.context_length, _stop_strings(stop), turn)
         return AnswerStream(chunks, self._turns, turn, self._roster.tell)

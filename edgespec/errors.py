@@ -84,9 +84,16 @@ class UnknownMemory(EdgeSpecError):
 
 
 class DeviceUnavailable(EdgeSpecError):
-    """No execution provider, or not the one that was asked for."""
+    """No execution provider, or not the one that was asked for.
+
+    device: The name that would serve elsewhere and does not here; None where no other device would help either.
+    """
 
     exit_code = 4
+
+    def __init__(self, message: str, *, device: str | None = None) -> None:
+        super().__init__(message)
+        self.device = device
 
 
 class MemoryExhausted(EdgeSpecError):
@@ -110,17 +117,21 @@ class ContextOverflow(EdgeSpecError):
     """num_tokens were asked of a context of context_length.
 
     whole_length: Of the model, where there is no memory for all of it.
+    is_all: Whether all tokens were counted, and not so many that the rest does not matter.
     """
 
     exit_code = 7
 
-    def __init__(self, num_tokens: int, context_length: int, whole_length: int | None = None) -> None:
+    def __init__(
+        self, num_tokens: int, context_length: int, whole_length: int | None = None, *, is_all: bool = True
+    ) -> None:
         cure = "shorten the prompt or choose a model with a longer context"
         if whole_length is not None and whole_length > context_length:
             cure = (
                 f"for more of the model's {whole_length} there was no memory when it was loaded: shorten the "
                 "prompt, raise the limit (--memory) or close other programs and load it again"
             )
-        super().__init__(f"{num_tokens} tokens do not fit the context of {context_length}; {cure}")
+        more = "" if is_all else " or more"
+        super().__init__(f"{num_tokens}{more} tokens do not fit the context of {context_length}; {cure}")
         self.num_tokens = num_tokens
         self.context_length = context_length

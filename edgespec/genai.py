@@ -4,13 +4,13 @@ Nothing is copied or written. Such a folder records no hashes, so its files cann
 the graph itself: runtimes/foreign looks at that before it is opened.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from edgespec.errors import ManifestError
+from edgespec.json_file import read_json
 from edgespec.manifest import KVCache, Manifest, Signature, Source, check_values
 from edgespec.tokenizer import vocabulary_sha256
 
@@ -50,21 +50,9 @@ def chat_template(folder: Path) -> str | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    def refuse(what: object) -> None:
-        raise ValueError(f"{what} is no number")
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(stated := dict(pairs)) < len(pairs):
-            raise ValueError("a key occurs twice")
-        return stated
-
-    if not path.is_file():
-        raise ManifestError(f"{path} is not there, or is no regular file; build the folder again")
-    if path.stat().st_size > _MAX_BYTES:
-        raise ManifestError(f"{path} has more than {_MAX_BYTES >> 20} MiB; it is no configuration")
     try:
-        stated = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse, object_pairs_hook=once)
-    except (ValueError, RecursionError, OSError) as error:
+        stated = read_json(path, _MAX_BYTES)
+    except (ValueError, OSError) as error:
         raise ManifestError(f"{path} cannot be read as JSON ({error}); build the folder again") from None
     if not isinstance(stated, dict):
         raise ManifestError(f"{path} holds no JSON object; build the folder again")

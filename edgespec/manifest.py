@@ -14,11 +14,13 @@ from typing import Any
 
 from edgespec.cancel import Cancel
 from edgespec.errors import IntegrityError, ManifestError
+from edgespec.json_file import read_json
 
 SCHEMA_VERSION = 1
 FILE_NAME = "edgespec.json"
 _HASH_CHUNK_BYTES = 1 << 20
 _LARGEST_COUNT = 1 << 24
+_LARGEST_BYTES = 1 << 20  # a real one has 3 kB
 _LARGEST_SHAPE = 1 << 12  # layers, heads and head sizes; far more would be reserved before the graph says no
 _CACHE_FORMS = ("shared_buffer", "growing", "static")
 _CACHE_DTYPES = ("float32", "float16")
@@ -192,15 +194,15 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / FILE_NAME
     try:
-        stated = json.loads(path.read_text(encoding="utf-8"))
+        stated = read_json(path, _LARGEST_BYTES)
     except FileNotFoundError:
         raise ManifestError(
             f"{folder} has no {FILE_NAME}, so it is no model folder; make one with: edgespec export SOURCE"
         ) from None
     except OSError as error:
         raise ManifestError(f"{path} cannot be read ({error.strerror}); mend its permissions") from None
-    except (ValueError, RecursionError) as error:
-        raise ManifestError(f"{path} is not JSON ({error}); export the model again") from None
+    except ValueError as error:
+        raise ManifestError(f"{path} is not JSON that can be read ({error}); export the model again") from None
     manifest = _from_json(path, stated)
     for name, record in manifest.files.items():
         _check_size(folder, name, record)

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import cast
 
 from edgespec.errors import ManifestError
+from edgespec.json_file import read_json
 from edgespec.manifest import FILE_NAME as MANIFEST_FILE
 from edgespec.manifest import file_record
 from edgespec.tokenizer import Tokenizer
 
 FILE_NAME = "pair.json"
 SCHEMA_VERSION = 1
+_LARGEST_BYTES = 1 << 20  # a real one has 1 kB
 TARGET, DRAFTER = "target", "drafter"  # the folders beside it
 
 
@@ -60,7 +62,7 @@ def read_pair(folder: Path) -> PairCheck | None:
     if not path.is_file():
         return None
     try:
-        stated = json.loads(path.read_text(encoding="utf-8"))
+        stated = read_json(path, _LARGEST_BYTES)
         if stated["schema_version"] != SCHEMA_VERSION:
             raise ManifestError(f"{path} has schema version {stated['schema_version']}; export the pair again")
         check, judged = PairCheck(**stated["check"]), stated["manifests"]

@@ -11,7 +11,8 @@ class Setting:
     """Devices and threads.
 
     num_threads: Of the host; all physical cores where None.
-    drafter_threads: Of a drafter; as many as the target has where None.
+    drafter_threads: Of a drafter; as many as the target has where None, less one where it would have all and the
+        target is on another device.
     deterministic: No pass of the target is of one token.
     """
 
@@ -51,8 +52,13 @@ class Setting:
 
     @property
     def drafter_place(self) -> Place:
-        num_threads = self.drafter_threads or self.num_threads or physical_cores()
+        num_threads = self.drafter_threads or self.num_threads or max(1, physical_cores() - self._launching)
         return Place(self.drafter_device.name, num_threads, drivers_of(self.drafter_device))
+
+    @property
+    def _launching(self) -> int:
+        """Cores that start the target's work on another device, and wait for it without rest."""
+        return int(self.device.name != "cpu" and self.device != self.drafter_device)
 
     def lane(self, drafter: str) -> str:
         """What a profile calls a drafter that runs here, by the name of its manifest."""

@@ -26,6 +26,8 @@ _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 _MAX_BYTES = 64 << 20
 # What replacing may make of one character, and how often: 22 doublings make 4 MB and 2 s of an "a".
 _MAX_GROWTH, _MAX_REPLACEMENTS = 64, 16
+# Characters that are counted at a time, and how many tokens a cut between two slices may add at most.
+_SLICE, _JOINED_TOKENS = 1 << 16, 64
 
 
 def vocabulary_sha256(tokenizer: _Tokenizer) -> str:
@@ -183,6 +185,15 @@ class Tokenizer:
         if self._bos and ids[:1] != self._bos:
             ids = [*self._bos, *ids]
         return np.array(ids, np.int32)
+
+    def least_tokens(self, text: str, enough: int) -> int:
+        """A number of tokens that text has at least; it is read only until that is more than enough."""
+        num_tokens = 0
+        for start in range(0, len(text), _SLICE):
+            num_tokens += max(0, len(self.encode(text[start : start + _SLICE])) - _JOINED_TOKENS)
+            if num_tokens > enough:
+                break
+        return num_tokens
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens; special tokens have none."""

@@ -8,13 +8,16 @@ import importlib.metadata
 import os
 import platform
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from edgespec.errors import DeviceUnavailable
+from edgespec.runtimes import cuda
+from edgespec.runtimes.hardware import nvidia
 from edgespec.runtimes.plugins import PLUGINS, registered
 
 # Distributions that all install the module onnxruntime, one over the other.
@@ -36,14 +39,14 @@ _MEMORY = {"cuda": "cuda", "directml": "dml"}
 _KINDS = {"gpu": ("cuda", "tensorrt-rtx", "webgpu", "directml"), "npu": ("qnn", "openvino")}
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 THREADS_A_CORE = 4  # more are taken for a mistake
-_EXTRAS = {"cpu": "cpu", "cuda": "cuda"}
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
     """An execution provider and the name that users give it.
 
-    memory: what ONNX Runtime calls the place of its arrays. handles: the OrtEpDevices of a plugin.
+    memory: what ONNX Runtime calls the place of its arrays. handles: the OrtEpDevices of a plugin. options: of the
+    provider; entries: of the session. host_threads: of a session that leaves the host next to nothing to do.
     """
 
     name: str
@@ -51,6 +54,13 @@ class Device:
     memory: str = "cpu"
     handles: tuple[Any, ...] = ()
     options: tuple[tuple[str, str], ...] = ()
+    entries: tuple[tuple[str, str], ...] = ()
+    host_threads: int | None = None
+
+    @property
+    def is_software(self) -> bool:
+        """An emulator or a software adapter, which computes what a device would and is slower than the CPU."""
+        return bool(self.handles) and str(self.handles[0].device.type).endswith("CPU")
 
 
 def import_onnxruntime() -> Any:
@@ -111,13 +121,22 @@ def find_device(name: str) -> Device:
     if plugin := next((each for each in PLUGINS if each.name == name), None):
         found = registered(import_onnxruntime(), plugin)
         if found.why_not:
-            raise DeviceUnavailable(f"device '{name}': {found.why_not}")
+            raise DeviceUnavailable(f"device '{name}': {found.why_not}", device=name)
         return Device(name, plugin.provider, plugin.memory, found.devices, plugin.options)
     raise DeviceUnavailable(f"unknown device '{name}'; known are auto, {', '.join(device_names())}")
 
 
 def device_names() -> list[str]:
     return [*_PROVIDERS, *(plugin.name for plugin in PLUGINS), *_KINDS]
+
+
+def accelerator(kind: str) -> Device | None:
+    """The first device of a kind (gpu, npu) that can be used and is no emulator; None where there is none."""
+    for name in _KINDS[kind]:
+        with suppress(DeviceUnavailable):
+            if not (found := find_device(name)).is_software:
+                return found
+    return None
 
 
 def _first_of(kind: str) -> Device:
@@ -127,20 +146,40 @@ def _first_of(kind: str) -> Device:
             return find_device(name)
         except DeviceUnavailable as error:
             reasons.append(str(error))
-    raise DeviceUnavailable(f"no {kind} can be used: {'; '.join(reasons)}")
+    raise DeviceUnavailable(f"no {kind} can be used: {'; '.join(reasons)}", device=kind)
 
 
 def _built_in(name: str) -> Device:
     """Of a provider that is part of onnxruntime itself."""
-    provider = _PROVIDERS[name]
-    available = import_onnxruntime().get_available_providers()
+    ort, provider = import_onnxruntime(), _PROVIDERS[name]
+    available = list(ort.get_available_providers())
+    if name == "cuda":
+        return _cuda(ort, available)
     if provider not in available:
-        extra = _EXTRAS.get(name)
-        mend = f'; run: pip uninstall -y onnxruntime && pip install "edgespec[{extra}]"' if extra else ""
         raise DeviceUnavailable(
-            f"device '{name}' needs {provider}, this onnxruntime has {', '.join(available)}{mend}"
+            f"device '{name}' needs {provider}, this onnxruntime has {', '.join(available)}", device=name
         )
     return Device(name, provider, _MEMORY.get(name, "cpu"))
+
+
+def _cuda(ort: Any, available: list[str]) -> Device:
+    if found := cuda.lack(nvidia(), available, partial(cuda.refusal, ort)):
+        raise DeviceUnavailable(f"device 'cuda': {found.why_not}. To mend that: {found.mend}", device="cuda")
+    return Device(
+        "cuda",
+        cuda.PROVIDER,
+        _MEMORY["cuda"],
+        options=cuda.OPTIONS,
+        entries=cuda.ENTRIES,
+        host_threads=cuda.HOST_THREADS,
+    )
+
+
+def with_arena(device: Device, arena_bytes: int) -> Device:
+    """For a session that takes so much at most beside its weights and its KV cache, where that can be told."""
+    if device.name != "cuda":
+        return device
+    return replace(device, options=(*device.options, *cuda.arena_options(arena_bytes)))
 
 
 def physical_cores() -> int:

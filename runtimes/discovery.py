@@ -5,21 +5,18 @@ Says what `devices` would answer to each name that a user can give; opens nothin
 
 import importlib.metadata
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psutil
 
+from edgespec.runtimes import cuda
 from edgespec.runtimes.devices import import_onnxruntime, processor_name
 from edgespec.runtimes.hardware import Accelerator, Nvidia, accelerators, nvidia
 from edgespec.runtimes.plugins import PLUGINS, Plugin, registered
 
-# What onnxruntime-gpu from the package index is built for, and the first driver that knows it.
-CUDA, CUDA_DRIVER = (13, 0), "580"
-_CUDA_EXTRA = 'pip uninstall -y onnxruntime && pip install "edgespec[cuda]"'
 _BUILT_IN = {
-    "cuda": "CUDAExecutionProvider",
     "coreml": "CoreMLExecutionProvider",
     "directml": "DmlExecutionProvider",
 }
@@ -40,7 +37,7 @@ _NO_DEVICE = {
 }
 # Who serves an accelerator that nobody uses yet.
 _SERVING = {
-    ("gpu", "NVIDIA"): ("cuda", _CUDA_EXTRA),
+    ("gpu", "NVIDIA"): ("cuda", cuda.EXTRA),
     ("gpu", "AMD"): ("webgpu", 'pip install "edgespec[webgpu]"'),
     ("gpu", "Intel"): ("webgpu", 'pip install "edgespec[webgpu]"'),
     ("npu", "Intel"): ("openvino", "pip install onnxruntime-ep-openvino"),
@@ -84,7 +81,8 @@ def discover() -> Discovery:
     """
     ort, driver = import_onnxruntime(), nvidia()
     available = list(ort.get_available_providers())
-    found = [_cpu(ort), cuda(driver, available, _refused)]
+    lack = cuda.lack(driver, available, partial(cuda.refusal, ort))
+    found = [_cpu(ort), nvidia_found(driver, lack)]
     found += [built_in(name, available, sys.platform) for name in _SYSTEMS]
     found += [plugin_found(ort, plugin) for plugin in PLUGINS]
     return Discovery((*found, *_unknown_plugins()), tuple(unused(found, accelerators())))
@@ -105,44 +103,16 @@ def _cpu(ort: Any) -> Found:
     )
 
 
-def cuda(driver: Nvidia | None, available: list[str], refused: Callable[[str], str | None]) -> Found:
-    """NVIDIA's GPUs: whether a driver answers, is new enough, and this onnxruntime is built for it."""
-    about: dict[str, Any] = {"device": "cuda", "kind": "gpu", "provider": _BUILT_IN["cuda"], "vendor": "NVIDIA"}
-    if driver is None or not driver.gpus:
-        why_not = "no NVIDIA driver answers" if driver is None else f"driver {driver.driver} finds no GPU"
-        mend = f"with an NVIDIA GPU: install its driver, {CUDA_DRIVER} or newer"
-        return Found(**about, driver=driver.driver if driver else None, why_not=why_not, mend=mend)
-    gpu = driver.gpus[0]
-    about |= {
-        "driver": driver.driver,
-        "name": gpu.name,
-        "memory_bytes": gpu.memory_bytes,
-        "free_bytes": gpu.free_bytes,
-    }
-    if driver.cuda < CUDA:
-        known, wanted = (".".join(map(str, version)) for version in (driver.cuda, CUDA))
-        why_not = f"driver {driver.driver} knows CUDA {known}, and onnxruntime-gpu wants {wanted}"
-        return Found(**about, why_not=why_not, mend=f"update the NVIDIA driver to {CUDA_DRIVER} or newer")
-    if _BUILT_IN["cuda"] not in available:
-        return Found(**about, why_not="this onnxruntime is not built for CUDA", mend=_CUDA_EXTRA)
-    if told := refused(_BUILT_IN["cuda"]):
-        return Found(**about, why_not=told, mend='pip install --force-reinstall "edgespec[cuda]"')
+def nvidia_found(driver: Nvidia | None, lack: cuda.Lack | None) -> Found:
+    """NVIDIA's GPUs, by what the driver says of the first."""
+    about: dict[str, Any] = {"device": "cuda", "kind": "gpu", "provider": cuda.PROVIDER, "vendor": "NVIDIA"}
+    if driver is not None:
+        about["driver"] = driver.driver
+    for gpu in driver.gpus[:1] if driver else ():
+        about |= {"name": gpu.name, "memory_bytes": gpu.memory_bytes, "free_bytes": gpu.free_bytes}
+    if lack is not None:
+        return Found(**about, why_not=lack.why_not, mend=lack.mend)
     return Found(**about, is_usable=True)
-
-
-def _refused(provider: str) -> str | None:
-    """Why a graph of one node does not open on a provider; None where it does."""
-    from onnx import TensorProto, helper
-
-    ort = import_onnxruntime()
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "one", values[:1], values[1:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    try:
-        opened = ort.InferenceSession(model.SerializeToString(), providers=[provider], enable_fallback=0)
-    except Exception as error:  # ONNX Runtime has no common base of its own
-        return f"it opens no graph: {str(error)[:200]}"
-    return None if provider in opened.get_providers() else "its libraries (CUDA, cuDNN) do not load"
 
 
 def built_in(name: str, available: list[str], platform: str) -> Found:

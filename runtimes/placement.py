@@ -33,6 +33,8 @@ Placement = dict[str, Counter[str]]  # provider to how many nodes of which kind 
 def placed_on(options: Any, device: Device) -> dict[str, Any]:
     """Ask for a device in SessionOptions; what else InferenceSession takes for it."""
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    for key, value in device.entries:
+        options.add_session_config_entry(key, value)
     if device.handles:
         options.add_provider_for_devices(list(device.handles), dict(device.options))
         return {"enable_fallback": 0}
@@ -50,7 +52,9 @@ def placement(session: Any) -> Placement:
 def expect_placed(found: Placement, device: Device, what: str) -> None:
     """Raises DeviceUnavailable: work that takes time would run elsewhere."""
     if device.provider not in found:
-        raise DeviceUnavailable(f"none of {what} runs on {device.provider}: {written(found)}; {_MEND}")
+        raise DeviceUnavailable(
+            f"none of {what} runs on {device.provider}: {written(found)}; {_MEND}", device=device.name
+        )
     stray = {
         provider: Counter({kind: num for kind, num in kinds.items() if kind in _HEAVY})
         for provider, kinds in found.items()
@@ -61,7 +65,8 @@ def expect_placed(found: Placement, device: Device, what: str) -> None:
         named = ", ".join(f"{num} {kind}" for kind, num in kinds.most_common(3))
         raise DeviceUnavailable(
             f"{what} would run on {device.provider} in part alone, which has no kernel here for {named}: "
-            f"{provider} would run these; {_MEND}"
+            f"{provider} would run these; {_MEND}",
+            device=device.name,
         )
 
 

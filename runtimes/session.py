@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.cancel import Cancel
-from edgespec.errors import EdgeSpecError, ManifestError, MemoryExhausted
+from edgespec.errors import DeviceUnavailable, EdgeSpecError, ManifestError, MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.placement import expect_placed, placed_on, placement
@@ -35,6 +35,7 @@ def open_session(
 
     Raises:
         Cancelled: It was given up, which takes effect within milliseconds.
+        DeviceUnavailable: The device does not run it, or not all of it that takes time.
         ManifestError: The graph does not load, or is not the one that the manifest describes.
         MemoryExhausted: The weights do not fit.
     """
@@ -48,7 +49,7 @@ def load_graph(graph: Path, device: Device, num_threads: int, shares_cores: bool
     """An InferenceSession of any graph; raises as open_session does."""
     ort = import_onnxruntime()
     options = ort.SessionOptions()
-    options.intra_op_num_threads = num_threads
+    options.intra_op_num_threads = device.host_threads or num_threads
     if shares_cores:
         # Threads that spin on after a pass take a core from the other model: 67 → 135 tokens/s on two cores.
         options.add_session_config_entry("session.force_spinning_stop", "1")
@@ -59,7 +60,17 @@ def load_graph(graph: Path, device: Device, num_threads: int, shares_cores: bool
             return ort.InferenceSession(str(graph), options, **how)
         except Exception as error:  # ONNX Runtime has no common base of its own
             cancel.expect_unset()
-            raise translated(error, f"loading {graph}", ManifestError) from error
+            raise _refused(error, graph, device) from error
+
+
+def _refused(error: Exception, graph: Path, device: Device) -> EdgeSpecError:
+    """On the CPU it is the graph that is at fault; a device has kernels, compilers and drivers that may be."""
+    if device.name == "cpu":
+        return translated(error, f"loading {graph}", ManifestError)
+    told = translated(error, f"loading {graph} on '{device.name}'")
+    if isinstance(told, MemoryExhausted):
+        return told
+    return DeviceUnavailable(f"{told}; use --device cpu", device=device.name)
 
 
 @contextmanager

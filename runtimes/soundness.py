@@ -33,7 +33,8 @@ def widest_sound(rows_of: RowsOf, vocab_size: int, context_length: int, device: 
             return width
     raise DeviceUnavailable(
         f"'{device}' gives other rows for passes of {WIDTHS[-1]} tokens than for passes of {_NARROW}: it computes "
-        "this model wrongly; use --device cpu"
+        "this model wrongly; use --device cpu",
+        device=device,
     )
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from edgespec.budget import (
     RESERVE_BYTES,
+    arena_bytes,
     cache_bytes,
     expect_room,
     expect_rooms,
@@ -99,6 +100,12 @@ def test_a_device_of_its_own_leaves_the_host_little() -> None:
     assert placed(need, HOST, {HOST: ROOM}) == {HOST: need.within(ROOM)}
     found = placed(need, "cuda", {HOST: ROOM})
     assert found == {HOST: 40 * MIB, "cuda": 1000 * MIB + need.kv_cache_bytes + need.workspace_bytes}
+
+
+def test_a_pass_on_a_device_may_take_what_weights_and_cache_leave() -> None:
+    need = need_of(MANIFEST, 1000 * MIB)._replace(kv_cache_bytes=500 * MIB, workspace_bytes=50 * MIB)
+    assert arena_bytes(need, 4000 * MIB) == 2500 * MIB - RESERVE_BYTES
+    assert arena_bytes(need, 1600 * MIB) == 50 * MIB
 
 
 def test_a_target_and_its_drafter_take_of_each_place_what_lies_there() -> None:

@@ -68,14 +68,17 @@ class Providers:
 
 def test_absent_provider_names_what_is_there_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "import_onnxruntime", lambda: Providers("CPUExecutionProvider"))
-    with pytest.raises(DeviceUnavailable, match=r"CUDAExecutionProvider.*edgespec\[cuda\]"):
-        devices.find_device("cuda")
+    with pytest.raises(DeviceUnavailable, match=r"'coreml' needs CoreMLExecutionProvider.*has CPUExec") as refused:
+        devices.find_device("coreml")
+    assert refused.value.device == "coreml"
 
 
 def test_kind_is_the_first_device_of_it_that_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "import_onnxruntime", lambda: Providers("CUDAExecutionProvider"))
-    cuda = devices.Device("cuda", "CUDAExecutionProvider", "cuda")
-    assert devices.find_device("gpu") == devices.find_device("cuda") == cuda
+    monkeypatch.setattr(devices, "import_onnxruntime", lambda: Providers("DmlExecutionProvider"))
+    monkeypatch.setattr(devices, "nvidia", lambda: None)
+    monkeypatch.setattr(plugins.importlib.util, "find_spec", lambda name: None)
+    directml = devices.Device("directml", "DmlExecutionProvider", "dml")
+    assert devices.find_device("gpu") == devices.find_device("directml") == directml
 
 
 def test_kind_that_is_not_there_says_why_of_each(monkeypatch: pytest.MonkeyPatch) -> None:

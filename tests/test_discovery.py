@@ -9,53 +9,22 @@ import pytest
 
 from edgespec.cli import main
 from edgespec.devices_command import lines_of
-from edgespec.runtimes import discovery, hardware
+from edgespec.runtimes import cuda, discovery, hardware
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.discovery import Discovery, Found
 from edgespec.runtimes.hardware import Accelerator, Nvidia, NvidiaGpu
 from edgespec.runtimes.plugins import PLUGINS
 
 GPU = NvidiaGpu("NVIDIA Test", 24 << 30, 20 << 30)
-BUILD = ["CUDAExecutionProvider", "CPUExecutionProvider"]
 
 
-def opens(provider: str) -> str | None:
-    return None
-
-
-@pytest.mark.parametrize(
-    ("driver", "available", "why_not", "mend"),
-    [
-        (None, BUILD, "no NVIDIA driver answers", "install its driver, 580"),
-        (Nvidia("580.65.06", (13, 0), ()), BUILD, "driver 580.65.06 finds no GPU", "install its driver"),
-        (
-            Nvidia("550.54", (12, 4), (GPU,)),
-            BUILD,
-            "driver 550.54 knows CUDA 12.4, and",
-            "update the NVIDIA driver",
-        ),
-        (Nvidia("580.65.06", (13, 0), (GPU,)), BUILD[1:], "not built for CUDA", 'pip install "edgespec[cuda]"'),
-    ],
-)
-def test_cuda_says_what_is_missing(driver: Nvidia | None, available: list[str], why_not: str, mend: str) -> None:
-    found = discovery.cuda(driver, available, opens)
-    assert not found.is_usable
-    assert why_not in (found.why_not or "")
-    assert mend in (found.mend or "")
-
-
-def test_cuda_is_usable_where_a_graph_opens_and_not_where_libraries_are_missing() -> None:
+def test_gpu_is_told_by_its_driver_and_by_what_it_lacks() -> None:
     driver = Nvidia("580.65.06", (13, 0), (GPU,))
-    found = discovery.cuda(driver, BUILD, opens)
+    found = discovery.nvidia_found(driver, None)
     assert (found.is_usable, found.name, found.memory_bytes) == (True, "NVIDIA Test", 24 << 30)
-    found = discovery.cuda(driver, BUILD, lambda provider: "libcudnn is missing")
-    assert (found.is_usable, found.why_not) == (False, "libcudnn is missing")
-    assert "edgespec[cuda]" in (found.mend or "")
-
-
-def test_a_graph_of_one_node_opens_on_the_cpu_and_on_no_provider_that_is_not_here() -> None:
-    assert discovery._refused("CPUExecutionProvider") is None
-    assert discovery._refused("CUDAExecutionProvider")
+    found = discovery.nvidia_found(driver, cuda.Lack("libcudnn is missing", "install it"))
+    assert (found.is_usable, found.why_not, found.mend) == (False, "libcudnn is missing", "install it")
+    assert discovery.nvidia_found(None, cuda.Lack("no driver", "install one")).driver is None
 
 
 @pytest.mark.parametrize(
