@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import closing
 
@@ -9,17 +10,9 @@ from edgespec.answers import Chunk
 from edgespec.chat_actions import NOTHING, Next, act, resumed
 from edgespec.chat_commands import as_message, is_command
 from edgespec.chat_interrupt import Leave, stopped_by_ctrl_c, unseen_keys
-from edgespec.chat_printer import (
-    MarkdownPrinter,
-    OriginPrinter,
-    PlainPrinter,
-    Printer,
-    Waiting,
-    console_of,
-    is_plain,
-)
-from edgespec.chat_session import Answer, ChatSession, TokenTexts
-from edgespec.chat_status import after_answer, context_of, why
+from edgespec.chat_plain import PlainPrinter, Printer, Waiting, is_plain
+from edgespec.chat_session import Answer, ChatSession
+from edgespec.chat_status import after_answer, context_of, origin_shares, why
 from edgespec.conversation import Reply
 from edgespec.errors import ContextOverflow, EdgeSpecError
 from edgespec.talk import say_problem, say_stage
@@ -38,7 +31,7 @@ def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> 
             answer = _seen(reply)
         else:
             _tell_dropped(say_problem, reply)
-            answer = _shown(reply, PlainPrinter(sys.stdout) if is_plain(sys.stdout) else _markdown())
+            answer = _shown(reply, _printer(session))
     if not as_json and answer.last and (ended := why(answer.last.finish_reason)):
         say_stage(ended)
     session.keep(answer)
@@ -66,7 +59,8 @@ def converse(session: ChatSession, keeps_history: bool) -> int:
     from edgespec.chat_input import ChatInput
     from edgespec.chat_words import history, words
 
-    session.say(_welcome(session))
+    if not session.is_quiet:
+        session.say(_welcome(session))
     if session.conversation.rounds:
         session.say(f"resumed: {resumed(session)}")
     user = ChatInput(history(session.say) if keeps_history else None, words, session.standing)
@@ -131,12 +125,15 @@ def _answer(session: ChatSession, reply: Reply) -> None:
     _tell_dropped(session.say, reply)
     try:
         with closing(reply), stopped_by_ctrl_c(reply.cancel), unseen_keys():
-            answer = _shown(reply, _printer(session), session)
+            answer = _shown(reply, _printer(session))
     finally:
         session.save()
     session.keep(answer)
     session.say("")
-    if answer.last and answer.last.stats:
+    if session.view == "drafted" and is_plain(sys.stdout):
+        origins = Counter(origin for chunk in answer.chunks for origin in chunk.origins)
+        session.say("tokens from: " + "  ".join(words for _, words in origin_shares(origins)))
+    if answer.last and answer.last.stats and not session.is_quiet:
         parts = after_answer(answer.last.stats, answer.last.finish_reason)
         if is_plain(sys.stderr):  # which has no line below the input
             parts.append(context_of(session.standing()))
@@ -150,14 +147,19 @@ def _tell_dropped(tell: Callable[[str], None], reply: Reply) -> None:
         tell(f"the context is full: the {len(reply.dropped)} oldest messages are not sent any more")
 
 
-def _markdown() -> MarkdownPrinter:
-    return MarkdownPrinter(console_of(sys.stdout))
-
-
 def _printer(session: ChatSession) -> Printer:
     if is_plain(sys.stdout) or session.view == "plain":
         return PlainPrinter(sys.stdout)
-    return OriginPrinter(console_of(sys.stdout)) if session.view == "drafted" else _markdown()
+    from edgespec.chat_printer import (  # 0.1 s that a pipe can do without
+        MarkdownPrinter,
+        OriginPrinter,
+        console_of,
+    )
+
+    console = console_of(sys.stdout)
+    if session.view == "drafted":
+        return OriginPrinter(console, session.engine.tokenizer)
+    return MarkdownPrinter(console)
 
 
 def _seen(chunks: Iterable[Chunk]) -> Answer:
@@ -165,20 +167,16 @@ def _seen(chunks: Iterable[Chunk]) -> Answer:
     return Answer(seen, seen[-1] if seen and seen[-1].finish_reason else None)
 
 
-def _shown(chunks: Iterable[Chunk], printer: Printer, session: ChatSession | None = None) -> Answer:
+def _shown(chunks: Iterable[Chunk], printer: Printer) -> Answer:
     """Print chunks as they come."""
     seen: list[Chunk] = []
-    texts = TokenTexts(session.engine.tokenizer) if session and isinstance(printer, OriginPrinter) else None
-    waiting = Waiting(None if is_plain(sys.stdout) else console_of(sys.stdout))
+    waiting = Waiting(sys.stdout)
     waiting.begin()
     try:
         for chunk in chunks:
             waiting.end()
             seen.append(chunk)
-            if texts and isinstance(printer, OriginPrinter):
-                printer.push_tokens(texts.push(chunk))
-            else:
-                printer.push(chunk.text)
+            printer.push(chunk)
     finally:
         waiting.end()
         printer.end()
@@ -187,4 +185,4 @@ def _shown(chunks: Iterable[Chunk], printer: Printer, session: ChatSession | Non
 
 def _show_again(session: ChatSession, answer: Answer) -> None:
     session.say("")
-    _shown(answer.chunks, _printer(session), session)
+    _shown(answer.chunks, _printer(session))

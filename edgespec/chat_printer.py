@@ -1,22 +1,25 @@
-"""Answers on stdout: as Markdown on a terminal, coloured by who drafted what, or as they are."""
+"""Answers on a terminal: as Markdown, or coloured by who drafted what; and words beside them."""
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TextIO
+from typing import TextIO
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from edgespec.answers import Chunk
+from edgespec.chat_plain import is_plain
+from edgespec.chat_status import origin_shares
 from edgespec.line_wrap import LineWrap, joined
 from edgespec.markdown_blocks import MarkdownStream, Piece, Table
 from edgespec.markdown_inline import Span
 from edgespec.printable import printable
+from edgespec.talk import say
+from edgespec.tokenizer import TextStream, Tokenizer
 
 _WIDEST = 100  # longer lines are hard to read
 # Of what drafts from the text or the target; models share the rest.
@@ -27,24 +30,8 @@ _ORIGIN_STYLES = {
     "memory": "yellow",
     "lookahead": "magenta",
 }
+_TARGET = "target"
 _MODEL_STYLES = ("bright_blue", "bright_red", "bright_magenta")
-
-
-class Printer(Protocol):
-    """Shows one answer."""
-
-    def push(self, text: str) -> None: ...
-
-    def end(self) -> None:
-        """The cursor is at the beginning of a line then."""
-        ...
-
-
-def is_plain(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a stream gets text alone: it is no terminal, or a dumb one, or the user wants no colour."""
-    is_dumb = environment.get("TERM", "") in ("dumb", "unknown")
-    is_terminal = stream.isatty() or bool(environment.get("FORCE_COLOR"))
-    return not is_terminal or is_dumb or bool(environment.get("NO_COLOR"))
 
 
 def text_width(console: Console) -> int:
@@ -56,26 +43,6 @@ def console_of(stream: TextIO) -> Console:
     return Console(file=stream, highlight=False, soft_wrap=True)
 
 
-class PlainPrinter:
-    """Text as it is; on a terminal what would steer it is escaped."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._is_terminal = stream.isatty()
-        self._ends_line = True
-
-    def push(self, text: str) -> None:
-        if text:
-            self._stream.write(printable(text) if self._is_terminal else text)
-            self._ends_line = text.endswith("\n")
-        self._stream.flush()
-
-    def end(self) -> None:
-        if not self._ends_line:
-            self._stream.write("\n")
-        self._stream.flush()
-
-
 class MarkdownPrinter:
     """Markdown, appended block by block and word by word; nothing that was shown is touched again."""
 
@@ -84,8 +51,8 @@ class MarkdownPrinter:
         self._markdown = MarkdownStream(lambda: text_width(console))
         self._ends_line = True
 
-    def push(self, text: str) -> None:
-        self._show(self._markdown.push(text))
+    def push(self, chunk: Chunk) -> None:
+        self._show(self._markdown.push(chunk.text))
 
     def end(self) -> None:
         self._show(self._markdown.end())
@@ -105,19 +72,15 @@ class MarkdownPrinter:
 class OriginPrinter:
     """Text as it is, coloured by who drafted it, with a legend behind it."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, tokenizer: Tokenizer) -> None:
         self._console = console
+        self._texts = TokenTexts(tokenizer)
         self._counts: Counter[str] = Counter()
         self._wrap = LineWrap(lambda: text_width(console))
 
-    def push_tokens(self, pieces: Sequence[tuple[str, str]]) -> None:
-        """Texts of tokens, each with its origin."""
-        self._counts.update(origin for _, origin in pieces)
-        self._push([Span(text, origin_style(origin)) for text, origin in pieces])
-
-    def push(self, text: str) -> None:
-        """Of nobody in particular."""
-        self._push([Span(text)])
+    def push(self, chunk: Chunk) -> None:
+        self._counts.update(chunk.origins)
+        self._push([Span(text, origin_style(origin)) for text, origin in self._texts.push(chunk)])
 
     def _push(self, spans: Sequence[Span]) -> None:
         for span in spans:
@@ -139,12 +102,9 @@ def origin_style(origin: str) -> str:
 
 
 def legend(counts: Mapping[str, int]) -> list[Span]:
-    """Shares of tokens by origin, each in its colour; the target first."""
-    total = sum(counts.values())
-    spans = [Span("tokens from: ", "dim")]
-    for origin, count in sorted(counts.items(), key=lambda each: (each[0] != "target", -each[1])):
-        spans.append(Span(f"{origin} {count / total:.0%}  ", origin_style(origin)))
-    return spans
+    """Shares of tokens by origin, each in its colour."""
+    shares = [Span(f"{words}  ", origin_style(origin)) for origin, words in origin_shares(counts)]
+    return [Span("tokens from: ", "dim"), *shares]
 
 
 def show(console: Console, spans: Sequence[Span]) -> None:
@@ -183,8 +143,6 @@ class Aside:
     def __call__(self, line: str) -> None:
         stream = self._stream or sys.stderr
         if is_plain(stream):
-            from edgespec.talk import say
-
             say(line)
         else:
             console = console_of(stream)
@@ -202,20 +160,28 @@ def _wrapped(text: str, width: Callable[[], int]) -> list[Span]:
     return joined(out)
 
 
-class Waiting:
-    """A mark where the answer will begin, until it does; only on a terminal that can take it away again."""
+class TokenTexts:
+    """Texts of tokens one by one, each with its origin, as far as an answer's text goes."""
 
-    def __init__(self, console: Console | None, words: str = "…") -> None:
-        self._console, self._words = console if console and console.file.isatty() else None, words
-        self._is_shown = False
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._stream = TextStream(tokenizer)
+        self._waiting: list[tuple[str, str]] = []
 
-    def begin(self) -> None:
-        if self._console:
-            show(self._console, [Span(self._words, "dim")])
-            self._is_shown = True
+    def push(self, chunk: Chunk) -> list[tuple[str, str]]:
+        """What of the chunk's text comes from whom."""
+        for token, origin in zip(chunk.token_ids, chunk.origins, strict=True):
+            self._waiting.append((self._stream.push([token]), origin))
+        if chunk.finish_reason is not None:
+            self._waiting.append((self._stream.flush(), _TARGET))
+        return self._taken(len(chunk.text))
 
-    def end(self) -> None:
-        if self._is_shown and self._console:
-            self._is_shown = False
-            self._console.file.write("\r" + " " * cell_len(self._words) + "\r")
-            self._console.file.flush()
+    def _taken(self, num_characters: int) -> list[tuple[str, str]]:
+        taken = []
+        while self._waiting and len(self._waiting[0][0]) <= num_characters:
+            taken.append(self._waiting.pop(0))
+            num_characters -= len(taken[-1][0])
+        if num_characters and self._waiting:
+            text, origin = self._waiting[0]
+            taken.append((text[:num_characters], origin))
+            self._waiting[0] = (text[num_characters:], origin)
+        return taken

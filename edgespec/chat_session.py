@@ -10,14 +10,12 @@ from edgespec.conversation import Conversation
 from edgespec.engine import Engine
 from edgespec.errors import EdgeSpecError, MemoryExhausted
 from edgespec.stats import Stats
-from edgespec.tokenizer import TextStream, Tokenizer
 from edgespec.trace_file import TraceFile
 from edgespec.transcript import AutosaveFile
 
 Say = Callable[[str], None]
 OpenEngine = Callable[[str, str], Engine]
 VIEWS = ("markdown", "plain", "drafted")
-_TARGET = "target"
 
 
 class Answer(NamedTuple):
@@ -42,6 +40,7 @@ class ChatSession:
     autosave: Where the conversation is kept, if it is.
     trace: A file for the lanes' work of every answer.
     view: One of VIEWS.
+    is_quiet: Say only what was asked for, and what went wrong.
     """
 
     conversation: Conversation
@@ -56,6 +55,7 @@ class ChatSession:
     answer: Answer | None = None
     downgrades: list[str] = field(default_factory=list)
     is_multi_line: bool = False
+    is_quiet: bool = False
 
     @property
     def engine(self) -> Engine:
@@ -115,30 +115,3 @@ class ChatSession:
             stats=self.stats,
             keys="multi-line: Alt-Enter sends" if self.is_multi_line else "",
         )
-
-
-class TokenTexts:
-    """Texts of tokens one by one, each with its origin, as far as an answer's text goes."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._stream = TextStream(tokenizer)
-        self._waiting: list[tuple[str, str]] = []
-
-    def push(self, chunk: Chunk) -> list[tuple[str, str]]:
-        """What of the chunk's text comes from whom."""
-        for token, origin in zip(chunk.token_ids, chunk.origins, strict=True):
-            self._waiting.append((self._stream.push([token]), origin))
-        if chunk.finish_reason is not None:
-            self._waiting.append((self._stream.flush(), _TARGET))
-        return self._taken(len(chunk.text))
-
-    def _taken(self, num_characters: int) -> list[tuple[str, str]]:
-        taken = []
-        while self._waiting and len(self._waiting[0][0]) <= num_characters:
-            taken.append(self._waiting.pop(0))
-            num_characters -= len(taken[-1][0])
-        if num_characters and self._waiting:
-            text, origin = self._waiting[0]
-            taken.append((text[:num_characters], origin))
-            self._waiting[0] = (text[num_characters:], origin)
-        return taken

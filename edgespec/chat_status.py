@@ -51,6 +51,13 @@ def why_off(stats: Stats) -> str:
     return max(stats.undrafted, key=lambda reason: stats.undrafted[reason])
 
 
+def origin_shares(counts: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Origins of tokens, the target first, each with its share in words."""
+    ordered = sorted(counts.items(), key=lambda each: (each[0] != "target", -each[1]))
+    total = sum(counts.values())
+    return [(origin, f"{in_a_line(origin, 40)} {count / total:.0%}") for origin, count in ordered]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Standing:
     """What the line below the input is made of."""

@@ -152,11 +152,14 @@ class ModelDrafter:
         """What follows each of some nodes of a tree behind tokens, from one pass of a decoder of trees."""
         assert isinstance(self.decoder, TreeDecoder)
         nodes, parents = np.array([guess.token for guess in tree], np.int32), [guess.after for guess in tree]
-        rows = self.decoder.tree_logits(tokens, nodes, parents)[:, : self.vocab_size]
+        # Tips are mostly the newest nodes, so that a cache has run the others already.
+        first = min(tips)
+        num_last = len(tree) - first if first >= 0 else None
+        rows = self.decoder.tree_logits(tokens, nodes, parents, num_last)[:, : self.vocab_size]
         texts = [append(tokens, nodes[trees.path(parents, tip)]) for tip in tips]
         return [
-            _guess(rows[tip + 1], sampler(rows[tip + 1], text), text, ask, sampler)._replace(after=tip)
-            for tip, text in zip(tips, texts, strict=True)
+            _guess(row, sampler(row, text), text, ask, sampler)._replace(after=tip)
+            for tip, row, text in zip(tips, (rows[tip - max(first, -1)] for tip in tips), texts, strict=True)
         ]
 
     def interrupt(self) -> None:

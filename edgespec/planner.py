@@ -6,7 +6,6 @@ measured. No device is known by its name, and no schedule is taken or refused fo
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Literal, NamedTuple
 
 from edgespec.budget import total
@@ -29,7 +28,6 @@ _LEAST_GAIN = 1.03
 # A drafter is not worth a context shorter than this, where the model has a longer one.
 _LEAST_CONTEXT = 4096
 SHORTEST_CONTEXT = 256
-_LEVELS = 4  # of a tree of outcomes that grow while the target works
 _TYPICAL_PAST = 256  # tokens held while an answer is written
 
 
@@ -203,9 +201,8 @@ def plan_on(
 
 
 def branched(drafter: DrafterProfile) -> float:
-    """What a step takes more that goes on with all outcomes: it runs the tree so far, which each makes longer."""
-    costs, width = PassCosts(dict(drafter.branches)), Hedges().budget + 1
-    return fmean(costs.ratio(level * width) for level in range(1, _LEVELS + 1))
+    """What a step takes more that goes on with all outcomes: what it made before lies in its cache."""
+    return PassCosts(dict(drafter.branches)).ratio(Hedges().budget + 1)
 
 
 def _case(layout: Layout, target: Manifest, drafter: Manifest | None, memory: Memory) -> _Case:

@@ -1,6 +1,7 @@
 """The arithmetic of draft trees, where a node comes after its parent and -1 is the last committed token. Pure."""
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,29 @@ def seen(parents: Sequence[int]) -> npt.NDArray[np.bool_]:
     for node, parent in enumerate(parents):
         sees[node + 1] |= sees[parent + 1]
     return sees
+
+
+def num_held(
+    held: TokenIds,
+    behind: tuple[TokenIds, Sequence[int]],
+    tokens: TokenIds,
+    nodes: TokenIds,
+    parents: Sequence[int],
+) -> int:
+    """How many nodes of a tree behind tokens lie where they would in a cache, from the first on.
+
+    Args:
+        held: The tokens in its first places; those behind tokens are a chain.
+        behind: The tree in the places behind them: nodes and parents.
+    """
+    if len(held) < len(tokens) or not np.array_equal(held[: len(tokens)], tokens):
+        return 0
+    chain = held[len(tokens) :]
+    placed = [*zip(chain.tolist(), range(-1, len(chain) - 1), strict=True)]
+    placed += [(int(node), len(chain) + parent) for node, parent in zip(*behind, strict=True)]
+    wanted = zip(nodes.tolist(), parents, strict=True)
+    is_held = (one == other for one, other in zip(placed, wanted, strict=False))
+    return sum(takewhile(bool, is_held))
 
 
 def followed(nodes: TokenIds, parents: Sequence[int], tokens: Iterable[int]) -> list[int]:

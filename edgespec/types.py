@@ -102,7 +102,9 @@ class Decoder(Protocol):
 class TreeDecoder(Decoder, Protocol):
     """A decoder that runs a tree of drafts in one pass."""
 
-    def tree_logits(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Logits:
+    def tree_logits(
+        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
+    ) -> Logits:
         """Logits behind the last of tokens and behind each node, [num_nodes + 1, vocab_size].
 
         A node sees tokens, its ancestors and itself. The next call from the same thread may overwrite the array.
@@ -111,6 +113,8 @@ class TreeDecoder(Decoder, Protocol):
             tokens: The committed tokens, [num_tokens].
             nodes: The tokens of the tree, [num_nodes].
             parents: For each node the index of the one before it, -1 for the last of tokens.
+            num_last: Rows of so many nodes at the end alone, [num_last, vocab_size]: those that the call before
+                ran behind the same tokens need not run again.
 
         Raises:
             ContextOverflow: A branch is more than fits behind tokens.

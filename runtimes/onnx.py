@@ -125,10 +125,11 @@ class OnnxDecoder:
         """The tokens whose keys and values fill the first slots of the cache, [num_held]."""
         return self._held
 
-    def tree_rows(self, tokens: TokenIds, nodes: TokenIds, places: Places) -> Logits:
+    def tree_rows(self, tokens: TokenIds, nodes: TokenIds, places: Places, num_held: int = 0) -> Logits:
         """Logits behind the last of tokens and behind each of nodes, [num_nodes + 1, vocab_size].
 
-        The nodes are left in the slots behind tokens, which are held.
+        The nodes are left in the slots behind tokens, which are held. Where the first num_held of them lie there
+        already, only the others are run, [num_nodes - num_held, vocab_size].
 
         Args:
             tokens: The committed tokens, [num_tokens].
@@ -138,7 +139,11 @@ class OnnxDecoder:
         with self._lock, telling_of_memory("running a tree"):
             self._passes.begin()
             before = tokens[:-1]
-            if len(before) == 0:  # ONNX Runtime's CPU provider looks at positions behind a past alone
+            if num_held:
+                self._held = tokens
+                rows = self._passes.run(nodes[num_held:], len(tokens) + num_held, len(nodes) - num_held, places)
+                self._num_fed -= num_held
+            elif len(before) == 0:  # ONNX Runtime's CPU provider looks at positions behind a past alone
                 first = self._logits(tokens, 1).copy()
                 rows = np.concatenate([first, self._passes.run(nodes, 1, len(nodes), places)])
             else:

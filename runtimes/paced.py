@@ -60,9 +60,14 @@ class PacedDecoder:
         return self._paced(lambda: self._decoder.logits(tokens, num_last))
 
     def _tree_logits(
-        self, decoder: TreeDecoder, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]
+        self,
+        decoder: TreeDecoder,
+        tokens: TokenIds,
+        nodes: TokenIds,
+        parents: Sequence[int],
+        num_last: int | None = None,
     ) -> Logits:
-        return self._paced(lambda: decoder.tree_logits(tokens, nodes, parents))
+        return self._paced(lambda: decoder.tree_logits(tokens, nodes, parents, num_last))
 
     def interrupt(self) -> None:
         """End the pass that runs, if one does: it raises an error."""

@@ -51,16 +51,18 @@ class SyntheticDecoder:
         passed = len(tokens) - len(last)
         return np.stack([self.row_of(tuple(last[max(0, end - _WINDOW) : end]), passed + end) for end in ends])
 
-    def tree_logits(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Logits:
+    def tree_logits(
+        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
+    ) -> Logits:
         longest = len(tokens) + int(trees.depths(parents).max(initial=0))
         if longest > self.context_length:
             raise ContextOverflow(longest, self.context_length)
-        self._held.feed_tree(tokens, nodes, parents)
+        self._held.feed_tree(tokens, nodes, parents, num_last)
         contexts: list[tuple[Context, int]] = [(tuple(tokens[-_WINDOW:].tolist()), len(tokens))]
         for node, parent in zip(nodes.tolist(), parents, strict=True):
             above, num_tokens = contexts[parent + 1]
             contexts.append(((*above, node)[-_WINDOW:], num_tokens + 1))
-        return np.stack([self.row_of(*context) for context in contexts])
+        return np.stack([self.row_of(*context) for context in contexts[-(num_last or len(contexts)) :]])
 
 
 def synthetic_target(seed: int = 0) -> SyntheticDecoder:

@@ -29,10 +29,17 @@ class HeldTokens:
         self.num_fed += len(tokens) - reusable_prefix(self._tokens, tokens, num_last)
         self._tokens = tokens
 
-    def feed_tree(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> None:
-        """A pass over a tree behind tokens."""
-        self._settle(tokens)
-        self.num_fed += len(tokens) - reusable_prefix(self._tokens, tokens, 1) + len(nodes)
+    def feed_tree(
+        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
+    ) -> None:
+        """A pass over a tree behind tokens, for the rows of all its nodes or of the last."""
+        tree = (self._nodes, self._parents)
+        num_held = 0 if num_last is None else trees.num_held(self._tokens, tree, tokens, nodes, parents)
+        if num_held and num_last is not None:
+            self.num_fed += len(nodes) - min(num_held, len(nodes) - num_last)
+        else:
+            self._settle(tokens)
+            self.num_fed += len(tokens) - reusable_prefix(self._tokens, tokens, 1) + len(nodes)
         self._tokens, self._nodes, self._parents = tokens, nodes, tuple(parents)
 
     def _settle(self, tokens: TokenIds) -> None:
@@ -69,12 +76,15 @@ class TableDecoder:
         self._held.feed(tokens, num_last)
         return np.stack([self._row(tokens[: len(tokens) - i]) for i in reversed(range(num_last))])
 
-    def tree_logits(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Logits:
+    def tree_logits(
+        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
+    ) -> Logits:
         longest = len(tokens) + int(trees.depths(parents).max(initial=0))
         if longest > self.context_length:
             raise ContextOverflow(longest, self.context_length)
-        self._held.feed_tree(tokens, nodes, parents)
-        paths = [trees.path(parents, node) for node in range(-1, len(nodes))]
+        self._held.feed_tree(tokens, nodes, parents, num_last)
+        first = -1 if num_last is None else len(nodes) - num_last
+        paths = [trees.path(parents, node) for node in range(first, len(nodes))]
         return np.stack([self._row(append(tokens, nodes[path])) for path in paths])
 
     def _row(self, tokens: TokenIds) -> npt.NDArray[np.float32]:

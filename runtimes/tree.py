@@ -108,8 +108,10 @@ class OnnxTreeDecoder:
         """As OnnxDecoder has it."""
         self._chain.interrupt()
 
-    def tree_logits(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Logits:
-        """Logits behind the last of tokens and behind each node, [num_nodes + 1, vocab_size].
+    def tree_logits(
+        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
+    ) -> Logits:
+        """Logits behind the last of tokens and behind each node, [num_nodes + 1, vocab_size], or as num_last says.
 
         Raises:
             ContextOverflow: A branch is more than fits behind tokens.
@@ -119,14 +121,29 @@ class OnnxTreeDecoder:
         if longest > self.context_length:
             raise ContextOverflow(longest, self.context_length)
         with self._lock:
-            self._settle(tokens)
             has_slots = len(tokens) + len(nodes) <= self.context_length
             if self._deterministic or not has_slots or not len(nodes):
-                return trees.logits_by_branch(self._chain, tokens, nodes, parents)
-            places = Places(len(tokens) - 1 + np.append(0, trees.depths(parents)), trees.seen(parents))
-            rows = self._chain.tree_rows(tokens, nodes, places)
-            self._tree = _Tree(nodes, tuple(parents))
-            return rows
+                self._settle(tokens)
+                rows = trees.logits_by_branch(self._chain, tokens, nodes, parents)
+            else:
+                rows = self._rows(tokens, _Tree(nodes, tuple(parents)), num_last)
+            return rows if num_last is None else rows[-num_last:]
+
+    def _rows(self, tokens: TokenIds, tree: _Tree, num_last: int | None) -> Logits:
+        """Logits behind all nodes, or behind those that do not lie in their slots yet and the last at least."""
+        nodes, parents = tree
+        num_held = 0
+        if num_last is not None:
+            held = trees.num_held(self._chain.held, self._tree, tokens, nodes, parents)
+            num_held = min(held, len(nodes) - num_last)
+        if num_held:
+            self._tree = _Tree(nodes[:num_held], parents[:num_held])
+        else:
+            self._settle(tokens)
+        places = Places(len(tokens) - 1 + np.append(0, trees.depths(parents)), trees.seen(parents))
+        rows = self._chain.tree_rows(tokens, nodes, places, num_held)
+        self._tree = tree
+        return rows
 
     def _settle(self, tokens: TokenIds) -> None:
         """Move what the branch that tokens run through has left behind the tokens held."""

@@ -11,7 +11,7 @@ import pexpect
 import pyte
 
 COLUMNS, ROWS = 80, 30
-_WAIT_S = 20
+_WAIT_S = 60
 UP, ALT_ENTER, CTRL_C, CTRL_D, CTRL_J = "\x1b[A", "\x1b\r", "\x03", "\x04", "\n"
 
 

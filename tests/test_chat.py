@@ -7,17 +7,20 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny
 from rich.console import Console
 
 from edgespec import ModelError, SamplingParams, UsageError, load
+from edgespec.answers import Chunk
 from edgespec.chat_actions import act, code_blocks
 from edgespec.chat_commands import COMMANDS, as_message, is_command, taken_apart
 from edgespec.chat_interrupt import Leave, stopped_by_ctrl_c
-from edgespec.chat_printer import OriginPrinter, PlainPrinter, is_plain
-from edgespec.chat_session import Answer, ChatSession, TokenTexts
+from edgespec.chat_plain import PlainPrinter, is_plain
+from edgespec.chat_printer import OriginPrinter, TokenTexts
+from edgespec.chat_session import Answer, ChatSession
 from edgespec.chat_status import Standing, after_answer, report_lines, standing_line, why_off
 from edgespec.clipboard import osc52, tools
 from edgespec.conversation import Conversation
@@ -326,8 +329,14 @@ class _Stream:
 
 def test_tokens_are_coloured_by_origin_with_a_legend() -> None:
     stream = _Stream()
-    printer = OriginPrinter(Console(file=stream, force_terminal=True, color_system="standard", width=80))  # type: ignore[arg-type]
-    printer.push_tokens([("a", "target"), (" b", "suffix"), (" c", "suffix"), ("\n世界 ", "my-model")])
+    console = Console(file=stream, force_terminal=True, color_system="standard", width=80)  # type: ignore[arg-type]
+    pieces = ["a", " b", " c", "\n世界 "]
+    tokenizer = SimpleNamespace(
+        decode=lambda tokens: "".join(pieces[token] for token in tokens), ends_in_bytes=lambda tokens: False
+    )
+    printer = OriginPrinter(console, tokenizer)  # type: ignore[arg-type]
+    origins = ("target", "suffix", "suffix", "my-model")
+    printer.push(Chunk(text="".join(pieces), token_ids=(0, 1, 2, 3), origins=origins))
     printer.end()
     assert "\x1b[32m b\x1b[0m\x1b[32m c\x1b[0m" in stream.text
     assert "target 25%" in stream.text
@@ -354,8 +363,8 @@ def test_a_pipe_gets_bytes_as_they_are_and_a_terminal_escapes() -> None:
     for is_terminal, shown in [(True, "a\\x1b[1m\n"), (False, "a\x1b[1m\n")]:
         stream = _Stream(is_terminal)
         printer = PlainPrinter(stream)  # type: ignore[arg-type]
-        printer.push("a\x1b[1m")
-        printer.push("")
+        printer.push(Chunk(text="a\x1b[1m", token_ids=()))
+        printer.push(Chunk(text="", token_ids=()))
         printer.end()
         assert stream.text == shown
 

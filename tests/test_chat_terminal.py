@@ -408,8 +408,9 @@ def test_a_real_model_stops_while_it_reads_and_while_it_answers(smollm2: Path, t
     terminal.enter("/undo")
     at = terminal.ready(after=at)
     terminal.enter("Write a long story about a river.")
-    at = terminal.wait_for(" river", after=at)
-    time.sleep(0.5)
+    at = terminal.wait_for("\r \r", after=at)  # the mark that waits for the first word goes
+    while len(terminal.written) < at + 200:
+        terminal.settle(0.1)
     terminal.type(CTRL_C)
     at = terminal.wait_for("stopped", after=at)
     at = terminal.ready(after=at)

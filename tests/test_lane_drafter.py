@@ -64,9 +64,11 @@ class Delayed:
         self._pause()
         return self._inner.logits(tokens, num_last)
 
-    def tree_logits(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Logits:
+    def tree_logits(
+        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
+    ) -> Logits:
         self._pause()
-        return self._inner.tree_logits(tokens, nodes, parents)
+        return self._inner.tree_logits(tokens, nodes, parents, num_last)
 
     def _pause(self) -> None:
         if self._rng.random() < 0.3:

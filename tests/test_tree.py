@@ -83,6 +83,52 @@ def test_a_branch_that_is_kept_is_not_run_again(
             assert trunk.num_fed - fed == 1
 
 
+@settings(deadline=None, max_examples=15)
+@given(data=st.data(), seed=st.integers(0, 10**6))
+def test_of_a_tree_that_grows_only_what_is_new_is_run(
+    trunk: OnnxTreeDecoder, oracle: OnnxDecoder, data: st.DataObject, seed: int
+) -> None:
+    """Behind a chain that was drafted token by token, whose last was not run; then behind a branch of it."""
+    rng = np.random.default_rng(seed)
+    tokens = random_tokens(rng, data.draw(st.integers(1, 6)))
+    for _ in range(2):
+        nodes = random_tokens(rng, 3)
+        parents: tuple[int, ...] = (-1, 0, 1)
+        trunk.logits(append(tokens, nodes[:2]), 1)
+        for _ in range(4):
+            num_new = data.draw(st.integers(1, 5))
+            old, fed = len(nodes), trunk.num_fed
+            parents += tuple(data.draw(st.integers(-1, old + i - 1)) for i in range(num_new))
+            nodes = append(nodes, random_tokens(rng, num_new))
+            found = trunk.tree_logits(tokens, nodes, parents, num_new)
+            wanted = trees.logits_by_branch(oracle, tokens, nodes, parents)[-num_new:]
+            assert np.allclose(found, wanted, rtol=0, atol=2e-4)
+            assert trunk.num_fed - fed == num_new + (old == 3), "and the last of the chain"
+        tokens = append(tokens, [*nodes[trees.path(parents, len(nodes) - 1)], 1])
+        fed = trunk.num_fed
+        assert np.allclose(trunk.logits(tokens, 1), oracle.logits(tokens, 1), rtol=0, atol=2e-4)
+        assert trunk.num_fed - fed == 1
+
+
+@pytest.mark.parametrize("num_last", [1, 3, 4])
+def test_last_rows_are_those_of_all(trunk: OnnxTreeDecoder, num_last: int) -> None:
+    tokens, nodes, parents = np.arange(5, dtype=np.int32), np.array([8, 9, 10, 11], np.int32), (-1, 0, 0, 1)
+    for decoder in (trunk, TableDecoder(30, 1)):
+        wanted = decoder.tree_logits(tokens, nodes, parents).copy()[-num_last:]
+        assert np.allclose(decoder.tree_logits(tokens, nodes, parents, num_last), wanted, rtol=0, atol=2e-4)
+
+
+def test_nodes_lie_in_their_places_as_far_as_tree_and_cache_agree() -> None:
+    text, chain = np.array([1, 2], np.int32), np.array([1, 2, 3, 4], np.int32)
+    behind = (np.array([5, 6], np.int32), (-1, 0))
+    nodes = np.array([3, 4, 5, 6, 7], np.int32)
+    assert trees.num_held(chain, behind, text, nodes, (-1, 0, 1, 2, 2)) == 4
+    assert trees.num_held(chain, behind, text, nodes, (-1, 0, 0, 2, 2)) == 2, "another parent"
+    assert trees.num_held(chain, behind, text, nodes[:3], (-1, 0, 1)) == 3
+    assert trees.num_held(chain[:1], behind, text, nodes, (-1, 0, 1, 2, 2)) == 0
+    assert trees.num_held(chain[1:], behind, text, nodes, (-1, 0, 1, 2, 2)) == 0
+
+
 def test_another_text_forgets_the_tree(trunk: OnnxTreeDecoder, oracle: OnnxDecoder) -> None:
     rng = np.random.default_rng(1)
     for _ in range(20):
