@@ -529,7 +529,10 @@ sys.meta_path.insert(0, Slow())
 """,
     "load": """
 import edgespec.runtimes.session as session
-def hang(*arguments): print("busy", flush=True); time.sleep(60)
+def hang(graph, device, num_threads, shares_cores, cancel):
+    print("busy", flush=True)
+    while not cancel.is_set: time.sleep(0.01)
+    cancel.expect_unset()
 session.load_graph = hang
 """,
     "template": """
