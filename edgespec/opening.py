@@ -1,7 +1,7 @@
 """Model folders and what is opened of them: manifests, decoders, tokenizers, templates."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -82,10 +82,9 @@ def open_model(
     kind = OnnxTreeDecoder if has_trees else _decoder_of(manifest)
     hashed = replace(manifest, files={}) if is_verified else manifest
     cancel = cancel or Cancel()
-    with ThreadPoolExecutor(2, "edgespec opening") as pool:
-        verifying = pool.submit(verify_files, folder, hashed, cancel)
-        opening = pool.submit(
-            kind,
+
+    def opened() -> OnnxDecoder | StaticDecoder | OnnxTreeDecoder:
+        return kind(
             folder,
             manifest,
             device,
@@ -94,8 +93,12 @@ def open_model(
             shares_cores=shares_cores,
             cancel=cancel,
         )
+
+    with ThreadPoolExecutor(2, "edgespec opening") as pool:
+        verifying, opening = pool.submit(verify_files, folder, hashed, cancel), pool.submit(opened)
         try:
-            wait([verifying, opening])
+            verifying.exception()
+            opening.exception()
         except BaseException:  # Ctrl-C, which is heard here alone
             cancel.set()
             raise
