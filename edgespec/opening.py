@@ -1,7 +1,7 @@
 """Model folders and what is opened of them: manifests, decoders, tokenizers, templates."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -70,6 +70,8 @@ def open_model(
 ) -> OnnxDecoder | StaticDecoder | OnnxTreeDecoder:
     """Load the graph while another thread hashes its files; a wrong hash goes before any other error.
 
+    Ctrl-C ends both at once.
+
     Args:
         is_verified: Its files were hashed a moment ago, and are not once more.
 
@@ -78,21 +80,27 @@ def open_model(
     """
     folder, manifest = model
     kind = OnnxTreeDecoder if has_trees else _decoder_of(manifest)
-    with ThreadPoolExecutor(1, "hash") as pool:
-        hashed = replace(manifest, files={}) if is_verified else manifest
-        verified = pool.submit(verify_files, folder, hashed, cancel)
+    hashed = replace(manifest, files={}) if is_verified else manifest
+    cancel = cancel or Cancel()
+    with ThreadPoolExecutor(2, "edgespec opening") as pool:
+        verifying = pool.submit(verify_files, folder, hashed, cancel)
+        opening = pool.submit(
+            kind,
+            folder,
+            manifest,
+            device,
+            num_threads=num_threads,
+            deterministic=deterministic,
+            shares_cores=shares_cores,
+            cancel=cancel,
+        )
         try:
-            decoder = kind(
-                folder,
-                manifest,
-                device,
-                num_threads=num_threads,
-                deterministic=deterministic,
-                shares_cores=shares_cores,
-                cancel=cancel,
-            )
-        finally:
-            verified.result()
+            wait([verifying, opening])
+        except BaseException:  # Ctrl-C, which is heard here alone
+            cancel.set()
+            raise
+    verifying.result()
+    decoder = opening.result()
     if not manifest.files:  # nobody has vouched for the graph
         foreign.probe(decoder, manifest.context_length)
     return decoder
