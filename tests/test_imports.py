@@ -33,6 +33,7 @@ PURE = {
     "conversation",
     "config",
     "costs",
+    "crash",
     "cross_vocabulary",
     "device_memory",
     "disk",
@@ -96,6 +97,7 @@ PURE = {
     "stats",
     "stopping",
     "suffix",
+    "supervisor",
     "talk",
     "template_process",
     "timeline",
@@ -107,6 +109,7 @@ PURE = {
     "turns",
     "types",
     "vocab_subset",
+    "worker",
 }
 JOINTS = {
     "__init__",
