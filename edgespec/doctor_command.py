@@ -181,18 +181,18 @@ def _compared(options: argparse.Namespace, texts: Sequence[str], mode: str) -> d
 
 def _fitting(engine: "Engine", texts: Sequence[str]) -> "dict[str, TokenIds]":
     """The tokens of each text that the context has room for, each once; the others are told."""
-    fitting = {}
-    for text in texts:
+    fitting: dict[str, TokenIds] = {}
+    for text in dict.fromkeys(texts):
         try:
             tokens = engine.encode(text)
-        except ContextOverflow as error:
-            say_stage(f"left out {text[:40]!r}: {error}")
-            continue
-        if 0 < len(tokens) <= engine.context_length:
+            num_tokens = len(tokens)
+        except ContextOverflow as error:  # of one so long that it is not even counted
+            num_tokens = error.num_tokens
+        if 0 < num_tokens <= engine.context_length:
             fitting[text] = tokens
         else:
             say_stage(
-                f"left out {text[:40]!r}: {len(tokens)} tokens, and the context has room for 1 to "
+                f"left out {text[:40]!r}: {num_tokens} tokens, and the context has room for 1 to "
                 f"{engine.context_length}"
             )
     return fitting
