@@ -5,11 +5,12 @@ nothing of models: what is made is a generator of chunks.
 """
 
 import weakref
+from _thread import start_new_thread
 from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from threading import Event, Thread, current_thread, get_ident
+from threading import Lock, get_ident
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgespec.errors import MemoryExhausted
@@ -175,7 +176,8 @@ class _Wish(NamedTuple):
 class _Maker:
     """Makes the chunks in a thread, each when it is wished for.
 
-    It is told through queues alone, which a signal handler or the collection of garbage may fill at any moment.
+    Main threads wait here, where Ctrl-C may strike between any two steps: nothing but queues and locks of C is
+    used, which a signal handler or the collection of garbage may use at any moment too.
     """
 
     def __init__(self, chunks: Generator[Chunk, None, None], turns: Turns, turn: Turn) -> None:
@@ -183,8 +185,12 @@ class _Maker:
         self._turns, self._turn = turns, turn
         self._wishes: SimpleQueue[_Wish | None] = SimpleQueue()  # None: no more
         self._replies: SimpleQueue[_Made] = SimpleQueue()
-        self._thread: Thread | None = None
-        self._is_over = Event()
+        self._begun = Lock()  # held from then on
+        self._working = Lock()  # held until the thread ends
+        self._working.acquire()
+        self._thread: int | None = None
+        self._owner = Owner()
+        self._is_over = False
 
     def made(self) -> _Made:
         """The next chunk; waits for it."""
@@ -192,7 +198,7 @@ class _Maker:
         while True:
             with suppress(Empty):
                 return self._replies.get(timeout=_WAKE_S)
-            if self._is_over.is_set():
+            if self._is_over:
                 with suppress(Empty):
                     return self._replies.get_nowait()
                 return _Made()
@@ -211,23 +217,27 @@ class _Maker:
 
         self._wish(_Wish(asyncio.current_task(), answer))
         while not (await asyncio.wait([reply], timeout=_WAKE_S))[0]:
-            if self._is_over.is_set():
+            if self._is_over:
                 await asyncio.sleep(0)
                 return reply.result() if reply.done() else _Made()
             self._insist()
         return reply.result()
 
     def cancel(self) -> None:
-        if not self._is_over.is_set():
+        if not self._is_over:
             self._turns.cancel(self._turn)
 
     def end(self, wait_s: float = _END_S) -> None:
         """Make no more; waits until the thread is gone, unless it hangs."""
         self._wishes.put(None)
-        if self._thread is None:  # nothing was made, so that nothing is to be undone
-            self._is_over.set()
-        elif self._thread is not current_thread() and self._thread.is_alive():  # in a fork it is not
-            self._is_over.wait(wait_s)
+        if not self._begun.locked():
+            self._is_over = True  # nothing was made, so that nothing is to be undone
+        elif self._works_elsewhere() and self._working.acquire(timeout=wait_s):
+            self._working.release()
+
+    def _works_elsewhere(self) -> bool:
+        """In another thread, and not in a process of which this one is a fork."""
+        return not self._is_over and self._thread != get_ident() and self._owner.is_here
 
     def _insist(self) -> None:
         if self._turn.is_cancelled:
@@ -235,21 +245,28 @@ class _Maker:
 
     def _wish(self, wish: _Wish) -> None:
         self._wishes.put(wish)
-        if self._thread is None and not self._is_over.is_set():
-            self._thread = Thread(target=self._work, name="edgespec target", daemon=True)
-            try:
-                self._thread.start()
-            except RuntimeError as error:
-                self._thread = None
-                raise MemoryExhausted(f"no thread can be started ({error}); close other programs") from error
+        if self._is_over or not self._begun.acquire(blocking=False):
+            return
+        try:
+            # Thread.start() waits for its thread in Python, where Ctrl-C can leave that stuck.
+            start_new_thread(self._work, ())
+        except RuntimeError as error:
+            self._begun.release()
+            raise MemoryExhausted(f"no thread can be started ({error}); close other programs") from error
 
     def _work(self) -> None:
-        for wish in iter(self._wishes.get, None):
-            made = self._make(wish.asker)
-            wish.reply(made)
-            if made.chunk is None or made.chunk.finish_reason is not None:
-                break
-        self._finish()
+        self._thread = get_ident()
+        try:
+            for wish in iter(self._wishes.get, None):
+                made = self._make(wish.asker)
+                wish.reply(made)
+                if made.chunk is None or made.chunk.finish_reason is not None:
+                    break
+            self._chunks.close()
+        finally:
+            self._turns.leave(self._turn)
+            self._is_over = True
+            self._working.release()
 
     def _make(self, asker: Hashable) -> _Made:
         self._turns.take(self._turn, asker)
@@ -259,10 +276,3 @@ class _Maker:
             return _Made(error=error)
         finally:
             self._turns.rest(self._turn)
-
-    def _finish(self) -> None:
-        try:
-            self._chunks.close()
-        finally:
-            self._turns.leave(self._turn)
-            self._is_over.set()

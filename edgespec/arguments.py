@@ -78,7 +78,7 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
     for name in ("drafter", "draft-length", "schedule", "acceptance", "deterministic"):
         add_option(speculation, name)
     places = parser.add_argument_group("devices and memory")
-    for name in ("device", "drafter-device", "drafter-threads", "memory"):
+    for name in ("device", "drafter-device", "allow-fallback", "drafter-threads", "memory"):
         add_option(places, name)
 
 
@@ -103,6 +103,7 @@ def load_engine(options: argparse.Namespace, *, memory: bool = False) -> "Engine
         drafter_device=options.drafter_device,
         num_threads=options.threads,
         drafter_threads=options.drafter_threads,
+        allow_fallback=options.allow_fallback,
         deterministic=options.deterministic,
         offline=options.offline,
         memory=memory,

@@ -46,7 +46,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     )
     add_option(parser, "no-history")
     add_option(parser, "overflow")
-    parser.set_defaults(run=_chat)
+    parser.set_defaults(run=_chat, transcript=None)
 
 
 def _chat(options: argparse.Namespace) -> int:
@@ -77,6 +77,7 @@ def _chat(options: argparse.Namespace) -> int:
                 conversation.system = options.system
         session = _session(options, conversation, kept if prompt is None or last else None, trace)
         if prompt is None:
+            options.note("chat", "begun")
             return converse(session, keeps_history=not options.no_history)
         return answer_once(session, prompt, as_json=options.json)
 
@@ -118,14 +119,16 @@ def _kept(options: argparse.Namespace) -> tuple["AutosaveFile | None", "Transcri
     from edgespec.transcript import AutosaveFile, latest, read_transcript
 
     folder = default_home() / "chats"
-    path = latest(folder) if options.continues else None
+    path = options.transcript or (latest(folder) if options.continues else None)
     if options.continues and path is None:
         raise UsageError(f"there is no conversation to continue in {folder}; leave out --continue")
     last = read_transcript(path) if path else None
     is_named = options.model is not options.parser.get_default("model")
     if last and last.model and not is_named:
         options.model = last.model
-    return None if options.no_history else AutosaveFile(folder, say_problem, path), last
+    if options.no_history:
+        return None, last
+    return AutosaveFile(folder, say_problem, path, lambda path: options.note("transcript", str(path))), last
 
 
 def _aside(line: str) -> None:

@@ -29,9 +29,13 @@ from edgespec.parser import CommandParser
 from edgespec.plan_command import add_plan
 from edgespec.score_command import add_score
 from edgespec.simulate_command import add_simulate
+from edgespec.supervisor import can_fork
 from edgespec.talk import drop, heard, say
+from edgespec.worker import run_in_worker
 
 _INTERRUPTED = 130
+# Commands that run native code which others may have brought.
+_SUPERVISED = ("bench", "chat", "devices", "doctor", "export", "models pull", "pair check", "plan", "score")
 _NO_MEMORY = "out of memory; close other programs or use a smaller model"
 _LOG = logging.getLogger(__name__)
 _CODES = """\
@@ -147,13 +151,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _prepare_streams()
         for name in ("SIGTERM", "SIGHUP"):  # the latter where there are terminals to close
-            if hasattr(signal, name):
+            if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) != signal.SIG_IGN:
                 signal.signal(getattr(signal, name), _terminate)
         options, told = _parse(arguments)
         with heard(quiet=options.quiet, verbose=options.verbose):
             for line in told:
                 _LOG.debug("%s", line)
-            code = int(options.run(options))
+            is_supervised = arguments is None and options.command in _SUPERVISED and not options.no_supervisor
+            code = run_in_worker(options) if is_supervised and can_fork() else int(options.run(options))
         sys.stdout.flush()
         return code
     except EdgeSpecError as error:
@@ -195,7 +200,8 @@ def _prepare_streams() -> None:
 
 
 def _terminate(number: int, frame: object) -> NoReturn:
-    """Unwinds like an error, so that nothing half written stays."""
+    """Unwinds like an error, so that nothing half written stays; once is enough."""
+    signal.signal(number, signal.SIG_IGN)
     sys.exit(128 + number)
 
 
@@ -253,7 +259,8 @@ def command_parser() -> CommandParser:
         command.add(added)
         for leaf in added.leaves():
             add_talk(leaf)
-            leaf.set_defaults(command=leaf.prog.partition(" ")[2], parser=leaf)
+            leaf.add_argument("--no-supervisor", action="store_true", help=argparse.SUPPRESS)
+            leaf.set_defaults(command=leaf.prog.partition(" ")[2], parser=leaf, note=lambda name, value: None)
     about = commands.add_parser("help", help="the help of a command")
     about.add_argument("words", metavar="COMMAND", nargs="*")
     about.set_defaults(

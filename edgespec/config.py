@@ -47,6 +47,19 @@ def config_path() -> Path:
     return Path(named or Path(platformdirs.user_config_dir("edgespec", appauthor=False)) / "config.toml")
 
 
+def default_home() -> Path:
+    """EDGESPEC_HOME, or what the user's configuration says, or the platform's folder for data.
+
+    Raises:
+        UsageError: The configuration is unsound.
+    """
+    if named := os.environ.get("EDGESPEC_HOME"):
+        return Path(named)
+    if chosen := from_file(config_path()).get("home"):
+        return Path(str(chosen.value)).expanduser()
+    return Path(platformdirs.user_data_dir("edgespec", appauthor=False))
+
+
 def settings() -> dict[str, Setting]:
     """What was set, by option: of file and environment the latter.
 

@@ -12,11 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import platformdirs
-
 from edgespec import genai
 from edgespec.catalog import CATALOG, CatalogEntry, HubRepository, HubSource
-from edgespec.config import config_path, from_file
+from edgespec.config import default_home as default_home
 from edgespec.errors import ModelError, UsageError
 from edgespec.fetch import fetch
 from edgespec.hub import Snapshot, fetch_snapshot, sizes
@@ -29,19 +27,6 @@ if TYPE_CHECKING:
     from edgespec.export.convert import OpenDecoder
 
 Report = Callable[[str], None]
-
-
-def default_home() -> Path:
-    """EDGESPEC_HOME, or what the user's configuration says, or the platform's folder for data.
-
-    Raises:
-        UsageError: The configuration is unsound.
-    """
-    if named := os.environ.get("EDGESPEC_HOME"):
-        return Path(named)
-    if chosen := from_file(config_path()).get("home"):
-        return Path(str(chosen.value)).expanduser()
-    return Path(platformdirs.user_data_dir("edgespec", appauthor=False))
 
 
 @dataclass(frozen=True)

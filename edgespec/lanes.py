@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
-from threading import Condition, Event, Thread
+from threading import Condition, Event, RLock, Thread
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
@@ -100,13 +100,15 @@ class ThreadLane:
     def __init__(self, name: str, clock: Clock = perf_counter) -> None:
         self._name = name
         self._clock = clock
-        self._changed = Condition()
+        # Entered itself, and not by its condition, in whose code Ctrl-C could strike with the lock taken.
+        self._lock = RLock()
+        self._changed = Condition(self._lock)
         self._run: _Run | None = None
         self._worker: Thread | None = None
         self.intervals: deque[Interval] = deque(maxlen=_KEPT_INTERVALS)
 
     def start(self, job: Job) -> None:
-        with self._changed:
+        with self._lock:
             self._cancel()
             self._run = _Run(job, begun_s=self._clock())
             if self._worker is None:
@@ -115,11 +117,11 @@ class ThreadLane:
             self._changed.notify_all()
 
     def ready(self) -> list[Any]:
-        with self._changed:
+        with self._lock:
             return self._run.steps_done() if self._run else []
 
     def wait(self, num_steps: int, timeout_s: float | None = None) -> list[Any]:
-        with self._changed:
+        with self._lock:
             run = self._run
             if run is None:
                 return []
@@ -132,20 +134,20 @@ class ThreadLane:
 
     @property
     def step_s(self) -> float:
-        with self._changed:
+        with self._lock:
             return self._clock() - self._run.begun_s if self._run else 0.0
 
     @property
     def is_over(self) -> bool:
-        with self._changed:
+        with self._lock:
             return self._run is None or self._run.is_over
 
     def cancel(self) -> None:
-        with self._changed:
+        with self._lock:
             self._cancel()
 
     def stop(self) -> None:
-        with self._changed:
+        with self._lock:
             self._cancel()
             worker, self._worker = self._worker, None
             self._run = None
@@ -161,7 +163,7 @@ class ThreadLane:
     def _work(self) -> None:
         worker, last = self._worker, None
         while True:
-            with self._changed:
+            with self._lock:
                 while self._worker is worker and self._run is last:
                     self._changed.wait()
                 if self._worker is not worker:
@@ -174,7 +176,7 @@ class ThreadLane:
         started = self._clock()
         try:
             for step in run.job.steps(run.cancel):
-                with self._changed:
+                with self._lock:
                     if run.cancel.is_set():
                         break
                     now = self._clock()
@@ -184,7 +186,7 @@ class ThreadLane:
                     self._changed.notify_all()
         except BaseException as error:  # it goes to whoever asks for the steps
             run.error = None if run.cancel.is_set() else error
-        with self._changed:
+        with self._lock:
             run.is_over = True
             self.intervals.append(Interval(self._name, run.job.what, started, self._clock(), len(run.done)))
             self._changed.notify_all()

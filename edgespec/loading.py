@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -11,6 +11,7 @@ from typing import cast, get_args
 
 from edgespec.acceptance import equality
 from edgespec.budget import arena_bytes, growth_bytes, need_of, texts_bytes
+from edgespec.device_choice import DeviceChoice
 from edgespec.drafter_names import SELF, TEXT, Cascade, DrafterNames, parse
 from edgespec.drafting import (
     Asked,
@@ -23,9 +24,9 @@ from edgespec.drafting import (
     window_of,
 )
 from edgespec.engine import Engine
-from edgespec.errors import ModelError, UsageError
+from edgespec.errors import DeviceUnavailable, ModelError, UsageError
 from edgespec.footing import Report, footings
-from edgespec.headroom import headroom, parse_bytes
+from edgespec.headroom import Headroom, headroom, parse_bytes
 from edgespec.home import ModelHome, default_home
 from edgespec.lookahead import Window
 from edgespec.memory import Memory, MemoryDrafter
@@ -63,6 +64,7 @@ def load(
     drafter_device: str = "auto",
     num_threads: int | None = None,
     drafter_threads: int | None = None,
+    allow_fallback: bool = False,
     deterministic: bool = False,
     offline: bool = False,
     memory: bool = False,
@@ -88,11 +90,13 @@ def load(
             which keeps more of what a model drafts at a temperature. The distribution is the target's either way.
         schedule: Whether a model drafts while the target works: serial, not at all; pipelined, where that yields
             more; hedged, and it prepares other outcomes beside; auto, as is best by what was measured.
-        device: Where the target runs: auto or cpu.
+        device: Where the target runs, one of edgespec devices. auto is the CPU, or for a folder that was exported
+            for a GPU or an NPU the first of that kind that can be used.
         drafter_device: Where a model drafter runs.
         num_threads: Of the target; all physical cores unless given.
         drafter_threads: Of a model drafter; as many as the target has unless given. Without either both have cores
             of their own where these were measured to promise more.
+        allow_fallback: Have the CPU run what a device that was named would not; the figures' downgrades say so.
         deterministic: Never run a pass of one token, so that text is equal to the byte whatever drafts.
         offline: Never connect.
         memory: Keep the tokens of answers in the model home, and draft from those of earlier sessions, where
@@ -105,32 +109,81 @@ def load(
     Raises:
         ModelError: The model is missing or invalid, or the drafter has too few of its tokens.
         IntegrityError: A file differs from its recorded hash.
-        DeviceUnavailable: No execution provider for the device.
+        DeviceUnavailable: A device cannot be used, or would not run the model.
         MemoryExhausted: The target does not fit.
     """
     # What can be known before fetching and exporting is checked before.
     length = _draft_length(draft_length)
     texts = {"acceptance": acceptance, "schedule": schedule, "drafter": drafter, "device": device}
     _expect_kinds({**texts, "drafter_device": drafter_device}, str, "a text")
-    _expect_kinds({"deterministic": deterministic, "memory": memory}, bool, "True or False")
+    switches = {"deterministic": deterministic, "memory": memory}
+    _expect_kinds({**switches, "allow_fallback": allow_fallback}, bool, "True or False")
     _expect_kinds({"home": home}, (str, Path, NoneType), "a folder")
     expect_threads(num_threads)
     expect_threads(drafter_threads)
     _expect_one_of("acceptance", acceptance, list(_ACCEPTANCES))
     _expect_one_of("schedule", schedule, get_args(Asked))
-    setting = Setting.named(device, drafter_device, num_threads, drafter_threads, deterministic=deterministic)
+    choice = DeviceChoice(device, drafter_device, report, allow_fallback=allow_fallback)
+    setting = choice.setting(num_threads, drafter_threads, deterministic=deterministic)
     free = partial(headroom, None if memory_limit is None else parse_bytes(memory_limit))
     models = ModelHome(Path(home or default_home()), offline, report)
     stated, names = find_models(models, str(model), parse(drafter))
+    named = _named(models, stated, names)
+    setting = choice.settled(setting, stated.manifest, [drafters[0].manifest for drafters, _ in named])
     _LOG.debug("%s is %s on %s", model, stated.folder, setting.device.name)
     # Drafts of a fixed length are made the same each time.
     asked = "serial" if schedule == "auto" and length is not None else cast(Asked, schedule)
-    named = _named(models, stated, names)
     if asked == "auto" and num_threads is None and drafter_threads is None and len(named) == 1:
         setting = planned_threads(stated, named[0][0][0], setting)
-    chains = _chains(stated, named, setting, asked, acceptance)
+    order = _Order(
+        models=models,
+        target=stated,
+        names=names,
+        drafters=named,
+        schedule=asked,
+        length=length,
+        acceptance=acceptance,
+        keeps_answers=memory,
+        free=free,
+        news=choice.news,
+    )
+    while True:
+        try:
+            return _open(order, setting)
+        except DeviceUnavailable as error:
+            setting = choice.without(error, setting)
+
+
+_Named = tuple[tuple[ModelFolder, ...], str | None]  # models, and the text drafter of the last
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Order:
+    """What an engine is to be made of, wherever it runs.
+
+    drafters: Models, and the text drafter of the last of each.
+    news: What was given up before anything was opened.
+    """
+
+    models: ModelHome
+    target: ModelFolder
+    names: DrafterNames
+    drafters: Sequence[_Named]
+    schedule: Asked
+    length: int | None
+    acceptance: str
+    keeps_answers: bool
+    free: Headroom
+    news: Sequence[str]
+
+
+def _open(order: _Order, setting: Setting) -> Engine:
+    """Open the models where a setting has them."""
+    models, stated, names, length = order.models, order.target, order.names, order.length
+    report = models.report
+    chains = _chains(stated, order.drafters, setting, order.schedule, order.acceptance)
     window = window_of(names.simple, length, stated, setting)
-    space = space_for(stated, setting, free, report)
+    space = space_for(stated, setting, order.free, report)
     target = space.target
     with ExitStack() as undone:
         renderer = _renderer(target)
@@ -138,9 +191,10 @@ def load(
         decoder = _opened(space, setting, shares_cores=bool(chains), has_trees=window is not None)
         for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
             models.mark_used(each.folder)
-        kept = _memory(models, target, names) if memory else None
+        kept = _memory(models, target, names) if order.keeps_answers else None
         roster = _roster(space, names, chains, window, kept, report)
-        roster.start(space.rooms, space.needed, space.news)
+        undone.callback(roster.close)
+        roster.start(space.rooms, space.needed, [*order.news, *space.news])
         speculation = roster.relieved(
             lambda: speculation_of(roster.drafters, length, decoder, roster.decoders, target, setting, report)
         )
@@ -152,7 +206,7 @@ def load(
             template=chat_template_of(target),
             renderer=renderer,
             decoders=[decoder],
-            speculation=replace(speculation, accept=_ACCEPTANCES[acceptance]),
+            speculation=replace(speculation, accept=_ACCEPTANCES[order.acceptance]),
             roster=roster,
             memory=kept,
             context_length=target.manifest.context_length,
@@ -160,9 +214,6 @@ def load(
         )
         undone.pop_all()  # from here on it is the engine's
         return engine
-
-
-_Named = tuple[tuple[ModelFolder, ...], str | None]  # models, and the text drafter of the last
 
 
 def _named(models: ModelHome, target: ModelFolder, names: DrafterNames) -> list[_Named]:

@@ -72,7 +72,14 @@ OPTIONS: Mapping[str, Option] = {
         commands=_LOADING,
         metavar="NAME",
         in_environment=True,
-        help="where the target runs: auto, cpu; see edgespec devices",
+        help="where the target runs: auto, or one of edgespec devices",
+    ),
+    "allow-fallback": Option(
+        kind="switch",
+        default=False,
+        commands=("bench", "chat", "score"),
+        in_environment=True,
+        help="have the CPU run what a device that was named would not, and say so",
     ),
     "drafter-device": Option(
         kind="text",

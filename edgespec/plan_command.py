@@ -49,23 +49,25 @@ def plan_document(options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         EdgeSpecError: A model is missing, invalid or too large, or there is nothing to plan.
     """
+    from edgespec.device_choice import DeviceChoice
     from edgespec.drafter_names import parse
     from edgespec.headroom import parse_bytes
     from edgespec.home import ModelHome, default_home
     from edgespec.loading import expect_distinct, expect_threads, find_models, model_drafting
     from edgespec.plan_document import document_of
     from edgespec.planning import plan_for
-    from edgespec.setting import Setting
 
     expect_threads(options.threads)
     limit = None if options.memory is None else parse_bytes(options.memory)
-    setting = Setting.named(options.device, options.drafter_device, options.threads)
+    choice = DeviceChoice(options.device, options.drafter_device, say_stage)
+    setting = choice.setting(options.threads, None, deterministic=False)
     models = ModelHome(default_home(), options.offline, say_stage)
     asked = parse(options.drafter)
     target, names = find_models(models, options.model, asked)
     _expect_no_cascade(names)
     drafters = [model_drafting(models, target, each.models[0]) for each in names.cascades]
     expect_distinct([drafter.manifest.name for drafter in drafters])
+    setting = choice.settled(setting, target.manifest, [drafter.manifest for drafter in drafters])
     planned = plan_for(
         target,
         drafters,

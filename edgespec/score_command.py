@@ -12,7 +12,8 @@ from edgespec.talk import say_stage
 def add_score(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("--file", metavar="FILE", type=Path, required=True, help="a text file")
-    add_option(parser, "device", "where the model runs: auto, cpu")
+    add_option(parser, "device", "where the model runs: auto, or one of edgespec devices")
+    add_option(parser, "allow-fallback")
     parser.add_argument("--json", action="store_true", help="print tokens and nll as one document")
     parser.set_defaults(run=_score)
 
@@ -30,6 +31,7 @@ def _score(options: argparse.Namespace) -> int:
         drafter="none",
         device=options.device,
         num_threads=options.threads,
+        allow_fallback=options.allow_fallback,
         offline=options.offline,
         report=say_stage,
     ) as engine:

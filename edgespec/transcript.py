@@ -133,11 +133,20 @@ class AutosaveFile:
     """A conversation's own file in a folder, written anew after each turn, made with the first one.
 
     report: Takes a line, once, where it cannot be written.
+    name: Takes the path of the file, and of another that it goes on in.
     """
 
-    def __init__(self, folder: Path, report: Callable[[str], None], path: Path | None = None) -> None:
-        self._folder, self._report = folder, report
+    def __init__(
+        self,
+        folder: Path,
+        report: Callable[[str], None],
+        path: Path | None = None,
+        name: Callable[[Path], None] = lambda path: None,
+    ) -> None:
+        self._folder, self._report, self._name = folder, report, name
         self._path = path
+        if path:
+            name(path)
         self._seen = _state(path)
         self._has_failed = False
 
@@ -151,9 +160,13 @@ class AutosaveFile:
             return
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if self._path is None or _state(self._path) != self._seen:
-                self._path = self._new_path()
-            write_transcript(self._path, transcript)
+            path = self._path
+            if path is None or _state(path) != self._seen:
+                path = self._new_path()
+            write_transcript(path, transcript)
+            if path != self._path:
+                self._path = path
+                self._name(path)
             self._seen = _state(self._path)
         except OSError as error:
             if not self._has_failed:

@@ -6,7 +6,7 @@ holds one text: two answers in turn would each read their whole prompt again at 
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from threading import Condition
+from threading import Condition, RLock
 from time import monotonic
 
 from edgespec.errors import Cancelled
@@ -40,13 +40,15 @@ class Turns:
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
-        self._changed = Condition()
+        # Entered itself, and not by its condition, in whose code Ctrl-C could strike with the lock taken.
+        self._lock = RLock()
+        self._changed = Condition(self._lock)
         self._waiting: list[Turn] = []
         self._holder: Turn | None = None
 
     def take(self, turn: Turn, asker: Hashable) -> None:
         """Wait until the next step may be made; a cancelled answer, which is only to be ended, waits no more."""
-        with self._changed:
+        with self._lock:
             turn.asker = asker
             if self._holder is not turn:
                 self._wait(turn)
@@ -55,14 +57,14 @@ class Turns:
 
     def rest(self, turn: Turn) -> None:
         """The step is made."""
-        with self._changed:
+        with self._lock:
             turn.is_working, turn.rested_s = False, monotonic()
             if self._waiting:
                 self._changed.notify_all()
 
     def leave(self, turn: Turn) -> None:
         """The answer is over."""
-        with self._changed:
+        with self._lock:
             turn.is_working = False
             if self._holder is turn:
                 self._holder = None
@@ -70,7 +72,7 @@ class Turns:
 
     def cancel(self, turn: Turn) -> None:
         """Let it make no further step, and interrupt the one that it is making."""
-        with self._changed:
+        with self._lock:
             turn.is_cancelled = True
             if turn.is_working:
                 turn.interrupt()

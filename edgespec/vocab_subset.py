@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.errors import ManifestError
-from edgespec.types import Decoder, Logits, TokenIds
+from edgespec.types import Decoder, Interruptible, Logits, TokenIds
 
 # Of a token that the head does not know; far from infinity, so that arithmetic with it stays quiet.
 UNKNOWN = np.float32(-1e30)
@@ -53,3 +53,7 @@ class SubsetDecoder:
         whole = np.full((num_last, self.vocab_size), UNKNOWN, np.float32)
         whole[:, self.tokens] = self.decoder.logits(tokens, num_last)
         return whole
+
+    def interrupt(self) -> None:
+        if isinstance(self.decoder, Interruptible):
+            self.decoder.interrupt()

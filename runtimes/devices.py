@@ -57,6 +57,11 @@ class Device:
     entries: tuple[tuple[str, str], ...] = ()
     host_threads: int | None = None
 
+    @property
+    def is_software(self) -> bool:
+        """An emulator or a software adapter, which computes what a device would and is slower than the CPU."""
+        return bool(self.handles) and str(self.handles[0].device.type).endswith("CPU")
+
 
 def import_onnxruntime() -> Any:
     """The module onnxruntime.
@@ -123,6 +128,15 @@ def find_device(name: str) -> Device:
 
 def device_names() -> list[str]:
     return [*_PROVIDERS, *(plugin.name for plugin in PLUGINS), *_KINDS]
+
+
+def accelerator(kind: str) -> Device | None:
+    """The first device of a kind (gpu, npu) that can be used and is no emulator; None where there is none."""
+    for name in _KINDS[kind]:
+        with suppress(DeviceUnavailable):
+            if not (found := find_device(name)).is_software:
+                return found
+    return None
 
 
 def _first_of(kind: str) -> Device:

@@ -2,16 +2,19 @@
 
 import asyncio
 import gc
+import random
 import signal
 import threading
+from _thread import _count as num_threads
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from threading import Event
-from time import monotonic
+from threading import Event, Timer
+from time import monotonic, sleep
 from types import FrameType
 
+import numpy as np
 import pytest
 import tiny
 
@@ -29,6 +32,7 @@ from edgespec.speculation import Speculation
 from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import Tokenizer
 from edgespec.types import Logits, TokenIds
+from edgespec.vocab_subset import SubsetDecoder
 
 HOT = SamplingParams(temperature=1.0, seed=3)
 PROMPT = "the in the an"
@@ -96,8 +100,12 @@ def stuck(request: pytest.FixtureRequest) -> StuckDecoder:
 
 @pytest.fixture(autouse=True)
 def no_thread_stays() -> Iterator[None]:
+    before = num_threads()
     yield
-    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("edgespec")] == []
+    deadline = monotonic() + 1.0
+    while num_threads() > before and monotonic() < deadline:
+        sleep(0.001)  # one that was told to go
+    assert num_threads() <= before
 
 
 def when_stuck(decoder: StuckDecoder, act: Callable[[], object]) -> None:
@@ -206,7 +214,8 @@ def test_cancelling_ends_a_draft_for_which_the_target_waits(
     engine_of: EngineOf, whole: tuple[int, ...], ahead: bool
 ) -> None:
     stuck, lane = StuckDecoder(0), ThreadLane("drafter")
-    drafter = LaneDrafter(ModelDrafter(stuck, tiny.VOCAB, "near"), lane, ahead)
+    decoder = SubsetDecoder(stuck, np.arange(tiny.VOCAB, dtype=np.int32), tiny.VOCAB) if ahead else stuck
+    drafter = LaneDrafter(ModelDrafter(decoder, tiny.VOCAB, "near"), lane, ahead)
     candidate = Candidate("near", {}, lambda cancel, report: OpenModel(drafter, stuck, lane))
     roster = Roster(footings([[candidate]], frozenset(), frozenset(), len), tiny.VOCAB)
     roster.start({HOST: Room(1 << 40, "a test")}, {})
@@ -337,3 +346,77 @@ def test_tokens_are_counted_as_the_context_has_them(engine_of: EngineOf) -> None
         == engine.generate("the in", max_tokens=1).prompt_tokens
     )
     assert engine.count("the in", "be brief") > engine.count("the in")
+
+
+class HastyDecoder(StuckDecoder):
+    """A table whose passes take from nothing to 2 ms, and end when they are interrupted."""
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        self._ended.clear()
+        if self._ended.wait(0.002 * random.random() ** 4):
+            raise EdgeSpecError("interrupted")
+        return super().logits(tokens, num_last)
+
+
+def ended_somehow(engine: Engine, prompt: str, rng: random.Random) -> tuple[str, list[int]]:
+    """How an answer was ended, and its tokens."""
+    how = rng.choice(["whole", "cancelled", "closed", "left", "read on after another"])
+    stream = engine.stream(prompt, sampling=HOT, max_tokens=15)
+    if how == "whole":
+        return how, [token for chunk in stream for token in chunk.token_ids]
+    if how in ("cancelled", "closed"):
+        end = Timer(0.01 * rng.random() ** 2, stream.cancel if how == "cancelled" else stream.close)
+        end.start()
+        made = [token for chunk in stream for token in chunk.token_ids]
+        end.join()
+        return how, made
+    made = [token for chunk in islice(stream, rng.randrange(4)) for token in chunk.token_ids]
+    if how == "left":
+        return how, made
+    engine.generate(PROMPT, sampling=HOT, max_tokens=3)
+    return "whole", made + [token for chunk in stream for token in chunk.token_ids]
+
+
+@pytest.mark.parametrize("num_answers", [12, pytest.param(400, marks=pytest.mark.slow)])
+def test_answers_that_are_ended_at_any_moment_leave_the_others_alone(
+    engine_of: EngineOf, num_answers: int
+) -> None:
+    engine = engine_of(HastyDecoder())
+    prompts = ["the in the", "another on", "re re re"]
+    wanted = {prompt: engine.generate(prompt, sampling=HOT, max_tokens=15).token_ids for prompt in prompts}
+
+    def some(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(num_answers // 3):
+            prompt = rng.choice(prompts)
+            how, made = ended_somehow(engine, prompt, rng)
+            assert tuple(made) == wanted[prompt][: len(made)]
+            assert how != "whole" or len(made) == 15
+
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(some, seed) for seed in range(3)]:
+            done.result(120)
+    gc.collect()
+    assert engine._turns._holder is None
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers that signal are POSIX")
+@pytest.mark.parametrize("num_answers", [40, pytest.param(2000, marks=pytest.mark.slow)])
+def test_ctrl_c_at_any_moment_leaves_an_engine_that_answers_on(engine_of: EngineOf, num_answers: int) -> None:
+    engine, rng = engine_of(HastyDecoder()), random.Random(1)
+    wanted = engine.generate(PROMPT, sampling=HOT, max_tokens=15).token_ids
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    num_interrupted = 0
+    try:
+        for _ in range(num_answers):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 + 0.012 * rng.random() ** 2)
+                assert engine.generate(PROMPT, sampling=HOT, max_tokens=15).token_ids == wanted
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                num_interrupted += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert num_interrupted > num_answers // 4
+    assert engine.generate(PROMPT, sampling=HOT, max_tokens=15).token_ids == wanted

@@ -33,6 +33,7 @@ PURE = {
     "conversation",
     "config",
     "costs",
+    "crash",
     "cross_vocabulary",
     "device_memory",
     "disk",
@@ -96,6 +97,7 @@ PURE = {
     "stats",
     "stopping",
     "suffix",
+    "supervisor",
     "talk",
     "template_process",
     "timeline",
@@ -107,6 +109,7 @@ PURE = {
     "turns",
     "types",
     "vocab_subset",
+    "worker",
 }
 JOINTS = {
     "__init__",
@@ -120,6 +123,7 @@ JOINTS = {
     "cli",
     "completion_command",
     "config_command",
+    "device_choice",
     "devices_command",
     "diagnosis",
     "doctor_command",
@@ -174,7 +178,8 @@ def test_only_home_and_the_commands_call_export_and_only_loading_and_its_parts_t
     using = {path.stem: within(path) for path in (ROOT / "edgespec").glob("*.py")}
     assert {name for name, rooms in using.items() if "export" in rooms} == {"home", "pairing", "export_command"}
     assert {name for name, rooms in using.items() if "runtimes" in rooms} == {
-        "diagnosis", "devices_command", "loading", "opening", "drafting", "planning", "setting", "simulation",
+        "device_choice", "devices_command", "diagnosis", "drafting", "loading", "opening", "planning", "setting",
+        "simulation",
     }  # fmt: skip
 
 

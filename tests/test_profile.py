@@ -152,10 +152,10 @@ def test_drafter_that_fails_beside_the_target_is_told_and_leaves_no_thread() -> 
 @pytest.mark.slow
 def test_drafter_is_measured_in_the_same_unit_as_its_target() -> None:
     target, drafter = Slow(7, seed=0), Slow(7, seed=1)
-    target.step_s = 0.004
-    profile = Profile(passes_s={64: {1: 0.004}}, prefill_s=0.001)
+    target.step_s, drafter.step_s = 0.016, 0.008
+    profile = Profile(passes_s={64: {1: 0.016}}, prefill_s=0.001)
     found = profile_drafter(drafter, target, profile)
-    assert found.step_s == pytest.approx(0.002, rel=0.3)
+    assert found.step_s == pytest.approx(0.008, rel=0.3)
     assert found.branches[2] == pytest.approx(2.0, rel=0.3)
     assert np.isfinite(found.row_s)
     assert replace(profile, drafters={"d": found}).draft_costs("d").step == pytest.approx(0.5, rel=0.3)
