@@ -85,7 +85,7 @@ CASES = given(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @CASES
 def test_one_text_for_all_schedules(
     seed: int, temperature: float, likeness: float, kind: str, length: int | None, with_ngram: bool
@@ -94,7 +94,7 @@ def test_one_text_for_all_schedules(
 
 
 @pytest.mark.slow
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2000)
 @CASES
 def test_one_text_for_all_schedules_in_thousands_of_cases(
     seed: int, temperature: float, likeness: float, kind: str, length: int | None, with_ngram: bool
