@@ -70,6 +70,8 @@ def open_model(
 ) -> OnnxDecoder | StaticDecoder | OnnxTreeDecoder:
     """Load the graph while another thread hashes its files; a wrong hash goes before any other error.
 
+    Ctrl-C ends both at once.
+
     Args:
         is_verified: Its files were hashed a moment ago, and are not once more.
 
@@ -78,21 +80,30 @@ def open_model(
     """
     folder, manifest = model
     kind = OnnxTreeDecoder if has_trees else _decoder_of(manifest)
-    with ThreadPoolExecutor(1, "hash") as pool:
-        hashed = replace(manifest, files={}) if is_verified else manifest
-        verified = pool.submit(verify_files, folder, hashed, cancel)
+    hashed = replace(manifest, files={}) if is_verified else manifest
+    cancel = cancel or Cancel()
+
+    def opened() -> OnnxDecoder | StaticDecoder | OnnxTreeDecoder:
+        return kind(
+            folder,
+            manifest,
+            device,
+            num_threads=num_threads,
+            deterministic=deterministic,
+            shares_cores=shares_cores,
+            cancel=cancel,
+        )
+
+    with ThreadPoolExecutor(2, "edgespec opening") as pool:
+        verifying, opening = pool.submit(verify_files, folder, hashed, cancel), pool.submit(opened)
         try:
-            decoder = kind(
-                folder,
-                manifest,
-                device,
-                num_threads=num_threads,
-                deterministic=deterministic,
-                shares_cores=shares_cores,
-                cancel=cancel,
-            )
-        finally:
-            verified.result()
+            verifying.exception()
+            opening.exception()
+        except BaseException:  # Ctrl-C, which is heard here alone
+            cancel.set()
+            raise
+    verifying.result()
+    decoder = opening.result()
     if not manifest.files:  # nobody has vouched for the graph
         foreign.probe(decoder, manifest.context_length)
     return decoder

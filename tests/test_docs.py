@@ -148,3 +148,15 @@ def test_programs_and_files_that_are_named_are_there(page: Path) -> None:
     named = re.findall(r"\b(?:demos|bench)/[\w/.]+", page.read_text("utf-8"))
     assert [path for path in named if not (ROOT / path).exists()] == []
     assert named or page.name != "README.md"
+
+
+def test_faults_are_all_there_and_so_are_their_tests() -> None:
+    page = (ROOT / "docs" / "faults.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| ([FB]\d+) \|.*\| (`.*`) \|$", page, re.MULTILINE))
+    assert rows.keys() == {*(f"F{i}" for i in range(1, 41)), *(f"B{i}" for i in range(1, 15))}
+    named = [test.split("::") for tests in rows.values() for test in re.findall(r"`(.+?)`", tests)]
+    functions = {
+        path.name: {node.name for node in ast.walk(ast.parse(path.read_text("utf-8"))) if hasattr(node, "name")}
+        for path in (ROOT / "tests").glob("test_*.py")
+    }
+    assert [f"{module}::{name}" for module, name in named if name not in functions.get(module, set())] == []

@@ -29,13 +29,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from edgespec import Chunk, DeviceUnavailable, EdgeSpecError, Engine, Message, SamplingParams, load
 from edgespec.acceptance import equality
+from edgespec.export.convert import export_model
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.rejection import rejection
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.table import TableDecoder
+from edgespec.sampling import GumbelSampler
+from edgespec.suffix import SuffixDrafter
 from edgespec.tokenizer import Tokenizer
-from edgespec.types import Acceptance, Logits, TokenIds
+from edgespec.types import Acceptance, Ask, Logits, TokenIds, append
 
 HOT = SamplingParams(temperature=0.8, seed=11)
 PROMPT = "the in the an"
@@ -124,7 +127,7 @@ def test_drafter_without_numbers_is_parked_and_no_token_changes(
 # F10: where answers end, whatever was drafted beyond
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 2**31),
     temperature=st.sampled_from([0.0, 0.8]),
@@ -183,7 +186,11 @@ class Sessions(RuleBasedStateMachine):
         super().__init__()
         self.engine, self.oracle, self.compared = engine, oracle, compared
         (drafting,) = engine._roster.decoders.values()
-        self.pairs = [(engine.target, oracle.target), (drafting, drafter)]
+        # What runs trees has tests of its own (test_tree.py).
+        self.pairs = [
+            (engine.target, oracle.target),
+            *([(drafting, drafter)] if type(drafting) is OnnxDecoder else []),
+        ]
         self.messages: list[Message] = []
 
     @rule(seed=st.integers(0, 3), max_tokens=st.integers(1, 14), words=st.sampled_from(["the in", "an on", "re"]))
@@ -209,7 +216,7 @@ class Sessions(RuleBasedStateMachine):
     @rule(num_chunks=st.integers(0, 4))
     def leave(self, num_chunks: int) -> None:
         """A reader who goes in the midst."""
-        with self.engine.stream(self.messages[:-1], sampling=HOT, max_tokens=40) as stream:
+        with self.engine.stream(self.messages[:-1], sampling=HOT, max_tokens=20) as stream:
             list(islice(stream, num_chunks))
 
     @precondition(lambda self: self.messages)
@@ -217,13 +224,13 @@ class Sessions(RuleBasedStateMachine):
     def cancel(self, delay_ms: float, seed: int) -> None:
         """Another thread ends it, within whatever it does by then."""
         sampling = replace(HOT, seed=seed)
-        stream = self.engine.stream(self.messages[:-1], sampling=sampling, max_tokens=60)
+        stream = self.engine.stream(self.messages[:-1], sampling=sampling, max_tokens=30)
         timer = threading.Timer(delay_ms / 1e3, stream.cancel)
         timer.start()
         chunks = list(stream)
         timer.join()
         assert chunks[-1].finish_reason in ("cancelled", "length", "stop")
-        whole = self.oracle.generate(self.messages[:-1], sampling=sampling, max_tokens=60).token_ids
+        whole = self.oracle.generate(self.messages[:-1], sampling=sampling, max_tokens=30).token_ids
         assert joined(chunks) == whole[: len(joined(chunks))]
         self.compared.append(len(chunks))
 
@@ -245,8 +252,17 @@ class Sessions(RuleBasedStateMachine):
             if len(held := decoder.held):
                 found = decoder.logits(held, 1).copy()
                 other.forget()
-                fresh = other.logits(held, 1)
-                assert float(np.abs(found - fresh).max()) <= 1e-3 * float(np.abs(fresh).max())
+                assert np.abs(found - other.logits(held, 1)).max() < 1e-3
+
+
+@pytest.fixture(scope="module")
+def near_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Often of one mind with the tiny model, and no coarser, so that no rounding hides a wrong cache."""
+    place = tmp_path_factory.mktemp("near")
+    weights, others = tiny.random_weights(), tiny.random_weights(1)
+    tiny.write_gguf(place / "near.gguf", {name: weights[name] + 0.1 * others[name] for name in weights})
+    export_model(place / "near.gguf", place / "near", precision="fp32")
+    return place / "near"
 
 
 def walk(target: Path, drafter: Path, schedule: str, examples: int, steps: int) -> int:
@@ -277,14 +293,14 @@ def walk(target: Path, drafter: Path, schedule: str, examples: int, steps: int) 
     return sum(compared)
 
 
-def test_engine_says_the_same_after_any_history(tiny_model: Path, tiny_drafter: Path) -> None:
-    assert walk(tiny_model, tiny_drafter, "pipelined", 3, 10) > 30
+def test_engine_says_the_same_after_any_history(tiny_model: Path, near_model: Path) -> None:
+    assert walk(tiny_model, near_model, "pipelined", 2, 8) > 20
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_engine_says_the_same_after_long_histories(tiny_model: Path, tiny_drafter: Path, schedule: str) -> None:
-    assert walk(tiny_model, tiny_drafter, schedule, 30, 20) > 300
+def test_engine_says_the_same_after_long_histories(tiny_model: Path, near_model: Path, schedule: str) -> None:
+    assert walk(tiny_model, near_model, schedule, 12, 20) > 300
 
 
 # F14: many answers and engines that come and go
@@ -358,6 +374,27 @@ def test_a_seed_repeats_its_text_after_an_interrupted_round(
             again = engine.generate(PROMPT, sampling=HOT, max_tokens=40)
             assert again.token_ids == whole.token_ids
             assert cut == whole.token_ids[: len(cut)]
+
+
+# F19: what drafts from the text, after a text that went back
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 30), st.lists(st.integers(0, 3), min_size=1, max_size=9)), min_size=2, max_size=8
+    )
+)
+def test_what_was_taken_back_leaves_no_trace_in_what_is_drafted_from_the_text(
+    steps: list[tuple[int, list[int]]],
+) -> None:
+    """Texts that are each cut back by some tokens and go on otherwise, as in a cascade or a new answer."""
+    tokens, sampler = np.zeros(0, np.int32), GumbelSampler(SamplingParams())
+    kept = SuffixDrafter()
+    for num_back, more in steps:
+        tokens = append(tokens[: max(0, len(tokens) - num_back)], more)
+        draft, fresh = (each.draft(tokens, Ask(6), sampler) for each in (kept, SuffixDrafter()))
+        assert (draft.tokens.tolist(), draft.evidence) == (fresh.tokens.tolist(), fresh.evidence)
+        assert set(draft.tokens.tolist()) <= set(tokens.tolist())
 
 
 # F21: whoever reads an answer fails, or leaves
@@ -483,9 +520,19 @@ def test_a_fork_is_told_to_load_its_own_and_its_parent_goes_on(tiny_model: Path,
 # F23: signals while a model is loaded, and while it answers
 
 BUSY = {
+    "import": """
+class Slow:
+    def find_spec(self, name, *arguments):
+        if name == "edgespec.chat_command":
+            print("busy", flush=True); time.sleep(60)
+sys.meta_path.insert(0, Slow())
+""",
     "load": """
 import edgespec.runtimes.session as session
-def hang(*arguments): print("busy", flush=True); time.sleep(60)
+def hang(graph, device, num_threads, shares_cores, cancel):
+    print("busy", flush=True)
+    while not cancel.is_set: time.sleep(0.01)
+    cancel.expect_unset()
 session.load_graph = hang
 """,
     "template": """
@@ -513,7 +560,9 @@ def test_a_signal_ends_the_command_with_its_code(
 ) -> None:
     import signal
 
-    program = f"import sys, time\n{BUSY[moment]}\nfrom edgespec.cli import main\nsys.exit(main(sys.argv[1:]))"
+    # A shell's background jobs ignore Ctrl-C, and with them this test.
+    heeded = "import signal, sys, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
+    program = f"{heeded}\n{BUSY[moment]}\nfrom edgespec.__main__ import main\nsys.exit(main())"
     command = ["chat", str(tiny_model), "--prompt", "the", "--max-tokens", "600", "--drafter", "none"]
     with subprocess.Popen(
         [sys.executable, "-c", program, *command],
@@ -528,7 +577,8 @@ def test_a_signal_ends_the_command_with_its_code(
         process.send_signal(getattr(signal, number))
         started = time.monotonic()
         _, error = process.communicate(timeout=30)
-    assert process.returncode == code
+    # Before the command is there, other signals than Ctrl-C end Python itself.
+    assert process.returncode in ((code, 128 - code) if moment == "import" else (code,))
     assert time.monotonic() - started < 5
     assert b"Traceback" not in error
     _, alive = psutil.wait_procs(inner, timeout=5)

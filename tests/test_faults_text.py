@@ -14,7 +14,7 @@ import psutil
 import pytest
 import tiny
 from faulty import SCHEDULES, drafted_engine
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec import ContextOverflow, Engine, Message, load
@@ -65,7 +65,6 @@ class Reciter:
         return rows
 
 
-@settings(deadline=None)
 @given(
     text=st.text("é中😀a👨‍👩‍👧 \n", min_size=1, max_size=12),
     wrong=st.frozensets(st.integers(0, 40), max_size=6),
@@ -123,7 +122,6 @@ def test_odd_text_is_read_as_it_is_and_answered(engine: Engine, kind: str) -> No
     assert wanted in engine.tokenizer.decode(engine.encode(ODD[kind]))
 
 
-@settings(deadline=None)
 @given(text=st.text(st.characters(), max_size=60))
 def test_any_text_is_counted_as_it_is_sent(engine: Engine, text: str) -> None:
     mended = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -189,43 +187,29 @@ def test_broken_history_gives_what_is_whole_of_it(tmp_path: Path) -> None:
     assert said == []
 
 
-def test_history_that_cannot_be_kept_is_told_once(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file" / "history", tmp_path):
-        said: list[str] = []
-        history = InputFile(path, said.append)
-        assert list(history.load_history_strings()) == []
-        history.store_string("one")
-        history.store_string("two")
-        (line,) = said
-        assert line.startswith("what you type is not kept for later: cannot")
-
-
 @pytest.mark.slow
 def test_command_answers_where_there_is_no_home(tiny_model: Path) -> None:
     settings = {name: value for name, value in os.environ.items() if not name.startswith(("EDGESPEC_", "XDG_"))}
-    for home in ("/nonexistent", "/dev/null/home", ""):
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "edgespec",
-                "chat",
-                str(tiny_model),
-                "--prompt",
-                "the",
-                "--max-tokens",
-                "3",
-                "--json",
-            ],
-            env={**settings, "HOME": home},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert (done.returncode, len(json.loads(done.stdout)["token_ids"])) == (0, 3), home
-        assert "Traceback" not in done.stderr
-    assert not Path("/nonexistent").exists()
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "edgespec",
+            "chat",
+            str(tiny_model),
+            "--prompt",
+            "the",
+            "--max-tokens",
+            "3",
+            "--json",
+        ],
+        env={**settings, "HOME": "/dev/null/home"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, len(json.loads(done.stdout)["token_ids"])) == (0, 3)
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("damage", ["cut", "not ours", "a folder", "a pipe"])

@@ -116,6 +116,39 @@ def test_it_recovers_when_the_text_becomes_predictable(ms: float, clock: Virtual
     assert speed(gate, CPU, clock, start=500, num_rounds=800) > 1.3
 
 
+@pytest.mark.parametrize("ms", [0.0, 4.0])
+def test_drafts_that_become_useless_are_given_up(ms: float, clock: VirtualClock) -> None:
+    guesser = Guesser(TRUTH, 0.95, ms=ms, clock=clock)
+    gate = gate_of(guesser)
+    assert speed(gate, CPU, clock, num_rounds=300) > 1.3
+    guesser.chance = 0.0
+    speed(gate, CPU, clock, start=3000, num_rounds=60)  # in which it finds out
+    assert speed(gate, CPU, clock, start=3100, num_rounds=1000) > 0.97
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.9])
+@pytest.mark.parametrize("ms", [0.0, 4.0])
+def test_a_host_that_stalls_changes_little(chance: float, ms: float, clock: VirtualClock) -> None:
+    """Passes that take a hundred times as long now and then say nothing of what drafting is worth."""
+
+    def stalling(seed: int) -> dict[int, float]:
+        rng = np.random.default_rng(seed)
+
+        class Stalling(dict[int, float]):
+            def __getitem__(self, width: int) -> float:
+                return super().__getitem__(width) * (100 if rng.random() < 0.01 else 1)
+
+        return Stalling(CPU)
+
+    guesser = Guesser(TRUTH, chance, ms=ms, clock=clock)
+    gate = gate_of(guesser)
+    steady = speed(gate_of(Guesser(TRUTH, chance, ms=ms, clock=clock)), CPU, clock)
+    speed(gate, stalling(1), clock, num_rounds=600)
+    assert speed(gate, CPU, clock, start=10_000, num_rounds=800) > 0.97 * min(1.0, steady)
+    if chance:
+        assert speed(gate, CPU, clock, start=20_000, num_rounds=800) > 0.9 * steady
+
+
 def test_a_model_that_pays_is_run_from_its_first_answer_on(clock: VirtualClock) -> None:
     guesser = Guesser(TRUTH, 0.9, ms=3, read_ms=0.5, clock=clock)
     gate = gate_of(guesser, known=DraftCosts(3 / 22, 0.5 / 22))
