@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 from edgespec.answers import Chunk
 from edgespec.chat_actions import NOTHING, Next, act, resumed
@@ -16,6 +17,9 @@ from edgespec.chat_status import after_answer, context_of, origin_shares, why
 from edgespec.conversation import Reply
 from edgespec.errors import ContextOverflow, EdgeSpecError
 from edgespec.talk import say_problem, say_stage
+
+if TYPE_CHECKING:
+    from edgespec.chat_input import ChatInput
 
 
 def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> int:
@@ -64,6 +68,11 @@ def converse(session: ChatSession, keeps_history: bool) -> int:
     if session.conversation.rounds:
         session.say(f"resumed: {resumed(session)}")
     user = ChatInput(history(session.say) if keeps_history else None, words, session.standing)
+    with unseen_keys():
+        return _talk(session, user)
+
+
+def _talk(session: ChatSession, user: "ChatInput") -> int:
     draft, is_leaving = "", False
     while True:
         try:
@@ -124,7 +133,7 @@ def _answer(session: ChatSession, reply: Reply) -> None:
     session.say("")
     _tell_dropped(session.say, reply)
     try:
-        with closing(reply), stopped_by_ctrl_c(reply.cancel), unseen_keys():
+        with closing(reply), stopped_by_ctrl_c(reply.cancel):
             answer = _shown(reply, _printer(session))
     finally:
         session.save()

@@ -62,7 +62,7 @@ def _chat(options: argparse.Namespace) -> int:
     trace = TraceFile(options.trace) if options.trace else None
     kept, last = _kept(options)
     with ExitStack() as engines:
-        engine = engines.enter_context(load_engine(options, memory=not options.no_memory))
+        engine = engines.enter_context(load_engine(options, memory=_remembers(options)))
         conversation = engine.chat(
             options.system,
             overflow=options.overflow,
@@ -80,6 +80,11 @@ def _chat(options: argparse.Namespace) -> int:
             options.note("chat", "begun")
             return converse(session, keeps_history=not options.no_history)
         return answer_once(session, prompt, as_json=options.json)
+
+
+def _remembers(options: argparse.Namespace) -> bool:
+    """Whether answers are kept to draft from: what is said could be read off them."""
+    return not (options.no_memory or options.no_history)
 
 
 def _sampling(options: argparse.Namespace) -> "SamplingParams":
@@ -154,7 +159,7 @@ def _session(
         conversation=conversation,
         model=options.model,
         drafter=options.drafter,
-        open_engine=lambda *names: load_engine(asked(*names), memory=not options.no_memory),
+        open_engine=lambda *names: load_engine(asked(*names), memory=_remembers(options)),
         plan=lambda *names: in_words(plan_document(asked(*names))),
         say=_aside,
         autosave=kept,

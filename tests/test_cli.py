@@ -90,6 +90,7 @@ def test_chat_remembers_answers_unless_told_not_to(
 ) -> None:
     asked = ["chat", tiny_model, "--prompt", "the", "--max-tokens", "40", "--deterministic"]
     first = run(capsys, *asked, "--no-memory")
+    assert run(capsys, *asked, "--no-history")[:2] == first[:2]
     assert not (tmp_path / "home" / "memory").exists()
     assert run(capsys, *asked)[:2] == first[:2]
     assert len(list((tmp_path / "home" / "memory").iterdir())) == 1
