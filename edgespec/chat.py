@@ -35,7 +35,7 @@ def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> 
             answer = _seen(reply)
         else:
             _tell_dropped(say_problem, reply)
-            answer = _shown(reply, _printer(session))
+            answer = _shown(reply, _printer(session), _reading(session, reply))
     if not as_json and answer.last and (ended := why(answer.last.finish_reason)):
         say_stage(ended)
     session.keep(answer)
@@ -134,7 +134,7 @@ def _answer(session: ChatSession, reply: Reply) -> None:
     _tell_dropped(session.say, reply)
     try:
         with closing(reply), stopped_by_ctrl_c(reply.cancel):
-            answer = _shown(reply, _printer(session))
+            answer = _shown(reply, _printer(session), _reading(session, reply))
     finally:
         session.save()
     session.keep(answer)
@@ -176,10 +176,25 @@ def _seen(chunks: Iterable[Chunk]) -> Answer:
     return Answer(seen, seen[-1] if seen and seen[-1].finish_reason else None)
 
 
-def _shown(chunks: Iterable[Chunk], printer: Printer) -> Answer:
+def _reading(session: ChatSession, reply: Reply) -> Callable[[], str]:
+    """Tells how much of the prompt has been read."""
+    target = session.engine.target
+    before = target.num_fed
+
+    def words() -> str:
+        if target.num_fed == before:
+            return ""
+        held = getattr(target, "held", None)  # what was read earlier included, where a cache tells it
+        done = target.num_fed - before if held is None else len(held)
+        return f"reading the prompt, {min(done, reply.prompt_tokens)} of {reply.prompt_tokens} tokens"
+
+    return words
+
+
+def _shown(chunks: Iterable[Chunk], printer: Printer, progress: Callable[[], str] = str) -> Answer:
     """Print chunks as they come."""
     seen: list[Chunk] = []
-    waiting = Waiting(sys.stdout)
+    waiting = Waiting(sys.stdout, progress)
     waiting.begin()
     try:
         for chunk in chunks:
