@@ -36,6 +36,7 @@ check: $(VENV)/.test types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy demos
+	$(BIN)/mypy scripts
 
 bench: $(VENV)/.test
 	$(BIN)/python bench/decode.py smollm2-135m smollm2-135m:int4

@@ -9,7 +9,6 @@ from _thread import start_new_thread
 from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from os import getpid
 from queue import Empty, SimpleQueue
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, NamedTuple
@@ -190,7 +189,7 @@ class _Maker:
         self._working = Lock()  # held until the thread ends
         self._working.acquire()
         self._thread: int | None = None
-        self._process = getpid()
+        self._owner = Owner()
         self._is_over = False
 
     def made(self) -> _Made:
@@ -237,8 +236,8 @@ class _Maker:
             self._working.release()
 
     def _works_elsewhere(self) -> bool:
-        """In another thread, that is, and not in the process of which this one is a fork."""
-        return not self._is_over and self._thread != get_ident() and self._process == getpid()
+        """In another thread, and not in a process of which this one is a fork."""
+        return not self._is_over and self._thread != get_ident() and self._owner.is_here
 
     def _insist(self) -> None:
         if self._turn.is_cancelled:

@@ -137,10 +137,15 @@ class DraftCosts:
     def observe(self, num_tokens: int, num_unread: int, taken: float) -> None:
         """Correct what is foreseen by what was seen, each part by its share of it."""
         foreseen = self.of(num_tokens, num_unread)
-        strange = min(max(taken / foreseen, 1 / _DISTURBED), _DISTURBED)
         drafting = num_tokens * self.step / foreseen
-        self.step *= strange ** ((1 - _DRAFT_MEMORY) * drafting)
-        self.row *= strange ** ((1 - _DRAFT_MEMORY) * (1 - drafting))
+        self.step *= correction(taken / foreseen) ** drafting
+        self.row *= correction(taken / foreseen) ** (1 - drafting)
+
+
+def correction(strange: float, count: int = 1) -> float:
+    """The factor on what is foreseen, where so many took strange times as long on average."""
+    weight = 1 - _DRAFT_MEMORY**count
+    return min(max(strange, 1 / _DISTURBED), _DISTURBED) ** weight  # type: ignore[no-any-return]
 
 
 def measured(taken_s: PassTimes) -> PassCosts:

@@ -11,7 +11,7 @@ from edgespec.arguments import add_option
 from edgespec.catalog import DEFAULT_MODEL
 from edgespec.devices_command import lines_of
 from edgespec.drafter_names import WORDS
-from edgespec.errors import DeviceUnavailable, EdgeSpecError, ModelError, UsageError
+from edgespec.errors import ContextOverflow, DeviceUnavailable, EdgeSpecError, ModelError, UsageError
 from edgespec.talk import say_stage
 
 if TYPE_CHECKING:
@@ -181,14 +181,21 @@ def _compared(options: argparse.Namespace, texts: Sequence[str], mode: str) -> d
 
 def _fitting(engine: "Engine", texts: Sequence[str]) -> "dict[str, TokenIds]":
     """The tokens of each text that the context has room for, each once; the others are told."""
-    encoded = {text: engine.encode(text) for text in texts}
-    for text, tokens in encoded.items():
-        if not 0 < len(tokens) <= engine.context_length:
+    fitting: dict[str, TokenIds] = {}
+    for text in dict.fromkeys(texts):
+        try:
+            tokens = engine.encode(text)
+            num_tokens = len(tokens)
+        except ContextOverflow as error:  # of one so long that it is not even counted
+            num_tokens = error.num_tokens
+        if 0 < num_tokens <= engine.context_length:
+            fitting[text] = tokens
+        else:
             say_stage(
-                f"left out {text[:40]!r}: {len(tokens)} tokens, and the context has room for 1 to "
+                f"left out {text[:40]!r}: {num_tokens} tokens, and the context has room for 1 to "
                 f"{engine.context_length}"
             )
-    return {text: tokens for text, tokens in encoded.items() if 0 < len(tokens) <= engine.context_length}
+    return fitting
 
 
 def _gates(engine: "Engine") -> "Mapping[str, Gate]":

@@ -6,13 +6,14 @@ It drafts before a pass of the target, or ahead, while the target works, if it c
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
+from statistics import fmean
 
 import numpy as np
 
 from edgespec.cache import reusable_prefix
 from edgespec.chances import Chances, expected, position_class
 from edgespec.clock import Clock
-from edgespec.costs import DraftCosts, PassCosts
+from edgespec.costs import DraftCosts, PassCosts, correction
 from edgespec.pipeline import Policy, ahead_of, best_pipelined, best_serial, pass_beside
 from edgespec.types import NOTHING, AheadDrafter, Ask, Draft, Drafter, Sampler, TokenIds, append
 
@@ -20,10 +21,12 @@ from edgespec.types import NOTHING, AheadDrafter, Ask, Draft, Drafter, Sampler, 
 TRIAL_SHARE = 0.01
 # A trial is never taken to cost less than this share of a step, or a source at break-even were tried always.
 _LEAST_LOSS = 0.05
-# How a model drafts while the target works is thought over every so many rounds, and after so many more if nothing
-# was learned in them. It takes 0.3 to 6 ms, and of all the time this share at most.
-_PLANNED_ROUNDS, _QUIET_ROUNDS = 8, 64
+# How a model drafts while the target works is thought over every 8 to 32 rounds, more rarely where that would take
+# more than a share of the time (it is 0.3 to 6 ms), and 64 rounds later if nothing was learned in them.
+_PLANNED_ROUNDS, _QUIET_ROUNDS = (8, 32), 64
 _THINKING_SHARE = 0.005
+# Where a step is found to take so many times what was planned with, or that part of it, that is done at once.
+_NEW_PACE = 1.5
 # A model that drafts ahead goes on while that promises so much over plain decoding: its gain is no luck by then.
 _LEAST_STAY = 1.01
 # The target does not wait for a drafter that still has so much to read.
@@ -56,6 +59,33 @@ class PaidSource:
     branched: float = 1.0
     read: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
     spare: float = 0.0
+    _least_branched: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._least_branched = self.branched
+
+    def step_of(self, policy: Policy) -> float:
+        """What a step of it takes, the target at rest."""
+        return self.costs.step * (self.branched if policy.is_hedged else 1.0)
+
+    def see_steps(self, taken: Sequence[float], going: float, *, is_branched: bool) -> None:
+        """Correct what steps cost by some beside a pass, and how long one is going on, in steps of the target.
+
+        Which of the two has changed is known once both were seen: what slows all steps slows those with outcomes.
+        """
+        foreseen = self.costs.step * self.slowed[1] * (self.branched if is_branched else 1.0)
+        # One that is going on is known to take at least that long.
+        seen = [*taken, going] if going > foreseen else taken
+        if not seen:
+            return
+        factor = correction(fmean(seen) / foreseen, 2 * len(seen))
+        if is_branched:
+            ratio = self.branched * factor
+            self.branched = max(ratio, self._least_branched)
+            self.costs.step *= ratio / self.branched
+        else:
+            self.costs.step *= factor
+            self.branched = max(self.branched / factor, self._least_branched)
 
     def num_unread(self, tokens: TokenIds) -> int:
         return len(tokens) - reusable_prefix(self.read, tokens, 1)
@@ -82,6 +112,7 @@ class Paid:
     _num_rounds: int = 0
     _next_plan: int = 0  # in that round
     _has_news: bool = True  # since the last plan
+    _planned_step: float = 0.0  # what that took a step to cost
     _trial: int = 0  # tokens of the trial that is going on
     _has_missed: bool = False  # in the last round
     _patience_s: float | None = None  # for the tokens that are waited for in this one
@@ -100,12 +131,14 @@ class Paid:
     def weighed(self, tokens: TokenIds, ask: Ask, sampler: Sampler, least_gain: float) -> tuple[float, int]:
         """Tokens a second that it promises in this round, and with how many drafted."""
         if self._ahead_drafter and self._ahead_drafter.can_run_ahead:
-            if self._num_rounds >= self._next_plan + (0 if self._has_news else _QUIET_ROUNDS):
+            if self._is_plan_due():
                 self._plan(self._ahead_drafter, ask, least_gain)
             if self.policy:
                 self._patience_s = self._patience(self._ahead_drafter) if self.policy.is_hedged else None
                 self.offer = self._ahead_drafter.follow(tokens, self._ahead(ask, self.policy.length), sampler)
-                self._see_times(self._ahead_drafter, self.policy)
+                taken_s, going_s = self._ahead_drafter.taken_s()
+                steps = [taken / self.costs.of(1) for taken in (*taken_s, going_s)]
+                self.known.see_steps(steps[:-1], steps[-1], is_branched=self.policy.is_hedged)
                 if self._has_missed and self.policy.is_hedged:
                     self.chances.judge(self._outcomes, 0, len(self.offer.tokens) > 0)
                     self._has_news = True
@@ -153,7 +186,7 @@ class Paid:
         is_run = len(draft.tokens) > 0 and draft.source == self.drafter.name
         # A pass for which nothing was ready in time is a miss too: what it prepared may have been.
         self._has_missed = num_accepted < len(draft.tokens) if is_run else self.policy is not None
-        self._has_news |= is_run or len(self.offer.tokens) > 0
+        self._has_news |= is_run or (self.policy is not None and len(self.offer.tokens) > 0)
         # A trial goes on, and further, as long as it gains.
         self._trial = self._trial + 1 if is_run and self._trial and num_accepted >= self._trial else 0
         if is_run:
@@ -166,6 +199,11 @@ class Paid:
             (k + 1) / ((self.costs.ratio(k + 1) + k * self.known.costs.step) * self.costs.of(1)) > rate
             for k in range(1, num_tokens + 1)
         )
+
+    def _is_plan_due(self) -> bool:
+        if self.policy and not 1 / _NEW_PACE < self.known.step_of(self.policy) / self._planned_step < _NEW_PACE:
+            return True
+        return self._num_rounds >= self._next_plan + (0 if self._has_news else _QUIET_ROUNDS)
 
     def _plan(self, drafter: AheadDrafter, ask: Ask, least_gain: float) -> None:
         """Whether it drafts ahead, how far, and how long the target waits for it."""
@@ -187,25 +225,15 @@ class Paid:
         if self.policy and not is_best:
             drafter.rest()
         self.policy = both if is_best else self._tried_ahead(least_gain)
-        thought = (self.clock() - started) / self.costs.of(1) / _THINKING_SHARE if self.costs.step_s else 0.0
-        self._next_plan, self._has_news = self._num_rounds + max(_PLANNED_ROUNDS, int(thought)), False
-
-    def _see_times(self, drafter: AheadDrafter, policy: Policy) -> None:
-        """Correct what a token is taken to cost by what its drafting took, beside a target that works."""
-        taken_s, going_s = drafter.taken_s()
-        if self.costs.step_s is None:
-            return
-        beside = self.known.slowed[1] * (self.known.branched if policy.is_hedged else 1.0)
-        unit_s = self.costs.of(1) * beside
-        # One that is going on is known to take at least that long.
-        is_late = going_s > self.known.costs.step * unit_s
-        for each in [*taken_s, going_s] if is_late else taken_s:
-            self.known.costs.observe(1, 0, each / unit_s)
+        self._planned_step = self.known.step_of(self.policy) if self.policy else 0.0
+        rest = (self.clock() - started) / _THINKING_SHARE / self.costs.of(1)
+        least, most = _PLANNED_ROUNDS
+        self._next_plan, self._has_news = self._num_rounds + int(min(max(rest, least), most)), False
 
     def _tried_ahead(self, least_gain: float) -> Policy | None:
         """To draft ahead for a while, without being waited for, where nothing was heard of it for long."""
         verify, beside = self.known.slowed
-        lost = _PLANNED_ROUNDS * max(verify - 1, _LEAST_LOSS)
+        lost = _PLANNED_ROUNDS[0] * max(verify - 1, _LEAST_LOSS)
         if self._has_news or self.known.spare < lost or least_gain * self.known.costs.step * beside > 1:
             return None
         self.known.spare = 0.0

@@ -18,7 +18,7 @@ import psutil
 from edgespec.errors import DeviceUnavailable
 from edgespec.runtimes import cuda
 from edgespec.runtimes.hardware import nvidia
-from edgespec.runtimes.plugins import PLUGINS, registered
+from edgespec.runtimes.plugins import PLUGINS, mend_of, registered
 
 # Distributions that all install the module onnxruntime, one over the other.
 _FLAVOURS = (
@@ -121,7 +121,9 @@ def find_device(name: str) -> Device:
     if plugin := next((each for each in PLUGINS if each.name == name), None):
         found = registered(import_onnxruntime(), plugin)
         if found.why_not:
-            raise DeviceUnavailable(f"device '{name}': {found.why_not}", device=name)
+            has_mend = "; run: " in found.why_not
+            mend = "" if has_mend else f". To mend that: {mend_of(plugin, found.why_not)}"
+            raise DeviceUnavailable(f"device '{name}': {found.why_not}{mend}", device=name)
         return Device(name, plugin.provider, plugin.memory, found.devices, plugin.options)
     raise DeviceUnavailable(f"unknown device '{name}'; known are auto, {', '.join(device_names())}")
 

@@ -14,7 +14,7 @@ import psutil
 from edgespec.runtimes import cuda
 from edgespec.runtimes.devices import import_onnxruntime, processor_name
 from edgespec.runtimes.hardware import Accelerator, Nvidia, accelerators, nvidia
-from edgespec.runtimes.plugins import PLUGINS, Plugin, registered
+from edgespec.runtimes.plugins import PLUGINS, Plugin, mend_of, registered
 
 _BUILT_IN = {
     "coreml": "CoreMLExecutionProvider",
@@ -22,19 +22,6 @@ _BUILT_IN = {
 }
 _SYSTEMS = {"coreml": ("darwin", "macOS"), "directml": ("win32", "Windows")}
 _KINDS = {"openvino": "npu", "qnn": "npu", "coreml": "npu", "cpu": "cpu"}
-# What a library that does not load lacks, and who brings it.
-_LIBRARIES = {
-    "libvulkan": "install the Vulkan loader (Debian: apt install libvulkan1) and your GPU's Vulkan driver",
-    "libcud": 'pip install "edgespec[cuda]"',
-    "libcublas": 'pip install "edgespec[cuda]"',
-    "GLIBC": "the system's C library is too old for this wheel; use a newer system or an older wheel",
-}
-_NO_DEVICE = {
-    "webgpu": "install a driver with Vulkan, Direct3D 12 or Metal for your GPU",
-    "openvino": "it serves Intel's CPUs, GPUs and NPUs; with one of these install Intel's driver for it",
-    "qnn": "it serves Qualcomm's NPUs; with one of these install its driver",
-    "tensorrt-rtx": "it serves NVIDIA's RTX GPUs; with one of these install its driver",
-}
 # Who serves an accelerator that nobody uses yet.
 _SERVING = {
     ("gpu", "NVIDIA"): ("cuda", cuda.EXTRA),
@@ -139,14 +126,6 @@ def plugin_found(ort: Any, plugin: Plugin) -> Found:
         return Found(**about, name=name, vendor=device.vendor or None, is_usable=True)
     why_not, _, line = found.why_not.partition("; run: ")
     return Found(**about, why_not=why_not, mend=line or mend_of(plugin, why_not))
-
-
-def mend_of(plugin: Plugin, why_not: str) -> str:
-    """What helps where a library does not load, or finds nothing."""
-    lacking = (line for word, line in _LIBRARIES.items() if word in why_not)
-    if "finds no device" in why_not:
-        return _NO_DEVICE.get(plugin.name, "install the driver of its device")
-    return next(lacking, f"pip install --force-reinstall {plugin.package}")
 
 
 def _unknown_plugins() -> list[Found]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgespec.cache import reusable_prefix
 from edgespec.cancel import Cancel
-from edgespec.errors import ContextOverflow, MemoryExhausted
+from edgespec.errors import ContextOverflow, DeviceUnavailable, EdgeSpecError, MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, physical_cores
 from edgespec.runtimes.passes import Passes, Places
@@ -189,13 +189,19 @@ class OnnxDecoder:
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def _sound_chunk(self, device: Device) -> int:
-        """Raises DeviceUnavailable: It computes the model wrongly."""
+        """Raises DeviceUnavailable: It computes the model wrongly, or not at all."""
 
         def rows_of(tokens: TokenIds, width: int) -> Logits:
             self._held, self._chunk_tokens = tokens[:0], width
             return self._logits(tokens, len(tokens)).copy()
 
-        width = widest_sound(rows_of, self.vocab_size, self.context_length, device.name)
+        try:
+            width = widest_sound(rows_of, self.vocab_size, self.context_length, device.name)
+        except (DeviceUnavailable, MemoryExhausted):
+            raise
+        except EdgeSpecError as error:  # what a graph wants of an adapter shows in its first pass alone
+            message = f"'{device.name}' does not run this model: {error}; use --device cpu"
+            raise DeviceUnavailable(message, device=device.name) from error
         self._held, self._num_fed = self._held[:0], 0
         if width < _CHUNK_TOKENS:
             _log.warning(

@@ -10,6 +10,7 @@ import platform
 from typing import Any, NamedTuple
 
 _ERROR = 3  # of ONNX Runtime's severities
+_BY_SPEED = ("NPU", "GPU", "CPU")
 
 
 class Plugin(NamedTuple):
@@ -49,6 +50,21 @@ PLUGINS = (
 )
 
 
+# What a library that does not load lacks, and who brings it.
+_LIBRARIES = {
+    "libvulkan": "install the Vulkan loader (Debian: apt install libvulkan1) and your GPU's Vulkan driver",
+    "libcud": 'pip install "edgespec[cuda]"',
+    "libcublas": 'pip install "edgespec[cuda]"',
+    "GLIBC": "the system's C library is too old for this wheel; use a newer system or an older wheel",
+}
+_NO_DEVICE = {
+    "webgpu": "install a driver with Vulkan, Direct3D 12 or Metal for your GPU",
+    "openvino": "it serves Intel's CPUs, GPUs and NPUs; with one of these install Intel's driver for it",
+    "qnn": "it serves Qualcomm's NPUs; with one of these install its driver",
+    "tensorrt-rtx": "it serves NVIDIA's RTX GPUs; with one of these install its driver",
+}
+
+
 class Registered(NamedTuple):
     """A plugin's devices, and why there are none."""
 
@@ -74,5 +90,17 @@ def registered(ort: Any, plugin: Plugin) -> Registered:
     return Registered(plugin, found, "" if found else f"{plugin.package} finds no device that it can use")
 
 
+def mend_of(plugin: Plugin, why_not: str) -> str:
+    """What helps where a library does not load, or finds nothing."""
+    lacking = (line for word, line in _LIBRARIES.items() if word in why_not)
+    if "finds no device" in why_not:
+        return _NO_DEVICE.get(plugin.name, "install the driver of its device")
+    return next(lacking, f"pip install --force-reinstall {plugin.package}")
+
+
 def _devices(ort: Any, plugin: Plugin) -> tuple[Any, ...]:
-    return tuple(device for device in ort.get_ep_devices() if device.ep_name == plugin.provider)
+    """Of the kind that accelerates most: OpenVINO lists the NPU, the GPU and the CPU of one machine."""
+    found = [device for device in ort.get_ep_devices() if device.ep_name == plugin.provider]
+    kinds = [str(each.device.type).rpartition(".")[2] for each in found]
+    best = min(kinds, key=_BY_SPEED.index, default="")
+    return tuple(each for each, kind in zip(found, kinds, strict=True) if kind == best)

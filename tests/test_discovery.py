@@ -13,7 +13,7 @@ from edgespec.runtimes import cuda, discovery, hardware
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.discovery import Discovery, Found
 from edgespec.runtimes.hardware import Accelerator, Nvidia, NvidiaGpu
-from edgespec.runtimes.plugins import PLUGINS
+from edgespec.runtimes.plugins import PLUGINS, mend_of
 
 GPU = NvidiaGpu("NVIDIA Test", 24 << 30, 20 << 30)
 
@@ -61,7 +61,7 @@ def test_built_in_providers_are_told_by_system_and_build(
     ],
 )
 def test_plugin_that_does_not_serve_names_what_mends_it(why_not: str, mend: str) -> None:
-    assert mend in discovery.mend_of(PLUGINS[0], why_not)
+    assert mend in mend_of(PLUGINS[0], why_not)
 
 
 @pytest.mark.parametrize(("kind", "is_software"), [("GPU", False), ("CPU", True)])

@@ -360,9 +360,9 @@ def test_header_of_safetensors_that_is_over_the_cap_is_not_read(folder: Path) ->
     with (folder / "model.safetensors").open("wb") as file:
         file.write((10**9).to_bytes(8, "little"))
         file.truncate(2 * 10**9)
-    started = time.monotonic()
+    started = time.process_time()
     assert_refused(folder, folder.parent, "no safetensors file")
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize(
@@ -371,9 +371,9 @@ def test_header_of_safetensors_that_is_over_the_cap_is_not_read(folder: Path) ->
 def test_texts_that_are_too_large_are_not_read(folder: Path, name: str) -> None:
     with (folder / name).open("wb") as file:
         file.truncate(1 << 33)
-    started = time.monotonic()
+    started = time.process_time()
     assert_refused(folder, folder.parent, name, "8192 MiB")
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 def split_by(pattern: str) -> dict[str, object]:
@@ -405,9 +405,9 @@ def test_tokenizers_that_are_made_to_harm_are_refused_in_time(
     folder: Path, changes: dict[str, object], words: str
 ) -> None:
     change(folder / "tokenizer.json", **changes)
-    started = time.monotonic()
+    started = time.process_time()
     assert_refused(folder, folder.parent, words)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_gguf_token_of_great_length_is_refused_in_time(tmp_path: Path) -> None:
@@ -418,9 +418,9 @@ def test_gguf_token_of_great_length_is_refused_in_time(tmp_path: Path) -> None:
         "tokenizer.ggml.scores": [0.0] * len(pieces),
     }
     tiny.write_gguf(tmp_path / "a.gguf", tiny.random_weights(), override=override)
-    started = time.monotonic()
+    started = time.process_time()
     assert_refused(tmp_path / "a.gguf", tmp_path, "token of 1000000 characters")
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
 
 
 def test_padding_and_truncation_of_a_tokenizer_are_left_behind(folder: Path, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_drafter_without_numbers_is_parked_and_no_token_changes(
 # F10: where answers end, whatever was drafted beyond
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 2**31),
     temperature=st.sampled_from([0.0, 0.8]),

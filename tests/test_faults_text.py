@@ -14,7 +14,7 @@ import psutil
 import pytest
 import tiny
 from faulty import SCHEDULES, drafted_engine
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec import ContextOverflow, Engine, Message, load
@@ -65,7 +65,6 @@ class Reciter:
         return rows
 
 
-@settings(deadline=None)
 @given(
     text=st.text("é中😀a👨‍👩‍👧 \n", min_size=1, max_size=12),
     wrong=st.frozensets(st.integers(0, 40), max_size=6),
@@ -123,7 +122,6 @@ def test_odd_text_is_read_as_it_is_and_answered(engine: Engine, kind: str) -> No
     assert wanted in engine.tokenizer.decode(engine.encode(ODD[kind]))
 
 
-@settings(deadline=None)
 @given(text=st.text(st.characters(), max_size=60))
 def test_any_text_is_counted_as_it_is_sent(engine: Engine, text: str) -> None:
     mended = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

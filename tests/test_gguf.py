@@ -114,10 +114,10 @@ DAMAGED = {
 @pytest.mark.parametrize(("data", "words"), DAMAGED.values(), ids=DAMAGED)
 def test_damaged_header_is_refused_in_words(tmp_path: Path, data: bytes, words: str) -> None:
     (tmp_path / "a.gguf").write_bytes(data)
-    started = time.monotonic()
+    started = time.process_time()
     with traced() as peak, pytest.raises(SourceError, match=words):
         read_gguf(tmp_path / "a.gguf")
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
     assert peak() < 8 << 20
 
 

@@ -85,7 +85,7 @@ CASES = given(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @CASES
 def test_one_text_for_all_schedules(
     seed: int, temperature: float, likeness: float, kind: str, length: int | None, with_ngram: bool
@@ -94,7 +94,7 @@ def test_one_text_for_all_schedules(
 
 
 @pytest.mark.slow
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2000)
 @CASES
 def test_one_text_for_all_schedules_in_thousands_of_cases(
     seed: int, temperature: float, likeness: float, kind: str, length: int | None, with_ngram: bool
@@ -225,7 +225,7 @@ def test_a_drafter_that_becomes_five_times_slower_is_soon_no_longer_counted_on(k
     run = Simulated(kind, 0.8, 0.2)
     assert run.speed(100) > 1.8
     run.step = 1.0
-    assert run.speed(300) >= 0.95, "plain decoding yields 1"
+    assert run.speed(300) >= 0.9, "plain decoding yields 1"
     assert run.known.costs.step == pytest.approx(1.0, rel=0.05)
     assert run.speed(100) >= 0.99
 
@@ -236,7 +236,7 @@ def test_a_drafter_that_becomes_faster_is_counted_on_more() -> None:
     run.step = 0.06
     run.speed(200)
     assert run.known.costs.step == pytest.approx(0.06, rel=0.05)
-    assert run.speed(300) >= 0.95 * simulated("pipelined", 0.8, 0.06)
+    assert run.speed(300) >= 0.9 * simulated("pipelined", 0.8, 0.06)
 
 
 @pytest.mark.parametrize(("chance", "kind"), [(0.3, "hedged"), (0.95, "hedged"), (0.95, "pipelined")])
@@ -260,7 +260,7 @@ def test_a_step_that_no_longer_serves_is_not_waited_for() -> None:
     assert run.clock.now == 0.9
 
 
-def test_thinking_takes_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dear_thinking_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     run, plan, num_plans = Simulated("pipelined", 0.8, 0.3), paid.best_pipelined, list[int]()
 
     def slowly(*setting: Any) -> Any:
@@ -270,7 +270,7 @@ def test_thinking_takes_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(paid, "best_pipelined", slowly)
     run.speed(600)
-    assert 1 < sum(num_plans) * 0.5 <= 0.5 + 0.01 * run.clock.now
+    assert 1 < len(num_plans) <= 2 + run.clock.now / 32
 
 
 def test_more_guesses_stand_where_outcomes_are_likelier() -> None:

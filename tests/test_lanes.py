@@ -113,3 +113,29 @@ def test_a_lane_says_what_each_step_took(is_virtual: bool) -> None:
     assert lane.taken_s() == [0.25, 0.25, 0.25]
     lane.stop()
     assert lane.taken_s() == []
+
+
+def test_whoever_waits_for_a_cancelled_job_has_what_is_done() -> None:
+    lane, go = ThreadLane("drafter"), Event()
+
+    def steps(cancel: Event) -> Iterator[int]:
+        yield 0
+        go.wait(10)
+        yield 1
+
+    lane.start(Job(steps, interrupt=go.set))
+    assert lane.wait(1) == [0]
+    lane.cancel()
+    assert lane.wait(2) == [0]
+    assert lane.is_over
+    lane.stop()
+
+
+def test_a_virtual_job_that_is_cancelled_keeps_what_was_done_by_then() -> None:
+    clock, own = VirtualClock(), VirtualClock()
+    lane = VirtualLane("drafter", clock, own)
+    lane.start(Job(counting(4, lambda: own.sleep(10))))
+    clock.sleep(25)
+    lane.cancel()
+    clock.sleep(25)
+    assert (lane.wait(4), lane.is_over) == ([0, 1], True)

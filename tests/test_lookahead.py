@@ -4,7 +4,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_gate import CPU, GPU
 from test_scheduler import PROMPT, VOCAB, sampling_params, target, tokens_of
@@ -29,7 +29,6 @@ def blocks(gate: Gate, sampler: GumbelSampler, num_blocks: int, **context: int) 
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(params=sampling_params, window=windows)
 def test_lookahead_gives_the_tokens_of_plain_decoding(params: SamplingParams, window: Window) -> None:
     sampler = GumbelSampler(params, len(PROMPT))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -61,7 +61,6 @@ def styles(text: str) -> dict[str, str]:
     return {piece.text.strip(): piece.style for piece in shown([text]) if isinstance(piece, Span) and piece.style}
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, len(SAMPLE)), max_size=60))
 def test_pieces_do_not_depend_on_chunks(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(SAMPLE)]
@@ -69,7 +68,6 @@ def test_pieces_do_not_depend_on_chunks(cuts: list[int]) -> None:
     assert shown(chunks) == shown([SAMPLE])
 
 
-@settings(deadline=None)
 @given(st.text("ab *_`~[]()#>-|1.\\\n!世é\t", max_size=80), st.integers(1, 7))
 def test_any_text_comes_out_whatever_chunks_it_comes_in(text: str, size: int) -> None:
     chunks = [text[i : i + size] for i in range(0, len(text), size)]
@@ -191,7 +189,6 @@ def test_lists_quotes_and_rules_have_their_marks_and_hang() -> None:
     )
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(["a", "longer", "世界", "界，", " ", "👩‍👩‍👧", "é", "e\u0301"]), max_size=60))
 def test_wrapped_lines_fit_and_keep_every_character(parts: list[str]) -> None:
     text, wrap = "".join(parts), LineWrap(lambda: 20)

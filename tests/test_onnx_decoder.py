@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import tiny
 
-from edgespec.errors import ContextOverflow, ManifestError
+from edgespec.errors import ContextOverflow, DeviceUnavailable, EdgeSpecError, ManifestError
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
-from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.types import TokenIds
 
@@ -132,3 +132,16 @@ def test_cache_form_and_hidden_states_are_those_of_the_graph(tiny_model: Path) -
     ):
         with pytest.raises(ManifestError, match=words):
             OnnxDecoder(tiny_model, changed, find_device("cpu"))
+
+
+def test_device_that_fails_in_its_first_pass_is_one_that_does_not_run_the_model(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*arguments: object) -> None:
+        raise EdgeSpecError("ONNX Runtime failed running a pass: requires f16")
+
+    loaded = decoder(tiny_model)
+    monkeypatch.setattr(loaded._passes, "run", failing)
+    with pytest.raises(DeviceUnavailable, match=r"'gpu' does not run this model: .*requires f16; use") as refused:
+        loaded._sound_chunk(Device("gpu", "GpuExecutionProvider", "gpu"))
+    assert refused.value.device == "gpu"

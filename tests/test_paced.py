@@ -107,4 +107,4 @@ def test_real_passes_take_their_time() -> None:
     started = perf_counter()
     for _ in range(10):
         decoder.logits(TEXT, 1)
-    assert 0.1 <= perf_counter() - started < 0.2
+    assert perf_counter() - started >= 0.1

@@ -126,3 +126,8 @@ def test_models_have_cores_of_their_own_where_these_were_measured_to_promise_mor
     found = planned_threads(target, drafts, setting)
     pays = own_step_s == 0.02 and is_counted and not deterministic
     assert found == (replace(setting, num_threads=1, drafter_threads=1) if pays else setting)
+    if pays:
+        with load(folder, drafter=str(tiny_drafter)) as engine:
+            sessions = [each._passes._session for each in (engine.target, *engine._roster.decoders.values())]  # type: ignore[attr-defined]
+            threads = [session.get_session_options().intra_op_num_threads for session in sessions]
+        assert threads == [1, 1]

@@ -31,7 +31,12 @@ class Runtime:
         self.libraries[name] = path
 
     def get_ep_devices(self) -> list[Any]:
-        return [SimpleNamespace(ep_name=name) for name in self._devices if name in self.libraries]
+        named = [name.partition(" on ") for name in self._devices]
+        return [
+            SimpleNamespace(ep_name=name, device=SimpleNamespace(type=f"OrtHardwareDeviceType.{kind or 'GPU'}"))
+            for name, _, kind in named
+            if name in self.libraries
+        ]
 
 
 @pytest.fixture
@@ -49,6 +54,20 @@ def test_plugin_is_registered_once_and_keeps_its_devices() -> None:
     assert [device.ep_name for device in first.devices] == [WEBGPU.provider]
     assert len(again.devices) == 1
     assert not first.why_not
+
+
+@pytest.mark.usefixtures("installed")
+def test_of_several_devices_of_a_plugin_those_of_the_fastest_kind_are_taken() -> None:
+    ort = Runtime(*(f"{WEBGPU.provider} on {kind}" for kind in ("CPU", "NPU", "GPU")))
+    (device,) = registered(ort, WEBGPU).devices
+    assert device.device.type == "OrtHardwareDeviceType.NPU"
+
+
+@pytest.mark.usefixtures("installed")
+def test_plugin_that_finds_nothing_says_whom_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "import_onnxruntime", Runtime)
+    with pytest.raises(DeviceUnavailable, match=r"finds no device.*To mend that: install a driver with Vulkan"):
+        devices.find_device("webgpu")
 
 
 def test_plugin_that_is_absent_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:

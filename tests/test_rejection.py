@@ -285,21 +285,21 @@ def near() -> list[Drafter]:
     return [ModelDrafter(TableDecoder(12, seed=2, near=TableDecoder(12, seed=1)), 12)]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(params=sampling_params, length=st.integers(0, 6))
 def test_certain_drafts_give_the_text_of_equality(params: SamplingParams, length: int) -> None:
     texts = [list(run(rule, params, lambda: [NgramDrafter(), SuffixDrafter()], length)) for rule in RULES]
     assert texts[0] == texts[1]
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**64 - 1), length=st.integers(0, 6), penalty=st.sampled_from([1.0, 1.3]))
 def test_greedy_is_that_of_equality(seed: int, length: int, penalty: float) -> None:
     params = SamplingParams(seed=seed, repetition_penalty=penalty)
     assert list(run(rejection, params, near, length)) == list(run(equality, params, near, length))
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(params=sampling_params, length=st.integers(0, 6))
 def test_same_seed_drafter_and_length_give_the_same_text(params: SamplingParams, length: int) -> None:
     assert list(run(rejection, params, near, length)) == list(run(rejection, params, near, length))

@@ -440,7 +440,7 @@ def test_a_drafter_of_the_text_at_fault_is_parked_as_well() -> None:
     assert len(roster.take_news()) == 1
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     frees=st.lists(st.integers(0, 600), min_size=5, max_size=60),
     length=st.sampled_from([2, 5, None]),

@@ -119,7 +119,6 @@ sampling_params = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(
     params=sampling_params,
     kind=st.sampled_from(KINDS),
@@ -134,7 +133,7 @@ def test_any_drafter_gives_the_tokens_of_plain_decoding(
     assert tokens_of(blocks(gate_of(kind, length, seed), sampler, num_blocks=60))[:60] == plain
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(params=sampling_params, length=st.integers(1, 6), seed=st.integers(0, 2**32))
 def test_trees_give_the_tokens_of_plain_decoding(params: SamplingParams, length: int, seed: int) -> None:
     sampler = GumbelSampler(params, len(PROMPT))

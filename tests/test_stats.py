@@ -25,7 +25,7 @@ def stats_of(tally: Tally) -> Stats:
     return tally.stats(drafter="d", draft_length="auto", target_device="cpu", drafter_device=None)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     params=sampling_params,
     kind=st.sampled_from([kind for kind in KINDS if kind != "cascade"]),

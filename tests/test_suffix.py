@@ -82,7 +82,6 @@ def test_it_continues_the_example_of_its_docstring() -> None:
 
 
 @given(TEXTS)
-@settings(deadline=None)
 def test_every_prefix_has_the_match_of_a_plain_search(tokens: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(suffix, "_MAX_REFRESHED", 1 << 20)
@@ -93,7 +92,6 @@ def test_every_prefix_has_the_match_of_a_plain_search(tokens: list[int]) -> None
 
 
 @given(TEXTS, st.integers(0, 12))
-@settings(deadline=None)
 def test_guesses_are_what_most_often_followed(tokens: list[int], num: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(suffix, "_MAX_REFRESHED", 1 << 20)
@@ -103,7 +101,6 @@ def test_guesses_are_what_most_often_followed(tokens: list[int], num: int) -> No
 
 
 @given(TEXTS, st.integers(1, 3))
-@settings(deadline=None)
 def test_few_refreshed_contexts_leave_the_match_right_and_counts_no_higher(tokens: list[int], most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(suffix, "_MAX_REFRESHED", most)
@@ -158,7 +155,7 @@ class Memo(RuleBasedStateMachine):
 
 
 TestMemo = Memo.TestCase
-TestMemo.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestMemo.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def test_periodic_text_goes_on_periodically() -> None:

@@ -3,7 +3,7 @@ from time import perf_counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec import trees
@@ -86,7 +86,6 @@ def test_a_row_is_a_function_of_its_tokens_however_it_is_asked_for() -> None:
         assert np.array_equal(wide, narrow)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 12), st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=8), st.data())
 def test_rows_of_a_tree_are_those_of_its_branches(num_tokens: int, nodes: list[int], data: st.DataObject) -> None:
     parents = [data.draw(st.integers(-1, node - 1)) for node in range(len(nodes))]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tiny
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import ManifestError
@@ -180,7 +180,6 @@ def test_pre_tokenizers_cut_words_and_digits_where_they_should(name: str, parts:
     assert [part for part, _ in rebuilt.pre_tokenizer.pre_tokenize_str("I'LL add 12345!\n(x)")] == parts
 
 
-@settings(deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("kind", ["tokenizer", "sentencepiece"])
 def test_streamed_pieces_join_to_the_whole_decoding(

@@ -48,7 +48,6 @@ def random_tokens(rng: np.random.Generator, size: int) -> TokenIds:
     return rng.integers(0, tiny.VOCAB, size).astype(np.int32)
 
 
-@settings(deadline=None)
 @given(parents=shapes, num_tokens=st.integers(1, 40), seed=st.integers(0, 10**6))
 def test_rows_of_a_tree_are_those_of_its_branches(
     trunk: OnnxTreeDecoder, oracle: OnnxDecoder, parents: tuple[int, ...], num_tokens: int, seed: int
@@ -59,7 +58,7 @@ def test_rows_of_a_tree_are_those_of_its_branches(
     assert np.allclose(trunk.tree_logits(tokens, nodes, parents), wanted, rtol=0, atol=2e-4)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(data=st.data(), seed=st.integers(0, 10**6))
 def test_a_branch_that_is_kept_is_not_run_again(
     trunk: OnnxTreeDecoder, oracle: OnnxDecoder, data: st.DataObject, seed: int
@@ -83,7 +82,7 @@ def test_a_branch_that_is_kept_is_not_run_again(
             assert trunk.num_fed - fed == 1
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(data=st.data(), seed=st.integers(0, 10**6))
 def test_of_a_tree_that_grows_only_what_is_new_is_run(
     trunk: OnnxTreeDecoder, oracle: OnnxDecoder, data: st.DataObject, seed: int
