@@ -140,6 +140,7 @@ def test_ten_megabytes_are_refused_at_once_and_the_next_answer_is_right(engine: 
     assert refused.value.exit_code == 7
     assert time.process_time() - started < 2.0
     assert psutil.Process().memory_info().rss - before < 256 << 20
+    assert engine.context_length < engine.count(text) < len(text)
     assert engine.generate("the in", max_tokens=5).token_ids == wanted
 
 
