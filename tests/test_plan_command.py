@@ -13,6 +13,7 @@ from edgespec.experience import FILE_NAME
 from edgespec.export.convert import export_model
 from edgespec.headroom import Room
 from edgespec.manifest import read_manifest
+from edgespec.pair import PairCheck, write_pair
 from edgespec.planner import SCHEDULES
 
 
@@ -118,6 +119,22 @@ def test_command_of_a_plan_does_what_it_says(
     lane = f" --drafter-threads {place} --schedule {document['schedule']}" if document["drafter"] else ""
     assert document["command"] == f"edgespec chat {target} --drafter {chosen} --threads 2{lane}"
     assert main([*document["command"].split()[1:], "--prompt", "the", "--max-tokens", "3"]) == 0
+
+
+def test_drafter_of_a_pair_is_planned_without_its_name(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tiny_drafter: Path, tmp_path: Path
+) -> None:
+    for name, model in (("target", tiny_model), ("drafter", tiny_drafter)):
+        shutil.copytree(model, tmp_path / name, ignore=shutil.ignore_patterns(FILE_NAME))
+    gains = {"greedy_acceptance": 0.9, "sampled_acceptance": 0.9, "draft_cost": 0.1, "expected_gain": 2.0}
+    told = {"target": "tiny", "drafter": "tiny-int4", "verdict": "it pays", "reason": ""}
+    alike = {"same_special_tokens": True, "same_chat_template": True, "num_draft": 2, "pays": True}
+    write_pair(tmp_path, PairCheck(**gains, **told, **alike))
+    code, out, _ = run(capsys, tmp_path, "--json")
+    document = json.loads(out)
+    assert (code, list(document["chances"])) == (0, ["tiny-int4"])
+    named = "auto" if document["drafter"] else "+".join(document["drafters"])
+    assert f"edgespec chat {tmp_path} --drafter {named} --threads" in document["command"]
 
 
 def test_want_of_memory_is_told_as_a_downgrade(
