@@ -1,7 +1,7 @@
 """The composition root: from what a user names to an engine with its decoders and drafters."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -114,15 +114,12 @@ def load(
     """
     # What can be known before fetching and exporting is checked before.
     length = _draft_length(draft_length)
-    texts = {"acceptance": acceptance, "schedule": schedule, "drafter": drafter, "device": device}
-    _expect_kinds({**texts, "drafter_device": drafter_device}, str, "a text")
-    switches = {"deterministic": deterministic, "memory": memory}
-    _expect_kinds({**switches, "allow_fallback": allow_fallback}, bool, "True or False")
+    _expect_texts(acceptance, schedule, drafter=drafter, device=device, drafter_device=drafter_device)
+    switches = {"deterministic": deterministic, "memory": memory, "allow_fallback": allow_fallback}
+    _expect_kinds(switches, bool, "True or False")
     _expect_kinds({"home": home}, (str, Path, NoneType), "a folder")
     expect_threads(num_threads)
     expect_threads(drafter_threads)
-    _expect_one_of("acceptance", acceptance, list(_ACCEPTANCES))
-    _expect_one_of("schedule", schedule, get_args(Asked))
     choice = DeviceChoice(device, drafter_device, report, allow_fallback=allow_fallback)
     setting = choice.setting(num_threads, drafter_threads, deterministic=deterministic)
     free = partial(headroom, None if memory_limit is None else parse_bytes(memory_limit))
@@ -312,7 +309,13 @@ def _memory(models: ModelHome, target: ModelFolder, names: DrafterNames) -> Memo
     return Memory(models.path / "memory", manifest.name, manifest.vocab_sha256, manifest.vocab_size, models.report)
 
 
-def _expect_kinds(settings: dict[str, object], kind: type | tuple[type, ...], wanted: str) -> None:
+def _expect_texts(acceptance: str, schedule: str, **named: str) -> None:
+    _expect_kinds({"acceptance": acceptance, "schedule": schedule, **named}, str, "a text")
+    _expect_one_of("acceptance", acceptance, list(_ACCEPTANCES))
+    _expect_one_of("schedule", schedule, get_args(Asked))
+
+
+def _expect_kinds(settings: Mapping[str, object], kind: type | tuple[type, ...], wanted: str) -> None:
     for name, value in settings.items():
         if not isinstance(value, kind):
             raise UsageError(f"{name} is {value!r}; wanted {wanted}")
