@@ -10,6 +10,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .PHONY: chat test test-optimum test-webgpu test-npu check types bench wheel clean
 
@@ -22,10 +23,11 @@ test: $(VENV)/.test
 test-optimum: $(VENV)-optimum/.test
 	$(VENV)-optimum/bin/pytest -m optimum
 
-# Where root may install it, what the software adapter needs is installed first.
+# What the software adapter needs is installed first.
 test-webgpu: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test,webgpu]"
-	[ -e /usr/lib/chromium/vk_swiftshader_icd.json ] || (apt-get update -qq && apt-get install -y -qq libvulkan1 chromium)
+	[ -e /usr/lib/chromium/vk_swiftshader_icd.json ] || \
+		($(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq libvulkan1 chromium)
 	EDGESPEC_TEST_WEBGPU=1 $(BIN)/pytest -m webgpu -n 0
 
 test-npu: $(VENV)-npu/.test

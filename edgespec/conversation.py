@@ -253,10 +253,7 @@ class Conversation:
         return num_dropped
 
     def _size(self, rounds: Sequence[Round], num_dropped: int) -> int:
-        try:
-            return self.engine.count(self._messages(rounds[num_dropped:]))
-        except ContextOverflow as error:  # one is so long that its tokens are not all counted
-            return error.num_tokens
+        return self.engine.count(self._messages(rounds[num_dropped:]))
 
     def _answered(self, answer: str, finish_reason: str) -> None:
         """What a reply came to; without a word the message stays unanswered."""

@@ -188,7 +188,7 @@ class Engine:
             MemoryExhausted: A pass does not fit, though nothing drafts any more. The engine can be used again.
             UsageError: An argument is of another kind, or the prompt comes to no token at all.
         """
-        return self._stream(self.encode(prompt, system), sampling, max_tokens, stop)
+        return self._stream(self._fitting(prompt, system), sampling, max_tokens, stop)
 
     def astream(
         self,
@@ -223,7 +223,7 @@ class Engine:
         stop: str | Sequence[str] | None = None,
     ) -> Completion:
         """A whole answer; arguments and errors as in stream."""
-        tokens = self.encode(prompt, system)
+        tokens = self._fitting(prompt, system)
         chunks = list(self._stream(tokens, sampling, max_tokens, stop))
         last = chunks[-1]
         assert last.finish_reason is not None
@@ -260,10 +260,28 @@ class Engine:
         """The tokens that a prompt becomes, chat template included, [num_tokens].
 
         Raises:
-            ContextOverflow: A message has many times the characters that the context has room for.
             EdgeSpecError: The engine is closed.
             UsageError: The prompt is no text and no list of messages.
         """
+        return self._encoded(self._messages(prompt, system))
+
+    def _fitting(self, prompt: Prompt, system: str | None) -> TokenIds:
+        """The same; what is far longer than the context is refused at once: 10 MB take 10 s and 2 GB to encode.
+
+        Raises:
+            ContextOverflow: A message alone does not fit.
+        """
+        messages = self._messages(prompt, system)
+        for message in messages:
+            if len(message.content) > _LONG * self.context_length:
+                num_tokens = self.tokenizer.least_tokens(message.content, self.context_length)
+                if num_tokens > self.context_length:
+                    raise ContextOverflow(
+                        num_tokens, self.context_length, self.manifest.context_length, is_all=False
+                    )
+        return self._encoded(messages)
+
+    def _messages(self, prompt: Prompt, system: str | None) -> list[Message]:
         self._expect_open()
         if system is not None and not isinstance(system, str):
             raise UsageError(f"system is {system!r}; wanted a text")
@@ -274,20 +292,10 @@ class Engine:
             raise UsageError(f"a message has the role '{unknown[0]}'; known are {', '.join(ROLES)}")
         if system is not None:
             messages.insert(0, Message("system", system))
-        for message in messages:
-            self._expect_room(message.content)
+        return messages
+
+    def _encoded(self, messages: Sequence[Message]) -> TokenIds:
         return encode_chat(self._template, self._renderer.render, messages, self.tokenizer, self._special_tokens())
-
-    def _expect_room(self, text: str) -> None:
-        """Refuse at once what is far longer than the context: to count 10 MB takes 10 s and 2 GB.
-
-        Raises:
-            ContextOverflow: It does not fit.
-        """
-        if len(text) > _LONG * self.context_length:
-            num_tokens = self.tokenizer.least_tokens(text, self.context_length)
-            if num_tokens > self.context_length:
-                raise ContextOverflow(num_tokens, self.context_length, self.manifest.context_length, is_all=False)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """The ids of a text's tokens; what looks like a special token is text too.
@@ -300,8 +308,14 @@ class Engine:
         return _ints(self.tokenizer.encode(text))
 
     def count(self, prompt: Prompt, system: str | None = None) -> int:
-        """How many tokens of the context a prompt takes, chat template included; errors as in encode."""
-        return len(self.encode(prompt, system))
+        """How many tokens of the context a prompt takes, chat template included; errors as in encode.
+
+        Of a message many times longer than the context not all are counted, but more than it has room for.
+        """
+        try:
+            return len(self._fitting(prompt, system))
+        except ContextOverflow as error:
+            return error.num_tokens
 
     def _special_tokens(self) -> dict[str, str]:
         names = {"bos_token": self.manifest.bos_token_id}

@@ -25,6 +25,8 @@ _LEAST_LOSS = 0.05
 # more than a share of the time (it is 0.3 to 6 ms), and 64 rounds later if nothing was learned in them.
 _PLANNED_ROUNDS, _QUIET_ROUNDS = (8, 32), 64
 _THINKING_SHARE = 0.005
+# As so many steps count those of a round: where one is late, the next is often early.
+_STEPS_A_ROUND = 2
 # Where a step is found to take so many times what was planned with, or that part of it, that is done at once.
 _NEW_PACE = 1.5
 # A model that drafts ahead goes on while that promises so much over plain decoding: its gain is no luck by then.
@@ -78,14 +80,14 @@ class PaidSource:
         seen = [*taken, going] if going > foreseen else taken
         if not seen:
             return
-        factor = correction(fmean(seen) / foreseen, 2 * len(seen))
+        factor = correction(fmean(seen) / foreseen, _STEPS_A_ROUND)
         if is_branched:
             ratio = self.branched * factor
             self.branched = max(ratio, self._least_branched)
             self.costs.step *= ratio / self.branched
         else:
             self.costs.step *= factor
-            self.branched = max(self.branched / factor, self._least_branched)
+            self.branched = max(self.branched / max(factor, 1.0), self._least_branched)
 
     def num_unread(self, tokens: TokenIds) -> int:
         return len(tokens) - reusable_prefix(self.read, tokens, 1)

@@ -51,7 +51,8 @@ def profile_target(decoder: Decoder, longest: int = LONGEST) -> Profile:
         out = max(width for width in passes_s[near] if width <= _WIDTH_OUT)
         one_row_s = min(_pass_s(decoder, text[:near], out, _ROUNDS[1] + i, 1) for i in range(_ROUNDS[0]))
     transfer_s = max(0.0, passes_s[near][out] - one_row_s) / max(1, out - 1)
-    num_read = _READ[passes_s[near][out] / out * _READ[0] > _READING_S]
+    most, few = _READ
+    num_read = few if most * passes_s[near][out] / out > _READING_S else most
     prefill_s = _read_s(decoder, _text(min(num_read, decoder.context_length), decoder, 1))
     return Profile(passes_s=passes_s, prefill_s=prefill_s, transfer_s=transfer_s)
 

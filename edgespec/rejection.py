@@ -48,10 +48,10 @@ def residual(p: Distribution, q: Distribution) -> Distribution:
 
     Where q lacks nothing of p but by rounding, p itself.
     """
-    size = 1 + max(int(p.ids.max()), int(q.ids.max()))
-    drafted = np.zeros(size)
+    drafted = np.zeros(1 + max(int(p.ids[-1]), int(q.ids[-1])))
     drafted[q.ids] = q.probs
-    lacking = np.maximum(0.0, p.probs - drafted[p.ids])
+    # Where p has all tokens its ids are their places: to look each up takes as long as all the rest.
+    lacking = np.maximum(0.0, p.probs - (drafted if len(p.ids) == len(drafted) else drafted[p.ids]))
     total = lacking.sum()
     return Distribution(p.ids, lacking / total) if total > 0 else p
 

@@ -94,8 +94,7 @@ def test_target_without_numbers_is_an_error_and_the_next_answer_is_right(
         assert engine.generate(PROMPT, sampling=HOT, max_tokens=at).token_ids == whole[:at]
 
 
-@pytest.mark.parametrize("kind", ["nan", "inf"])
-@pytest.mark.parametrize("schedule", ["serial", "pipelined"])
+@pytest.mark.parametrize(("kind", "schedule"), [("nan", "serial"), ("inf", "pipelined")])
 def test_drafter_without_numbers_is_parked_and_no_token_changes(
     tiny_model: Path, tiny_drafter: Path, tmp_path: Path, kind: str, schedule: str
 ) -> None:
