@@ -9,7 +9,6 @@ from typing import Protocol, TextIO
 from edgespec.answers import Chunk
 from edgespec.printable import printable
 
-
 _TELL_S = 0.5  # so often what is waited for is told anew
 
 
