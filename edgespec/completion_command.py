@@ -33,9 +33,9 @@ def _models() -> Iterable[str]:
 
 
 def _devices() -> Iterable[str]:
-    from edgespec.runtimes.devices import device_names
+    from edgespec.devices_command import known_names
 
-    return device_names()
+    return known_names()
 
 
 def _prepared() -> Iterable[str]:
