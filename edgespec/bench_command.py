@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.arguments import add_model, add_speculation, load_engine
-from edgespec.errors import UsageError
+from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.talk import say_stage
 
 if TYPE_CHECKING:
@@ -67,11 +67,12 @@ def _bench(options: argparse.Namespace) -> int:
         raise UsageError("name a model to measure, or --report FILE")
     else:
         document = _measured(options)
-    _write(document, options)
+    # Before the files: what was measured is not lost with one that cannot be written.
     if options.json:
-        print(json.dumps(document))
+        print(json.dumps(document), flush=True)
     elif options.report is None or not (options.html or options.png):
-        print(table(document))
+        print(table(document), flush=True)
+    _write(document, options)
     return 0
 
 
@@ -164,7 +165,7 @@ def _opened(
 
 
 def _write(document: Any, options: argparse.Namespace) -> None:
-    from edgespec.disk import replace_file, writing
+    from edgespec.disk import replace_file
 
     pages: list[tuple[Path, bytes]] = []
     if options.html:
@@ -176,6 +177,11 @@ def _write(document: Any, options: argparse.Namespace) -> None:
 
         pages.append((options.png, picture(document)))
     for path, data in pages:
-        with writing(path.absolute().parent, len(data)):
+        try:
             replace_file(path, data, 0o666)
+        except OSError as error:
+            raise EdgeSpecError(
+                f"cannot write {path} ({error.strerror}); name another place"
+                + ("" if options.report else ", with --report and what --json printed")
+            ) from None
         say_stage(f"wrote {path}")

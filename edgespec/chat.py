@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 from edgespec.answers import Chunk
 from edgespec.chat_actions import NOTHING, Next, act, resumed
@@ -16,6 +17,9 @@ from edgespec.chat_status import after_answer, context_of, origin_shares, why
 from edgespec.conversation import Reply
 from edgespec.errors import ContextOverflow, EdgeSpecError
 from edgespec.talk import say_problem, say_stage
+
+if TYPE_CHECKING:
+    from edgespec.chat_input import ChatInput
 
 
 def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> int:
@@ -31,7 +35,7 @@ def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> 
             answer = _seen(reply)
         else:
             _tell_dropped(say_problem, reply)
-            answer = _shown(reply, _printer(session))
+            answer = _shown(reply, _printer(session), _reading(session, reply))
     if not as_json and answer.last and (ended := why(answer.last.finish_reason)):
         say_stage(ended)
     session.keep(answer)
@@ -64,6 +68,11 @@ def converse(session: ChatSession, keeps_history: bool) -> int:
     if session.conversation.rounds:
         session.say(f"resumed: {resumed(session)}")
     user = ChatInput(history(session.say) if keeps_history else None, words, session.standing)
+    with unseen_keys():
+        return _talk(session, user)
+
+
+def _talk(session: ChatSession, user: "ChatInput") -> int:
     draft, is_leaving = "", False
     while True:
         try:
@@ -124,8 +133,8 @@ def _answer(session: ChatSession, reply: Reply) -> None:
     session.say("")
     _tell_dropped(session.say, reply)
     try:
-        with closing(reply), stopped_by_ctrl_c(reply.cancel), unseen_keys():
-            answer = _shown(reply, _printer(session))
+        with closing(reply), stopped_by_ctrl_c(reply.cancel):
+            answer = _shown(reply, _printer(session), _reading(session, reply))
     finally:
         session.save()
     session.keep(answer)
@@ -167,10 +176,25 @@ def _seen(chunks: Iterable[Chunk]) -> Answer:
     return Answer(seen, seen[-1] if seen and seen[-1].finish_reason else None)
 
 
-def _shown(chunks: Iterable[Chunk], printer: Printer) -> Answer:
+def _reading(session: ChatSession, reply: Reply) -> Callable[[], str]:
+    """Tells how much of the prompt has been read."""
+    target = session.engine.target
+    before = target.num_fed
+
+    def words() -> str:
+        if target.num_fed == before:
+            return ""
+        held = getattr(target, "held", None)  # what was read earlier included, where a cache tells it
+        done = target.num_fed - before if held is None else len(held)
+        return f"reading the prompt, {min(done, reply.prompt_tokens)} of {reply.prompt_tokens} tokens"
+
+    return words
+
+
+def _shown(chunks: Iterable[Chunk], printer: Printer, progress: Callable[[], str] = str) -> Answer:
     """Print chunks as they come."""
     seen: list[Chunk] = []
-    waiting = Waiting(sys.stdout)
+    waiting = Waiting(sys.stdout, progress)
     waiting.begin()
     try:
         for chunk in chunks:

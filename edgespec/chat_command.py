@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edgespec.arguments import add_model, add_option, add_sampling, add_speculation, as_typed, load_engine
 from edgespec.catalog import DEFAULT_MODEL
 from edgespec.errors import UsageError
-from edgespec.talk import say_problem
+from edgespec.talk import say_problem, say_stage
 
 if TYPE_CHECKING:
     from edgespec.chat_session import ChatSession
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
     add_model(parser, default=DEFAULT_MODEL)
-    parser.add_argument("--prompt", metavar="TEXT", help="answer this and leave; without it, read stdin or chat")
+    parser.add_argument(
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        help="answer this and leave; - is what stdin holds; several are joined by blank lines (without it: stdin "
+        "if it is no terminal, or a chat)",
+    )
     add_option(parser, "system")
     add_option(parser, "max-tokens")
     parser.add_argument(
@@ -51,6 +57,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
 
 def _chat(options: argparse.Namespace) -> int:
     from edgespec.chat import answer_once, converse
+    from edgespec.piped import waits
     from edgespec.trace_file import TraceFile
 
     sampling = _sampling(options)
@@ -62,7 +69,7 @@ def _chat(options: argparse.Namespace) -> int:
     trace = TraceFile(options.trace) if options.trace else None
     kept, last = _kept(options)
     with ExitStack() as engines:
-        engine = engines.enter_context(load_engine(options, memory=not options.no_memory))
+        engine = engines.enter_context(load_engine(options, memory=_remembers(options)))
         conversation = engine.chat(
             options.system,
             overflow=options.overflow,
@@ -79,7 +86,14 @@ def _chat(options: argparse.Namespace) -> int:
         if prompt is None:
             options.note("chat", "begun")
             return converse(session, keeps_history=not options.no_history)
+        if "-" not in (options.prompt or "-") and waits(sys.stdin):
+            say_stage("stdin is not read, as --prompt is given; to answer both, add --prompt -")
         return answer_once(session, prompt, as_json=options.json)
+
+
+def _remembers(options: argparse.Namespace) -> bool:
+    """Whether answers are kept to draft from: what is said could be read off them."""
+    return not (options.no_memory or options.no_history)
 
 
 def _sampling(options: argparse.Namespace) -> "SamplingParams":
@@ -99,9 +113,10 @@ def _sampling(options: argparse.Namespace) -> "SamplingParams":
 
 def _prompt(options: argparse.Namespace) -> str | None:
     """What is to be answered once; None to converse."""
-    prompt = options.prompt and as_typed(options.prompt)
-    if prompt is None and not sys.stdin.isatty():
-        prompt = sys.stdin.read()
+    parts = options.prompt or ([] if sys.stdin.isatty() else ["-"])
+    if parts.count("-") > 1:
+        raise UsageError("--prompt - is given twice; stdin can be read once")
+    prompt = "\n\n".join(sys.stdin.read() if part == "-" else as_typed(part) for part in parts) if parts else None
     if prompt is None and options.json:
         raise UsageError("--json answers one prompt; give it with --prompt or on stdin")
     if prompt is not None and not prompt.strip():
@@ -154,7 +169,7 @@ def _session(
         conversation=conversation,
         model=options.model,
         drafter=options.drafter,
-        open_engine=lambda *names: load_engine(asked(*names), memory=not options.no_memory),
+        open_engine=lambda *names: load_engine(asked(*names), memory=_remembers(options)),
         plan=lambda *names: in_words(plan_document(asked(*names))),
         say=_aside,
         autosave=kept,

@@ -40,7 +40,11 @@ def stopped_by_ctrl_c(stop: Callable[[], None]) -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def unseen_keys() -> Iterator[None]:
-    """What is typed meanwhile is not echoed into the answer; the next prompt gets it."""
+    """What is typed meanwhile is not echoed into the answer; the next prompts get it, key by key.
+
+    The terminal leaves Enter as it is: made into a line feed, as otherwise, it would be Ctrl-J to the prompt, and
+    what was typed one message of many lines. Nor does it edit lines: Ctrl-U would take back all of them.
+    """
     try:
         import termios
     except ImportError:  # Windows echoes only where somebody reads
@@ -53,7 +57,10 @@ def unseen_keys() -> Iterator[None]:
         yield
         return
     silent = [*before]
-    silent[3] &= ~termios.ECHO
+    silent[0] &= ~termios.ICRNL
+    silent[3] &= ~(termios.ECHO | termios.ICANON)
+    silent[6] = [*before[6]]
+    silent[6][termios.VMIN], silent[6][termios.VTIME] = 1, 0
     with suppress(termios.error):
         termios.tcsetattr(file, termios.TCSANOW, silent)
     try:

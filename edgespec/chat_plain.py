@@ -1,11 +1,15 @@
 """Answers on stdout as they are: for pipes, dumb terminals and those who want no colour."""
 
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
+from threading import Event, Thread
 from typing import Protocol, TextIO
 
 from edgespec.answers import Chunk
 from edgespec.printable import printable
+
+_TELL_S = 0.5  # so often what is waited for is told anew
 
 
 class Printer(Protocol):
@@ -46,22 +50,37 @@ class PlainPrinter:
 
 
 class Waiting:
-    """A mark where an answer will begin, until it does; only on a terminal that can take it away again."""
+    """A mark where an answer will begin, until it does; only on a terminal that can take it away again.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._is_shown = False
+    progress: What to say behind the mark, asked for twice a second in a thread of its own; "" for nothing.
+    """
+
+    def __init__(self, stream: TextIO, progress: Callable[[], str] = str) -> None:
+        self._stream, self._progress = stream, progress
+        self._shown = ""
+        self._is_over = Event()
+        self._teller = Thread(target=self._tell, name="progress", daemon=True)
 
     def begin(self) -> None:
         if self._stream.isatty() and not is_plain(self._stream):
-            self._is_shown = True
-            self._write("…")
+            self._show("…")
+            self._teller.start()
 
     def end(self) -> None:
-        if self._is_shown:
-            self._is_shown = False
-            self._write("\r \r")
+        if self._shown:
+            self._is_over.set()
+            self._teller.join()
+            self._show("")
 
-    def _write(self, text: str) -> None:
-        self._stream.write(text)
+    def _tell(self) -> None:
+        while not self._is_over.wait(_TELL_S):
+            if (words := self._progress()) and len(words) + 2 < shutil.get_terminal_size().columns:
+                self._show(f"… {words}")
+
+    def _show(self, text: str) -> None:
+        if text == self._shown:
+            return
+        erased = f"\r{' ' * len(self._shown)}\r" if self._shown else ""
+        self._shown = text
+        self._stream.write(erased + text)
         self._stream.flush()

@@ -6,8 +6,10 @@ Knows protocols: which decoders and drafter it was given is loading's affair.
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from edgespec.answers import AnswerStream, Chunk, Completion, chunks_of
 from edgespec.chat_template import ROLES, Message, encode_chat
@@ -90,18 +92,30 @@ class Engine:
         self.device_names = device_names  # of target and drafter
         self._turns = turns or Turns()
         self._owner = Owner()
+        self._streams: WeakSet[AnswerStream] = WeakSet()
+        self._adding = Lock()
 
     def __enter__(self) -> "Engine":
+        """Raises EdgeSpecError: the engine is closed."""
+        self._expect_open()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Free the models; a stream that is still open keeps them until it ends."""
+        """Cancel the answers that are open, and free the models.
+
+        Whoever reads such an answer has what is made of it, and a last chunk that is "cancelled"; until that is
+        taken, or the stream is let go, it keeps the models. What needs no model, as tokenize, still works.
+        """
         self._decoders.clear()
         if not self._owner.is_here:  # all else belongs to the process that loaded it
             return
+        with self._adding:
+            streams = list(self._streams)
+        for stream in streams:
+            stream.cancel()
         self._renderer.close()
         self._speculation.close()
         self._speculation = Speculation()
@@ -331,14 +345,26 @@ class Engine:
                 f"the tokenizer of {self.manifest.name} gives the token {last}, and the model has "
                 f"{self.manifest.vocab_size}; they are not of one model, export it again"
             )
-        turn = Turn(partial(_interrupt, self.target, self._roster))
-        chunks = self._chunks(prompt, sampling, max_tokens or 2 * self.context_length, _stop_strings(stop), turn)
-        return AnswerStream(chunks, self._turns, turn, self._roster.tell)
+        target = self.target
+        turn = Turn(partial(_interrupt, target, self._roster))
+        most = max_tokens or 2 * self.context_length
+        chunks = self._chunks(target, prompt, sampling, most, _stop_strings(stop), turn)
+        stream = AnswerStream(chunks, self._turns, turn, self._roster.tell)
+        with self._adding:
+            self._streams.add(stream)
+        if not self._decoders:  # closed meanwhile by another thread
+            stream.cancel()
+        return stream
 
     def _chunks(
-        self, prompt: TokenIds, sampling: SamplingParams, max_tokens: int, stop: Sequence[str], turn: Turn
+        self,
+        target: Decoder,
+        prompt: TokenIds,
+        sampling: SamplingParams,
+        max_tokens: int,
+        stop: Sequence[str],
+        turn: Turn,
     ) -> Generator[Chunk, None, None]:
-        target = self.target
         sampler = GumbelSampler(sampling, len(prompt))
         token_stop = TokenStop(self.manifest.eos_token_ids, max_tokens)
         text_stream, text_stop = TextStream(self.tokenizer), TextStop(stop)

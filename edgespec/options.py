@@ -166,7 +166,7 @@ OPTIONS: Mapping[str, Option] = {
         kind="switch",
         default=False,
         commands=("chat",),
-        help="keep neither what is typed nor the conversation",
+        help="keep nothing of what is said: neither what is typed nor the conversation; implies --no-memory",
     ),
     "overflow": Option(
         kind="text",

@@ -44,6 +44,7 @@ class RuleEngine:
         self.device_names = ("cpu", "cpu")
         self.speculation = SimpleNamespace(name="none")
         self.tokenizer = _Tokenizer()
+        self.target = SimpleNamespace(num_fed=0)
         self._script, self._pause_s = script, pause_s
 
     def count(self, messages: Sequence[Message]) -> int:
@@ -59,6 +60,7 @@ class RuleEngine:
     def _chunks(self, said: str, turn: Turn) -> Generator[Chunk, None, None]:
         for piece in self._script.get(said, ["what?"]):
             ends = time.monotonic() + self._pause_s
+            self.target.num_fed += 1
             while time.monotonic() < ends and not turn.is_cancelled:
                 time.sleep(0.005)
             if turn.is_cancelled:

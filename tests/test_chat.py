@@ -1,5 +1,6 @@
 """A chat without a terminal: commands, what they change and what they say; and what it says of itself."""
 
+import io
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ from edgespec.answers import Chunk
 from edgespec.chat_actions import act, code_blocks
 from edgespec.chat_commands import COMMANDS, as_message, is_command, taken_apart
 from edgespec.chat_interrupt import Leave, stopped_by_ctrl_c
-from edgespec.chat_plain import PlainPrinter, is_plain
+from edgespec.chat_plain import PlainPrinter, Waiting, is_plain
 from edgespec.chat_printer import OriginPrinter, TokenTexts
 from edgespec.chat_session import Answer, ChatSession
 from edgespec.chat_status import Standing, after_answer, report_lines, standing_line, why_off
@@ -398,3 +399,32 @@ def test_in_another_thread_ctrl_c_is_left_alone() -> None:
 
 def test_engine_chat_is_a_conversation(session: ChatSession) -> None:
     assert isinstance(session.engine.chat(), Conversation)
+
+
+class _Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_is_waited_for_is_told_on_a_terminal_and_erased(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr("edgespec.chat_plain._TELL_S", 0.01)
+    screen, was_asked = _Screen(), threading.Event()
+
+    def progress() -> str:
+        was_asked.set()
+        return "reading"
+
+    waiting = Waiting(screen, progress)
+    waiting.begin()
+    assert was_asked.wait(10)
+    waiting.end()
+    written = screen.getvalue()
+    assert written.startswith("…\r \r… reading")
+    assert written.endswith("… reading\r         \r")
+    pipe = io.StringIO()
+    waiting = Waiting(pipe, progress)
+    waiting.begin()
+    waiting.end()
+    assert pipe.getvalue() == ""

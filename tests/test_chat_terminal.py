@@ -138,6 +138,23 @@ def test_keys_typed_during_an_answer_wait_for_the_next_message(tmp_path: Path) -
     assert terminal.wait_for("NEXT", after=at) > at
 
 
+def test_lines_typed_during_an_answer_are_messages_of_their_own(tmp_path: Path) -> None:
+    answers = {"count": ["one ", "two ", "three"], "next": ["NEXT"], "last": ["LAST"]}
+    terminal = ruled(tmp_path, answers, pause_s=0.3)
+    at = terminal.ready()
+    terminal.enter("count")
+    at = terminal.wait_for("one", after=at)
+    terminal.enter("next")
+    terminal.enter("/nonsense")
+    terminal.enter("lasd\x7ft")
+    at = terminal.wait_for("NEXT", after=at)
+    at = terminal.wait_for("there is no command /nonsense", after=at)
+    at = terminal.wait_for("LAST", after=at)
+    terminal.ready(after=at)
+    terminal.type(CTRL_D)
+    assert terminal.exit_code() == 0
+
+
 def test_wide_characters_are_never_broken_whatever_pieces_they_come_in(tmp_path: Path) -> None:
     text = "表情 👍🏽 と 👩‍💻 と é と 한국어 문장이 계속 이어집니다 " * 6 + "终。"
     terminal = ruled(tmp_path, {"wide": list(text)})
@@ -330,7 +347,7 @@ def test_a_home_that_cannot_be_written_is_told_once_and_the_chat_goes_on(tiny_mo
 
 
 def test_no_history_keeps_nothing(tiny_model: Path, tmp_path: Path) -> None:
-    terminal = chat(tiny_model, tmp_path, *SHORT, "--no-history", "--no-memory")
+    terminal = chat(tiny_model, tmp_path, *SHORT, "--no-history")
     at = terminal.ready()
     terminal.enter("the in")
     at = terminal.wait_for("tokens/s", after=at)

@@ -16,6 +16,7 @@ import pytest
 from edgespec.cli import main
 from edgespec.drafter_names import TARGET, TEXT
 from edgespec.export_command import _as_argument
+from edgespec.piped import waits
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.types import Logits, TokenIds
 
@@ -77,6 +78,41 @@ def test_piped_text_is_the_prompt(
     assert json.loads(piped)["token_ids"] == json.loads(given)["token_ids"]
 
 
+def test_piped_text_is_a_part_of_the_prompt_where_a_dash_says_so(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--max-tokens", 8, "--json"]
+    _, given, _ = run(capsys, "chat", tiny_model, "--prompt", "the in\n\nan on", *options)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("an on"))
+    _, joined, _ = run(capsys, "chat", tiny_model, "--prompt", "the in", "--prompt", "-", *options)
+    assert json.loads(joined)["token_ids"] == json.loads(given)["token_ids"]
+    code, _, err = run(capsys, "chat", tiny_model, "--prompt", "-", "--prompt", "-")
+    assert (code, "stdin can be read once" in err) == (2, True)
+
+
+def test_piped_text_that_is_not_read_is_told_of(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text").write_text("an on")
+    with (tmp_path / "text").open() as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        _, _, err = run(capsys, "chat", tiny_model, "--prompt", "the in", "--max-tokens", 2)
+        assert "stdin is not read, as --prompt is given" in err
+        assert file.read() == "an on"
+        _, _, err = run(capsys, "chat", tiny_model, "--prompt", "the in", "--max-tokens", 2)
+    assert "stdin is not read" not in err
+
+
+def test_only_what_waits_in_a_pipe_counts() -> None:
+    reading, writing = os.pipe()
+    with open(reading) as pipe, open(writing, "w") as writer, open(os.devnull) as null:
+        assert not waits(pipe)
+        writer.write("x")
+        writer.flush()
+        assert waits(pipe) == hasattr(os, "fork")  # Windows does not tell
+        assert not waits(null)
+
+
 def test_drafter_can_be_a_model(capsys: pytest.CaptureFixture[str], tiny_model: Path, tiny_drafter: Path) -> None:
     options = ["--prompt", "the", "--max-tokens", 20, "--deterministic", "--json"]
     _, plain, _ = run(capsys, "chat", tiny_model, *options, "--drafter", "none")
@@ -90,6 +126,7 @@ def test_chat_remembers_answers_unless_told_not_to(
 ) -> None:
     asked = ["chat", tiny_model, "--prompt", "the", "--max-tokens", "40", "--deterministic"]
     first = run(capsys, *asked, "--no-memory")
+    assert run(capsys, *asked, "--no-history")[:2] == first[:2]
     assert not (tmp_path / "home" / "memory").exists()
     assert run(capsys, *asked)[:2] == first[:2]
     assert len(list((tmp_path / "home" / "memory").iterdir())) == 1

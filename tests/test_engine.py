@@ -196,6 +196,18 @@ def test_closed_engine_says_so(tiny_model: Path) -> None:
         pass
     with pytest.raises(EdgeSpecError, match="closed"):
         engine.generate("the")
+    with pytest.raises(EdgeSpecError, match="closed"), engine:
+        pass
+    assert engine.tokenize("the") != ()
+
+
+def test_closing_cancels_the_answers_that_are_open(tiny_model: Path) -> None:
+    with load(tiny_model, drafter="suffix") as engine:
+        begun, untouched = engine.stream("the in", max_tokens=300), engine.stream("the", max_tokens=300)
+        first = next(begun)
+    assert first.finish_reason is None
+    assert [chunk.finish_reason for chunk in begun] == ["cancelled"]
+    assert [chunk.finish_reason for chunk in untouched] == ["cancelled"]
 
 
 def test_prompt_shared_by_two_turns_is_read_once(tiny_model: Path) -> None:

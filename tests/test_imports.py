@@ -66,6 +66,7 @@ PURE = {
     "noise",
     "opener",
     "options",
+    "piped",
     "paid",
     "pair",
     "pair_check",

@@ -239,6 +239,19 @@ def test_place_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Pat
     assert main(["bench", "no-such-model", option, str(tmp_path)]) == 2
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no folder that seems writable and is not")
+def test_what_was_measured_is_printed_where_the_page_cannot_be_written(
+    document: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(document))
+    monkeypatch.setattr("edgespec.bench_command._expect_writable", lambda options: None)
+    told = ["bench", "--report", str(tmp_path / "run.json"), "--json", "--html", "/proc/x.html"]
+    assert main(told) == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == document
+    assert captured.err.startswith("edgespec: cannot write /proc/x.html (")
+
+
 def test_model_and_report_exclude_each_other(tmp_path: Path) -> None:
     assert main(["bench", "--report", str(tmp_path / "x"), "--json"]) == 2
     assert main(["bench"]) == 2
