@@ -121,16 +121,27 @@ def fitting_context(manifest: Manifest, file_bytes: int, place: str, rooms: Room
     """
 
     def is_short(num_tokens: int) -> bool:
-        need = need_of(replace(manifest, context_length=num_tokens), file_bytes, num_tokens)
-        need = need._replace(kv_cache_bytes=_peak_bytes(manifest.kv_cache, num_tokens))
-        held = placed(need, place, rooms)
+        held = placed(filled_need(manifest, file_bytes, num_tokens), place, rooms)
         return any(held.get(at, 0) + RESERVE_BYTES > room.free_bytes for at, room in rooms.items())
 
+    lengths = context_lengths(manifest)
+    return lengths[max(0, bisect_left(lengths, True, key=is_short) - 1)]
+
+
+def context_lengths(manifest: Manifest) -> list[int]:
+    """Those that a model may be loaded with, up to its own."""
     whole = manifest.context_length
     if manifest.kv_cache.form == "static":
-        return whole
-    lengths: list[int] = [*range(min(_LEAST_CONTEXT, whole), whole, _CONTEXT_STEP), whole]
-    return lengths[max(0, bisect_left(lengths, True, key=is_short) - 1)]
+        return [whole]
+    return [*range(min(_LEAST_CONTEXT, whole), whole, _CONTEXT_STEP), whole]
+
+
+def filled_need(manifest: Manifest, file_bytes: int, num_tokens: int) -> Need:
+    """What a model takes that is loaded with a context of num_tokens, by the time that it is full."""
+    if manifest.kv_cache.form == "static":
+        return need_of(manifest, file_bytes)
+    need = need_of(replace(manifest, context_length=num_tokens), file_bytes, num_tokens)
+    return need._replace(kv_cache_bytes=_peak_bytes(manifest.kv_cache, num_tokens))
 
 
 def _peak_bytes(kv: KVCache, num_tokens: int) -> int:

@@ -4,11 +4,12 @@ Pure. Every decision is a comparison of expected tokens a second, by the closed 
 measured. No device is known by its name, and no schedule is taken or refused for what it is.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from edgespec.budget import total
+from edgespec.budget import context_lengths, total
 from edgespec.chances import Chances, Key, position_class
 from edgespec.costs import PassCosts
 from edgespec.errors import MemoryExhausted
@@ -27,7 +28,6 @@ LONGEST = 16
 _LEAST_GAIN = 1.03
 # A drafter is not worth a context shorter than this, where the model has a longer one.
 _LEAST_CONTEXT = 4096
-SHORTEST_CONTEXT = 256
 _TYPICAL_PAST = 256  # tokens held while an answer is written
 
 
@@ -228,21 +228,21 @@ def _no_branches(target: Manifest, drafter: Manifest) -> str:
 
 
 def _fitting(models: Sequence[tuple[Manifest, str]], memory: Memory) -> _Fit:
-    """The whole context, or else a power of two, as caches grow."""
-    longest = models[0][0].context_length
-    least = min(longest, _LEAST_CONTEXT if len(models) > 1 else SHORTEST_CONTEXT)
-    lacked, context = "", longest
-    while True:
-        needed = total(
-            memory.needed(model, min(context, model.context_length), device) for model, device in models
-        )
-        memory_bytes = sum(needed.values())
-        lacks = shortage(needed, memory.free_bytes, context)
-        if not lacks:
-            return _Fit(context, memory_bytes, lacked)
-        if context <= least:
-            return _Fit(0, memory_bytes, lacks)
-        lacked, context = lacks, max(least, 1 << ((context - 1).bit_length() - 1))
+    """The longest context of the first model for which there is memory, as load() would have it."""
+
+    def needed(context: int) -> Bytes:
+        return total(memory.needed(model, min(context, model.context_length), device) for model, device in models)
+
+    def lacks(context: int) -> str:
+        return shortage(needed(context), memory.free_bytes, context)
+
+    whole = models[0][0].context_length
+    least = min(whole, _LEAST_CONTEXT if len(models) > 1 else 0)
+    lengths = [length for length in context_lengths(models[0][0]) if length >= least]
+    num_fitting = bisect_left(lengths, True, key=lambda context: bool(lacks(context)))
+    told = lacks(lengths[num_fitting]) if num_fitting < len(lengths) else ""
+    longest = lengths[max(0, num_fitting - 1)]
+    return _Fit(longest if num_fitting else 0, sum(needed(longest).values()), told)
 
 
 def shortage(needed: Bytes, free_bytes: Mapping[str, int], context: int) -> str:

@@ -4,21 +4,21 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from edgespec.budget import FORESEEN_TOKENS, RESERVE_BYTES, expect_rooms, need_of, placed, total
-from edgespec.device_memory import Places
+from edgespec.budget import FORESEEN_TOKENS, RESERVE_BYTES, filled_need, need_of, placed, total
 from edgespec.drafting import translation
 from edgespec.experience import Experience, read_experience
-from edgespec.headroom import Headroom, headroom
+from edgespec.headroom import headroom
 from edgespec.ladder import Bytes
 from edgespec.lookahead import fitting
 from edgespec.manifest import Manifest
 from edgespec.opening import ModelFolder, weights_bytes
 from edgespec.placements import Placements
-from edgespec.planner import SHORTEST_CONTEXT, Layout, Memory, Plan, make_plan, shortage
+from edgespec.planner import Layout, Memory, Plan, make_plan, shortage
 from edgespec.profile import Took
 from edgespec.profiling import LONGEST
 from edgespec.runtimes.tree import can_run_trees, tree_manifest
 from edgespec.setting import Setting
+from edgespec.space import Space, space_for
 
 Report = Callable[[str], None]
 
@@ -53,7 +53,7 @@ def plan_for(
         ManifestError: Lookahead is asked for and the target cannot run trees.
         MemoryExhausted: The target does not fit.
     """
-    memory = _memory([target, *drafters], setting, partial(headroom, memory_limit), report)
+    space = space_for(target, setting, partial(headroom, memory_limit), report)
     if "lookahead" in texts:
         tree_manifest(target.manifest, setting.device)
     for drafter in drafters:
@@ -62,7 +62,7 @@ def plan_for(
         target=target,
         drafters=drafters,
         setting=setting,
-        longest=_longest(memory, target, drafters, setting),
+        longest=_longest(target, drafters, space),
         report=report,
         unopened=_unopened(target, drafters, setting, report),
     )
@@ -73,57 +73,52 @@ def plan_for(
         {drafter.manifest.name: drafter.manifest for drafter in drafters},
         layouts,
         past.chances,
-        memory,
+        _memory([target, *drafters], setting, space),
         _heard(texts, target, setting, layouts[0]),
     )
     return Planned(plan, layouts, past, took)
 
 
-def _memory(models: Sequence[ModelFolder], setting: Setting, free: Headroom, report: Report) -> Memory:
-    """Of the places where models of a setting lie, less a reserve.
-
-    Raises:
-        MemoryExhausted: The first of the models, the target, does not fit its place at the shortest context.
-    """
-    devices = {each.name: each.memory for each in (setting.device, setting.drafter_device)}
-    places = Places(devices.values(), free, report)
-    rooms, sizes = places(), {model.manifest.name: weights_bytes(model) for model in models}
+def _memory(models: Sequence[ModelFolder], setting: Setting, space: Space) -> Memory:
+    """What models take with a context that is full, and what there is, less a reserve."""
+    sizes = {model.manifest.name: weights_bytes(model) for model in models}
+    places = {setting.drafter_device.name: space.drafter_place, setting.device.name: space.target_place}
 
     def needed(manifest: Manifest, context: int, device: str) -> Bytes:
-        need = need_of(manifest, sizes[manifest.name], context)
-        return placed(need, places.of(devices[device]), rooms)
+        return placed(filled_need(manifest, sizes[manifest.name], context), places[device], space.rooms)
 
-    manifest = models[0].manifest
-    least = need_of(manifest, sizes[manifest.name], SHORTEST_CONTEXT)
-    expect_rooms(manifest.name, least, places.of(setting.device.memory), rooms)
-    return Memory(needed, {at: room.free_bytes - RESERVE_BYTES for at, room in rooms.items()})
+    return Memory(needed, _free(space))
 
 
-def _lacking(memory: Memory, target: Manifest, drafter: Manifest | None, setting: Setting, context: int) -> str:
-    """What there is too little of for a target at a context and a drafter as foreseen; nothing if all fits."""
-    parts = [memory.needed(target, context, setting.device.name)]
+def _free(space: Space) -> Bytes:
+    return {place: room.free_bytes - RESERVE_BYTES for place, room in space.rooms.items()}
+
+
+def _lacking(target: ModelFolder, drafter: ModelFolder | None, space: Space, num_tokens: int) -> str:
+    """What there is too little of to open both, with num_tokens in the target's cache; nothing if all fits."""
+    parts = [placed(need_of(target.manifest, weights_bytes(target), num_tokens), space.target_place, space.rooms)]
     if drafter is not None:
-        parts.append(memory.needed(drafter, FORESEEN_TOKENS, setting.drafter_device.name))
-    return shortage(total(parts), memory.free_bytes, context)
+        need = need_of(drafter.manifest, weights_bytes(drafter))
+        parts.append(placed(need, space.drafter_place, space.rooms))
+    return shortage(total(parts), _free(space), num_tokens)
 
 
-def _longest(memory: Memory, target: ModelFolder, drafters: Sequence[ModelFolder], setting: Setting) -> int:
+def _longest(target: ModelFolder, drafters: Sequence[ModelFolder], space: Space) -> int:
     """Of the texts behind which passes are measured: what there is room for beside each drafter."""
-    beside: Sequence[Manifest | None] = [drafter.manifest for drafter in drafters] or [None]
-    for length in (LONGEST >> i for i in range(4)):
-        if not any(_lacking(memory, target.manifest, drafter, setting, length) for drafter in beside):
-            return length
-    return SHORTEST_CONTEXT
+    lengths = [LONGEST >> i for i in range(4)]
+    beside: Sequence[ModelFolder | None] = drafters or [None]
+    fitting = (n for n in lengths if not any(_lacking(target, drafter, space, n) for drafter in beside))
+    return next(fitting, lengths[-1])
 
 
 def _unopened(
     target: ModelFolder, drafters: Sequence[ModelFolder], setting: Setting, report: Report
 ) -> list[ModelFolder]:
     """Drafters for which there is no room beside the target now, whatever the limit that is planned for."""
-    memory = _memory([target, *drafters], setting, headroom, lambda line: None)
+    space = space_for(target, setting, headroom, lambda line: None)
     found = []
     for drafter in drafters:
-        if lacking := _lacking(memory, target.manifest, drafter.manifest, setting, FORESEEN_TOKENS):
+        if lacking := _lacking(target, drafter, space, FORESEEN_TOKENS):
             report(f"{drafter.manifest.name} is not measured beside {target.manifest.name}: {lacking}")
             found.append(drafter)
     return found

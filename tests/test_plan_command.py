@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import tiny
 
-from edgespec.budget import RESERVE_BYTES, need_of
+from edgespec import load
+from edgespec.budget import RESERVE_BYTES, filled_need, need_of
 from edgespec.cli import main
 from edgespec.experience import FILE_NAME
 from edgespec.export.convert import export_model
@@ -137,24 +138,31 @@ def test_drafter_of_a_pair_is_planned_without_its_name(
     assert f"edgespec chat {tmp_path} --drafter {named} --threads" in document["command"]
 
 
-def test_want_of_memory_is_told_as_a_downgrade(
-    capsys: pytest.CaptureFixture[str], target: Path, tiny_drafter: Path, monkeypatch: pytest.MonkeyPatch
+def test_want_of_memory_is_told_as_a_downgrade_and_load_agrees(
+    capsys: pytest.CaptureFixture[str], tiny_drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Room for a context of 512 of 700 tokens, and for no drafter."""
+    """Room for a context of 2048 of 4096 tokens, and for no drafter."""
+    tiny.write_gguf(tmp_path / "tiny.gguf", tiny.random_weights(), override={"llama.context_length": 4096})
+    target = tmp_path / "long"
+    export_model(tmp_path / "tiny.gguf", target, precision="fp32")
     manifest, size = read_manifest(target), (target / "model.onnx.data").stat().st_size
-    least = need_of(manifest, size, 512).within(Room(0, "a test"))
+    least = filled_need(manifest, size, 2048).within(Room(0, "a test"))
+    room = Room(least + RESERVE_BYTES, "a test")
     run(capsys, target, "--drafter", tiny_drafter)
-    monkeypatch.setattr("edgespec.planning.headroom", lambda *limit: Room(least + RESERVE_BYTES, "a test"))
+    for module in ("planning", "loading"):
+        monkeypatch.setattr(f"edgespec.{module}.headroom", lambda *limit: room)
     code, out, _ = run(capsys, target, "--drafter", tiny_drafter, "--json")
     document = json.loads(out)
-    assert (code, document["schedule"], document["context_length"]) == (0, "plain", 512)
+    assert (code, document["schedule"], document["context_length"]) == (0, "plain", 2048)
     assert document["memory_bytes"] == least
     assert [line.partition(":")[0] for line in document["downgrades"]] == [
-        "a context of 512 tokens, not 700",
-        "no tiny-int4 beside tiny",
+        "a context of 2048 tokens, not 4096",
+        "no tiny-int4 beside long",
     ]
     told = run(capsys, target, "--drafter", tiny_drafter)[1]
     assert told.count("for want of memory") == 2
+    with load(target, drafter="none", offline=True) as engine:
+        assert engine.context_length == document["context_length"]
 
 
 def test_drafter_for_which_there_is_no_room_is_not_opened_to_be_measured(
