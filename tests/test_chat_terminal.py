@@ -58,7 +58,7 @@ def test_a_conversation_is_typed_stopped_and_kept(tiny_model: Path, tmp_path: Pa
     assert "there is no command /nonsense" in terminal.settle()
     terminal.type(f"one{CTRL_J}two{ALT_ENTER}//three")
     terminal.enter("")
-    at = terminal.wait_for("tokens/s", after=at)
+    at = terminal.wait_for("no drafts", after=at)
     at = terminal.ready(after=at)
     terminal.type(CTRL_C)
     terminal.wait_for("Ctrl-C once more", after=at)
