@@ -30,11 +30,12 @@ _LOGITS_COPIES = 3
 # Free of what is foreseen: what texts, Python and the allocators' own rounding take.
 RESERVE_BYTES = 96 << 20
 _ADVICE = (
-    "use a smaller model or one in fewer bits (edgespec export --precision int4), raise the limit, or close other "
-    "programs"
+    "use a smaller model or one in fewer bits (edgespec export --precision int4), raise the limit{enough}, or "
+    "close other programs"
 )
 # Of a token of the text, in an automaton of its suffixes or a pool of n-grams.
 _REMEMBERED_BYTES = 1024
+_LIMIT_STEP = 16 << 20
 # A context that is foreseen before loading; a longer one grows as its text does.
 FORESEEN_TOKENS = 2048
 # No model is loaded with a shorter one, unless its own is.
@@ -200,10 +201,18 @@ def expect_rooms(name: str, need: Need, place: str, rooms: Rooms) -> None:
         raise MemoryExhausted(
             f"{name} needs about {needed_bytes / 2**20:.0f} MiB of {of_what} to decode plainly "
             f"({_parts(need, held_bytes, has_cache=at == place)}) and {room.free_bytes / 2**20:.0f} MiB are free "
-            f"within {room.bound}; {_ADVICE}",
+            f"within {room.bound}; {_ADVICE.format(enough=_enough(needed_bytes, room))}",
             needed_bytes=needed_bytes,
             free_bytes=room.free_bytes,
         )
+
+
+def _enough(needed_bytes: int, room: Room) -> str:
+    """Which limit would do, where one was given; with a little more, since what is held varies."""
+    if room.used_bytes is None:
+        return ""
+    steps = -(-(room.used_bytes + needed_bytes) // _LIMIT_STEP)
+    return f" (--memory {steps * _LIMIT_STEP >> 20}M would do)"
 
 
 def _parts(need: Need, held_bytes: int, *, has_cache: bool) -> str:

@@ -30,7 +30,7 @@ from edgespec.plan_command import add_plan
 from edgespec.score_command import add_score
 from edgespec.simulate_command import add_simulate
 from edgespec.supervisor import can_fork
-from edgespec.talk import drop, heard, say
+from edgespec.talk import drop, heard, say, say_problem
 from edgespec.worker import run_in_worker
 
 _INTERRUPTED = 130
@@ -157,10 +157,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with heard(quiet=options.quiet, verbose=options.verbose):
             for line in told:
                 _LOG.debug("%s", line)
+            _tell_unknown(options.command)
             is_supervised = arguments is None and options.command in _SUPERVISED and not options.no_supervisor
             code = run_in_worker(options) if is_supervised and can_fork() else int(options.run(options))
         sys.stdout.flush()
         return code
+    except SystemExit as end:  # of --help and of what cannot be parsed
+        return _flushed(end)
     except EdgeSpecError as error:
         return _failed(str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -172,10 +175,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         return _failed(_NO_MEMORY, MemoryExhausted.exit_code)
     except OSError as error:
-        drop(sys.stdout)
         if error.errno == errno.ENOMEM:
+            drop(sys.stdout)
             return _failed(_NO_MEMORY, MemoryExhausted.exit_code)
-        return _failed(str(error), EdgeSpecError.exit_code)
+        message = _stdout_problem() or str(error)
+        drop(sys.stdout)
+        return _failed(message, EdgeSpecError.exit_code)
+
+
+def _flushed(end: SystemExit) -> NoReturn:
+    """Raises SystemExit: with another code where stdout cannot be written."""
+    if problem := _stdout_problem():
+        raise SystemExit(_failed(problem, EdgeSpecError.exit_code)) from None
+    raise end
+
+
+def _stdout_problem() -> str:
+    """Why stdout cannot be written, in words; "" where it can, or nobody reads. What it holds is let go then."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        drop(sys.stdout)
+    except OSError as error:
+        drop(sys.stdout)
+        return f"cannot write to stdout ({error.strerror})"
+    return ""
 
 
 def _keep_stdout_for_data() -> None:
@@ -238,6 +262,16 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     return options, [
         f"unless a flag says otherwise {name} is {each.value} ({each.origin})" for name, each in taken.items()
     ]
+
+
+def _tell_unknown(command: str) -> None:
+    """Of variables that are misspelt, most likely."""
+    if command.startswith(("completion", "help")):
+        return
+    from edgespec.config import unknown_variables
+
+    for line in unknown_variables(os.environ):
+        say_problem(line)
 
 
 def command_parser() -> CommandParser:

@@ -21,17 +21,28 @@ def _completion(options: argparse.Namespace) -> int:
         print(SCRIPTS[options.shell], end="")
         return 0
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
-    print("".join(f"{word}\n" for word in completions(command_parser(), words, _models)), end="")
+    print(
+        "".join(f"{word}\n" for word in completions(command_parser(), words, _models, _prepared, _devices)), end=""
+    )
     return 0
 
 
 def _models() -> Iterable[str]:
     """Names of the catalogue, and of what is prepared."""
+    return {*CATALOG, *_prepared()}
+
+
+def _devices() -> Iterable[str]:
+    from edgespec.devices_command import known_names
+
+    return known_names()
+
+
+def _prepared() -> Iterable[str]:
     from edgespec.home import ModelHome, default_home
 
     try:
         folder = ModelHome(default_home(), offline=True).models
-        prepared = [path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != "."]
+        return [path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != "."]
     except (OSError, UsageError):
-        prepared = []
-    return {*CATALOG, *prepared}
+        return []

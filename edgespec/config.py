@@ -20,6 +20,7 @@ from edgespec.headroom import parse_bytes
 from edgespec.options import OPTIONS, Option, Value
 
 _PREFIX = "EDGESPEC_"
+_TESTS = "EDGESPEC_TEST_"  # which only tests read
 _WANTED = {
     "text": "a text",
     "whole": "a whole number, 0 or more",
@@ -106,6 +107,18 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
             )
         found[name] = Setting(parsed(name, text, variable), variable)
     return found
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """A line for each variable that seems meant for edgespec and is none of its own."""
+    known = {*map(variable_of, OPTIONS), _PREFIX + "CONFIG"}
+    lines = []
+    for variable in sorted(environment):
+        if variable.startswith(_PREFIX) and variable not in known and not variable.startswith(_TESTS):
+            near = get_close_matches(variable, known, n=1, cutoff=0.8)
+            meant = f"; did you mean {near[0]}?" if near else "; edgespec config lists the options"
+            lines.append(f"the variable {variable} is not known and changes nothing{meant}")
+    return lines
 
 
 def variable_of(name: str) -> str:

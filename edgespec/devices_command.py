@@ -42,3 +42,10 @@ def _usable(device: "Found") -> str:
 def _lacking(device: "Found") -> str:
     mend = f". To mend that: {device.mend}" if device.mend else ""
     return f"{device.device}: not usable, {device.why_not}{mend}"
+
+
+def known_names() -> list[str]:
+    """What --device takes beside auto, whether it can be used here or not."""
+    from edgespec.runtimes.devices import device_names
+
+    return device_names()

@@ -55,6 +55,8 @@ def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
     Args:
         mode: Who may read it, less what the user's mask takes: its owner alone.
     """
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     name = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
     try:

@@ -26,11 +26,13 @@ class Room(NamedTuple):
     """What is free, and what bounds it, in words.
 
     counts_files: a mapped file takes of it as a whole, not only what is in use.
+    used_bytes: what this process holds already, where its limit was given.
     """
 
     free_bytes: int
     bound: str
     counts_files: bool = False
+    used_bytes: int | None = None
 
 
 Headroom = Callable[[], Room]
@@ -55,9 +57,9 @@ def headroom(limit_bytes: int | None = None) -> Room:
         free_bytes = address_space - psutil.Process().memory_info().vms
         rooms.append(Room(free_bytes, "the limit of the address space (ulimit -v)", counts_files=True))
     if limit_bytes is not None:
-        rooms.append(
-            Room(limit_bytes - psutil.Process().memory_info().rss, "the memory limit that was given (--memory)")
-        )
+        used = psutil.Process().memory_info().rss
+        bound = "the memory limit that was given (--memory)"
+        rooms.append(Room(limit_bytes - used, bound, used_bytes=used))
     least = min(rooms)
     return least._replace(free_bytes=max(0, least.free_bytes))
 

@@ -52,6 +52,8 @@ class ModelHome:
         Raises:
             ModelError: Nothing of that name, with the nearest known ones; or the hub does not give it.
         """
+        if not model.strip():
+            raise ModelError("the name of the model is empty; edgespec models list has the names")
         name, asked = split_precision(model)
         precision = asked or "source"
         try:
@@ -218,6 +220,6 @@ def _unknown(model: str, path: Path) -> str:
     near = difflib.get_close_matches(model, CATALOG, n=3, cutoff=0.4)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
     return (
-        f"no model '{model}': {meant}known names are {', '.join(CATALOG)}; or give a model folder, a .gguf file, "
+        f"no model '{model}': {meant}edgespec models list has the names; or give a model folder, a .gguf file, "
         "a safetensors folder or a hub id (org/name)"
     )

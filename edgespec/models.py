@@ -10,7 +10,7 @@ from edgespec.catalog import CATALOG
 from edgespec.errors import EdgeSpecError, ModelError
 from edgespec.forecast import needed_bytes
 from edgespec.home import ModelHome
-from edgespec.manifest import Check, Manifest, read_manifest, strangers, verify_files
+from edgespec.manifest import FILE_NAME, Check, Manifest, read_manifest, strangers, verify_files
 from edgespec.pair import DRAFTER, TARGET, read_pair
 
 
@@ -154,4 +154,9 @@ def _folder(home: ModelHome, model: str) -> Path:
         return home.models / model
     if not model or not Path(model).is_dir():
         raise ModelError(f"'{model}' is no prepared model and no folder; see edgespec models list")
-    return Path(model)
+    folder = Path(model)
+    if not any((place / FILE_NAME).is_file() for place in (folder, folder / TARGET)):
+        raise ModelError(
+            f"{folder} is a folder without {FILE_NAME}, so no prepared model; see edgespec models list"
+        )
+    return folder

@@ -10,11 +10,16 @@ from edgespec.errors import UsageError
 
 _LARGEST_BYTES = 1 << 26  # of a prompts file
 _OWN = "prompts.jsonl"
+_SHOWN_CHARACTERS = 60
 
 
 class BenchPrompt(NamedTuple):
     category: str
     turns: tuple[str, ...]
+
+
+class _Unsound(ValueError):
+    """What is wrong with a line, in words."""
 
 
 def own_prompts(per_category: int | None = None) -> list[BenchPrompt]:
@@ -36,10 +41,10 @@ def read_prompts(path: Path, per_category: int | None) -> list[BenchPrompt]:
         found = _parsed(content.decode("utf-8-sig"), per_category)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise UsageError(
-            f"{path} is no prompts file ({error!r}); wanted JSON Lines with turns or prompt"
-        ) from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is no prompts file: it is no text in UTF-8") from None
+    except _Unsound as error:
+        raise UsageError(f"{path} is no prompts file: {error}; wanted JSON Lines with turns or prompt") from None
     if not found:
         raise UsageError(f"{path} holds no prompts")
     return found
@@ -49,10 +54,15 @@ def _parsed(content: str, per_category: int | None) -> list[BenchPrompt]:
     """The first per_category of each category."""
     counts: dict[str, int] = defaultdict(int)
     found = []
-    for line in content.split("\n"):
+    for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
             continue
-        prompt = _prompt(json.loads(line))
+        try:
+            prompt = _prompt(json.loads(line))
+        except _Unsound as error:
+            raise _Unsound(f"line {number}: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise _Unsound(f"line {number} is no JSON ({error})") from None
         counts[prompt.category] += 1
         if per_category is None or counts[prompt.category] <= per_category:
             found.append(prompt)
@@ -60,13 +70,24 @@ def _parsed(content: str, per_category: int | None) -> list[BenchPrompt]:
 
 
 def _prompt(stated: Any) -> BenchPrompt:
+    """Raises _Unsound: It is none."""
+    if not isinstance(stated, dict):
+        raise _Unsound(f"it is no object but {_shortened(stated)}")
+    if not stated.keys() & {"prompt", "turns"}:
+        raise _Unsound("it has neither prompt nor turns")
     category = stated.get("category", "all")
     if not isinstance(category, str) or not category.isprintable():
-        raise TypeError(f"a category is {category!r}, wanted a text on one line")
+        raise _Unsound(f"its category is {_shortened(category)}, wanted a text on one line")
     turns = [stated["prompt"]] if "prompt" in stated else stated["turns"]
     if not isinstance(turns, list) or not turns:
-        raise TypeError(f"turns are {turns!r}")
+        raise _Unsound(f"its turns are {_shortened(turns)}, wanted a list of texts")
     for text in turns:
         if not isinstance(text, str):
-            raise TypeError(f"a prompt is {text!r}")
+            raise _Unsound(f"a prompt of it is {_shortened(text)}, wanted a text")
+        if not text.strip():
+            raise _Unsound("a prompt of it is empty")
     return BenchPrompt(category, tuple(turns))
+
+
+def _shortened(value: object) -> str:
+    return json.dumps(value)[:_SHOWN_CHARACTERS]

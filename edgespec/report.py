@@ -47,6 +47,10 @@ class Card:
     is_wide: bool = False
 
 
+class _Unsound(ValueError):
+    """What is wrong with a document, in words."""
+
+
 def read_document(path: Path) -> Document:
     """What `edgespec bench --json` printed.
 
@@ -57,22 +61,31 @@ def read_document(path: Path) -> Document:
         with path.open("rb") as file:
             content = file.read(_LARGEST_BYTES + 1)
         if len(content) > _LARGEST_BYTES:
-            raise ValueError(f"more than {_LARGEST_BYTES >> 20} MiB")
+            raise _Unsound(f"it holds more than {_LARGEST_BYTES >> 20} MiB")
         document = json.loads(content.decode("utf-8-sig"), parse_constant=_refuse)
+        if not isinstance(document, dict):
+            raise _Unsound("it holds no object")
         if not {"model", "categories", "mean_ratio", "worst_ratio", "machine"} <= document.keys():
-            raise ValueError("it lacks what each has")
+            raise _Unsound("it lacks what each has, such as model and categories")
         page(document)
         table(document)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is no document of edgespec bench --json: it is no text in UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path} is no document of edgespec bench --json: no JSON ({error})") from None
+    except _Unsound as error:
+        raise UsageError(f"{path} is no document of edgespec bench --json: {error}") from None
     except MISSHAPEN as error:
-        raise UsageError(f"{path} is no document of edgespec bench --json ({error!r:.200})") from None
+        why = f"a figure is missing or of another kind ({type(error).__name__}: {error!s:.150})"
+        raise UsageError(f"{path} is no document of edgespec bench --json: {why}") from None
     found: Document = document
     return found
 
 
 def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is no figure")
+    raise _Unsound(f"{constant} is no figure")
 
 
 def table(document: Document) -> str:

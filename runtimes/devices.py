@@ -6,7 +6,6 @@ The only module that imports onnxruntime.
 import importlib
 import importlib.metadata
 import os
-import platform
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 import psutil
 
 from edgespec.errors import DeviceUnavailable
+from edgespec.host import processor
 from edgespec.runtimes import cuda
 from edgespec.runtimes.hardware import nvidia
 from edgespec.runtimes.plugins import PLUGINS, mend_of, registered
@@ -200,7 +200,7 @@ def machine_key(device: Device, num_threads: int | None, deterministic: bool) ->
         f"{num_threads or physical_cores()} threads of {os.cpu_count()}",
         "padded" if deterministic else "as they are",
         f"onnxruntime {import_onnxruntime().__version__}",
-        processor_name(),
+        processor(),
         *drivers_of(device),
     )
     return ", ".join(parts)
@@ -218,13 +218,3 @@ def drivers_of(device: Device) -> tuple[str, ...]:
     with suppress(OSError, IndexError):
         found.append(_NVIDIA_DRIVER.read_text(encoding="utf-8", errors="replace").splitlines()[0].strip())
     return tuple(found)
-
-
-def processor_name() -> str:
-    """Model name of the processor; Linux tells it in a file alone."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

@@ -11,8 +11,9 @@ from typing import Any
 
 import psutil
 
+from edgespec.host import processor
 from edgespec.runtimes import cuda
-from edgespec.runtimes.devices import import_onnxruntime, processor_name
+from edgespec.runtimes.devices import import_onnxruntime
 from edgespec.runtimes.hardware import Accelerator, Nvidia, accelerators, nvidia
 from edgespec.runtimes.plugins import PLUGINS, Plugin, mend_of, registered
 
@@ -82,7 +83,7 @@ def _cpu(ort: Any) -> Found:
         device="cpu",
         kind="cpu",
         provider="CPUExecutionProvider",
-        name=processor_name(),
+        name=processor(),
         vendor=vendors[0] if vendors else None,
         memory_bytes=memory.total,
         free_bytes=memory.available,

@@ -99,5 +99,5 @@ def test_prompts_keep_their_line_separators_and_a_byte_order_mark_is_no_text(tmp
     path.write_text('\ufeff{"prompt": "a\u2028b"}\n\n{"prompt": "c"}\n', encoding="utf-8")
     assert [prompt.turns for prompt in read_prompts(path, None)] == [("a\u2028b",), ("c",)]
     path.write_text('{"prompt": null}')
-    with pytest.raises(UsageError, match="a prompt is None"):
+    with pytest.raises(UsageError, match="line 1: a prompt of it is null"):
         read_prompts(path, None)

@@ -156,6 +156,10 @@ def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gg
     ("arguments", "code", "words"),
     [
         (["chat", "smollm-135m", "--prompt", "x"], 3, "did you mean smollm2-135m"),
+        (["chat", "", "--prompt", "x"], 3, "the name of the model is empty"),
+        (["chat", "nothing-like-it", "--prompt", "x"], 3, "'nothing-like-it': edgespec models list has the names"),
+        (["models", "path", "/"], 3, "is a folder without edgespec.json"),
+        (["chat", "{model}", "--prompt", "x", "--memory", "2M"], 5, "M would do)"),
         (["chat", "{model}", "--prompt", "x", "--device", "cuda"], 4, "cuda"),
         (["chat", "{model}", "--prompt", "x", "--device", "tpu"], 4, "tpu"),
         (["chat", "{model}", "--prompt", "the in " * 3000], 7, "do not fit the context of 700"),
@@ -560,3 +564,61 @@ def test_doctor_refuses_what_cannot_be_meant(
     capsys: pytest.CaptureFixture[str], tiny_model: Path, bad: list[str]
 ) -> None:
     assert run(capsys, "doctor", "--exactness", tiny_model, *bad)[0] == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is Linux's")
+@pytest.mark.parametrize("command", [["--help"], ["help", "chat"], ["models", "list"]])
+def test_stdout_that_is_full_is_told_in_words(command: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "edgespec", *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr) == (1, "edgespec: cannot write to stdout (No space left on device)\n")
+
+
+def test_variable_that_is_misspelt_is_told_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_TREADS", "2")
+    monkeypatch.setenv("EDGESPEC_TEST_ANYTHING", "2")
+    code, _, err = run(capsys, "models", "list", "--json")
+    told = "the variable EDGESPEC_TREADS is not known and changes nothing; did you mean EDGESPEC_THREADS?"
+    assert (code, err) == (0, f"edgespec: {told}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"prompt": "x"}\n{"text": "y"}', "line 2: it has neither prompt nor turns"),
+        ('\n{"prompt": "x"', "line 2 is no JSON (Expecting"),
+        ("[1]", "line 1: it is no object but [1]"),
+        ('{"turns": []}', "line 1: its turns are [], wanted a list of texts"),
+        ('{"prompt": " "}', "line 1: a prompt of it is empty"),
+        ('{"prompt": 3}', "line 1: a prompt of it is 3, wanted a text"),
+        ("\xff", "it is no text in UTF-8"),
+    ],
+)
+def test_prompts_that_are_unsound_are_told_with_their_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, words: str
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(text.encode("latin-1"))
+    code, _, err = run(capsys, "bench", "no-such-model", "--prompts", path)
+    assert code == 2
+    assert f"{path} is no prompts file: {words}" in err
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "{", "\xff", '{"model": NaN}'])
+def test_report_of_another_shape_is_told_in_words(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(text.encode("latin-1"))
+    code, _, err = run(capsys, "bench", "--report", path, "--json")
+    assert code == 2
+    assert f"{path} is no document of edgespec bench --json: " in err
+    assert "Error" not in err

@@ -14,7 +14,9 @@ from edgespec.completion import SCRIPTS, completions
 
 
 def offered(*words: str) -> list[str]:
-    return completions(command_parser(), words, lambda: ["mine", "smollm2-135m"])
+    return completions(
+        command_parser(), words, lambda: ["mine", "smollm2-135m"], lambda: ["mine"], lambda: ["cpu", "cuda"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,14 @@ def offered(*words: str) -> list[str]:
         (["chat", "--json", "m"], ["mine"]),
         (["chat", "--trace", "m"], []),
         (["config", "set", "drafter-d"], ["drafter-device"]),
+        (["config", "set", "overflow", ""], ["drop-oldest", "error"]),
+        (["config", "set", "offline", "t"], ["true"]),
+        (["config", "set", "device", "c"], ["cpu", "cuda"]),
+        (["config", "set", "model", ""], ["mine", "smollm2-135m"]),
+        (["models", "remove", ""], ["mine"]),
+        (["chat", "--device", "c"], ["cpu", "cuda"]),
+        (["help", "ch"], ["chat"]),
+        (["help", "models", "r"], ["remove"]),
         (["completion", ""], ["bash", "fish", "words", "zsh"]),
         (["nonsense", "--x"], []),
     ],
