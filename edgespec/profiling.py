@@ -23,14 +23,14 @@ from edgespec.types import Decoder, PretendingDecoder, TokenIds, append
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 _WIDTHS_FAR = (1, 2, 4, 16, 32)
 _BRANCHES = (1, 2, 4, 8)
-_TOKENS_A_DRAFT = 2
+_READ_A_DRAFT, _TOKENS_A_DRAFT = 32, 2
 _WIDTH_OUT = 8  # of the passes that tell what a row takes on its way out
 _NEAR = 128  # tokens that are held
 LONGEST = 4096  # of a long text with the pass behind it
 _READ = (64, 16)  # tokens of a prompt; fewer where they would take longer than this
 _READING_S = 1.0
-_ROUNDS = (2, 4)  # at least and at most
-_PASSES_S, _BRANCHES_S = 2.5, 0.25
+_ROUNDS = (2, 4)  # at least, of narrow passes behind the shortest text, and at most
+_PASSES_S, _BRANCHES_S = 2.2, 0.25
 _NARROW = 8  # wider passes than this are left out where they do not fit into these
 _WIDTH_TOGETHER = 3  # of the passes that run beside a drafter
 _ROUNDS_TOGETHER = (2, 3)
@@ -124,7 +124,7 @@ def _in_steps(drafter: Decoder, target: Decoder) -> tuple[float, float]:
     Drafted in a thread of its own and in turn with the target, as in use: what is woken and has lost its caches is
     slower. Qwen2.5-Coder-1.5B and SmolLM2 on two cores: 8.7 ms where steps by themselves are 6.5.
     """
-    num_read = min(_READ[0], drafter.context_length - _TOKENS_A_DRAFT)
+    num_read = min(_READ_A_DRAFT, drafter.context_length - _TOKENS_A_DRAFT)
     steps_s, drafts_s, reads_s = [], [], []
     with _holding(target, _lengths(target, 0)[0]) as held, ThreadPoolExecutor(1, "drafter") as lane:
         for i in range(_ROUNDS[1]):
@@ -221,28 +221,28 @@ def _passes_s(
 
     Args:
         text: What is held.
-        widths: By how much of it is held before them.
+        widths: By how much of it is held before them, the least first.
     """
     taken_s: dict[int, dict[int, float]] = {num_held: {} for num_held in widths}
     ends = perf_counter() + limit_s
     for i in range(_ROUNDS[1]):
         for num_held, known_s in taken_s.items():
+            is_wanted = i == 0 or (i < _ROUNDS[0] and num_held == min(widths))
             if isinstance(decoder, PretendingDecoder):
                 decoder.pretend(text)
             for width in widths[num_held]:
-                if num_held + width > decoder.context_length or _is_too_long(width, i, known_s, ends):
+                is_due = is_wanted and width <= _NARROW
+                if num_held + width > decoder.context_length or not (is_due or _is_in_time(width, known_s, ends)):
                     break
                 taken = _pass_s(decoder, text[:num_held], width, i)
                 known_s[width] = min(known_s.get(width, np.inf), taken)
     return taken_s
 
 
-def _is_too_long(width: int, num_rounds: int, known_s: PassTimes, ends: float) -> bool:
-    """A pass is not to be begun: it would end too late, as far as narrower ones tell."""
-    if num_rounds < _ROUNDS[0] and width <= _NARROW:
-        return False
+def _is_in_time(width: int, known_s: PassTimes, ends: float) -> bool:
+    """As far as narrower passes tell, one of this width ends in time."""
     widest = max(each for each in known_s if each <= width)
-    return perf_counter() + known_s[widest] * width / widest > ends
+    return perf_counter() + known_s[widest] * width / widest <= ends
 
 
 def _pass_s(decoder: Decoder, past: TokenIds, width: int, i: int, num_rows: int | None = None) -> float:
