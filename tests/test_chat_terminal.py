@@ -387,7 +387,7 @@ def test_a_chat_that_is_killed_goes_on_with_what_was_said(tiny_model: Path, tmp_
     while said(tmp_path) != ["the in", "an on"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    os.kill(terminal.process.pid, 9)
+    os.killpg(terminal.process.pid, 9)  # the command, and its worker, which would keep what it has of the answer
     assert terminal.exit_code() == -9
     # Without a model named: the conversation says which.
     terminal = Terminal("chat", "--continue", *SHORT, home=tmp_path)
