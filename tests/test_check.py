@@ -24,6 +24,8 @@ from edgespec.export.sources import read_source
 from edgespec.manifest import Check, read_manifest
 from edgespec.opening import open_decoder
 
+pytestmark = pytest.mark.slow  # a module of many models or processes
+
 
 @pytest.mark.parametrize(("family", "form"), SOURCES)
 def test_reference_gives_the_logits_of_transformers(tmp_path: Path, family: str, form: str) -> None:

@@ -19,6 +19,8 @@ from edgespec.export.tensors import StoredTensor
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 
+pytestmark = pytest.mark.slow  # a module of many models or processes
+
 DATA = Path(__file__).parent / "data"
 REFERENCES = json.loads((DATA / "references.json").read_text())
 FAMILIES = REFERENCES["families"]

@@ -40,6 +40,8 @@ from edgespec.suffix import SuffixDrafter
 from edgespec.tokenizer import Tokenizer
 from edgespec.types import Acceptance, Ask, Logits, TokenIds, append
 
+pytestmark = pytest.mark.slow  # a module of many models or processes
+
 HOT = SamplingParams(temperature=0.8, seed=11)
 PROMPT = "the in the an"
 

@@ -23,6 +23,8 @@ from edgespec.manifest import FILE_NAME, Signature, file_record, read_manifest
 from edgespec.pair import FILE_NAME as PAIR_FILE
 from edgespec.pair import read_pair
 
+pytestmark = pytest.mark.slow  # a module of many models or processes
+
 
 @pytest.fixture
 def folder(tiny_model: Path, tmp_path: Path) -> Path:

@@ -25,6 +25,8 @@ from edgespec.tokenizer import Tokenizer
 from edgespec.transcript import SUFFIX, Transcript, save_transcript
 from edgespec.types import Logits, TokenIds
 
+pytestmark = pytest.mark.slow  # a module of many models or processes
+
 CUT = "\N{REPLACEMENT CHARACTER}"
 
 

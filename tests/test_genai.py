@@ -27,6 +27,8 @@ from edgespec.loading import load
 from edgespec.manifest import Signature
 from edgespec.runtimes import foreign
 
+pytestmark = pytest.mark.slow  # a module of many models or processes
+
 DATA = Path(__file__).parent / "data"
 
 

@@ -16,6 +16,8 @@ from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 
+pytestmark = pytest.mark.slow  # a module of many models or processes
+
 
 @pytest.fixture(scope="module", params=[(True, True), (True, False), (False, True), (False, False)], ids=str)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:

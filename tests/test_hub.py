@@ -21,6 +21,8 @@ from edgespec.hub import Snapshot, fetch_snapshot
 from edgespec.manifest import file_record, read_manifest
 from edgespec.repository import HubId
 
+pytestmark = pytest.mark.slow  # a module of many models or processes
+
 TINY = HubId("org/tiny")
 LARGE = bytes(range(256)) * 100
 

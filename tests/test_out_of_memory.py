@@ -22,6 +22,8 @@ from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.session import translated
 from edgespec.types import TokenIds
 
+pytestmark = pytest.mark.slow  # a module of many models or processes
+
 # What ONNX Runtime 1.31 says.
 SAYINGS = [
     "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : bfc_arena.cc:376 Failed to allocate memory for requested buffer "

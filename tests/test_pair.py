@@ -20,6 +20,8 @@ from edgespec.pair_check import best_length
 from edgespec.pairing import export_pair, judge_pair
 from edgespec.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.slow  # a module of many models or processes
+
 
 @pytest.fixture(scope="module")
 def pair(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -18,6 +18,8 @@ from edgespec.peers import KINDS, Against, Kind, WorkerPeer, choose, loadable
 from edgespec.prompts import BenchPrompt, own_prompts
 from edgespec.report import table
 
+pytestmark = pytest.mark.slow  # a module of many models or processes
+
 ABSENT = Kind("not-there", "edgespec_has_no_such_module", "a file", ("plain",))
 
 

@@ -28,6 +28,8 @@ from edgespec.speculation import Speculation
 from edgespec.suffix import SuffixDrafter
 from edgespec.types import Acceptance, Decoder, Distribution, Draft, Drafter, Logits, Sampler, TokenIds, append
 
+pytestmark = pytest.mark.slow  # a module of many models or processes
+
 NEVER = -1e9  # as logit
 PROMPT = np.array([0, 2], np.int32)
 RULES: list[Acceptance] = [equality, rejection]

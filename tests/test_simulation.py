@@ -10,6 +10,8 @@ from edgespec.recording import Recording, Round
 from edgespec.simulation import SCHEDULES, Scenario, Speed, best_possible, real_devices, simulate, virtual_devices
 from edgespec.simulation import run as run_one
 
+pytestmark = pytest.mark.slow  # a module of many models or processes
+
 DESKTOP = ["--target-ms", "82", "--acceptance", "0.54", "--draft-length", "3", "--verify-cost", "1,1.03,1.05,1.08"]
 
 
