@@ -115,7 +115,7 @@ def expect_the_plain_text(
     drafters: list[Drafter] = [ahead, NgramDrafter()] if with_ngram else [ahead]
     gate = measured(drafters) if length is None else FixedGate(drafters, length)
     assert text(Delayed(target, seed + 2), sampler, gate, 40) == plain
-    assert threading.active_count() == before, "no thread is left"
+    assert threading.active_count() <= before, "no thread is left"  # one of an earlier test may have ended
 
 
 @pytest.mark.parametrize("num_blocks", [0, 1, 2, 7])
