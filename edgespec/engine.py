@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from edgespec.answers import AnswerStream, Chunk, Completion, chunks_of
-from edgespec.chat_template import ROLES, Message, encode_chat
+from edgespec.chat_template import ROLES, Message, encode_chat, special_tokens
 from edgespec.costs import PassCosts
 from edgespec.errors import ContextOverflow, EdgeSpecError, ManifestError, UsageError
 from edgespec.forks import Owner
@@ -295,7 +295,8 @@ class Engine:
         return messages
 
     def _encoded(self, messages: Sequence[Message]) -> TokenIds:
-        return encode_chat(self._template, self._renderer.render, messages, self.tokenizer, self._special_tokens())
+        special = special_tokens(self.tokenizer, self.manifest)
+        return encode_chat(self._template, self._renderer.render, messages, self.tokenizer, special)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """The ids of a text's tokens; what looks like a special token is text too.
@@ -316,13 +317,6 @@ class Engine:
             return len(self._fitting(prompt, system))
         except ContextOverflow as error:
             return error.num_tokens
-
-    def _special_tokens(self) -> dict[str, str]:
-        names = {"bos_token": self.manifest.bos_token_id}
-        if self.manifest.eos_token_ids:
-            names["eos_token"] = self.manifest.eos_token_ids[-1]
-        pieces = {name: self.tokenizer.piece(token) for name, token in names.items() if token is not None}
-        return {name: piece for name, piece in pieces.items() if piece is not None}
 
     def _stream(
         self,

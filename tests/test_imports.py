@@ -15,6 +15,7 @@ PURE = {
     "benchmark",
     "budget",
     "cache",
+    "calibration",
     "cancel",
     "catalog",
     "chances",
