@@ -150,6 +150,15 @@ def test_programs_and_files_that_are_named_are_there(page: Path) -> None:
     assert named or page.name != "README.md"
 
 
+def test_whole_suite_is_run_alike_with_make_and_without() -> None:
+    stated = [
+        re.search(r'pytest (-m "[^"]*")', (ROOT / name).read_text("utf-8")) for name in ("README.md", "Makefile")
+    ]
+    assert stated[0] is not None
+    assert stated[1] is not None
+    assert stated[0][1] == stated[1][1]
+
+
 def test_faults_are_all_there_and_so_are_their_tests() -> None:
     page = (ROOT / "docs" / "faults.md").read_text("utf-8")
     rows = dict(re.findall(r"^\| ([FB]\d+) \|.*\| (`.*`) \|$", page, re.MULTILINE))

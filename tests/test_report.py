@@ -260,7 +260,6 @@ def test_model_and_report_exclude_each_other(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_png_shows_hostile_names(with_peers: dict[str, Any]) -> None:
-    pytest.importorskip("matplotlib", reason="of the extra bench")
     from edgespec.report_png import picture
 
     data = picture({**with_peers, "model": "$\\frac{" + HOSTILE})
