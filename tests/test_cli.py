@@ -20,6 +20,8 @@ from edgespec.piped import waits
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.types import Logits, TokenIds
 
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
 
 @pytest.fixture(autouse=True)
 def no_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

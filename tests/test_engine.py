@@ -34,6 +34,8 @@ from edgespec.speculation import Speculation
 from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
 slow = pytest.mark.slow
 SAMPLED = SamplingParams(temperature=0.8, seed=11, repetition_penalty=1.1)
 
@@ -381,8 +383,10 @@ def test_settings_of_another_kind_are_refused_in_words(tiny_model: Path, argumen
         load(tiny_model, **arguments)
 
 
-def test_closed_engine_starts_nothing(tiny_model: Path) -> None:
+def test_closed_engine_starts_nothing(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.loading.TemplateProcess", TemplateProcess)
     engine = load(tiny_model)
+    assert engine._renderer._process is not None
     engine.close()
     with pytest.raises(EdgeSpecError, match="closed"):
         engine.generate("hi")

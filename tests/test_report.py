@@ -16,6 +16,8 @@ from edgespec.prompts import BenchPrompt
 from edgespec.report import page, read_document, table
 from edgespec.report_svg import Bar, Point, Range, grouped_bars, lanes, pass_costs, position_bars, ranges
 
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
 HOSTILE = "<script>alert('x')</script>&\x1b[31m"
 PROMPTS = [BenchPrompt("a", ("the in the in the in", "second")), BenchPrompt("<b>", ("an on an on",))]
 VOID = {"meta", "link", "br", "img", "input", "hr"}
