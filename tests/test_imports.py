@@ -64,6 +64,7 @@ PURE = {
     "markdown_inline",
     "memory",
     "noise",
+    "nvml",
     "opener",
     "options",
     "piped",
