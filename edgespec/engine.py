@@ -16,6 +16,7 @@ from edgespec.chat_template import ROLES, Message, encode_chat
 from edgespec.costs import PassCosts
 from edgespec.errors import ContextOverflow, EdgeSpecError, ManifestError, UsageError
 from edgespec.forks import Owner
+from edgespec.greedy_rows import read_by
 from edgespec.manifest import Manifest
 from edgespec.memory import Memory
 from edgespec.roster import Roster
@@ -375,7 +376,7 @@ class Engine:
         gate = roster.gate(speculation)
         blocks = serial(
             prompt,
-            target,
+            read_by(sampling, target),
             sampler,
             _WantedGate(gate, turn),
             speculation.accept,

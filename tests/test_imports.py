@@ -48,6 +48,7 @@ PURE = {
     "forks",
     "gate",
     "genai",
+    "greedy_rows",
     "headroom",
     "hedges",
     "host",
