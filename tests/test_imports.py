@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 PURE = {
     "acceptance",
     "bench_tally",
+    "answering",
     "answers",
     "benchmark",
     "budget",
@@ -84,6 +85,7 @@ PURE = {
     "printable",
     "profile",
     "profiling",
+    "prompt_encoder",
     "prompts",
     "recording",
     "rejection",
