@@ -1,8 +1,8 @@
 """A target that chooses where it runs gives greedy answers the tokens of its whole rows."""
 
 import shutil
-from itertools import islice
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
