@@ -133,6 +133,30 @@ class TreeDecoder(Decoder, Protocol):
         ...
 
 
+class Likeliest(NamedTuple):
+    """The likeliest token of each row of logits, the lowest id of equal ones.
+
+    is_sound: Whether all logits of a row are finite numbers; of others the id means nothing.
+    """
+
+    ids: npt.NDArray[np.int64]  # [num_rows]
+    is_sound: npt.NDArray[np.bool_]  # [num_rows]
+
+
+@runtime_checkable
+class ArgmaxDecoder(Decoder, Protocol):
+    """A decoder that can choose the likeliest tokens where it runs, so that rows need not come from there."""
+
+    @property
+    def has_argmax(self) -> bool:
+        """Of this model on this device."""
+        ...
+
+    def argmax(self, tokens: TokenIds, num_last: int) -> Likeliest:
+        """The likeliest token behind each of the last num_last tokens, [num_last]; errors as of logits."""
+        ...
+
+
 @runtime_checkable
 class PretendingDecoder(Decoder, Protocol):
     """A decoder that can take tokens as run that never were.
