@@ -122,6 +122,7 @@ def self_drafter(manifest: Manifest) -> Manifest:
         manifest,
         name=name,
         graph=drafter.graph,
+        signature=replace(manifest.signature, best=None),
         kv_cache=cache,
         vocab_subset=drafter.vocab_subset,
         hidden_layers=(),

@@ -28,10 +28,10 @@ from edgespec import (
 from edgespec.experience import Experience, write_experience
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest, write_manifest
+from edgespec.prompt_encoder import PromptEncoder
 from edgespec.runtimes.devices import find_device, machine_key
 from edgespec.runtimes.table import TableDecoder
 from edgespec.speculation import Speculation
-from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
@@ -156,9 +156,7 @@ def test_end_token_ends_the_answer_and_is_not_part_of_it(engine: Engine) -> None
     ending = replace(engine.manifest, eos_token_ids=(first[3],))
     short = Engine(
         manifest=ending,
-        tokenizer=engine.tokenizer,
-        template=tiny.TEMPLATE,
-        renderer=TemplateProcess(),
+        encoder=PromptEncoder(ending, engine.tokenizer, tiny.TEMPLATE),
         decoders=[engine.target],
         speculation=Speculation(),
     )
@@ -308,9 +306,7 @@ def test_engine_runs_on_a_decoder_without_weights(tiny_model: Path) -> None:
     manifest = read_manifest(tiny_model)
     engine = Engine(
         manifest=manifest,
-        tokenizer=Tokenizer(tiny_model / "tokenizer.json"),
-        template=None,
-        renderer=TemplateProcess(),
+        encoder=PromptEncoder(manifest, Tokenizer(tiny_model / "tokenizer.json")),
         decoders=[TableDecoder(tiny.VOCAB, seed=3, context_length=200)],
         speculation=Speculation(),
     )
@@ -390,7 +386,7 @@ def test_closed_engine_starts_nothing(tiny_model: Path, monkeypatch: pytest.Monk
     engine.close()
     with pytest.raises(EdgeSpecError, match="closed"):
         engine.generate("hi")
-    assert engine._renderer._process is None
+    assert engine._encoder._renderer._process is None
 
 
 def test_text_does_not_depend_on_what_earlier_sessions_left(tiny_model: Path, tmp_path: Path) -> None:
