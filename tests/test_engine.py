@@ -32,6 +32,7 @@ from edgespec.prompt_encoder import PromptEncoder
 from edgespec.runtimes.devices import find_device, machine_key
 from edgespec.runtimes.table import TableDecoder
 from edgespec.speculation import Speculation
+from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
