@@ -39,6 +39,8 @@ def share_of_the_machine() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(psutil, "cpu_count", lambda logical=True: num_logical if logical else share)
         patch.setattr(os, "fsync", lambda handle: None)
+        # Programs that are started by the hundred keep what they compile, as they do unless told not to.
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         yield
 
 

@@ -165,7 +165,7 @@ def test_faults_are_all_there_and_so_are_their_tests() -> None:
     assert rows.keys() == {*(f"F{i}" for i in range(1, 41)), *(f"B{i}" for i in range(1, 15))}
     named = [test.split("::") for tests in rows.values() for test in re.findall(r"`(.+?)`", tests)]
     functions = {
-        path.name: {node.name for node in ast.walk(ast.parse(path.read_text("utf-8"))) if hasattr(node, "name")}
+        path.name: set(re.findall(r"^ *(?:def|class) (\w+)", path.read_text("utf-8"), re.MULTILINE))
         for path in (ROOT / "tests").glob("test_*.py")
     }
     assert [f"{module}::{name}" for module, name in named if name not in functions.get(module, set())] == []
