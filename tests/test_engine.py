@@ -383,7 +383,7 @@ def test_settings_of_another_kind_are_refused_in_words(tiny_model: Path, argumen
 def test_closed_engine_starts_nothing(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgespec.loading.TemplateProcess", TemplateProcess)
     engine = load(tiny_model)
-    assert engine._renderer._process is not None
+    assert engine._encoder._renderer._process is not None
     engine.close()
     with pytest.raises(EdgeSpecError, match="closed"):
         engine.generate("hi")
