@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from edgespec.errors import ManifestError
-from edgespec.manifest import Manifest
 from edgespec.tokenizer import Tokenizer
 from edgespec.types import TokenIds
 
@@ -64,15 +63,6 @@ def encode_chat(
     text = render(template, messages=broken, add_generation_prompt=True, **special)
     # Cut at the template's own special tokens first; what a message spelled out is mended after.
     return tokenizer.encode(text, special=True, ignore=mark)
-
-
-def special_tokens(tokenizer: Tokenizer, manifest: Manifest) -> dict[str, str]:
-    """What templates call the special tokens that a manifest names, and how these are spelled."""
-    names = {"bos_token": manifest.bos_token_id}
-    if manifest.eos_token_ids:
-        names["eos_token"] = manifest.eos_token_ids[-1]
-    pieces = {name: tokenizer.piece(token) for name, token in names.items() if token is not None}
-    return {name: piece for name, piece in pieces.items() if piece is not None}
 
 
 def _unused_character(messages: Sequence[Message]) -> str:

@@ -3,49 +3,27 @@
 Knows protocols: which decoders and drafter it was given is loading's affair.
 """
 
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from threading import Lock
-from time import perf_counter
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from edgespec.answering import Answering, Request
 from edgespec.answers import AnswerStream, Chunk, Completion, chunks_of
-from edgespec.chat_template import ROLES, Message, encode_chat, special_tokens
-from edgespec.costs import PassCosts
 from edgespec.errors import ContextOverflow, EdgeSpecError, ManifestError, UsageError
 from edgespec.forks import Owner
 from edgespec.manifest import Manifest
 from edgespec.memory import Memory
+from edgespec.prompt_encoder import Prompt, PromptEncoder
 from edgespec.roster import Roster
-from edgespec.sampling import GumbelSampler, SamplingParams
-from edgespec.scheduler import Block, Gate, serial
+from edgespec.sampling import SamplingParams
 from edgespec.speculation import Speculation
-from edgespec.stats import Stats, Tally
-from edgespec.stopping import TextStop, TokenStop
-from edgespec.template_process import TemplateProcess
-from edgespec.timeline import Interval, overlap, schedule_of
-from edgespec.tokenizer import TextStream, Tokenizer
 from edgespec.turns import Turn, Turns
-from edgespec.types import Decoder, Draft, Interruptible, Logits, Sampler, TokenIds, append
+from edgespec.types import Decoder, Interruptible, TokenIds
 
 if TYPE_CHECKING:
     from edgespec.conversation import Conversation
-
-_LONG = 16  # characters a token, which hardly any text has
-
-Prompt = str | Sequence[Message | Mapping[str, str]]
-
-
-def _message(each: Message | Mapping[str, str]) -> Message:
-    if isinstance(each, Mapping):
-        if not {"role", "content"} <= each.keys():
-            raise UsageError(f"a message has the keys {sorted(each)}; wanted role and content")
-        each = Message(each["role"], each["content"])
-    if not isinstance(each, tuple) or len(each) != 2 or not all(isinstance(part, str) for part in each):
-        raise UsageError(f"a message is {each!r}; wanted a role and a content, both text")
-    return Message(*each)
 
 
 def _stop_strings(stop: str | Sequence[str] | None) -> Sequence[str]:
@@ -69,26 +47,21 @@ class Engine:
         self,
         *,
         manifest: Manifest,
-        tokenizer: Tokenizer,
-        template: str | None,
-        renderer: TemplateProcess,
+        encoder: PromptEncoder,
         decoders: Sequence[Decoder],
         speculation: Speculation,
         roster: Roster | None = None,
         memory: Memory | None = None,
-        context_length: int | None = None,
-        device_names: tuple[str, ...] = ("cpu", "cpu"),
+        device_names: tuple[str, str] = ("cpu", "cpu"),
         turns: Turns | None = None,
     ) -> None:
         self.manifest = manifest
-        self.tokenizer = tokenizer
-        self._template = template
-        self._renderer = renderer
+        self.tokenizer = encoder.tokenizer
+        self._encoder = encoder
         self._decoders = list(decoders)
         self._speculation = speculation
         self._roster = roster or Roster()
         self._memory = memory
-        self._context_length = context_length or manifest.context_length
         self.device_names = device_names  # of target and drafter
         self._turns = turns or Turns()
         self._owner = Owner()
@@ -116,7 +89,7 @@ class Engine:
             streams = list(self._streams)
         for stream in streams:
             stream.cancel()
-        self._renderer.close()
+        self._encoder.close()
         self._speculation.close()
         self._speculation = Speculation()
         self._roster.close()
@@ -129,12 +102,9 @@ class Engine:
         self._expect_open()
         return Engine(
             manifest=self.manifest,
-            tokenizer=self.tokenizer,
-            template=self._template,
-            renderer=self._renderer,
+            encoder=self._encoder,
             decoders=self._decoders[:1],
             speculation=Speculation(),
-            context_length=self.context_length,
             device_names=self.device_names,
             turns=self._turns,
         )
@@ -142,7 +112,7 @@ class Engine:
     @property
     def context_length(self) -> int:
         """Tokens that a prompt and its answer may have together: the model's own, or what there was memory for."""
-        return self._context_length
+        return self._encoder.context_length
 
     @property
     def speculation(self) -> Speculation:
@@ -263,40 +233,8 @@ class Engine:
             EdgeSpecError: The engine is closed.
             UsageError: The prompt is no text and no list of messages.
         """
-        return self._encoded(self._messages(prompt, system))
-
-    def _fitting(self, prompt: Prompt, system: str | None) -> TokenIds:
-        """The same; what is far longer than the context is refused at once: 10 MB take 10 s and 2 GB to encode.
-
-        Raises:
-            ContextOverflow: A message alone does not fit.
-        """
-        messages = self._messages(prompt, system)
-        for message in messages:
-            if len(message.content) > _LONG * self.context_length:
-                num_tokens = self.tokenizer.least_tokens(message.content, self.context_length)
-                if num_tokens > self.context_length:
-                    raise ContextOverflow(
-                        num_tokens, self.context_length, self.manifest.context_length, is_all=False
-                    )
-        return self._encoded(messages)
-
-    def _messages(self, prompt: Prompt, system: str | None) -> list[Message]:
         self._expect_open()
-        if system is not None and not isinstance(system, str):
-            raise UsageError(f"system is {system!r}; wanted a text")
-        if isinstance(prompt, Mapping) or not isinstance(prompt, (str, Sequence)):
-            raise UsageError(f"the prompt is a {type(prompt).__name__}; wanted a text or a list of messages")
-        messages = [Message("user", prompt)] if isinstance(prompt, str) else [_message(each) for each in prompt]
-        if unknown := [message.role for message in messages if message.role not in ROLES]:
-            raise UsageError(f"a message has the role '{unknown[0]}'; known are {', '.join(ROLES)}")
-        if system is not None:
-            messages.insert(0, Message("system", system))
-        return messages
-
-    def _encoded(self, messages: Sequence[Message]) -> TokenIds:
-        special = special_tokens(self.tokenizer, self.manifest)
-        return encode_chat(self._template, self._renderer.render, messages, self.tokenizer, special)
+        return self._encoder.encode(prompt, system)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """The ids of a text's tokens; what looks like a special token is text too.
@@ -306,17 +244,19 @@ class Engine:
         """
         if not isinstance(text, str):
             raise UsageError(f"the text is a {type(text).__name__}; wanted a str")
-        return _ints(self.tokenizer.encode(text))
+        return tuple(self.tokenizer.encode(text).tolist())
 
     def count(self, prompt: Prompt, system: str | None = None) -> int:
         """How many tokens of the context a prompt takes, chat template included; errors as in encode.
 
         Of a message many times longer than the context not all are counted, but more than it has room for.
         """
-        try:
-            return len(self._fitting(prompt, system))
-        except ContextOverflow as error:
-            return error.num_tokens
+        self._expect_open()
+        return self._encoder.count(prompt, system)
+
+    def _fitting(self, prompt: Prompt, system: str | None) -> TokenIds:
+        self._expect_open()
+        return self._encoder.fitting(prompt, system)
 
     def _stream(
         self,
@@ -341,8 +281,8 @@ class Engine:
             )
         target = self.target
         turn = Turn(partial(_interrupt, target, self._roster))
-        most = max_tokens or 2 * self.context_length
-        chunks = self._chunks(target, prompt, sampling, most, _stop_strings(stop), turn)
+        request = Request(prompt, sampling, max_tokens or 2 * self.context_length, _stop_strings(stop))
+        chunks = self._answering().chunks(target, request, turn)
         stream = AnswerStream(chunks, self._turns, turn, self._roster.tell)
         with self._adding:
             self._streams.add(stream)
@@ -350,112 +290,15 @@ class Engine:
             stream.cancel()
         return stream
 
-    def _chunks(
-        self,
-        target: Decoder,
-        prompt: TokenIds,
-        sampling: SamplingParams,
-        max_tokens: int,
-        stop: Sequence[str],
-        turn: Turn,
-    ) -> Generator[Chunk, None, None]:
-        sampler = GumbelSampler(sampling, len(prompt))
-        token_stop = TokenStop(self.manifest.eos_token_ids, max_tokens)
-        text_stream, text_stop = TextStream(self.tokenizer), TextStop(stop)
-        tally, timeline = Tally(), list[Interval]()
-        started, fed = perf_counter(), target.num_fed
-        reason = None
-        speculation, roster = self._speculation, self._roster
-        gate = roster.gate(speculation)
-        blocks = serial(
-            prompt,
-            target,
-            sampler,
-            _WantedGate(gate, turn),
-            speculation.accept,
-            max_tokens,
-            relieve=roster.relieve,
+    def _answering(self) -> Answering:
+        return Answering(
+            tokenizer=self.tokenizer,
+            end_tokens=self.manifest.eos_token_ids,
+            speculation=self._speculation,
+            roster=self._roster,
+            memory=self._memory,
+            device_names=self.device_names,
         )
-        answer = prompt[:0]
-        try:
-            turn.expect_wanted()
-            for block in blocks:
-                kept, reason = token_stop.cut(block.tokens)
-                answer = append(answer, kept)
-                if not tally.passes:
-                    tally.prompt_read(target.num_fed - fed, perf_counter() - started)
-                text, num_shown, is_cut = _shown(kept, text_stream, text_stop)
-                tally.add(block, num_shown)
-                timeline.append(_verified(block))
-                if reason or is_cut:
-                    break
-                yield Chunk(text=text, token_ids=_ints(kept), origins=_origins(block, len(kept)))
-            else:
-                text, kept, num_shown, is_cut, reason = "", prompt[:0], 0, False, "context"
-        except Exception:
-            if not turn.is_cancelled:  # else it is what ended the pass
-                raise
-            text, kept, num_shown, is_cut, reason = "", prompt[:0], 0, False, "cancelled"
-        finally:
-            blocks.close()
-            if self._memory:
-                self._memory.add(prompt, answer)
-        if not is_cut:
-            rest, is_cut = text_stop.push(text_stream.flush())
-            text += rest if is_cut else rest + text_stop.flush()
-        reason = "stop" if is_cut else reason or "stop"
-        timeline += [each for each in roster.take_intervals() if each.start_s >= started]
-        stats = self._stats(tally, speculation, roster, timeline, gate.undrafted)
-        yield Chunk(
-            text=text,
-            token_ids=_ints(kept[:num_shown]),
-            origins=_origins(block, num_shown) if num_shown else (),
-            finish_reason=reason,
-            stats=stats,
-            timeline=tuple(timeline),
-        )
-
-    def _stats(
-        self,
-        tally: Tally,
-        speculation: Speculation,
-        roster: Roster,
-        timeline: Sequence[Interval],
-        undrafted: Mapping[str, int],
-    ) -> Stats:
-        length = speculation.draft_length
-        return tally.stats(
-            drafter=speculation.name,
-            draft_length="auto" if length is None else str(length),
-            target_device=self.device_names[0],
-            drafter_device=self.device_names[1] if roster.has_models else None,
-            downgrades=roster.take_news(),
-            schedule=schedule_of(timeline),
-            overlap=overlap(timeline),
-            costs=PassCosts(dict(speculation.ratios)),
-            undrafted=undrafted,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _WantedGate:
-    """Another gate, which ends an answer that was cancelled before the next pass."""
-
-    gate: Gate
-    turn: Turn
-
-    def draft(self, tokens: TokenIds, room: int, sampler: Sampler) -> Draft:
-        """Raises Cancelled."""
-        self.turn.expect_wanted()
-        draft = self.gate.draft(tokens, room, sampler)
-        self.turn.expect_wanted()
-        return draft
-
-    def observe(self, tokens: TokenIds, draft: Draft, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
-        self.gate.observe(tokens, draft, logits, emitted, verify_s)
-
-    def close(self) -> None:
-        self.gate.close()
 
 
 def _interrupt(target: Decoder, roster: Roster) -> None:
@@ -463,30 +306,3 @@ def _interrupt(target: Decoder, roster: Roster) -> None:
     if isinstance(target, Interruptible):
         target.interrupt()
     roster.interrupt()
-
-
-def _origins(block: Block, num_tokens: int) -> tuple[str, ...]:
-    """Of the first num_tokens of a block: who drafted each, and "target" for the last, which is its own."""
-    return (*[block.draft.source] * block.num_accepted, "target")[:num_tokens]
-
-
-def _verified(block: Block) -> Interval:
-    return Interval("target", "verify", block.started_s, block.started_s + block.verify_s, len(block.tokens))
-
-
-def _shown(tokens: TokenIds, text_stream: TextStream, text_stop: TextStop) -> tuple[str, int, bool]:
-    """Text of tokens up to a stop string, how many tokens that took, and whether one was met.
-
-    Token by token, so that where the answer ends does not depend on how tokens came in blocks.
-    """
-    text = ""
-    for i, token in enumerate(tokens):
-        piece, is_cut = text_stop.push(text_stream.push([token]))
-        text += piece
-        if is_cut:
-            return text, i + 1, True
-    return text, len(tokens), False
-
-
-def _ints(tokens: TokenIds) -> tuple[int, ...]:
-    return tuple(int(token) for token in tokens)

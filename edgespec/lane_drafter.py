@@ -121,8 +121,10 @@ class LaneDrafter:
             path, num_steps = self._path(tokens) or [], len(self.lane.ready())
             if len(path) >= ask.least or is_over:
                 return path
+            # A step gives one token more; what was kept comes with the first, and whoever is impatient asks each.
+            num_more = ask.least - len(path) if num_steps and ask.patience_s is None else 1
             # Asked before what is drafted is looked at again: the last of it may come in between.
-            is_over = self.lane.is_over or len(self._wait(num_steps + 1, ask.patience_s)) == num_steps
+            is_over = self.lane.is_over or len(self._wait(num_steps + num_more, ask.patience_s)) == num_steps
 
     def _wait(self, num_steps: int, patience_s: float | None = None) -> list[Any]:
         found = self.lane.wait(num_steps, self.deadline_s if patience_s is None else patience_s)

@@ -40,6 +40,7 @@ from edgespec.opening import (
     weights_bytes,
 )
 from edgespec.pair import DRAFTER, TARGET, part_of_pair, read_pair
+from edgespec.prompt_encoder import PromptEncoder
 from edgespec.rejection import rejection
 from edgespec.roster import Roster
 from edgespec.runtimes.devices import THREADS_A_CORE, Device, most_threads, with_arena
@@ -199,14 +200,17 @@ def _open(order: _Order, setting: Setting) -> Engine:
             _LOG.debug("drafts come from: %s", speculation.name)
         engine = Engine(
             manifest=stated.manifest,
-            tokenizer=tokenizer_of(*target),
-            template=chat_template_of(target),
-            renderer=renderer,
+            encoder=PromptEncoder(
+                stated.manifest,
+                tokenizer_of(*target),
+                chat_template_of(target),
+                renderer,
+                target.manifest.context_length,
+            ),
             decoders=[decoder],
             speculation=replace(speculation, accept=_ACCEPTANCES[order.acceptance]),
             roster=roster,
             memory=kept,
-            context_length=target.manifest.context_length,
             device_names=(setting.device.name, setting.drafter_device.name),
         )
         undone.pop_all()  # from here on it is the engine's

@@ -25,12 +25,13 @@ _LARGEST_SHAPE = 1 << 12  # layers, heads and head sizes; far more would be rese
 _CACHE_FORMS = ("shared_buffer", "growing", "static")
 _CACHE_DTYPES = {"float32": 4, "float16": 2, "uint16": 2}  # bytes of a value
 _OPTIONAL_ORIGIN = ("repository", "revision", "license")
-_OPTIONAL_INPUTS = (
+_OPTIONAL_NAMES = (
     "attention_mask",
     "position_ids",
     "num_logits_to_keep",
     "attention_bias",
     "local_attention_bias",
+    "best",
 )
 
 
@@ -57,10 +58,11 @@ class KVCache:
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """What the graph calls its inputs and outputs; None for an input that it does not have.
+    """What the graph calls its inputs and outputs; None for one that it does not have.
 
     %d stands for the layer. Without num_logits_to_keep the graph gives a row of logits for each token. Of the two
-    attention biases it takes those that it has layers for.
+    attention biases it takes those that it has layers for. best is float32 [1, num_rows, 2]: of each row of logits
+    the id of the likeliest token, the lowest of equal ones, and their sum, which is finite where all of them are.
     """
 
     input_ids: str = "input_ids"
@@ -72,6 +74,7 @@ class Signature:
     past_key: str = "past_key_values.%d.key"
     past_value: str = "past_key_values.%d.value"
     logits: str = "logits"
+    best: str | None = None
     present_key: str = "present.%d.key"
     present_value: str = "present.%d.value"
 
@@ -290,7 +293,7 @@ def check_values(path: Path, manifest: Manifest) -> None:
     texts |= {f"source.{key}": value for key, value in origin if value is not None or key not in _OPTIONAL_ORIGIN}
     texts |= {f"the hash of {name}": record.sha256 for name, record in manifest.files.items()}
     for what, text in {**texts, **asdict(manifest.signature)}.items():
-        if not isinstance(text, str) and not (text is None and what in _OPTIONAL_INPUTS):
+        if not isinstance(text, str) and not (text is None and what in _OPTIONAL_NAMES):
             raise ManifestError(f"{path}: {what} is {text!r}, wanted a text; export again")
     if not isinstance(manifest.add_bos, bool):
         raise ManifestError(f"{path}: add_bos is {manifest.add_bos!r}, wanted true or false; export again")

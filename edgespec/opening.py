@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -9,16 +10,16 @@ from typing import NamedTuple
 from edgespec import genai
 from edgespec.calibration import calibration_texts
 from edgespec.cancel import Cancel
-from edgespec.chat_template import read_template, special_tokens
+from edgespec.chat_template import read_template
 from edgespec.errors import UsageError
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest, verify_files
+from edgespec.prompt_encoder import PromptEncoder
 from edgespec.runtimes import foreign
 from edgespec.runtimes.devices import Device, find_device, import_onnxruntime
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.ranges import observed_ranges
 from edgespec.runtimes.static import StaticDecoder
 from edgespec.runtimes.tree import OnnxTreeDecoder
-from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import Tokenizer
 from edgespec.types import Decoder, Range
 from edgespec.vocab_subset import SubsetDecoder, read_subset
@@ -125,6 +126,7 @@ def self_drafter(manifest: Manifest) -> Manifest:
         manifest,
         name=name,
         graph=drafter.graph,
+        signature=replace(manifest.signature, best=None),
         kv_cache=cache,
         vocab_subset=drafter.vocab_subset,
         hidden_layers=(),
@@ -185,14 +187,9 @@ def measure_ranges(graph: Path, folder: Path, manifest: Manifest, *, prompts: Se
     Raises:
         UsageError: The prompts are too short for one pass.
     """
-    tokenizer = tokenizer_of(folder, manifest)
     template = chat_template_of(ModelFolder(folder, manifest))
-    renderer = TemplateProcess()
-    try:
-        special = special_tokens(tokenizer, manifest)
-        texts = calibration_texts(prompts, tokenizer, template, renderer.render, special, manifest.context_length)
-    finally:
-        renderer.close()
+    with closing(PromptEncoder(manifest, tokenizer_of(folder, manifest), template)) as encoder:
+        texts = calibration_texts(prompts, encoder)
     if not any(len(text) >= manifest.prefill_tokens for text in texts):
         raise UsageError(
             f"the prompts of --calibration have {sum(map(len, texts))} tokens in all, wanted "

@@ -28,7 +28,7 @@ from edgespec.export.static_graph import build_static_graph
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import Check, KVCache, Manifest, SelfDrafter, file_record, write_manifest
+from edgespec.manifest import Check, KVCache, Manifest, SelfDrafter, Signature, file_record, write_manifest
 from edgespec.parts import as_text
 from edgespec.tokenizer import in_words, vocabulary_sha256
 from edgespec.types import Decoder, Logits, Range, TokenIds
@@ -334,6 +334,8 @@ def _describe(
         eos_token_ids=vocabulary.eos_token_ids,
         add_bos=vocabulary.add_bos,
         source=loaded.source,
+        # A drafter's rows are read whole: how sure it is says how far it goes.
+        signature=Signature(best="best" if form == "gpu" and not is_drafter else None),
         chat_template="chat_template.jinja" if vocabulary.chat_template else None,
         tree_graph=None if is_drafter else "model_tree.onnx",
         sliding_window=min(windows, default=None),

@@ -45,7 +45,8 @@ def build_graphs(
             for file, width in widths.items()
         }
     head = DRAFT_HEAD if manifest.vocab_subset else "head"
-    variants = {manifest.graph: Variant(hidden_layers=manifest.hidden_layers, head=head)}
+    has_best = manifest.signature.best is not None
+    variants = {manifest.graph: Variant(hidden_layers=manifest.hidden_layers, head=head, has_best=has_best)}
     if manifest.tree_graph:
         variants[manifest.tree_graph] = Variant(has_tree_inputs=True, hidden_layers=manifest.hidden_layers)
     if drafter := manifest.self_drafter:

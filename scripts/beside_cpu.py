@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from edgespec.exactness import width_difference
-from edgespec.types import Decoder, Logits, TokenIds
+from edgespec.runtimes.soundness import chooses_soundly
+from edgespec.types import ArgmaxDecoder, Decoder, Logits, TokenIds
 
 _NUM_READ = 48  # tokens of the prompt behind which rows are compared
 # Of the spread of the rows: half floats, and activations in 8 bits on the CPU, move a row by a hundredth or two.
@@ -23,11 +24,26 @@ def beside_cpu(decoder: Decoder, reference: Decoder, num_tokens: int = 24) -> di
     by_width = {width: verdict(_rows(decoder, text, num_tokens, width), expected) for width in (1, 4, 24)}
     own = greedy(decoder, prompt, num_tokens)
     differing = np.flatnonzero((own != text)[_NUM_READ:])
-    is_right = all(found["verdict"] == "right" for found in by_width.values())
+    chosen = _chosen(decoder, text, num_tokens)
+    is_right = all(found["verdict"] == "right" for found in [*by_width.values(), chosen] if found)
     return {
         "rows": by_width,
+        "chosen": chosen,
         "greedy": {"num_tokens": num_tokens, "first_difference": int(differing[0]) if len(differing) else None},
         "verdict": "right" if is_right else "wrong",
+    }
+
+
+def _chosen(decoder: Decoder, text: TokenIds, num_rows: int) -> dict[str, Any] | None:
+    """The device's own choice of tokens beside its own rows; None where it does not choose."""
+    if not (isinstance(decoder, ArgmaxDecoder) and decoder.has_argmax):
+        return None
+    rows = decoder.logits(text, num_rows).copy()
+    found = decoder.argmax(text, num_rows)
+    return {
+        "verdict": "right" if chooses_soundly(rows, found) else "wrong",
+        "num_rows": num_rows,
+        "other": int((found.ids != rows.argmax(1)).sum()),
     }
 
 

@@ -19,9 +19,9 @@ from edgespec.hedges import Hedges
 from edgespec.lane_drafter import LaneDrafter
 from edgespec.lanes import ThreadLane
 from edgespec.manifest import Manifest, file_record, read_manifest, write_manifest
+from edgespec.prompt_encoder import PromptEncoder
 from edgespec.roster import Roster
 from edgespec.speculation import Speculation
-from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import Tokenizer
 from edgespec.types import Acceptance, Decoder
 
@@ -32,9 +32,7 @@ def plain_engine(manifest: Manifest, tokenizer: Tokenizer, target: Decoder) -> E
     """Without a template, so that a prompt is its own text."""
     return Engine(
         manifest=manifest,
-        tokenizer=tokenizer,
-        template=None,
-        renderer=TemplateProcess(),
+        encoder=PromptEncoder(manifest, tokenizer),
         decoders=[target],
         speculation=Speculation(),
     )
@@ -65,9 +63,7 @@ def drafted_engine(
         speculation = replace(speculation, accept=accept)
     return Engine(
         manifest=manifest,
-        tokenizer=tokenizer,
-        template=None,
-        renderer=TemplateProcess(),
+        encoder=PromptEncoder(manifest, tokenizer),
         decoders=[target],
         speculation=speculation,
         roster=roster,

@@ -8,8 +8,8 @@ import tiny
 
 from edgespec import Engine
 from edgespec.manifest import read_manifest
+from edgespec.prompt_encoder import PromptEncoder
 from edgespec.speculation import Speculation
-from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import Tokenizer
 from edgespec.types import Decoder, Logits, TokenIds
 
@@ -35,11 +35,10 @@ class StuckDecoder:
 
 def engine_of(folder: Path, decoder: Decoder) -> Engine:
     """With the tokenizer of a model folder, plain and without a template."""
+    manifest = read_manifest(folder)
     return Engine(
-        manifest=read_manifest(folder),
-        tokenizer=Tokenizer(folder / "tokenizer.json"),
-        template=None,
-        renderer=TemplateProcess(),
+        manifest=manifest,
+        encoder=PromptEncoder(manifest, Tokenizer(folder / "tokenizer.json")),
         decoders=[decoder],
         speculation=Speculation(),
     )

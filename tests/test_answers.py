@@ -26,10 +26,10 @@ from edgespec.headroom import HOST, Room
 from edgespec.lane_drafter import LaneDrafter
 from edgespec.lanes import ThreadLane
 from edgespec.manifest import read_manifest
+from edgespec.prompt_encoder import PromptEncoder
 from edgespec.roster import Roster
 from edgespec.runtimes.table import TableDecoder
 from edgespec.speculation import Speculation
-from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import Tokenizer
 from edgespec.types import Logits, TokenIds
 from edgespec.vocab_subset import SubsetDecoder
@@ -82,11 +82,10 @@ def engine_of(tiny_model: Path) -> EngineOf:
     """An engine of a decoder, and of a drafter that agrees with it often."""
     near = TableDecoder(tiny.VOCAB, seed=4, near=TableDecoder(tiny.VOCAB, seed=3))
     drafting = Speculation(lambda: [ModelDrafter(near, tiny.VOCAB, "near")], draft_length=3)
+    manifest = read_manifest(tiny_model)
     return lambda decoder, speculation=drafting, roster=None: Engine(
-        manifest=read_manifest(tiny_model),
-        tokenizer=Tokenizer(tiny_model / "tokenizer.json"),
-        template=None,
-        renderer=TemplateProcess(),
+        manifest=manifest,
+        encoder=PromptEncoder(manifest, Tokenizer(tiny_model / "tokenizer.json")),
         decoders=[decoder],
         speculation=speculation,
         roster=roster,

@@ -28,11 +28,14 @@ from edgespec import (
 from edgespec.experience import Experience, write_experience
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest, write_manifest
+from edgespec.prompt_encoder import PromptEncoder
 from edgespec.runtimes.devices import find_device, machine_key
 from edgespec.runtimes.table import TableDecoder
 from edgespec.speculation import Speculation
 from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_template_process")
 
 slow = pytest.mark.slow
 SAMPLED = SamplingParams(temperature=0.8, seed=11, repetition_penalty=1.1)
@@ -154,9 +157,7 @@ def test_end_token_ends_the_answer_and_is_not_part_of_it(engine: Engine) -> None
     ending = replace(engine.manifest, eos_token_ids=(first[3],))
     short = Engine(
         manifest=ending,
-        tokenizer=engine.tokenizer,
-        template=tiny.TEMPLATE,
-        renderer=TemplateProcess(),
+        encoder=PromptEncoder(ending, engine.tokenizer, tiny.TEMPLATE),
         decoders=[engine.target],
         speculation=Speculation(),
     )
@@ -306,9 +307,7 @@ def test_engine_runs_on_a_decoder_without_weights(tiny_model: Path) -> None:
     manifest = read_manifest(tiny_model)
     engine = Engine(
         manifest=manifest,
-        tokenizer=Tokenizer(tiny_model / "tokenizer.json"),
-        template=None,
-        renderer=TemplateProcess(),
+        encoder=PromptEncoder(manifest, Tokenizer(tiny_model / "tokenizer.json")),
         decoders=[TableDecoder(tiny.VOCAB, seed=3, context_length=200)],
         speculation=Speculation(),
     )
@@ -381,12 +380,14 @@ def test_settings_of_another_kind_are_refused_in_words(tiny_model: Path, argumen
         load(tiny_model, **arguments)
 
 
-def test_closed_engine_starts_nothing(tiny_model: Path) -> None:
+def test_closed_engine_starts_nothing(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.loading.TemplateProcess", TemplateProcess)
     engine = load(tiny_model)
+    assert engine._encoder._renderer._process is not None
     engine.close()
     with pytest.raises(EdgeSpecError, match="closed"):
         engine.generate("hi")
-    assert engine._renderer._process is None
+    assert engine._encoder._renderer._process is None
 
 
 def test_text_does_not_depend_on_what_earlier_sessions_left(tiny_model: Path, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_rows_are_those_of_floats_but_for_rounding(model: Path, tmp_path: Path, 
     wanted = decoder(tmp_path / "floats", deterministic=False).logits(tokens, 70)
     for deterministic in (True, False):
         found = decoder(model, deterministic=deterministic).logits(tokens, 70)
-        assert (found - wanted).std() < 0.05 * wanted.std()
+        assert (found - wanted).std() < 0.07 * wanted.std()
 
 
 def test_products_read_nothing_but_levels_and_the_cache_is_of_levels(model: Path) -> None:
