@@ -108,7 +108,7 @@ class GumbelSampler:
         if self.params.is_greedy:
             return best
         if self._keeps_all:
-            ids = able_to_win(logits, self.params.temperature, self._seed, len(tokens))
+            ids = able_to_win(logits, logits[best], self.params.temperature, self._seed, len(tokens))
         else:
             ids = self._kept(logits, best)
         scores = scores_of(logits[ids], logits[best], self.params.temperature)
