@@ -8,12 +8,12 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.truncation import Ids, Peak, Scores, Weights, scores_of, top_k
+from edgespec.truncation import Ids, Peak, Scores, Weights, above, scores_of, top_k
 from edgespec.types import Row
 
 # Uniforms have 32 bits, so the noise never exceeds −log(−log(1 − 2⁻³³)).
 _LARGEST = 22.88
-_ROUNDING = 1e-5  # more than what single precision loses of a logit
+_ROUNDING = 1e-5  # more than what a noise that is compared may be off
 _NEAR = 7.0  # behind the best; who is so near is found 0.05 ms sooner than the likeliest 64
 _LEADERS = 64
 _NO_TOKEN = 2**63
@@ -51,25 +51,19 @@ def able_to_win(
     """
     leaders, scores, behind = _leaders(logits, best, temperature)
     reached = float((scores + gumbel_noise(seed, position, leaders if ids is None else ids[leaders])).max())
-    alive = _above(logits, float(best), temperature, reached - _LARGEST)
+    alive = above(logits, best, temperature, reached - _LARGEST)
     lifted = _lifted(alive if ids is None else ids[alive], seed, position, reached - behind)
     return np.union1d(leaders, alive[lifted])
 
 
 def _leaders(logits: Row, best: Peak, temperature: float) -> tuple[Ids, Scores, float]:
     """The likeliest, their scores beside the best, and a score that no other exceeds."""
-    near = _above(logits, float(best), temperature, -_NEAR)
+    near = above(logits, best, temperature, -_NEAR)
     if len(near) <= _FEW:
         return near, scores_of(logits[near], best, temperature), -_NEAR
     ids = top_k(logits, _LEADERS)
     scores = scores_of(logits[ids], best, temperature)
     return ids, scores, float(scores.min())
-
-
-def _above(logits: Row, best: float, temperature: float, score: float) -> Ids:
-    """Indices of all logits that are score or more beside the best, by temperature, and of few others."""
-    least = best + temperature * score
-    return np.flatnonzero(logits >= least - _ROUNDING * (abs(best) + abs(least) + 1))
 
 
 def picked(weights: Weights, ids: Ids, seed: int, position: int) -> int:
