@@ -103,7 +103,8 @@ def test_measured_length_is_near_the_best_fixed_one(
     verify_ms: dict[int, float], ms: float, chance: float, clock: VirtualClock
 ) -> None:
     guesser = Guesser(TRUTH, chance, ms=ms, clock=clock)
-    best = max(speed(FixedGate([guesser], k), verify_ms, clock) for k in range(12))
+    lengths = (0, 1, 2, 3, 4, 6, 8, 11)
+    best = max(speed(FixedGate([guesser], k), verify_ms, clock, num_rounds=600) for k in lengths)
     assert speed(gate_of(guesser), verify_ms, clock) > 0.9 * best
 
 
