@@ -144,7 +144,7 @@ class ModelDrafter:
                 for token, row in zip(block.tokens, block.logits, strict=False):
                     q = told[len(text) - len(tokens)] if told else None
                     yield _guess(row, int(token), q, text, ask, sampler)
-                    text = np.append(text, token)
+                    text = append(text, [token])
                     if len(text) - len(tokens) >= num_tokens:
                         return
         finally:

@@ -8,12 +8,13 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.truncation import Ids, Scores, Weights, top_k
+from edgespec.truncation import Ids, Peak, Scores, Weights, above, scores_of, top_k
 from edgespec.types import Row
 
 # Uniforms have 32 bits, so the noise never exceeds −log(−log(1 − 2⁻³³)).
 _LARGEST = 22.88
-_ROUNDING = 1e-5  # more than what single precision loses of a logit
+_ROUNDING = 1e-5  # more than what a noise that is compared may be off
+_NEAR = 7.0  # behind the best; who is so near is found 0.05 ms sooner than the likeliest 64
 _LEADERS = 64
 _NO_TOKEN = 2**63
 _BELOW_ONE = 1 - 2.0**-53
@@ -32,12 +33,14 @@ def gumbel_noise(seed: int, position: int, ids: Ids) -> npt.NDArray[np.float64]:
 def noisy_argmax(scores: Scores, ids: Ids, seed: int, position: int) -> int:
     """The id with the largest score + noise."""
     if len(scores) > _FEW:
-        able = able_to_win(scores, 1.0, seed, position, ids)
+        able = able_to_win(scores, scores.max(), 1.0, seed, position, ids)
         scores, ids = scores[able], ids[able]
     return int(ids[np.argmax(scores + gumbel_noise(seed, position, ids))])
 
 
-def able_to_win(logits: Row, temperature: float, seed: int, position: int, ids: Ids | None = None) -> Ids:
+def able_to_win(
+    logits: Row, best: Peak, temperature: float, seed: int, position: int, ids: Ids | None = None
+) -> Ids:
     """Indices of a few hundred logits, and among them of that with the largest logit / temperature + noise.
 
     Noise is drawn for the likeliest, and the best of them is what others have to reach. Most that the largest
@@ -46,15 +49,21 @@ def able_to_win(logits: Row, temperature: float, seed: int, position: int, ids: 
     Args:
         ids: Whose the logits are, [num_logits]; unless given, their indices.
     """
-    leaders = top_k(logits, _LEADERS)
-    best = float(logits[leaders].max())
-    with np.errstate(over="ignore"):
-        scores = (logits[leaders] - best).astype(np.float64) / temperature
+    leaders, scores, behind = _leaders(logits, best, temperature)
     reached = float((scores + gumbel_noise(seed, position, leaders if ids is None else ids[leaders])).max())
-    least = best + temperature * (reached - _LARGEST)
-    alive = np.flatnonzero(logits >= least - _ROUNDING * (abs(best) + abs(least) + 1))
-    lifted = _lifted(alive if ids is None else ids[alive], seed, position, reached - float(scores.min()))
+    alive = above(logits, best, temperature, reached - _LARGEST)
+    lifted = _lifted(alive if ids is None else ids[alive], seed, position, reached - behind)
     return np.union1d(leaders, alive[lifted])
+
+
+def _leaders(logits: Row, best: Peak, temperature: float) -> tuple[Ids, Scores, float]:
+    """The likeliest, their scores beside the best, and a score that no other exceeds."""
+    near = above(logits, best, temperature, -_NEAR)
+    if len(near) <= _FEW:
+        return near, scores_of(logits[near], best, temperature), -_NEAR
+    ids = top_k(logits, _LEADERS)
+    scores = scores_of(logits[ids], best, temperature)
+    return ids, scores, float(scores.min())
 
 
 def picked(weights: Weights, ids: Ids, seed: int, position: int) -> int:

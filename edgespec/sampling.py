@@ -14,13 +14,13 @@ import numpy as np
 
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.noise import able_to_win, derived, gumbel_noise, noisy_argmax, picked, uniform
-from edgespec.truncation import Ids, likely, nucleus, scores_of, top_k, weights_of
+from edgespec.truncation import Ids, above, likely, nucleus, scores_of, top_k, weights_of
 from edgespec.types import Distribution, Row, TokenIds
 
 _NUM_RANKED = 64  # of the likeliest before noise, at least
 # Drafting takes 0.10 ms a token instead of 0.18, and about as much is kept: a share of 0.875 instead of 0.876 at
 # temperature 0.8, 0.881 instead of 0.888 at 1, 0.870 instead of 0.889 at 1.5 (docs/log.md).
-_LEAST_DRAFTED = 1e-5
+_LOWEST_DRAFTED = -11.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +90,13 @@ class GumbelSampler:
     """Sampling with shared noise; num_prompt tokens of every prefix are the prompt.
 
     seed: of the noise; that of params unless given.
-    least: tokens with a smaller share than this of the best one's probability are left out before all cuts.
+    lowest: tokens whose log-probability beside the best is below this are left out before all cuts.
     """
 
     params: SamplingParams
     num_prompt: int = 0
     seed: int | None = None
-    least: float = 0.0
+    lowest: float = -math.inf
 
     def __call__(self, logits: Row, tokens: TokenIds) -> int:
         """The token that follows tokens, [num_tokens], given its logits, [vocab_size].
@@ -108,7 +108,7 @@ class GumbelSampler:
         if self.params.is_greedy:
             return best
         if self._keeps_all:
-            ids = able_to_win(logits, self.params.temperature, self._seed, len(tokens))
+            ids = able_to_win(logits, logits[best], self.params.temperature, self._seed, len(tokens))
         else:
             ids = self._kept(logits, best)
         scores = scores_of(logits[ids], logits[best], self.params.temperature)
@@ -162,7 +162,7 @@ class GumbelSampler:
 
         Any distribution serves there, so those that hardly ever come are left out before all other cuts.
         """
-        return replace(self, seed=derived(self._seed, domain), least=_LEAST_DRAFTED)
+        return replace(self, seed=derived(self._seed, domain), lowest=_LOWEST_DRAFTED)
 
     @property
     def _seed(self) -> int:
@@ -170,13 +170,13 @@ class GumbelSampler:
 
     @property
     def _keeps_all(self) -> bool:
-        return self.params.keeps_all and not self.least
+        return self.params.keeps_all and self.lowest == -math.inf
 
     def _processed(self, logits: Row, tokens: TokenIds) -> tuple[Row, int]:
         """Logits after penalties, and the likeliest token."""
         if self.params.has_penalties:
             logits = _penalized(logits, tokens, self.num_prompt, self.params)
-        best = int(np.argmax(logits))
+        best = int(logits.argmax())
         if not math.isfinite(logits[best]):
             raise EdgeSpecError(
                 f"the model gave {logits[best]} as its best logit; its weights or the run are damaged"
@@ -187,8 +187,8 @@ class GumbelSampler:
         """The tokens that some cut leaves."""
         params, temperature, peak = self.params, self.params.temperature, logits[best]
         cuts: list[Callable[[Row], Ids]] = []
-        if self.least:
-            cuts.append(lambda row: likely(row, peak, temperature, self.least))
+        if self.lowest > -math.inf:
+            cuts.append(lambda row: above(row, peak, temperature, self.lowest))
         if params.top_k > 0:
             cuts.append(lambda row: top_k(row, params.top_k))
         if params.top_p < 1.0:

@@ -68,10 +68,15 @@ def top_k(logits: Row, k: int) -> Ids:
     return ids[logits[ids] >= _kth_largest(logits[ids], k)]
 
 
+def above(logits: Row, best: Peak, temperature: float, score: float) -> Ids:
+    """Indices of all tokens whose log-probability beside the best is score or more, and of few others."""
+    peak, least = float(best), float(best) + temperature * score
+    return np.flatnonzero(logits >= least - _SINGLE * (abs(peak) + abs(least) + 1))
+
+
 def likely(logits: Row, best: Peak, temperature: float, min_p: float) -> Ids:
     """Indices of the tokens whose weight is min_p or more."""
-    least = float(best) + temperature * math.log(min_p)
-    ids = np.flatnonzero(logits >= least - _SINGLE * (abs(float(best)) + abs(least) + 1))
+    ids = above(logits, best, temperature, math.log(min_p))
     return ids[np.exp(scores_of(logits[ids], best, temperature)) >= min_p]
 
 

@@ -24,7 +24,7 @@ def able(seed: int, spread: float, temperature: float) -> tuple[np.ndarray, int]
     """Of 40,000 tokens those that are looked at, and the winner."""
     logits = np.random.default_rng(seed % 1000).normal(0, spread, 40_000).astype(np.float32)
     noisy = logits.astype(np.float64) / temperature + gumbel_noise(seed, 5, np.arange(40_000))
-    return able_to_win(logits, temperature, seed, 5), int(noisy.argmax())
+    return able_to_win(logits, logits.max(), temperature, seed, 5), int(noisy.argmax())
 
 
 @given(seed=st.integers(0, 2**64 - 1), spread=st.floats(0.01, 30), temperature=st.sampled_from([0.05, 0.8, 5.0]))

@@ -126,7 +126,7 @@ def test_rejection_is_that_of_probabilities_for_every_token(
     found = rejection(tokens, Draft(np.array([token]), distributions=(draft,)), np.stack([logits, other]), sampler)
 
     p_of = plainly(logits, tokens, 0, params)[1]
-    q_of = plainly(other, tokens, 0, params, least=1e-5)[1]
+    q_of = plainly(other, tokens, 0, params, least=np.exp(-11.5))[1]
     p, q = dense(p_of, size), dense(q_of, size)
     assert token == picked(q, len(q_of), drafting.seed, position)
     if uniform(sampler.apart(2**63).seed, position) < p[token] / q[token]:
