@@ -312,8 +312,8 @@ class _Decoder:
         return outputs[0], outputs[3]
 
     def _last(self, x: ir.Value, num_logits: ir.Value) -> ir.Value:
-        # Counted from the shape, since providers leave such sums to the host; a negative start is made on the device
-        # and has to come back in the midst of the pass.
+        # Counted from the shape, as sums of lengths are left to the host; a negated number would be made on the
+        # device and have to come back in the midst of the pass.
         start = self._op("Sub", self._op("Shape", x, start=1, end=2), num_logits)
         ends = self.nodes.constant("end", np.array([np.iinfo(np.int64).max]))
         return self._op("Slice", x, start, ends, self.nodes.constant("axis_1", np.array([1])))
