@@ -242,12 +242,14 @@ class Paid:
         return Policy(1.0, 0, self.longest)
 
     def _weighed_ahead(self, policy: Policy, tokens: TokenIds, longest: int) -> tuple[float, int]:
-        """As many as are ready, or as are to be waited for; none while the drafter still reads the text."""
+        """As many of those that are ready as pay, or as are to be waited for; none while the drafter reads."""
         num_ready = len(self.offer.tokens)
         if num_ready:
             self.known.read = append(tokens, self.offer.tokens[:-1])
         wait = policy.wait if self.known.num_unread(tokens) <= _LONGEST_WAIT_UNREAD else 0
         length = min(max(num_ready, wait), policy.length, longest)
+        if num_ready >= wait:
+            length = self._paying(policy.rate, length)
         step_s = self.known.costs.step * self.costs.of(1)
         waited_s, self._patience_s = max(0, length - num_ready) * step_s, None
         if length == num_ready < min(policy.length, longest) and self._ahead_drafter:
@@ -256,6 +258,11 @@ class Paid:
                 length, waited_s = length + 1, self._patience_s
         pass_s = self._pass_beside_s(policy, max(length, num_ready), length + 1)
         return expected(self._chances(length))[-1] / (pass_s + waited_s), length
+
+    def _paying(self, rate: float, most: int) -> int:
+        """How many to verify of so many that are there, where a step of the time is worth rate tokens."""
+        totals = expected(self._chances(most))
+        return max(range(most + 1), key=lambda k: totals[k] - rate * self.costs.ratio(k + 1))
 
     def _patience(self, drafter: AheadDrafter) -> float | None:
         """How long to wait for a token that is all but there: a pass that just misses it is a pass without it."""

@@ -9,8 +9,10 @@ from edgespec.chances import Chances
 from edgespec.clock import VirtualClock
 from edgespec.costs import DraftCosts, HeldCosts, PassCosts
 from edgespec.gate import FixedGate, MeasuredGate
+from edgespec.machine import Machine
 from edgespec.paid import PaidSource
 from edgespec.sampling import GumbelSampler, SamplingParams
+from edgespec.simulation import Scenario, run, virtual_devices
 from edgespec.types import Ask, Draft, Logits, Sampler, TokenIds
 
 CPU = {width: 22 + 6 * (width - 1) for width in range(1, 40)}  # ms, rows are dear
@@ -230,6 +232,14 @@ def test_gate_drafts_less_where_attention_makes_rows_dear() -> None:
         lengths.append(len(gate.draft(TRUTH[:num_held], 16, GREEDY).tokens))
     assert lengths[0] > 1
     assert lengths[1] == 0
+
+
+@pytest.mark.parametrize("schedule", ["pipelined", "hedged"])
+def test_of_a_draft_made_ahead_no_more_is_run_than_pays(schedule: str) -> None:
+    """A drafter that takes no time and is rarely right, for a target whose passes grow by a third a token."""
+    machine = Machine(target_s=0.1, draft_s=0.0006, ratios=(1, 1.3))
+    found = run(Scenario(machine=machine, acceptance=0.1, num_tokens=600), schedule, virtual_devices())
+    assert found.tokens_per_second > 0.99 * 10
 
 
 def test_what_was_not_reached_is_not_counted() -> None:
