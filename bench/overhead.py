@@ -20,11 +20,13 @@ from edgespec.acceptance import equality
 from edgespec.chances import Chances
 from edgespec.costs import PassCosts
 from edgespec.drafters import ModelDrafter
+from edgespec.errors import EdgeSpecError
 from edgespec.gate import FixedGate, MeasuredGate
 from edgespec.rejection import rejection
 from edgespec.sampling import GumbelSampler
 from edgespec.scheduler import Gate, serial
 from edgespec.suffix import SuffixDrafter
+from edgespec.talk import say
 from edgespec.truncation import nucleus, weights_of
 from edgespec.types import Acceptance, Logits, Row, TokenIds
 
@@ -92,9 +94,13 @@ def seconds(work: Callable[[Row], object], row: Row) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", metavar="MODEL")
-    with load(parser.parse_args().model, drafter="none") as engine:
-        text = engine.encode(TEXT)
-        rows = engine.target.logits(text, len(text)).copy()
+    try:
+        with load(parser.parse_args().model, drafter="none") as engine:
+            text = engine.encode(TEXT)
+            rows = engine.target.logits(text, len(text)).copy()
+    except EdgeSpecError as error:
+        say(f"overhead: {error}")
+        return error.exit_code
     noise = np.random.default_rng(0).normal(0, 0.5, rows.shape)
     noisy = rows + noise.astype(np.float32)
     print(f"vocabulary of {rows.shape[1]}, {NUM_BLOCKS} blocks behind {NUM_PROMPT} tokens; ms of processor time")

@@ -12,11 +12,12 @@ yield beside it; and wall time beside that of the same run under the virtual clo
 long virtual runs, divided by what wall time adds to both: a short real run tells time well and acceptance badly.
 
 Targets: wall time at most 1.03 of the ideal; ahead at least 0.99 of the best in sequence everywhere, and 1.15 at
-c = 0.3, a = 0.8; hedged 1.4 there.
+c = 0.3, a = 0.8; hedged 1.4 there. The exit code is 1 where one is missed.
 """
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -133,15 +134,26 @@ def draw(cells: Sequence[Cell], path: Path, is_real: bool) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(map(float, text.split(",")))
+def _steps(text: str) -> tuple[float, ...]:
+    return _numbers(text, most=1e6)
 
 
-def main() -> None:
+def _acceptances(text: str) -> tuple[float, ...]:
+    return _numbers(text, most=1.0)
+
+
+def _numbers(text: str, most: float) -> tuple[float, ...]:
+    numbers = tuple(map(float, text.split(",")))
+    if not all(0 <= number <= most for number in numbers):
+        raise argparse.ArgumentTypeError(f"it is '{text}'; wanted numbers from 0 to {most:g} with commas between")
+    return numbers
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--virtual", action="store_true", help="under the virtual clock alone")
-    parser.add_argument("--steps", type=_numbers, default=STEPS, metavar="C,…")
-    parser.add_argument("--acceptances", type=_numbers, default=ACCEPTANCES, metavar="A,…")
+    parser.add_argument("--steps", type=_steps, default=STEPS, metavar="C,…")
+    parser.add_argument("--acceptances", type=_acceptances, default=ACCEPTANCES, metavar="A,…")
     parser.add_argument("--target-ms", type=float, default=40.0, metavar="T", help="a pass (default 40)")
     parser.add_argument("--tokens", type=int, default=200, metavar="N", help="of each real run (default 200)")
     parser.add_argument(
@@ -176,7 +188,8 @@ def main() -> None:
         options.json.write_text(json.dumps([cell._asdict() for cell in cells], indent=1))
     if options.png:
         draw(cells, options.png, not options.virtual)
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.errors import UsageError
+from edgespec.talk import say_stage
 
 if TYPE_CHECKING:
     from edgespec.recording import Recording
@@ -44,12 +45,21 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    from edgespec.simulation import best_possible, simulate
+    from edgespec.simulation import best_possible, drawn_acceptance, simulate
 
     scenario = _scenario(options)
-    speeds, most = simulate(scenario), best_possible(scenario)
+    speeds, most = simulate(scenario, say_stage), best_possible(scenario)
+    acceptance = scenario.acceptance if scenario.recording else drawn_acceptance(scenario)
     if options.json:
-        print(json.dumps({**{name: speed._asdict() for name, speed in speeds.items()}, "bound": most}))
+        print(
+            json.dumps(
+                {
+                    **{name: speed._asdict() for name, speed in speeds.items()},
+                    "bound": most,
+                    "acceptance": acceptance,
+                }
+            )
+        )
         return 0
     for name, speed in speeds.items():
         gain = speed.tokens_per_second / speeds["plain"].tokens_per_second
@@ -57,7 +67,8 @@ def _simulate(options: argparse.Namespace) -> int:
             f"{name:<10}{speed.tokens_per_second:8.2f} tokens/s   {gain:5.2f} × plain   "
             f"{speed.tokens_per_pass:.2f} tokens a pass"
         )
-    print(f"{'bound':<10}{most:8.2f} tokens/s   with drafts in a chain and both devices always at work")
+    drawn = "" if scenario.recording else f"; {acceptance:.3f} of them were right in these runs"
+    print(f"{'bound':<10}{most:8.2f} tokens/s   with drafts in a chain and both devices always at work{drawn}")
     return 0
 
 
@@ -71,6 +82,11 @@ def _scenario(options: argparse.Namespace) -> "Scenario":
     recording = read_recording(options.trace) if options.trace else None
     figures = {name: getattr(options, name) for name in _NEEDED}
     if recording:
+        if options.acceptance is not None and recording.acceptance is not None:
+            raise UsageError(
+                f"--acceptance is {options.acceptance}, but {options.trace} tells which drafts were kept; wanted "
+                "one of the two: leave out --acceptance, or leave out --trace and give --target-ms and --draft-ms"
+            )
         recorded = {
             "target_ms": recording.verify_ms.get(0),
             "draft_ms": recording.draft_ms,

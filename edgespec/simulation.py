@@ -22,14 +22,15 @@ from edgespec.machine import Machine, bound
 from edgespec.paid import PaidSource
 from edgespec.recording import Recording
 from edgespec.runtimes.paced import PacedDecoder
-from edgespec.runtimes.synthetic import synthetic_drafter, synthetic_target
+from edgespec.runtimes.synthetic import WINDOW, synthetic_drafter, synthetic_target
 from edgespec.sampling import GumbelSampler, SamplingParams
 from edgespec.scheduler import Gate, Plain, serial
 from edgespec.types import NOTHING, Ask, Draft, Drafter, Logits, Sampler, TokenIds
 
-# So many that tokens a pass come out within about 1 %, and in about 7 s in all; hedging takes the most of them.
-NUM_TOKENS = {"plain": 1000, "serial": 12000, "pipelined": 6000, "hedged": 4000}
-SCHEDULES = tuple(NUM_TOKENS)
+SCHEDULES = ("plain", "serial", "pipelined", "hedged")
+# The same for all, for then they decode the same text with the same drafts, and what chance gives to one it gives
+# to all. So many tokens take up to 15 s of a processor, most of them for hedging.
+NUM_TOKENS = 4000
 _PROMPT = np.zeros(1, np.int32)
 # Until the gate has found its feet.
 _WARM_UP_SHARE = 0.1
@@ -46,7 +47,7 @@ class Scenario:
 
     acceptance: The chance that a drafted token is kept, if all before it were.
     draft_length: Tokens a draft in sequence; unless given, what the gate measures to be best.
-    num_tokens: Of each schedule's run; unless given, as NUM_TOKENS says.
+    num_tokens: Of each schedule's run.
     recording: Where a real drafter was right, and how much it drafted in each round; its end is the end.
     """
 
@@ -54,27 +55,51 @@ class Scenario:
     acceptance: float
     draft_length: int | None = None
     recording: Recording | None = None
-    num_tokens: int | None = None
+    num_tokens: int = NUM_TOKENS
     seed: int = 0
 
 
-def simulate(scenario: Scenario) -> dict[str, Speed]:
-    """The speed of each schedule."""
-    return {schedule: run(scenario, schedule, virtual_devices()) for schedule in SCHEDULES}
+def simulate(scenario: Scenario, report: Callable[[str], None] = lambda line: None) -> dict[str, Speed]:
+    """The speed of each schedule; which one is at work is reported."""
+    speeds = {}
+    for schedule in SCHEDULES:
+        report(f"simulating {schedule}")
+        speeds[schedule] = run(scenario, schedule, virtual_devices())
+    return speeds
 
 
 def best_possible(scenario: Scenario) -> float:
-    """Tokens a second that no schedule exceeds in the long run; with a recording, as its drafts were kept."""
-    chances = scenario.recording.chances if scenario.recording else []
-    known = chances or [scenario.acceptance]
+    """Tokens a second that no schedule exceeds with the drafts of these runs, but for what their ends cut off."""
+    recording = scenario.recording
+    known = (recording.chances if recording else []) or [drawn_acceptance(scenario)]
     return bound(scenario.machine, lambda position: known[min(position, len(known) - 1)])
+
+
+def drawn_acceptance(scenario: Scenario) -> float:
+    """The share of the measured text at which the drafter is right: scenario.acceptance, but for chance."""
+    target, drafter = synthetic_target(scenario.seed), synthetic_drafter(scenario.acceptance, scenario.seed)
+    tokens, are_right = _PROMPT.tolist(), []
+    for _ in range(_num_wanted(scenario)):
+        token, guess = (
+            decoder.row_of(tuple(tokens[-WINDOW:]), len(tokens)).argmax() for decoder in (target, drafter)
+        )
+        tokens.append(int(token))
+        are_right.append(token == guess)
+    return float(np.mean(are_right[_num_first(scenario) :]))
+
+
+def _num_wanted(scenario: Scenario) -> int:
+    return scenario.recording.num_tokens if scenario.recording else scenario.num_tokens
+
+
+def _num_first(scenario: Scenario) -> int:
+    """Tokens that are not measured."""
+    return 0 if scenario.recording else int(_WARM_UP_SHARE * scenario.num_tokens)
 
 
 def run(scenario: Scenario, schedule: str, devices: "Devices") -> Speed:
     """The speed of one schedule, of SCHEDULES, on given devices."""
-    recording, clock = scenario.recording, devices.clock
-    wanted = recording.num_tokens if recording else scenario.num_tokens or NUM_TOKENS[schedule]
-    num_first = 0 if recording else int(_WARM_UP_SHARE * wanted)
+    clock, wanted, num_first = devices.clock, _num_wanted(scenario), _num_first(scenario)
     num_tokens = num_passes = since_tokens = since_passes = 0
     since_s = clock()
     for num_emitted in _emitted(scenario, schedule, devices):

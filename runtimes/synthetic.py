@@ -18,11 +18,11 @@ from edgespec.runtimes.table import HeldTokens
 from edgespec.types import Logits, Row, TokenIds
 
 VOCAB_SIZE = 64
-_WINDOW = 4  # how many tokens a row depends on, besides its position
+WINDOW = 4  # how many tokens a row depends on, besides its position
 _MASK = 2**64 - 1
 _CERTAIN = 1 - 1e-9
 
-Context = tuple[int, ...]  # the last tokens, at most _WINDOW
+Context = tuple[int, ...]  # the last tokens, at most WINDOW
 RowOf = Callable[[Context, int], Row]  # and how many tokens there are → [VOCAB_SIZE]
 
 
@@ -46,10 +46,10 @@ class SyntheticDecoder:
         if len(tokens) > self.context_length:
             raise ContextOverflow(len(tokens), self.context_length)
         self._held.feed(tokens, num_last)
-        last: list[int] = tokens[max(0, len(tokens) - num_last - _WINDOW) :].tolist()
+        last: list[int] = tokens[max(0, len(tokens) - num_last - WINDOW) :].tolist()
         ends = range(len(last) - num_last + 1, len(last) + 1)
         passed = len(tokens) - len(last)
-        return np.stack([self.row_of(tuple(last[max(0, end - _WINDOW) : end]), passed + end) for end in ends])
+        return np.stack([self.row_of(tuple(last[max(0, end - WINDOW) : end]), passed + end) for end in ends])
 
     def tree_logits(
         self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
@@ -58,10 +58,10 @@ class SyntheticDecoder:
         if longest > self.context_length:
             raise ContextOverflow(longest, self.context_length)
         self._held.feed_tree(tokens, nodes, parents, num_last)
-        contexts: list[tuple[Context, int]] = [(tuple(tokens[-_WINDOW:].tolist()), len(tokens))]
+        contexts: list[tuple[Context, int]] = [(tuple(tokens[-WINDOW:].tolist()), len(tokens))]
         for node, parent in zip(nodes.tolist(), parents, strict=True):
             above, num_tokens = contexts[parent + 1]
-            contexts.append(((*above, node)[-_WINDOW:], num_tokens + 1))
+            contexts.append(((*above, node)[-WINDOW:], num_tokens + 1))
         return np.stack([self.row_of(*context) for context in contexts[-(num_last or len(contexts)) :]])
 
 

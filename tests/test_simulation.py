@@ -59,7 +59,28 @@ def test_drafts_in_sequence_yield_the_closed_form(step: float, acceptance: float
 @pytest.mark.parametrize(("step", "acceptance"), [(0.05, 0.9), (0.3, 0.8), (0.5, 0.6), (1.0, 0.3)])
 def test_no_schedule_passes_the_bound(step: float, acceptance: float) -> None:
     each = scenario(step, acceptance)
-    assert max(speed.tokens_per_second for speed in simulate(each).values()) <= 1.03 * best_possible(each)
+    assert max(speed.tokens_per_second for speed in simulate(each).values()) <= 1.005 * best_possible(each)
+
+
+def test_a_drafter_that_takes_no_time_reaches_the_bound_with_the_drafts_that_were_drawn() -> None:
+    each = Scenario(machine=Machine(target_s=1.0, draft_s=1e-6), acceptance=0.5)
+    found = run_one(each, "pipelined", virtual_devices())
+    assert found.tokens_per_second == pytest.approx(best_possible(each), rel=0.002)
+
+
+# At the second all schedules do the same: what one then has before another were luck.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("step", "acceptance", "ratios"),
+    [(0.006, 0.1, (1, 1.3)), (0.001, 0.9, (1,)), (0.001, 0.5, (1, 1.3)), (0.02, 0.3, (1, 2.0))],
+)
+def test_ahead_loses_nothing_where_drafts_take_no_time(
+    step: float, acceptance: float, ratios: tuple[float, ...]
+) -> None:
+    machine = Machine(target_s=0.1, draft_s=0.1 * step, ratios=ratios)
+    each = Scenario(machine=machine, acceptance=acceptance, num_tokens=2000)
+    speeds = {name: speed.tokens_per_second for name, speed in simulate(each).items()}
+    assert min(speeds["pipelined"], speeds["hedged"]) > 0.99 * max(speeds["plain"], speeds["serial"])
 
 
 @pytest.mark.slow
@@ -119,7 +140,7 @@ def test_the_command_takes_from_a_trace_what_is_not_given(
     per_pass = Recording(rounds).num_tokens / len(rounds)
     assert found["serial"]["tokens_per_pass"] == pytest.approx(per_pass)
     assert found["plain"]["tokens_per_second"] == pytest.approx(100.0)
-    faster = run(capsys, "--trace", str(path), "--target-ms", "5", "--draft-ms", "1", "--acceptance", "0.9")
+    faster = run(capsys, "--trace", str(path), "--target-ms", "5", "--draft-ms", "1")
     assert faster["plain"]["tokens_per_second"] == pytest.approx(200.0)
     assert faster["serial"]["tokens_per_pass"] == pytest.approx(per_pass)
 
@@ -160,6 +181,13 @@ def test_what_cannot_be_meant_is_refused(
 ) -> None:
     assert main(["simulate", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_trace_and_a_chance_beside_it_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rounds"
+    path.write_text("".join(json.dumps(each._asdict()) + "\n" for each in recorded(20)))
+    assert main(["simulate", "--trace", str(path), "--acceptance", "0.5"]) == 2
+    assert f"--acceptance is 0.5, but {path} tells which drafts were kept" in capsys.readouterr().err
 
 
 def test_a_trace_that_says_too_little_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
