@@ -99,13 +99,13 @@ def _sifted(logits: Row, best: Peak, temperature: float, top_p: float) -> Ids | 
     weights = np.exp(scores_of(logits[head.ids], best, temperature))
     is_above = weights >= head.high
     falling = np.sort(weights[np.flatnonzero(~is_above)])[::-1]
-    above, num_above = float(weights.sum(where=is_above)), len(weights) - len(falling)
-    reached = above + np.cumsum(falling)
+    over, num_over = float(weights.sum(where=is_above)), len(weights) - len(falling)
+    reached = over + np.cumsum(falling)
     for total, error in _totals(logits, best, temperature, weights, head.rest):
         masses = np.maximum(top_p * np.array([total - error, total + error]), _TINY)
         num, most = 1 + np.searchsorted(reached, masses)
-        if above < masses[0] and num == most <= len(falling) and falling[num - 1] >= head.low:
-            return head.ids[_largest(weights, falling[num - 1], num_above + num)]
+        if over < masses[0] and num == most <= len(falling) and falling[num - 1] >= head.low:
+            return head.ids[_largest(weights, falling[num - 1], num_over + num)]
     return None
 
 
@@ -140,12 +140,15 @@ def _head(logits: Row, best: Peak, temperature: float, top_p: float) -> _Head:
     """
     single = weights_of(logits, best, temperature)
     for num in (_FOLD, _FOLD**2, len(single)):
-        ids = np.flatnonzero(single >= ((1 - 5 * _SINGLE) * (1 - top_p) - _DOUBLE) / num)
+        least = ((1 - 5 * _SINGLE) * (1 - top_p) - _DOUBLE) / num
+        ids = np.flatnonzero(single >= least)
         head, single[ids] = single[ids], 0.0
         rest = float(single.sum())
         if head.sum() * (1 - top_p) > top_p * rest * (1 + 5 * _SINGLE):
             break
         single[ids] = head
+    if len(ids) <= _FEW:
+        return _Head(ids, least * (1 + 5 * _SINGLE), math.inf, rest)
     level = (_ONE >> _LEVEL) - (head.view(np.int32) >> _LEVEL)
     sums = np.bincount(level, head).cumsum()
     last = int(np.searchsorted(sums, top_p * (sums[-1] + rest)))
