@@ -23,7 +23,7 @@ _LARGEST_COUNT = 1 << 24
 _LARGEST_BYTES = 1 << 20  # a real one has 3 kB
 _LARGEST_SHAPE = 1 << 12  # layers, heads and head sizes; far more would be reserved before the graph says no
 _CACHE_FORMS = ("shared_buffer", "growing", "static")
-_CACHE_DTYPES = ("float32", "float16")
+_CACHE_DTYPES = {"float32": 4, "float16": 2, "uint16": 2}  # bytes of a value
 _OPTIONAL_ORIGIN = ("repository", "revision", "license")
 _OPTIONAL_NAMES = (
     "attention_mask",
@@ -41,7 +41,8 @@ class KVCache:
 
     form is shared_buffer, where one buffer of more positions than are filled is bound as past and present and a
     shorter total length rewinds it, or growing, where past holds what came before and present that and the new, or
-    static, where past is a whole context long, without the batch, and present holds the new alone.
+    static, where past is a whole context long, without the batch, and present holds the new alone. That one may
+    be of uint16: levels, whose meaning the graph knows.
     """
 
     form: str = "shared_buffer"
@@ -52,8 +53,7 @@ class KVCache:
 
     @property
     def bytes_per_token(self) -> int:
-        item_bytes = {"float32": 4, "float16": 2}[self.dtype]
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * item_bytes
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * _CACHE_DTYPES[self.dtype]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,6 +284,8 @@ def check_values(path: Path, manifest: Manifest) -> None:
             f"{path}: the cache is {kv.form!r} of {kv.dtype!r}, known are {', '.join(_CACHE_FORMS)} of "
             f"{', '.join(_CACHE_DTYPES)}; use a newer edgespec or export again"
         )
+    if kv.dtype == "uint16" and kv.form != "static":
+        raise ManifestError(f"{path}: a {kv.form} cache of uint16, which a static one alone can be; export again")
     texts = {
         field: getattr(manifest, field) for field in ("name", "architecture", "precision", "form", "vocab_sha256")
     }

@@ -13,6 +13,13 @@ Logits = npt.NDArray[np.float32]  # [num_rows, vocab_size]
 Row = npt.NDArray[np.floating[Any]]  # [vocab_size]
 
 
+class Range(NamedTuple):
+    """The least and the largest that a value was seen to be."""
+
+    low: float
+    high: float
+
+
 class Distribution(NamedTuple):
     """Tokens that can come, after all processors, each as likely as its share of what they weigh together."""
 

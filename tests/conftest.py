@@ -1,5 +1,6 @@
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,12 @@ from edgespec.template_process import TemplateProcess
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Properties are tried on fewer examples where the slow tests are left out too; a busy machine breaks none."""
+    """Properties are tried on fewer examples where the slow tests are left out too; a busy machine breaks none.
+
+    What is compiled is kept, here and by the many programs that tests start: 4 s of a process that tests.
+    """
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     num_examples = 30 if "not slow" in config.option.markexpr else 100
     settings.register_profile("of this run", max_examples=num_examples, deadline=None)
     settings.load_profile("of this run")
@@ -39,8 +45,6 @@ def share_of_the_machine() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(psutil, "cpu_count", lambda logical=True: num_logical if logical else share)
         patch.setattr(os, "fsync", lambda handle: None)
-        # Programs that are started by the hundred keep what they compile, as they do unless told not to.
-        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         yield
 
 

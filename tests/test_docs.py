@@ -138,8 +138,9 @@ def commands(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", [page for page in WRITTEN if commands(page)], ids=name_of)
 def test_commands_are_understood(page: Path) -> None:
     """Every line that calls edgespec has a command and options that there are."""
+    parser = command_parser()
     for line in commands(page):
-        options = command_parser().parse_args(shlex.split(line, comments=True)[1:])
+        options = parser.parse_args(shlex.split(line, comments=True)[1:])
         assert callable(options.run), line
 
 

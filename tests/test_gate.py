@@ -89,7 +89,7 @@ def gate_of(*drafters: Guesser, known: DraftCosts = MODEL) -> MeasuredGate:
 
 
 @pytest.mark.parametrize("verify_ms", [CPU, GPU], ids=["cpu", "gpu"])
-@pytest.mark.parametrize("ms", [0.0, 5.0, 20.0])
+@pytest.mark.parametrize("ms", [0.0, pytest.param(5.0, marks=slow), 20.0])
 def test_useless_drafts_cost_less_than_three_percent(
     verify_ms: dict[int, float], ms: float, clock: VirtualClock
 ) -> None:

@@ -17,6 +17,7 @@ PURE = {
     "benchmark",
     "budget",
     "cache",
+    "calibration",
     "cancel",
     "catalog",
     "chances",
