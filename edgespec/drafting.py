@@ -127,9 +127,7 @@ def _expect_trees(model: ModelFolder, device: Device, is_translated: bool) -> No
         why = "has no graph of trees for its device"
         if is_translated:
             why = "has another vocabulary than the target, and what is translated drafts one branch alone"
-        raise UsageError(
-            f"{model.manifest.name} {why}; for 'hedged' use another drafter, or --schedule pipelined"
-        )
+        raise UsageError(f"{model.manifest.name} {why}; for 'hedged' use another drafter, or --schedule pipelined")
 
 
 def planned(asked: Asked, target: ModelFolder, drafter: ModelFolder, setting: Setting) -> Schedule:
