@@ -300,7 +300,7 @@ def _export_model(options: argparse.Namespace) -> int:
                 f"{check.reference_nll:.4f}; divergence {check.divergence:.4f}, the same likeliest token at "
                 f"{check.agreement:.0%}"
             )
-            if (words := quality(check)) is not None:
+            if (words := quality(check, manifest.form)) is not None:
                 say_stage(words)
         say_stage(f"wrote {options.output} ({manifest.weights_bytes / 1e6:.0f} MB)")
         place = _as_argument(options.output)

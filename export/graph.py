@@ -312,10 +312,11 @@ class _Decoder:
         return outputs[0], outputs[3]
 
     def _last(self, x: ir.Value, num_logits: ir.Value) -> ir.Value:
+        # Counted from the shape, as sums of lengths are left to the host; a negated number would be made on the
+        # device and have to come back in the midst of the pass.
+        start = self._op("Sub", self._op("Shape", x, start=1, end=2), num_logits)
         ends = self.nodes.constant("end", np.array([np.iinfo(np.int64).max]))
-        return self._op(
-            "Slice", x, self._op("Neg", num_logits), ends, self.nodes.constant("axis_1", np.array([1]))
-        )
+        return self._op("Slice", x, start, ends, self.nodes.constant("axis_1", np.array([1])))
 
 
 def _tree_inputs(config: DecoderConfig) -> dict[str, ir.Value]:

@@ -29,6 +29,7 @@ from edgespec.types import Acceptance, Likeliest, Logits, TokenIds
 
 PROMPT = "the in the an the in"
 HALF = tiny.VOCAB // 2
+slow = pytest.mark.slow
 
 
 class Chooser:
@@ -121,6 +122,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model"
 
 
+@pytest.fixture(scope="module")
+def whole(model: Path) -> tuple[int, ...]:
+    """The greedy answer by whole rows, which is what the CPU decodes by."""
+    with load(model, device="cpu", drafter="none", deterministic=True) as engine:
+        return engine.generate(PROMPT, max_tokens=60).token_ids
+
+
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Has decoders on the CPU choose too; how many rows each pass chose for."""
@@ -153,16 +161,25 @@ def test_a_graph_chooses_the_first_of_the_likeliest_however_passes_are_cut(
         assert not ((found.ids >= HALF) & (found.ids < 2 * HALF)).any(), "of twins the first"
 
 
-@pytest.mark.parametrize("how", ["none", "ngram", "model", "ahead"])
+def test_where_rows_begin_is_counted_from_a_shape(model: Path) -> None:
+    graph = onnx.load(model / "model.onnx", load_external_data=False).graph
+    made_by = {output: node for node in graph.node for output in node.output}
+    (rows,) = (node for node in graph.node if node.op_type == "Slice")
+    start = made_by[rows.input[1]]
+    assert [made_by[name].op_type if name in made_by else name for name in start.input] == [
+        "Shape",
+        "num_logits_to_keep",
+    ], "a device does not compute it and send it back within a pass"
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param("none", marks=slow), "ngram", pytest.param("model", marks=slow), "ahead"]
+)
 def test_answers_are_those_of_whole_rows(
-    model: Path, tiny_drafter: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[int], how: str
+    model: Path, whole: tuple[int, ...], tiny_drafter: Path, chosen: list[int], how: str
 ) -> None:
     drafter = str(tiny_drafter) if how in ("model", "ahead") else how
     schedule = "pipelined" if how == "ahead" else "serial"
-    with load(model, device="cpu", drafter="none", deterministic=True) as engine, monkeypatch.context() as patch:
-        patch.setattr(OnnxDecoder, "has_argmax", property(lambda self: False))
-        whole = engine.generate(PROMPT, max_tokens=60)
-    assert chosen == []
     length = 0 if how == "none" else 3
     with load(
         model, device="cpu", drafter=drafter, draft_length=length, schedule=schedule, deterministic=True
@@ -170,16 +187,14 @@ def test_answers_are_those_of_whole_rows(
         answer = engine.generate(PROMPT, max_tokens=60)
         num_passes = len(chosen)
         sampled = engine.generate(PROMPT, sampling=SamplingParams(temperature=0.8), max_tokens=4)
-    assert answer.token_ids == whole.token_ids
+    assert answer.token_ids == whole
     assert len(chosen) == num_passes == answer.stats.passes
     assert (max(chosen) > 1) == (how != "none")
     assert len(sampled.token_ids) == 4
 
 
-@pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])
-def test_damaged_rows_are_judged_whole(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[int], damage: float
-) -> None:
+@pytest.mark.parametrize("damage", [np.nan, pytest.param(np.inf, marks=slow), -np.inf])
+def test_damaged_rows_are_judged_whole(model: Path, tmp_path: Path, chosen: list[int], damage: float) -> None:
     def change(graph: onnx.GraphProto) -> None:
         at = next(i for i, node in enumerate(graph.node) if "logits" in node.output)
         graph.node[at].output[0] = "sound"
