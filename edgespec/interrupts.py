@@ -1,4 +1,7 @@
-"""Signals held back while native code is initialised, which swallows what their handlers raise. Knows no such code."""
+"""Signals held back while native code is initialised, which swallows what their handlers raise.
+
+Knows no such code.
+"""
 
 import signal
 from collections.abc import Iterator
