@@ -1,5 +1,5 @@
 # make chat    talk to the default model (everything it needs is installed and fetched first)
-# make test    the whole test suite
+# make test    the whole test suite, but for what wants an environment of its own
 # make test-optimum   exports through optimum-onnx, in an environment of its own with torch
 # make test-webgpu     the WebGPU provider over a software adapter (Debian's chromium has one)
 # make test-npu        an NPU's emulator, in an environment of its own
@@ -18,7 +18,7 @@ chat: $(VENV)/.cpu
 	@$(BIN)/edgespec chat
 
 test: $(VENV)/.test
-	$(BIN)/pytest -m ""
+	$(BIN)/pytest -m "not webgpu and not npu and not optimum and not peers"
 
 test-optimum: $(VENV)-optimum/.test
 	$(VENV)-optimum/bin/pytest -m optimum

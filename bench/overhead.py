@@ -5,11 +5,12 @@
 The rows of a text are taken from the model once and then served from memory, and serving them is not counted.
 Drafts come from the text. Under rejection three tokens a block come from a drafter whose rows are the model's with
 noise, and drawing them counts. Time is that of the processor: what a busy machine gives to others is not counted.
+Beside it stands what looking once at each row that gave a token takes, and at the end what one row takes.
 """
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import thread_time
 
 import numpy as np
@@ -24,7 +25,8 @@ from edgespec.rejection import rejection
 from edgespec.sampling import GumbelSampler
 from edgespec.scheduler import Gate, serial
 from edgespec.suffix import SuffixDrafter
-from edgespec.types import Acceptance, Logits, TokenIds
+from edgespec.truncation import nucleus, weights_of
+from edgespec.types import Acceptance, Logits, Row, TokenIds
 
 TEXT = "Write a Python function that merges two sorted lists into one, with a docstring, then explain it."
 WARM = {"temperature": 0.8, "seed": 1}
@@ -65,8 +67,8 @@ class Served:
 
 def blocks(
     rows: Logits, noisy: Logits, sampling: SamplingParams, accept: Acceptance
-) -> Iterator[tuple[float, int]]:
-    """Seconds and tokens of each block."""
+) -> Iterator[tuple[float, float, int]]:
+    """Of each block: its seconds, those of finding the largest logits of its rows, and its tokens."""
     target, drafter = Served(rows), Served(noisy)
     gate: Gate = MeasuredGate([SuffixDrafter()], PassCosts({1: 1.0, 4: 1.1, 24: 1.5}, 0.02), Chances())
     if accept is rejection:
@@ -75,8 +77,16 @@ def blocks(
     made = serial(prompt, target, GumbelSampler(sampling, NUM_PROMPT), gate, accept)
     for _ in range(NUM_BLOCKS):
         started, served_s = thread_time(), target.spent_s + drafter.spent_s
-        num_tokens = len(next(made).tokens)
-        yield thread_time() - started - (target.spent_s + drafter.spent_s - served_s), num_tokens
+        block = next(made)
+        taken_s = thread_time() - started - (target.spent_s + drafter.spent_s - served_s)
+        used = block.logits[: len(block.tokens)]
+        yield taken_s, sum(seconds(np.argmax, row) for row in used), len(used)
+
+
+def seconds(work: Callable[[Row], object], row: Row) -> float:
+    started = thread_time()
+    work(row)
+    return thread_time() - started
 
 
 def main() -> int:
@@ -89,9 +99,20 @@ def main() -> int:
     noisy = rows + noise.astype(np.float32)
     print(f"vocabulary of {rows.shape[1]}, {NUM_BLOCKS} blocks behind {NUM_PROMPT} tokens; ms of processor time")
     for name, (sampling, accept) in CASES.items():
-        taken_s, num_tokens = np.array(list(blocks(rows, noisy, sampling, accept))).T
+        taken_s, looked_s, num_tokens = np.array(list(blocks(rows, noisy, sampling, accept))).T
         block_ms, token_ms = 1e3 * taken_s.mean(), 1e3 * taken_s.sum() / num_tokens.sum()
-        print(f"{name:17} {block_ms:.2f} a block of {num_tokens.mean():.2f} tokens, {token_ms:.2f} a token")
+        print(
+            f"{name:17} {block_ms:.2f} a block of {num_tokens.mean():.2f} tokens, {token_ms:.2f} a token; "
+            f"{1e3 * looked_s.mean():.2f} to look at its rows"
+        )
+    each: dict[str, Callable[[Row], object]] = {
+        "its largest logit": np.argmax,
+        "weights of all, and their sum": lambda row: weights_of(row, row.max(), WARM["temperature"]).sum(),
+        "nucleus of 0.95": lambda row: nucleus(row, row.max(), WARM["temperature"], 0.95),
+    }
+    for name, work in each.items():
+        taken_ms = [1e3 * seconds(work, row) for row in np.tile(rows, (10, 1))]
+        print(f"a row's {name}: {np.mean(taken_ms):.3f}")
     return 0
 
 

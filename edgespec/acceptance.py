@@ -1,11 +1,15 @@
 """Which drafted tokens the target keeps. Pure."""
 
+from collections.abc import Callable
+
 import numpy as np
 
-from edgespec.types import Draft, Logits, Sampler, TokenIds, append
+from edgespec.types import Draft, Logits, Row, TokenIds, append
+
+Rule = Callable[[Row, TokenIds], int]  # as a Sampler is called
 
 
-def equality(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Sampler) -> TokenIds:
+def equality(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Rule) -> TokenIds:
     """The agreeing part of the draft, then one token of the target's own.
 
     A drafted token stays if the target, with the same noise, picks it too, so the result is the same for any

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from edgespec.answers import Chunk
 from edgespec.costs import PassCosts
+from edgespec.greedy_rows import read_by
 from edgespec.memory import Memory
 from edgespec.roster import Roster
 from edgespec.sampling import GumbelSampler, SamplingParams
@@ -64,7 +65,7 @@ class Answering:
         gate = self.roster.gate(self.speculation)
         blocks = serial(
             request.prompt,
-            target,
+            read_by(request.sampling, target),
             GumbelSampler(request.sampling, len(request.prompt)),
             _WantedGate(gate, turn),
             self.speculation.accept,

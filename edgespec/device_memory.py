@@ -1,62 +1,29 @@
 """What is free of an accelerator's own memory, as its driver tells it.
 
-NVIDIA's through NVML (the package nvidia-ml-py, which needs no CUDA), AMD's from the files of amdgpu. Reads
-figures and decides nothing; was run on the fakes of its tests alone, and on no GPU.
+NVIDIA's by `nvml`, AMD's from the files of amdgpu. Reads figures and decides nothing; was run on the fakes of its
+tests alone, and on no GPU.
 """
 
-import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
 
 from edgespec.errors import UnknownMemory
 from edgespec.headroom import HOST, Headroom, Room, Rooms
+from edgespec.nvml import Nvml, NvmlError
 
 SYSFS = Path("/sys/class/drm")
 # An APU's own share of the host's memory is smaller by default, and it takes more of the host's as it needs it.
 _LEAST_OWN_BYTES = 4 << 30
-_NO_PACKAGE = 'nvidia-ml-py is not installed; run: pip install "edgespec[cuda]"'
-
-
-class MemoryInfo(Protocol):
-    """Bytes of a device."""
-
-    total: int
-    free: int
-
-
-class Nvml(Protocol):
-    """What is used of the module pynvml."""
-
-    NVMLError: type[Exception]
-
-    def nvmlInit(self) -> None: ...
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any: ...
-
-    def nvmlDeviceGetName(self, handle: Any) -> str: ...
-
-    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> MemoryInfo: ...
-
-
-def import_nvml() -> Nvml:
-    """Raises UnknownMemory: It is not installed."""
-    try:
-        return cast(Nvml, importlib.import_module("pynvml"))
-    except ImportError:
-        raise UnknownMemory(_NO_PACKAGE) from None
 
 
 @dataclass(frozen=True)
 class Drivers:
-    """Where figures are read: a call that gives NVML's module, the files of the kernel, what the user has set."""
+    """Where figures are read: NVIDIA's driver, the files of the kernel, what the user has set."""
 
-    nvml: Callable[[], Nvml] = import_nvml
+    nvml: Callable[[], Nvml] = Nvml
     sysfs: Path = SYSFS
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
@@ -114,15 +81,15 @@ def _own_room(kind: str, drivers: Drivers) -> Headroom | None:
     if kind == "cpu":
         return None
     if kind == "cuda":
-        return nvidia(drivers.nvml(), drivers.environment.get("CUDA_VISIBLE_DEVICES", ""))
+        return nvidia(drivers.nvml, drivers.environment.get("CUDA_VISIBLE_DEVICES", ""))
     rooms = amd(drivers.sysfs)
     with suppress(UnknownMemory):
-        rooms.append(nvidia(drivers.nvml(), ""))
+        rooms.append(nvidia(drivers.nvml, ""))
     # Which of several it is nobody tells; what does not fit the roomiest fits none.
     return (lambda: max((room() for room in rooms), key=lambda room: room.free_bytes)) if rooms else None
 
 
-def nvidia(nvml: Nvml, visible: str) -> Headroom:
+def nvidia(driver: Callable[[], Nvml], visible: str) -> Headroom:
     """Of CUDA's first device.
 
     Args:
@@ -133,26 +100,25 @@ def nvidia(nvml: Nvml, visible: str) -> Headroom:
         UnknownMemory: There is no driver, or no such device.
     """
     first = visible.split(",")[0].strip() or "0"
-    with _told_by(nvml):
-        nvml.nvmlInit()  # once more than it is ended: what it holds ends with the process
-        by_index = nvml.nvmlDeviceGetHandleByIndex
-        device = by_index(int(first)) if first.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(first)
-        bound = f"the memory of {nvml.nvmlDeviceGetName(device)}"
+    with _told():
+        nvml = driver()  # never closed: what it holds ends with the process
+        device = nvml.device(int(first) if first.isdecimal() else first)
+        bound = f"the memory of {nvml.name(device)}"
 
     def room() -> Room:
-        with _told_by(nvml):
-            return Room(int(nvml.nvmlDeviceGetMemoryInfo(device).free), bound)
+        with _told():
+            return Room(int(nvml.memory(device).free), bound)
 
     room()  # some devices have a name and no figures
     return room
 
 
 @contextmanager
-def _told_by(nvml: Nvml) -> Iterator[None]:
+def _told() -> Iterator[None]:
     """Raises UnknownMemory: NVML failed."""
     try:
         yield
-    except nvml.NVMLError as error:
+    except NvmlError as error:
         raise UnknownMemory(f"NVIDIA's driver does not tell it ({error})") from None
 
 

@@ -8,11 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec import trees
+from edgespec.acceptance import equality
 from edgespec.chances import position_class
 from edgespec.scheduler import Gate, Plain, serial
 from edgespec.speculation import Speculation
 from edgespec.types import (
     NOTHING,
+    Acceptance,
     Ask,
     Decoder,
     Distribution,
@@ -134,12 +136,15 @@ class ModelDrafter:
         num_tokens = min(ask.num_tokens, self.decoder.context_length - len(tokens))
         own = _Trimmed(self.decoder, self.vocab_size)
         gate: Gate = self.speculation.gate() if self.speculation else Plain()
+        told: list[Distribution] = []
+        accept = _telling(told) if ask.with_distributions else equality
         text = tokens
         try:
-            for block in serial(tokens, own, sampler, gate, max_tokens=num_tokens):
+            for block in serial(tokens, own, sampler, gate, accept, num_tokens):
                 for token, row in zip(block.tokens, block.logits, strict=False):
-                    yield _guess(row, int(token), text, ask, sampler)
-                    text = np.append(text, token)
+                    q = told[len(text) - len(tokens)] if told else None
+                    yield _guess(row, int(token), q, text, ask, sampler)
+                    text = append(text, [token])
                     if len(text) - len(tokens) >= num_tokens:
                         return
         finally:
@@ -157,10 +162,12 @@ class ModelDrafter:
         num_last = len(tree) - first if first >= 0 else None
         rows = self.decoder.tree_logits(tokens, nodes, parents, num_last)[:, : self.vocab_size]
         texts = [append(tokens, nodes[trees.path(parents, tip)]) for tip in tips]
-        return [
-            _guess(row, sampler(row, text), text, ask, sampler)._replace(after=tip)
-            for tip, row, text in zip(tips, (rows[tip - max(first, -1)] for tip in tips), texts, strict=True)
-        ]
+        guesses = []
+        for tip, text in zip(tips, texts, strict=True):
+            row = rows[tip - max(first, -1)]
+            q = sampler.distribution(row, text) if ask.with_distributions else None
+            guesses.append(_guess(row, sampler(row, text), q, text, ask, sampler)._replace(after=tip))
+        return guesses
 
     def interrupt(self) -> None:
         """End the pass that runs, if the decoder can: whoever waits for it has an error."""
@@ -171,12 +178,25 @@ class ModelDrafter:
         pass
 
 
-def _guess(row: Row, token: int, text: TokenIds, ask: Ask, sampler: Sampler) -> Guess:
+def _telling(told: list[Distribution]) -> Acceptance:
+    """Equality that notes what each token was drawn from."""
+
+    def accept(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Sampler) -> TokenIds:
+        def drawn(row: Row, text: TokenIds) -> int:
+            told.append(sampler.distribution(row, text))
+            return sampler.pick(told[-1], len(text))
+
+        return equality(tokens, draft, logits, drawn)
+
+    return accept
+
+
+def _guess(row: Row, token: int, q: Distribution | None, text: TokenIds, ask: Ask, sampler: Sampler) -> Guess:
     others = sampler.ranked(row, text, ask.num_others + 1) if ask.num_others else []
     return Guess(
         token,
         _probability(row, token) if ask.floor else 1.0,
-        sampler.distribution(row, text) if ask.with_distributions else None,
+        q,
         tuple(other for other in others if other != token)[: ask.num_others],
     )
 

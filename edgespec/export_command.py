@@ -7,6 +7,7 @@ import argparse
 import json
 import shlex
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,11 @@ from edgespec.errors import DeviceUnavailable, EdgeSpecError, UsageError
 from edgespec.talk import say_problem, say_stage
 
 if TYPE_CHECKING:
-    from edgespec.export.convert import OpenDecoder
+    from edgespec.export.convert import MeasureRanges, OpenDecoder
     from edgespec.export.drafting import Drafting
     from edgespec.pair import PairCheck
 
-_PRECISIONS = ("auto", "source", "fp32", "fp16", "int8", "int4")
+_PRECISIONS = ("auto", "source", "fp32", "fp16", "int8", "int4", "w8a16")
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +53,12 @@ def add_export(parser: argparse.ArgumentParser) -> None:
         default="cpu",
         choices=["cpu", "gpu", "npu"],
         help="gpu: fp16 activations and cache; npu: fixed shapes and primitive operators (default cpu)",
+    )
+    parser.add_argument(
+        "--calibration",
+        metavar="FILE",
+        type=Path,
+        help="with w8a16: prompts (JSON Lines) that show which values activations take; default: our own",
     )
     drafting = parser.add_argument_group("drafters out of the model")
     layers = drafting.add_mutually_exclusive_group()
@@ -90,6 +97,7 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
 _NATIVE = {
     "block_size": 32,
     "form": "cpu",
+    "calibration": None,
     "keep_layers": None,
     "skip_layers": None,
     "vocab_subset": None,
@@ -120,6 +128,8 @@ def _expect_together(options: argparse.Namespace) -> None:
         raise UsageError(f"{', '.join(native)} cannot go with {other}; leave one of them out")
     if options.drafter is None and options.drafter_precision is not None:
         raise UsageError("--drafter-precision is for a pair; give --drafter too")
+    if options.calibration is not None and options.precision != "w8a16":
+        raise UsageError(f"--calibration is for --precision w8a16, not {options.precision}; leave it out")
     if options.dry_run and options.exporter != "native":
         raise UsageError("--dry-run knows the native exporter alone; leave one of the two out")
 
@@ -139,6 +149,18 @@ def _check_with(options: argparse.Namespace) -> "OpenDecoder | None":
         say_problem(f"the export will not be checked: {error}")
         return None
     return open_decoder
+
+
+def _measure_with(options: argparse.Namespace) -> "MeasureRanges | None":
+    """What runs a graph over a text, which w8a16 cannot do without."""
+    if options.precision != "w8a16":
+        return None
+    from edgespec.opening import expect_runtime, measure_ranges
+    from edgespec.prompts import own_prompts, read_prompts
+
+    expect_runtime()
+    prompts = own_prompts() if options.calibration is None else read_prompts(options.calibration, None)
+    return partial(measure_ranges, prompts=[prompt.turns[0] for prompt in prompts])
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -266,6 +288,7 @@ def _export_model(options: argparse.Namespace) -> int:
             form=options.form,
             drafting=_drafting(options),
             hidden_layers=_hidden_layers(options),
+            measure_ranges=_measure_with(options),
             **settings,
         )
     if options.json:

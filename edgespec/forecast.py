@@ -8,7 +8,7 @@ from edgespec.catalog import CatalogEntry, CatalogFile, Shape
 from edgespec.manifest import KVCache, Manifest, Source
 
 # Bytes a weight that the exporter writes at most, scales and all.
-BYTES_PER_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "int8": 1.125, "int4": 0.75}
+BYTES_PER_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "int8": 1.125, "int4": 0.75, "w8a16": 3.0}
 # Of a source that is quantised already: scales of two bytes are written as four.
 SOURCE_GROWTH = 1.3
 _TOLD_TOKENS = 2048

@@ -47,7 +47,7 @@ class FixedGate:
             num_tokens, with_distributions=self._with_distributions, ahead=True, least=num_tokens, hedged=True
         )
         if self._with_distributions:
-            sampler = sampler.apart(len(tokens))
+            sampler = sampler.drafting(len(tokens))
         for drafter in self._drafters if ask.num_tokens > 0 else ():
             draft = drafter.draft(tokens, ask, sampler)
             if len(draft.tokens):
@@ -131,7 +131,7 @@ class MeasuredGate:
             return NOTHING
         if self.with_distributions:
             # What is drawn must say nothing of what is decided, in this round or, left over, in a later one.
-            sampler = sampler.apart(len(tokens))
+            sampler = sampler.drafting(len(tokens))
         offers = (drafter.draft(tokens, ask, sampler) for drafter in self.drafters if drafter.is_free)
         self._offers = [offer for offer in offers if len(offer.tokens)]
         choices = [self._best_of(offer) for offer in self._offers]

@@ -23,14 +23,15 @@ _LARGEST_COUNT = 1 << 24
 _LARGEST_BYTES = 1 << 20  # a real one has 3 kB
 _LARGEST_SHAPE = 1 << 12  # layers, heads and head sizes; far more would be reserved before the graph says no
 _CACHE_FORMS = ("shared_buffer", "growing", "static")
-_CACHE_DTYPES = ("float32", "float16")
+_CACHE_DTYPES = {"float32": 4, "float16": 2, "uint16": 2}  # bytes of a value
 _OPTIONAL_ORIGIN = ("repository", "revision", "license")
-_OPTIONAL_INPUTS = (
+_OPTIONAL_NAMES = (
     "attention_mask",
     "position_ids",
     "num_logits_to_keep",
     "attention_bias",
     "local_attention_bias",
+    "best",
 )
 
 
@@ -40,7 +41,8 @@ class KVCache:
 
     form is shared_buffer, where one buffer of more positions than are filled is bound as past and present and a
     shorter total length rewinds it, or growing, where past holds what came before and present that and the new, or
-    static, where past is a whole context long, without the batch, and present holds the new alone.
+    static, where past is a whole context long, without the batch, and present holds the new alone. That one may
+    be of uint16: levels, whose meaning the graph knows.
     """
 
     form: str = "shared_buffer"
@@ -51,16 +53,16 @@ class KVCache:
 
     @property
     def bytes_per_token(self) -> int:
-        item_bytes = {"float32": 4, "float16": 2}[self.dtype]
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * item_bytes
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * _CACHE_DTYPES[self.dtype]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """What the graph calls its inputs and outputs; None for an input that it does not have.
+    """What the graph calls its inputs and outputs; None for one that it does not have.
 
     %d stands for the layer. Without num_logits_to_keep the graph gives a row of logits for each token. Of the two
-    attention biases it takes those that it has layers for.
+    attention biases it takes those that it has layers for. best is float32 [1, num_rows, 2]: of each row of logits
+    the id of the likeliest token, the lowest of equal ones, and their sum, which is finite where all of them are.
     """
 
     input_ids: str = "input_ids"
@@ -72,6 +74,7 @@ class Signature:
     past_key: str = "past_key_values.%d.key"
     past_value: str = "past_key_values.%d.value"
     logits: str = "logits"
+    best: str | None = None
     present_key: str = "present.%d.key"
     present_value: str = "present.%d.value"
 
@@ -281,6 +284,8 @@ def check_values(path: Path, manifest: Manifest) -> None:
             f"{path}: the cache is {kv.form!r} of {kv.dtype!r}, known are {', '.join(_CACHE_FORMS)} of "
             f"{', '.join(_CACHE_DTYPES)}; use a newer edgespec or export again"
         )
+    if kv.dtype == "uint16" and kv.form != "static":
+        raise ManifestError(f"{path}: a {kv.form} cache of uint16, which a static one alone can be; export again")
     texts = {
         field: getattr(manifest, field) for field in ("name", "architecture", "precision", "form", "vocab_sha256")
     }
@@ -288,7 +293,7 @@ def check_values(path: Path, manifest: Manifest) -> None:
     texts |= {f"source.{key}": value for key, value in origin if value is not None or key not in _OPTIONAL_ORIGIN}
     texts |= {f"the hash of {name}": record.sha256 for name, record in manifest.files.items()}
     for what, text in {**texts, **asdict(manifest.signature)}.items():
-        if not isinstance(text, str) and not (text is None and what in _OPTIONAL_INPUTS):
+        if not isinstance(text, str) and not (text is None and what in _OPTIONAL_NAMES):
             raise ManifestError(f"{path}: {what} is {text!r}, wanted a text; export again")
     if not isinstance(manifest.add_bos, bool):
         raise ManifestError(f"{path}: add_bos is {manifest.add_bos!r}, wanted true or false; export again")

@@ -8,13 +8,17 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.truncation import Ids, Scores, top_k
+from edgespec.truncation import Ids, Peak, Scores, Weights, above, scores_of, top_k
 from edgespec.types import Row
 
 # Uniforms have 32 bits, so the noise never exceeds −log(−log(1 − 2⁻³³)).
 _LARGEST = 22.88
-_ROUNDING = 1e-5  # more than what single precision loses of a logit
+_ROUNDING = 1e-5  # more than what a noise that is compared may be off
+_NEAR = 7.0  # behind the best; who is so near is found 0.05 ms sooner than the likeliest 64
 _LEADERS = 64
+_NO_TOKEN = 2**63
+_BELOW_ONE = 1 - 2.0**-53
+_SLICE = 256
 _FEW = 1024  # so many are drawn sooner than sifted
 # Of ids that are hashed at a time, so that they stay in a core's cache: 0.25 ms for 152,000, 0.9 ms in one piece.
 _PIECE = 1 << 15
@@ -29,12 +33,14 @@ def gumbel_noise(seed: int, position: int, ids: Ids) -> npt.NDArray[np.float64]:
 def noisy_argmax(scores: Scores, ids: Ids, seed: int, position: int) -> int:
     """The id with the largest score + noise."""
     if len(scores) > _FEW:
-        able = able_to_win(scores, 1.0, seed, position, ids)
+        able = able_to_win(scores, scores.max(), 1.0, seed, position, ids)
         scores, ids = scores[able], ids[able]
     return int(ids[np.argmax(scores + gumbel_noise(seed, position, ids))])
 
 
-def able_to_win(logits: Row, temperature: float, seed: int, position: int, ids: Ids | None = None) -> Ids:
+def able_to_win(
+    logits: Row, best: Peak, temperature: float, seed: int, position: int, ids: Ids | None = None
+) -> Ids:
     """Indices of a few hundred logits, and among them of that with the largest logit / temperature + noise.
 
     Noise is drawn for the likeliest, and the best of them is what others have to reach. Most that the largest
@@ -43,15 +49,59 @@ def able_to_win(logits: Row, temperature: float, seed: int, position: int, ids: 
     Args:
         ids: Whose the logits are, [num_logits]; unless given, their indices.
     """
-    leaders = top_k(logits, _LEADERS)
-    best = float(logits[leaders].max())
-    with np.errstate(over="ignore"):
-        scores = (logits[leaders] - best).astype(np.float64) / temperature
+    leaders, scores, behind = _leaders(logits, best, temperature)
     reached = float((scores + gumbel_noise(seed, position, leaders if ids is None else ids[leaders])).max())
-    least = best + temperature * (reached - _LARGEST)
-    alive = np.flatnonzero(logits >= least - _ROUNDING * (abs(best) + abs(least) + 1))
-    lifted = _lifted(alive if ids is None else ids[alive], seed, position, reached - float(scores.min()))
+    alive = above(logits, best, temperature, reached - _LARGEST)
+    lifted = _lifted(alive if ids is None else ids[alive], seed, position, reached - behind)
     return np.union1d(leaders, alive[lifted])
+
+
+def _leaders(logits: Row, best: Peak, temperature: float) -> tuple[Ids, Scores, float]:
+    """The likeliest, their scores beside the best, and a score that no other exceeds."""
+    near = above(logits, best, temperature, -_NEAR)
+    if len(near) <= _FEW:
+        return near, scores_of(logits[near], best, temperature), -_NEAR
+    ids = top_k(logits, _LEADERS)
+    scores = scores_of(logits[ids], best, temperature)
+    return ids, scores, float(scores.min())
+
+
+def picked(weights: Weights, ids: Ids, seed: int, position: int) -> int:
+    """The index of a draw from weights, which are those of ids.
+
+    Of few that with the largest score + noise, as noisy_argmax has it. Of many, whose logarithms take 1 ms, by a
+    single number.
+    """
+    if len(weights) > _FEW:
+        return drawn(weights, uniform(seed, position))
+    with np.errstate(divide="ignore"):
+        scores = np.log(weights.astype(np.float64, copy=False))
+    return int(np.argmax(scores + gumbel_noise(seed, position, ids)))
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number from 0 below 1 for a position, with 53 bits, of which the noise of tokens knows nothing."""
+    return float((_mixed(int(_key(seed, position)) ^ _NO_TOKEN) >> 11) * 2.0**-53)
+
+
+def drawn(weights: Weights, share: float) -> int:
+    """The index whose stretch of the weights' running sum a number from 0 below 1 falls into.
+
+    Slices are summed first, then what is in one: 0.05 ms for 152,000, where all running sums take 0.5.
+    """
+    starts = np.arange(0, len(weights), _SLICE)
+    which, share = _fallen(np.add.reduceat(weights, starts), share)
+    start = int(starts[which])
+    return start + _fallen(weights[start : start + _SLICE], share)[0]
+
+
+def _fallen(weights: Weights, share: float) -> tuple[int, float]:
+    """The index, and how far into its stretch, from 0 below 1."""
+    reached = np.cumsum(weights, dtype=np.float64)
+    place = share * float(reached[-1])
+    index = int(np.searchsorted(reached, place, side="right"))
+    before = float(reached[index - 1]) if index else 0.0
+    return index, min((place - before) / (float(reached[index]) - before), _BELOW_ONE)
 
 
 def derived(seed: int, domain: int) -> int:
@@ -62,8 +112,10 @@ def derived(seed: int, domain: int) -> int:
 def _lifted(ids: Ids, seed: int, position: int, least: float) -> Ids:
     """Indices of all ids whose noise is least or more, and of few others."""
     share = math.exp(-math.exp(_ROUNDING - min(max(least, -_LARGEST), _LARGEST)))  # of uniforms: too small
-    floor = np.uint64(max(0, int(share * 2**32) - 1) << 32)
-    pieces = [_bits(seed, position, ids[i : i + _PIECE]) >= floor for i in range(0, len(ids), _PIECE)]
+    # The last step of the mix, left out, changes none of the upper 31 bits.
+    key, floor = _key(seed, position), np.uint64(max(0, int(share * 2**31) - 1) << 33)
+    numbers = ids.astype(np.int64, copy=False).view(np.uint64)
+    pieces = [_stirred(numbers[i : i + _PIECE] ^ key) >= floor for i in range(0, len(ids), _PIECE)]
     return np.flatnonzero(np.concatenate(pieces)) if pieces else ids
 
 
@@ -86,10 +138,15 @@ def _mixed(x: int) -> int:
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """The SplitMix64 generator's step (Steele et al., 2014) in place; arithmetic wraps at 64 bits."""
+    x = _stirred(x)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def _stirred(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     x += np.uint64(0x9E3779B97F4A7C15)
     x ^= x >> np.uint64(30)
     x *= np.uint64(0xBF58476D1CE4E5B9)
     x ^= x >> np.uint64(27)
     x *= np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
     return x

@@ -1,23 +1,27 @@
 """Model folders and what is opened of them: manifests, decoders, tokenizers, templates."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from edgespec import genai
+from edgespec.calibration import calibration_texts
 from edgespec.cancel import Cancel
 from edgespec.chat_template import read_template
 from edgespec.errors import UsageError
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest, verify_files
+from edgespec.prompt_encoder import PromptEncoder
 from edgespec.runtimes import foreign
 from edgespec.runtimes.devices import Device, find_device, import_onnxruntime
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.ranges import observed_ranges
 from edgespec.runtimes.static import StaticDecoder
 from edgespec.runtimes.tree import OnnxTreeDecoder
 from edgespec.tokenizer import Tokenizer
-from edgespec.types import Decoder
+from edgespec.types import Decoder, Range
 from edgespec.vocab_subset import SubsetDecoder, read_subset
 
 
@@ -122,6 +126,7 @@ def self_drafter(manifest: Manifest) -> Manifest:
         manifest,
         name=name,
         graph=drafter.graph,
+        signature=replace(manifest.signature, best=None),
         kv_cache=cache,
         vocab_subset=drafter.vocab_subset,
         hidden_layers=(),
@@ -174,6 +179,23 @@ def providers() -> list[str]:
 def open_decoder(folder: Path, manifest: Manifest, *, deterministic: bool = True) -> OnnxDecoder | StaticDecoder:
     """The model of a folder that has no manifest file yet, for the check of an export."""
     return _decoder_of(manifest)(folder, manifest, find_device("auto"), deterministic=deterministic)
+
+
+def measure_ranges(graph: Path, folder: Path, manifest: Manifest, *, prompts: Sequence[str]) -> dict[str, Range]:
+    """The ranges of what a static graph tells of, over prompts, for its export in w8a16.
+
+    Raises:
+        UsageError: The prompts are too short for one pass.
+    """
+    template = chat_template_of(ModelFolder(folder, manifest))
+    with closing(PromptEncoder(manifest, tokenizer_of(folder, manifest), template)) as encoder:
+        texts = calibration_texts(prompts, encoder)
+    if not any(len(text) >= manifest.prefill_tokens for text in texts):
+        raise UsageError(
+            f"the prompts of --calibration have {sum(map(len, texts))} tokens in all, wanted "
+            f"{manifest.prefill_tokens} at least; give longer ones"
+        )
+    return observed_ranges(graph, manifest, texts)
 
 
 def _decoder_of(manifest: Manifest) -> type[OnnxDecoder] | type[StaticDecoder]:

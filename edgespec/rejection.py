@@ -40,30 +40,24 @@ def rejection(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Sampler) 
             correction = sampler.apart(_CORRECTIONS).pick(residual(p, q), len(prefix))
             return append(prefix, [correction])[len(tokens) :]
         prefix = append(prefix, [token])
-    return append(prefix, [sampler(logits[-1], prefix)])[len(tokens) :]
+    bonus = sampler.pick(sampler.distribution(logits[-1], prefix), len(prefix))
+    return append(prefix, [bonus])[len(tokens) :]
 
 
 def residual(p: Distribution, q: Distribution) -> Distribution:
-    """max(0, p − q), scaled to a sum of 1: what is left for the target to draw from once a draft of q was refused.
+    """max(0, p − q): what is left for the target to draw from once a draft of q was refused.
 
     Where q lacks nothing of p but by rounding, p itself.
     """
-    drafted = np.zeros(1 + max(int(p.ids[-1]), int(q.ids[-1])))
-    drafted[q.ids] = q.probs
-    # Where p has all tokens its ids are their places: to look each up takes as long as all the rest.
-    lacking = np.maximum(0.0, p.probs - (drafted if len(p.ids) == len(drafted) else drafted[p.ids]))
-    total = lacking.sum()
-    return Distribution(p.ids, lacking / total) if total > 0 else p
+    places = np.minimum(np.searchsorted(p.ids, q.ids), len(p.ids) - 1)
+    is_shared = p.ids[places] == q.ids
+    shared = places[is_shared]
+    total, left = p.weights.sum(), p.weights.copy()
+    left[shared] = total * np.maximum(0.0, left[shared] / total - q.probs[is_shared])
+    return Distribution(p.ids, left) if left.any() else p
 
 
 def _is_kept(token: int, p: Distribution, q: Distribution, decisions: Sampler, position: int) -> bool:
-    drafted = _probability(q, token)
+    drafted = q.probability(token)
     assert drafted > 0, f"token {token} cannot have been drawn from its distribution"
-    chance = min(1.0, _probability(p, token) / drafted)
-    return decisions.pick(Distribution(np.arange(2), np.array([1 - chance, chance])), position) == 1
-
-
-def _probability(distribution: Distribution, token: int) -> float:
-    place = int(np.searchsorted(distribution.ids, token))
-    is_there = place < len(distribution.ids) and distribution.ids[place] == token
-    return float(distribution.probs[place]) if is_there else 0.0
+    return decisions.uniform(position) * drafted < p.probability(token)

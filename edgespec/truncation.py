@@ -14,6 +14,7 @@ from edgespec.types import Row
 
 Ids = npt.NDArray[np.intp]
 Scores = npt.NDArray[np.float64]
+Weights = npt.NDArray[np.floating[Any]]
 Peak = np.floating[Any]  # the best logit
 
 _FOLD = 64
@@ -23,6 +24,7 @@ _SINGLE = 2e-5  # more than what a weight in single precision, or a sum of many,
 _DOUBLE = 1e-10  # more than what the order of its terms makes of a sum in double precision
 _LEVEL, _ONE = 19, 0x3F800000  # numbers in single precision that agree down to bit 19 are within 1/16 octave
 _TINY = 1e-300
+_PIECE = 1 << 14  # of logits, so that their weights stay in a core's cache: 0.3 ms for 152,000, 1.5 in one piece
 
 
 def scores_of(logits: Row, best: Peak, temperature: float) -> Scores:
@@ -34,6 +36,20 @@ def scores_of(logits: Row, best: Peak, temperature: float) -> Scores:
         scores = (logits - best).astype(np.float64)
         scores /= temperature
     return scores
+
+
+def weights_of(logits: Row, best: Peak, temperature: float) -> Weights:
+    """Probabilities beside that of the best, which has 1, [num_logits].
+
+    Of many in single precision: 0.1 ms for 152,000 of them, half of what doubles take. Each is off by less than
+    2e-5 of itself; all probabilities together by 2e-7 (total variation, a model's rows): 10¹³ draws would show it.
+    """
+    if len(logits) <= _FEW or temperature < _COLDEST:
+        return np.exp(scores_of(logits, best, temperature))
+    with np.errstate(over="ignore"):
+        single = (logits - best).astype(np.float32, copy=False)
+        single *= 1 / temperature
+    return np.exp(single, out=single)
 
 
 def top_k(logits: Row, k: int) -> Ids:
@@ -52,10 +68,15 @@ def top_k(logits: Row, k: int) -> Ids:
     return ids[logits[ids] >= _kth_largest(logits[ids], k)]
 
 
+def above(logits: Row, best: Peak, temperature: float, score: float) -> Ids:
+    """Indices of all tokens whose log-probability beside the best is score or more, and of few others."""
+    peak, least = float(best), float(best) + temperature * score
+    return np.flatnonzero(logits >= least - _SINGLE * (abs(peak) + abs(least) + 1))
+
+
 def likely(logits: Row, best: Peak, temperature: float, min_p: float) -> Ids:
     """Indices of the tokens whose weight is min_p or more."""
-    least = float(best) + temperature * math.log(min_p)
-    ids = np.flatnonzero(logits >= least - _SINGLE * (abs(float(best)) + abs(least) + 1))
+    ids = above(logits, best, temperature, math.log(min_p))
     return ids[np.exp(scores_of(logits[ids], best, temperature)) >= min_p]
 
 
@@ -94,7 +115,8 @@ def _totals(
     """What all weigh together, and how far off that may be: at first with a rest in single precision."""
     total = float(weights.sum()) + rest
     yield total, _SINGLE * rest + _DOUBLE * total
-    total = float(np.exp(scores_of(logits, best, temperature)).sum())
+    pieces = (logits[i : i + _PIECE] for i in range(0, len(logits), _PIECE))
+    total = sum(float(np.exp(scores_of(piece, best, temperature)).sum()) for piece in pieces)
     yield total, _DOUBLE * total
 
 
@@ -113,15 +135,17 @@ class _Head(NamedTuple):
 def _head(logits: Row, best: Peak, temperature: float, top_p: float) -> _Head:
     """By weights in single precision, summed level by level.
 
-    Of n tokens those that weigh less than an n-th of 1 − top_p are no part of a nucleus, even all together.
+    Of n tokens those that weigh less than an n-th of 1 − top_p are no part of a nucleus, even all together. Mostly
+    the nucleus is found as if n were small, which leaves few to look at.
     """
-    with np.errstate(over="ignore"):
-        single = (logits - best).astype(np.float32, copy=False)
-        single *= 1 / temperature
-    np.exp(single, out=single)
-    ids = np.flatnonzero(single >= ((1 - 5 * _SINGLE) * (1 - top_p) - _DOUBLE) / len(single))
-    head, single[ids] = single[ids], 0.0
-    rest = float(single.sum())
+    single = weights_of(logits, best, temperature)
+    for num in (_FOLD, _FOLD**2, len(single)):
+        ids = np.flatnonzero(single >= ((1 - 5 * _SINGLE) * (1 - top_p) - _DOUBLE) / num)
+        head, single[ids] = single[ids], 0.0
+        rest = float(single.sum())
+        if head.sum() * (1 - top_p) > top_p * rest * (1 + 5 * _SINGLE):
+            break
+        single[ids] = head
     level = (_ONE >> _LEVEL) - (head.view(np.int32) >> _LEVEL)
     sums = np.bincount(level, head).cumsum()
     last = int(np.searchsorted(sums, top_p * (sums[-1] + rest)))

@@ -13,11 +13,29 @@ Logits = npt.NDArray[np.float32]  # [num_rows, vocab_size]
 Row = npt.NDArray[np.floating[Any]]  # [vocab_size]
 
 
+class Range(NamedTuple):
+    """The least and the largest that a value was seen to be."""
+
+    low: float
+    high: float
+
+
 class Distribution(NamedTuple):
-    """Probabilities of the tokens that have any, after all processors."""
+    """Tokens that can come, after all processors, each as likely as its share of what they weigh together."""
 
     ids: npt.NDArray[np.intp]  # [num_ids], rising
-    probs: npt.NDArray[np.float64]  # [num_ids], their sum is 1
+    weights: npt.NDArray[np.floating[Any]]  # [num_ids]
+
+    @property
+    def probs(self) -> npt.NDArray[np.floating[Any]]:
+        """Of each of ids, [num_ids]; their sum is 1."""
+        probs: npt.NDArray[np.floating[Any]] = self.weights / self.weights.sum()
+        return probs
+
+    def probability(self, token: int) -> float:
+        place = int(np.searchsorted(self.ids, token))
+        is_there = place < len(self.ids) and self.ids[place] == token
+        return float(self.weights[place] / self.weights.sum()) if is_there else 0.0
 
 
 class Draft(NamedTuple):
@@ -122,6 +140,30 @@ class TreeDecoder(Decoder, Protocol):
         ...
 
 
+class Likeliest(NamedTuple):
+    """The likeliest token of each row of logits, the lowest id of equal ones.
+
+    is_sound: Whether all logits of a row are finite numbers; of others the id means nothing.
+    """
+
+    ids: npt.NDArray[np.int64]  # [num_rows]
+    is_sound: npt.NDArray[np.bool_]  # [num_rows]
+
+
+@runtime_checkable
+class ArgmaxDecoder(Decoder, Protocol):
+    """A decoder that can choose the likeliest tokens where it runs, so that rows need not come from there."""
+
+    @property
+    def has_argmax(self) -> bool:
+        """Of this model on this device."""
+        ...
+
+    def argmax(self, tokens: TokenIds, num_last: int) -> Likeliest:
+        """The likeliest token behind each of the last num_last tokens, [num_last]; errors as of logits."""
+        ...
+
+
 @runtime_checkable
 class PretendingDecoder(Decoder, Protocol):
     """A decoder that can take tokens as run that never were.
@@ -168,12 +210,20 @@ class Sampler(Protocol):
         """A token of a distribution, with the noise of a position."""
         ...
 
+    def uniform(self, position: int) -> float:
+        """A number from 0 below 1, by the noise of a position."""
+        ...
+
     def ranked(self, logits: Row, tokens: TokenIds, num_tokens: int) -> list[int]:
         """The token that a call gives, and those that it would give were all before them not there."""
         ...
 
     def apart(self, domain: int) -> "Sampler":
         """The same rule with other noise, independent of this one's and of every other domain's."""
+        ...
+
+    def drafting(self, domain: int) -> "Sampler":
+        """What to draft with where drafts are judged by their distributions; its noise as if apart."""
         ...
 
 

@@ -29,7 +29,7 @@ def moving_average(values, width):
 '''
 
 # Divergence that an export may have, by precision; what the formats have on real models is well below.
-_DIVERGENCE = {"fp32": 1e-4, "fp16": 1e-3, "source": 0.1, "int8": 0.1, "int4": 0.25}
+_DIVERGENCE = {"fp32": 1e-4, "fp16": 1e-3, "source": 0.1, "int8": 0.1, "int4": 0.25, "w8a16": 0.1}
 # One-row passes of a check; the difference of their logits is about the same in each.
 NUM_STEPS = 8
 _PIECE = 32  # tokens a pass; rows of a large vocabulary are many megabytes

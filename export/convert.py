@@ -24,13 +24,14 @@ from edgespec.export.precision import BLOCK_SIZES, FORMS, PRECISIONS, Rule
 from edgespec.export.progress import Progress
 from edgespec.export.reference import reference_logits
 from edgespec.export.sources import LoadedSource, read_source
+from edgespec.export.static_graph import build_static_graph
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import Check, KVCache, Manifest, SelfDrafter, file_record, write_manifest
+from edgespec.manifest import Check, KVCache, Manifest, SelfDrafter, Signature, file_record, write_manifest
 from edgespec.parts import as_text
 from edgespec.tokenizer import in_words, vocabulary_sha256
-from edgespec.types import Decoder, Logits, TokenIds
+from edgespec.types import Decoder, Logits, Range, TokenIds
 
 
 class OpenDecoder(Protocol):
@@ -39,11 +40,22 @@ class OpenDecoder(Protocol):
     def __call__(self, folder: Path, manifest: Manifest, *, deterministic: bool = True) -> Decoder: ...
 
 
+class MeasureRanges(Protocol):
+    """Runs a static graph over a text; ranges of each NAME whose NAME.low and NAME.high it gives.
+
+    The folder has a tokenizer and a chat template, and no manifest file yet.
+    """
+
+    def __call__(self, graph: Path, folder: Path, manifest: Manifest) -> dict[str, Range]: ...
+
+
 # Their residual streams go beyond 65504, where half floats end.
 _LARGE_ACTIVATIONS = ("gemma2", "gemma3")
 VOCAB_SUBSET = "vocab_subset.npy"
 # Every position costs a static form its share of each pass.
 _STATIC_CONTEXT, _STATIC_PREFILL = 1024, 64
+_CACHE_DTYPES = {"w8a16": "uint16"}
+_OBSERVED = "observed.onnx"  # in the folder while its ranges are measured
 
 
 def export_model(
@@ -60,6 +72,7 @@ def export_model(
     revision: str | None = None,
     license: str | None = None,
     open_decoder: OpenDecoder | None = None,
+    measure_ranges: MeasureRanges | None = None,
     report: Report = lambda line: None,
 ) -> Manifest:
     """Convert source into a model folder at output.
@@ -80,6 +93,7 @@ def export_model(
         revision: The commit or release of that repository.
         license: Of that repository, where the source itself states none.
         open_decoder: Loads a finished folder; given, the export is checked against its source with it.
+        measure_ranges: Finds the ranges of activations; w8a16 cannot do without.
         report: Takes one line a stage.
 
     Raises:
@@ -91,6 +105,8 @@ def export_model(
     if block_size not in BLOCK_SIZES:
         raise UsageError(f"block size is {block_size}; choose one of {', '.join(map(str, BLOCK_SIZES))}")
     expect_nothing(output)
+    if precision == "w8a16" and measure_ranges is None:
+        raise UsageError("w8a16 needs what measures the ranges of activations; give measure_ranges")
     report(f"reading {source}")
     is_checked = open_decoder is not None
     loaded, plan = plan_source(source, precision, form, drafting, hidden_layers, is_checked=is_checked)
@@ -109,7 +125,11 @@ def export_model(
             report(f"leaving out {loaded.num_left_out} tensors that see images; the export reads text")
         report(f"writing {loaded.config.num_layers} layers in {plan.precision} precision")
         manifest = _describe(name or as_text(output.name), loaded, rule, form, drafting, hidden_layers)
-        _write(folder, loaded, rule, manifest, drafting, Progress(plan.write_bytes, report))
+        progress = Progress(plan.write_bytes, report)
+        if measure_ranges is None or rule.precision != "w8a16":
+            _write(folder, loaded, rule, manifest, drafting, progress)
+        else:
+            _write_quantised(folder, loaded, rule, manifest, measure_ranges, progress, report)
         report("hashing")
         manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
         if open_decoder is not None:
@@ -146,14 +166,14 @@ def _form_precision(form: str, precision: str, drafting: Drafting, hidden_layers
     if form not in FORMS:
         raise UsageError(f"unknown form '{form}'; choose one of {', '.join(FORMS)}")
     if form != "npu":
+        if precision == "w8a16":
+            raise UsageError("w8a16 is a precision of the npu form; add --form npu, or choose --precision int8")
         return precision
     if drafting != Drafting() or hidden_layers:
         raise UsageError("the npu form has no drafters and no hidden states; leave these options out")
-    if precision not in ("auto", "source", "fp16", "fp32"):
-        raise UsageError(
-            f"the npu form holds fp16 or fp32, not {precision}; fewer bits need its vendor's calibration"
-        )
-    return "fp32" if precision == "fp32" else "fp16"
+    if precision not in ("auto", "source", "fp16", "fp32", "w8a16"):
+        raise UsageError(f"the npu form holds fp16, fp32 or w8a16, not {precision}; choose one of these")
+    return precision if precision in ("fp32", "w8a16") else "fp16"
 
 
 def _expect_possible(
@@ -172,7 +192,7 @@ def _expect_possible(
         raise UsageError(
             f"hidden states of layer {max(hidden_layers)} of a model that has 0 to {config.num_layers - 1}"
         )
-    is_half = precision == "fp16" if form == "npu" else form == "gpu" and precision != "fp32"
+    is_half = form != "cpu" and precision != "fp32"  # in w8a16 within norms
     if is_half and config.architecture in _LARGE_ACTIVATIONS:
         raise UsageError(
             f"activations of {config.architecture} exceed what fp16 holds; use --form cpu, or --precision fp32"
@@ -243,6 +263,42 @@ def _write(
         graphs = build_graphs(manifest, loaded.config, tensors, weights, rule)
     for file, graph in graphs.items():
         ir.save(graph, folder / file)
+    _write_text(folder, loaded, manifest)
+
+
+def _write_quantised(
+    folder: Path,
+    loaded: LoadedSource,
+    rule: Rule,
+    manifest: Manifest,
+    measure_ranges: MeasureRanges,
+    progress: Callable[[int], None],
+    report: Report,
+) -> None:
+    """The same in w8a16: a graph over the finished weights tells the ranges that those of the folder have."""
+    _write_text(folder, loaded, manifest)
+    observed = folder / _OBSERVED
+    with WeightsFile(folder / manifest.weights, progress) as weights:
+        graph = build_static_graph(
+            loaded.config,
+            loaded.tensors,
+            weights,
+            rule,
+            num_tokens=manifest.prefill_tokens,
+            capacity=manifest.context_length,
+        )
+        ir.save(graph, observed)
+        weights.flush()
+        report("measuring the ranges of activations")
+        ranges = measure_ranges(observed, folder, manifest)
+        graphs = build_graphs(manifest, loaded.config, loaded.tensors, weights, rule, ranges)
+    observed.unlink()
+    for file, model in graphs.items():
+        ir.save(model, folder / file)
+
+
+def _write_text(folder: Path, loaded: LoadedSource, manifest: Manifest) -> None:
+    """Tokenizer and chat template."""
     (folder / manifest.tokenizer).write_text(loaded.vocabulary.tokenizer_json, encoding="utf-8")
     if manifest.chat_template:
         template = loaded.vocabulary.chat_template or ""
@@ -270,7 +326,7 @@ def _describe(
             num_layers=config.num_layers,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            dtype="float16" if rule.is_half else "float32",
+            dtype=_CACHE_DTYPES.get(rule.precision, "float16" if rule.is_half else "float32"),
         ),
         vocab_size=config.vocab_size,
         vocab_sha256=vocabulary_sha256(tokenizer),
@@ -278,6 +334,8 @@ def _describe(
         eos_token_ids=vocabulary.eos_token_ids,
         add_bos=vocabulary.add_bos,
         source=loaded.source,
+        # A drafter's rows are read whole: how sure it is says how far it goes.
+        signature=Signature(best="best" if form == "gpu" and not is_drafter else None),
         chat_template="chat_template.jinja" if vocabulary.chat_template else None,
         tree_graph=None if is_drafter else "model_tree.onnx",
         sliding_window=min(windows, default=None),

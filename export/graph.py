@@ -8,6 +8,9 @@ Inputs, for a batch of one:
 Outputs:
     logits               float32 [batch, num_logits_to_keep, vocab_size]
     present.{i}.key, .value          the same buffers as past_key_values
+A graph that chooses also gives
+    best                 float32 [batch, num_logits_to_keep, 2]   of each row the id of the likeliest token,
+                                                                  the lowest of equal ones, and the sum of logits
 A tree graph also takes
     position_ids         int64 [batch, num_tokens]
     attention_bias       float32 [batch, 1, num_tokens, total]   added to the scores, large and negative to hide
@@ -51,6 +54,7 @@ class Variant:
     layers: tuple[int, ...] | None = None
     head: str = "head"
     has_tree_inputs: bool = False
+    has_best: bool = False
     hidden_layers: tuple[int, ...] = ()
 
 
@@ -121,6 +125,8 @@ class _Decoder:
         logits.type = ir.TensorType(ir.DataType.FLOAT)
         rows = self.tensors.get(self.variant.head, self.tensors["embedding"]).rows
         logits.shape = ir.Shape(["batch", "num_logits", rows])
+        if self.variant.has_best:
+            outputs.append(self._best(logits, rows))
         graph = ir.Graph(
             inputs,
             [logits, *outputs],
@@ -134,6 +140,23 @@ class _Decoder:
 
     def _op(self, kind: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
         return self.nodes.op(kind, *inputs, **attributes)
+
+    def _best(self, logits: ir.Value, vocab_size: int) -> ir.Value:
+        """The likeliest token of each row and the sum of the row, [batch, num_logits, 2].
+
+        Not by ArgMax: WebGPU's goes through a row with one thread, and CUDA's did until August 2026 (5 ms a row of
+        200,000: onnxruntime pull request 32092). Maxima may leave out what is no number, a sum does not.
+        """
+        last = self.nodes.constant("axis_2", np.array([2]))
+        ids = self.weights.append("token_ids", [np.arange(vocab_size, dtype=np.float32)], [vocab_size])
+        none = self.nodes.constant("no_token", np.array(vocab_size, np.float32))
+        is_largest = self._op("Equal", logits, self._op("ReduceMax", logits, last))
+        first = self._op("ReduceMin", self._op("Where", is_largest, ids, none), last)
+        best = self._op("Concat", first, self._op("ReduceSum", logits, last), axis=2)
+        best.name = "best"
+        best.type = ir.TensorType(ir.DataType.FLOAT)
+        best.shape = ir.Shape(["batch", "num_logits", 2])
+        return best
 
     def _hidden(self, i: int, residual: ir.Value) -> ir.Value:
         hidden = self._op("Cast", residual, to=int(ir.DataType.FLOAT))
@@ -289,10 +312,11 @@ class _Decoder:
         return outputs[0], outputs[3]
 
     def _last(self, x: ir.Value, num_logits: ir.Value) -> ir.Value:
+        # Counted from the shape, as sums of lengths are left to the host; a negated number would be made on the
+        # device and have to come back in the midst of the pass.
+        start = self._op("Sub", self._op("Shape", x, start=1, end=2), num_logits)
         ends = self.nodes.constant("end", np.array([np.iinfo(np.int64).max]))
-        return self._op(
-            "Slice", x, self._op("Neg", num_logits), ends, self.nodes.constant("axis_1", np.array([1]))
-        )
+        return self._op("Slice", x, start, ends, self.nodes.constant("axis_1", np.array([1])))
 
 
 def _tree_inputs(config: DecoderConfig) -> dict[str, ir.Value]:

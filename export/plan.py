@@ -72,12 +72,12 @@ def estimate(
     write_bytes = int(SOURCE_GROWTH * source_bytes if per_weight is None else per_weight * num_weights)
     fitting_s = num_weights / _FITTED_PER_S if precision == "int4" else 0.0
     peak_bytes, seconds = _BASE_BYTES + _SHARE * source_bytes, (source_bytes + write_bytes) / _BYTES_PER_S
-    if is_checked:
+    if is_checked or precision == "w8a16":  # whose ranges are measured by running it
         # Once mapped and once packed by the session, or widened to fp32, and rows of logits.
         own_bytes = {"fp32": write_bytes // 2, "fp16": 4 * num_weights}.get(precision, write_bytes)
         peak_bytes += write_bytes + own_bytes + _CHECKED_TOKENS * vocab_size * 4
         seconds += num_weights / _CHECKED_PER_S
-        if form == "npu":
+        if is_checked and form == "npu":
             seconds += num_weights / _STEPPED_PER_S
     return Plan(
         source=source,

@@ -14,6 +14,8 @@ _ALIGNMENT = 4096
 _SMALL_ALIGNMENT = 64
 _DTYPES = {
     np.dtype(np.uint8): ir.DataType.UINT8,
+    np.dtype(np.int8): ir.DataType.INT8,
+    np.dtype(np.uint16): ir.DataType.UINT16,
     np.dtype(np.float16): ir.DataType.FLOAT16,
     np.dtype(np.float32): ir.DataType.FLOAT,
     np.dtype(np.int64): ir.DataType.INT64,
@@ -44,6 +46,10 @@ class WeightsFile:
         else:
             with suppress(OSError):  # what is still buffered may not fit either
                 self._file.close()
+
+    def flush(self) -> None:
+        """Let others read what was appended."""
+        self._file.flush()
 
     def append(
         self,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from typing import Any, NamedTuple
 
-from edgespec.runtimes.hardware import Nvidia
+from edgespec.nvml import Nvidia
 
 PROVIDER = "CUDAExecutionProvider"
 # What onnxruntime-gpu from the package index is built for, and the first driver that knows it.

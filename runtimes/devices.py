@@ -16,8 +16,8 @@ import psutil
 
 from edgespec.errors import DeviceUnavailable
 from edgespec.host import processor
+from edgespec.nvml import nvidia
 from edgespec.runtimes import cuda
-from edgespec.runtimes.hardware import nvidia
 from edgespec.runtimes.plugins import PLUGINS, mend_of, registered
 
 # Distributions that all install the module onnxruntime, one over the other.

@@ -12,9 +12,10 @@ from typing import Any
 import psutil
 
 from edgespec.host import processor
+from edgespec.nvml import Nvidia, nvidia
 from edgespec.runtimes import cuda
 from edgespec.runtimes.devices import import_onnxruntime
-from edgespec.runtimes.hardware import Accelerator, Nvidia, accelerators, nvidia
+from edgespec.runtimes.hardware import Accelerator, accelerators
 from edgespec.runtimes.plugins import PLUGINS, Plugin, mend_of, registered
 
 _BUILT_IN = {

@@ -1,6 +1,5 @@
-"""What the system tells of this machine: cores, GPUs and NPUs, NVIDIA's driver. Knows nothing of ONNX Runtime."""
+"""What the system tells of this machine: cores, GPUs and NPUs. Knows nothing of ONNX Runtime."""
 
-import ctypes
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ import psutil
 
 _CPUS = Path("/sys/devices")
 _PCI = Path("/sys/bus/pci/devices")
-_NAME_BYTES = 96
 _VENDORS = {0x10DE: "NVIDIA", 0x1002: "AMD", 0x8086: "Intel", 0x5143: "Qualcomm", 0x106B: "Apple"}
 _DISPLAY, _ACCELERATOR = 0x03, 0x12  # classes of PCI
 
@@ -25,22 +23,6 @@ class Cores:
     logical: int
     performance: int | None = None
     efficiency: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NvidiaGpu:
-    name: str
-    memory_bytes: int
-    free_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Nvidia:
-    """An NVIDIA driver that answers: its version, the newest CUDA that it knows, its GPUs."""
-
-    driver: str
-    cuda: tuple[int, int]
-    gpus: tuple[NvidiaGpu, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,37 +72,3 @@ def _on_bus(bus: Path) -> Iterator[Accelerator]:
             kind = {_DISPLAY: "gpu", _ACCELERATOR: "npu"}.get(device_class >> 16)
             if kind and vendor in _VENDORS:
                 yield Accelerator(kind, _VENDORS[vendor])
-
-
-class _Memory(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
-
-
-def nvidia() -> Nvidia | None:
-    """What NVIDIA's management library says; None where it is not installed or finds no driver."""
-    with suppress(OSError, AttributeError):
-        library = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
-        if library.nvmlInit_v2() == 0:
-            try:
-                return _told(library)
-            finally:
-                library.nvmlShutdown()
-    return None
-
-
-def _told(library: ctypes.CDLL) -> Nvidia:
-    text, number = ctypes.create_string_buffer(_NAME_BYTES), ctypes.c_int()
-    library.nvmlSystemGetDriverVersion(text, _NAME_BYTES)
-    driver = text.value.decode(errors="replace")
-    library.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(number))
-    cuda = (number.value // 1000, number.value % 1000 // 10)
-    library.nvmlDeviceGetCount_v2(ctypes.byref(number))
-    return Nvidia(driver, cuda, tuple(_gpu(library, index) for index in range(number.value)))
-
-
-def _gpu(library: ctypes.CDLL, index: int) -> NvidiaGpu:
-    handle, text, memory = ctypes.c_void_p(), ctypes.create_string_buffer(_NAME_BYTES), _Memory()
-    library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
-    library.nvmlDeviceGetName(handle, text, _NAME_BYTES)
-    library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-    return NvidiaGpu(text.value.decode(errors="replace"), memory.total, memory.free)

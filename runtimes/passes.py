@@ -94,26 +94,41 @@ class Passes:
         self._num_logits = np.zeros(1, np.int64)
         self._biases: dict[str, npt.NDArray[np.float32]] = {}
         self._windows = _windows(self._session, manifest)
-        self._logits_type = _element_type(self._session, self._names.logits)
+        self._outputs = {self._names.logits: manifest.vocab_size}  # how many numbers a row of each has
+        if self._names.best:
+            self._outputs[self._names.best] = 2
+        self._types = {name: _element_type(self._session, name) for name in self._outputs}
+        self._memory = device.memory
         self._own = local()
         self._new_options = import_onnxruntime().RunOptions
         self._options = self._new_options()  # of the runs that go on, or of the last
 
-    def run(self, tokens: TokenIds, num_past: int, num_rows: int, places: Places | None = None) -> Logits:
+    def run(
+        self,
+        tokens: TokenIds,
+        num_past: int,
+        num_rows: int,
+        places: Places | None = None,
+        output: str | None = None,
+    ) -> Logits:
         """Run tokens behind the first num_past slots; logits of the last num_rows, [num_rows, vocab_size].
+
+        Args:
+            output: Rows of another of the graph's outputs, [num_rows, …]; no other comes to the host.
 
         Raises:
             MemoryExhausted: The cache or the workspace does not fit.
         """
         self.cache.prepare(num_past, len(tokens))
         self._bind_tokens(tokens, num_past, places)
-        logits = self._bind_logits(num_rows if self._names.num_logits_to_keep else len(tokens))
+        num_given = num_rows if self._names.num_logits_to_keep else len(tokens)
+        fetched = self._bind_outputs(output or self._names.logits, num_given)
         try:
             self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:  # ONNX Runtime has no common base of its own
             raise translated(error, "running a pass") from error
         self.cache.collect()
-        rows: Logits = logits[0, -num_rows:]
+        rows: Logits = fetched[0, -num_rows:]
         return rows if rows.dtype == np.float32 else rows.astype(np.float32)
 
     def begin(self) -> None:
@@ -142,19 +157,19 @@ class Passes:
             self._biases[name] = _bias(slots, len(tokens), places, window)
             self._bind_input(name, self._biases[name])
 
-    def _bind_logits(self, num_rows: int) -> npt.NDArray[Any]:
-        """The calling thread's own buffer, [1, num_rows, vocab_size]: another thread's call leaves it alone."""
-        logits: npt.NDArray[Any] | None = getattr(self._own, "logits", None)
-        if logits is None or logits.shape[1] != num_rows:
-            shape = (1, num_rows, self._manifest.vocab_size)
-            logits = self._own.logits = np.empty(shape, self._logits_type)
-        self._binding.bind_output(
-            self._names.logits, "cpu", 0, self._logits_type, logits.shape, logits.ctypes.data
-        )
+    def _bind_outputs(self, fetched: str, num_rows: int) -> npt.NDArray[Any]:
+        """The calling thread's own buffer, [1, num_rows, …]: another thread's call leaves it alone."""
         if self._names.num_logits_to_keep:
             self._num_logits = np.array([num_rows], np.int64)
             self._bind_input(self._names.num_logits_to_keep, self._num_logits)
-        return logits
+        for name in self._outputs.keys() - {fetched}:  # left where it is made
+            self._binding.bind_output(name, self._memory, 0)
+        held: dict[str, npt.NDArray[Any]] = self._own.__dict__.setdefault("held", {})
+        shape, kind = (1, num_rows, self._outputs[fetched]), self._types[fetched]
+        if fetched not in held or held[fetched].shape != shape:
+            held[fetched] = np.empty(shape, kind)
+        self._binding.bind_output(fetched, "cpu", 0, kind, shape, held[fetched].ctypes.data)
+        return held[fetched]
 
     def _bind_input(self, name: str, array: npt.NDArray[Any]) -> None:
         """Bind an array, which must live until the run is over: the binding keeps its address alone."""

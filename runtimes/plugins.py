@@ -27,7 +27,8 @@ class Plugin(NamedTuple):
 def _qnn_options(processor: str) -> tuple[tuple[str, str], ...]:
     """On a processor that has no such NPU beside it the emulator has to be told which one to be."""
     emulated = (("htp_arch", "75"), ("soc_model", "69")) if processor in ("x86_64", "AMD64") else ()
-    return ("backend_type", "htp"), *emulated
+    # By default the CPU turns floats that go in and out into levels, whose cache is the most of them.
+    return ("backend_type", "htp"), ("offload_graph_io_quantization", "0"), *emulated
 
 
 PLUGINS = (

@@ -123,6 +123,8 @@ def _wanted(manifest: Manifest) -> tuple[_Values, _Values]:
         inputs[names.num_logits_to_keep] = (("int64",), (1,))
     cache_type = {"float32": "float", "float16": "float16"}[kv.dtype]
     outputs: _Values = {names.logits: (("float", "float16"), (1, "rows", manifest.vocab_size))}
+    if names.best:
+        outputs[names.best] = (("float",), (1, "rows", 2))
     for past, present in names.caches(kv.num_layers):
         inputs[past] = ((cache_type,), (1, kv.num_kv_heads, "past", kv.head_dim))
         outputs[present] = ((cache_type,), (1, kv.num_kv_heads, "total", kv.head_dim))

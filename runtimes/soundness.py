@@ -1,4 +1,4 @@
-"""How wide a pass of a device may be before its rows are no longer those of narrow passes.
+"""How wide a pass of a device may be before its rows are no longer those of narrow ones; whether it chooses well.
 
 Providers choose other kernels for long passes, and some adapters compute these wrongly and say nothing.
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from edgespec.errors import DeviceUnavailable
-from edgespec.types import Logits, TokenIds
+from edgespec.types import Likeliest, Logits, TokenIds
 
 WIDTHS = (256, 64, 16)
 _NARROW = 8
@@ -25,8 +25,7 @@ def widest_sound(rows_of: RowsOf, vocab_size: int, context_length: int, device: 
     Raises:
         DeviceUnavailable: None of them does.
     """
-    # Tokens that are far apart, and no two the same, so that a row that sees too little shows it.
-    tokens = (np.arange(min(WIDTHS[0], context_length)) * 7919 % vocab_size).astype(np.int32)
+    tokens = probe(vocab_size, context_length)
     expected = rows_of(tokens, _NARROW)
     for width in WIDTHS:
         if _far_apart(rows_of(tokens, width), expected) < _TOLERANCE:
@@ -36,6 +35,17 @@ def widest_sound(rows_of: RowsOf, vocab_size: int, context_length: int, device: 
         "this model wrongly; use --device cpu",
         device=device,
     )
+
+
+def probe(vocab_size: int, context_length: int) -> TokenIds:
+    """Tokens that are far apart, and no two the same, so that a row that sees too little shows it."""
+    return (np.arange(min(WIDTHS[0], context_length)) * 7919 % vocab_size).astype(np.int32)
+
+
+def chooses_soundly(rows: Logits, found: Likeliest) -> bool:
+    """Whether tokens that a device chose are the likeliest of rows, but for the rounding between two passes."""
+    short = rows.max(1) - rows[np.arange(len(rows)), found.ids]
+    return bool(found.is_sound.all() and short.max() <= _TOLERANCE * rows.std())
 
 
 def _far_apart(rows: Logits, expected: Logits) -> float:

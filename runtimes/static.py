@@ -55,6 +55,7 @@ class StaticDecoder:
         }
         kv = manifest.kv_cache
         shape = (kv.num_kv_heads, manifest.context_length, kv.head_dim)
+        # Where nothing is cached yet is masked, so that any value will do.
         self._caches = {past: np.zeros(shape, kv.dtype) for past, _ in manifest.signature.caches(kv.num_layers)}
         self._held = np.zeros(0, np.int32)
         self._num_fed = 0
@@ -125,12 +126,7 @@ class StaticDecoder:
 
     def _pass(self, tokens: TokenIds, num_past: int) -> Logits:
         session, width = self._sessions[len(tokens)], len(tokens)
-        positions = np.arange(num_past, num_past + width, dtype=np.int32)
-        feeds: dict[str, npt.NDArray[Any]] = {"input_ids": tokens.astype(np.int32), "position_ids": positions}
-        for value in session.get_inputs():
-            if value.name.endswith("attention_mask"):
-                window = self._manifest.sliding_window if value.name.startswith("local") else None
-                feeds[value.name] = self._mask(positions, window)
+        feeds = pass_inputs(session, self._manifest, tokens, num_past)
         names = [value.name for value in session.get_outputs()]
         try:
             found = dict(zip(names, session.run(names, {**feeds, **self._caches}, self._options), strict=True))
@@ -141,13 +137,26 @@ class StaticDecoder:
         logits: Logits = found["logits"]
         return logits
 
-    def _mask(self, positions: npt.NDArray[np.int32], window: int | None) -> npt.NDArray[Any]:
-        """[num_tokens, capacity + num_tokens]: what is filled of the cache, and of the pass what came before."""
-        filled = np.arange(self.context_length)
-        slots = np.concatenate([np.where(filled < positions[0], filled, self.context_length), positions])
-        behind = positions[:, None] - slots
-        hidden = behind < 0 if window is None else (behind < 0) | (behind >= window)
-        return np.where(hidden, _HIDDEN, 0).astype(self._manifest.kv_cache.dtype)
+
+def pass_inputs(session: Any, manifest: Manifest, tokens: TokenIds, num_past: int) -> dict[str, npt.NDArray[Any]]:
+    """What a static graph takes beside its cache, of which num_past positions are filled."""
+    positions = np.arange(num_past, num_past + len(tokens), dtype=np.int32)
+    feeds: dict[str, npt.NDArray[Any]] = {"input_ids": tokens.astype(np.int32), "position_ids": positions}
+    for value in session.get_inputs():
+        if value.name.endswith("attention_mask"):
+            window = manifest.sliding_window if value.name.startswith("local") else None
+            mask = _mask(positions, manifest.context_length, window)
+            feeds[value.name] = mask.astype(np.float16 if value.type == "tensor(float16)" else np.float32)
+    return feeds
+
+
+def _mask(positions: npt.NDArray[np.int32], capacity: int, window: int | None) -> npt.NDArray[np.float64]:
+    """[num_tokens, capacity + num_tokens]: what is filled of the cache, and of the pass what came before."""
+    filled = np.arange(capacity)
+    slots = np.concatenate([np.where(filled < positions[0], filled, capacity), positions])
+    behind = positions[:, None] - slots
+    hidden = behind < 0 if window is None else (behind < 0) | (behind >= window)
+    return np.where(hidden, _HIDDEN, 0.0)
 
 
 def _open(

@@ -185,5 +185,6 @@ def tree_manifest(manifest: Manifest, device: Device) -> Manifest:
         position_ids="position_ids",
         attention_bias="attention_bias",
         local_attention_bias="local_attention_bias",
+        best=None,
     )
     return replace(manifest, graph=manifest.tree_graph, signature=signature)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from edgespec.exactness import width_difference
-from edgespec.types import Decoder, Logits, TokenIds
+from edgespec.runtimes.soundness import chooses_soundly
+from edgespec.types import ArgmaxDecoder, Decoder, Logits, TokenIds
 
 _NUM_READ = 48  # tokens of the prompt behind which rows are compared
 # Of the spread of the rows: half floats, and activations in 8 bits on the CPU, move a row by a hundredth or two.
@@ -16,18 +17,36 @@ _NEAR = 6  # the distance of two logits moves by less than so many typical diffe
 
 
 def beside_cpu(decoder: Decoder, reference: Decoder, num_tokens: int = 24) -> dict[str, Any]:
-    """Rows along the CPU's greedy text, by passes of several widths, and the device's own greedy text."""
+    """Rows along the device's greedy text, by passes of several widths, and its tokens, beside the CPU's rows.
+
+    The CPU reads that text at once: its passes of the gpu form take about as long at any width (docs/log.md).
+    """
     prompt = (np.arange(_NUM_READ) * 7919 % min(2048, reference.vocab_size)).astype(np.int32)
-    text = greedy(reference, prompt, num_tokens)
+    own = greedy(decoder, prompt, num_tokens)
+    text = own[:-1]
     expected = reference.logits(text, num_tokens).copy()
     by_width = {width: verdict(_rows(decoder, text, num_tokens, width), expected) for width in (1, 4, 24)}
-    own = greedy(decoder, prompt, num_tokens)
-    differing = np.flatnonzero((own != text)[_NUM_READ:])
-    is_right = all(found["verdict"] == "right" for found in by_width.values())
+    differing = np.flatnonzero(expected.argmax(1) != own[_NUM_READ:])
+    chosen = _chosen(decoder, text, num_tokens)
+    is_right = all(found["verdict"] == "right" for found in [*by_width.values(), chosen] if found)
     return {
         "rows": by_width,
+        "chosen": chosen,
         "greedy": {"num_tokens": num_tokens, "first_difference": int(differing[0]) if len(differing) else None},
         "verdict": "right" if is_right else "wrong",
+    }
+
+
+def _chosen(decoder: Decoder, text: TokenIds, num_rows: int) -> dict[str, Any] | None:
+    """The device's own choice of tokens beside its own rows; None where it does not choose."""
+    if not (isinstance(decoder, ArgmaxDecoder) and decoder.has_argmax):
+        return None
+    rows = decoder.logits(text, num_rows).copy()
+    found = decoder.argmax(text, num_rows)
+    return {
+        "verdict": "right" if chooses_soundly(rows, found) else "wrong",
+        "num_rows": num_rows,
+        "other": int((found.ids != rows.argmax(1)).sum()),
     }
 
 

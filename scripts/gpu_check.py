@@ -10,8 +10,9 @@ measured by itself; of one that does not fit or fails the reason is told, and th
 Printed are, for each model: passes by width behind a short and a long text; tokens a second of plain decoding and
 of drafts of three by a drafter on the CPU, in sequence, ahead and hedged, each beside plain decoding in the same
 session and in turn with it; the share of the time in which both worked; bytes between host and device for a pass,
-computed from the arrays that are bound; the most memory of the device in use, where its driver tells it; and rows
-and greedy tokens beside those of the CPU (beside_cpu.py). The exit code is 1 where any was wrong or failed.
+computed from the arrays that are bound, and what a pass takes whose rows come and one whose likeliest tokens alone
+do; the most memory of the device in use, where its driver tells it; and rows and greedy tokens beside those of the
+CPU (beside_cpu.py). The exit code is 1 where any was wrong or failed.
 """
 
 import argparse
@@ -23,10 +24,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from math import inf
 from pathlib import Path
 from threading import Event, Thread
+from time import perf_counter
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx
 import psutil
 from beside_cpu import beside_cpu, same_text
@@ -45,7 +49,7 @@ from edgespec.manifest import Manifest, read_manifest
 from edgespec.opening import ModelFolder, open_model, weights_bytes
 from edgespec.profiling import profile_target
 from edgespec.runtimes.devices import Device, find_device
-from edgespec.types import Decoder
+from edgespec.types import ArgmaxDecoder, Decoder, TokenIds
 
 REAL = "smollm2"
 _QUICK, _ALL = (REAL, "0.5b"), (REAL, "0.5b", "1.5b", "3b", "7b", "14b")
@@ -58,6 +62,7 @@ _SOURCE_BYTES, _EXPORT_BYTES = 2, {"int4": 0.9, "fp16": 2.2, "fp32": 4.2}
 _WIDENED = {"int4": 1.0, "fp16": 2.0, "fp32": 1.0}  # what the CPU makes of an export's weights
 _RESERVE_BYTES = 2 << 30
 _POLL_S = 0.02
+_NUM_FETCHED = 8  # passes of each kind
 
 
 class Made(NamedTuple):
@@ -171,6 +176,7 @@ def on_its_own(target: ModelFolder, device: Device) -> dict[str, Any]:
         "prefill_s": profile.prefill_s,
         "row_s": profile.transfer_s,
         "bytes": {width: bytes_of_pass(target.manifest, near, width, itemsize) for width in _WIDTHS},
+        "fetched_s": fetched_s(decoder, near),
     }
     room = headroom()
     needed = _WIDENED[target.manifest.precision] * weights_bytes(target) * 1.35 + _RESERVE_BYTES
@@ -187,7 +193,27 @@ def bytes_of_pass(manifest: Manifest, num_past: int, width: int, logits_itemsize
     names, total = manifest.signature, num_past + width
     to_device = 8 * (width + (total if names.attention_mask else 0) + (width if names.position_ids else 0))
     to_device += 8 if names.num_logits_to_keep else 0
-    return {"to_device": to_device, "to_host": width * manifest.vocab_size * logits_itemsize}
+    to_host = width * manifest.vocab_size * logits_itemsize
+    return {"to_device": to_device, "to_host": to_host, "to_host_greedy": 8 * width if names.best else to_host}
+
+
+def fetched_s(decoder: Decoder, num_past: int) -> dict[int, dict[str, float]] | None:
+    """What passes take when whole rows come and when likeliest tokens do, the fastest of several in turn.
+
+    None where the device does not choose.
+    """
+    if not (isinstance(decoder, ArgmaxDecoder) and decoder.has_argmax):
+        return None
+    ways: dict[str, Callable[[TokenIds, int], object]] = {"rows": decoder.logits, "tokens": decoder.argmax}
+    taken_s: dict[int, dict[str, float]] = {width: dict.fromkeys(ways, inf) for width in (1, 4, 8)}
+    text = np.arange(num_past + max(taken_s), dtype=np.int32) % decoder.vocab_size
+    for _ in range(_NUM_FETCHED):
+        for width, by_way in taken_s.items():
+            for way, run in ways.items():
+                started = perf_counter()
+                run(text[: num_past + width], width)
+                by_way[way] = min(by_way[way], perf_counter() - started)
+    return taken_s
 
 
 def _logits_itemsize(model: ModelFolder) -> int:
@@ -262,8 +288,14 @@ def lines_of(found: dict[str, Any]) -> list[str]:
     prefill_ms, row_ms = (1e3 * found[each] for each in ("prefill_s", "row_s"))
     lines.append(f"  a token of a prompt {prefill_ms:.3f} ms, a further row {row_ms:.3f} ms")
     one, eight = found["bytes"][1], found["bytes"][8]
-    carried = " and ".join(f"{each['to_device']} in, {each['to_host']} out" for each in (one, eight))
+    carried = " and ".join(
+        f"{each['to_device']} in, {each['to_host']} out, {each['to_host_greedy']} out of a greedy one"
+        for each in (one, eight)
+    )
     lines.append(f"  bytes of a pass of 1 and of 8: {carried}")
+    for width, by_way in (found["fetched_s"] or {}).items():
+        rows_ms, tokens_ms = (1e3 * by_way[way] for way in ("rows", "tokens"))
+        lines.append(f"  a pass of {width}: {rows_ms:.2f} ms with its rows, {tokens_ms:.2f} with its tokens alone")
     for name, each in found["schedules"].items():
         kept = "-" if each["acceptance_rate"] is None else f"{each['acceptance_rate']:.0%}"
         lines.append(
@@ -280,6 +312,11 @@ def lines_of(found: dict[str, Any]) -> list[str]:
         lines.append(
             f"  rows in passes of {width}: {rows['verdict']}, {apart} their spread from the CPU's, "
             f"{rows['near_ties']} near-ties and {rows['wrong']} wrong of {rows['num_rows']}"
+        )
+    if chosen := found.get("chosen"):
+        lines.append(
+            f"  tokens chosen there: {chosen['verdict']}, {chosen['other']} of {chosen['num_rows']} others than "
+            "those of its rows"
         )
     because = f" ({found['verdict_reason']})" if "verdict_reason" in found else ""
     return [*lines, f"  verdict: {found['verdict']}{because}", ""]

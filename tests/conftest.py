@@ -1,8 +1,11 @@
+import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import platformdirs
+import psutil
 import pytest
 import tiny
 from hypothesis import settings
@@ -10,13 +13,39 @@ from hypothesis import settings
 from edgespec.catalog import CATALOG, DEFAULT_MODEL, CatalogFile
 from edgespec.export.convert import export_model
 from edgespec.fetch import fetch
+from edgespec.template_process import TemplateProcess
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Properties are tried on fewer examples where the slow tests are left out too; a busy machine breaks none."""
+    """Properties are tried on fewer examples where the slow tests are left out too; a busy machine breaks none.
+
+    What is compiled is kept, here and by the many programs that tests start: 4 s of a process that tests.
+    """
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     num_examples = 30 if "not slow" in config.option.markexpr else 100
     settings.register_profile("of this run", max_examples=num_examples, deadline=None)
     settings.load_profile("of this run")
+
+
+def pytest_collection_finish() -> None:
+    """Tests that collect garbage look through their own, and not through all that was imported."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def share_of_the_machine() -> Iterator[None]:
+    """Of processes that test side by side each has its share of the cores, and none waits for the disk.
+
+    Threads that wait for each other's passes take twice the time of all where others have their cores.
+    """
+    num_logical, num_cores = psutil.cpu_count() or 1, psutil.cpu_count(logical=False) or 1
+    share = max(1, num_cores // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(psutil, "cpu_count", lambda logical=True: num_logical if logical else share)
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,6 +57,29 @@ def home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         patch.setenv("EDGESPEC_HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("EDGESPEC_CONFIG", os.devnull)
         yield
+
+
+class LentProcess:
+    """A process that renders templates, which outlives the engine that it is lent to."""
+
+    def __init__(self, owner: TemplateProcess) -> None:
+        self.start, self.render = owner.start, owner.render
+
+    def close(self) -> None:
+        """Its owner does that."""
+
+
+@pytest.fixture(scope="session")
+def template_process() -> Iterator[TemplateProcess]:
+    process = TemplateProcess()
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def one_template_process(template_process: TemplateProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of many engines that are not about their processes: each takes 0.07 s to start."""
+    monkeypatch.setattr("edgespec.loading.TemplateProcess", lambda: LentProcess(template_process))
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,13 @@
-"""NVIDIA's driver as pynvml shows it, with devices whose figures a test sets."""
+"""NVIDIA's driver as its library shows it, with devices whose figures a test sets."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
+from edgespec.nvml import Nvml
 
-class FakeError(Exception):
-    pass
+NO_DRIVER, NOT_FOUND, LOST = 9, 6, 15
+_FIRST = 100  # what the handle of the first device is
 
 
 @dataclass
@@ -18,33 +21,59 @@ class Gpu:
 
 @dataclass
 class FakeNvml:
-    """The names and arguments of pynvml, which a test compares."""
+    """Calls that fill what they are given and return an error's number; a test compares their names."""
 
     gpus: list[Gpu]
     has_driver: bool = True
-    num_inits: int = field(default=0)
-    NVMLError: type[Exception] = FakeError
+    num_open: int = 0
+    num_inits: int = 0
 
-    def nvmlInit(self) -> None:
-        if not self.has_driver:
-            raise FakeError("NVML Shared Library Not Found")
-        self.num_inits += 1
+    def nvmlInit_v2(self) -> int:
+        self.num_open += self.has_driver
+        self.num_inits += self.has_driver
+        return 0 if self.has_driver else NO_DRIVER
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:
-        if not 0 <= index < len(self.gpus):
-            raise FakeError("Invalid Argument")
-        return self.gpus[index]
+    def nvmlShutdown(self) -> int:
+        self.num_open -= 1
+        return 0
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Gpu:
-        for gpu in self.gpus:
-            if gpu.uuid == uuid:
-                return gpu
-        raise FakeError("Not Found")
+    def nvmlSystemGetDriverVersion(self, text: Any, size: int) -> int:
+        text.value = b"580.65.06"
+        return 0
 
-    def nvmlDeviceGetName(self, handle: Gpu) -> str:
-        return handle.name
+    def nvmlSystemGetCudaDriverVersion_v2(self, number: Any) -> int:
+        number._obj.value = 13010
+        return 0
 
-    def nvmlDeviceGetMemoryInfo(self, handle: Gpu) -> Gpu:
-        if handle.is_lost:
-            raise FakeError("GPU is lost")
-        return handle
+    def nvmlDeviceGetCount_v2(self, number: Any) -> int:
+        number._obj.value = len(self.gpus)
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> int:
+        if index.value >= len(self.gpus):
+            return NOT_FOUND
+        handle._obj.value = _FIRST + index.value
+        return 0
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:
+        for index, gpu in enumerate(self.gpus):
+            if gpu.uuid.encode() == uuid:
+                handle._obj.value = _FIRST + index
+                return 0
+        return NOT_FOUND
+
+    def nvmlDeviceGetName(self, handle: Any, text: Any, size: int) -> int:
+        text.value = self.gpus[handle.value - _FIRST].name.encode()
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:
+        gpu = self.gpus[handle.value - _FIRST]
+        if gpu.is_lost:
+            return LOST
+        memory._obj.total, memory._obj.free = gpu.total, gpu.free
+        return 0
+
+
+def opened(*gpus: Gpu, has_driver: bool = True) -> Callable[[], Nvml]:
+    """A driver with these devices, as Drivers takes one."""
+    return lambda: Nvml(lambda: FakeNvml(list(gpus), has_driver))

@@ -9,6 +9,8 @@ from edgespec.cli import main
 from edgespec.prompts import read_prompts
 from edgespec.report import table
 
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:

@@ -29,6 +29,8 @@ from edgespec.errors import MemoryExhausted
 from edgespec.stats import Stats, Tally
 from edgespec.transcript import AutosaveFile
 
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
 
 @pytest.fixture
 def session(tiny_model: Path, tmp_path: Path) -> Iterator[ChatSession]:

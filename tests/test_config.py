@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@cache
 def actions(command: str) -> dict[str, argparse.Action]:
     (leaf, *_) = [leaf for leaf in command_parser().leaves() if leaf.get_default("command") == command]
     return {action.dest: action for action in leaf._actions}

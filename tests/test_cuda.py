@@ -7,8 +7,8 @@ import onnxruntime
 import pytest
 
 from edgespec.errors import DeviceUnavailable
+from edgespec.nvml import Nvidia, NvidiaGpu
 from edgespec.runtimes import cuda, devices
-from edgespec.runtimes.hardware import Nvidia, NvidiaGpu
 from edgespec.runtimes.placement import placed_on
 
 GPU = NvidiaGpu("NVIDIA Test", 24 << 30, 20 << 30)

@@ -16,6 +16,8 @@ from edgespec.manifest import Manifest, read_manifest
 from edgespec.runtimes import devices
 from edgespec.runtimes.devices import Device, find_device
 
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
 CPU = find_device("cpu")
 GPU, NPU = Device("webgpu", "WebGpuExecutionProvider", "webgpu"), Device("qnn", "QNNExecutionProvider")
 NAMES = {"auto": CPU, "cpu": CPU, "webgpu": GPU, "gpu": GPU, "qnn": NPU}

@@ -9,10 +9,11 @@ import pytest
 
 from edgespec.cli import main
 from edgespec.devices_command import lines_of
+from edgespec.nvml import Nvidia, NvidiaGpu
 from edgespec.runtimes import cuda, discovery, hardware
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.discovery import Discovery, Found
-from edgespec.runtimes.hardware import Accelerator, Nvidia, NvidiaGpu
+from edgespec.runtimes.hardware import Accelerator
 from edgespec.runtimes.plugins import PLUGINS, mend_of
 
 GPU = NvidiaGpu("NVIDIA Test", 24 << 30, 20 << 30)
@@ -95,41 +96,6 @@ def test_accelerators_are_read_from_the_bus(tmp_path: Path) -> None:
     found = sorted(hardware._on_bus(tmp_path), key=str)
     assert found == [Accelerator("gpu", "NVIDIA"), Accelerator("npu", "Intel")]
     assert list(hardware._on_bus(tmp_path / "none")) == []
-
-
-class Nvml:
-    """NVIDIA's management library as the driver of one GPU would fill what it is given."""
-
-    def nvmlInit_v2(self) -> int:
-        return 0
-
-    def nvmlShutdown(self) -> int:
-        return 0
-
-    def nvmlSystemGetDriverVersion(self, text: Any, size: int) -> None:
-        text.value = b"580.65.06"
-
-    def nvmlSystemGetCudaDriverVersion_v2(self, number: Any) -> None:
-        number._obj.value = 13010
-
-    def nvmlDeviceGetCount_v2(self, number: Any) -> None:
-        number._obj.value = 1
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index: int, handle: Any) -> None:
-        handle._obj.value = 100 + index
-
-    def nvmlDeviceGetName(self, handle: Any, text: Any, size: int) -> None:
-        text.value = b"GPU %d" % handle.value
-
-    def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> None:
-        memory._obj.total, memory._obj.free = 24, 20
-
-
-def test_nvidia_tells_driver_cuda_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: Nvml())
-    assert hardware.nvidia() == Nvidia("580.65.06", (13, 1), (NvidiaGpu("GPU 100", 24, 20),))
-    monkeypatch.setattr(Nvml, "nvmlInit_v2", lambda self: 9)
-    assert hardware.nvidia() is None
 
 
 def test_cores_of_two_kinds_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

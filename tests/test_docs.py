@@ -138,8 +138,9 @@ def commands(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", [page for page in WRITTEN if commands(page)], ids=name_of)
 def test_commands_are_understood(page: Path) -> None:
     """Every line that calls edgespec has a command and options that there are."""
+    parser = command_parser()
     for line in commands(page):
-        options = command_parser().parse_args(shlex.split(line, comments=True)[1:])
+        options = parser.parse_args(shlex.split(line, comments=True)[1:])
         assert callable(options.run), line
 
 
@@ -150,13 +151,22 @@ def test_programs_and_files_that_are_named_are_there(page: Path) -> None:
     assert named or page.name != "README.md"
 
 
+def test_whole_suite_is_run_alike_with_make_and_without() -> None:
+    stated = [
+        re.search(r'pytest (-m "[^"]*")', (ROOT / name).read_text("utf-8")) for name in ("README.md", "Makefile")
+    ]
+    assert stated[0] is not None
+    assert stated[1] is not None
+    assert stated[0][1] == stated[1][1]
+
+
 def test_faults_are_all_there_and_so_are_their_tests() -> None:
     page = (ROOT / "docs" / "faults.md").read_text("utf-8")
     rows = dict(re.findall(r"^\| ([FB]\d+) \|.*\| (`.*`) \|$", page, re.MULTILINE))
     assert rows.keys() == {*(f"F{i}" for i in range(1, 41)), *(f"B{i}" for i in range(1, 15))}
     named = [test.split("::") for tests in rows.values() for test in re.findall(r"`(.+?)`", tests)]
     functions = {
-        path.name: {node.name for node in ast.walk(ast.parse(path.read_text("utf-8"))) if hasattr(node, "name")}
+        path.name: set(re.findall(r"^ *(?:def|class) (\w+)", path.read_text("utf-8"), re.MULTILINE))
         for path in (ROOT / "tests").glob("test_*.py")
     }
     assert [f"{module}::{name}" for module, name in named if name not in functions.get(module, set())] == []

@@ -20,6 +20,8 @@ from edgespec.sampling import SamplingParams
 from edgespec.tokenizer import open_tokenizer
 from edgespec.vocab_subset import read_subset
 
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
 TEXT = "the in the an the on er in the " * 3
 
 

@@ -32,7 +32,10 @@ from edgespec.prompt_encoder import PromptEncoder
 from edgespec.runtimes.devices import find_device, machine_key
 from edgespec.runtimes.table import TableDecoder
 from edgespec.speculation import Speculation
+from edgespec.template_process import TemplateProcess
 from edgespec.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_template_process")
 
 slow = pytest.mark.slow
 SAMPLED = SamplingParams(temperature=0.8, seed=11, repetition_penalty=1.1)
@@ -377,8 +380,10 @@ def test_settings_of_another_kind_are_refused_in_words(tiny_model: Path, argumen
         load(tiny_model, **arguments)
 
 
-def test_closed_engine_starts_nothing(tiny_model: Path) -> None:
+def test_closed_engine_starts_nothing(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.loading.TemplateProcess", TemplateProcess)
     engine = load(tiny_model)
+    assert engine._encoder._renderer._process is not None
     engine.close()
     with pytest.raises(EdgeSpecError, match="closed"):
         engine.generate("hi")

@@ -82,9 +82,13 @@ def test_all_differences_along_the_plain_text_are_found() -> None:
     assert len(places) == len(set(places)) > 5
 
 
+@pytest.fixture(scope="module")
+def whole() -> Comparison:
+    return compare(TableDecoder(VOCAB, seed=1), [PROMPT], gates, SAMPLINGS, max_tokens=40)
+
+
 @pytest.mark.parametrize("end", range(VOCAB))
-def test_texts_end_at_end_tokens(end: int) -> None:
+def test_texts_end_at_end_tokens(whole: Comparison, end: int) -> None:
     ended = compare(TableDecoder(VOCAB, seed=1), [PROMPT], gates, SAMPLINGS, max_tokens=40, ends={end})
-    whole = compare(TableDecoder(VOCAB, seed=1), [PROMPT], gates, SAMPLINGS, max_tokens=40)
     assert ended.num_tokens <= whole.num_tokens
     assert ended.differences == ()

@@ -12,6 +12,8 @@ from edgespec.experience import FILE_NAME, Experience, read_experience, write_ex
 from edgespec.profile import DrafterProfile, Profile
 from edgespec.runtimes.table import TableDecoder
 
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
 PROFILE = Profile(
     passes_s={64: {1: 0.02, 4: 0.04}, 1000: {1: 0.025}},
     prefill_s=0.005,

@@ -27,7 +27,10 @@ from edgespec.loading import load
 from edgespec.manifest import Signature
 from edgespec.runtimes import foreign
 
-pytestmark = pytest.mark.slow  # a module of many models or processes
+pytestmark = [
+    pytest.mark.slow,  # a module of many models or processes
+    pytest.mark.usefixtures("one_template_process"),
+]
 
 DATA = Path(__file__).parent / "data"
 

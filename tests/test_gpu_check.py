@@ -14,7 +14,7 @@ from gpu_check import bytes_of_pass
 from random_model import DRAFTER_LAYERS, NUM_KNOWN, SHAPES, drafter_of, write_model
 from safetensors.numpy import load_file
 
-from edgespec.manifest import read_manifest
+from edgespec.manifest import Signature, read_manifest
 from edgespec.runtimes.table import TableDecoder
 from edgespec.types import Logits
 
@@ -69,7 +69,11 @@ def test_texts_are_the_same_or_differ_at_a_token() -> None:
 def test_bytes_of_a_pass_are_those_of_the_arrays_that_are_bound(tiny_model: Path) -> None:
     manifest = replace(read_manifest(tiny_model), vocab_size=152_064)
     # 8 bytes for each of 4 ids, of 104 places of the mask, and for the number of rows.
-    assert bytes_of_pass(manifest, 100, 4, 2) == {"to_device": 8 * (4 + 104 + 1), "to_host": 4 * 152_064 * 2}
+    out = 4 * 152_064 * 2
+    carried = {"to_device": 8 * (4 + 104 + 1), "to_host": out, "to_host_greedy": out}
+    assert bytes_of_pass(manifest, 100, 4, 2) == carried
+    chooses = replace(manifest, signature=Signature(best="best"))
+    assert bytes_of_pass(chooses, 100, 4, 2) == carried | {"to_host_greedy": 4 * 8}
 
 
 def test_a_drafter_has_the_first_layers_and_rows_of_its_model(tmp_path: Path) -> None:

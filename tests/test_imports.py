@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ PURE = {
     "benchmark",
     "budget",
     "cache",
+    "calibration",
     "cancel",
     "catalog",
     "chances",
@@ -49,6 +51,7 @@ PURE = {
     "forks",
     "gate",
     "genai",
+    "greedy_rows",
     "headroom",
     "hedges",
     "host",
@@ -65,6 +68,7 @@ PURE = {
     "markdown_inline",
     "memory",
     "noise",
+    "nvml",
     "opener",
     "options",
     "piped",
@@ -152,15 +156,21 @@ JOINTS = {
 }
 
 
-def imported(path: Path) -> set[str]:
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def imported(path: Path) -> frozenset[str]:
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} imports relatively"
             names.add(node.module or "")
-    return names
+    return frozenset(names)
 
 
 def within(path: Path) -> set[str]:
@@ -217,7 +227,7 @@ def test_pytorch_is_imported_within_functions_of_one_module() -> None:
     ]:
         heavy = {name for name in imported(path) if name.split(".")[0] in ("torch", "transformers", "optimum")}
         assert not heavy or path.relative_to(ROOT) == Path("export/optimum.py"), path
-        top = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        top = [node for node in parsed(path).body if isinstance(node, (ast.Import, ast.ImportFrom))]
         names = [alias.name for node in top if isinstance(node, ast.Import) for alias in node.names]
         names += [node.module or "" for node in top if isinstance(node, ast.ImportFrom)]
         assert not heavy & set(names), path

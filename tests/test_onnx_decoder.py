@@ -137,7 +137,7 @@ def test_cache_form_and_hidden_states_are_those_of_the_graph(tiny_model: Path) -
 def test_device_that_fails_in_its_first_pass_is_one_that_does_not_run_the_model(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(*arguments: object) -> None:
+    def failing(*arguments: object, **named: object) -> None:
         raise EdgeSpecError("ONNX Runtime failed running a pass: requires f16")
 
     loaded = decoder(tiny_model)

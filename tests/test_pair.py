@@ -20,7 +20,10 @@ from edgespec.pair_check import best_length
 from edgespec.pairing import export_pair, judge_pair
 from edgespec.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.slow  # a module of many models or processes
+pytestmark = [
+    pytest.mark.slow,  # a module of many models or processes
+    pytest.mark.usefixtures("one_template_process"),
+]
 
 
 @pytest.fixture(scope="module")

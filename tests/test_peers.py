@@ -122,7 +122,10 @@ def test_worker_says_why_it_cannot_load(tmp_path: Path) -> None:
         WorkerPeer(Against(ABSENT, tmp_path), "plain", **setup())
 
 
-@pytest.mark.skipif(not KINDS["onnxruntime-genai"].is_installed, reason="of the extra bench")
+@pytest.mark.peers
+@pytest.mark.skipif(
+    not KINDS["onnxruntime-genai"].is_installed, reason="wants onnxruntime-genai, installed by hand"
+)
 def test_onnxruntime_genai_gives_the_text_of_plain_decoding_of_its_folder(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(Path(__file__).parent / "data" / "genai", tmp_path / "genai"))
     with load(folder, drafter="none") as engine:

@@ -16,6 +16,8 @@ from edgespec.profile import Took
 from edgespec.runtimes.devices import import_onnxruntime
 from edgespec.setting import Setting
 
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
 
 @pytest.fixture
 def target(tiny_model: Path, tmp_path: Path) -> Path:

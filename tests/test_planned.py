@@ -18,6 +18,8 @@ from edgespec.profile import DrafterProfile, Profile
 from edgespec.runtimes.devices import find_device, machine_key
 from edgespec.setting import Setting
 
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
 CPU = find_device("cpu")
 SETTING = Setting(device=CPU, drafter_device=CPU, num_threads=1)
 KEPT = {("tiny-int4", evidence): (8e5, 1e6) for evidence in range(-1, 16)}

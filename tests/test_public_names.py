@@ -14,6 +14,8 @@ import pytest
 import edgespec
 from edgespec import load
 
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
 NAMED = [getattr(edgespec, name) for name in edgespec.__all__]
 SECTIONS = ("Args:", "Raises:", "Returns:")
 

@@ -19,6 +19,7 @@ from edgespec.drafters import ModelDrafter, NgramDrafter
 from edgespec.gate import FixedGate
 from edgespec.lane_drafter import LaneDrafter
 from edgespec.lanes import VirtualLane
+from edgespec.noise import gumbel_noise
 from edgespec.rejection import rejection, residual
 from edgespec.runtimes.paced import PacedDecoder
 from edgespec.runtimes.table import TableDecoder
@@ -232,12 +233,16 @@ def _corrected_from_p(tokens: TokenIds, draft: Draft, logits: Logits, sampler: S
 
 def _with_the_noise_of_the_draft(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Sampler) -> TokenIds:
     """Decides with the noise that the drafter drew with."""
-    return rejection(tokens, draft, logits, _OneNoise(sampler.apart(len(tokens))))
+    drafting = sampler.drafting(len(tokens))
+    assert isinstance(drafting, GumbelSampler)
+    noise = gumbel_noise(drafting.seed or 0, len(tokens), draft.tokens[:1])
+    return rejection(tokens, draft, logits, _OneNumber(sampler, float(np.exp(-np.exp(-noise[0])))))
 
 
 @dataclass
-class _OneNoise:
+class _OneNumber:
     sampler: Sampler
+    number: float
 
     def __call__(self, logits: np.ndarray, tokens: TokenIds) -> int:
         return self.sampler(logits, tokens)
@@ -247,6 +252,9 @@ class _OneNoise:
 
     def pick(self, distribution: Distribution, position: int) -> int:
         return self.sampler.pick(distribution, position)
+
+    def uniform(self, position: int) -> float:
+        return self.number
 
     def apart(self, domain: int) -> Sampler:
         return self

@@ -16,6 +16,8 @@ from edgespec.prompts import BenchPrompt
 from edgespec.report import page, read_document, table
 from edgespec.report_svg import Bar, Point, Range, grouped_bars, lanes, pass_costs, position_bars, ranges
 
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
 HOSTILE = "<script>alert('x')</script>&\x1b[31m"
 PROMPTS = [BenchPrompt("a", ("the in the in the in", "second")), BenchPrompt("<b>", ("an on an on",))]
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -260,7 +262,6 @@ def test_model_and_report_exclude_each_other(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_png_shows_hostile_names(with_peers: dict[str, Any]) -> None:
-    pytest.importorskip("matplotlib", reason="of the extra bench")
     from edgespec.report_png import picture
 
     data = picture({**with_peers, "model": "$\\frac{" + HOSTILE})

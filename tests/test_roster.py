@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_nvml import FakeNvml, Gpu
+from fake_nvml import Gpu, opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -674,7 +674,7 @@ def test_a_drafter_on_a_device_is_let_go_when_its_driver_tells_less_and_no_token
         ways,
         VOCAB,
         machine.texts,
-        rooms=Places(["cuda"], lambda: ROOMY[HOST], machine.said.append, Drivers(lambda: FakeNvml([gpu]))),
+        rooms=Places(["cuda"], lambda: ROOMY[HOST], machine.said.append, Drivers(opened(gpu))),
         report=machine.said.append,
         clock=machine.clock,
         opener=Opener(machine.executor),
@@ -702,7 +702,7 @@ def test_a_cache_on_a_device_grows_by_what_that_device_has() -> None:
     machine, gpu = Machine(free_bytes=0), Gpu("it", 70 * MIB)
     roster = machine.roster(texts=frozenset())
     roster.rooms, roster.place = (
-        Places(["cuda"], lambda: ROOMY[HOST], print, Drivers(lambda: FakeNvml([gpu]))),
+        Places(["cuda"], lambda: ROOMY[HOST], print, Drivers(opened(gpu))),
         "cuda",
     )
     growing(machine, roster)

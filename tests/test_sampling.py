@@ -4,8 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import EdgeSpecError, UsageError
-from edgespec.noise import gumbel_noise
+from edgespec.noise import gumbel_noise, uniform
+from edgespec.rejection import rejection
 from edgespec.sampling import GumbelSampler, SamplingParams
+from edgespec.types import Draft
 
 seeds = st.integers(0, 2**32)
 TOKENS = np.array([3, 1, 4, 1, 5], np.int32)
@@ -25,7 +27,9 @@ def test_greedy_takes_the_largest_logit(seed: int) -> None:
     assert sample(logits) == logits.argmax()
 
 
-def plainly(logits: np.ndarray, tokens: np.ndarray, num_prompt: int, params: SamplingParams) -> tuple[int, dict]:
+def plainly(
+    logits: np.ndarray, tokens: np.ndarray, num_prompt: int, params: SamplingParams, least: float = 0.0
+) -> tuple[int, dict]:
     """What the sampler is to give, and what from, word for word: everything sorted, noise for every token."""
     logits = logits.copy()
     for token in set(tokens.tolist()):
@@ -39,7 +43,7 @@ def plainly(logits: np.ndarray, tokens: np.ndarray, num_prompt: int, params: Sam
     with np.errstate(over="ignore"):
         scores = (logits - logits.max()).astype(np.float64) / params.temperature
     weights = np.exp(scores)
-    stays = np.ones(len(logits), bool)
+    stays = weights >= least
     if params.top_k:
         stays &= logits >= np.sort(logits)[-min(params.top_k, len(logits))]
     if params.top_p < 1.0:
@@ -57,7 +61,7 @@ def plainly(logits: np.ndarray, tokens: np.ndarray, num_prompt: int, params: Sam
 def rows(draw: st.DrawFn) -> np.ndarray:
     """Peaky and flat ones, with ties, far-off values and tokens that cannot come."""
     rng = np.random.default_rng(draw(seeds))
-    size = draw(st.sampled_from([1, 5, 64, 65, 400, 513, 3000, 20_000]))
+    size = draw(st.sampled_from([1, 5, 64, 65, 400, 513, 3000, 20_000, 151_936]))
     logits = rng.normal(0, draw(st.sampled_from([0.0, 0.01, 1.0, 3.0, 30.0, 1e30])), size)
     logits[rng.integers(0, size, draw(st.sampled_from([0, 1, 50])))] += draw(st.sampled_from([-1.0, 8.0, 30.0]))
     step = draw(st.sampled_from([0.0, 0.125, 2.0]))
@@ -90,7 +94,48 @@ def test_what_is_skipped_changes_no_token(
     assert sampler(logits, tokens) == token
     found = sampler.distribution(logits, tokens)
     assert found.ids.tolist() == list(chances)
-    assert np.allclose(found.probs, list(chances.values()), rtol=1e-9, atol=0)
+    rtol = 1e-9 if found.weights.dtype == np.float64 else 2e-5
+    assert np.allclose(found.probs, list(chances.values()), rtol=rtol, atol=1e-9 * (rtol > 1e-9))
+
+
+def dense(chances: dict, size: int) -> np.ndarray:
+    probs = np.zeros(size)
+    probs[list(chances)] = list(chances.values())
+    return probs
+
+
+def picked(probs: np.ndarray, num_ids: int, seed: int, position: int) -> int:
+    """The token with the most noise; where more than 1024 can come, by all running sums."""
+    if num_ids > 1024:
+        reached = np.cumsum(probs)
+        return int(np.searchsorted(reached, uniform(seed, position) * reached[-1], side="right"))
+    with np.errstate(divide="ignore"):
+        return int((np.log(probs) + gumbel_noise(seed, position, np.arange(len(probs)))).argmax())
+
+
+@given(logits=rows(), params=SAMPLINGS, position=st.integers(0, 60), doubt=st.sampled_from([0.0, 0.1, 2.0]))
+def test_rejection_is_that_of_probabilities_for_every_token(
+    logits: np.ndarray, params: SamplingParams, position: int, doubt: float
+) -> None:
+    rng = np.random.default_rng(position)
+    size, tokens = len(logits), rng.integers(0, len(logits), position).astype(np.int32)
+    other = (logits + rng.normal(0, doubt, size)).astype(np.float32)
+    sampler, drafting = GumbelSampler(params), GumbelSampler(params).drafting(position)
+    draft = drafting.distribution(other, tokens)
+    token = drafting.pick(draft, position)
+    found = rejection(tokens, Draft(np.array([token]), distributions=(draft,)), np.stack([logits, other]), sampler)
+
+    p_of = plainly(logits, tokens, 0, params)[1]
+    q_of = plainly(other, tokens, 0, params, least=np.exp(-11.5))[1]
+    p, q = dense(p_of, size), dense(q_of, size)
+    assert token == picked(q, len(q_of), drafting.seed, position)
+    if uniform(sampler.apart(2**63).seed, position) < p[token] / q[token]:
+        after = np.append(tokens, token)
+        next_of = plainly(other, after, 0, params)[1]
+        wanted = [token, picked(dense(next_of, size), len(next_of), params.seed, position + 1)]
+    else:
+        wanted = [picked(np.maximum(0, p - q), len(p_of), sampler.apart(2**63 + 1).seed, position)]
+    assert found.tolist() == wanted
 
 
 @given(seed=seeds, position=st.integers(1, 10**6), spread=st.floats(0.01, 30))

@@ -193,7 +193,9 @@ def test_evidence_grows_along_the_draft() -> None:
     assert draft.evidence == (1, 4, 7, 7, 10, 10)
 
 
-@pytest.mark.parametrize("num_kinds", [1, 2, 50, 49152])
+@pytest.mark.parametrize(
+    "num_kinds", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(50, marks=pytest.mark.slow), 49152]
+)
 def test_memory_stays_below_200_bytes_a_token(num_kinds: int) -> None:
     tokens = np.random.default_rng(0).integers(0, num_kinds, 8_000).tolist()
     tracemalloc.start()

@@ -20,6 +20,7 @@ from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.placement import placement
 
 ADAPTER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
 pytestmark = [
@@ -69,6 +70,20 @@ def test_rows_are_those_of_the_cpu_however_passes_are_cut(models: Path) -> None:
     for num_tokens, num_last in ((10, 10), (13, 3), (14, 1), (11, 1), (290, 2), (300, 5), (40, 4)):
         expected = here.logits(tokens[:num_tokens], num_last)
         np.testing.assert_allclose(there.logits(tokens[:num_tokens], num_last), expected, atol=1e-3)
+
+
+def test_tokens_are_chosen_where_rows_are_made(models: Path) -> None:
+    folder = models / "target"
+    decoder = OnnxDecoder(folder, read_manifest(folder), find_device("webgpu"))
+    nodes = placement(decoder._passes._session)["WebGpuExecutionProvider"]
+    assert {"ReduceMax", "Equal", "Where", "ReduceMin", "ReduceSum", "Concat"} <= nodes.keys()
+    assert decoder.has_argmax
+    tokens = np.random.default_rng(1).integers(0, decoder.vocab_size, 300).astype(np.int32)
+    for num_tokens, num_last in ((10, 10), (13, 3), (14, 1), (290, 2), (300, 5), (40, 4)):
+        found = decoder.argmax(tokens[:num_tokens], num_last)
+        rows = decoder.logits(tokens[:num_tokens], num_last)
+        assert found.is_sound.all()
+        assert found.ids.tolist() == rows.argmax(1).tolist()
 
 
 def test_text_is_that_of_the_cpu_with_a_drafter_at_work_meanwhile(models: Path, tmp_path: Path) -> None:

@@ -140,12 +140,14 @@ def test_what_is_dropped_from_a_long_conversation_is_told(tiny_model: Path) -> N
 @pytest.fixture(scope="module")
 def display() -> Iterator[None]:
     """The desktop's, or one that is only in memory."""
-    pytest.importorskip("tkinter", reason="this Python has no Tk")
+    pytest.importorskip(
+        "tkinter", reason="the window wants Tk, which this Python was built without (Debian: python3-tk)"
+    )
     if os.environ.get("DISPLAY") or os.name == "nt":
         yield
         return
     if shutil.which("Xvfb") is None:
-        pytest.skip("no display and no Xvfb")
+        pytest.skip("the window wants a display, and there is neither one nor Xvfb (Debian: xvfb)")
     ours, theirs = os.pipe()
     command = ["Xvfb", "-displayfd", str(theirs), "-screen", "0", "800x600x24", "-nolisten", "tcp"]
     server = subprocess.Popen(command, pass_fds=[theirs], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
