@@ -290,15 +290,19 @@ def test_unknown_acceptance_is_refused(tiny_model: Path, acceptance: Any) -> Non
 
 @pytest.mark.slow
 def test_rejection_keeps_more_of_a_near_model_and_repeats_itself(tiny_model: Path, tiny_drafter: Path) -> None:
-    hot = [SamplingParams(temperature=1.5, seed=seed) for seed in range(20)]
     rates = {}
     for rule in ("equality", "rejection"):
         with load(tiny_model, drafter=str(tiny_drafter), draft_length=3, acceptance=rule) as engine:
-            answers = [engine.generate("the in", sampling=each, max_tokens=120) for each in [*hot, hot[0]]]
-        assert answers[0].token_ids == answers[-1].token_ids
-        num_drafted = sum(answer.stats.num_drafted for answer in answers[:-1])
-        rates[rule] = sum(answer.stats.num_accepted for answer in answers[:-1]) / num_drafted
-    assert rates["rejection"] > rates["equality"], rates
+            answers = [
+                engine.generate("the in", sampling=SamplingParams(temperature=1.5, seed=seed), max_tokens=120)
+                for seed in (*range(8), 7)  # of one seed chance decides
+            ]
+        assert answers[-1].token_ids == answers[-2].token_ids
+        num_accepted, num_verified = (
+            sum(getattr(answer.stats, name) for answer in answers) for name in ("num_accepted", "num_verified")
+        )
+        rates[rule] = num_accepted / num_verified
+    assert rates["rejection"] > rates["equality"] + 0.01
 
 
 @pytest.mark.parametrize("length", ["many", "-1", 65])
