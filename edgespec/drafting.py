@@ -124,13 +124,10 @@ def candidates(chain: Chain, place: str, rooms: Rooms) -> list[Candidate]:
 def _expect_trees(model: ModelFolder, device: Device, is_translated: bool) -> None:
     """Raises UsageError: The model cannot prepare several outcomes in one pass."""
     if is_translated or not can_run_trees(model.manifest, device):
-        why, cure = "has no graph of trees for its device", ", or export it again"
+        why = "has no graph of trees for its device"
         if is_translated:
-            why, cure = (
-                "has another vocabulary than the target, and what is translated drafts one branch alone",
-                "",
-            )
-        raise UsageError(f"{model.manifest.name} {why}; for 'hedged' use --schedule pipelined{cure}")
+            why = "has another vocabulary than the target, and what is translated drafts one branch alone"
+        raise UsageError(f"{model.manifest.name} {why}; for 'hedged' use another drafter, or --schedule pipelined")
 
 
 def planned(asked: Asked, target: ModelFolder, drafter: ModelFolder, setting: Setting) -> Schedule:

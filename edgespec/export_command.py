@@ -78,7 +78,12 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafter", metavar="SOURCE", help="export this too and write a folder that loads as a pair"
     )
-    parser.add_argument("--drafter-precision", choices=_PRECISIONS, help="default: the source's own")
+    parser.add_argument(
+        "--drafter-precision",
+        choices=_PRECISIONS,
+        metavar="PRECISION",
+        help="as --precision has them; default: the source's own",
+    )
     parser.add_argument("--json", action="store_true", help="print the manifest, or the check of a pair")
     parser.set_defaults(run=_export)
 

@@ -8,8 +8,10 @@ import threading
 from _thread import _count as num_threads
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from threading import Event, Timer
 from time import monotonic, sleep
 from types import FrameType
@@ -50,7 +52,7 @@ class StuckDecoder:
         self.error: Exception = EdgeSpecError("interrupted")
         self._table = TableDecoder(tiny.VOCAB, seed=3)
         self._num_left = stuck_at
-        self._ended = Event()
+        self._ended: SimpleQueue[None] = SimpleQueue()  # a signal handler may put into it while it does so
 
     @property
     def num_fed(self) -> int:
@@ -65,12 +67,18 @@ class StuckDecoder:
         return self._table.logits(tokens, num_last)
 
     def interrupt(self) -> None:
-        self._ended.set()
+        self._ended.put(None)
+
+    def _forget(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._ended.get_nowait()
 
     def _get_stuck(self) -> None:
-        self._ended.clear()
+        self._forget()
         self.is_stuck.set()
-        if self._ended.wait(LONGEST_S):
+        with suppress(Empty):
+            self._ended.get(timeout=LONGEST_S)
             raise self.error
 
 
@@ -351,8 +359,9 @@ class HastyDecoder(StuckDecoder):
     """A table whose passes take from nothing to 2 ms, and end when they are interrupted."""
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        self._ended.clear()
-        if self._ended.wait(0.002 * random.random() ** 4):
+        self._forget()
+        with suppress(Empty):
+            self._ended.get(timeout=0.002 * random.random() ** 4)
             raise EdgeSpecError("interrupted")
         return super().logits(tokens, num_last)
 
