@@ -9,7 +9,7 @@ import numpy as np
 from edgespec.acceptance import equality
 from edgespec.types import Distribution, Draft, Logits, Sampler, TokenIds, append
 
-# Domains of noise beside those of drafts, which are positions.
+# Domains of noise beside those of drafts, which are positions and 0.
 _DECISIONS, _CORRECTIONS = 2**63, 2**63 + 1
 
 

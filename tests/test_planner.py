@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.chances import Key
+from edgespec.chances import Chances, Key
 from edgespec.costs import PassCosts
 from edgespec.errors import MemoryExhausted
 from edgespec.hedges import Hedges
 from edgespec.manifest import KVCache, Manifest, Source
-from edgespec.paid import MOST_PREPARED, outcomes
+from edgespec.paid import HOPE, MOST_PREPARED, outcomes
 from edgespec.pipeline import best_pipelined, best_serial, pipelined_rate, serial_rate
 from edgespec.planner import (
     LONGEST,
@@ -236,6 +236,16 @@ def test_chances_of_a_drafter_that_never_drafted_are_assumed() -> None:
     assert not is_counted({("suffix", 1): (1.0, 2.0)}, "drafter")
     assert is_counted(kept(0.5), "drafter")
     assert chances_of(kept(0.5), "drafter").kept == pytest.approx([0.5] * LONGEST)
+
+
+def test_what_is_hoped_of_a_drafter_is_not_counted_until_it_has_drafted() -> None:
+    chances = Chances()
+    chances.expect("drafter", HOPE)
+    assert chances.of("drafter", 0) == pytest.approx(2 / 3)
+    assert not is_counted(chances.learned(), "drafter")
+    chances.judge("drafter", 0, is_kept=True)
+    assert is_counted(chances.learned(), "drafter")
+    assert chances.learned()["drafter", -1] == pytest.approx((4 * 0.998 + 1, 6 * 0.998 + 1))
 
 
 def test_best_of_several_drafters_and_the_order_of_layouts_does_not_matter() -> None:
