@@ -2,6 +2,8 @@
 
 import argparse
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -101,3 +103,30 @@ def test_a_worker_has_numpy_whole(importing: Importing, monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         worker.run_in_worker(argparse.Namespace(command="plan", run=ran.append))
     assert (imported, ran) == (["numpy"], [])
+
+
+# A thread that does not end stands for one within native code, which Python's own end makes a crash.
+PROGRAM = """
+import atexit, sys, threading, time
+from edgespec import __main__, cli
+
+def stopped():
+    print("printed")
+    {how}
+
+cli.main = stopped
+threading.Thread(target=time.sleep, args=(60,)).start()
+atexit.register(print, "cleaned up")
+sys.exit(__main__.main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [("return 130", 130), ("raise KeyboardInterrupt", 130), ("sys.exit(143)", 143)]
+)
+def test_a_command_that_was_stopped_waits_for_no_thread(how: str, code: int) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(how=how)], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (code, "printed\ncleaned up\n")
+    assert "Traceback" not in ended.stderr
