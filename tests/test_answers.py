@@ -123,6 +123,18 @@ def when_stuck(decoder: StuckDecoder, act: Callable[[], object]) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+def test_a_closed_stream_has_the_last_chunk_that_nobody_took(engine_of: EngineOf) -> None:
+    decoder = StuckDecoder(2)
+    stream = engine_of(decoder).stream(PROMPT, sampling=HOT, max_tokens=20)
+    assert stream.last is None
+    when_stuck(decoder, stream.close)
+    chunks = list(stream)
+    assert stream.last is not None
+    assert stream.last not in chunks
+    assert stream.last.finish_reason == "cancelled"
+    assert sum(each.lane == "target" for each in stream.last.timeline) == len(chunks)
+
+
 @pytest.fixture
 def whole(engine_of: EngineOf) -> tuple[int, ...]:
     return engine_of(StuckDecoder()).generate(PROMPT, sampling=HOT, max_tokens=20).token_ids
