@@ -13,6 +13,8 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from edgespec.interrupts import held_back
+
 if TYPE_CHECKING:
     from edgespec.answers import AnswerStream, Chunk, Completion
     from edgespec.chat_template import Message
@@ -81,4 +83,6 @@ def __getattr__(name: str) -> Any:
     """Import on first use, so that the command line starts at once and can be interrupted cleanly."""
     if name not in __all__:
         raise AttributeError(f"module 'edgespec' has no attribute '{name}'")
-    return getattr(import_module(f"edgespec.{_HOMES.get(name, 'errors')}"), name)
+    with held_back():  # NumPy, which most of them need, would be told to be broken
+        module = import_module(f"edgespec.{_HOMES.get(name, 'errors')}")
+    return getattr(module, name)

@@ -2,16 +2,44 @@
 
 import sys
 
+_STOPPED = (130, 143, 129)  # by Ctrl-C, SIGTERM, SIGHUP
+
 
 def main() -> int:
-    """Run the command that this process was started with, and return its exit code."""
+    """Run the command that this process was started with, and return its exit code, or end with it."""
     try:
         from edgespec.cli import main as run
 
-        return run()
+        code = run()
     except KeyboardInterrupt:
         print("edgespec: interrupted", file=sys.stderr)
-        return 130
+        code = _STOPPED[0]
+    except SystemExit as end:
+        if end.code not in _STOPPED:
+            raise
+        code = int(end.code)
+    if code in _STOPPED:
+        _leave(code)
+    return code
+
+
+def _leave(code: int) -> None:
+    """End here, and leave threads alone that are still within native code.
+
+    Python's own end takes the ground from under them, and the process aborts: "terminate called without an active
+    exception".
+    """
+    import atexit
+    import os
+
+    try:
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    except (OSError, ValueError, KeyboardInterrupt):  # nobody reads, or Ctrl-C once more
+        pass
+    finally:
+        os._exit(code)
 
 
 if __name__ == "__main__":

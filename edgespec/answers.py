@@ -88,6 +88,11 @@ class AnswerStream(Iterator[Chunk]):
         self._owner = Owner()
         self._collected = weakref.finalize(self, self._maker.end)
 
+    @property
+    def last(self) -> Chunk | None:
+        """The last chunk, once it is made: also where the stream was closed before anybody had it."""
+        return self._maker.last
+
     def __enter__(self) -> "AnswerStream":
         return self
 
@@ -191,6 +196,7 @@ class _Maker:
         self._thread: int | None = None
         self._owner = Owner()
         self._is_over = False
+        self.last: Chunk | None = None  # with a finish_reason
 
     def made(self) -> _Made:
         """The next chunk; waits for it."""
@@ -259,8 +265,11 @@ class _Maker:
         try:
             for wish in iter(self._wishes.get, None):
                 made = self._make(wish.asker)
+                is_last = made.chunk is None or made.chunk.finish_reason is not None
+                if is_last:
+                    self.last = made.chunk
                 wish.reply(made)
-                if made.chunk is None or made.chunk.finish_reason is not None:
+                if is_last:
                     break
             self._chunks.close()
         finally:

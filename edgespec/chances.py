@@ -34,6 +34,7 @@ class Chances:
     """
 
     past: dict[Key, tuple[float, float]] = field(default_factory=dict)  # kept, tried
+    _assumed: dict[Key, tuple[float, float]] = field(default_factory=dict)  # the same, of what was never tried
     _long: dict[Key, _Count] = field(default_factory=dict)
     _now: dict[Key, _Count] = field(default_factory=dict)
 
@@ -56,19 +57,22 @@ class Chances:
 
     def expect(self, source: str, counts: tuple[float, float]) -> None:
         """Tokens kept, and tried, of a source of which nothing is known."""
-        self.past.setdefault((source, _ALL), counts)
+        self._assumed.setdefault((source, _ALL), counts)
 
     def learned(self) -> Mapping[Key, tuple[float, float]]:
-        """What the next answer starts from."""
+        """What the next answer starts from: what was counted, and nothing that was assumed."""
         return self.past | {key: (count.kept, count.tried) for key, count in self._long.items()}
 
     def _start(self, key: Key) -> _Count:
         """What is known of a class before it is judged."""
-        if key in self.past:
-            return _Count(*self.past[key])
+        if before := self._before(key):
+            return _Count(*before)
         whole = (key[0], _ALL)
-        known = self._long.get(whole) or _Count(*self.past.get(whole, (_SHARE * _TRIED, _TRIED)))
+        known = self._long.get(whole) or _Count(*(self._before(whole) or (_SHARE * _TRIED, _TRIED)))
         return _Count(_TRIED * known.kept / known.tried, _TRIED)
+
+    def _before(self, key: Key) -> tuple[float, float] | None:
+        return self.past.get(key) or self._assumed.get(key)
 
 
 def position_class(position: int) -> int:

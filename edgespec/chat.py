@@ -3,8 +3,8 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from edgespec.answers import Chunk
@@ -30,15 +30,15 @@ def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> 
     """
     reply = session.conversation.stream(prompt)
     session.save()
-    with closing(reply), stopped_by_ctrl_c(reply.cancel) as was_pressed:
+    with _stopped_by_ctrl_c(session, reply) as was_pressed:
         if as_json:
             answer = _seen(reply)
         else:
             _tell_dropped(say_problem, reply)
             answer = _shown(reply, _printer(session), _reading(session, reply))
-    if not as_json and answer.last and (ended := why(answer.last.finish_reason)):
-        say_stage(ended)
-    session.keep(answer)
+        if not as_json and answer.last and (ended := why(answer.last.finish_reason)):
+            say_stage(ended)
+        session.keep(answer)
     if was_pressed():
         raise KeyboardInterrupt
     if as_json:
@@ -133,11 +133,11 @@ def _answer(session: ChatSession, reply: Reply) -> None:
     session.say("")
     _tell_dropped(session.say, reply)
     try:
-        with closing(reply), stopped_by_ctrl_c(reply.cancel):
+        with _stopped_by_ctrl_c(session, reply):
             answer = _shown(reply, _printer(session), _reading(session, reply))
+            session.keep(answer)
     finally:
         session.save()
-    session.keep(answer)
     session.say("")
     if session.view == "drafted" and is_plain(sys.stdout):
         origins = Counter(origin for chunk in answer.chunks for origin in chunk.origins)
@@ -149,6 +149,22 @@ def _answer(session: ChatSession, reply: Reply) -> None:
         session.say(" · ".join(parts))
     if not reply.text:
         session.say("nothing was answered; /retry asks again, another message takes its place")
+
+
+@contextmanager
+def _stopped_by_ctrl_c(session: ChatSession, reply: Reply) -> Iterator[Callable[[], bool]]:
+    """Yields whether it was pressed; what was made until it was pressed twice is kept too."""
+    before = session.answer
+    with closing(reply), stopped_by_ctrl_c(reply.cancel) as was_pressed:
+        try:
+            yield was_pressed
+        except Leave:
+            reply.close()
+            if session.answer is before:
+                session.keep(Answer((), reply.last))
+            if session.trace and not reply.last:
+                say_problem("the trace lacks the last answer, which was left before its end")
+            raise
 
 
 def _tell_dropped(tell: Callable[[str], None], reply: Reply) -> None:

@@ -5,7 +5,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import current_thread, main_thread
+from time import monotonic
 from types import FrameType
+
+from edgespec.clock import Clock
+
+# One press may come twice: to the process group, and once more from the supervisor, which passes on what it got.
+_ONE_PRESS_S = 0.3
 
 
 class Leave(KeyboardInterrupt):
@@ -13,8 +19,8 @@ class Leave(KeyboardInterrupt):
 
 
 @contextmanager
-def stopped_by_ctrl_c(stop: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C calls stop, another one before the end raises Leave.
+def stopped_by_ctrl_c(stop: Callable[[], None], clock: Clock = monotonic) -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C calls stop, another one before the end raises Leave, unless it comes at once.
 
     Yields:
         Whether it was pressed.
@@ -22,18 +28,19 @@ def stopped_by_ctrl_c(stop: Callable[[], None]) -> Iterator[Callable[[], bool]]:
     if current_thread() is not main_thread():  # which alone may set handlers
         yield lambda: False
         return
-    is_stopping = False
+    pressed_s: float | None = None
 
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal is_stopping
-        if is_stopping:
+        nonlocal pressed_s
+        if pressed_s is None:
+            pressed_s = clock()
+            stop()
+        elif clock() - pressed_s > _ONE_PRESS_S:
             raise Leave
-        is_stopping = True
-        stop()
 
     before = signal.signal(signal.SIGINT, handle)
     try:
-        yield lambda: is_stopping
+        yield lambda: pressed_s is not None
     finally:
         signal.signal(signal.SIGINT, before)
 

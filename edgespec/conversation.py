@@ -314,6 +314,11 @@ class Reply:
         """The answer so far."""
         return "".join(chunk.text for chunk in self._seen)
 
+    @property
+    def last(self) -> Chunk | None:
+        """The last chunk, once it is made: also where the answer was closed before anybody had it."""
+        return self._chunks.last
+
     def cancel(self) -> None:
         """End the answer at once, from any thread or a signal handler; a last chunk says that it was cancelled."""
         self._chunks.cancel()

@@ -166,7 +166,8 @@ class ModelDrafter:
         for tip, text in zip(tips, texts, strict=True):
             row = rows[tip - max(first, -1)]
             q = sampler.distribution(row, text) if ask.with_distributions else None
-            guesses.append(_guess(row, sampler(row, text), q, text, ask, sampler)._replace(after=tip))
+            token = sampler(row, text) if q is None else sampler.pick(q, len(text))
+            guesses.append(_guess(row, token, q, text, ask, sampler)._replace(after=tip))
         return guesses
 
     def interrupt(self) -> None:

@@ -124,13 +124,10 @@ def candidates(chain: Chain, place: str, rooms: Rooms) -> list[Candidate]:
 def _expect_trees(model: ModelFolder, device: Device, is_translated: bool) -> None:
     """Raises UsageError: The model cannot prepare several outcomes in one pass."""
     if is_translated or not can_run_trees(model.manifest, device):
-        why, cure = "has no graph of trees for its device", ", or export it again"
+        why = "has no graph of trees for its device"
         if is_translated:
-            why, cure = (
-                "has another vocabulary than the target, and what is translated drafts one branch alone",
-                "",
-            )
-        raise UsageError(f"{model.manifest.name} {why}; for 'hedged' use --schedule pipelined{cure}")
+            why = "has another vocabulary than the target, and what is translated drafts one branch alone"
+        raise UsageError(f"{model.manifest.name} {why}; for 'hedged' use another drafter, or --schedule pipelined")
 
 
 def planned(asked: Asked, target: ModelFolder, drafter: ModelFolder, setting: Setting) -> Schedule:
@@ -140,7 +137,7 @@ def planned(asked: Asked, target: ModelFolder, drafter: ModelFolder, setting: Se
     """
     if asked != "auto":
         return asked
-    known = read_experience(target.folder, _quietly)
+    known = read_experience(target.folder)
     layout = _layout(drafter, setting, known)
     if layout is None:
         return "pipelined"
@@ -158,7 +155,7 @@ def planned_threads(target: ModelFolder, drafter: ModelFolder, setting: Setting)
     """
     if setting.deterministic:
         return setting
-    known = read_experience(target.folder, _quietly)
+    known = read_experience(target.folder)
     usual, *others = [_layout(drafter, each, known) for each in splits_of(setting, True)]
     split = [layout for layout in others if layout is not None]
     if usual is None or not split or not is_counted(known.chances, drafter.manifest.name):
@@ -205,8 +202,8 @@ def translation(target: ModelFolder, draft: ModelFolder, report: Report) -> Tran
         return None
     translate, share = found
     report(
-        f"{draft.manifest.name} has another vocabulary than {target.manifest.name} and drafts the {share:.0%} of "
-        "the tokens of ordinary text that it has too"
+        f"{draft.manifest.name} has another vocabulary than {target.manifest.name}: it has {share:.0%} of the "
+        "tokens of ordinary text, and drafts these alone"
     )
     return translate
 
@@ -236,9 +233,9 @@ def speculation_of(
     drafts = {lane: astuple(profile.draft_costs(lane)) for lane in lanes.values()}
     drafts |= known.drafts.get(machine, {})
 
-    def save(learned: Speculation) -> None:
+    def save(learned: Speculation, report: Report = lambda line: None) -> None:
         if is_ours:
-            known = read_experience(folder, _quietly)
+            known = read_experience(folder)
             drafts = {setting.lane(name): astuple(paid.costs) for name, paid in learned.paid.items()}
             write_experience(
                 folder,
@@ -249,6 +246,7 @@ def speculation_of(
                     chances={**known.chances, **learned.past},
                     profiles={**known.profiles, machine: profile},
                 ),
+                report,
             )
 
     paid = {}
@@ -257,12 +255,8 @@ def speculation_of(
         costs, slowed = DraftCosts(*drafts[lane]), known_beside.slowed
         paid[name] = PaidSource(costs, slowed=slowed, branched=branched(known_beside))
     speculation = Speculation(drafters, None, ratios, profile.held_costs(), paid, known.chances, save)
-    save(speculation)
+    save(speculation, report)
     return speculation
-
-
-def _quietly(line: str) -> None:
-    """For a file whose damage is told where it is first used."""
 
 
 def window_of(names: Collection[str], length: int | None, target: ModelFolder, setting: Setting) -> Window | None:
@@ -276,7 +270,7 @@ def window_of(names: Collection[str], length: int | None, target: ModelFolder, s
         tree_manifest(manifest, setting.device)
     elif "auto" not in names or length is not None or not can_run_trees(manifest, setting.device):
         return None
-    ratios = read_experience(folder, _quietly).ratios.get(setting.machine)
+    ratios = read_experience(folder).ratios.get(setting.machine)
     window = fitting(PassCosts(dict(ratios))) if ratios else None
     if "lookahead" not in names:
         return window

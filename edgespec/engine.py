@@ -13,6 +13,7 @@ from edgespec.answering import Answering, Request
 from edgespec.answers import AnswerStream, Chunk, Completion, chunks_of
 from edgespec.errors import ContextOverflow, EdgeSpecError, ManifestError, UsageError
 from edgespec.forks import Owner
+from edgespec.headroom import return_freed
 from edgespec.manifest import Manifest
 from edgespec.memory import Memory
 from edgespec.prompt_encoder import Prompt, PromptEncoder
@@ -96,6 +97,7 @@ class Engine:
         self._roster = Roster()
         if self._memory:
             self._memory.save()
+        return_freed()
 
     def plain(self) -> "Engine":
         """The same loaded model without speculation; decoders and cache are shared."""

@@ -4,7 +4,6 @@ No text is kept, and nothing that a text could be told from.
 """
 
 import json
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +11,14 @@ from typing import Any
 
 from edgespec.chances import Key
 from edgespec.disk import replace_file
+from edgespec.json_file import read_json
 from edgespec.profile import Profile, document_of, number, profile_from
 
 FILE_NAME = "experience.json"
 _VERSION = 1
 _LARGEST_BYTES = 1 << 23
+
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +36,25 @@ class Experience:
     profiles: Mapping[str, Profile] = field(default_factory=dict)
 
 
-def read_experience(folder: Path, report: Callable[[str], None]) -> Experience:
+def read_experience(folder: Path, report: Report = lambda line: None) -> Experience:
     """What the folder holds; nothing where there is none or it cannot be understood, which is reported."""
     path = folder / FILE_NAME
     try:
-        stated = path.stat()
-        if not stat.S_ISREG(stated.st_mode) or stated.st_size > _LARGEST_BYTES:
-            raise ValueError("no file of a size that edgespec writes")
-        return _parsed(json.loads(path.read_text(encoding="utf-8")))
+        return _parsed(read_json(path, _LARGEST_BYTES))
     except FileNotFoundError:
         return Experience()
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        report(f"{path} cannot be used ({error!r}); measuring anew")
-        return Experience()
+    except _Unknown as error:
+        why = str(error)
+    except OSError as error:
+        why = error.strerror or "it cannot be read"
+    except ValueError as error:
+        why = f"it is no sound JSON: {error}"
+    report(f"{path} cannot be used ({why}); measuring anew")
+    return Experience()
 
 
-def write_experience(folder: Path, experience: Experience) -> None:
-    """Best effort: a folder that cannot be written is measured again the next time."""
+def write_experience(folder: Path, experience: Experience, report: Report = lambda line: None) -> None:
+    """Best effort: where a folder cannot be written, which is reported, it is measured again the next time."""
     document = {
         "version": _VERSION,
         "ratios": {machine: dict(ratios) for machine, ratios in experience.ratios.items()},
@@ -60,13 +64,29 @@ def write_experience(folder: Path, experience: Experience) -> None:
     }
     try:
         replace_file(folder / FILE_NAME, json.dumps(document).encode())
-    except OSError:
-        return
+    except OSError as error:
+        report(
+            f"{folder} cannot be written ({error.strerror}): what was measured and learned of its model on this "
+            "machine is not kept for the next time"
+        )
+
+
+class _Unknown(Exception):
+    """Why a document is none of ours."""
 
 
 def _parsed(document: Any) -> Experience:
-    if document["version"] != _VERSION:
-        raise ValueError(f"version {document['version']}")
+    """Raises _Unknown: It does not say what it is to."""
+    try:
+        version = document["version"]
+        if version == _VERSION:
+            return _stated(document)
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+        raise _Unknown("it does not state what edgespec writes there") from None
+    raise _Unknown(f"it is of version {str(version)[:20]}, wanted {_VERSION}")
+
+
+def _stated(document: Any) -> Experience:
     ratios = {
         str(machine): {int(width): number(ratio, 1.0, 1e3) for width, ratio in stated.items()}
         for machine, stated in document["ratios"].items()

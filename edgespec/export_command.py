@@ -78,7 +78,12 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafter", metavar="SOURCE", help="export this too and write a folder that loads as a pair"
     )
-    parser.add_argument("--drafter-precision", choices=_PRECISIONS, help="default: the source's own")
+    parser.add_argument(
+        "--drafter-precision",
+        choices=_PRECISIONS,
+        metavar="PRECISION",
+        help="as --precision has them; default: the source's own",
+    )
     parser.add_argument("--json", action="store_true", help="print the manifest, or the check of a pair")
     parser.set_defaults(run=_export)
 
@@ -300,7 +305,7 @@ def _export_model(options: argparse.Namespace) -> int:
                 f"{check.reference_nll:.4f}; divergence {check.divergence:.4f}, the same likeliest token at "
                 f"{check.agreement:.0%}"
             )
-            if (words := quality(check)) is not None:
+            if (words := quality(check, manifest.form)) is not None:
                 say_stage(words)
         say_stage(f"wrote {options.output} ({manifest.weights_bytes / 1e6:.0f} MB)")
         place = _as_argument(options.output)

@@ -47,7 +47,9 @@ class FixedGate:
             num_tokens, with_distributions=self._with_distributions, ahead=True, least=num_tokens, hedged=True
         )
         if self._with_distributions:
-            sampler = sampler.drafting(len(tokens))
+            # One noise for all rounds, so that a token is the same whenever it was drafted. A position is judged
+            # once, and how far a draft goes is fixed, so that what is drawn says nothing of what is decided.
+            sampler = sampler.drafting(0)
         for drafter in self._drafters if ask.num_tokens > 0 else ():
             draft = drafter.draft(tokens, ask, sampler)
             if len(draft.tokens):

@@ -126,6 +126,7 @@ def self_drafter(manifest: Manifest) -> Manifest:
         manifest,
         name=name,
         graph=drafter.graph,
+        tree_graph=None,
         signature=replace(manifest.signature, best=None),
         kv_cache=cache,
         vocab_subset=drafter.vocab_subset,

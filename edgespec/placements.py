@@ -53,7 +53,9 @@ class Placements:
             lacking = [each for each in self._lacking(profile, setting) if each not in self.unopened]
             if measures_anew or (i == 0 and (profile is None or lacking)):
                 measured, more = self._measured(profile, lacking, setting, is_verified=i > 0)
-                self._remember(measured, profile is None, lacking, setting)
+                # What keeps one from being written keeps all: it is told once.
+                told = self.report if i == 0 else lambda line: None
+                self._remember(measured, profile is None, lacking, setting, told)
                 profile, took = measured, took.plus(more)
             if profile is not None:
                 found += self._laid_out(profile, setting)
@@ -99,7 +101,9 @@ class Placements:
                 found.append(Layout(setting.target_place, refined, drafter.manifest.name, setting.drafter_place))
         return found or [Layout(setting.target_place, profile.refined(known.ratios.get(machine), None, None))]
 
-    def _remember(self, profile: Profile, is_new: bool, measured: Sequence[ModelFolder], setting: Setting) -> None:
+    def _remember(
+        self, profile: Profile, is_new: bool, measured: Sequence[ModelFolder], setting: Setting, report: Report
+    ) -> None:
         if not self.target.manifest.files:  # nothing is written into a folder that others made
             return
         known, machine = self._known(), setting.machine
@@ -117,7 +121,8 @@ class Placements:
                 drafts={**known.drafts, machine: {**known.drafts.get(machine, {}), **drafts}},
                 profiles={**known.profiles, machine: merged},
             ),
+            report,
         )
 
     def _known(self) -> Experience:
-        return read_experience(self.target.folder, self.report) if self.target.manifest.files else Experience()
+        return read_experience(self.target.folder) if self.target.manifest.files else Experience()

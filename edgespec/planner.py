@@ -7,6 +7,7 @@ measured. No device is known by its name, and no schedule is taken or refused fo
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Literal, NamedTuple
 
 from edgespec.budget import context_lengths, total
@@ -251,7 +252,8 @@ def shortage(needed: Bytes, free_bytes: Mapping[str, int], context: int) -> str:
         free = free_bytes.get(place, wanted)
         if wanted > free:
             return (
-                f"a context of {context} tokens needs {_gib(wanted)} of {place} memory, and {_gib(free)} are free"
+                f"a context of {context} tokens needs {ceil(wanted / 2**20)} MiB of {place} memory, and "
+                f"{max(0, int(free)) >> 20} MiB are free"
             )
     return ""
 
@@ -264,10 +266,6 @@ def _downgrades(target: Manifest, chosen: Option, found: Sequence[tuple[_Case, O
             yield f"no {option.drafter} beside {target.name}: {lacked}"
         elif _doing(option) == _doing(chosen) and length < target.context_length:
             yield f"a context of {length} tokens, not {target.context_length}: {lacked}"
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"
 
 
 def _drafted(case: _Case, chances: DraftChances) -> Iterator[Option]:

@@ -53,6 +53,7 @@ def plan_for(
         ManifestError: Lookahead is asked for and the target cannot run trees.
         MemoryExhausted: The target does not fit.
     """
+    _known(target, report)  # damage is told here, before what was measured is read in several places
     space = space_for(target, setting, partial(headroom, memory_limit), report)
     if "lookahead" in texts:
         tree_manifest(target.manifest, setting.device)
@@ -67,7 +68,7 @@ def plan_for(
         unopened=_unopened(target, drafters, setting, report),
     )
     layouts, took = placements.layouts(measures_anew=measures_anew)
-    past = read_experience(target.folder, report) if target.manifest.files else Experience()
+    past = _known(target)
     plan = make_plan(
         target.manifest,
         {drafter.manifest.name: drafter.manifest for drafter in drafters},
@@ -77,6 +78,10 @@ def plan_for(
         _heard(texts, target, setting, layouts[0]),
     )
     return Planned(plan, layouts, past, took)
+
+
+def _known(target: ModelFolder, report: Report = lambda line: None) -> Experience:
+    return read_experience(target.folder, report) if target.manifest.files else Experience()
 
 
 def _memory(models: Sequence[ModelFolder], setting: Setting, space: Space) -> Memory:

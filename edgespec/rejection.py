@@ -9,7 +9,7 @@ import numpy as np
 from edgespec.acceptance import equality
 from edgespec.types import Distribution, Draft, Logits, Sampler, TokenIds, append
 
-# Domains of noise beside those of drafts, which are positions.
+# Domains of noise beside those of drafts, which are positions and 0.
 _DECISIONS, _CORRECTIONS = 2**63, 2**63 + 1
 
 
@@ -35,10 +35,14 @@ def rejection(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Sampler) 
         return equality(tokens, draft, logits, sampler)
     decisions, prefix = sampler.apart(_DECISIONS), tokens
     for row, token, q in zip(logits, draft.tokens, draft.distributions, strict=False):
-        p = sampler.distribution(row, prefix)
-        if not _is_kept(int(token), p, q, decisions, len(prefix)):
-            correction = sampler.apart(_CORRECTIONS).pick(residual(p, q), len(prefix))
-            return append(prefix, [correction])[len(tokens) :]
+        drafted = q.probability(int(token))
+        assert drafted > 0, f"token {token} cannot have been drawn from its distribution"
+        wanted = decisions.uniform(len(prefix)) * drafted
+        if wanted >= sampler.least(row, prefix, int(token)):  # a bound, which mostly is enough
+            p = sampler.distribution(row, prefix)
+            if wanted >= p.probability(int(token)):
+                correction = sampler.apart(_CORRECTIONS).pick(residual(p, q), len(prefix))
+                return append(prefix, [correction])[len(tokens) :]
         prefix = append(prefix, [token])
     bonus = sampler.pick(sampler.distribution(logits[-1], prefix), len(prefix))
     return append(prefix, [bonus])[len(tokens) :]
@@ -55,9 +59,3 @@ def residual(p: Distribution, q: Distribution) -> Distribution:
     total, left = p.weights.sum(), p.weights.copy()
     left[shared] = total * np.maximum(0.0, left[shared] / total - q.probs[is_shared])
     return Distribution(p.ids, left) if left.any() else p
-
-
-def _is_kept(token: int, p: Distribution, q: Distribution, decisions: Sampler, position: int) -> bool:
-    drafted = q.probability(token)
-    assert drafted > 0, f"token {token} cannot have been drawn from its distribution"
-    return decisions.uniform(position) * drafted < p.probability(token)

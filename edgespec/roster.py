@@ -278,9 +278,8 @@ class Roster:
             self.opener.close()
 
     def _guarded(self, drafter: Drafter) -> GuardedDrafter:
-        return GuardedDrafter(
-            drafter, self.vocab_size, lambda *fault: self._faults.append(fault), self._is_refused.set
-        )
+        faults = self._faults  # and not this roster, or none of its models were free before garbage is collected
+        return GuardedDrafter(drafter, self.vocab_size, lambda *fault: faults.append(fault), self._is_refused.set)
 
     def _park(self) -> None:
         while self._faults:

@@ -14,7 +14,7 @@ import numpy as np
 
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.noise import able_to_win, derived, gumbel_noise, noisy_argmax, picked, uniform
-from edgespec.truncation import Ids, above, likely, nucleus, scores_of, top_k, weights_of
+from edgespec.truncation import Ids, above, least_share, likely, nucleus, scores_of, top_k, weights_of
 from edgespec.types import Distribution, Row, TokenIds
 
 _NUM_RANKED = 64  # of the likeliest before noise, at least
@@ -128,6 +128,14 @@ class GumbelSampler:
             return Distribution(_all_ids(len(logits)), weights_of(logits, peak, temperature))
         ids = self._kept(logits, best)
         return Distribution(ids, weights_of(logits[ids], peak, temperature))
+
+    def least(self, logits: Row, tokens: TokenIds, token: int) -> float:
+        """A lower bound of a token's probability; 0 where none is found sooner than that itself."""
+        params = self.params
+        if params.is_greedy or params.top_k > 0 or params.min_p > 0.0 or self.lowest > -math.inf:
+            return 0.0
+        logits, best = self._processed(logits, tokens)
+        return least_share(logits, logits[best], params.temperature, params.top_p, token)
 
     def pick(self, distribution: Distribution, position: int) -> int:
         """A token of a distribution, with the noise of a position; a pure function of seed and both."""

@@ -18,6 +18,7 @@ Weights = npt.NDArray[np.floating[Any]]
 Peak = np.floating[Any]  # the best logit
 
 _FOLD = 64
+_DEEP, _COARSE = -11.5, 16
 _FEW = 512  # so many are sorted sooner than sifted
 _COLDEST = 1e-30  # the lowest temperature for single precision
 _SINGLE = 2e-5  # more than what a weight in single precision, or a sum of many, is off, beside itself
@@ -80,6 +81,22 @@ def likely(logits: Row, best: Peak, temperature: float, min_p: float) -> Ids:
     return ids[np.exp(scores_of(logits[ids], best, temperature)) >= min_p]
 
 
+def least_share(logits: Row, best: Peak, temperature: float, top_p: float, token: int) -> float:
+    """What a token has of all probability at least; 0 if it may not be in the nucleus of top_p.
+
+    The likeliest are weighed, and of every 16 others the best: 0.09 ms for 152,000 logits. The weights of all and
+    their sum take 0.13, a nucleus 0.2.
+    """
+    weights = weights_of(logits[above(logits, best, temperature, _DEEP)], best, temperature)
+    columns = len(logits) // _COARSE
+    others = logits[: columns * _COARSE].reshape(_COARSE, columns).max(axis=0)
+    others = np.append(others, logits[columns * _COARSE :])
+    rest = _COARSE * float(np.minimum(weights_of(others, best, temperature), math.exp(_DEEP)).sum())
+    head, own = float(weights.sum()), float(weights_of(logits[token : token + 1], best, temperature)[0])
+    before = float(weights.sum(where=weights >= own * (1 - 5 * _SINGLE))) - own
+    return (1 - 5 * _SINGLE) * own / (head + rest) if before < (1 - 5 * _SINGLE) * top_p * head else 0.0
+
+
 def nucleus(logits: Row, best: Peak, temperature: float, top_p: float) -> Ids:
     """Indices of the fewest of the likeliest that hold top_p of all; of equal ones the first."""
     if len(logits) > _FEW and temperature >= _COLDEST:
@@ -99,13 +116,13 @@ def _sifted(logits: Row, best: Peak, temperature: float, top_p: float) -> Ids | 
     weights = np.exp(scores_of(logits[head.ids], best, temperature))
     is_above = weights >= head.high
     falling = np.sort(weights[np.flatnonzero(~is_above)])[::-1]
-    above, num_above = float(weights.sum(where=is_above)), len(weights) - len(falling)
-    reached = above + np.cumsum(falling)
+    over, num_over = float(weights.sum(where=is_above)), len(weights) - len(falling)
+    reached = over + np.cumsum(falling)
     for total, error in _totals(logits, best, temperature, weights, head.rest):
         masses = np.maximum(top_p * np.array([total - error, total + error]), _TINY)
         num, most = 1 + np.searchsorted(reached, masses)
-        if above < masses[0] and num == most <= len(falling) and falling[num - 1] >= head.low:
-            return head.ids[_largest(weights, falling[num - 1], num_above + num)]
+        if over < masses[0] and num == most <= len(falling) and falling[num - 1] >= head.low:
+            return head.ids[_largest(weights, falling[num - 1], num_over + num)]
     return None
 
 
@@ -140,12 +157,15 @@ def _head(logits: Row, best: Peak, temperature: float, top_p: float) -> _Head:
     """
     single = weights_of(logits, best, temperature)
     for num in (_FOLD, _FOLD**2, len(single)):
-        ids = np.flatnonzero(single >= ((1 - 5 * _SINGLE) * (1 - top_p) - _DOUBLE) / num)
+        least = ((1 - 5 * _SINGLE) * (1 - top_p) - _DOUBLE) / num
+        ids = np.flatnonzero(single >= least)
         head, single[ids] = single[ids], 0.0
         rest = float(single.sum())
         if head.sum() * (1 - top_p) > top_p * rest * (1 + 5 * _SINGLE):
             break
         single[ids] = head
+    if len(ids) <= _FEW:
+        return _Head(ids, least * (1 + 5 * _SINGLE), math.inf, rest)
     level = (_ONE >> _LEVEL) - (head.view(np.int32) >> _LEVEL)
     sums = np.bincount(level, head).cumsum()
     last = int(np.searchsorted(sums, top_p * (sums[-1] + rest)))

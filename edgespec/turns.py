@@ -80,6 +80,7 @@ class Turns:
 
     def _wait(self, turn: Turn) -> None:
         self._waiting.append(turn)
+        self._changed.notify_all()  # it may be the holder's asker for whom the first is waiting
         try:
             while not turn.is_cancelled and (wait_s := self._wait_s(turn)) != 0.0:
                 self._changed.wait(wait_s)
@@ -96,6 +97,6 @@ class Turns:
             return 0.0
         if holder.is_working:
             return None
-        if holder.asker == turn.asker:
+        if any(each.asker == holder.asker for each in self._waiting):
             return 0.0
         return max(0.0, holder.rested_s + self._patience_s - monotonic())

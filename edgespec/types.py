@@ -206,6 +206,10 @@ class Sampler(Protocol):
         """What a call draws from."""
         ...
 
+    def least(self, logits: Row, tokens: TokenIds, token: int) -> float:
+        """A lower bound of a token's probability; 0 where none is found sooner than that itself."""
+        ...
+
     def pick(self, distribution: Distribution, position: int) -> int:
         """A token of a distribution, with the noise of a position."""
         ...

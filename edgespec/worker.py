@@ -2,11 +2,14 @@
 
 import argparse
 from contextlib import suppress
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 from edgespec.crash import Death
 from edgespec.errors import EdgeSpecError
-from edgespec.supervisor import die_of, supervise
+from edgespec.interrupts import held_back
+from edgespec.supervisor import Note, die_of, supervise
 from edgespec.talk import say
 
 
@@ -28,12 +31,18 @@ def run_in_worker(options: argparse.Namespace) -> int:
 
 
 def _watched(options: argparse.Namespace) -> int | Death:
-    ended = supervise(lambda note: int(options.run(argparse.Namespace(**{**vars(options), "note": note}))))
+    ended = supervise(partial(_run, options))
     if isinstance(ended, Death) and ended.cause:
         say(f"edgespec: {ended.words()}")
         if ended.cause == "crash":
             _write(ended, options.command)
     return ended
+
+
+def _run(options: argparse.Namespace, note: Note) -> int:
+    with held_back():  # else Ctrl-C within it is told as a broken installation
+        import_module("numpy")
+    return int(options.run(argparse.Namespace(**{**vars(options), "note": note})))
 
 
 def _write(death: Death, command: str) -> None:

@@ -9,16 +9,15 @@ NAME = "README.md"
 _OTHER, _WORSE = 0.9, 0.75
 
 
-def quality(check: Check) -> str | None:
+def quality(check: Check, form: str) -> str | None:
     """What a low agreement with the source means to whoever reads its texts; None where it is high."""
     if check.agreement >= _OTHER:
         return None
+    more = "fp16" if form == "npu" else "int8 or source"
     lost = f"At {1 - check.agreement:.0%} of positions it would choose another token than its source"
     if check.agreement >= _WORSE:
-        return (
-            f"{lost}: its texts are others, and somewhat worse. More bits (--precision int8 or source) keep more."
-        )
-    return f"{lost}: expect clearly worse texts. More bits (--precision int8 or source) keep more."
+        return f"{lost}: its texts are others, and somewhat worse. More bits (--precision {more}) keep more."
+    return f"{lost}: expect clearly worse texts. More bits (--precision {more}) keep more."
 
 
 def model_card(manifest: Manifest) -> str:
@@ -59,7 +58,7 @@ def model_card(manifest: Manifest) -> str:
                 f"In passes over one token, as in plain decoding, they differ by {check.one_row_difference:.2g} "
                 "at most from those of a pass over several, which other kernels serve."
             )
-        if (words := quality(check)) is not None:
+        if (words := quality(check, manifest.form)) is not None:
             lines += ["", words]
     lines += ["", "`edgespec models verify THIS_FOLDER` compares its files with their hashes.", ""]
     return "\n".join(lines)

@@ -105,11 +105,11 @@ def export_model(
     if block_size not in BLOCK_SIZES:
         raise UsageError(f"block size is {block_size}; choose one of {', '.join(map(str, BLOCK_SIZES))}")
     expect_nothing(output)
-    if precision == "w8a16" and measure_ranges is None:
-        raise UsageError("w8a16 needs what measures the ranges of activations; give measure_ranges")
     report(f"reading {source}")
     is_checked = open_decoder is not None
     loaded, plan = plan_source(source, precision, form, drafting, hidden_layers, is_checked=is_checked)
+    if precision == "w8a16" and measure_ranges is None:
+        raise UsageError("w8a16 needs what measures the ranges of activations; give measure_ranges")
     if open_decoder is not None and drafting.num_tokens and not drafting.layers(loaded.config.num_layers):
         raise UsageError("a model with a trimmed head cannot be checked against its source; leave the check out")
     origin = replace(

@@ -16,6 +16,7 @@ import psutil
 
 from edgespec.errors import DeviceUnavailable
 from edgespec.host import processor
+from edgespec.interrupts import held_back
 from edgespec.nvml import nvidia
 from edgespec.runtimes import cuda
 from edgespec.runtimes.plugins import PLUGINS, mend_of, registered
@@ -66,6 +67,9 @@ class Device:
 def import_onnxruntime() -> Any:
     """The module onnxruntime.
 
+    Ctrl-C is heard once it is imported: within, its native part takes that for a failure, and a process that ends
+    with half of it crashes.
+
     Raises:
         DeviceUnavailable: It is not installed, installed twice, or does not load.
     """
@@ -83,7 +87,8 @@ def import_onnxruntime() -> Any:
     # Official builds of ONNX Runtime report to their maker otherwise, and keep a device id in the user's cache.
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     try:
-        module = importlib.import_module("onnxruntime")
+        with held_back():
+            module = importlib.import_module("onnxruntime")
         module.get_available_providers  # noqa: B018  an uninstalled flavour leaves an empty folder behind
     except (ImportError, AttributeError) as error:
         raise DeviceUnavailable(

@@ -8,8 +8,10 @@ import threading
 from _thread import _count as num_threads
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from threading import Event, Timer
 from time import monotonic, sleep
 from types import FrameType
@@ -50,7 +52,7 @@ class StuckDecoder:
         self.error: Exception = EdgeSpecError("interrupted")
         self._table = TableDecoder(tiny.VOCAB, seed=3)
         self._num_left = stuck_at
-        self._ended = Event()
+        self._ended: SimpleQueue[None] = SimpleQueue()  # a signal handler may put into it while it does so
 
     @property
     def num_fed(self) -> int:
@@ -65,12 +67,18 @@ class StuckDecoder:
         return self._table.logits(tokens, num_last)
 
     def interrupt(self) -> None:
-        self._ended.set()
+        self._ended.put(None)
+
+    def _forget(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._ended.get_nowait()
 
     def _get_stuck(self) -> None:
-        self._ended.clear()
+        self._forget()
         self.is_stuck.set()
-        if self._ended.wait(LONGEST_S):
+        with suppress(Empty):
+            self._ended.get(timeout=LONGEST_S)
             raise self.error
 
 
@@ -113,6 +121,18 @@ def when_stuck(decoder: StuckDecoder, act: Callable[[], object]) -> None:
         act()
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+def test_a_closed_stream_has_the_last_chunk_that_nobody_took(engine_of: EngineOf) -> None:
+    decoder = StuckDecoder(2)
+    stream = engine_of(decoder).stream(PROMPT, sampling=HOT, max_tokens=20)
+    assert stream.last is None
+    when_stuck(decoder, stream.close)
+    chunks = list(stream)
+    assert stream.last is not None
+    assert stream.last not in chunks
+    assert stream.last.finish_reason == "cancelled"
+    assert sum(each.lane == "target" for each in stream.last.timeline) == len(chunks)
 
 
 @pytest.fixture
@@ -351,8 +371,9 @@ class HastyDecoder(StuckDecoder):
     """A table whose passes take from nothing to 2 ms, and end when they are interrupted."""
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        self._ended.clear()
-        if self._ended.wait(0.002 * random.random() ** 4):
+        self._forget()
+        with suppress(Empty):
+            self._ended.get(timeout=0.002 * random.random() ** 4)
             raise EdgeSpecError("interrupted")
         return super().logits(tokens, num_last)
 

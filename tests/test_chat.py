@@ -24,6 +24,7 @@ from edgespec.chat_printer import OriginPrinter, TokenTexts
 from edgespec.chat_session import Answer, ChatSession
 from edgespec.chat_status import Standing, after_answer, report_lines, standing_line, why_off
 from edgespec.clipboard import osc52, tools
+from edgespec.clock import VirtualClock
 from edgespec.conversation import Conversation
 from edgespec.errors import MemoryExhausted
 from edgespec.stats import Stats, Tally
@@ -375,11 +376,15 @@ def test_a_pipe_gets_bytes_as_they_are_and_a_terminal_escapes() -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="os.kill ends the process on Windows")
 def test_ctrl_c_stops_once_and_leaves_twice() -> None:
     stopped: list[bool] = []
+    clock = VirtualClock()
     before = signal.getsignal(signal.SIGINT)
-    with stopped_by_ctrl_c(lambda: stopped.append(True)) as was_pressed:
+    with stopped_by_ctrl_c(lambda: stopped.append(True), clock) as was_pressed:
         assert not was_pressed()
         os.kill(os.getpid(), signal.SIGINT)
         assert was_pressed()
+        clock.now = 0.2  # the same once more, as passed on by another process
+        os.kill(os.getpid(), signal.SIGINT)
+        clock.now = 0.4
         with pytest.raises(Leave):
             os.kill(os.getpid(), signal.SIGINT)
     assert stopped == [True]

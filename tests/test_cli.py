@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from edgespec import chat_interrupt
+from edgespec.answers import Chunk
+from edgespec.chat_plain import PlainPrinter
 from edgespec.cli import main
 from edgespec.drafter_names import TARGET, TEXT
 from edgespec.export_command import _as_argument
@@ -433,6 +437,52 @@ def test_trace_holds_the_work_of_both_lanes(
     assert target.startswith("target  ")
     assert drafter.startswith("drafter ")
     assert "in both lanes at once" in whole
+
+
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """A shell's background jobs ignore it, and so does a command that has heard it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
+@pytest.mark.parametrize("num_presses", [1, 2])
+def test_trace_holds_an_answer_that_was_stopped(
+    tiny_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    num_presses: int,
+) -> None:
+    def push(self: PlainPrinter, chunk: Chunk) -> None:
+        for _ in range(num_presses * (not chunk.finish_reason)):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(PlainPrinter, "push", push)
+    path = tmp_path / "trace.json"
+    code, _, err = run(capsys, "chat", tiny_model, "--prompt", "the", "--drafter", "none", "--trace", path)
+    assert code == 130
+    events = json.loads(path.read_text())["traceEvents"]
+    assert [event["name"] for event in events] == ["thread_name", "verify"]
+    assert "in both lanes at once" in err
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
+def test_an_answer_that_was_left_before_its_trace_is_told(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def push(self: PlainPrinter, chunk: Chunk) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(PlainPrinter, "push", push)
+    monkeypatch.setattr(chat_interrupt, "_ONE_PRESS_S", -1.0)
+    path = tmp_path / "trace.json"
+    code, _, err = run(capsys, "chat", tiny_model, "--prompt", "the", "--drafter", "none", "--trace", path)
+    assert (code, json.loads(path.read_text())["traceEvents"]) == (130, [])
+    assert "the trace lacks the last answer" in err
 
 
 def test_trace_that_cannot_be_written_is_refused(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,7 @@
 import importlib
 import importlib.metadata
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,37 @@ def test_empty_remains_of_onnxruntime_are_told(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(importlib, "import_module", lambda name: object())
     with pytest.raises(DeviceUnavailable, match="force-reinstall"):
         devices.import_onnxruntime()
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_while_onnxruntime_is_imported_is_heard_once_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    def heard(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    (tmp_path / "onnxruntime.py").write_text(
+        f"""import signal
+try:
+    signal.raise_signal(signal.{name})
+    signal.raise_signal(signal.{name})
+except KeyboardInterrupt:  # as NumPy's C interface has it
+    raise ImportError("initialization failed") from None
+get_available_providers = list
+"""
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # is as it was again after the test
+    monkeypatch.delitem(sys.modules, "onnxruntime")
+    install(monkeypatch, "onnxruntime")
+    before = signal.signal(getattr(signal, name), heard)
+    try:
+        with pytest.raises(KeyboardInterrupt, match=name):
+            devices.import_onnxruntime()
+        assert signal.getsignal(getattr(signal, name)) is heard
+        assert devices.import_onnxruntime().get_available_providers is list
+    finally:
+        signal.signal(getattr(signal, name), before)
 
 
 def test_auto_is_the_cpu() -> None:

@@ -1,5 +1,6 @@
 """Drafters out of a target: fewer layers over the same weights, a head that knows the frequent tokens."""
 
+import json
 import os
 from pathlib import Path
 
@@ -169,3 +170,16 @@ def test_hidden_states_are_in_the_tree_graph_too_and_in_no_drafter(tiny_gguf: Pa
     assert ["hidden_states.1" in names for names in outputs.values()] == [True, True, False]
     with load(tmp_path / "m", drafter="self", draft_length=2) as engine:
         assert engine.generate("the", max_tokens=3).text
+
+
+def test_drafter_of_a_models_own_layers_is_not_hedged_and_a_plan_knows_it(
+    target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(
+        UsageError, match=r"has no graph of trees .* use another drafter, or --schedule pipelined$"
+    ):
+        load(target, drafter="self", schedule="hedged", draft_length=2)
+    assert main(["plan", str(target), "--drafter", "self", "--json"]) == 0
+    (hedged,) = [each for each in json.loads(capsys.readouterr().out)["refused"] if each["schedule"] == "hedged"]
+    assert hedged["context_length"] == 0
+    assert hedged["reason"].endswith("has no graph for several branches in a pass")

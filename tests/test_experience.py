@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec import load
+from edgespec.cli import main
 from edgespec.costs import measure, measured
 from edgespec.experience import FILE_NAME, Experience, read_experience, write_experience
 from edgespec.profile import DrafterProfile, Profile
@@ -61,6 +63,23 @@ def test_damage_is_reported_and_forgotten(tmp_path: Path, damaged: str) -> None:
     assert "measuring anew" in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("damaged", "why"),
+    [
+        ("5", "it does not state what edgespec writes there"),
+        ("{}", "it does not state what edgespec writes there"),
+        ('{"version": 1, "ratios": 5}', "it does not state what edgespec writes there"),
+        ('{"version": 2}', "it is of version 2, wanted 1"),
+        ("{", "it is no sound JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+    ],
+)
+def test_damage_is_told_in_words(tmp_path: Path, damaged: str, why: str) -> None:
+    (tmp_path / FILE_NAME).write_text(damaged)
+    lines: list[str] = []
+    read_experience(tmp_path, lines.append)
+    assert lines == [f"{tmp_path / FILE_NAME} cannot be used ({why}); measuring anew"]
+
+
 @pytest.mark.parametrize("kind", ["pipe", "huge"])
 def test_what_edgespec_does_not_write_is_not_read(tmp_path: Path, kind: str) -> None:
     if kind == "pipe":
@@ -73,12 +92,24 @@ def test_what_edgespec_does_not_write_is_not_read(tmp_path: Path, kind: str) -> 
     assert "measuring anew" in lines[0]
 
 
-def test_damage_is_told_once(tiny_drafter: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["load", "plan"])
+def test_damage_is_told_once(
+    tiny_drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
     folder = shutil.copytree(tiny_drafter, tmp_path / "model")
     (folder / FILE_NAME).write_text("{}")
+    assert len([line for line in used(folder, command, capsys) if "cannot be used" in line]) == 1
+
+
+def used(folder: Path, command: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What is said when a model is loaded, or planned for."""
     lines: list[str] = []
-    load(folder, report=lines.append).close()
-    assert len([line for line in lines if "cannot be used" in line]) == 1
+    if command == "plan":
+        assert main(["plan", str(folder), "--threads", "1"]) == 0
+        return capsys.readouterr().err.splitlines()
+    with load(folder, report=lines.append) as engine:
+        engine.generate("the in", max_tokens=3)
+    return lines
 
 
 def test_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
@@ -99,8 +130,30 @@ def test_costs_are_measured_once_and_chances_are_kept(tiny_drafter: Path, tmp_pa
 
 
 def test_folder_that_cannot_be_written_is_measured_each_time(tmp_path: Path) -> None:
-    write_experience(tmp_path / "missing", KNOWN)
+    lines: list[str] = []
+    write_experience(tmp_path / "missing", KNOWN, lines.append)
+    assert lines == [
+        f"{tmp_path / 'missing'} cannot be written (No such file or directory): what was measured and learned of "
+        "its model on this machine is not kept for the next time"
+    ]
     assert read_experience(tmp_path / "missing", pytest.fail) == Experience()
+
+
+@pytest.mark.parametrize("command", ["load", "plan"])
+def test_folder_that_cannot_be_written_is_told_once(
+    tiny_drafter: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    def forbidden(*arguments: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("edgespec.experience.replace_file", forbidden)
+    folder = shutil.copytree(tiny_drafter, tmp_path / "model", ignore=shutil.ignore_patterns(FILE_NAME))
+    lines = [line for line in used(folder, command, capsys) if "cannot be written (Permission denied)" in line]
+    assert len(lines) == 1
 
 
 def test_fixed_draft_length_and_plain_decoding_measure_nothing(tiny_drafter: Path, tmp_path: Path) -> None:

@@ -545,9 +545,9 @@ template._answer = hang
     "answer": """
 import edgespec.runtimes.passes as passes
 run = passes.Passes.run
-def slow(self, *arguments):
+def slow(self, *arguments, **named):
     print("busy", flush=True); time.sleep(0.3)
-    return run(self, *arguments)
+    return run(self, *arguments, **named)
 passes.Passes.run = slow
 """,
 }

@@ -55,6 +55,7 @@ PURE = {
     "headroom",
     "hedges",
     "host",
+    "interrupts",
     "json_file",
     "ladder",
     "lane_drafter",

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec import paid
+from edgespec.acceptance import equality
 from edgespec.chances import Chances
 from edgespec.clock import VirtualClock
 from edgespec.costs import DraftCosts, PassCosts
@@ -21,20 +22,23 @@ from edgespec.hedges import Hedges, fan_out
 from edgespec.lane_drafter import LaneDrafter
 from edgespec.lanes import Lane, ThreadLane, VirtualLane
 from edgespec.paid import PaidSource
+from edgespec.rejection import rejection
 from edgespec.runtimes.paced import PacedDecoder
 from edgespec.runtimes.synthetic import VOCAB_SIZE, synthetic_drafter, synthetic_target
 from edgespec.runtimes.table import TableDecoder
 from edgespec.sampling import GumbelSampler, SamplingParams
 from edgespec.scheduler import Gate, Plain, serial
-from edgespec.types import Ask, Decoder, Drafter, Logits, TokenIds, append
+from edgespec.types import Acceptance, Ask, Decoder, Drafter, Logits, TokenIds, append
 
 slow = pytest.mark.slow
 VOCAB = 12
 PROMPT = np.array([1, 2, 3, 1, 2], np.int32)
 
 
-def text(target: Decoder, sampler: GumbelSampler, gate: Gate, num_tokens: int) -> list[int]:
-    blocks = serial(PROMPT, target, sampler, gate, max_tokens=num_tokens)
+def text(
+    target: Decoder, sampler: GumbelSampler, gate: Gate, num_tokens: int, accept: Acceptance = equality
+) -> list[int]:
+    blocks = serial(PROMPT, target, sampler, gate, accept, max_tokens=num_tokens)
     tokens: list[int] = []
     for block in blocks:
         tokens += block.tokens.tolist()
@@ -118,6 +122,39 @@ def expect_the_plain_text(
     gate = measured(drafters) if length is None else FixedGate(drafters, length)
     assert text(Delayed(target, seed + 2), sampler, gate, 40) == plain
     assert threading.active_count() <= before, "no thread is left"  # one of an earlier test may have ended
+
+
+@pytest.mark.parametrize("kind", ["pipelined", "hedged"])
+@settings(max_examples=3)
+@given(seed=st.integers(0, 2**31), length=st.sampled_from([1, 2, 4, 9]), likeness=st.sampled_from([0.5, 0.9]))
+def test_rejection_with_a_fixed_length_has_one_text_whenever_lanes_meet(
+    kind: str, seed: int, length: int, likeness: float
+) -> None:
+    target = TableDecoder(VOCAB, seed)
+    sampler = GumbelSampler(SamplingParams(temperature=0.8, seed=seed), len(PROMPT))
+    hedges = Hedges(budget=6, depth=3, num_others=3) if kind == "hedged" else None
+    model = TableDecoder(VOCAB, seed + 1, target, likeness)
+    sources: list[Drafter] = [
+        ModelDrafter(model, VOCAB),
+        LaneDrafter(ModelDrafter(Delayed(model, seed), VOCAB), ThreadLane("drafter"), True, hedges),
+    ]
+    texts = [
+        text(Delayed(target, seed + 2), sampler, FixedGate([each], length, with_distributions=True), 40, rejection)
+        for each in sources
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("vocab_size", [12, 5000])  # of many tokens, which are drawn in another way
+def test_what_a_tree_drafts_is_what_a_chain_does(vocab_size: int) -> None:
+    drafter = ModelDrafter(TableDecoder(vocab_size, seed=1), vocab_size)
+    sampler = GumbelSampler(SamplingParams(temperature=1.5, seed=3), len(PROMPT)).drafting(0)
+    ask = Ask(6, with_distributions=True)
+    chain = [guess.token for guess in drafter.guesses(PROMPT, ask, sampler)]
+    tree: list[Guess] = []
+    for i in range(6):
+        tree += drafter.tree_guesses(PROMPT, tree, [i - 1], ask, sampler)
+    assert [guess.token for guess in tree] == chain
 
 
 @pytest.mark.parametrize("num_blocks", [0, 1, 2, 7])

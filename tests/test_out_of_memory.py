@@ -87,11 +87,11 @@ def test_a_prompt_whose_pass_has_no_room_is_read_in_narrower_ones(
     decoder, fresh = decoder_of(tiny_model), decoder_of(tiny_model)
     run, widths = decoder._passes.run, list[int]()
 
-    def scarce(tokens: TokenIds, *arguments: Any) -> Any:
+    def scarce(tokens: TokenIds, *arguments: Any, **named: Any) -> Any:
         if len(tokens) > 32:
             raise MemoryExhausted("no room for a pass so wide")
         widths.append(len(tokens))
-        return run(tokens, *arguments)
+        return run(tokens, *arguments, **named)
 
     monkeypatch.setattr(decoder._passes, "run", scarce)
     tokens = np.random.default_rng(2).integers(0, 200, num_tokens).astype(np.int32)
@@ -104,7 +104,7 @@ def test_a_prompt_whose_pass_has_no_room_is_read_in_narrower_ones(
 def test_a_pass_without_room_is_not_halved_for_ever(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, tried = decoder_of(tiny_model), list[int]()
 
-    def refused(tokens: TokenIds, *arguments: Any) -> Any:
+    def refused(tokens: TokenIds, *arguments: Any, **named: Any) -> Any:
         tried.append(len(tokens))
         raise MemoryExhausted("no room at all")
 

@@ -1,6 +1,7 @@
 """Placements of tiny models, opened and measured."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from edgespec import load
 from edgespec.costs import PassCosts, measured
 from edgespec.errors import IntegrityError
-from edgespec.experience import FILE_NAME, read_experience
+from edgespec.experience import FILE_NAME, read_experience, write_experience
 from edgespec.manifest import FileRecord, read_manifest
 from edgespec.opening import ModelFolder
 from edgespec.placements import Placements, splits_of
@@ -100,7 +101,12 @@ def test_use_refines_what_a_plan_rests_on(target: Path, tiny_drafter: Path) -> N
     )
     costs = refined.profile.draft_costs("tiny-int4 on cpu, 2 threads")
     assert (costs.step, costs.row) == pytest.approx(drafts["tiny-int4 on cpu, 2 threads"])
-    assert refined.profile != known[0].profile
+    (machine,), (step, row) = used.drafts, drafts["tiny-int4 on cpu, 2 threads"]
+    write_experience(
+        target, replace(used, drafts={machine: {**drafts, "tiny-int4 on cpu, 2 threads": (3 * step, row)}})
+    )
+    (dearer, *_), _ = placements(said, target, tiny_drafter).layouts(measures_anew=False)
+    assert dearer.profile.draft_costs("tiny-int4 on cpu, 2 threads").step == pytest.approx(3 * step)
 
 
 def test_another_version_of_the_runtime_or_of_what_drives_a_device_is_measured_anew(

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.chances import Key
+from edgespec.chances import Chances, Key
 from edgespec.costs import PassCosts
 from edgespec.errors import MemoryExhausted
 from edgespec.hedges import Hedges
 from edgespec.manifest import KVCache, Manifest, Source
-from edgespec.paid import MOST_PREPARED, outcomes
+from edgespec.paid import HOPE, MOST_PREPARED, outcomes
 from edgespec.pipeline import best_pipelined, best_serial, pipelined_rate, serial_rate
 from edgespec.planner import (
     LONGEST,
@@ -24,6 +24,7 @@ from edgespec.planner import (
     make_plan,
     plan_on,
     schedule_of,
+    shortage,
 )
 from edgespec.profile import DrafterProfile, Place, Profile, beside
 
@@ -192,14 +193,22 @@ def test_outcomes_that_were_never_prepared_in_time_do_not_pay() -> None:
     assert make_plan(TARGET, {"drafter": DRAFTER}, [where], past, PLENTY).chosen.schedule == "pipelined"
 
 
+@pytest.mark.parametrize("free", [280 << 20, (280 << 20) - 1, (279 << 20) + 1, 0, -1])
+def test_a_shortage_is_told_in_figures_that_differ(free: int) -> None:
+    words = shortage({"cpu": (280 << 20) + 1}, {"cpu": free}, 1280)
+    assert words == (
+        f"a context of 1280 tokens needs 281 MiB of cpu memory, and {max(0, free // 2**20)} MiB are free"
+    )
+
+
 def test_memory_decides_before_speed() -> None:
     few = Memory(lambda model, context, device: {device: 1000 + context}, {"gpu": 10**6, "cpu": 3000})
     found = plan(layout(GPU, CPU), memory=few)
     assert found.chosen.schedule == "plain"
-    assert "0.00 GiB of cpu memory" in refused(found, "pipelined", GPU).reason
+    assert "1 MiB of cpu memory" in refused(found, "pipelined", GPU).reason
     assert refused(found, "pipelined", GPU).context_length == 0
     assert found.downgrades == (
-        "no drafter beside target: a context of 4096 tokens needs 0.00 GiB of cpu memory, and 0.00 GiB are free",
+        "no drafter beside target: a context of 4096 tokens needs 1 MiB of cpu memory, and 0 MiB are free",
     )
 
 
@@ -236,6 +245,16 @@ def test_chances_of_a_drafter_that_never_drafted_are_assumed() -> None:
     assert not is_counted({("suffix", 1): (1.0, 2.0)}, "drafter")
     assert is_counted(kept(0.5), "drafter")
     assert chances_of(kept(0.5), "drafter").kept == pytest.approx([0.5] * LONGEST)
+
+
+def test_what_is_hoped_of_a_drafter_is_not_counted_until_it_has_drafted() -> None:
+    chances = Chances()
+    chances.expect("drafter", HOPE)
+    assert chances.of("drafter", 0) == pytest.approx(2 / 3)
+    assert not is_counted(chances.learned(), "drafter")
+    chances.judge("drafter", 0, is_kept=True)
+    assert is_counted(chances.learned(), "drafter")
+    assert chances.learned()["drafter", -1] == pytest.approx((4 * 0.998 + 1, 6 * 0.998 + 1))
 
 
 def test_best_of_several_drafters_and_the_order_of_layouts_does_not_matter() -> None:

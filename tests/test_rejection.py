@@ -250,6 +250,9 @@ class _OneNumber:
     def distribution(self, logits: np.ndarray, tokens: TokenIds) -> Distribution:
         return self.sampler.distribution(logits, tokens)
 
+    def least(self, logits: np.ndarray, tokens: TokenIds, token: int) -> float:
+        return 0.0
+
     def pick(self, distribution: Distribution, position: int) -> int:
         return self.sampler.pick(distribution, position)
 

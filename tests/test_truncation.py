@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.truncation import likely, nucleus, scores_of, top_k
+from edgespec.truncation import least_share, likely, nucleus, scores_of, top_k
 
 seeds = st.integers(0, 2**32)
 
@@ -59,3 +59,31 @@ def test_a_nucleus_of_ten_thousands_is_found_without_sorting_all(monkeypatch: py
     monkeypatch.setattr(np, "sort", lambda values: sorted_sizes.append(len(values)) or sort(values))
     assert np.array_equal(nucleus(logits, logits.max(), 1.0, 0.95), wanted)
     assert len(wanted) > 10_000 > 5 * max(sorted_sizes)
+
+
+@given(
+    seed=seeds,
+    size=st.sampled_from([1, 15, 16, 500, 5000]),
+    spread=st.floats(0.01, 30),
+    top_p=st.sampled_from([0.1, 0.5, 0.95, 1.0]),
+    step=st.sampled_from([0.0, 0.5]),
+)
+def test_a_token_has_at_least_the_least_share(
+    seed: int, size: int, spread: float, top_p: float, step: float
+) -> None:
+    logits = row(seed, size, spread)
+    logits = np.round(logits / step).astype(np.float32) * np.float32(step) if step else logits
+    weights = np.exp(scores_of(logits, logits.max(), 0.8))
+    order = np.argsort(-weights, kind="stable")
+    before = np.cumsum(weights[order]) - weights[order]
+    weights[order[before >= top_p * weights.sum()]] = 0.0
+    shares = weights / weights.sum()
+    for token in {int(logits.argmax()), int(order[size // 100]), int(order[size // 3]), int(order[-1])}:
+        assert least_share(logits, logits.max(), 0.8, top_p, token) <= shares[token]
+
+
+def test_the_least_share_of_a_likely_token_is_most_of_it() -> None:
+    logits = row(1, 100_000)
+    logits[7] = logits.max() + 12
+    share = 1 / np.exp(scores_of(logits, logits[7], 0.8)).sum()
+    assert 0.9 * share < least_share(logits, logits[7], 0.8, 0.95, 7) < share

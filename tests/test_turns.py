@@ -1,6 +1,6 @@
 """Answers take the target in turns, and nobody waits for himself."""
 
-from threading import Event, Thread
+from threading import Barrier, Event, Thread
 from time import monotonic, sleep
 
 import pytest
@@ -45,6 +45,29 @@ def test_nobody_waits_for_an_answer_of_his_own() -> None:
         turns.take(turn, "me")
         turns.rest(turn)
     assert turns._holder is too
+
+
+def test_readers_of_several_answers_do_not_wait_for_each_others_patience() -> None:
+    """Who asks for another answer asks not for the one that he holds, wherever he stands in the queue."""
+    turns, taken, together = Turns(patience_s=1e9), list[str](), Barrier(3)
+
+    def read_in_turns(name: str) -> None:
+        mine = [Turn(), Turn()]
+        together.wait()
+        for turn in 10 * mine:
+            turns.take(turn, name)
+            taken.append(name)
+            sleep(0.001)  # for the others to ask meanwhile
+            turns.rest(turn)
+        for turn in mine:
+            turns.leave(turn)
+
+    threads = [Thread(target=read_in_turns, args=[name], daemon=True) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert sorted(taken) == [*20 * "a", *20 * "b", *20 * "c"]
 
 
 def test_an_answer_that_is_left_lying_lets_others_go_first_and_is_made_on_afterwards() -> None:

@@ -144,6 +144,7 @@ def test_wrong_combinations_are_refused(
     for options, said in (
         (["--precision", "w8a16"], "add --form npu"),
         (["--precision", "w8a16", "--form", "gpu"], "add --form npu"),
+        (["--precision", "w8a16", "--drafter", str(tiny_gguf)], "add --form npu"),
         (["--form", "npu", "--precision", "int4"], "fp16, fp32 or w8a16"),
         (["--form", "npu", "--calibration", str(short)], "--calibration is for --precision w8a16"),
         (["--form", "npu", "--precision", "w8a16", "--calibration", str(short)], "give longer ones"),
