@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 from threading import Condition, Event, RLock, Thread
-from time import perf_counter
+from time import monotonic, perf_counter, sleep
 from typing import Any, NamedTuple, Protocol
 
 from edgespec.clock import Clock, VirtualClock
@@ -19,6 +19,7 @@ from edgespec.timeline import Interval
 
 _KEPT_INTERVALS = 100_000
 _JOIN_S = 1.0
+_POLL_S = 0.0005
 
 
 class Job(NamedTuple):
@@ -153,7 +154,7 @@ class ThreadLane:
             self._run = None
             self._changed.notify_all()
         if worker is not None:
-            worker.join(_JOIN_S)  # one that hangs is left behind: it holds nothing that others wait for
+            _await_end(worker)  # one that hangs is left behind: it holds nothing that others wait for
 
     def _cancel(self) -> None:
         if self._run is not None and not self._run.is_over:
@@ -190,6 +191,13 @@ class ThreadLane:
             run.is_over = True
             self.intervals.append(Interval(self._name, run.job.what, started, self._clock(), len(run.done)))
             self._changed.notify_all()
+
+
+def _await_end(worker: Thread) -> None:
+    """As join does, which keeps a "Dummy" thread for good of a caller that threading has not started."""
+    ends = monotonic() + _JOIN_S
+    while worker.is_alive() and monotonic() < ends:
+        sleep(_POLL_S)
 
 
 class VirtualLane:

@@ -1,7 +1,9 @@
 """A lane runs one job at a time, step by step, in a thread or in virtual time."""
 
 import threading
+from _thread import start_new_thread
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 from threading import Event
 
 import pytest
@@ -35,6 +37,21 @@ def test_steps_come_in_order_and_the_last_job_counts(lane: Lane) -> None:
     lane.stop()
     assert lane.ready() == []
     assert sum(interval.num_tokens for interval in lane.intervals) >= 9
+
+
+def test_threads_that_threading_has_not_started_leave_nothing_behind() -> None:
+    lane, over = ThreadLane("drafter"), SimpleQueue[list[int]]()
+    before = threading.enumerate()
+
+    def work() -> None:
+        lane.start(Job(counting(3)))
+        steps = lane.wait(3)
+        lane.stop()
+        over.put(steps)
+
+    start_new_thread(work, ())
+    assert over.get(timeout=10) == [0, 1, 2]
+    assert set(threading.enumerate()) <= set(before)
 
 
 def test_a_job_is_cancelled_within_a_step_and_its_worker_goes() -> None:
