@@ -86,7 +86,8 @@ class Signature:
 
     def roles(self, num_layers: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
         """Role and name of each input and of each output; a role of the cache has one in each layer."""
-        inputs, outputs = [], []
+        inputs: list[tuple[str, str]] = []
+        outputs: list[tuple[str, str]] = []
         for role, name in asdict(self).items():
             layers = range(num_layers if role.startswith(("past", "present")) else 1)
             if name is not None:
