@@ -129,7 +129,7 @@ def _wanted(manifest: Manifest) -> tuple[_Values, _Values]:
         inputs[past] = ((cache_type,), (1, kv.num_kv_heads, "past", kv.head_dim))
         outputs[present] = ((cache_type,), (1, kv.num_kv_heads, "total", kv.head_dim))
     for layer in manifest.hidden_layers:
-        outputs[f"{_HIDDEN}{layer}"] = (("float",), (1, "new", _ANY))
+        outputs.setdefault(f"{_HIDDEN}{layer}", (("float",), (1, "new", _ANY)))
     return inputs, outputs
 
 

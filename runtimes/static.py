@@ -179,4 +179,9 @@ def _open(
             f"{graph} is not what its manifest says: its cache has {len(found)} inputs, as of {shape}, wanted "
             f"{len(pasts)} of {wanted}; export it again"
         )
+    made = {value.name for value in session.get_outputs()}
+    if missing := [name for _, name in manifest.signature.roles(kv.num_layers)[1] if name not in made]:
+        raise ManifestError(
+            f"{graph} is not what its manifest says: its output {missing[0]} is missing; export it again"
+        )
     return session
