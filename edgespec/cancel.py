@@ -7,6 +7,21 @@ from threading import Lock
 from edgespec.errors import Cancelled
 
 
+class Flag:
+    """That something is not wanted any more. Without a lock, so that a signal handler may set it anywhere."""
+
+    __slots__ = ("_is_set",)
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+
 class Cancel:
     """A wish that a piece of work ends, told to whatever it consists of at the time."""
 

@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from edgespec.answers import Chunk
@@ -21,6 +22,9 @@ from edgespec.talk import say_problem, say_stage
 if TYPE_CHECKING:
     from edgespec.chat_input import ChatInput
 
+_EVERY_S = 1.0  # an answer that is made is kept so often,
+_MOST_SHARE = 0.01  # or as seldom as it takes no larger share of the time
+
 
 def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> int:
     """Print one answer as it is made, or as one JSON document; returns the exit code.
@@ -32,10 +36,10 @@ def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> 
     session.save()
     with _stopped_by_ctrl_c(session, reply) as was_pressed:
         if as_json:
-            answer = _seen(reply)
+            answer = _seen(_kept(session, reply))
         else:
             _tell_dropped(say_problem, reply)
-            answer = _shown(reply, _printer(session), _reading(session, reply))
+            answer = _shown(_kept(session, reply), _printer(session), _reading(session, reply))
         if not as_json and answer.last and (ended := why(answer.last.finish_reason)):
             say_stage(ended)
         session.keep(answer)
@@ -134,7 +138,7 @@ def _answer(session: ChatSession, reply: Reply) -> None:
     _tell_dropped(session.say, reply)
     try:
         with _stopped_by_ctrl_c(session, reply):
-            answer = _shown(reply, _printer(session), _reading(session, reply))
+            answer = _shown(_kept(session, reply), _printer(session), _reading(session, reply))
             session.keep(answer)
     finally:
         session.save()
@@ -148,7 +152,7 @@ def _answer(session: ChatSession, reply: Reply) -> None:
             parts.append(context_of(session.standing()))
         session.say(" · ".join(parts))
     if not reply.text:
-        session.say("nothing was answered; /retry asks again, another message takes its place")
+        session.say("nothing was answered; /retry asks again, the next message is sent without this one")
 
 
 @contextmanager
@@ -165,6 +169,16 @@ def _stopped_by_ctrl_c(session: ChatSession, reply: Reply) -> Iterator[Callable[
             if session.trace and not reply.last:
                 say_problem("the trace lacks the last answer, which was left before its end")
             raise
+
+
+def _kept(session: ChatSession, reply: Reply) -> Iterator[Chunk]:
+    """Its chunks; of what there is of it, a crash of this process costs the last second."""
+    due_s = 0.0
+    for chunk in reply:
+        yield chunk
+        if chunk.text and (begun := monotonic()) >= due_s:
+            session.save()
+            due_s = begun + max(_EVERY_S, (monotonic() - begun) / _MOST_SHARE)
 
 
 def _tell_dropped(tell: Callable[[str], None], reply: Reply) -> None:

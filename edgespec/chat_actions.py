@@ -184,8 +184,12 @@ def resumed(session: ChatSession) -> str:
     rounds = session.conversation.rounds
     if not rounds:
         return "an empty conversation"
-    pending = " It has no answer yet; /retry asks for one." if rounds[-1].answer is None else ""
     num, said = len(session.conversation.messages), in_a_line(rounds[-1].user, 60)
+    pending = ""
+    if rounds[-1].answer is None:
+        pending = " It has no answer yet; /retry asks for one."
+    elif (num - 1, "cancelled") in session.conversation.transcript().cut_short:
+        pending = " Its answer was cut off and is kept as far as it came; /retry asks for a whole one."
     return f"{num} messages; you said last: {said!r}.{pending}"
 
 
@@ -259,7 +263,7 @@ def _context(session: ChatSession, argument: str) -> Next:
     lines = [f"{'█' * bar}{'·' * (40 - bar)} {used} of {whole} tokens ({used / whole:.0%})"]
     if conversation.system is not None:
         lines.append(f"system message: {len(engine.tokenizer.encode(conversation.system))} tokens")
-    sent = len(conversation.messages) - (conversation.system is not None) - conversation.num_dropped
+    sent = len(conversation.sent) - (conversation.system is not None)
     lines.append(f"{sent} messages of the conversation are sent")
     if conversation.num_dropped:
         lines.append(f"{conversation.num_dropped} older ones are not sent any more, and stay in the transcript")

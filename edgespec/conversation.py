@@ -25,7 +25,7 @@ _FREED_SHARE = 0.25
 
 
 class Round(NamedTuple):
-    """What the user said and what was answered to it; None where there was no answer yet."""
+    """What the user said and what was answered to it; None where there is no word of an answer."""
 
     user: str
     answer: str | None
@@ -68,6 +68,7 @@ class Conversation:
         self._num_dropped = 0  # rounds
         self._cut_short: dict[int, str] = {}  # by round
         self._num_tries = 0  # of the last round
+        self._made: list[Chunk] = []  # of the answer that is made, by its reply
 
     @property
     def overflow(self) -> str:
@@ -108,13 +109,19 @@ class Conversation:
     @property
     def num_tokens(self) -> int:
         """Of what the model would be sent now, up to where the assistant speaks."""
-        sent = self._messages(self._rounds[self._num_dropped :])
+        sent = self.sent
         return self.engine.count(sent) if sent else 0
+
+    @property
+    def sent(self) -> tuple[Message, ...]:
+        """Of all messages those that the model would be sent now."""
+        return self._sent(self._rounds[self._num_dropped :])
 
     def stream(self, text: str) -> "Reply":
         """Say something; the answer as it is made.
 
-        A message before it that has no answer is taken back: chat templates want turns to alternate.
+        Messages before it that have no answer stay, and the model is not sent them: chat templates want turns to
+        alternate.
 
         Raises:
             ContextOverflow: It does not fit, with drop-oldest not even alone; nothing was said then.
@@ -122,8 +129,7 @@ class Conversation:
         """
         if not isinstance(text, str):
             raise UsageError(f"what is said is {text!r}; wanted a text")
-        rounds = self._rounds[:-1] if self._is_unanswered else self._rounds
-        return self._begin([*rounds, Round(text, None)], num_tries=0)
+        return self._begin([*self._rounds, Round(text, None)], num_tries=0)
 
     def say(self, text: str) -> Completion:
         """Say something; the whole answer. Errors as of stream."""
@@ -145,6 +151,7 @@ class Conversation:
         if not self._rounds:
             return None
         taken = self._rounds.pop()
+        self._made = []
         self._cut_short.pop(len(self._rounds), None)
         self._num_dropped = min(self._num_dropped, len(self._rounds))
         self._num_tries = 0
@@ -157,31 +164,38 @@ class Conversation:
     def clear(self) -> None:
         """Forget all but the system message."""
         self._rounds, self._num_dropped, self._cut_short, self._num_tries = [], 0, {}, 0
+        self._made = []
 
     def transcript(self, model: str | None = None) -> Transcript:
-        """All of it as it is written to a file; model is what a user calls the model."""
-        first = self._system is not None
+        """All of it as it is written to a file; model is what a user calls the model.
+
+        An answer that is being made is there as far as it is, as if it were cancelled.
+        """
+        rounds, cut_short = self._rounds, self._cut_short
+        if self._is_unanswered and (made := "".join(chunk.text for chunk in self._made)):
+            rounds = [*rounds[:-1], Round(rounds[-1].user, made)]
+            cut_short = {**cut_short, len(rounds) - 1: "cancelled"}
         positions = {}
-        at = int(first)
-        for i, each in enumerate(self._rounds):
+        at = int(self._system is not None)
+        for i, each in enumerate(rounds):
             at += len(_flat([each]))
             positions[i] = at - 1
         return Transcript(
-            messages=self.messages,
+            messages=self._messages(rounds),
             model=model or self.engine.manifest.name,
             num_dropped=self.num_dropped,
-            cut_short=tuple((positions[i], reason) for i, reason in sorted(self._cut_short.items())),
+            cut_short=tuple((positions[i], reason) for i, reason in sorted(cut_short.items())),
         )
 
     def restore(self, transcript: Transcript) -> None:
         """Take up what was said in another conversation, in the place of this one.
 
         Raises:
-            UsageError: Its messages do not alternate between user and assistant behind a system message.
+            UsageError: Behind a system message there is one of an assistant that answers none of a user.
         """
         system, rounds, cut_short = _taken_apart(transcript)
         self._system, self._rounds, self._cut_short = system, rounds, cut_short
-        self._num_tries = 0
+        self._num_tries, self._made = 0, []
         sizes = [len(_flat(rounds[:i])) for i in range(len(rounds) + 1)]
         self._num_dropped = bisect_left(sizes, transcript.num_dropped)
 
@@ -215,17 +229,21 @@ class Conversation:
         system = [Message("system", self._system)] if self._system is not None else []
         return (*system, *_flat(rounds))
 
+    def _sent(self, rounds: Sequence[Round]) -> tuple[Message, ...]:
+        return self._messages([*_with_answers(rounds[:-1]), *rounds[-1:]])
+
     def _begin(self, rounds: list[Round], num_tries: int) -> "Reply":
         num_dropped = self._fitting(rounds)
         sampling = replace(self.sampling, seed=(self.sampling.seed + num_tries) % 2**64)
-        sent = self._messages(rounds[num_dropped:])
+        sent = self._sent(rounds[num_dropped:])
         num_prompt = self.engine.count(sent)
         chunks = self.engine.stream(sent, sampling=sampling, max_tokens=self.max_tokens, stop=self.stop)
-        dropped = _flat(rounds[self._num_dropped : num_dropped])
+        dropped = _flat(_with_answers(rounds[self._num_dropped : num_dropped]))
         # From here on it was said, whatever becomes of the answer.
         self._cut_short.pop(len(rounds) - 1, None)
         self._rounds, self._num_dropped, self._num_tries = rounds, num_dropped, num_tries
-        return Reply(self, chunks, num_prompt, tuple(dropped))
+        self._made = []
+        return Reply(self, chunks, num_prompt, tuple(dropped), self._made)
 
     def _fitting(self, rounds: Sequence[Round]) -> int:
         """How many of the oldest rounds to leave out.
@@ -253,7 +271,7 @@ class Conversation:
         return num_dropped
 
     def _size(self, rounds: Sequence[Round], num_dropped: int) -> int:
-        return self.engine.count(self._messages(rounds[num_dropped:]))
+        return self.engine.count(self._sent(rounds[num_dropped:]))
 
     def _answered(self, answer: str, finish_reason: str) -> None:
         """What a reply came to; without a word the message stays unanswered."""
@@ -279,12 +297,13 @@ class Reply:
         chunks: AnswerStream,
         prompt_tokens: int,
         dropped: tuple[Message, ...],
+        seen: list[Chunk],
     ) -> None:
         self.prompt_tokens = prompt_tokens
         self.dropped = dropped
         self._conversation = conversation
         self._chunks = chunks
-        self._seen: list[Chunk] = []
+        self._seen = seen
         self._is_over = False
 
     def __iter__(self) -> "Reply":
@@ -360,6 +379,10 @@ def _flat(rounds: Sequence[Round]) -> list[Message]:
     return messages
 
 
+def _with_answers(rounds: Sequence[Round]) -> list[Round]:
+    return [each for each in rounds if each.answer is not None]
+
+
 def _room(context: int) -> int:
     return max(1, int(_FREED_SHARE * context))
 
@@ -372,12 +395,12 @@ def _taken_apart(transcript: Transcript) -> tuple[str | None, list[Round], dict[
     rounds: list[Round] = []
     cut_short = {}
     for i, message in enumerate(messages[first:], first):
-        if message.role == "user" and (not rounds or rounds[-1].answer is not None):
+        if message.role == "user":
             rounds.append(Round(message.content, None))
         elif message.role == "assistant" and rounds and rounds[-1].answer is None:
             rounds[-1] = Round(rounds[-1].user, message.content)
             if i in reasons:
                 cut_short[len(rounds) - 1] = reasons[i]
         else:
-            raise UsageError(f"message {i + 1} is of the role {message.role}; wanted user and assistant by turns")
+            raise UsageError(f"message {i + 1} is of the role {message.role} and answers none of a user")
     return messages[0].content if first else None, rounds, cut_short

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgespec.errors import DiskFull, EdgeSpecError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -26,8 +26,8 @@ def writing(folder: Path, needed_bytes: int) -> Iterator[None]:
     """Say in words why folder cannot be written.
 
     Raises:
-        DiskFull: The disk, a quota or the largest file of the file system is reached.
-        EdgeSpecError: Writing is not allowed.
+        DiskFull: The disk is full, or a quota is reached.
+        EdgeSpecError: Writing is not allowed, or a file would be too large.
     """
     try:
         yield
@@ -35,6 +35,11 @@ def writing(folder: Path, needed_bytes: int) -> Iterator[None]:
         if error.errno in _FULL:
             free = shutil.disk_usage(folder).free
             raise DiskFull(folder, needed_bytes, free, str(error.strerror)) from None
+        if error.errno == errno.EFBIG:
+            raise EdgeSpecError(
+                f"cannot write to {folder} ({error.strerror}): this process or this file system allows "
+                "no file of that size; raise the limit (ulimit -f) or choose another place"
+            ) from None
         if error.errno in _FORBIDDEN:
             raise EdgeSpecError(f"cannot write to {folder} ({error}); choose another place") from None
         raise

@@ -10,11 +10,12 @@ Knows nothing of what drafting costs: how far ahead, and how long to wait, is th
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from threading import Event, Lock
+from threading import Lock
 from typing import Any
 
 import numpy as np
 
+from edgespec.cancel import Flag
 from edgespec.drafters import Guess, ModelDrafter, drafted
 from edgespec.errors import DrafterFault
 from edgespec.hedges import Hedges, Step
@@ -106,7 +107,7 @@ class LaneDrafter:
         self.drafter.learn(tokens, draft, logits)
 
     def _at_once(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
-        def steps(cancel: Event) -> Iterator[Draft]:
+        def steps(cancel: Flag) -> Iterator[Draft]:
             yield self.drafter.draft(tokens, replace(ask, cancel=cancel), sampler)
 
         self._text = None
@@ -177,7 +178,7 @@ class LaneDrafter:
 
         is_cold = self._text is None
 
-        def steps(cancel: Event) -> Iterator[Step]:
+        def steps(cancel: Flag) -> Iterator[Step]:
             yield Step(kept, is_timed=False)
             made = list(kept)
             now = replace(ahead, cancel=cancel)

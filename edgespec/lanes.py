@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
-from threading import Condition, Event, RLock, Thread
+from threading import Condition, RLock, Thread
 from time import monotonic, perf_counter, sleep
 from typing import Any, NamedTuple, Protocol
 
+from edgespec.cancel import Flag
 from edgespec.clock import Clock, VirtualClock
 from edgespec.errors import DrafterFault
 from edgespec.timeline import Interval
@@ -25,7 +26,7 @@ _POLL_S = 0.0005
 class Job(NamedTuple):
     """steps: given a flag that is set when the job is cancelled. interrupt: ends a step that is running."""
 
-    steps: Callable[[Event], Iterator[Any]]
+    steps: Callable[[Flag], Iterator[Any]]
     what: str = "draft"
     interrupt: Callable[[], None] = lambda: None
 
@@ -84,7 +85,7 @@ class _Run:
     job: Job
     done: list[Any] = field(default_factory=list)
     taken_s: list[float] = field(default_factory=list)
-    cancel: Event = field(default_factory=Event)
+    cancel: Flag = field(default_factory=Flag)
     begun_s: float = 0.0  # the step that is being done
     is_over: bool = False
     error: BaseException | None = None
@@ -211,7 +212,7 @@ class VirtualLane:
         self._clock, self._own = clock, own
         self._steps: Iterator[Any] = iter(())
         self._what = "draft"
-        self._cancel = Event()
+        self._cancel = Flag()
         self._done: list[tuple[float, Any]] = []  # with when it was done
         self._started = 0.0
         self._is_over = True
@@ -219,7 +220,7 @@ class VirtualLane:
 
     def start(self, job: Job) -> None:
         self._end()
-        self._cancel = Event()
+        self._cancel = Flag()
         self._steps, self._what = job.steps(self._cancel), job.what
         self._done, self._is_over = [], False
         self._started = self._own.now = self._clock.now

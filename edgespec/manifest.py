@@ -78,6 +78,23 @@ class Signature:
     present_key: str = "present.%d.key"
     present_value: str = "present.%d.value"
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all names are those that every export of edgespec has."""
+        plain = {**asdict(Signature()), **{role: role for role in _OPTIONAL_NAMES}}
+        return all(name in (None, plain[role]) for role, name in asdict(self).items())
+
+    def roles(self, num_layers: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+        """Role and name of each input and of each output; a role of the cache has one in each layer."""
+        inputs: list[tuple[str, str]] = []
+        outputs: list[tuple[str, str]] = []
+        for role, name in asdict(self).items():
+            layers = range(num_layers if role.startswith(("past", "present")) else 1)
+            if name is not None:
+                is_output = role in ("logits", "best", "present_key", "present_value")
+                (outputs if is_output else inputs).extend((role, name.replace("%d", str(at))) for at in layers)
+        return inputs, outputs
+
     def caches(self, num_layers: int) -> list[tuple[str, str]]:
         """The names of past and present that belong together, keys and values layer by layer."""
         return [
@@ -297,6 +314,31 @@ def check_values(path: Path, manifest: Manifest) -> None:
             raise ManifestError(f"{path}: {what} is {text!r}, wanted a text; export again")
     if not isinstance(manifest.add_bos, bool):
         raise ManifestError(f"{path}: add_bos is {manifest.add_bos!r}, wanted true or false; export again")
+    _check_names(path, manifest)
+
+
+def _check_names(path: Path, manifest: Manifest) -> None:
+    """Each role has an input or output of its own: one that had two would be believed in both."""
+    inputs, outputs = manifest.signature.roles(min(manifest.kv_cache.num_layers, 2))  # two, so that %d is missed
+    for kind, roles in (("input", inputs), ("output", outputs)):
+        held: dict[str, str] = {}
+        for role, name in roles:
+            if name in held:
+                raise ManifestError(
+                    f"{path}: signature.{held[name]} and signature.{role} name the same {kind}, {name!r}, wanted "
+                    "another for each; export the model again"
+                )
+            held[name] = role
+    names = manifest.signature
+    for side, key, value in (
+        ("past", names.past_key, names.past_value),
+        ("present", names.present_key, names.present_value),
+    ):
+        if key.endswith("value") and value.endswith("key"):
+            raise ManifestError(
+                f"{path}: signature.{side}_key is {key!r} and signature.{side}_value {value!r}, wanted the one in "
+                "the place of the other; export the model again"
+            )
 
 
 def _check_size(folder: Path, name: str, record: FileRecord) -> None:

@@ -110,6 +110,8 @@ def open_model(
     decoder = opening.result()
     if not manifest.files:  # nobody has vouched for the graph
         foreign.probe(decoder, manifest.context_length)
+    elif not manifest.signature.is_plain:  # names that no export gives, which may be at the wrong places
+        foreign.probe(decoder, manifest.context_length, foreign.OWN)
     return decoder
 
 

@@ -61,7 +61,9 @@ def _parsed(content: str, per_category: int | None) -> list[BenchPrompt]:
             prompt = _prompt(json.loads(line))
         except _Unsound as error:
             raise _Unsound(f"line {number}: {error}") from None
-        except (ValueError, RecursionError) as error:
+        except RecursionError:
+            raise _Unsound(f"line {number} is nested too deep") from None
+        except ValueError as error:
             raise _Unsound(f"line {number} is no JSON ({error})") from None
         counts[prompt.category] += 1
         if per_category is None or counts[prompt.category] <= per_category:

@@ -2,7 +2,9 @@
 
     {"format": "edgespec conversation", "version": 1, "model": "smollm2-135m", "num_dropped": 0}
     {"role": "user", "content": "Why is the sky blue?"}
-    {"role": "assistant", "content": "Because …", "finish_reason": "stop"}
+    {"role": "assistant", "content": "Because …", "finish_reason": "cancelled"}
+
+A message of the user that another follows got no word of an answer.
 
 Knows nothing of engines and terminals.
 """
@@ -20,6 +22,7 @@ from typing import Any
 from edgespec.chat_template import ROLES, Message
 from edgespec.disk import replace_file
 from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.interrupts import held_back
 
 FORMAT, VERSION = "edgespec conversation", 1
 SUFFIX = ".jsonl"
@@ -130,7 +133,7 @@ def latest(folder: Path) -> Path | None:
 
 
 class AutosaveFile:
-    """A conversation's own file in a folder, written anew after each turn, made with the first one.
+    """A conversation's own file in a folder, written anew with what is new, made with the first message.
 
     report: Takes a line, once, where it cannot be written.
     name: Takes the path of the file, and of another that it goes on in.
@@ -159,19 +162,23 @@ class AutosaveFile:
         if self._path is None and not any(message.role != "system" for message in transcript.messages):
             return
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path = self._path
-            if path is None or _state(path) != self._seen:
-                path = self._new_path()
-            write_transcript(path, transcript)
-            if path != self._path:
-                self._path = path
-                self._name(path)
-            self._seen = _state(self._path)
+            with held_back():  # else what Ctrl-C left half done is taken for another process's
+                self._write(transcript)
         except OSError as error:
             if not self._has_failed:
                 self._has_failed = True
                 self._report(f"this conversation is not kept: cannot write {self._folder} ({error.strerror})")
+
+    def _write(self, transcript: Transcript) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._path
+        if path is None or _state(path) != self._seen:
+            path = self._new_path()
+        write_transcript(path, transcript)
+        if path != self._path:
+            self._path = path
+            self._name(path)
+        self._seen = _state(self._path)
 
     def begin_anew(self) -> None:
         self._path, self._seen = None, None

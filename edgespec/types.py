@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from threading import Event
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+
+from edgespec.cancel import Flag
 
 TokenIds = npt.NDArray[np.int32]  # [num_tokens]
 Logits = npt.NDArray[np.float32]  # [num_rows, vocab_size]
@@ -83,7 +84,7 @@ class Ask:
     num_tokens: int
     floor: float = 0.0
     with_distributions: bool = False
-    cancel: Event = field(default_factory=Event)
+    cancel: Flag = field(default_factory=Flag)
     ahead: bool = False
     least: int = 0
     patience_s: float | None = None

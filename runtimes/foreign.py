@@ -41,8 +41,15 @@ def inspect(folder: Path, manifest: Manifest) -> Manifest:
     return _completed(folder / manifest.graph, manifest, model.graph)
 
 
-def probe(decoder: Decoder, context_length: int) -> None:
+OWN = "what the signature in edgespec.json says; export the model again"
+OTHERS = "what past_present_share_buffer in its configuration says; build the folder again"
+
+
+def probe(decoder: Decoder, context_length: int, stated: str = OTHERS) -> None:
     """Ask for the same rows at once and after a wrong turn: a wrongly stated cache gives other ones.
+
+    Args:
+        stated: Where the cache is stated, and what to do.
 
     Raises:
         ManifestError: They differ by more than rounding.
@@ -59,14 +66,11 @@ def probe(decoder: Decoder, context_length: int) -> None:
     except EdgeSpecError as error:
         raise ManifestError(
             "the model cannot read several tokens behind others, which drafting and long prompts need: build it "
-            f"for cpu in int4 or fp32. Or its cache is not what past_present_share_buffer says ({error})"
+            f"for cpu in int4 or fp32. Or its cache is not {stated} ({error})"
         ) from None
     scale = float(np.abs(whole - whole.mean(axis=1, keepdims=True)).max())
     if not float(np.abs(pieces - whole).max()) <= 0.1 * scale:
-        raise ManifestError(
-            "the model gives other logits in pieces than at once: its cache is not what its configuration says "
-            "(past_present_share_buffer); build the folder again"
-        )
+        raise ManifestError(f"the model gives other logits in pieces than at once: its cache is not {stated}")
 
 
 def _read(path: Path) -> Any:

@@ -68,9 +68,17 @@ def _refused(error: Exception, graph: Path, device: Device) -> EdgeSpecError:
     if device.name == "cpu":
         return translated(error, f"loading {graph}", ManifestError)
     told = translated(error, f"loading {graph} on '{device.name}'")
-    if isinstance(told, MemoryExhausted):
-        return told
-    return DeviceUnavailable(f"{told}; use --device cpu", device=device.name)
+    return told if isinstance(told, MemoryExhausted) else not_run(told, device)
+
+
+def not_run(error: EdgeSpecError, device: Device) -> DeviceUnavailable:
+    """What a device said of a graph that it does not load, or of its first pass, and what to do."""
+    said, mend = str(error), "use --device cpu"
+    if "requires f16" in said:  # words of the WebGPU provider
+        mend = f"it has no half floats: export the model again with --precision fp32, or {mend}"
+    return DeviceUnavailable(
+        f"'{device.name}' does not run this model: {said.rstrip('.')}; {mend}", device=device.name
+    )
 
 
 @contextmanager
@@ -129,7 +137,7 @@ def _wanted(manifest: Manifest) -> tuple[_Values, _Values]:
         inputs[past] = ((cache_type,), (1, kv.num_kv_heads, "past", kv.head_dim))
         outputs[present] = ((cache_type,), (1, kv.num_kv_heads, "total", kv.head_dim))
     for layer in manifest.hidden_layers:
-        outputs[f"{_HIDDEN}{layer}"] = (("float",), (1, "new", _ANY))
+        outputs.setdefault(f"{_HIDDEN}{layer}", (("float",), (1, "new", _ANY)))
     return inputs, outputs
 
 

@@ -111,6 +111,8 @@ def _options() -> argparse.Namespace:
     unknown += [each for each in options.precisions if each not in _EXPORT_BYTES]
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}")
+    if options.workplace and not options.workplace.is_dir():
+        parser.error(f"--workplace is {options.workplace}; wanted a folder that is there")
     return options
 
 
@@ -328,3 +330,6 @@ if __name__ == "__main__":
     except EdgeSpecError as error:
         say(f"gpu_check: {error}")
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        say("interrupted")
+        sys.exit(130)

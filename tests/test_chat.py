@@ -16,6 +16,7 @@ from rich.console import Console
 
 from edgespec import ModelError, SamplingParams, UsageError, load
 from edgespec.answers import Chunk
+from edgespec.chat import _kept
 from edgespec.chat_actions import act, code_blocks
 from edgespec.chat_commands import COMMANDS, as_message, is_command, taken_apart
 from edgespec.chat_interrupt import Leave, stopped_by_ctrl_c
@@ -28,7 +29,7 @@ from edgespec.clock import VirtualClock
 from edgespec.conversation import Conversation
 from edgespec.errors import MemoryExhausted
 from edgespec.stats import Stats, Tally
-from edgespec.transcript import AutosaveFile
+from edgespec.transcript import AutosaveFile, read_transcript
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
@@ -402,6 +403,28 @@ def test_in_another_thread_ctrl_c_is_left_alone() -> None:
     thread.start()
     thread.join()
     assert seen == [False]
+
+
+def test_what_is_shown_of_an_answer_is_on_the_disk_each_second(
+    session: ChatSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter(range(1000))
+    monkeypatch.setattr("edgespec.chat.monotonic", lambda: next(seconds) / 4)
+    monkeypatch.setattr("edgespec.chat._MOST_SHARE", 1.0)
+    session.conversation.max_tokens = 60
+    assert session.autosave is not None
+    shown, kept = "", []
+    for chunk in _kept(session, session.conversation.stream("the in")):
+        if session.autosave.path:
+            kept.append(read_transcript(session.autosave.path))
+            assert shown.startswith(kept[-1].messages[1].content)
+            assert kept[-1].cut_short == ((1, "cancelled"),)
+        shown += chunk.text
+    texts = [each.messages[1].content for each in kept]
+    assert len(texts) > len(set(texts)) >= 3
+    session.save()
+    assert read_transcript(session.autosave.path or Path()) == session.conversation.transcript(session.model)
+    assert len([*session.autosave.path.parent.iterdir()] if session.autosave.path else []) == 1
 
 
 def test_engine_chat_is_a_conversation(session: ChatSession) -> None:

@@ -90,7 +90,21 @@ def test_a_turn_that_is_closed_keeps_what_there_was_of_it() -> None:
     assert conversation.transcript().cut_short == ((1, "cancelled"),)
 
 
-def test_a_message_without_an_answer_is_answered_by_retry_or_gives_way_to_the_next() -> None:
+def test_an_answer_that_is_made_is_in_the_transcript_as_if_it_were_cancelled() -> None:
+    conversation, _ = talk(system="be brief")
+    with conversation.stream("a b c d") as reply:
+        next(reply)
+        assert conversation.messages == (Message("system", "be brief"), Message("user", "a b c d"))
+        so_far = conversation.transcript()
+    assert contents(so_far.messages) == ["be brief", "a b c d", "0: "]
+    assert so_far == conversation.transcript()
+    with conversation.retry() as reply:
+        assert contents(conversation.transcript().messages) == ["be brief", "a b c d"]
+        assert [*reply]
+    assert conversation.transcript().cut_short == ()
+
+
+def test_a_message_without_an_answer_is_answered_by_retry_or_kept_and_not_sent() -> None:
     conversation, engine = talk()
     conversation.stream("one").close()
     assert conversation.messages == (Message("user", "one"),)
@@ -99,6 +113,9 @@ def test_a_message_without_an_answer_is_answered_by_retry_or_gives_way_to_the_ne
     conversation.stream("two").close()
     spoken(conversation, "three")
     assert contents(engine.asked[-1]) == ["one", "0: one", "three"]
+    assert contents(conversation.messages) == ["one", "0: one", "two", "three", "0: three"]
+    assert contents(conversation.sent) == ["one", "0: one", "three", "0: three"]
+    assert conversation.num_tokens == engine.count(conversation.sent)
 
 
 def test_a_context_that_is_full_is_an_error_and_nothing_was_said() -> None:
@@ -155,7 +172,8 @@ def test_saved_and_loaded_is_the_same_conversation(tmp_path: Path) -> None:
     conversation, engine = talk(context_length=30, system="be brief", overflow="drop-oldest")
     for text in ("one two three", "un \x1b[31m \ud800 ✓", "three four five"):
         spoken(conversation, text)
-    conversation.stream("unanswered").close()
+    for text in ("unanswered", "again"):
+        conversation.stream(text).close()
     conversation.save(tmp_path / "talk.jsonl")
     loaded = Conversation.load(engine, tmp_path / "talk.jsonl", overflow="drop-oldest")  # type: ignore[arg-type]
     assert loaded.transcript() == conversation.transcript()

@@ -1,9 +1,8 @@
-from threading import Event
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.cancel import Flag
 from edgespec.drafters import ModelDrafter, NgramDrafter
 from edgespec.runtimes.table import TableDecoder
 from edgespec.sampling import GumbelSampler, SamplingParams
@@ -78,7 +77,7 @@ def test_model_drafter_never_proposes_a_token_that_the_target_lacks() -> None:
 
 
 def test_cancelled_model_drafter_returns_at_once() -> None:
-    cancel = Event()
+    cancel = Flag()
     cancel.set()
     asked = Ask(5, cancel=cancel)
     assert ModelDrafter(TableDecoder(20, seed=1), 20).draft(ids(1), asked, GREEDY) == NOTHING

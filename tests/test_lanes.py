@@ -8,13 +8,14 @@ from threading import Event
 
 import pytest
 
+from edgespec.cancel import Flag
 from edgespec.clock import VirtualClock
 from edgespec.errors import DrafterFault
 from edgespec.lanes import Job, Lane, ThreadLane, VirtualLane
 
 
-def counting(num_steps: int, pause: Callable[[], object] = lambda: None) -> Callable[[Event], Iterator[int]]:
-    def steps(cancel: Event) -> Iterator[int]:
+def counting(num_steps: int, pause: Callable[[], object] = lambda: None) -> Callable[[Flag], Iterator[int]]:
+    def steps(cancel: Flag) -> Iterator[int]:
         for i in range(num_steps):
             pause()
             yield i
@@ -58,7 +59,7 @@ def test_a_job_is_cancelled_within_a_step_and_its_worker_goes() -> None:
     before = threading.active_count()
     lane, held, interrupted = ThreadLane("drafter"), Event(), Event()
 
-    def steps(cancel: Event) -> Iterator[int]:
+    def steps(cancel: Flag) -> Iterator[int]:
         yield 0
         held.set()
         interrupted.wait(10)
@@ -76,7 +77,7 @@ def test_a_job_is_cancelled_within_a_step_and_its_worker_goes() -> None:
 def test_an_error_reaches_whoever_asks_unless_nobody_wants_the_job(is_cancelled: bool) -> None:
     lane, go = ThreadLane("drafter"), Event()
 
-    def steps(cancel: Event) -> Iterator[int]:
+    def steps(cancel: Flag) -> Iterator[int]:
         yield 0
         go.wait(10)
         raise ValueError("broken")
@@ -135,7 +136,7 @@ def test_a_lane_says_what_each_step_took(is_virtual: bool) -> None:
 def test_whoever_waits_for_a_cancelled_job_has_what_is_done() -> None:
     lane, go = ThreadLane("drafter"), Event()
 
-    def steps(cancel: Event) -> Iterator[int]:
+    def steps(cancel: Flag) -> Iterator[int]:
         yield 0
         go.wait(10)
         yield 1

@@ -53,6 +53,19 @@ def test_manifest_survives_writing_and_reading(folder: Path) -> None:
         ({"signature": 7}, "incomplete"),
         ({"signature": {"logits": None}}, "logits"),
         ({"signature": {"attention_mask": 7}}, "attention_mask"),
+        ({"signature": {"best": "present.0.key"}}, r"best and signature.present_key name the same output"),
+        ({"signature": {"logits": "present.0.key"}}, r"logits and signature.present_key name the same output"),
+        ({"signature": {"best": "logits"}}, "logits and signature.best name the same output"),
+        (
+            {"signature": {"present_key": "present.%d.value"}},
+            "present_key and signature.present_value name the same",
+        ),
+        ({"signature": {"present_key": "present.key"}}, "present_key and signature.present_key name the same"),
+        ({"signature": {"attention_mask": "input_ids"}}, "input_ids and signature.attention_mask name the same"),
+        (
+            {"signature": {"past_key": "past_key_values.%d.value", "past_value": "past_key_values.%d.key"}},
+            "past_key is 'past_key_values.%d.value'",
+        ),
     ],
 )
 def test_manifest_that_does_not_fit_is_refused(folder: Path, changes: dict[str, object], words: str) -> None:

@@ -11,6 +11,7 @@ import tiny
 from edgespec.errors import ContextOverflow, DeviceUnavailable, EdgeSpecError, ManifestError
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
+from edgespec.opening import ModelFolder, open_model
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.types import TokenIds
@@ -142,6 +143,22 @@ def test_device_that_fails_in_its_first_pass_is_one_that_does_not_run_the_model(
 
     loaded = decoder(tiny_model)
     monkeypatch.setattr(loaded._passes, "run", failing)
-    with pytest.raises(DeviceUnavailable, match=r"'gpu' does not run this model: .*requires f16; use") as refused:
+    with pytest.raises(
+        DeviceUnavailable,
+        match=r"'gpu' does not run this model: .*requires f16; .*--precision fp32, or use",
+    ) as refused:
         loaded._sound_chunk(Device("gpu", "GpuExecutionProvider", "gpu"))
     assert refused.value.device == "gpu"
+
+
+def test_a_signature_that_no_export_has_is_tried_and_one_at_the_wrong_places_refused(tiny_model: Path) -> None:
+    manifest = read_manifest(tiny_model)
+    names = manifest.signature
+    assert names.is_plain
+    assert replace(names, best="best", num_logits_to_keep=None).is_plain
+    crossed = replace(names, past_key=names.past_value, past_value=names.past_key)
+    assert not crossed.is_plain
+    with pytest.raises(ManifestError, match=r"what the signature in edgespec\.json says; export"):
+        open_model(
+            ModelFolder(tiny_model, replace(manifest, signature=crossed)), find_device("cpu"), None, False, False
+        )

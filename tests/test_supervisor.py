@@ -58,8 +58,16 @@ def worker_of(number: int) -> psutil.Process:
 
 def said_in(home: Path) -> list[str]:
     """By the user, in the conversation that was kept last."""
+    return _said_in(home, "user")
+
+
+def answered_in(home: Path) -> list[str]:
+    return _said_in(home, "assistant")
+
+
+def _said_in(home: Path, role: str) -> list[str]:
     path = latest(home / "chats")
-    return [each.content for each in read_transcript(path).messages if each.role == "user"] if path else []
+    return [each.content for each in read_transcript(path).messages if each.role == role] if path else []
 
 
 def death(name: str, *, written: str = "", is_out_of_memory: bool = False) -> Death:
@@ -200,8 +208,10 @@ def test_chat_goes_on_once_after_a_crash_and_its_terminal_is_as_it_was(tiny_mode
     terminal.enter("first")
     at = terminal.wait_for("tokens/s", after=at)
     at = terminal.ready(after=at)
+    terminal.enter("/set max_tokens 600")
+    at = terminal.ready(after=at)
     terminal.enter("the in")
-    while "the in" not in said_in(tmp_path):
+    while len(answers := answered_in(tmp_path)) < 2:
         terminal.settle(0.01)
     worker_of(terminal.process.pid).send_signal(signal.SIGSEGV)
     at = terminal.wait_for("the chat begins once more", after=at)
@@ -214,8 +224,11 @@ def test_chat_goes_on_once_after_a_crash_and_its_terminal_is_as_it_was(tiny_mode
     terminal.wait_for("edgespec chat --continue goes on with it", after=at)
     assert termios.tcgetattr(terminal.process.child_fd) == modes
     assert terminal.exit_code() == 1
-    said = said_in(tmp_path)  # a question without an answer gives its place to the next
-    assert (said[0], said[-1]) == ("first", "and more")
+    assert said_in(tmp_path) == ["first", "the in", "and more"]
+    kept = answered_in(tmp_path)
+    assert kept[0] == answers[0]
+    assert kept[1].startswith(answers[1])
+    assert answers[1]
     assert len(list((tmp_path / "chats").iterdir())) == 1
     again = Terminal("chat", "--continue", home=tmp_path)
     again.wait_for("you said last: 'and more'")

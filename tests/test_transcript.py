@@ -79,9 +79,10 @@ def test_what_is_no_file_is_refused_in_words(tmp_path: Path) -> None:
             read_transcript(path)
 
 
-def test_messages_that_do_not_alternate_are_refused() -> None:
-    talk = Transcript(messages=(Message("user", "a"), Message("user", "b")))
-    with pytest.raises(UsageError, match="by turns"):
+@pytest.mark.parametrize("roles", [("assistant",), ("user", "assistant", "assistant"), ("user", "system")])
+def test_messages_that_answer_nothing_are_refused(roles: tuple[str, ...]) -> None:
+    talk = Transcript(messages=tuple(Message(role, "a") for role in roles))
+    with pytest.raises(UsageError, match=f"message {len(roles)} is of the role {roles[-1]}"):
         Conversation(None).restore(talk)  # type: ignore[arg-type]
 
 
