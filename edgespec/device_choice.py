@@ -17,13 +17,13 @@ _AUTO = "auto"
 class DeviceChoice:
     """The devices that a user has named for a target and its drafters.
 
-    news: Lines that say which of them gave way, and why.
+    news: Lines that say which of them gave way or is not there, and why; they are not reported.
     """
 
     def __init__(
         self, device: str, drafter_device: str, report: Callable[[str], None], *, allow_fallback: bool = False
     ) -> None:
-        self._asked = (device, drafter_device)
+        self._asked = (device.lower(), drafter_device.lower())
         self._report = report
         self._allow_fallback = allow_fallback
         self.news: list[str] = []
@@ -80,14 +80,16 @@ class DeviceChoice:
     def _suiting(self, manifest: Manifest, otherwise: Device) -> Device:
         if manifest.form == "cpu":
             return otherwise
-        found = accelerator(manifest.form)
-        where = f"runs on '{found.name}'" if found else "none can be used here: it runs on the CPU"
-        self._report(
-            f"{manifest.name} was exported for a{'n' * (manifest.form == 'npu')} {manifest.form} and {where}"
-        )
-        return found or otherwise
+        made_for = f"{manifest.name} was exported for a{'n' * (manifest.form == 'npu')} {manifest.form}"
+        if found := accelerator(manifest.form):
+            self._report(f"{made_for} and runs on '{found.name}'")
+            return found
+        self._tell(f"{made_for} and no real one can be used here: it runs on the CPU")
+        return otherwise
 
     def _lose(self, error: DeviceUnavailable) -> None:
-        line = f"'{error.device}' gives way to the CPU: {error}"
+        self._tell(f"'{error.device}' gives way to the CPU: {error}")
+
+    def _tell(self, line: str) -> None:
         if line not in self.news:
             self.news.append(line)

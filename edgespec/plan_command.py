@@ -68,6 +68,8 @@ def plan_document(options: argparse.Namespace) -> dict[str, Any]:
     drafters = [model_drafting(models, target, each.models[0]) for each in names.cascades]
     expect_distinct([drafter.manifest.name for drafter in drafters])
     setting = choice.settled(setting, target.manifest, [drafter.manifest for drafter in drafters])
+    for line in choice.news:
+        say_stage(line)
     planned = plan_for(
         target,
         drafters,

@@ -187,7 +187,8 @@ class GumbelSampler:
         best = int(logits.argmax())
         if not math.isfinite(logits[best]):
             raise EdgeSpecError(
-                f"the model gave {logits[best]} as its best logit; its weights or the run are damaged"
+                f"the model gave {logits[best]} as its best logit; its weights or the run are damaged: "
+                "export the model again, and if its source says the same take another"
             )
         return logits, best
 

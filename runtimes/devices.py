@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,11 @@ _PROVIDERS = {
     "cuda": "CUDAExecutionProvider",
     "coreml": "CoreMLExecutionProvider",
     "directml": "DmlExecutionProvider",
+}
+_BUILDS = {
+    "coreml": "on macOS, pip install --force-reinstall onnxruntime; elsewhere use --device cpu",
+    "directml": "on Windows, pip uninstall -y onnxruntime && pip install onnxruntime-directml; elsewhere use "
+    "--device cpu",
 }
 _MEMORY = {"cuda": "cuda", "directml": "dml"}
 _KINDS = {"gpu": ("cuda", "tensorrt-rtx", "webgpu", "directml"), "npu": ("qnn", "openvino")}
@@ -118,6 +124,7 @@ def find_device(name: str) -> Device:
     Raises:
         DeviceUnavailable: An unknown name, or one that cannot be used here, with the line that mends it.
     """
+    name = name.lower()
     name = "cpu" if name == "auto" else name
     if name in _KINDS:
         return _first_of(name)
@@ -130,7 +137,9 @@ def find_device(name: str) -> Device:
             mend = "" if has_mend else f". To mend that: {mend_of(plugin, found.why_not)}"
             raise DeviceUnavailable(f"device '{name}': {found.why_not}{mend}", device=name)
         return Device(name, plugin.provider, plugin.memory, found.devices, plugin.options)
-    raise DeviceUnavailable(f"unknown device '{name}'; known are auto, {', '.join(device_names())}")
+    near = get_close_matches(name, ["auto", *device_names()], n=1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    raise DeviceUnavailable(f"unknown device '{name}'; {meant}known are auto, {', '.join(device_names())}")
 
 
 def device_names() -> list[str]:
@@ -164,7 +173,9 @@ def _built_in(name: str) -> Device:
         return _cuda(ort, available)
     if provider not in available:
         raise DeviceUnavailable(
-            f"device '{name}' needs {provider}, this onnxruntime has {', '.join(available)}", device=name
+            f"device '{name}' needs {provider}, this onnxruntime has {', '.join(available)}. To mend that: "
+            f"{_BUILDS[name]}",
+            device=name,
         )
     return Device(name, provider, _MEMORY.get(name, "cpu"))
 

@@ -17,7 +17,7 @@ from edgespec.errors import ContextOverflow, DeviceUnavailable, EdgeSpecError, M
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, physical_cores
 from edgespec.runtimes.passes import Passes, Places
-from edgespec.runtimes.session import telling_of_memory
+from edgespec.runtimes.session import not_run, telling_of_memory
 from edgespec.runtimes.shared_cache import SharedCache
 from edgespec.runtimes.soundness import chooses_soundly, probe, widest_sound
 from edgespec.types import Likeliest, Logits, TokenIds, append
@@ -222,8 +222,7 @@ class OnnxDecoder:
         except (DeviceUnavailable, MemoryExhausted):
             raise
         except EdgeSpecError as error:  # what a graph wants of an adapter shows in its first pass alone
-            message = f"'{device.name}' does not run this model: {error}; use --device cpu"
-            raise DeviceUnavailable(message, device=device.name) from error
+            raise not_run(error, device) from error
         self._held, self._num_fed = self._held[:0], 0
         if width < _CHUNK_TOKENS:
             _log.warning(

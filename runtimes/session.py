@@ -68,9 +68,17 @@ def _refused(error: Exception, graph: Path, device: Device) -> EdgeSpecError:
     if device.name == "cpu":
         return translated(error, f"loading {graph}", ManifestError)
     told = translated(error, f"loading {graph} on '{device.name}'")
-    if isinstance(told, MemoryExhausted):
-        return told
-    return DeviceUnavailable(f"{told}; use --device cpu", device=device.name)
+    return told if isinstance(told, MemoryExhausted) else not_run(told, device)
+
+
+def not_run(error: EdgeSpecError, device: Device) -> DeviceUnavailable:
+    """What a device said of a graph that it does not load, or of its first pass, and what to do."""
+    said, mend = str(error), "use --device cpu"
+    if "requires f16" in said:  # words of the WebGPU provider
+        mend = f"it has no half floats: export the model again with --precision fp32, or {mend}"
+    return DeviceUnavailable(
+        f"'{device.name}' does not run this model: {said.rstrip('.')}; {mend}", device=device.name
+    )
 
 
 @contextmanager

@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from edgespec.cache import reusable_prefix
 from edgespec.cancel import Cancel
-from edgespec.errors import ContextOverflow, ManifestError
+from edgespec.errors import ContextOverflow, EdgeSpecError, ManifestError, MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
 from edgespec.runtimes.placement import Placement, expect_placed, placement
-from edgespec.runtimes.session import load_graph, telling_of_memory, translated
+from edgespec.runtimes.session import load_graph, not_run, telling_of_memory, translated
 from edgespec.types import Logits, TokenIds
 
 _HIDDEN = -30000.0  # which half floats hold
@@ -41,6 +41,7 @@ class StaticDecoder:
 
         Raises:
             Cancelled: It was given up.
+            DeviceUnavailable: The device does not run it.
             ManifestError: A graph does not load, or takes other inputs than the static form has.
             MemoryExhausted: The weights do not fit.
         """
@@ -62,6 +63,8 @@ class StaticDecoder:
         self._lock = Lock()
         self._new_options = import_onnxruntime().RunOptions
         self._options = self._new_options()  # of the passes that go on, or of the last
+        if device.name != "cpu":
+            self._try(device)
 
     @property
     def placements(self) -> dict[int, Placement]:
@@ -109,6 +112,15 @@ class StaticDecoder:
         """Hold nothing; the cache is of a fixed size."""
         with self._lock:
             self._held = self._held[:0]
+
+    def _try(self, device: Device) -> None:
+        """Raises DeviceUnavailable: It loads the graph and does not run it, which a pass alone shows."""
+        try:
+            self._pass(np.zeros(1, np.int32), 0)  # what it leaves in the cache is masked
+        except MemoryExhausted:
+            raise
+        except EdgeSpecError as error:
+            raise not_run(error, device) from error
 
     def _logits(self, tokens: TokenIds, num_last: int) -> Logits:
         start, first = reusable_prefix(self._held, tokens, num_last), len(tokens) - num_last

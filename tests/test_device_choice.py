@@ -1,6 +1,7 @@
 """Devices that were asked for, and the CPU in their place. Devices are fakes but for the CPU."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,20 +54,35 @@ def test_a_device_that_cannot_be_used_is_refused_unless_it_may_give_way() -> Non
 
 
 @pytest.mark.parametrize(
-    ("form", "device", "said"),
+    ("form", "device", "said", "news"),
     [
-        ("cpu", CPU, []),
-        ("gpu", GPU, ["tiny was exported for a gpu and runs on 'webgpu'"]),
-        ("npu", CPU, ["tiny was exported for an npu and none can be used here: it runs on the CPU"]),
+        ("cpu", CPU, [], []),
+        ("gpu", GPU, ["tiny was exported for a gpu and runs on 'webgpu'"], []),
+        ("npu", CPU, [], ["tiny was exported for an npu and no real one can be used here: it runs on the CPU"]),
     ],
 )
 def test_auto_is_of_the_kind_that_a_folder_was_exported_for(
-    manifest: Manifest, form: str, device: Device, said: list[str]
+    manifest: Manifest, form: str, device: Device, said: list[str], news: list[str]
 ) -> None:
     lines: list[str] = []
     choice = DeviceChoice("auto", "auto", lines.append)
     setting = choice.settled(choice.setting(**PLACE), replace(manifest, form=form), [])
     assert (setting.device, setting.drafter_device, lines) == (device, CPU, said)
+    assert choice.news == news
+
+
+def test_figures_say_that_a_form_runs_without_its_device(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "tiny"))
+    stated = json.loads((folder / "edgespec.json").read_text())
+    (folder / "edgespec.json").write_text(json.dumps(stated | {"form": "npu"}))
+    command = ["chat", str(folder), "--device", "Auto", "--drafter", "none", "--prompt", "hi", "--max-tokens", "2"]
+    assert main([*command, "--json"]) == 0
+    said = capsys.readouterr()
+    (line,) = json.loads(said.out)["stats"]["downgrades"]
+    assert line.endswith("was exported for an npu and no real one can be used here: it runs on the CPU")
+    assert said.err.count(line) == 1
 
 
 def test_auto_looks_at_target_and_drafters_apart_and_at_no_device_that_was_named(manifest: Manifest) -> None:

@@ -89,6 +89,9 @@ def test_auto_is_the_cpu() -> None:
 def test_unknown_device_lists_the_known(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeviceUnavailable, match="auto, cpu, cuda"):
         devices.find_device("tpu")
+    with pytest.raises(DeviceUnavailable, match=r"'cdua'; did you mean cuda\? known are auto"):
+        devices.find_device("cdua")
+    assert devices.find_device("CPU") == devices.find_device("cpu")
 
 
 class Providers:
@@ -101,7 +104,9 @@ class Providers:
 
 def test_absent_provider_names_what_is_there_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "import_onnxruntime", lambda: Providers("CPUExecutionProvider"))
-    with pytest.raises(DeviceUnavailable, match=r"'coreml' needs CoreMLExecutionProvider.*has CPUExec") as refused:
+    with pytest.raises(
+        DeviceUnavailable, match=r"'coreml' needs CoreMLEx.*has CPUEx.*on macOS, pip install"
+    ) as refused:
         devices.find_device("coreml")
     assert refused.value.device == "coreml"
 

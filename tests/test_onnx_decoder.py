@@ -143,7 +143,10 @@ def test_device_that_fails_in_its_first_pass_is_one_that_does_not_run_the_model(
 
     loaded = decoder(tiny_model)
     monkeypatch.setattr(loaded._passes, "run", failing)
-    with pytest.raises(DeviceUnavailable, match=r"'gpu' does not run this model: .*requires f16; use") as refused:
+    with pytest.raises(
+        DeviceUnavailable,
+        match=r"'gpu' does not run this model: .*requires f16; .*--precision fp32, or use",
+    ) as refused:
         loaded._sound_chunk(Device("gpu", "GpuExecutionProvider", "gpu"))
     assert refused.value.device == "gpu"
 

@@ -12,7 +12,7 @@ from test_onnx_decoder import random_calls
 
 from edgespec import load
 from edgespec.cli import main
-from edgespec.errors import ContextOverflow, ManifestError, UsageError
+from edgespec.errors import ContextOverflow, DeviceUnavailable, EdgeSpecError, ManifestError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.export.drafting import Drafting
 from edgespec.manifest import read_manifest
@@ -107,6 +107,21 @@ def test_what_the_static_form_does_not_have_is_refused(tiny_gguf: Path, tmp_path
 def test_graph_of_another_form_is_refused(static_model: Path, tiny_model: Path) -> None:
     with pytest.raises(ManifestError, match="no static form"):
         StaticDecoder(tiny_model, read_manifest(tiny_model), find_device("cpu"))
+
+
+def test_device_that_fails_in_its_first_pass_is_one_that_does_not_run_the_model(
+    static_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*arguments: object) -> None:
+        raise EdgeSpecError("ONNX Runtime failed running a pass: requires f16")
+
+    monkeypatch.setattr(StaticDecoder, "_pass", failing)
+    manifest = read_manifest(static_model)
+    on_cpu = StaticDecoder(static_model, manifest, find_device("cpu"))  # tries nothing
+    assert on_cpu.num_fed == 0
+    with pytest.raises(DeviceUnavailable, match=r"'gpu' does not run this model: .* --precision fp32") as refused:
+        StaticDecoder(static_model, manifest, replace(find_device("cpu"), name="gpu"))
+    assert refused.value.device == "gpu"
 
 
 def test_manifest_of_another_static_graph_is_refused(static_model: Path) -> None:
