@@ -287,7 +287,9 @@ def test_export_that_is_stopped_leaves_nothing(tiny_gguf: Path, tmp_path: Path, 
 
     program = (
         "import signal, sys; from edgespec.cli import main; import edgespec.export.graph as graph, time;"
-        "hasattr(signal, 'SIGHUP') and signal.signal(signal.SIGHUP, signal.SIG_DFL);"  # which nohup has ignored
+        # Which a shell has ignored for what runs in the background, and nohup.
+        "signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "hasattr(signal, 'SIGHUP') and signal.signal(signal.SIGHUP, signal.SIG_DFL);"
         "build = graph._Decoder.build;"
         "graph._Decoder.build = lambda self: (print('busy', flush=True), time.sleep(60));"
         "sys.exit(main(sys.argv[1:]))"
