@@ -405,7 +405,7 @@ def test_a_real_run_is_replayed_with_its_tokens_a_pass(
         code, out, _ = run(capsys, "chat", str(tiny_model), *options)
     stats = json.loads(out)["stats"]
     assert (code, stats["num_emitted"]) == (0, 60)
-    figures = ["--target-ms", "80", "--draft-ms", "9", "--acceptance", "0.5", "--json"]
+    figures = ["--target-ms", "80", "--draft-ms", "9", "--json"]
     code, out, _ = run(capsys, "simulate", "--trace", str(path), *figures)
     assert code == 0
     assert json.loads(out)["serial"]["tokens_per_pass"] == pytest.approx(stats["tokens_per_pass"])
