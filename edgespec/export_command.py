@@ -128,15 +128,29 @@ def _expect_together(options: argparse.Namespace) -> None:
     native = [f"--{name.replace('_', '-')}" for name, usual in _NATIVE.items() if getattr(options, name) != usual]
     if options.drafter is not None and options.exporter != "native":
         native.append("--exporter")
+    if options.drafter is not None and "w8a16" in (options.precision, options.drafter_precision):
+        raise UsageError(
+            "w8a16 is a precision of the npu form, which no pair has; export the drafter alone, with --form npu "
+            "--precision w8a16, and name its folder: edgespec chat TARGET --drafter DIR"
+        )
     if native and (options.drafter is not None or options.exporter != "native"):
         other = "--drafter" if options.drafter is not None else f"--exporter {options.exporter}"
         raise UsageError(f"{', '.join(native)} cannot go with {other}; leave one of them out")
     if options.drafter is None and options.drafter_precision is not None:
         raise UsageError("--drafter-precision is for a pair; give --drafter too")
+    if options.block_size != _NATIVE["block_size"] and (held := _held_without_blocks(options)) is not None:
+        raise UsageError(f"--block-size is for --precision int4 and int8, not {held}; leave it out")
     if options.calibration is not None and options.precision != "w8a16":
         raise UsageError(f"--calibration is for --precision w8a16, not {options.precision}; leave it out")
     if options.dry_run and options.exporter != "native":
         raise UsageError("--dry-run knows the native exporter alone; leave one of the two out")
+
+
+def _held_without_blocks(options: argparse.Namespace) -> str | None:
+    """What is asked for, where no weights are rounded anew in blocks that share a scale."""
+    if options.precision not in ("auto", "int8", "int4"):
+        return str(options.precision)
+    return "--form npu" if options.form == "npu" else None
 
 
 def _check_with(options: argparse.Namespace) -> "OpenDecoder | None":

@@ -1,4 +1,4 @@
-"""Signals held back while native code is initialised, which swallows what their handlers raise.
+"""Signals held back while native code is initialised, which swallows what their handlers raise, or files removed.
 
 Knows no such code.
 """

@@ -11,6 +11,8 @@ from math import inf
 from pathlib import Path
 from time import monotonic, sleep
 
+from edgespec.interrupts import held_back
+
 if sys.platform == "win32":
     import msvcrt
 
@@ -71,9 +73,10 @@ def locked(
         yield
     finally:
         # While it is still held: who waits for it finds that it has no name any more, and makes another.
-        with suppress(OSError):
-            path.unlink()
-        file.close()
+        with held_back():
+            with suppress(OSError):
+                path.unlink()
+            file.close()
 
 
 def _acquire(path: Path, waiting: Callable[[str], None], until_s: float) -> FileIO:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edgespec.disk import expect_room, install, writing
 from edgespec.errors import UsageError
+from edgespec.interrupts import held_back
 from edgespec.lock import locked
 
 RESERVE_BYTES = 64 << 20
@@ -57,7 +58,8 @@ def folder_in_the_making(
                 yield folder
                 _install(folder, output)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            with held_back():  # else a second Ctrl-C, or one that is passed on, leaves a part of it
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _install(folder: Path, output: Path) -> None:
@@ -75,7 +77,7 @@ def _parents_taken_back(output: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with suppress(OSError):  # another process has begun to use them
+        with held_back(), suppress(OSError):  # another process has begun to use them
             for parent in missing:
                 parent.rmdir()
         raise

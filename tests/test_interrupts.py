@@ -1,18 +1,22 @@
 """Ctrl-C within what is to be done whole: heard once, behind it."""
 
 import argparse
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 import edgespec
 from edgespec import worker
+from edgespec.export.output import folder_in_the_making
 from edgespec.interrupts import held_back
 
 Importing = tuple[Callable[[str], ModuleType], list[str]]
@@ -103,6 +107,29 @@ def test_a_worker_has_numpy_whole(importing: Importing, monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         worker.run_in_worker(argparse.Namespace(command="plan", run=ran.append))
     assert (imported, ran) == (["numpy"], [])
+
+
+@pytest.mark.parametrize("begins", ["rmtree", "rmdir", "unlink"])
+def test_a_second_ctrl_c_leaves_nothing_of_an_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: str
+) -> None:
+    """As it comes where a process group is sent one, which the supervisor passes on."""
+    place = shutil if begins == "rmtree" else Path
+    remove = getattr(place, begins)
+
+    def removes(*arguments: Any, **options: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        remove(*arguments, **options)
+
+    def export() -> None:
+        with folder_in_the_making(tmp_path / "deep" / "out") as folder:
+            (folder / "model.onnx.data").write_bytes(b"much")
+            monkeypatch.setattr(place, begins, removes)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        export()
+    assert list(tmp_path.iterdir()) == []
 
 
 # A thread that does not end stands for one within native code, which Python's own end makes a crash.

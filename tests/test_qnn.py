@@ -18,6 +18,7 @@ from edgespec.opening import measure_ranges
 from edgespec.prompts import own_prompts
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.static import StaticDecoder
+from edgespec.types import Logits
 
 pytestmark = [
     pytest.mark.npu,
@@ -55,16 +56,33 @@ def test_both_graphs_run_there_whole(drafter: Path) -> None:
         assert nodes["QNNExecutionProvider"]["Gemm"] == 15
 
 
+def expect_like(found: Logits, expected: Logits, precision: str) -> None:
+    """Rows of other kernels, which round otherwise: each a little off as a whole, no value far.
+
+    A few times what was seen: 0.008 and 0.026 in floats, 0.035 and 0.14 in w8a16, where a step of a 16-bit value
+    goes through all that follows, and the largest of thousands varies most.
+    """
+    whole, single = (0.1, 0.6) if precision == "w8a16" else (0.03, 0.15)
+    apart = np.abs(found - expected) / expected.std()
+    assert np.sqrt((apart**2).mean(axis=1)).max() < whole
+    assert apart.max() < single
+
+
 def test_rows_are_those_of_the_cpu_but_for_rounding(drafter: Path) -> None:
     manifest = read_manifest(drafter)
     here, there = (StaticDecoder(drafter, manifest, find_device(name)) for name in ("cpu", "qnn"))
     tokens = np.random.default_rng(0).integers(0, manifest.vocab_size, 80).astype(np.int32)
     for num_tokens, num_last in ((10, 10), (13, 3), (80, 16), (64, 64)):  # 64 at once are the prompt's graph
         expected = here.logits(tokens[:num_tokens], num_last).copy()
-        found = there.logits(tokens[:num_tokens], num_last)
-        assert (found - expected).std() < 0.03 * expected.std()
-        if manifest.precision != "w8a16":  # whose ranges are those of other tokens
-            np.testing.assert_allclose(found, expected, atol=0.04 * expected.std())
+        found = there.logits(tokens[:num_tokens], num_last).copy()
+        expect_like(found, expected, manifest.precision)
+    for faulty in (np.roll(found, 1, axis=0), np.vstack([found[:-1], found[:1]])):  # all rows, and one
+        with pytest.raises(AssertionError):
+            expect_like(faulty, expected, manifest.precision)
+    other = tokens[:64].copy()
+    other[:32] = (other[:32] + 1) % manifest.vocab_size
+    with pytest.raises(AssertionError):  # as if the cache held other tokens
+        expect_like(there.logits(other, 16), expected[-16:], manifest.precision)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -75,8 +93,7 @@ def test_values_of_thousands_in_the_residual_stream_are_borne(tmp_path: Path, pr
     folder = write_drafter(tmp_path / "tiny.gguf", precision)
     here, there = (StaticDecoder(folder, read_manifest(folder), find_device(name)) for name in ("cpu", "qnn"))
     tokens = np.random.default_rng(0).integers(0, tiny.VOCAB, 12).astype(np.int32)
-    expected = here.logits(tokens, 12).copy()
-    assert (there.logits(tokens, 12) - expected).std() < 0.02 * expected.std()
+    expect_like(there.logits(tokens, 12), here.logits(tokens, 12), precision)
 
 
 def answer(folder: Path, *more: str) -> dict[str, Any]:

@@ -233,7 +233,7 @@ def _corrected_from_p(tokens: TokenIds, draft: Draft, logits: Logits, sampler: S
 
 def _with_the_noise_of_the_draft(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Sampler) -> TokenIds:
     """Decides with the noise that the drafter drew with."""
-    drafting = sampler.drafting(len(tokens))
+    drafting = sampler.drafting(0)  # as FixedGate has it
     assert isinstance(drafting, GumbelSampler)
     noise = gumbel_noise(drafting.seed or 0, len(tokens), draft.tokens[:1])
     return rejection(tokens, draft, logits, _OneNumber(sampler, float(np.exp(-np.exp(-noise[0])))))

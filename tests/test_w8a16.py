@@ -144,7 +144,11 @@ def test_wrong_combinations_are_refused(
     for options, said in (
         (["--precision", "w8a16"], "add --form npu"),
         (["--precision", "w8a16", "--form", "gpu"], "add --form npu"),
-        (["--precision", "w8a16", "--drafter", str(tiny_gguf)], "add --form npu"),
+        (["--precision", "w8a16", "--drafter", str(tiny_gguf)], "export the drafter alone"),
+        (["--drafter", str(tiny_gguf), "--drafter-precision", "w8a16"], "export the drafter alone"),
+        (["--form", "npu", "--precision", "w8a16", "--block-size", "64"], "int4 and int8, not w8a16"),
+        (["--form", "npu", "--precision", "auto", "--block-size", "64"], "int4 and int8, not --form npu"),
+        (["--block-size", "128"], "int4 and int8, not source"),
         (["--form", "npu", "--precision", "int4"], "fp16, fp32 or w8a16"),
         (["--form", "npu", "--calibration", str(short)], "--calibration is for --precision w8a16"),
         (["--form", "npu", "--precision", "w8a16", "--calibration", str(short)], "give longer ones"),
