@@ -215,7 +215,7 @@ def test_a_window_may_change_its_size_at_any_time(tmp_path: Path) -> None:
     terminal.resize(40, 12)
     terminal.settle()
     terminal.enter("o")
-    at = terminal.wait_for("word5 ", after=at)
+    at = terminal.wait_for("word5", after=at)
     terminal.resize(25, 8)
     at = terminal.wait_for("word30", after=at)
     terminal.resize(100, 40)
