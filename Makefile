@@ -1,11 +1,12 @@
-# make chat    talk to the default model (everything it needs is installed and fetched first)
-# make test    the whole test suite, but for what wants an environment of its own
-# make test-optimum   exports through optimum-onnx, in an environment of its own with torch
-# make test-webgpu     the WebGPU provider over a software adapter (Debian's chromium has one)
-# make test-npu        an NPU's emulator, in an environment of its own
-# make check   formatting, lint, types
-# make bench   decoding speed against a bare ONNX Runtime loop
-# make wheel   a wheel in dist/
+# make chat          talk to the default model; installs and fetches what that needs
+# make test          all tests, except those that need an environment of their own
+# make test-optimum  exports through optimum-onnx, in an environment of its own with torch
+# make test-webgpu   the WebGPU provider on a software adapter (from Debian's chromium)
+# make test-npu      the emulator of an NPU, in an environment of its own
+# make check         formatting, lint, types
+# make bench         decoding speed relative to a bare ONNX Runtime loop
+# make wheel         a wheel in dist/
+# make clean         remove environments and build outputs
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -23,7 +24,7 @@ test: $(VENV)/.test
 test-optimum: $(VENV)-optimum/.test
 	$(VENV)-optimum/bin/pytest -m optimum
 
-# What the software adapter needs is installed first.
+# Installs the software adapter first, where it is missing.
 test-webgpu: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test,webgpu]"
 	[ -e /usr/lib/chromium/vk_swiftshader_icd.json ] || \
@@ -39,6 +40,7 @@ check: $(VENV)/.test types
 	$(BIN)/mypy
 	$(BIN)/mypy demos
 	$(BIN)/mypy scripts
+	$(BIN)/mypy --ignore-missing-imports bench
 
 bench: $(VENV)/.test
 	$(BIN)/python bench/decode.py smollm2-135m smollm2-135m:int4
@@ -46,7 +48,7 @@ bench: $(VENV)/.test
 wheel: $(VENV)/.test
 	$(BIN)/python -m build --wheel
 
-# export/ and runtimes/ are sub-packages by a mapping that static tools cannot see; mypy merges these links.
+# pyproject.toml maps export/ and runtimes/ into the package. mypy cannot see that, so it gets these links.
 types:
 	@mkdir -p .types/edgespec
 	@ln -sfn ../../export .types/edgespec/export

@@ -1,27 +1,26 @@
-"""Decoding speed of edgespec against a bare ONNX Runtime loop over the same model folder.
+"""Decoding speed of edgespec relative to a bare ONNX Runtime loop over the same model folder.
 
     python bench/decode.py MODEL [MODEL …] [--tokens N] [--rounds N] [--threads N]
 
-Both decode greedily from one prompt, one token a pass. Every round runs the two loops of each model in turn,
-in alternating order, so that a ratio compares neighbours in time; printed are medians over rounds. The last column
-compares each model with the first one given.
+Both decode greedily from one prompt, one token a pass. They run in turn. Printed are medians over rounds. The last
+column compares each model with the first one given.
 """
 
-import argparse
-import statistics
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 
 import numpy as np
 import onnxruntime
+from interleaved import command_line, measure_in_turn, median_ratio
 
-from edgespec.home import ModelHome, default_home
+from edgespec.decoding.sampling import GumbelSampler, SamplingParams
+from edgespec.decoding.scheduler import Plain, speculative_decode
 from edgespec.manifest import Manifest, read_manifest
+from edgespec.models.home import ModelHome, default_home
 from edgespec.runtimes.devices import find_device, physical_cores
 from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.sampling import GumbelSampler, SamplingParams
-from edgespec.scheduler import Plain, serial
 
 PROMPT = np.arange(1000, 1032, dtype=np.int32)
 # The threads of the session that ran before spin for a while and take a core from this one.
@@ -38,7 +37,6 @@ class BareLoop:
             str(folder / manifest.graph), options, providers=["CPUExecutionProvider"]
         )
         self.binding = self.session.io_binding()
-        self.vocab_size = manifest.vocab_size
         kv = manifest.kv_cache
         shape = [1, kv.num_kv_heads, capacity, kv.head_dim]
         self.caches = []
@@ -50,7 +48,7 @@ class BareLoop:
                 self.caches.append(cache)
         self.ones = np.ones((1, capacity), np.int64)
         self.one = np.array([1], np.int64)
-        self.logits = np.empty((1, 1, self.vocab_size), np.float32)
+        self.logits = np.empty((1, 1, manifest.vocab_size), np.float32)
         self._bind("num_logits_to_keep", self.one, (1,))
         self.binding.bind_output("logits", "cpu", 0, np.float32, self.logits.shape, self.logits.ctypes.data)
 
@@ -73,8 +71,8 @@ class BareLoop:
         return (perf_counter() - started) / num_tokens
 
 
-def edgespec_decode(decoder: OnnxDecoder, num_tokens: int) -> float:
-    steps = serial(PROMPT, decoder, GumbelSampler(SamplingParams()), Plain())
+def decode_with_edgespec(decoder: OnnxDecoder, num_tokens: int) -> float:
+    steps = speculative_decode(PROMPT, decoder, GumbelSampler(SamplingParams()), Plain())
     for _ in range(1 + WARM_UP):
         next(steps)
     started = perf_counter()
@@ -83,41 +81,39 @@ def edgespec_decode(decoder: OnnxDecoder, num_tokens: int) -> float:
     return (perf_counter() - started) / num_tokens
 
 
+def open_loops(folder: Path, num_threads: int, num_tokens: int) -> dict[str, Callable[[int], float]]:
+    manifest = read_manifest(folder)
+    decoder = OnnxDecoder(folder, manifest, find_device("cpu"), num_threads=num_threads)
+    bare = BareLoop(folder, manifest, num_threads, len(PROMPT) + WARM_UP + num_tokens + 1)
+    return {
+        "bare": lambda _: bare.decode(num_tokens),
+        "edgespec": lambda _: decode_with_edgespec(decoder, num_tokens),
+    }
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("models", nargs="+", metavar="MODEL")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=physical_cores())
     options = parser.parse_args()
     home = ModelHome(default_home(), report=print)
-    loops: dict[str, tuple[Callable[[int], float], Callable[[int], float]]] = {}
-    for name in options.models:
-        folder = home.resolve(name)
-        manifest = read_manifest(folder)
-        decoder = OnnxDecoder(folder, manifest, find_device("cpu"), num_threads=options.threads)
-        bare = BareLoop(folder, manifest, options.threads, len(PROMPT) + WARM_UP + options.tokens + 1)
-        loops[name] = (bare.decode, lambda tokens, decoder=decoder: edgespec_decode(decoder, tokens))
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in loops}
-    for i in range(options.rounds + 1):
-        for name, (bare_loop, own_loop) in loops.items():
-            if i % 2:
-                own = own_loop(options.tokens)
-                pair = (bare_loop(options.tokens), own)
-            else:
-                pair = (bare_loop(options.tokens), own_loop(options.tokens))
-            if i:  # the first round warms up
-                taken[name].append(pair)
-    first = next(iter(taken.values()))
-    width = max(map(len, taken))
+    loops = {
+        (name, loop): run
+        for name in options.models
+        for loop, run in open_loops(home.resolve(name), options.threads, options.tokens).items()
+    }
+    # The first round warms up.
+    times_s = {key: times[1:] for key, times in measure_in_turn(loops, options.rounds + 1).items()}
+    width = max(map(len, options.models))
     print(f"{options.threads} threads, {options.tokens} tokens a run, {options.rounds} rounds, tokens/s, medians")
     print(f"{'model':{width}}  {'bare':>7}  {'edgespec':>8}  {'ratio':>5}  {'to first':>8}")
-    for name, pairs in taken.items():
-        bare_s = statistics.median(pair[0] for pair in pairs)
-        own_s = statistics.median(pair[1] for pair in pairs)
-        ratio = statistics.median(pair[0] / pair[1] for pair in pairs)
-        to_first = statistics.median(base[1] / pair[1] for base, pair in zip(first, pairs, strict=True))
-        print(f"{name:{width}}  {1 / bare_s:7.1f}  {1 / own_s:8.1f}  {ratio:5.3f}  {to_first:8.3f}")
+    first_s = times_s[options.models[0], "edgespec"]
+    for name in options.models:
+        bare_s, own_s = times_s[name, "bare"], times_s[name, "edgespec"]
+        speeds = f"{1 / median(bare_s):7.1f}  {1 / median(own_s):8.1f}"
+        print(f"{name:{width}}  {speeds}  {median_ratio(bare_s, own_s):5.3f}  {median_ratio(first_s, own_s):8.3f}")
 
 
 if __name__ == "__main__":

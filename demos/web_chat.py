@@ -1,10 +1,10 @@
-"""A chat as a page in your browser, served to this machine alone.
+"""A chat page in your browser, served to this machine only.
 
     python demos/web_chat.py
     python demos/web_chat.py --model my-model --port 8080 --open
 
-Open the address that it prints; Ctrl-C ends it. Pages of other sites can neither ask nor read: whoever does not
-call the server by its own address, or says that another page sent him, is refused.
+Open the address that it prints; Ctrl-C ends the server. Pages of other sites can neither ask nor read: the server
+refuses requests to any other host name, and requests that come from any other page.
 """
 
 import argparse
@@ -30,7 +30,7 @@ MAX_BYTES = 1 << 20  # of a conversation
 
 
 class Refused(Exception):
-    """A request that is not answered, and what the browser is told."""
+    """A request that is refused, with the status and the message for the browser."""
 
     def __init__(self, status: HTTPStatus, reason: str) -> None:
         super().__init__(reason)
@@ -38,9 +38,9 @@ class Refused(Exception):
 
 
 class ChatServer(ThreadingHTTPServer):
-    """Answers with an engine, which it does not own; port 0 takes any that is free."""
+    """Answers with an engine that somebody else closes; port 0 means any free port."""
 
-    daemon_threads = False  # closing waits for the answers
+    daemon_threads = False  # closing the server waits for the answers to end
 
     def __init__(self, engine: Engine, port: int = 0) -> None:
         self.engine = engine
@@ -64,19 +64,19 @@ class ChatServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def server_close(self) -> None:
-        """Hang up on everybody, which ends their answers too."""
+        """Close all connections, which ends their answers too."""
         for connection in self._connections.copy():
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         super().server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):  # browsers leave when they like
+        if not isinstance(sys.exc_info()[1], OSError):  # a browser may close its connection at any time
             super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """HTTP/1.0: a connection for each request, whose end is the answer's end."""
+    """HTTP/1.0: one connection per request, and the end of the answer closes it."""
 
     server: ChatServer
     timeout = 30
@@ -89,27 +89,27 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self, pages: Mapping[str, Any]) -> None:
         try:
-            self._expect_own_page()
+            self._require_own_page()
             if self.path not in pages:
-                raise Refused(HTTPStatus.NOT_FOUND, f"no {self.path} here")
+                raise Refused(HTTPStatus.NOT_FOUND, f"there is no {self.path} on this server")
             pages[self.path]()
         except Refused as refusal:
             self._send(refusal.status, "text/plain; charset=utf-8", str(refusal).encode())
 
-    def _expect_own_page(self) -> None:
-        """Another site can lead a name of its own here (DNS rebinding), or send its visitors' browsers."""
+    def _require_own_page(self) -> None:
+        """Refuse other sites, which can point a host name here (DNS rebinding) or link to this server."""
         if self.headers.get_all("Host", []) not in [[host] for host in self.server.hosts]:
-            raise Refused(HTTPStatus.FORBIDDEN, f"call this server {self.server.url}")
+            raise Refused(HTTPStatus.FORBIDDEN, f"wrong host name; open {self.server.url}")
         if self.headers.get_all("Origin", []) not in [[], *([f"http://{host}"] for host in self.server.hosts)]:
-            raise Refused(HTTPStatus.FORBIDDEN, "pages of other sites may not ask")
+            raise Refused(HTTPStatus.FORBIDDEN, "pages of other sites may not use this server")
 
     def _page(self) -> None:
-        once = secrets.token_urlsafe(16)  # only what carries it is run
+        nonce = secrets.token_urlsafe(16)  # the browser runs only scripts and styles that carry it
         policy = (
-            f"default-src 'none'; script-src 'nonce-{once}'; style-src 'nonce-{once}'; connect-src 'self'; "
+            f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
             "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         )
-        page = PAGE.read_text(encoding="utf-8").replace("{{once}}", once)
+        page = PAGE.read_text(encoding="utf-8").replace("{{nonce}}", nonce)
         self._send(HTTPStatus.OK, "text/html; charset=utf-8", page.encode(), {"Content-Security-Policy": policy})
 
     def _about(self) -> None:
@@ -118,22 +118,22 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.OK, "application/json", json.dumps(about).encode())
 
     def _chat(self) -> None:
-        """A line of JSON for each chunk; the last one has stats, or an error."""
+        """Send a line of JSON for each chunk; the last one has the stats, or an error."""
         try:
             chunks = self.server.engine.stream(self._conversation(), max_tokens=MAX_TOKENS)
         except EdgeSpecError as error:
             raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from None
         self._begin(HTTPStatus.OK, "application/x-ndjson")
-        with chunks, cancelled_when_gone(chunks, self.connection), suppress(OSError):
+        with chunks, cancel_when_browser_leaves(chunks, self.connection), suppress(OSError):
             for line in _lines(self.server.engine, chunks):
                 self.wfile.write(json.dumps(line).encode() + b"\n")
 
     def _conversation(self) -> Any:
         if self.headers.get_content_type() != "application/json":
-            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "wanted application/json")
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the content type must be application/json")
         length = self.headers.get("Content-Length", "")
         if not length.isascii() or not length.isdecimal() or int(length) > MAX_BYTES:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"wanted at most {MAX_BYTES} bytes")
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {MAX_BYTES} bytes are allowed")
         try:
             return json.loads(self.rfile.read(int(length)))["messages"]
         except (ValueError, LookupError, TypeError, RecursionError):
@@ -147,13 +147,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _begin(self, status: HTTPStatus, content_type: str, headers: Mapping[str, str] | None = None) -> None:
         self.send_response(status)
-        held = {"Content-Type": content_type, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-        for name, value in (held | {"Referrer-Policy": "no-referrer"} | dict(headers or {})).items():
+        common = {"Content-Type": content_type, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        for name, value in (common | {"Referrer-Policy": "no-referrer"} | dict(headers or {})).items():
             self.send_header(name, value)
         self.end_headers()
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Who asks what is nobody's affair."""
+        """Log nothing: what a user asks is private."""
 
 
 def _lines(engine: Engine, chunks: AnswerStream) -> Iterator[dict[str, Any]]:
@@ -168,7 +168,7 @@ def _lines(engine: Engine, chunks: AnswerStream) -> Iterator[dict[str, Any]]:
 
 
 def runs(engine: Engine, chunk: Chunk) -> list[tuple[str, str]]:
-    """The text of a chunk with who wrote it: first what was drafted and kept, last a token of the target's own."""
+    """Split the text of a chunk by origin: first the accepted draft, then the target's own token."""
     origins = chunk.origins or ("target",)
     last = engine.tokenizer.decode(chunk.token_ids[-1:]) if len(origins) > 1 else chunk.text
     drafted = chunk.text.removesuffix(last)
@@ -177,13 +177,13 @@ def runs(engine: Engine, chunk: Chunk) -> list[tuple[str, str]]:
 
 
 @contextmanager
-def cancelled_when_gone(chunks: AnswerStream, connection: socket.socket) -> Iterator[None]:
-    """Cancel an answer whose browser has left, even before its first token."""
+def cancel_when_browser_leaves(chunks: AnswerStream, connection: socket.socket) -> Iterator[None]:
+    """Cancel the answer when the browser closes its connection, even before the first token."""
     is_done = Event()
 
     def watch() -> None:
         while not is_done.wait(0.05):
-            if _has_gone(connection):
+            if _has_left(connection):
                 chunks.cancel()
                 return
 
@@ -196,8 +196,8 @@ def cancelled_when_gone(chunks: AnswerStream, connection: socket.socket) -> Iter
         watcher.join()
 
 
-def _has_gone(connection: socket.socket) -> bool:
-    """A browser that has asked says no more; that it can be read means that it has hung up."""
+def _has_left(connection: socket.socket) -> bool:
+    """A browser sends nothing after its request, so a readable connection means that it was closed."""
     try:
         return bool(select.select([connection], [], [], 0)[0]) and not connection.recv(1)
     except (OSError, ValueError):
@@ -205,9 +205,9 @@ def _has_gone(connection: socket.socket) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="A chat in your browser.")
+    parser = argparse.ArgumentParser(description="Chat in your browser.")
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--port", type=int, default=0, help="default: any that is free")
+    parser.add_argument("--port", type=int, default=0, help="default: any free port")
     parser.add_argument("--open", action="store_true", help="open the page in your browser")
     options = parser.parse_args()
     try:
@@ -215,7 +215,7 @@ def main() -> int:
             load(options.model, report=lambda line: print(line, file=sys.stderr)) as engine,
             ChatServer(engine, options.port) as server,
         ):
-            print(f"{engine.manifest.name} answers at {server.url} (Ctrl-C ends it)", flush=True)
+            print(f"chat with {engine.manifest.name} at {server.url} (Ctrl-C ends the server)", flush=True)
             if options.open:
                 webbrowser.open(server.url)
             with suppress(KeyboardInterrupt):
@@ -224,7 +224,7 @@ def main() -> int:
         print(f"web_chat: {error}", file=sys.stderr)
         return error.exit_code
     except (OSError, OverflowError) as error:
-        print(f"web_chat: cannot serve at port {options.port} ({error}); choose another --port", file=sys.stderr)
+        print(f"web_chat: cannot use port {options.port} ({error}); choose another --port", file=sys.stderr)
         return 1
     return 0
 

@@ -1,10 +1,10 @@
-"""A chat in a window, with the Tk that comes with Python.
+"""A chat window, with the Tk that comes with Python.
 
     python demos/window_chat.py
     python demos/window_chat.py --model my-model
 
-Enter sends, Shift-Enter begins a line, Escape stops an answer. The window opens at once, and the model loads
-meanwhile.
+Enter sends, Shift-Enter starts a new line, Escape stops an answer. The window opens at once, while the model is
+still loading.
 """
 
 import argparse
@@ -18,13 +18,13 @@ from background_chat import BackgroundChat, Event
 
 from edgespec import Engine, Stats, load
 
-_POLL_MS = 30  # Tk is not to be called from other threads, so it asks for news
-_ENDINGS = {"length": "token limit, ", "context": "context full, ", "cancelled": "stopped, "}
+_POLL_MS = 30  # only the main thread may call Tk, so it polls the queue of events
+_ENDINGS = {"length": "token limit reached, ", "context": "context is full, ", "cancelled": "stopped, "}
 _SHIFT = 1
 
 
 class Window:
-    """The widgets, and what they show."""
+    """The widgets, and the events that they show."""
 
     def __init__(self, root: tk.Tk, load_engine: Callable[[Callable[[str], None]], Engine]) -> None:
         self.root = root
@@ -42,11 +42,11 @@ class Window:
         self.root.columnconfigure(0, weight=1)
         self.root.rowconfigure(0, weight=1)
         if self.root.tk.call("tk", "windowingsystem") == "x11":
-            ttk.Style().theme_use("clam")  # the default of X11 is from 1990
+            ttk.Style().theme_use("clam")  # the default theme of X11 looks like 1990
         self.root.configure(background=ttk.Style().lookup("TFrame", "background"))
         letters = font.nametofont("TkTextFont").copy()
         letters.configure(size=11)
-        self._fonts = (letters,)  # Tk forgets a font that nobody holds
+        self._fonts = (letters,)  # Tk frees a font without a reference
         self.log = tk.Text(
             self.root,
             wrap="word",
@@ -74,7 +74,7 @@ class Window:
         self.entry.grid(row=0, column=0, sticky="ew", padx=(0, 10))
         self.button = ttk.Button(below, command=self._press)
         self.button.grid(row=0, column=1)
-        self.status = ttk.Label(below, text="loading the model …", foreground="#697586")
+        self.status = ttk.Label(below, text="Loading the model …", foreground="#697586")
         self.status.grid(row=1, column=0, columnspan=2, sticky="w", pady=(8, 0))
         self.entry.bind("<Return>", self._on_return)
         self.root.bind("<Escape>", lambda event: self.chat.stop())
@@ -82,7 +82,7 @@ class Window:
 
     def _on_return(self, event: "tk.Event[tk.Text]") -> str | None:
         if int(event.state) & _SHIFT:
-            return None  # a line break, as ever
+            return None  # Tk inserts the line break
         self.send()
         return "break"
 
@@ -102,7 +102,7 @@ class Window:
             self.chat.ask(question)
 
     def close(self) -> None:
-        """Close the window; the answer ends with it."""
+        """Close the window, which ends the answer."""
         self.root.after_cancel(self._poll)
         self.root.destroy()
         self.chat.close()
@@ -130,7 +130,7 @@ class Window:
             text = event.text if event.stats is None else _ENDINGS.get(event.text, "") + summary(event.stats)
             self._write(f"\n{text}\n", "note")
             if not self._is_ready:
-                self.status["text"] = "the model could not be loaded"
+                self.status["text"] = "The model could not be loaded."
             self._is_answering = False
         self._refresh()
 
@@ -139,7 +139,7 @@ class Window:
         self.button["state"] = "normal" if self._is_ready else "disabled"
 
     def _write(self, text: str, tag: str = "") -> None:
-        """At the end, which stays in sight if it was."""
+        """Append text, and keep the end in sight if it was in sight before."""
         is_at_end = self.log.yview()[1] >= 0.999
         self.log["state"] = "normal"
         self.log.insert("end", text, tag)
@@ -149,16 +149,16 @@ class Window:
 
 
 def summary(stats: Stats) -> str:
-    parts = [f"{stats.tokens_per_pass:.2f} tokens a pass"]
+    parts = [f"{stats.tokens_per_pass:.2f} tokens per pass"]
     if stats.decode_tokens_per_second:
         parts.insert(0, f"{stats.decode_tokens_per_second:.1f} tokens/s")
     if stats.acceptance_rate is not None:
-        parts.append(f"{stats.acceptance_rate:.0%} of drafts kept")
+        parts.append(f"{stats.acceptance_rate:.0%} of drafted tokens accepted")
     return ", ".join(parts)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="A chat in a window.")
+    parser = argparse.ArgumentParser(description="Chat in a window.")
     parser.add_argument("--model", default="smollm2-135m")
     options = parser.parse_args()
     try:

@@ -13,13 +13,15 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from edgespec.interrupts import held_back
+from edgespec.system.signals import defer_signals
 
 if TYPE_CHECKING:
-    from edgespec.answers import AnswerStream, Chunk, Completion
-    from edgespec.chat_template import Message
-    from edgespec.conversation import Conversation
-    from edgespec.engine import Engine
+    from edgespec.decoding.sampling import SamplingParams
+    from edgespec.engine.answers import AnswerStream, Chunk, Completion
+    from edgespec.engine.conversation import Conversation
+    from edgespec.engine.engine import Engine
+    from edgespec.engine.load import load
+    from edgespec.engine.stats import Stats
     from edgespec.errors import (
         ContextOverflow,
         DeviceUnavailable,
@@ -34,9 +36,7 @@ if TYPE_CHECKING:
         UsageError,
         VocabularyMismatch,
     )
-    from edgespec.loading import load
-    from edgespec.sampling import SamplingParams
-    from edgespec.stats import Stats
+    from edgespec.tokenization.chat_template import Message
 
 __version__ = "0.1.0"
 
@@ -67,15 +67,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AnswerStream": "answers",
-    "Chunk": "answers",
-    "Completion": "answers",
-    "Conversation": "conversation",
-    "Message": "chat_template",
-    "Engine": "engine",
-    "load": "loading",
-    "SamplingParams": "sampling",
-    "Stats": "stats",
+    "AnswerStream": "engine.answers",
+    "Chunk": "engine.answers",
+    "Completion": "engine.answers",
+    "Conversation": "engine.conversation",
+    "Message": "tokenization.chat_template",
+    "Engine": "engine.engine",
+    "load": "engine.load",
+    "SamplingParams": "decoding.sampling",
+    "Stats": "engine.stats",
 }
 
 
@@ -83,6 +83,6 @@ def __getattr__(name: str) -> Any:
     """Import on first use, so that the command line starts at once and can be interrupted cleanly."""
     if name not in __all__:
         raise AttributeError(f"module 'edgespec' has no attribute '{name}'")
-    with held_back():  # NumPy, which most of them need, would be told to be broken
+    with defer_signals():  # NumPy, which most of them need, would report itself broken
         module = import_module(f"edgespec.{_HOMES.get(name, 'errors')}")
     return getattr(module, name)

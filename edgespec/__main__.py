@@ -8,9 +8,7 @@ _STOPPED = (130, 143, 129)  # by Ctrl-C, SIGTERM, SIGHUP
 def main() -> int:
     """Run the command that this process was started with, and return its exit code, or end with it."""
     try:
-        from edgespec.cli import main as run
-
-        code = run()
+        code = _run()
     except KeyboardInterrupt:
         print("edgespec: interrupted", file=sys.stderr)
         code = _STOPPED[0]
@@ -23,11 +21,24 @@ def main() -> int:
     return code
 
 
+def _run() -> int:
+    import os
+
+    from edgespec.cli.supervisor import WORKER, supervise, supervised_command
+
+    if WORKER in os.environ:
+        from edgespec.cli.worker import run_worker as run
+    elif command := supervised_command(sys.argv[1:]):
+        return supervise(command)
+    else:
+        from edgespec.cli.main import main as run
+    return run()
+
+
 def _leave(code: int) -> None:
     """End here, and leave threads alone that are still within native code.
 
-    Python's own end takes the ground from under them, and the process aborts: "terminate called without an active
-    exception".
+    Python's own end frees what they use, and the process aborts: "terminate called without an active exception".
     """
     import atexit
     import os
@@ -36,7 +47,7 @@ def _leave(code: int) -> None:
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-    except (OSError, ValueError, KeyboardInterrupt):  # nobody reads, or Ctrl-C once more
+    except (OSError, ValueError, KeyboardInterrupt):  # the reader has left, or Ctrl-C once more
         pass
     finally:
         os._exit(code)

@@ -1,17 +1,17 @@
-"""Everything edgespec raises on purpose, with the exit code that the command line gives it.
+"""All errors that edgespec raises on purpose, with the exit code of the command line for each.
 
 EdgeSpecError                 1  anything else that went wrong
 ├── DiskFull                  1  no room for what is to be written
-├── UsageError                2  an argument that cannot be meant
+├── UsageError                2  an argument that makes no sense
 ├── ModelError                3  model missing or invalid
 │   ├── SourceError           3  a file to export from is broken, foreign or unsupported
-│   ├── ExportMismatch        3  an export that does not say what its source says
+│   ├── ExportMismatch        3  an export whose output differs from its source's
 │   ├── ManifestError         3  a model folder that is incomplete or of another schema
 │   └── VocabularyMismatch    3  drafter and target share too few tokens
-├── DrafterFault              1  a drafter failed; answers go on without it
-├── Cancelled                 1  work was given up; nobody waits for what it would have made
-├── UnknownMemory             1  no driver tells what is free of a device; nothing is checked there
-├── DeviceUnavailable         4  no execution provider, or not the one asked for
+├── DrafterFault              1  a drafter failed; answers continue without it
+├── Cancelled                 1  work was cancelled, its result is not needed any more
+├── UnknownMemory             1  no driver reports a device's free memory; it is not checked
+├── DeviceUnavailable         4  no execution provider, or not the requested one
 ├── MemoryExhausted           5  weights, cache or workspace do not fit
 ├── IntegrityError            6  bytes differ from their recorded hash
 └── ContextOverflow           7  more tokens than the context length
@@ -27,16 +27,16 @@ class EdgeSpecError(Exception):
 
 
 class DiskFull(EdgeSpecError):
-    """needed_bytes in all were to be written to folder, which has free_bytes; reserve_bytes are to stay free."""
+    """A folder lacks room for needed_bytes; reserve_bytes must stay free on its disk as well."""
 
     def __init__(
         self, folder: object, needed_bytes: int, free_bytes: int, reason: str = "", reserve_bytes: int = 0
     ) -> None:
         needed, free, reserve = (f"{count / 2**20:.1f} MiB" for count in (needed_bytes, free_bytes, reserve_bytes))
         because = f" ({reason})" if reason else ""
-        besides = f", {reserve} more are to stay free," if reserve_bytes else ""
+        stays = f", {reserve} more must stay free," if reserve_bytes else ""
         super().__init__(
-            f"no room in {folder}: about {needed} are needed{besides} and {free} are free{because}; "
+            f"no room in {folder}: about {needed} are needed{stays} and {free} are free{because}; "
             "free some space or choose another place"
         )
         self.needed_bytes = needed_bytes
@@ -44,7 +44,7 @@ class DiskFull(EdgeSpecError):
 
 
 class UsageError(EdgeSpecError):
-    """An argument that cannot be meant."""
+    """An argument makes no sense."""
 
     exit_code = 2
 
@@ -60,7 +60,7 @@ class SourceError(ModelError):
 
 
 class ExportMismatch(ModelError):
-    """An export does not say what its source says."""
+    """The output of an export differs from its source's."""
 
 
 class ManifestError(ModelError):
@@ -72,7 +72,7 @@ class VocabularyMismatch(ModelError):
 
 
 class DrafterFault(EdgeSpecError):
-    """A drafter failed; answers go on without it."""
+    """A drafter failed; answers continue without it."""
 
 
 class Cancelled(EdgeSpecError):
@@ -84,9 +84,9 @@ class UnknownMemory(EdgeSpecError):
 
 
 class DeviceUnavailable(EdgeSpecError):
-    """No execution provider, or not the one that was asked for.
+    """No execution provider, or not the requested one.
 
-    device: The name that would serve elsewhere and does not here; None where no other device would help either.
+    device: The device that is not available; None where no other device would help either.
     """
 
     exit_code = 4
@@ -97,7 +97,7 @@ class DeviceUnavailable(EdgeSpecError):
 
 
 class MemoryExhausted(EdgeSpecError):
-    """needed_bytes were wanted and free_bytes were there, where that is known."""
+    """Weights, cache or workspace do not fit; needed_bytes and free_bytes are None where unknown."""
 
     exit_code = 5
 
@@ -114,10 +114,10 @@ class IntegrityError(EdgeSpecError):
 
 
 class ContextOverflow(EdgeSpecError):
-    """num_tokens were asked of a context of context_length.
+    """More tokens than the context length.
 
-    whole_length: Of the model, where there is no memory for all of it.
-    is_all: Whether all tokens were counted, and not so many that the rest does not matter.
+    whole_length: The model's own context length, where memory limits it to context_length.
+    is_all: Whether num_tokens counts all tokens; counting may stop at the first one too many.
     """
 
     exit_code = 7
@@ -125,13 +125,13 @@ class ContextOverflow(EdgeSpecError):
     def __init__(
         self, num_tokens: int, context_length: int, whole_length: int | None = None, *, is_all: bool = True
     ) -> None:
-        cure = "shorten the prompt or choose a model with a longer context"
+        advice = "shorten the prompt or choose a model with a longer context"
         if whole_length is not None and whole_length > context_length:
-            cure = (
-                f"for more of the model's {whole_length} there was no memory when it was loaded: shorten the "
-                "prompt, raise the limit (--memory) or close other programs and load it again"
+            advice = (
+                f"memory was too short for the model's {whole_length} when it was loaded: shorten the prompt, "
+                "raise the limit (--memory), or close other programs and load the model again"
             )
         more = "" if is_all else " or more"
-        super().__init__(f"{num_tokens}{more} tokens do not fit the context of {context_length}; {cure}")
+        super().__init__(f"{num_tokens}{more} tokens do not fit the context of {context_length}; {advice}")
         self.num_tokens = num_tokens
         self.context_length = context_length

@@ -1,4 +1,4 @@
-"""What crosses a module boundary: arrays, drafts, and the protocols that the scheduler knows."""
+"""Arrays and drafts that cross module boundaries, and the protocols of decoders, samplers and drafters."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,29 +7,30 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.cancel import Flag
+from edgespec.system.cancel import Flag
 
+Report = Callable[[str], None]  # takes a line for the user
 TokenIds = npt.NDArray[np.int32]  # [num_tokens]
 Logits = npt.NDArray[np.float32]  # [num_rows, vocab_size]
 Row = npt.NDArray[np.floating[Any]]  # [vocab_size]
 
 
 class Range(NamedTuple):
-    """The least and the largest that a value was seen to be."""
+    """The smallest and the largest value that were measured."""
 
     low: float
     high: float
 
 
 class Distribution(NamedTuple):
-    """Tokens that can come, after all processors, each as likely as its share of what they weigh together."""
+    """Tokens with a chance to be sampled, after all processors; probabilities are weights divided by their sum."""
 
     ids: npt.NDArray[np.intp]  # [num_ids], rising
     weights: npt.NDArray[np.floating[Any]]  # [num_ids]
 
     @property
     def probs(self) -> npt.NDArray[np.floating[Any]]:
-        """Of each of ids, [num_ids]; their sum is 1."""
+        """Probability of each of ids, [num_ids]; their sum is 1."""
         probs: npt.NDArray[np.floating[Any]] = self.weights / self.weights.sum()
         return probs
 
@@ -40,56 +41,74 @@ class Distribution(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """A guess at what follows, and what it rests on.
+    """Guessed tokens.
 
-    evidence: for each token the class in which its source counts the chance that it is kept.
+    buckets: for each token the bucket in which its source counts how often such tokens are accepted.
     parents: of a tree, the index of the node before each token, -1 for the last committed token; None for a chain.
-    distributions: what each token was drawn from; None where each was certain.
+    distributions: the distribution that each token was sampled from; None where each was certain.
     """
 
     tokens: TokenIds  # [num_draft]
-    evidence: tuple[int, ...] = ()
+    buckets: tuple[int, ...] = ()
     parents: tuple[int, ...] | None = None
     distributions: tuple[Distribution, ...] | None = None
     source: str = "none"
 
     def cut(self, num_tokens: int) -> "Draft":
-        """Its first num_tokens tokens; of a tree a tree, for parents come before their children."""
+        """The first num_tokens tokens; of a tree that is a tree, for parents come before their children."""
         return self._replace(
             tokens=self.tokens[:num_tokens],
-            evidence=self.evidence[:num_tokens],
+            buckets=self.buckets[:num_tokens],
             parents=self.parents and self.parents[:num_tokens],
             distributions=self.distributions and self.distributions[:num_tokens],
         )
 
 
-NOTHING = Draft(np.zeros(0, np.int32))
+NO_DRAFT = Draft(np.zeros(0, np.int32))
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What is wanted of a drafter.
+class DraftRequest:
+    """A policy's request for a draft.
 
-    num_tokens: the most; of a tree in its longest branch.
-    floor: a token whose chance of being reached is below this is not worth its draft.
-    with_distributions: say what tokens were drawn from, as rejection sampling needs.
-    cancel: once set, stop between two steps.
-    ahead: go on when this is answered, while others work, if that is what the drafter can.
-    least: how many to wait for, of one that is ahead.
-    patience_s: how long to wait for them, and then go without; None to have them or a fault.
-    hedged: prepare other outcomes too.
-    num_others: how many tokens to name that would have been drafted in the place of each.
+    num_tokens: The most tokens; of a tree in its longest branch.
+    min_probability: Stop where the chance that a token is reached falls below this.
+    with_distributions: Give the distributions that tokens were sampled from, as rejection sampling needs.
+    cancel: Once set, stop between two steps.
+    is_ahead: Go on drafting while the target works, if the drafter can.
+    min_tokens: How many tokens to wait for, from a drafter that works ahead.
+    timeout_s: How long to wait for min_tokens; None to wait until a fault.
+    step_s: Expected time of a step of the drafter; a step that is nearly done is waited for.
+    prefetches_alternatives: Also draft on from other outcomes of the pass.
+    num_others: How many alternatives to name for each token.
     """
 
     num_tokens: int
-    floor: float = 0.0
+    min_probability: float = 0.0
     with_distributions: bool = False
     cancel: Flag = field(default_factory=Flag)
-    ahead: bool = False
-    least: int = 0
-    patience_s: float | None = None
-    hedged: bool = False
+    is_ahead: bool = False
+    min_tokens: int = 0
+    timeout_s: float | None = None
+    step_s: float | None = None
+    prefetches_alternatives: bool = False
     num_others: int = 0
+
+
+class DraftAhead(NamedTuple):
+    """The progress of a drafter that works ahead.
+
+    draft: Tokens behind the text that are ready.
+    running_s: Time of the running step so far; None while the drafter rests.
+    step_times_s: Times of the steps that ended since the last call. A step drafts a token, or one for each
+        alternative; steps that read a text from its start are left out.
+    unfinished_s: Time of the running step so far, 0 if it reads a text from its start.
+    """
+
+    draft: Draft
+    running_s: float | None = None
+    step_times_s: Sequence[float] = ()
+    unfinished_s: float = 0.0
 
 
 class Decoder(Protocol):
@@ -103,8 +122,7 @@ class Decoder(Protocol):
 
     @property
     def num_fed(self) -> int:
-        """Tokens run so far: what the cache did not hold."""
-        ...
+        """Tokens run so far, without those that came from the cache."""
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         """Logits that follow each of the last num_last tokens, [num_last, vocab_size].
@@ -114,7 +132,6 @@ class Decoder(Protocol):
         Raises:
             ContextOverflow: tokens are more than context_length.
         """
-        ...
 
 
 @runtime_checkable
@@ -132,19 +149,18 @@ class TreeDecoder(Decoder, Protocol):
             tokens: The committed tokens, [num_tokens].
             nodes: The tokens of the tree, [num_nodes].
             parents: For each node the index of the one before it, -1 for the last of tokens.
-            num_last: Rows of so many nodes at the end alone, [num_last, vocab_size]: those that the call before
-                ran behind the same tokens need not run again.
+            num_last: Give the rows of the last nodes alone, [num_last, vocab_size]: nodes that the previous call
+                ran behind tokens need not run again.
 
         Raises:
-            ContextOverflow: A branch is more than fits behind tokens.
+            ContextOverflow: A branch behind tokens is longer than the context.
         """
-        ...
 
 
-class Likeliest(NamedTuple):
+class Argmax(NamedTuple):
     """The likeliest token of each row of logits, the lowest id of equal ones.
 
-    is_sound: Whether all logits of a row are finite numbers; of others the id means nothing.
+    is_sound: Whether all logits of a row are finite numbers; otherwise its id means nothing.
     """
 
     ids: npt.NDArray[np.int64]  # [num_rows]
@@ -153,38 +169,34 @@ class Likeliest(NamedTuple):
 
 @runtime_checkable
 class ArgmaxDecoder(Decoder, Protocol):
-    """A decoder that can choose the likeliest tokens where it runs, so that rows need not come from there."""
+    """A decoder that can find the likeliest tokens on its own device, so that logits need not be copied."""
 
     @property
     def has_argmax(self) -> bool:
-        """Of this model on this device."""
-        ...
+        """Whether this model can on this device."""
 
-    def argmax(self, tokens: TokenIds, num_last: int) -> Likeliest:
-        """The likeliest token behind each of the last num_last tokens, [num_last]; errors as of logits."""
-        ...
+    def argmax(self, tokens: TokenIds, num_last: int) -> Argmax:
+        """The likeliest token behind each of the last num_last tokens, [num_last]; raises what logits raises."""
 
 
 @runtime_checkable
 class PretendingDecoder(Decoder, Protocol):
-    """A decoder that can take tokens as run that never were.
+    """A decoder that can pretend to have run tokens.
 
-    What passes take hangs on how many tokens are held, not on which: so what they take behind a long text can be
-    measured without reading one.
+    The time of a pass depends on how many tokens the cache holds, not on which, so passes behind a long text can
+    be timed without reading one.
     """
 
     def pretend(self, tokens: TokenIds) -> None:
-        """Hold tokens, of which nothing was run: what is asked next takes its time and gives nonsense.
+        """Fill the cache with tokens that were not run: later logits take realistic time and mean nothing.
 
         Raises:
             ContextOverflow: tokens are more than context_length.
             MemoryExhausted: The cache does not fit.
         """
-        ...
 
     def forget(self) -> None:
-        """Hold nothing, and let go of the memory that held it."""
-        ...
+        """Empty the cache and free its memory."""
 
 
 @runtime_checkable
@@ -192,102 +204,94 @@ class Interruptible(Protocol):
     """A decoder whose pass another thread can end."""
 
     def interrupt(self) -> None:
-        """End the pass that runs, if one does; it raises an error and leaves a cache that serves."""
-        ...
+        """End the running pass, if there is one, with an error; the cache stays usable."""
+
+
+class ForwardingDecoder:
+    """What a decoder that changes another one's logits takes from that one."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self.vocab_size, self.context_length = decoder.vocab_size, decoder.context_length
+
+    @property
+    def num_fed(self) -> int:
+        return self._decoder.num_fed
+
+    def interrupt(self) -> None:
+        if isinstance(self._decoder, Interruptible):
+            self._decoder.interrupt()
 
 
 class Sampler(Protocol):
-    """The rule that picks a token from one row of logits."""
+    """The rule that chooses a token from one row of logits."""
 
     def __call__(self, logits: Row, tokens: TokenIds) -> int:
         """The token that follows tokens, [num_tokens], given its logits, [vocab_size]."""
-        ...
 
     def distribution(self, logits: Row, tokens: TokenIds) -> Distribution:
-        """What a call draws from."""
-        ...
+        """The distribution that a call samples from, after all processors."""
 
     def least(self, logits: Row, tokens: TokenIds, token: int) -> float:
-        """A lower bound of a token's probability; 0 where none is found sooner than that itself."""
-        ...
+        """A lower bound of a token's probability; 0 where a bound takes as long to find as the probability."""
 
     def pick(self, distribution: Distribution, position: int) -> int:
-        """A token of a distribution, with the noise of a position."""
-        ...
+        """A token sampled from a distribution with the noise of a position."""
 
     def uniform(self, position: int) -> float:
-        """A number from 0 below 1, by the noise of a position."""
-        ...
+        """A number from 0 below 1 from the noise of a position."""
 
     def ranked(self, logits: Row, tokens: TokenIds, num_tokens: int) -> list[int]:
-        """The token that a call gives, and those that it would give were all before them not there."""
-        ...
+        """The token that a call gives, then the one that it would give without that token, and so on."""
 
     def apart(self, domain: int) -> "Sampler":
-        """The same rule with other noise, independent of this one's and of every other domain's."""
-        ...
+        """This rule with other noise, independent for each domain."""
 
     def drafting(self, domain: int) -> "Sampler":
-        """What to draft with where drafts are judged by their distributions; its noise as if apart."""
-        ...
+        """The rule to draft with for rejection sampling, with the noise of apart(domain)."""
 
 
 class Drafter(Protocol):
-    """A source of guesses."""
+    """A source of drafts. The last four members are for drafters that work while the target works."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def is_free(self) -> bool:
-        """A guess costs next to nothing, so it is made before it is weighed."""
-        ...
+        """A draft costs next to nothing, so it is made before the policy decides."""
+        return True
 
-    def draft(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
-        """Guess up to ask.num_tokens tokens that follow; fewer when cancelled or without a guess."""
-        ...
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+        """Guess up to request.num_tokens tokens that follow; fewer when cancelled or without a guess."""
 
     def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
-        """See what a pass of the target showed.
+        """Learn from a pass of the target.
 
         Args:
             tokens: The committed tokens before it.
-            draft: What it verified, whoever drafted it.
+            draft: The draft that it verified, from any drafter.
             logits: Behind the last committed token and behind each drafted one, [num_draft + 1, vocab_size].
         """
-        ...
-
-
-@runtime_checkable
-class AheadDrafter(Drafter, Protocol):
-    """A drafter that can go on while the target works."""
+        return
 
     @property
-    def can_run_ahead(self) -> bool: ...
+    def can_run_ahead(self) -> bool:
+        """The drafter can go on while the target verifies."""
+        return False
 
     @property
-    def num_outcomes(self) -> int:
-        """How many other outcomes of a pass it can prepare meanwhile, where Ask.hedged has it do so."""
-        ...
+    def num_alternatives(self) -> int:
+        """How many alternatives it can draft on from while the target verifies."""
+        return 0
 
-    def follow(self, tokens: TokenIds, ask: Ask, sampler: Sampler) -> Draft:
-        """What is drafted behind tokens by now, at most ask.num_tokens; it goes on from there."""
-        ...
+    def draft_ahead(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> DraftAhead:
+        """The tokens that are ready, at most request.num_tokens; the drafter goes on from there."""
+        return DraftAhead(NO_DRAFT)
 
-    def due_s(self, step_s: float) -> float:
-        """Seconds until the next token is to be expected, of steps that take step_s; inf if none is drafted."""
-        ...
-
-    def taken_s(self) -> tuple[Sequence[float], float]:
-        """Seconds that each step took since this was last asked, and how long the one goes on that is being done.
-
-        A step drafts a token, or one for each outcome; those that read a text anew are left out.
-        """
-        ...
-
-    def rest(self) -> None:
-        """Stop until the next draft."""
-        ...
+    def pause(self) -> None:
+        """Rest until the next draft."""
+        return
 
 
 Acceptance = Callable[[TokenIds, Draft, Logits, Sampler], TokenIds]

@@ -1,17 +1,12 @@
-"""How a static graph holds what goes from operator to operator.
+"""How a static graph holds the values that go from operator to operator.
 
-    Plain     as operators give it
-    Observed  likewise, and the graph tells the least and the largest of each value
-    Levels    in unsigned 16-bit levels, by ranges that were observed: a QuantizeLinear and a DequantizeLinear
-              behind an operator are what compilers for NPUs read as the type of its output
-
-A value that an operator only moves keeps its levels. The cache is held like the rest: an NPU reads half the bytes
-of floats and converts nothing, and a position that is read again is the same to the bit. A graph is built in one
-order however its values are held, so each has one name in all three.
+A value that an operator only moves keeps its levels. The cache is held in levels too: an NPU reads half the bytes
+of floats and converts nothing, and a position that is read again has identical bits. All three build a graph in
+one order, so that each value has one name.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from itertools import count
 
 import numpy as np
 import onnx_ir as ir
@@ -22,79 +17,54 @@ from edgespec.types import Range
 
 # Hidden positions come this far below the lowest score: e⁻²⁰ of any other, which 16 bits round to nothing.
 _HIDDEN_BELOW = 20.0
-# Outputs of operators with a range of their own, in the steps that QNN wants.
-_KNOWN = {
-    "Sigmoid": Encoding(1 / 65536, 0),
-    "Softmax": Encoding(1 / 65536, 0),
-    "Tanh": Encoding(1 / 32768, 32768),
-}
+# Outputs of operators with a fixed range, in the steps that QNN wants.
+_FROM_0_TO_1 = Encoding(1 / 65536, 0)
+_KNOWN = {"Sigmoid": _FROM_0_TO_1, "Softmax": _FROM_0_TO_1, "Tanh": Encoding(1 / 32768, 32768)}
 
 
-class Activations(Protocol):
-    """What becomes of the values of a graph in the making."""
+class Activations:
+    """Values in floats; subclasses override how a value is encoded."""
 
-    @property
-    def cache_type(self) -> ir.DataType: ...
-
-    def held(self, value: ir.Value) -> ir.Value:
-        """What an operator computed."""
-
-    def moved(self, value: ir.Value, source: ir.Value) -> ir.Value:
-        """Values of source in another place or shape."""
-
-    def given(self, value: ir.Value, encoding: Encoding) -> ir.Value:
-        """An input of the graph in floats."""
-
-    def stored(self, levels: ir.Value, encoding: Encoding) -> ir.Value:
-        """A constant in levels."""
-
-    def masked(self, value: ir.Value, scores: ir.Value) -> ir.Value:
-        """Scores and a mask, added up."""
-
-    def present(self, value: ir.Value) -> ir.Value:
-        """An output of the graph that is to be past in a later pass."""
-
-    def past(self, cached: ir.Value, new: ir.Value) -> ir.Value:
-        """An input of the graph that holds earlier values of new."""
-
-
-class Plain:
-    """As operators give it."""
-
-    def __init__(self, nodes: Nodes, dtype: ir.DataType) -> None:
+    def __init__(self, nodes: Nodes, cache_type: ir.DataType) -> None:
         self._nodes = nodes
-        self.cache_type = dtype
+        self.cache_type = cache_type
+        self.outputs: list[ir.Value] = []  # more outputs of the graph
 
-    def held(self, value: ir.Value) -> ir.Value:
+    def encode(self, value: ir.Value) -> ir.Value:
+        """Encode an output that an operator computed."""
         return value
 
-    def moved(self, value: ir.Value, source: ir.Value) -> ir.Value:
+    def reencode(self, value: ir.Value, source: ir.Value) -> ir.Value:
+        """Encode values of source in another place or shape."""
         return value
 
-    def given(self, value: ir.Value, encoding: Encoding) -> ir.Value:
+    def encode_as(self, value: ir.Value, encoding: Encoding) -> ir.Value:
+        """Encode floats in a known range, such as an input of the graph."""
         return value
 
-    def stored(self, levels: ir.Value, encoding: Encoding) -> ir.Value:
+    def decode(self, levels: ir.Value, encoding: Encoding) -> ir.Value:
         return self._nodes.op("DequantizeLinear", levels, *_parameters(self._nodes, encoding))
 
-    def masked(self, value: ir.Value, scores: ir.Value) -> ir.Value:
+    def encode_masked(self, value: ir.Value, scores: ir.Value) -> ir.Value:
+        """Encode the sum of scores and a mask."""
         return value
 
-    def present(self, value: ir.Value) -> ir.Value:
+    def to_cache(self, value: ir.Value) -> ir.Value:
+        """The output of the graph that a later pass reads as past."""
         return self._nodes.op("Identity", value)
 
-    def past(self, cached: ir.Value, new: ir.Value) -> ir.Value:
+    def from_cache(self, cached: ir.Value, new: ir.Value) -> ir.Value:
+        """An input of the graph that holds earlier values of new."""
         return cached
 
 
-class Observed(Plain):
-    """As operators give it; outputs are the least and the largest of each value, as NAME.low and NAME.high."""
+class ObservedActivations(Activations):
+    """Values in floats; outputs are the least and the largest of each, as NAME.low and NAME.high."""
 
     def __init__(self, nodes: Nodes) -> None:
         super().__init__(nodes, ir.DataType.FLOAT)
-        self.outputs: list[ir.Value] = []
 
-    def held(self, value: ir.Value) -> ir.Value:
+    def encode(self, value: ir.Value) -> ir.Value:
         name = _name(value, len(self.outputs) // 2)
         for kind, end in (("ReduceMin", "low"), ("ReduceMax", "high")):
             found = ir.Value(name=f"{name}.{end}", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
@@ -102,47 +72,47 @@ class Observed(Plain):
         return value
 
 
-class Levels:
-    """In 16 bits."""
+class LevelActivations(Activations):
+    """Values in unsigned 16-bit levels, by ranges that were observed.
 
-    cache_type = ir.DataType.UINT16
+    Compilers for NPUs read the type of an output from a QuantizeLinear and a DequantizeLinear behind its operator.
+    """
 
     def __init__(self, nodes: Nodes, ranges: Mapping[str, Range]) -> None:
-        self._nodes = nodes
+        super().__init__(nodes, ir.DataType.UINT16)
         self._ranges = ranges
         self._encodings: dict[ir.Value, Encoding] = {}
-        self._num_held = 0
+        self._numbers = count()
 
-    def held(self, value: ir.Value) -> ir.Value:
-        name = _name(value, self._num_held)
-        self._num_held += 1
-        return self.given(value, _KNOWN.get(_kind(value)) or Encoding.of(self._ranges[name]))
+    def encode(self, value: ir.Value) -> ir.Value:
+        name = _name(value, next(self._numbers))
+        return self.encode_as(value, _KNOWN.get(_kind(value)) or Encoding.of(self._ranges[name]))
 
-    def moved(self, value: ir.Value, source: ir.Value) -> ir.Value:
-        return self.given(value, self._encodings[source])
+    def reencode(self, value: ir.Value, source: ir.Value) -> ir.Value:
+        return self.encode_as(value, self._encodings[source])
 
-    def given(self, value: ir.Value, encoding: Encoding) -> ir.Value:
+    def encode_as(self, value: ir.Value, encoding: Encoding) -> ir.Value:
         levels = self._nodes.op("QuantizeLinear", value, *_parameters(self._nodes, encoding))
-        return self.stored(levels, encoding)
+        return self.decode(levels, encoding)
 
-    def stored(self, levels: ir.Value, encoding: Encoding) -> ir.Value:
-        value = self._nodes.op("DequantizeLinear", levels, *_parameters(self._nodes, encoding))
+    def decode(self, levels: ir.Value, encoding: Encoding) -> ir.Value:
+        value = super().decode(levels, encoding)
         self._encodings[value] = encoding
         return value
 
-    def masked(self, value: ir.Value, scores: ir.Value) -> ir.Value:
+    def encode_masked(self, value: ir.Value, scores: ir.Value) -> ir.Value:
         low, high = self._encodings[scores].range
-        return self.given(value, Encoding.of(Range(low - _HIDDEN_BELOW, high)))
+        return self.encode_as(value, Encoding.of(Range(low - _HIDDEN_BELOW, high)))
 
-    def present(self, value: ir.Value) -> ir.Value:
+    def to_cache(self, value: ir.Value) -> ir.Value:
         reading = value.producer()
         assert reading is not None
         levels = reading.inputs[0]
         assert levels is not None
         return levels
 
-    def past(self, cached: ir.Value, new: ir.Value) -> ir.Value:
-        return self.stored(cached, self._encodings[new])
+    def from_cache(self, cached: ir.Value, new: ir.Value) -> ir.Value:
+        return self.decode(cached, self._encodings[new])
 
 
 def _kind(value: ir.Value) -> str:
@@ -152,7 +122,7 @@ def _kind(value: ir.Value) -> str:
 
 
 def _name(value: ir.Value, number: int) -> str:
-    """The same however values are held, which changes the numbers of nodes."""
+    """A name that does not depend on the encoding, which changes the numbers of nodes."""
     return f"{_kind(value)}.{number}"
 
 

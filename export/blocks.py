@@ -1,8 +1,8 @@
-"""Block-quantised weights as integer levels, scales, zero points and what those leave over.
+"""Block-quantised weights as integer levels, scales, zero points and offsets.
 
 Every format of the GGUF specification that is read here stores a row as blocks of 16 or 32 weights that
-share a scale and mostly a minimum: w = scale · (level − zero_point) + offset. MatMulNBits takes just that
-without the offset. Splitting scale · zero_point out of the minimum leaves an offset of at most half a
+share a scale and mostly a minimum: w = scale · (level − zero_point) + offset. MatMulNBits takes no offset.
+Splitting scale · zero_point out of the minimum leaves an offset of at most half a
 scale, which the graph adds as (sum of the activations in a block) · offset.
 
 Knows nothing of files and nothing of graphs. Layouts: ggml-common.h of the GGUF reference implementation.
@@ -17,6 +17,7 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
+_Fields = tuple[Bytes, Floats, Floats | None]  # levels, scales, and minima where a format has them
 _4, _16 = np.uint8(4), np.uint8(16)
 
 
@@ -35,7 +36,7 @@ class Blocks:
     zero_points: Bytes | None = None
     offsets: Floats | None = None
 
-    def dequantized(self) -> Floats:
+    def dequantize(self) -> Floats:
         rows, columns = self.levels.shape
         zero = self.zero_points[:, :, None] if self.zero_points is not None else 1 << (self.bits - 1)
         levels = self.levels.reshape(rows, -1, self.block_size).astype(np.float32)
@@ -54,11 +55,14 @@ class BlockFormat:
     bits: int
     block_size: int
     has_offsets: bool
-    decode: Callable[[Bytes], Blocks]
+    split: Callable[[Bytes], _Fields]  # from stored blocks, [rows, num_blocks, block_bytes], to their fields
 
-
-def _fields(raw: Bytes, block_bytes: int) -> Bytes:
-    return raw.reshape(raw.shape[0], -1, block_bytes)
+    def decode(self, raw: Bytes) -> Blocks:
+        rows = len(raw)
+        levels, scales, minima = self.split(raw.reshape(rows, -1, self.block_bytes))
+        if minima is not None:
+            return split_minimum(self.bits, self.block_size, levels, scales, minima)
+        return Blocks(self.bits, self.block_size, levels.reshape(rows, -1), scales.reshape(rows, -1))
 
 
 def _half(raw: Bytes) -> Floats:
@@ -76,13 +80,8 @@ def _fifth_bits(raw: Bytes) -> Bytes:
     return np.unpackbits(raw, axis=-1, bitorder="little") * _16
 
 
-def _symmetric(bits: int, block_size: int, levels: Bytes, scales: Floats) -> Blocks:
-    rows = levels.shape[0]
-    return Blocks(bits, block_size, levels.reshape(rows, -1), scales.reshape(rows, -1))
-
-
-def with_minimum(bits: int, block_size: int, levels: Bytes, scales: Floats, minima: Floats) -> Blocks:
-    """w = scale · level + minimum, with the nearest zero point split out of the minimum."""
+def split_minimum(bits: int, block_size: int, levels: Bytes, scales: Floats, minima: Floats) -> Blocks:
+    """Blocks of w = scale · level + minimum; the minimum becomes the nearest zero point and an offset."""
     rows = levels.shape[0]
     scales, minima = scales.reshape(rows, -1), minima.reshape(rows, -1)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -94,39 +93,34 @@ def with_minimum(bits: int, block_size: int, levels: Bytes, scales: Floats, mini
     )
 
 
-def _q4_0(raw: Bytes) -> Blocks:
-    block = _fields(raw, 18)
-    return _symmetric(4, 32, _nibbles(block[..., 2:]), _half(block[..., :2]))
+def _q4_0(block: Bytes) -> _Fields:
+    return _nibbles(block[..., 2:]), _half(block[..., :2]), None
 
 
-def _q4_1(raw: Bytes) -> Blocks:
-    block = _fields(raw, 20)
-    return with_minimum(4, 32, _nibbles(block[..., 4:]), _half(block[..., :2]), _half(block[..., 2:4]))
+def _q4_1(block: Bytes) -> _Fields:
+    return _nibbles(block[..., 4:]), _half(block[..., :2]), _half(block[..., 2:4])
 
 
-def _q5_0(raw: Bytes) -> Blocks:
-    block = _fields(raw, 22)
+def _q5_0(block: Bytes) -> _Fields:
     levels = (_nibbles(block[..., 6:]) | _fifth_bits(block[..., 2:6])) + np.uint8(128 - 16)
-    return _symmetric(8, 32, levels, _half(block[..., :2]))
+    return levels, _half(block[..., :2]), None
 
 
-def _q5_1(raw: Bytes) -> Blocks:
-    block = _fields(raw, 24)
+def _q5_1(block: Bytes) -> _Fields:
     levels = _nibbles(block[..., 8:]) | _fifth_bits(block[..., 4:8])
-    return with_minimum(8, 32, levels, _half(block[..., :2]), _half(block[..., 2:4]))
+    return levels, _half(block[..., :2]), _half(block[..., 2:4])
 
 
-def _q8_0(raw: Bytes) -> Blocks:
-    block = _fields(raw, 34)
-    return _symmetric(8, 32, block[..., 2:] ^ np.uint8(128), _half(block[..., :2]))
+def _q8_0(block: Bytes) -> _Fields:
+    return block[..., 2:] ^ np.uint8(128), _half(block[..., :2]), None
 
 
-def _k_scales(packed: Bytes) -> tuple[Floats, Floats]:
-    """Eight 6-bit scales and eight 6-bit minima of a Q4_K or Q5_K super-block, from 12 bytes."""
-    low, middle, high = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
+def _k_scales(block: Bytes) -> tuple[Floats, Floats]:
+    """Eight scales and eight minima of a Q4_K or Q5_K super-block: a factor for each kind, and 6 bits each."""
+    low, middle, high = block[..., 4:8], block[..., 8:12], block[..., 12:16]
     scales = np.concatenate([low & 63, (high & 15) | ((low >> 6) << 4)], axis=-1)
     minima = np.concatenate([middle & 63, (high >> 4) | ((middle >> 6) << 4)], axis=-1)
-    return scales.astype(np.float32), minima.astype(np.float32)
+    return scales * _half(block[..., 0:2])[..., None], minima * -_half(block[..., 2:4])[..., None]
 
 
 def _k_nibbles(raw: Bytes) -> Bytes:
@@ -135,47 +129,35 @@ def _k_nibbles(raw: Bytes) -> Bytes:
     return np.stack([pairs & 15, pairs >> 4], axis=-2)
 
 
-def _q4_k(raw: Bytes) -> Blocks:
-    block = _fields(raw, 144)
-    scales, minima = _k_scales(block[..., 4:16])
-    scales *= _half(block[..., 0:2])[..., None]
-    minima *= -_half(block[..., 2:4])[..., None]
-    return with_minimum(4, 32, _k_nibbles(block[..., 16:]), scales, minima)
+def _q4_k(block: Bytes) -> _Fields:
+    return _k_nibbles(block[..., 16:]), *_k_scales(block)
 
 
-def _q5_k(raw: Bytes) -> Blocks:
-    block = _fields(raw, 176)
-    scales, minima = _k_scales(block[..., 4:16])
-    scales *= _half(block[..., 0:2])[..., None]
-    minima *= -_half(block[..., 2:4])[..., None]
+def _q5_k(block: Bytes) -> _Fields:
     bits = np.unpackbits(block[..., 16:48, None], axis=-1, bitorder="little")  # [rows, blocks, 32, 8]
     fifth = np.swapaxes(bits, -1, -2) * _16  # bit i of byte j belongs to weight j of sub-block i
-    levels = _k_nibbles(block[..., 48:]).reshape(fifth.shape) | fifth
-    return with_minimum(8, 32, levels, scales, minima)
+    return _k_nibbles(block[..., 48:]).reshape(fifth.shape) | fifth, *_k_scales(block)
 
 
-def _q6_k(raw: Bytes) -> Blocks:
-    block = _fields(raw, 210)
+def _q6_k(block: Bytes) -> _Fields:
     low = block[..., :128].reshape(*block.shape[:2], 2, 2, 32)  # [.., half, 32-group, 32]
     high = _pairs(block[..., 128:192].reshape(*block.shape[:2], 2, 1, 32))
     low = np.concatenate([low & 15, low >> 4], axis=-2)
     levels = (low | (high * _16)) + np.uint8(128 - 32)
     scales = block[..., 192:208].view(np.int8).astype(np.float32) * _half(block[..., 208:210])[..., None]
-    return _symmetric(8, 16, levels, scales)
+    return levels, scales, None
 
 
-def _q2_k(raw: Bytes) -> Blocks:
-    block = _fields(raw, 84)
+def _q2_k(block: Bytes) -> _Fields:
     packed = block[..., :16]
     scales = (packed & 15) * _half(block[..., 80:82])[..., None]
     minima = (packed >> 4) * -_half(block[..., 82:84])[..., None]
-    return with_minimum(4, 16, _two_bits(block[..., 16:80]), scales, minima)
+    return _two_bits(block[..., 16:80]), scales, minima
 
 
 def _two_bits(raw: Bytes) -> Bytes:
     """64 bytes → 256 levels: each half of 32 bytes holds four groups of 32, two bits each."""
-    halves = raw.reshape(*raw.shape[:-1], 2, 1, 32)
-    return _pairs(halves)
+    return _pairs(raw.reshape(*raw.shape[:-1], 2, 1, 32))
 
 
 def _pairs(raw: Bytes) -> Bytes:
@@ -183,8 +165,7 @@ def _pairs(raw: Bytes) -> Bytes:
     return np.concatenate([raw & 3, (raw >> 2) & 3, (raw >> 4) & 3, raw >> 6], axis=-2)
 
 
-def _q3_k(raw: Bytes) -> Blocks:
-    block = _fields(raw, 110)
+def _q3_k(block: Bytes) -> _Fields:
     bits = np.unpackbits(block[..., :32, None], axis=-1, bitorder="little")
     third = np.swapaxes(bits, -1, -2)  # [rows, blocks, 8 groups, 32]
     levels = _two_bits(block[..., 32:96]).reshape(third.shape) | (third * _4)
@@ -193,17 +174,16 @@ def _q3_k(raw: Bytes) -> Blocks:
     high = _pairs(packed[..., None, 8:12])
     scales = (low | (high.reshape(low.shape) << 4)).astype(np.float32) - np.float32(32)
     # The third bit is stored inverted: set means no 4 is subtracted, so levels are centred on 4.
-    return _symmetric(4, 16, levels + np.uint8(8 - 4), scales * _half(block[..., 108:110])[..., None])
+    return levels + np.uint8(8 - 4), scales * _half(block[..., 108:110])[..., None], None
 
 
 # The sixteen values of IQ4_NL, from the reference implementation's table kvalues_iq4nl.
 _IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16)
 
 
-def _iq4_nl(raw: Bytes) -> Blocks:
-    block = _fields(raw, 18)
+def _iq4_nl(block: Bytes) -> _Fields:
     levels = (_IQ4_NL + 128).astype(np.uint8)[_nibbles(block[..., 2:])]
-    return _symmetric(8, 32, levels, _half(block[..., :2]))
+    return levels, _half(block[..., :2]), None
 
 
 BLOCK_FORMATS = {

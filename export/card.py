@@ -1,35 +1,32 @@
-"""README.md of a model folder: what it is and how to use it, for whoever finds it."""
+"""README.md of a model folder: what the model is and how to use it."""
 
 from edgespec.manifest import Check, Manifest
 
 NAME = "README.md"
-
-
-# Below these shares of positions with the source's likeliest token, texts are others, and then worse ones.
+# Agreement with the source: below the first value texts differ, below the second they suffer.
 _OTHER, _WORSE = 0.9, 0.75
 
 
 def quality(check: Check, form: str) -> str | None:
-    """What a low agreement with the source means to whoever reads its texts; None where it is high."""
+    """The effect of a low agreement with the source on texts; None where the agreement is high."""
     if check.agreement >= _OTHER:
         return None
     more = "fp16" if form == "npu" else "int8 or source"
     lost = f"At {1 - check.agreement:.0%} of positions it would choose another token than its source"
-    if check.agreement >= _WORSE:
-        return f"{lost}: its texts are others, and somewhat worse. More bits (--precision {more}) keep more."
-    return f"{lost}: expect clearly worse texts. More bits (--precision {more}) keep more."
+    is_usable = check.agreement >= _WORSE
+    result = "its texts are others, and somewhat worse" if is_usable else "expect clearly worse texts"
+    return f"{lost}: {result}. More bits (--precision {more}) keep more."
 
 
 def model_card(manifest: Manifest) -> str:
-    """The card in Markdown, of what the manifest states alone."""
+    """The card in Markdown, made from the manifest alone."""
     source, check = manifest.source, manifest.check
     lines = [f"# {source.name}", ""]
     if manifest.vocab_subset:
-        lines += ["A drafter with a trimmed head, for speculative decoding with edgespec:", ""]
-        lines += ["    edgespec chat TARGET --drafter THIS_FOLDER"]
+        what, use = "A drafter with a trimmed head, for speculative decoding with edgespec", "TARGET --drafter "
     else:
-        lines += ["A language model in ONNX, exported by edgespec:", "", "    edgespec chat THIS_FOLDER"]
-    lines += ["", "| | |", "|---|---|"]
+        what, use = "A language model in ONNX, exported by edgespec", ""
+    lines += [f"{what}:", "", f"    edgespec chat {use}THIS_FOLDER", "", "| | |", "|---|---|"]
     rows = {
         "family": manifest.architecture,
         "precision": manifest.precision,
@@ -43,8 +40,7 @@ def model_card(manifest: Manifest) -> str:
     }
     if manifest.self_drafter:
         rows["own drafter"] = f"layers {', '.join(map(str, manifest.self_drafter.layers))} (--drafter self)"
-    lines += [f"| {name} | {value} |" for name, value in rows.items() if value is not None]
-    lines.append("")
+    lines += [*(f"| {name} | {value} |" for name, value in rows.items() if value is not None), ""]
     if check is None:
         lines.append("It was not compared with its source (`edgespec export` does, unless told not to).")
     else:

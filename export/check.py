@@ -1,11 +1,11 @@
-"""Whether an exported model says what its source says: numbers, and a verdict on them."""
+"""Compare an exported model with its source: numbers, and a verdict on them."""
 
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.decoding.likelihood import negative_log_likelihood
 from edgespec.errors import ExportMismatch
 from edgespec.manifest import Check
-from edgespec.scoring import negative_log_likelihood
 from edgespec.types import Decoder, Logits, TokenIds
 
 # English and code, for byte-level and SentencePiece vocabularies alike; 240 tokens and more.
@@ -28,21 +28,18 @@ def moving_average(values, width):
     return means
 '''
 
-# Divergence that an export may have, by precision; what the formats have on real models is well below.
+# The divergence allowed for each precision; real models stay well below it.
 _DIVERGENCE = {"fp32": 1e-4, "fp16": 1e-3, "source": 0.1, "int8": 0.1, "int4": 0.25, "w8a16": 0.1}
-# One-row passes of a check; the difference of their logits is about the same in each.
+# One-row passes of a check; their logits differ by about equal amounts.
 NUM_STEPS = 8
 _PIECE = 32  # tokens a pass; rows of a large vocabulary are many megabytes
-_SAME_PASS, _SAME_HALF_PASS = 1e-2, 0.5  # logits of one row from passes that were cut otherwise
+_SAME_PASS, _SAME_HALF_PASS = 1e-2, 0.5  # logits of one row from passes of other widths
 
 
 def compare(decoder: Decoder, tokens: TokenIds, reference: Logits) -> Check:
-    """Run the exported model in pieces, after a wrong turn, and at once.
+    """Run the exported model in pieces, after a rewind, and at once.
 
-    Args:
-        decoder: The exported model, with an empty cache.
-        tokens: [num_tokens].
-        reference: Logits of the source for the same tokens, [num_tokens, vocab_size].
+    The decoder has an empty cache; reference holds the source's logits for tokens, [num_tokens, vocab_size].
     """
     num_tokens, half = len(tokens), len(tokens) // 2
     nll, divergence, largest, agreeing = [], [], [], []
@@ -50,7 +47,7 @@ def compare(decoder: Decoder, tokens: TokenIds, reference: Logits) -> Check:
     for start in range(0, num_tokens, _PIECE):
         stop = min(start + _PIECE, num_tokens)
         rows, wanted = decoder.logits(tokens[:stop], stop - start), reference[start:stop]
-        largest.append(float(np.abs(rows - wanted).max()))
+        largest.append(_difference(rows, wanted))
         agreeing.append(rows.argmax(axis=1) == wanted.argmax(axis=1))
         divergence += [_divergence(*pair) for pair in zip(wanted, rows, strict=True)]
         following = tokens[start + 1 : stop + 1]
@@ -68,30 +65,24 @@ def compare(decoder: Decoder, tokens: TokenIds, reference: Logits) -> Check:
         divergence=float(np.mean(divergence)),
         largest_difference=max(largest),
         agreement=float(np.concatenate(agreeing).mean()),
-        pieces_difference=max(
-            float(np.abs(rewound - kept[half]).max()), float(np.abs(at_once - kept[num_tokens]).max())
-        ),
+        pieces_difference=max(_difference(rewound, kept[half]), _difference(at_once, kept[num_tokens])),
     )
 
 
 def one_row_difference(narrow: Decoder, tokens: TokenIds, rows: Logits) -> float:
     """The largest difference of a logit where each token has a pass of its own, as in plain decoding.
 
-    Args:
-        narrow: The exported model, opened to run such passes as they come.
-        tokens: [num_tokens].
-        rows: What a pass of several tokens gives for the last of these, [num_rows, vocab_size].
+    narrow is the exported model, opened without the promise of identical rows; rows are the logits of the last
+    tokens from a pass over several, [num_rows, vocab_size].
     """
     before = len(tokens) - len(rows)
     narrow.logits(tokens[:before], 1)
-    differences = [
-        float(np.abs(narrow.logits(tokens[: before + i], 1)[0] - row).max()) for i, row in enumerate(rows, start=1)
-    ]
-    return max(differences)
+    positions = range(before + 1, len(tokens) + 1)
+    return max(_difference(narrow.logits(tokens[:n], 1)[0], row) for n, row in zip(positions, rows, strict=True))
 
 
 def judge(check: Check, precision: str, *, is_half: bool = False) -> None:
-    """Raises ExportMismatch: the export loses more than its precision explains, or its cache is wrong."""
+    """Raises ExportMismatch: the divergence exceeds that of the precision, or the cache is wrong."""
     if not check.divergence <= _DIVERGENCE[precision]:
         raise ExportMismatch(
             f"the exported model diverges from its source by {check.divergence:.3g} nats a token, {precision} may "
@@ -102,6 +93,10 @@ def judge(check: Check, precision: str, *, is_half: bool = False) -> None:
             f"the exported model gives other logits in pieces than at once (by {check.pieces_difference:.3g}); "
             "nothing was installed. Report this model"
         )
+
+
+def _difference(some: Logits, others: Logits) -> float:
+    return float(np.abs(some - others).max())
 
 
 def _divergence(reference: Logits, row: Logits) -> float:

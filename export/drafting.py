@@ -1,8 +1,8 @@
-"""Drafters out of a target: which of its layers are kept, and which tokens a smaller head knows."""
+"""Drafters made from a target: the layers to keep, and the tokens of a smaller head."""
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +17,12 @@ _RANGE = re.compile("([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 @dataclass(frozen=True, kw_only=True)
 class Drafting:
-    """What to make for drafting beside the model, or of it.
+    """The drafter to make beside the model, or of it.
 
-    keep, skip: Layers of a graph of its own over the model's weights file, or those left out of it; with neither
-        there is no such graph.
-    num_tokens: Trim the drafting head to as many tokens of the vocabulary, those that corpus has most; without
-        such a graph it is the model's own head that is trimmed.
+    keep, skip: The layers to keep in, or leave out of, a second graph over the model's weights file; with neither
+        there is no second graph.
+    num_tokens: The size of a trimmed head, of the most frequent tokens in corpus. It belongs to the second graph
+        or, without one, to the model itself.
     """
 
     keep: frozenset[int] | None = None
@@ -30,15 +30,15 @@ class Drafting:
     num_tokens: int | None = None
     corpus: Path | None = None
 
-    def expect_sound(self) -> None:
-        """Raises UsageError: a number without its text, a text without its number, or one that cannot be read."""
+    def require_valid(self) -> None:
+        """Raises UsageError: only one of num_tokens and corpus is given, or the corpus cannot be read."""
         if (self.num_tokens is None) != (self.corpus is None):
             raise UsageError(
-                "a trimmed head takes --vocab-subset, how many tokens, and --vocab-corpus, a text that shows "
-                "which; give both"
+                "a trimmed head takes --vocab-subset, the number of tokens, and --vocab-corpus, a text to count "
+                "them in; give both"
             )
         if self.num_tokens is not None and self.num_tokens < 1:
-            raise UsageError(f"the head would keep {self.num_tokens} tokens; wanted one at least")
+            raise UsageError(f"the head would keep {self.num_tokens} tokens; wanted at least one")
         if self.corpus is None:
             return
         try:
@@ -47,38 +47,35 @@ class Drafting:
             is_file = False
         if not is_file:
             raise UsageError(
-                f"{self.corpus} is no regular file that can be read; give a text file with --vocab-corpus"
+                f"{self.corpus} is not a regular file that can be read; give a text file with --vocab-corpus"
             )
 
     def layers(self, num_layers: int) -> tuple[int, ...] | None:
-        """Those that the drafter keeps of a model; None where no such drafter was asked for.
+        """The layers of the model that the drafter keeps; None without keep and skip.
 
-        Raises:
-            UsageError: No layer is left, none is left out, or the model has no such layer.
+        Raises UsageError: all layers would be kept, or none, or the model has no such layer.
         """
-        if self.keep is None and self.skip is None:
-            return None
         named = self.skip if self.keep is None else self.keep
-        assert named is not None
-        if max(named) >= num_layers:
-            raise UsageError(
-                f"there is no layer {max(named)} in a model that has 0 to {num_layers - 1}; choose among these"
-            )
+        if named is None:
+            return None
+        require_layers(named, num_layers)
         layers = frozenset(range(num_layers)) - named if self.keep is None else named
         if not layers or len(layers) == num_layers:
             raise UsageError(
                 f"the layers {sorted(named)} leave the drafter {len(layers)} of a model that has 0 to "
-                f"{num_layers - 1}; keep one at least and leave one out"
+                f"{num_layers - 1}; keep at least one and leave one out"
             )
         return tuple(sorted(layers))
 
 
-def parse_layers(text: str, what: str) -> frozenset[int]:
-    """`0-5,9` is {0, 1, 2, 3, 4, 5, 9}.
+def require_layers(layers: Iterable[int], num_layers: int) -> None:
+    """Raises UsageError: the model has no such layer."""
+    if (last := max(layers, default=0)) >= num_layers:
+        raise UsageError(f"there is no layer {last} in a model that has 0 to {num_layers - 1}; choose among these")
 
-    Raises:
-        UsageError: text is no such list.
-    """
+
+def parse_layers(text: str, what: str) -> frozenset[int]:
+    """Parse numbers and ranges: `0-5,9` is {0, 1, 2, 3, 4, 5, 9}; raises UsageError for any other text."""
     found: set[int] = set()
     for part in text.split(","):
         match = _RANGE.fullmatch(part.strip())
@@ -88,8 +85,8 @@ def parse_layers(text: str, what: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def expect_few(num_tokens: int, always: Sequence[int], size: int) -> None:
-    """Raises UsageError: so many tokens are not more than those that are always kept, or not fewer than all."""
+def require_head_size(num_tokens: int, always: Sequence[int], size: int) -> None:
+    """Raises UsageError: num_tokens leaves no room beside the tokens that are always kept, or keeps all."""
     if not len(set(always)) < num_tokens < size:
         raise UsageError(
             f"the head would keep {num_tokens} tokens; wanted {len(set(always)) + 1} to {size - 1} "
@@ -100,15 +97,12 @@ def expect_few(num_tokens: int, always: Sequence[int], size: int) -> None:
 def frequent_tokens(
     tokenizer: Tokenizer, text: str, num_tokens: int, always: Sequence[int], size: int
 ) -> TokenIds:
-    """The tokens that a text has most, and always some, in ascending order, [num_tokens].
+    """The most frequent tokens of a text and those that are always kept, in ascending order, [num_tokens].
 
-    Frequency-ranked drafting (Zhao et al., FR-Spec, arXiv:2502.14856). Those that the text lacks come in order
-    of their ids, which byte-pair vocabularies give to frequent pieces first.
-
-    Raises:
-        UsageError: num_tokens is less than what always takes, or more than the vocabulary has.
+    Frequency-ranked drafting (Zhao et al., FR-Spec, arXiv:2502.14856). Tokens that the text lacks are ranked by
+    id, since byte-pair vocabularies number frequent pieces first. Raises UsageError as require_head_size does.
     """
-    expect_few(num_tokens, always, size)
+    require_head_size(num_tokens, always, size)
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     counts = np.bincount(np.asarray(ids, np.int64), minlength=size)
     counts[list(always)] = len(ids) + 1

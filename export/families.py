@@ -1,17 +1,17 @@
 """From the settings of a source to one description that the graph builder understands.
 
-A family is what it declares beside llama (Llama 2 and 3, SmolLM2, TinyLlama): mistral, qwen2 (and 2.5), qwen3,
+A family declares its differences from llama (Llama 2 and 3, SmolLM2, TinyLlama): mistral, qwen2 (and 2.5), qwen3,
 granite, smollm3, olmo2, gemma2, gemma3 and phi3 (Phi-3, 3.5 and 4), each from GGUF metadata and from a Hugging
-Face config.json. Of a gemma3 that sees, the text part is read and the rest left out.
+Face config.json. A gemma3 with vision is read without its vision part.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgespec.errors import SourceError
-from edgespec.export.rotary import Rotary, rotaries_from_huggingface, rotary_from_gguf, unscaled
+from edgespec.export.rotary import Rotary, plain_rotary, rotaries_from_huggingface, rotary_from_gguf
 from edgespec.export.settings import Settings
 from edgespec.export.tensors import StoredTensor
 
@@ -20,7 +20,7 @@ _MAX_CONTEXT_LENGTH = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What sets a family apart from llama."""
+    """The differences of a family from llama."""
 
     norms: tuple[str, ...] = ("input_norm", "mlp_norm")
     norms_whole_projections: bool = False  # q_norm and k_norm are over all heads at once
@@ -29,22 +29,31 @@ class Family:
     is_fused: bool = False  # query, key and value are one matrix, gate and up another
     activation: str = "silu"
     scales_embedding: bool = False  # by √hidden_size
-    # Every how many layers one sees all and the others a window; 0: all see a window, None: none does.
+    # One of so many layers sees all tokens, the others a window; 0: all see a window, None: none does.
     full_attention_every: int | None = None
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # what transformers takes for granted
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # settings that transformers assumes
 
 
 _AROUND = ("input_norm", "attended_norm", "mlp_norm", "fed_norm")
 _HEAD_NORMS = ("q_norm", "k_norm")
-_GEMMA_DEFAULTS = {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "rms_norm_eps": 1e-6,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "tie_word_embeddings": True,
-}
+_GEMMA = Family(
+    norms=_AROUND,
+    gain_addend=1.0,
+    activation="gelu_pytorch_tanh",
+    scales_embedding=True,
+    full_attention_every=2,
+    defaults={
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "rms_norm_eps": 1e-6,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+    },
+)
+_GEMMA2 = {"max_position_embeddings": 8192, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+_GEMMA3 = {"max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4}
 FAMILIES = {
     "llama": Family(is_paired=True),
     "mistral": Family(is_paired=True, full_attention_every=0),
@@ -53,31 +62,9 @@ FAMILIES = {
     "granite": Family(is_paired=True),
     "smollm3": Family(is_paired=True),
     "olmo2": Family(norms=(*_HEAD_NORMS, "attended_norm", "fed_norm"), norms_whole_projections=True),
-    "gemma2": Family(
-        norms=_AROUND,
-        gain_addend=1.0,
-        activation="gelu_pytorch_tanh",
-        scales_embedding=True,
-        full_attention_every=2,
-        defaults={
-            **_GEMMA_DEFAULTS,
-            "max_position_embeddings": 8192,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-        },
-    ),
-    "gemma3": Family(
-        norms=(*_AROUND, *_HEAD_NORMS),
-        gain_addend=1.0,
-        activation="gelu_pytorch_tanh",
-        scales_embedding=True,
-        full_attention_every=6,
-        defaults={
-            **_GEMMA_DEFAULTS,
-            "max_position_embeddings": 131072,
-            "rope_theta": 1e6,
-            "rope_local_base_freq": 1e4,
-        },
+    "gemma2": replace(_GEMMA, defaults={**_GEMMA.defaults, **_GEMMA2}),
+    "gemma3": replace(
+        _GEMMA, norms=(*_AROUND, *_HEAD_NORMS), full_attention_every=6, defaults={**_GEMMA.defaults, **_GEMMA3}
     ),
     "phi3": Family(is_fused=True, full_attention_every=0),
 }
@@ -85,13 +72,13 @@ FAMILIES = {
 _UNSUPPORTED = ("use_sliding_window", "use_bidirectional_attention", "clip_qkv")
 # Windows by architecture and context length of GGUF files from before they stated them.
 _UNSTATED_WINDOWS = {("gemma2", 8192): 4096, ("phi3", 4096): 2047}
-# These, by number of layers the 27B models, scale attention by hidden_size / num_heads, which no key states.
+# The 27B models, known by their number of layers, scale attention by hidden_size / num_heads; no key states it.
 _SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """What tells the attention of one layer from that of another."""
+    """The differences between the attention of layers."""
 
     rotary: Rotary | None  # None: positions are not encoded
     sliding_window: int | None = None  # how many tokens back attention sees
@@ -101,8 +88,7 @@ class Layer:
 class DecoderConfig:
     """Shape and constants of a decoder-only transformer with RMSNorm, rotary positions and a gated MLP.
 
-    Which norms a layer has is told by the weights that there are. The scales are granite's and gemma's, and 1
-    elsewhere.
+    The weights decide which norms a layer has. granite and gemma have scales; elsewhere they are 1.
     """
 
     architecture: str
@@ -131,7 +117,7 @@ class DecoderConfig:
 def config_from_gguf(
     path: object, metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
 ) -> DecoderConfig:
-    """Raises SourceError: another architecture, a key missing, or a feature the graph does not have."""
+    """Raises SourceError: an unknown architecture, a missing key, or a feature that the graph lacks."""
     architecture = str(metadata.get("general.architecture"))
     # A mistral file calls itself llama.
     family = _family(path, "mistral" if architecture == "llama" else architecture)
@@ -140,7 +126,8 @@ def config_from_gguf(
     head_dim = stated.count("attention.key_length", hidden // heads)
     num_layers, context_length = stated.count("block_count"), stated.count("context_length")
     rotary = rotary_from_gguf(stated, tensors, head_dim, context_length)
-    local = unscaled(stated.number("rope.freq_base_swa", 1e4), head_dim)
+    local = plain_rotary(stated.number("rope.freq_base_swa", 1e4), head_dim)
+    window = _window_from_gguf(stated, family, architecture, context_length)
     by_width = (architecture, num_layers) in _SCALED_BY_WIDTH
     return DecoderConfig(
         architecture=architecture,
@@ -153,11 +140,10 @@ def config_from_gguf(
         context_length=min(context_length, rotary.max_positions or context_length, _MAX_CONTEXT_LENGTH),
         rms_eps=stated.number("attention.layer_norm_rms_epsilon"),
         layers=_layers(
-            is_local=_is_local(stated, family, stated.get("attention.sliding_window_pattern"), num_layers),
-            window=_window_from_gguf(stated, family, architecture, context_length),
-            rotary=rotary,
-            local_rotary=local if architecture == "gemma3" else rotary,
-            without_rotary=_every_fourth(num_layers) if architecture == "smollm3" else frozenset(),
+            Layer(rotary=rotary),
+            Layer(rotary=local if architecture == "gemma3" else rotary, sliding_window=window),
+            _local_layers(stated, family, stated.get("attention.sliding_window_pattern"), num_layers),
+            _every_fourth(num_layers) if architecture == "smollm3" else frozenset(),
         ),
         activation=family.activation,
         attention_scale=stated.number("attention.scale", (hidden // heads if by_width else head_dim) ** -0.5),
@@ -172,19 +158,14 @@ def config_from_gguf(
 def config_from_huggingface(
     path: object, settings: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
 ) -> DecoderConfig:
-    """Raises SourceError: another model type, a key missing, or a feature the graph does not have."""
+    """Raises SourceError: an unknown model type, a missing key, or a feature that the graph lacks."""
     architecture = str(settings.get("model_type")).removesuffix("_text")
-    if architecture not in FAMILIES:
-        raise SourceError(
-            f"{path} is of the family '{architecture}'; known are {', '.join(FAMILIES)}. "
-            "Others may go through PyTorch: edgespec export SOURCE --exporter optimum"
-        )
-    family = FAMILIES[architecture]
-    stated = Settings(path, settings)
+    advice = ". Others may go through PyTorch: edgespec export SOURCE --exporter optimum"
+    family, stated = _family(path, architecture, advice), Settings(path, settings)
     activation = stated.get("hidden_activation", stated.get("hidden_act", family.activation))
     if activation != family.activation:
         raise SourceError(
-            f"{path} has the activation {activation}; {architecture} is supported with {family.activation} alone"
+            f"{path} has the activation {activation}; {architecture} is supported only with {family.activation}"
         )
     for key in _UNSUPPORTED:
         if stated.get(key):
@@ -193,9 +174,10 @@ def config_from_huggingface(
     head_dim = stated.count("head_dim", hidden // heads)
     num_layers, context_length = stated.count("num_hidden_layers"), stated.count("max_position_embeddings")
     rotary, local_rotary = rotaries_from_huggingface(stated, head_dim, context_length)
-    is_local = _is_local(
+    is_local = _local_layers(
         stated, family, stated.get("layer_types", stated.get("sliding_window_pattern")), num_layers
     )
+    window = stated.count("sliding_window") if any(is_local) and stated.get("sliding_window") else None
     return DecoderConfig(
         architecture=architecture,
         hidden_size=hidden,
@@ -207,11 +189,10 @@ def config_from_huggingface(
         context_length=min(context_length, rotary.max_positions or context_length, _MAX_CONTEXT_LENGTH),
         rms_eps=stated.number("rms_norm_eps"),
         layers=_layers(
-            is_local=is_local,
-            window=stated.count("sliding_window") if any(is_local) and stated.get("sliding_window") else None,
-            rotary=rotary,
-            local_rotary=local_rotary,
-            without_rotary=_without_rotary(stated, architecture, num_layers),
+            Layer(rotary=rotary),
+            Layer(rotary=local_rotary, sliding_window=window),
+            is_local,
+            _layers_without_rotary(stated, architecture, num_layers),
         ),
         activation=family.activation,
         attention_scale=stated.number(
@@ -228,9 +209,9 @@ def config_from_huggingface(
 def decoder_part(
     settings: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-    """Settings and tensors of the decoder alone, as a model that only reads text has them.
+    """Settings and tensors of the text decoder.
 
-    What gemma's config.json leaves to transformers is filled in; the vision tower of a gemma3 is left out.
+    Fills in the settings that gemma's config.json omits, and leaves out the vision tower of a gemma3.
     """
     architecture = str(settings.get("model_type")).removesuffix("_text")
     defaults = FAMILIES[architecture].defaults if architecture in FAMILIES else {}
@@ -245,9 +226,9 @@ def decoder_part(
     return {**defaults, **settings, **(inner or {})}, dict(stored)
 
 
-def _family(path: object, architecture: str) -> Family:
+def _family(path: object, architecture: str, advice: str = "") -> Family:
     if architecture not in FAMILIES:
-        raise SourceError(f"{path} is of the family '{architecture}'; known are {', '.join(FAMILIES)}")
+        raise SourceError(f"{path} is of the family '{architecture}'; known are {', '.join(FAMILIES)}{advice}")
     return FAMILIES[architecture]
 
 
@@ -261,26 +242,15 @@ def _vocab_size(path: object, tensors: Mapping[str, StoredTensor], name: str) ->
     return tensors[name].rows
 
 
-# -- layers ------------------------------------------------------------------------------------------
-
-
 def _layers(
-    *,
-    is_local: Sequence[bool],
-    window: int | None,
-    rotary: Rotary,
-    local_rotary: Rotary,
-    without_rotary: frozenset[int],
+    full: Layer, local: Layer, is_local: Sequence[bool], without_rotary: frozenset[int]
 ) -> tuple[Layer, ...]:
-    rotaries = [None if i in without_rotary else (rotary, local_rotary)[local] for i, local in enumerate(is_local)]
-    return tuple(
-        Layer(rotary=own, sliding_window=window if local else None)
-        for own, local in zip(rotaries, is_local, strict=True)
-    )
+    layers = [local if sees_window else full for sees_window in is_local]
+    return tuple(replace(layer, rotary=None) if i in without_rotary else layer for i, layer in enumerate(layers))
 
 
-def _is_local(stated: Settings, family: Family, pattern: Any, num_layers: int) -> list[bool]:
-    """Which layers see a window only: pattern says so of each layer, or every how many sees all."""
+def _local_layers(stated: Settings, family: Family, pattern: Any, num_layers: int) -> list[bool]:
+    """True for each layer that sees only a window; pattern lists the layers, or states a period."""
     every = family.full_attention_every
     if isinstance(pattern, list):
         kinds = {"full_attention": False, "sliding_attention": True, False: False, True: True}
@@ -306,8 +276,8 @@ def _window_from_gguf(stated: Settings, family: Family, architecture: str, conte
     return None if stated.get(key, unstated) == 0 else stated.count(key, unstated)
 
 
-def _without_rotary(stated: Settings, architecture: str, num_layers: int) -> frozenset[int]:
-    """smollm3 lists 1 for each layer with rotary positions, or says every how many layers has none."""
+def _layers_without_rotary(stated: Settings, architecture: str, num_layers: int) -> frozenset[int]:
+    """The layers without rotary positions; smollm3 lists 0 for these, and 1 for the others."""
     uses = stated.get("no_rope_layers")
     if uses is None:
         return _every_fourth(num_layers) if architecture == "smollm3" else frozenset()

@@ -1,10 +1,11 @@
 """Read the header of a GGUF file, whole or split: metadata and where each tensor lies.
 
-Checks every count, length and offset against the size of the file before it is used. The gguf package
-reads the same, but takes 520 MB and 6 s for the header of a model with 152,000 tokens; this takes 35 MB
-and 0.2 s. Format: the GGUF specification, versions 2 and 3, little-endian.
+Checks every count, length and offset against the size of the file before it is used. The gguf package takes
+520 MB and 6 s for the header of a model with 152,000 tokens; this takes 35 MB and 0.2 s. Format: the GGUF
+specification, versions 2 and 3, little-endian.
 """
 
+import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 from edgespec.errors import SourceError
 from edgespec.export.blocks import BLOCK_FORMATS
 from edgespec.export.tensors import STORAGE_TYPES, StoredTensor
-from edgespec.parts import part_paths
+from edgespec.system.split_files import part_paths
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -27,7 +28,7 @@ _MAX_TENSORS = 1 << 16
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
-# Tensor types by number; those that are not in STORAGE_TYPES are named so that an error can name them.
+# Tensor types by number; those outside STORAGE_TYPES are there for error messages.
 _TYPE_NAMES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K",
     11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
@@ -36,9 +37,12 @@ _TYPE_NAMES = {
 }  # fmt: skip
 
 
+_Info = tuple[str, list[int], int, int]  # of a tensor: name, shape, type, offset
+
+
 @dataclass(frozen=True, slots=True)
 class GGUF:
-    """paths are the files it was read from, in order."""
+    """The header of a model; paths are the files that it was read from, in order."""
 
     metadata: dict[str, Any]
     tensors: dict[str, StoredTensor]
@@ -46,11 +50,11 @@ class GGUF:
 
 
 def read_gguf(path: Path) -> GGUF:
-    """Read and check a header; no weights are read. Any part of a split file stands for all.
+    """Read and check a header; no weights are read. Any part of a split file names the whole.
 
     Raises:
-        SourceError: Not a GGUF file, cut short, a count or offset beyond the file, a tensor type that is not
-            known, or a part that is missing or of another file.
+        SourceError: Not a GGUF file, cut short, a count or offset beyond the file, an unknown tensor type, or
+            a part that is missing or belongs to another file.
     """
     paths = part_paths(path)
     for part in paths:
@@ -59,7 +63,8 @@ def read_gguf(path: Path) -> GGUF:
                 f"{part} is missing, one of {len(paths)} parts of one model; put all parts into one folder"
             )
     files = [_read_file(part) for part in paths]
-    return _joined(files) if len(files) > 1 or _is_part(files[0]) else files[0]
+    is_part = files[0].metadata.get("split.count", 1) not in (0, 1)
+    return _join_parts(files) if len(files) > 1 or is_part else files[0]
 
 
 def _read_file(path: Path) -> GGUF:
@@ -70,20 +75,17 @@ def _read_file(path: Path) -> GGUF:
         return _Header(path, data).read()
 
 
-def _is_part(file: GGUF) -> bool:
-    return file.metadata.get("split.count", 1) not in (0, 1)
-
-
-def _joined(files: list[GGUF]) -> GGUF:
-    """One model from its parts; the first holds the metadata, each says which of how many it is."""
+def _join_parts(files: list[GGUF]) -> GGUF:
+    """Join parts to one model; the first holds the metadata, and each states its number and the count."""
     first = files[0].metadata
     tensors: dict[str, StoredTensor] = {}
     for number, file in enumerate(files):
         path, stated = file.paths[0], (file.metadata.get("split.no"), file.metadata.get("split.count"))
         if stated != (number, len(files)):
             raise SourceError(
-                f"{path} says that it is part {stated[0]} (from 0) of {stated[1]}, its name says part {number} of "
-                f"{len(files)}; give it its own name, NAME-00001-of-0000N.gguf for the first, or fetch it again"
+                f"{path} states that it is part {stated[0]} (from 0) of {stated[1]}, but its name says part "
+                f"{number} of {len(files)}; give it its own name, NAME-00001-of-0000N.gguf "
+                "for the first, or fetch it again"
             )
         if other := [key for key, value in file.metadata.items() if key != "split.no" and first.get(key) != value]:
             raise SourceError(
@@ -95,25 +97,23 @@ def _joined(files: list[GGUF]) -> GGUF:
         tensors |= file.tensors
     if len(tensors) != first.get("split.tensors.count", len(tensors)):
         raise SourceError(
-            f"{files[0].paths[0]} speaks of {first['split.tensors.count']} tensors, its {len(files)} parts have "
+            f"{files[0].paths[0]} states {first['split.tensors.count']} tensors, its {len(files)} parts have "
             f"{len(tensors)}; fetch all parts again"
         )
     return GGUF(first, tensors, tuple(path for file in files for path in file.paths))
 
 
+@dataclass
 class _Header:
-    """A cursor over the mapped file."""
-
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self.path = path
-        self.data = data
-        self.position = 0
+    path: Path
+    data: mmap.mmap
+    position: int = 0
 
     def read(self) -> GGUF:
         if self._take(4) != _MAGIC:
             raise SourceError(
                 f"{self.path} is not a GGUF file (it starts with {self.data[:4]!r}, wanted b'GGUF'). "
-                "Of safetensors name the folder; .bin and .pt are not read, since loading them runs code"
+                "For safetensors give the folder; .bin and .pt are not read, since loading them runs code"
             )
         version = self._scalar("I")
         if version and version & 0xFFFF == 0:
@@ -121,7 +121,7 @@ class _Header:
         if version not in _VERSIONS:
             raise SourceError(f"{self.path} is GGUF version {version}; versions {_VERSIONS} are read")
         num_tensors, num_pairs = self._scalar("Q"), self._scalar("Q")
-        self._expect_room(num_tensors * 24 + num_pairs * 13, "its counts of tensors and metadata")
+        self._require_room(num_tensors * 24 + num_pairs * 13, "its counts of tensors and metadata")
         if num_tensors > _MAX_TENSORS:
             raise SourceError(f"{self.path} has {num_tensors} tensors, at most {_MAX_TENSORS} are read")
         metadata: dict[str, Any] = {}
@@ -131,15 +131,15 @@ class _Header:
                 raise SourceError(f"{self.path} has the metadata key '{key}' twice; the file is damaged")
             metadata[key] = self._value(self._scalar("I"))
         infos = [self._tensor_info() for _ in range(num_tensors)]
-        tensors = self._place(infos, metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
+        tensors = self._place_tensors(infos, metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
         return GGUF(metadata, tensors, (self.path,))
 
     def _take(self, count: int) -> bytes:
-        self._expect_room(count, "a field")
+        self._require_room(count, "a field")
         self.position += count
         return self.data[self.position - count : self.position]
 
-    def _expect_room(self, count: int, what: str) -> None:
+    def _require_room(self, count: int, what: str) -> None:
         if count > len(self.data) - self.position:
             raise SourceError(
                 f"{self.path} ends early: {what} at byte {self.position} needs {count} bytes, "
@@ -169,22 +169,22 @@ class _Header:
     def _array(self) -> list[Any]:
         kind, count = self._scalar("I"), self._scalar("Q")
         if kind == _STRING:
-            self._expect_room(count * 8, "an array of strings")
+            self._require_room(count * 8, "an array of strings")
             return [self._string() for _ in range(count)]
         if kind not in _SCALARS:
             raise SourceError(f"{self.path} has a metadata array of type {kind}; numbers and strings are read")
         code = _SCALARS[kind]
-        self._expect_room(count * struct.calcsize(code), "an array")
+        self._require_room(count * struct.calcsize(code), "an array")
         return list(struct.unpack(f"<{count}{code}", self._take(count * struct.calcsize(code))))
 
-    def _tensor_info(self) -> tuple[str, list[int], int, int]:
+    def _tensor_info(self) -> _Info:
         name, num_dimensions = self._string(), self._scalar("I")
         if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
             raise SourceError(f"{self.path}: tensor {name} has {num_dimensions} dimensions; the file is damaged")
         shape = [self._scalar("Q") for _ in range(num_dimensions)]
         return name, shape, self._scalar("I"), self._scalar("Q")
 
-    def _place(self, infos: list[tuple[str, list[int], int, int]], alignment: Any) -> dict[str, StoredTensor]:
+    def _place_tensors(self, infos: list[_Info], alignment: Any) -> dict[str, StoredTensor]:
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise SourceError(f"{self.path} has alignment {alignment}, wanted a power of two; the file is damaged")
         start = -(-self.position // alignment) * alignment
@@ -192,7 +192,7 @@ class _Header:
         for name, shape, kind, offset in infos:
             if offset % alignment:
                 raise SourceError(f"{self.path}: tensor {name} lies at {offset}, no multiple of {alignment}")
-            tensor = self._checked(name, shape, kind, start + offset)
+            tensor = self._stored_tensor(name, shape, kind, start + offset)
             if name in tensors:
                 raise SourceError(f"{self.path} has tensor {name} twice; the file is damaged")
             tensors[name] = tensor
@@ -201,16 +201,14 @@ class _Header:
                 raise SourceError(f"{self.path}: tensors {one.name} and {next_.name} overlap; the file is damaged")
         return tensors
 
-    def _checked(self, name: str, shape: list[int], kind: int, offset: int) -> StoredTensor:
+    def _stored_tensor(self, name: str, shape: list[int], kind: int, offset: int) -> StoredTensor:
         storage = _TYPE_NAMES.get(kind, f"number {kind}")
         if storage not in STORAGE_TYPES:
             raise SourceError(
                 f"{self.path}: tensor {name} is stored as {storage}; known are {', '.join(STORAGE_TYPES)}. "
                 "Use a file of one of these types"
             )
-        columns, rows = shape[0], 1
-        for extent in shape[1:]:
-            rows *= extent
+        columns, rows = shape[0], math.prod(shape[1:])
         unit = BLOCK_FORMATS[storage].weights_per_block if storage in BLOCK_FORMATS else 1
         if rows < 1 or columns < 1 or columns % unit:
             raise SourceError(f"{self.path}: tensor {name} has shape {shape}, impossible for {storage}")

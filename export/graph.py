@@ -8,47 +8,42 @@ Inputs, for a batch of one:
 Outputs:
     logits               float32 [batch, num_logits_to_keep, vocab_size]
     present.{i}.key, .value          the same buffers as past_key_values
-A graph that chooses also gives
-    best                 float32 [batch, num_logits_to_keep, 2]   of each row the id of the likeliest token,
+A graph with a best token also outputs
+    best                 float32 [batch, num_logits_to_keep, 2]   for each row the id of the likeliest token,
                                                                   the lowest of equal ones, and the sum of logits
 A tree graph also takes
     position_ids         int64 [batch, num_tokens]
     attention_bias       float32 [batch, 1, num_tokens, total]   added to the scores, large and negative to hide
-    local_attention_bias likewise, for layers that see a window, which it states; only where there are such layers
-and runs behind a past that is not empty: ONNX Runtime's CPU provider does not look at position_ids otherwise.
-A graph with hidden states also gives, for some layers,
-    hidden_states.{i}    float32 [batch, num_tokens, hidden_size]   what layer i leaves in the residual stream
+    local_attention_bias the bias of layers that see a window, if there are any; it states the window
+and needs a past that is not empty: ONNX Runtime's CPU provider ignores position_ids otherwise.
+A graph with hidden states also outputs, for some layers,
+    hidden_states.{i}    float32 [batch, num_tokens, hidden_size]   the residual stream behind layer i
 
 Attention is com.microsoft GroupQueryAttention with rotary inside; quantised weights are MatMulNBits with
-activations in 8 bits (accuracy_level 4). Knows nothing of files to read from or folders to write to.
+activations in 8 bits (accuracy_level 4). Knows nothing of sources and folders.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from edgespec.export.families import DecoderConfig
 from edgespec.export.linear import LinearWriter
-from edgespec.export.nodes import Nodes
+from edgespec.export.nodes import Nodes, make_output, typed_value
 from edgespec.export.precision import Rule
 from edgespec.export.rotary import Rotary
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
 
-_OPSET = 21
-_IR_VERSION = 10
-
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """Which of the graphs that one weights file serves.
+    """One of the graphs over a weights file.
 
-    layers: Those that are kept, all unless given; the others are left out (self-speculative drafting: Zhang et
-        al., arXiv:2309.08168).
-    head: Name of the tensors' head, where it is not the model's own.
+    layers: The layers to keep, all unless given (self-speculative drafting: Zhang et al., arXiv:2309.08168).
+    head: Role of the head among the tensors.
     """
 
     layers: tuple[int, ...] | None = None
@@ -65,36 +60,33 @@ def build_graph(
     rule: Rule,
     variant: Variant = Variant(),
 ) -> ir.Model:
-    """Convert the weights that the file does not hold yet, and return the graph over it."""
+    """Write the weights that the file does not hold yet, and return the graph over it."""
     return _Decoder(config, tensors, weights, rule, variant).build()
 
 
+@dataclass
 class _Decoder:
-    def __init__(
-        self,
-        config: DecoderConfig,
-        tensors: Mapping[str, StoredTensor],
-        weights: WeightsFile,
-        rule: Rule,
-        variant: Variant,
-    ) -> None:
-        self.config = config
-        self.tensors = tensors
+    config: DecoderConfig
+    tensors: Mapping[str, StoredTensor]
+    weights: WeightsFile
+    rule: Rule
+    variant: Variant
+
+    def __post_init__(self) -> None:
         self.nodes = Nodes()
-        self.weights = weights
-        self.linear = LinearWriter(self.nodes, weights, rule)
-        self.variant = variant
-        self.type = ir.DataType.FLOAT16 if rule.is_half else ir.DataType.FLOAT
-        self.floats = np.float16 if rule.is_half else np.float32
+        self.op, self.constant = self.nodes.op, self.nodes.constant
+        self.linear = LinearWriter(self.nodes, self.weights, self.rule)
+        self.type = ir.DataType.FLOAT16 if self.rule.is_half else ir.DataType.FLOAT
+        self.floats = np.float16 if self.rule.is_half else np.float32
         self.tables: dict[Rotary, tuple[ir.Value, ir.Value]] = {}
         self.biases: dict[ir.Value, ir.Value] = {}
-        self.tree = _tree_inputs(config) if variant.has_tree_inputs else {}
+        self.tree = _tree_inputs(self.config) if self.variant.has_tree_inputs else {}
 
     def build(self) -> ir.Model:
         config = self.config
-        input_ids = _tensor("input_ids", ir.DataType.INT64, ["batch", "num_tokens"])
-        mask = _tensor("attention_mask", ir.DataType.INT64, ["batch", "total_tokens"])
-        num_logits = _tensor("num_logits_to_keep", ir.DataType.INT64, [1])
+        input_ids = typed_value("input_ids", ir.DataType.INT64, ["batch", "num_tokens"])
+        mask = typed_value("attention_mask", ir.DataType.INT64, ["batch", "total_tokens"])
+        num_logits = typed_value("num_logits_to_keep", ir.DataType.INT64, [1])
         lengths = self._lengths(mask)
         inputs, outputs = [input_ids, mask, num_logits, *self.tree.values()], []
         layers = range(config.num_layers) if self.variant.layers is None else self.variant.layers
@@ -102,104 +94,82 @@ class _Decoder:
         embedded, head = self.linear.embedding(
             self.tensors["embedding"], input_ids, self.variant.head, self.tensors.get(self.variant.head)
         )
-        residual = self._scaled(embedded, self.config.embedding_scale)
-        normed = self._normed(residual, f"{layers[0]}.input_norm")
+        residual = self._scale(embedded, self.config.embedding_scale)
+        norms = [*(f"{i}.input_norm" for i in layers), "final_norm"]
+        normed = self._norm(residual, norms[0])
         for number, i in enumerate(layers):
             past = [self._cache(f"past_key_values.{number}.{part}") for part in ("key", "value")]
             present = [self._cache(f"present.{number}.{part}") for part in ("key", "value")]
-            attended = self._normed(self._attention(i, normed, past, present, lengths), f"{i}.attended_norm")
-            attended = self._scaled(attended, config.residual_scale)
+            attended = self._norm(self._attention(i, normed, past, present, lengths), f"{i}.attended_norm")
+            attended = self._scale(attended, config.residual_scale)
             normed, residual = self._add_norm(attended, residual, f"{i}.mlp_norm")
-            fed = self._normed(self._mlp(i, normed), f"{i}.fed_norm")
-            fed = self._scaled(fed, config.residual_scale)
-            is_last = number + 1 == len(layers)
-            following = "final_norm" if is_last else f"{layers[number + 1]}.input_norm"
-            normed, residual = self._add_norm(fed, residual, following)
+            fed = self._scale(self._norm(self._mlp(i, normed), f"{i}.fed_norm"), config.residual_scale)
+            normed, residual = self._add_norm(fed, residual, norms[number + 1])
             inputs += past
             outputs += present
             if i in self.variant.hidden_layers:
-                outputs.append(self._hidden(i, residual))
-        logits = self._capped(head(self._scaled(self._last(normed, num_logits), config.logit_scale)))
-        logits = self._as_float(logits)
-        logits.name = "logits"
-        logits.type = ir.TensorType(ir.DataType.FLOAT)
+                outputs.append(self._hidden_output(i, residual))
+        logits = self._cap(head(self._scale(self._last_rows(normed, num_logits), config.logit_scale)))
         rows = self.tensors.get(self.variant.head, self.tensors["embedding"]).rows
-        logits.shape = ir.Shape(["batch", "num_logits", rows])
+        shape = ("batch", "num_logits", rows)
+        logits = make_output(self._as_float(logits), "logits", ir.DataType.FLOAT, shape)
         if self.variant.has_best:
             outputs.append(self._best(logits, rows))
-        graph = ir.Graph(
-            inputs,
-            [logits, *outputs],
-            nodes=self.nodes.nodes,
-            initializers=self.nodes.initializers,
-            opset_imports={"": _OPSET, "com.microsoft": 1},
-            name="decoder",
-        )
-        stated = {"context_length": str(config.context_length)}
-        return ir.Model(graph, ir_version=_IR_VERSION, producer_name="edgespec", metadata_props=stated)
-
-    def _op(self, kind: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
-        return self.nodes.op(kind, *inputs, **attributes)
+        return self.nodes.model("decoder", inputs, [logits, *outputs], context_length=str(config.context_length))
 
     def _best(self, logits: ir.Value, vocab_size: int) -> ir.Value:
         """The likeliest token of each row and the sum of the row, [batch, num_logits, 2].
 
-        Not by ArgMax: WebGPU's goes through a row with one thread, and CUDA's did until August 2026 (5 ms a row of
-        200,000: onnxruntime pull request 32092). Maxima may leave out what is no number, a sum does not.
+        Not by ArgMax: WebGPU's scans a row with one thread, and CUDA's did until August 2026 (5 ms a row of
+        200,000: onnxruntime pull request 32092). Maxima can hide NaN, a sum does not.
         """
-        last = self.nodes.constant("axis_2", np.array([2]))
+        last = self.constant("axis_2", np.array([2]))
         ids = self.weights.append("token_ids", [np.arange(vocab_size, dtype=np.float32)], [vocab_size])
-        none = self.nodes.constant("no_token", np.array(vocab_size, np.float32))
-        is_largest = self._op("Equal", logits, self._op("ReduceMax", logits, last))
-        first = self._op("ReduceMin", self._op("Where", is_largest, ids, none), last)
-        best = self._op("Concat", first, self._op("ReduceSum", logits, last), axis=2)
-        best.name = "best"
-        best.type = ir.TensorType(ir.DataType.FLOAT)
-        best.shape = ir.Shape(["batch", "num_logits", 2])
-        return best
+        none = self.constant("no_token", np.array(vocab_size, np.float32))
+        is_largest = self.op("Equal", logits, self.op("ReduceMax", logits, last))
+        first = self.op("ReduceMin", self.op("Where", is_largest, ids, none), last)
+        best = self.op("Concat", first, self.op("ReduceSum", logits, last), axis=2)
+        return make_output(best, "best", ir.DataType.FLOAT, ["batch", "num_logits", 2])
 
-    def _hidden(self, i: int, residual: ir.Value) -> ir.Value:
-        hidden = self._op("Cast", residual, to=int(ir.DataType.FLOAT))
-        hidden.name = f"hidden_states.{i}"
-        hidden.type = ir.TensorType(ir.DataType.FLOAT)
-        hidden.shape = ir.Shape(["batch", "num_tokens", self.config.hidden_size])
-        return hidden
+    def _hidden_output(self, i: int, residual: ir.Value) -> ir.Value:
+        hidden = self.op("Cast", residual, to=int(ir.DataType.FLOAT))
+        shape = ("batch", "num_tokens", self.config.hidden_size)
+        return make_output(hidden, f"hidden_states.{i}", ir.DataType.FLOAT, shape)
 
     def _cache(self, name: str) -> ir.Value:
-        config = self.config
-        return _tensor(name, self.type, ["batch", config.num_kv_heads, "capacity", config.head_dim])
+        return typed_value(name, self.type, ["batch", self.config.num_kv_heads, "capacity", self.config.head_dim])
 
-    def _as_activation(self, bias: ir.Value) -> ir.Value:
+    def _cast_bias(self, bias: ir.Value) -> ir.Value:
         if self.type == ir.DataType.FLOAT:
             return bias
         if bias not in self.biases:
-            self.biases[bias] = self._op("Cast", bias, to=int(self.type))
+            self.biases[bias] = self.op("Cast", bias, to=int(self.type))
         return self.biases[bias]
 
     def _as_float(self, x: ir.Value) -> ir.Value:
-        return x if self.type == ir.DataType.FLOAT else self._op("Cast", x, to=int(ir.DataType.FLOAT))
+        return x if self.type == ir.DataType.FLOAT else self.op("Cast", x, to=int(ir.DataType.FLOAT))
 
     def _vector(self, role: str) -> ir.Value:
         vector = self.tensors[role].vector().astype(self.floats)
         return self.weights.append(role, [vector], vector.shape)
 
-    def _normed(self, x: ir.Value, role: str) -> ir.Value:
+    def _norm(self, x: ir.Value, role: str) -> ir.Value:
         """RMSNorm of x; x itself where the model has no such norm."""
         if role not in self.tensors:
             return x
         kind, gain = "SimplifiedLayerNormalization", self._vector(role)
-        return self._op(kind, x, gain, axis=-1, epsilon=self.config.rms_eps, stash_type=1)
+        return self.op(kind, x, gain, axis=-1, epsilon=self.config.rms_eps, stash_type=1)
 
     def _lengths(self, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
         """GroupQueryAttention's seqlens_k (total − 1, int32 [batch]) and total_sequence_length (int32)."""
-        counted = self._op("ReduceSum", mask, self.nodes.constant("axis_1", np.array([1])), keepdims=0)
-        last = self._op("Sub", counted, self.nodes.constant("one", np.array([1])))
-        total = self._op("Gather", self._op("Shape", mask), self.nodes.constant("index_1", np.array(1)), axis=0)
+        counted = self.op("ReduceSum", mask, self.constant("axis_1", np.array([1])), keepdims=0)
+        last = self.op("Sub", counted, self.constant("one", np.array([1])))
+        total = self.op("Gather", self.op("Shape", mask), self.constant("index_1", np.array(1)), axis=0)
         int32 = int(ir.DataType.INT32)
-        return self._op("Cast", last, to=int32), self._op("Cast", total, to=int32)
+        return self.op("Cast", last, to=int32), self.op("Cast", total, to=int32)
 
     def _tables(self, rotary: Rotary) -> tuple[ir.Value, ir.Value]:
-        """Cosines and sines by position, one pair for all layers that share the rotary."""
+        """Cosines and sines by position, shared by all layers with the rotary."""
         if rotary not in self.tables:
             angles = np.outer(np.arange(self.config.context_length, dtype=np.float32), rotary.inv_freq)
             scale, number = np.float32(rotary.scale), self._number(rotary)
@@ -211,7 +181,7 @@ class _Decoder:
         return self.tables[rotary]
 
     def _number(self, rotary: Rotary) -> int:
-        """Where it comes among those of the whole model, whichever layers are kept."""
+        """Its index among the rotaries of the whole model, whichever layers are kept."""
         return list(dict.fromkeys(layer.rotary for layer in self.config.layers)).index(rotary)
 
     def _attention(
@@ -223,16 +193,11 @@ class _Decoder:
         lengths: tuple[ir.Value, ir.Value],
     ) -> ir.Value:
         roles = [f"{i}.{part}" for part in "qkv"]
-        projected: list[ir.Value | None] = [
-            *self.linear(
-                f"{i}.qkv",
-                x,
-                [self.tensors[role] for role in roles],
-                [self.tensors.get(f"{role}_bias") for role in roles],
-            )
-        ]
+        weights = [self.tensors[role] for role in roles]
+        biases = [self.tensors.get(f"{role}_bias") for role in roles]
+        projected: list[ir.Value | None] = [*self.linear(f"{i}.qkv", x, weights, biases)]
         if f"{i}.q_norm" in self.tensors:
-            projected = self._normed_heads(i, projected)
+            projected = self._norm_heads(i, projected)
         projected += [None] * (3 - len(projected))  # one value: query, key and value packed
         layer = self.config.layers[i]
         tables = () if layer.rotary is None else self._tables(layer.rotary)
@@ -240,13 +205,13 @@ class _Decoder:
         if self.tree:
             inputs += [None] * (9 - len(inputs))
             bias = "local_attention_bias" if layer.sliding_window else "attention_bias"
-            inputs += [self.tree["position_ids"] if tables else None, self._as_activation(self.tree[bias])]
+            inputs += [self.tree["position_ids"] if tables else None, self._cast_bias(self.tree[bias])]
         attended = self.nodes.node(
             "GroupQueryAttention",
             inputs,
             outputs=[ir.Value(name=f"{i}.attended"), *present],
             do_rotary=int(layer.rotary is not None),
-            # A window counts places in the cache, which in a tree are not positions.
+            # A window counts cache entries, which in a tree are not positions.
             local_window_size=-1 if self.tree else layer.sliding_window or -1,
             num_heads=self.config.num_heads,
             kv_num_heads=self.config.num_kv_heads,
@@ -255,78 +220,63 @@ class _Decoder:
         )[0]
         return self.linear(f"{i}.o", attended, [self.tensors[f"{i}.o"]])[0]
 
-    def _normed_heads(self, i: int, projected: list[ir.Value | None]) -> list[ir.Value | None]:
-        """Queries and keys normalised over as many values as there are gains: a head, or all of them."""
-        config = self.config
-        sizes = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+    def _norm_heads(self, i: int, projected: list[ir.Value | None]) -> list[ir.Value | None]:
+        """RMSNorm of queries and keys over each head, or over all heads at once, by the number of gains."""
+        num_heads, num_kv_heads = self.config.num_heads, self.config.num_kv_heads
+        sizes = [heads * self.config.head_dim for heads in (num_heads, num_kv_heads, num_kv_heads)]
         if len(projected) == 1:
             outputs = [ir.Value(name=f"{i}.{part}.out") for part in "qkv"]
-            lengths = self.nodes.constant("qkv_sizes", np.array(sizes))
+            lengths = self.constant("qkv_sizes", np.array(sizes))
             projected = [*self.nodes.node("Split", [*projected, lengths], outputs=outputs, axis=-1)]
         for at, part in enumerate("qk"):
             role = f"{i}.{part}_norm"
-            heads = self.nodes.constant(f"{part}_heads", np.array([0, 0, -1, self.tensors[role].columns]))
-            row = self.nodes.constant(f"{part}_row", np.array([0, 0, sizes[at]]))
-            norm = self._normed(self._op("Reshape", projected[at], heads), role)
-            projected[at] = self._op("Reshape", norm, row)
+            heads = self.constant(f"{part}_heads", np.array([0, 0, -1, self.tensors[role].columns]))
+            row = self.constant(f"{part}_row", np.array([0, 0, sizes[at]]))
+            norm = self._norm(self.op("Reshape", projected[at], heads), role)
+            projected[at] = self.op("Reshape", norm, row)
         return projected
 
-    def _scaled(self, x: ir.Value, scale: float) -> ir.Value:
+    def _scale(self, x: ir.Value, scale: float) -> ir.Value:
         if scale == 1.0:
             return x
-        return self._op("Mul", x, self.nodes.constant(f"scale_{scale:g}", np.array(scale, self.floats)))
+        return self.op("Mul", x, self.constant(f"scale_{scale:g}", np.array(scale, self.floats)))
 
-    def _capped(self, logits: ir.Value) -> ir.Value:
+    def _cap(self, logits: ir.Value) -> ir.Value:
         cap = self.config.logit_cap
-        return logits if cap is None else self._scaled(self._op("Tanh", self._scaled(logits, 1 / cap)), cap)
+        return logits if cap is None else self._scale(self.op("Tanh", self._scale(logits, 1 / cap)), cap)
 
     def _mlp(self, i: int, x: ir.Value) -> ir.Value:
         parts = self.linear(f"{i}.gate_up", x, [self.tensors[f"{i}.gate"], self.tensors[f"{i}.up"]])
         if len(parts) == 1:
-            outputs = [ir.Value(name=f"{i}.gate.out"), ir.Value(name=f"{i}.up.out")]
+            outputs = [ir.Value(name=f"{i}.{part}.out") for part in ("gate", "up")]
             parts = self.nodes.node("Split", parts, outputs=outputs, axis=-1, num_outputs=2)
         gate, up = parts
-        if self.config.activation == "silu":
-            active = self._op("QuickGelu", gate, alpha=1.0)  # x · sigmoid(x)
-        else:
-            active = self._op("Gelu", gate, approximate="tanh")
-        return self.linear(f"{i}.down", self._op("Mul", active, up), [self.tensors[f"{i}.down"]])[0]
+        is_silu = self.config.activation == "silu"  # x · sigmoid(x)
+        active = self.op("QuickGelu", gate, alpha=1.0) if is_silu else self.op("Gelu", gate, approximate="tanh")
+        return self.linear(f"{i}.down", self.op("Mul", active, up), [self.tensors[f"{i}.down"]])[0]
 
     def _add_norm(self, x: ir.Value, residual: ir.Value, role: str) -> tuple[ir.Value, ir.Value]:
         """RMSNorm of x + residual, and the sum itself; the sum twice where the model has no such norm."""
         if role not in self.tensors:
-            total = self._op("Add", x, residual)
+            total = self.op("Add", x, residual)
             return total, total
-        outputs = [
-            ir.Value(name=f"{role}.out"),
-            ir.Value(name=""),
-            ir.Value(name=""),
-            ir.Value(name=f"{role}.sum"),
-        ]
-        self.nodes.node(
-            "SkipSimplifiedLayerNormalization",
-            [x, residual, self._vector(role)],
-            outputs=outputs,
-            epsilon=self.config.rms_eps,
-        )
+        kind, inputs = "SkipSimplifiedLayerNormalization", [x, residual, self._vector(role)]
+        outputs = [ir.Value(name=name) for name in (f"{role}.out", "", "", f"{role}.sum")]
+        self.nodes.node(kind, inputs, outputs, epsilon=self.config.rms_eps)
         return outputs[0], outputs[3]
 
-    def _last(self, x: ir.Value, num_logits: ir.Value) -> ir.Value:
-        # Counted from the shape, as sums of lengths are left to the host; a negated number would be made on the
-        # device and have to come back in the midst of the pass.
-        start = self._op("Sub", self._op("Shape", x, start=1, end=2), num_logits)
-        ends = self.nodes.constant("end", np.array([np.iinfo(np.int64).max]))
-        return self._op("Slice", x, start, ends, self.nodes.constant("axis_1", np.array([1])))
+    def _last_rows(self, x: ir.Value, num_logits: ir.Value) -> ir.Value:
+        # Counted from the shape, since the host computes lengths; a negated number would be computed on the device
+        # and copied back in the midst of the pass.
+        start = self.op("Sub", self.op("Shape", x, start=1, end=2), num_logits)
+        ends = self.constant("end", np.array([np.iinfo(np.int64).max]))
+        return self.op("Slice", x, start, ends, self.constant("axis_1", np.array([1])))
 
 
 def _tree_inputs(config: DecoderConfig) -> dict[str, ir.Value]:
     windows = {layer.sliding_window is not None for layer in config.layers}
     names = {False: "attention_bias", True: "local_attention_bias"}
     shape: list[str | int] = ["batch", 1, "num_tokens", "total_tokens"]
-    biases = [_tensor(names[is_local], ir.DataType.FLOAT, shape) for is_local in sorted(windows)]
-    positions = _tensor("position_ids", ir.DataType.INT64, ["batch", "num_tokens"])
+    biases = [typed_value(names[is_local], ir.DataType.FLOAT, shape) for is_local in sorted(windows)]
+    positions = typed_value("position_ids", ir.DataType.INT64, ["batch", "num_tokens"])
     return {str(value.name): value for value in (positions, *biases)}
-
-
-def _tensor(name: str, dtype: ir.DataType, shape: Sequence[str | int]) -> ir.Value:
-    return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(list(shape)))

@@ -1,4 +1,4 @@
-"""The graphs of a model folder, as its manifest names them."""
+"""The graphs of a model folder, by the names in its manifest."""
 
 from collections.abc import Mapping
 
@@ -24,9 +24,9 @@ def build_graphs(
     rule: Rule,
     ranges: Mapping[str, Range] | None = None,
 ) -> dict[str, ir.Model]:
-    """Convert every weight into the weights file and return the graphs over it by file name.
+    """Write every weight into the weights file and return the graphs over it by file name.
 
-    ranges are for w8a16, as build_static_graph has them.
+    ranges are those of activations, for w8a16.
     """
     if manifest.kv_cache.form == "static":
         widths = {manifest.graph: 1}
@@ -34,13 +34,7 @@ def build_graphs(
             widths[manifest.prefill_graph] = manifest.prefill_tokens
         return {
             file: build_static_graph(
-                config,
-                tensors,
-                weights,
-                rule,
-                num_tokens=width,
-                capacity=manifest.context_length,
-                ranges=ranges,
+                config, tensors, weights, rule, num_tokens=width, capacity=manifest.context_length, ranges=ranges
             )
             for file, width in widths.items()
         }

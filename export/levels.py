@@ -1,4 +1,4 @@
-"""Numbers as integers and back: one scale and zero point for all, or a scale for each row.
+"""Floats as integer levels and back: one scale and zero point for all, or a scale for each row.
 
 Knows nothing of graphs and nothing of files.
 """
@@ -14,7 +14,7 @@ from edgespec.export.blocks import Floats
 from edgespec.types import Range
 
 _HIGHEST = 65535
-_LEAST_SPAN = 1e-4  # of a value that is always the same
+_LEAST_SPAN = 1e-4  # for a value that never changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Encoding:
 
     @classmethod
     def of(cls, values: Range) -> "Encoding":
-        """The finest that holds all of a range, and zero."""
+        """The finest encoding that holds all of a range, and zero."""
         low, high = min(values.low, 0.0), max(values.high, 0.0)
         scale = np.float32(max(high - low, _LEAST_SPAN) / _HIGHEST)
         return cls(float(scale), int(np.rint(-low / scale)))
@@ -36,7 +36,7 @@ class Encoding:
         return Range(-self.zero_point * self.scale, (_HIGHEST - self.zero_point) * self.scale)
 
     def levels(self, values: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
-        """To the nearest level; what lies outside of the range becomes its end."""
+        """The nearest level of each value; values outside of the range are clipped."""
         found = np.rint(values / np.float32(self.scale)) + self.zero_point
         levels: npt.NDArray[np.uint16] = np.clip(found, 0, _HIGHEST).astype(np.uint16)
         return levels
@@ -48,7 +48,7 @@ def range_of(parts: Iterable[npt.NDArray[Any]]) -> Range:
 
 
 def row_levels(weights: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
-    """Signed 8-bit levels and a scale for each row: [rows, columns] → the same and [rows].
+    """Signed 8-bit levels, [rows, columns], and a scale for each row, [rows].
 
     The largest magnitude of a row takes level 127 or −127.
     """

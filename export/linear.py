@@ -12,11 +12,11 @@ from edgespec.export.blocks import Blocks, Bytes, Floats, pack
 from edgespec.export.nodes import Nodes
 from edgespec.export.precision import Form, Rule
 from edgespec.export.quantize import (
+    append_offset_columns,
+    join_blocks,
     quantize,
     quantize_asymmetric,
     quantize_symmetric,
-    with_joined_blocks,
-    with_offset_columns,
 )
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
@@ -36,8 +36,13 @@ class _Packed:
     num_inputs: int  # columns, and one more per block where the form has offsets
     form: Form
     levels: ir.Value  # uint8 [rows, num_blocks, block_size · bits / 8]
-    scales: ir.Value  # of the activations' type, [rows, num_blocks]
+    scales: ir.Value  # in the type of activations, [rows, num_blocks]
     zero_points: ir.Value | None  # uint8 [rows, ⌈num_blocks · bits / 8⌉]
+
+    @property
+    def layout(self) -> dict[str, int | None]:
+        """The attributes of operators over the blocks."""
+        return {"bits": self.form.bits, "block_size": self.form.block_size}
 
 
 def _blocks(tensor: StoredTensor, form: Form) -> Iterator[Blocks]:
@@ -48,16 +53,13 @@ def _blocks(tensor: StoredTensor, form: Form) -> Iterator[Blocks]:
     if form.rounding == "asymmetric":
         return (quantize_asymmetric(part, form.bits, form.block_size) for part in tensor.floats())
     if tensor.storage == "Q6_K":
-        return (with_joined_blocks(part, form.block_size) for part in tensor.blocks())
+        return (join_blocks(part, form.block_size) for part in tensor.blocks())
     return tensor.blocks()
 
 
-def _stored_as(storage: str, tensor: StoredTensor) -> Iterator[Bytes | Floats | Halves]:
-    if storage == tensor.storage:
-        yield from tensor.stored_floats()
-        return
-    if storage == "F32":
-        yield from tensor.floats()
+def _read_floats(storage: str, tensor: StoredTensor) -> Iterator[Bytes | Floats | Halves]:
+    if storage in ("F32", tensor.storage):
+        yield from tensor.raw_floats() if storage == tensor.storage else tensor.floats()
         return
     for part in tensor.floats():
         if np.abs(part).max(initial=0) > _LARGEST_HALF:
@@ -78,13 +80,9 @@ class LinearWriter:
         self._extended: dict[tuple[ir.Value, int], ir.Value] = {}
 
     def __call__(
-        self,
-        name: str,
-        x: ir.Value,
-        tensors: Sequence[StoredTensor],
-        biases: Sequence[StoredTensor | None] = (),
+        self, name: str, x: ir.Value, tensors: Sequence[StoredTensor], biases: Sequence[StoredTensor | None] = ()
     ) -> list[ir.Value]:
-        """x times each tensor: one value for all when they stack, else one each."""
+        """x times each tensor: one value for all tensors that can be stacked, else one for each."""
         biases = list(biases) or [None] * len(tensors)
         forms = [self._rule.form(tensor, name) for tensor in tensors]
         has_bias = {bias is not None for bias in biases}
@@ -100,7 +98,7 @@ class LinearWriter:
     ) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
         """Rows of the embedding for input_ids, and the head as a function of the last hidden state.
 
-        A head of its own is written when called; otherwise it shares the embedding's bytes.
+        A separate head is written when called; a tied one shares the embedding's bytes.
         """
         form = self._rule.embedding_form(tensor)
         if form.bits is not None and tensor.columns % form.block_size:
@@ -109,13 +107,13 @@ class LinearWriter:
                 "embedding needs; use --precision fp32"
             )
         if form.bits is None:
-            shared = self._float_matrix("embedding", [tensor], form)
+            shared = self._write_floats("embedding", [tensor], form)
             rows = self._as_float(self.nodes.op("Gather", shared, input_ids, axis=0), form)
-            own: Callable[[ir.Value], ir.Value] = lambda x: self._float_product(x, shared, form)  # noqa: E731
+            own: Callable[[ir.Value], ir.Value] = lambda x: self._multiply_floats(x, shared, form)  # noqa: E731
         else:
-            packed = self._packed("embedding", [tensor], [form])
-            rows = self._quantized_rows(packed, input_ids)
-            own = lambda x: self._quantized_product(x, packed, None)  # noqa: E731
+            packed = self._pack("embedding", [tensor], [form])
+            rows = self._gather_rows(packed, input_ids)
+            own = lambda x: self._multiply_blocks(x, packed, None)  # noqa: E731
         if head is None:
             return rows, own
         return rows, lambda x: self._matrix(head_name, x, [head], [None], [self._rule.form(head, "head")])
@@ -130,8 +128,8 @@ class LinearWriter:
     ) -> ir.Value:
         bias = self._bias(name, biases)
         if forms[0].bits is not None:
-            return self._quantized_product(x, self._packed(name, tensors, forms), bias)
-        product = self._float_product(x, self._float_matrix(name, tensors, forms[0]), forms[0])
+            return self._multiply_blocks(x, self._pack(name, tensors, forms), bias)
+        product = self._multiply_floats(x, self._write_floats(name, tensors, forms[0]), forms[0])
         return self.nodes.op("Add", product, bias) if bias is not None else product
 
     def _bias(self, name: str, biases: Sequence[StoredTensor | None]) -> ir.Value | None:
@@ -141,10 +139,8 @@ class LinearWriter:
         values = np.concatenate(present).astype(_NUMPY[self._rule.storage])
         return self.weights.append(f"{name}.bias", [values], values.shape)
 
-    # -- floats ------------------------------------------------------------------------------
-
-    def _float_matrix(self, name: str, tensors: Sequence[StoredTensor], form: Form) -> ir.Value:
-        parts = (part for tensor in tensors for part in _stored_as(form.storage, tensor))
+    def _write_floats(self, name: str, tensors: Sequence[StoredTensor], form: Form) -> ir.Value:
+        parts = (part for tensor in tensors for part in _read_floats(form.storage, tensor))
         shape = [sum(tensor.rows for tensor in tensors), tensors[0].columns]
         return self.weights.append(name, parts, shape, _DATA_TYPES[form.storage])
 
@@ -153,16 +149,14 @@ class LinearWriter:
             return x
         return self.nodes.op("Cast", x, to=int(_DATA_TYPES[self._rule.storage]))
 
-    def _float_product(self, x: ir.Value, matrix: ir.Value, form: Form) -> ir.Value:
-        # What is done to a constant is folded when the session loads; the file keeps it as it is stored.
+    def _multiply_floats(self, x: ir.Value, matrix: ir.Value, form: Form) -> ir.Value:
+        # Operators on a constant are folded when the session loads; the file keeps its storage type.
         matrix = self._as_float(matrix, form)
         if self._rule.has_fused_products:
             return self.nodes.op("FusedMatMul", x, matrix, transB=1)
         return self.nodes.op("MatMul", x, self.nodes.op("Transpose", matrix, perm=[1, 0]))
 
-    # -- blocks ------------------------------------------------------------------------------
-
-    def _packed(self, name: str, tensors: Sequence[StoredTensor], forms: Sequence[Form]) -> _Packed:
+    def _pack(self, name: str, tensors: Sequence[StoredTensor], forms: Sequence[Form]) -> _Packed:
         form = forms[0]
         assert form.bits is not None
         bits, size = form.bits, form.block_size
@@ -172,7 +166,7 @@ class LinearWriter:
         def levels() -> Iterator[Bytes]:
             for tensor, own in zip(tensors, forms, strict=True):
                 for blocks in _blocks(tensor, own):
-                    stored = with_offset_columns(blocks) if form.has_offsets else blocks
+                    stored = append_offset_columns(blocks) if form.has_offsets else blocks
                     scales.append(stored.scales.astype(_NUMPY[self._rule.storage]))
                     if stored.zero_points is not None:
                         zero_points.append(pack(stored.zero_points, bits))
@@ -182,83 +176,55 @@ class LinearWriter:
         num_blocks = -(-columns // size)
         num_inputs = columns + num_blocks if form.has_offsets else columns
         num_blocks = -(-num_inputs // size)
-        append, written = self.weights.append, self.weights.written
-        # Scales and zero points are come by while levels are written: lists that are empty where they were before.
-        packed_levels = append(f"{name}.levels", levels(), [rows, num_blocks, size * bits // 8])
-        packed_scales = append(f"{name}.scales", scales, [rows, num_blocks])
-        packed_zero_points = written(f"{name}.zero_points")
+        append, find = self.weights.append, self.weights.find
+        # levels() fills the lists of scales and zero points; they stay empty where the levels were written before.
+        written_levels = append(f"{name}.levels", levels(), [rows, num_blocks, size * bits // 8])
+        written_scales = append(f"{name}.scales", scales, [rows, num_blocks])
+        written_zeros = find(f"{name}.zero_points")
         if zero_points:
-            packed_zero_points = append(f"{name}.zero_points", zero_points, [rows, zero_points[0].shape[1]])
-        return _Packed(
-            rows=rows,
-            columns=columns,
-            num_inputs=num_inputs,
-            form=form,
-            levels=packed_levels,
-            scales=packed_scales,
-            zero_points=packed_zero_points,
-        )
+            written_zeros = append(f"{name}.zero_points", zero_points, [rows, zero_points[0].shape[1]])
+        return _Packed(rows, columns, num_inputs, form, written_levels, written_scales, written_zeros)
 
-    def _quantized_product(self, x: ir.Value, packed: _Packed, bias: ir.Value | None) -> ir.Value:
+    def _multiply_blocks(self, x: ir.Value, packed: _Packed, bias: ir.Value | None) -> ir.Value:
         if packed.form.has_offsets:
-            x = self._with_block_means(x, packed.form.block_size)
+            x = self._append_block_means(x, packed.form.block_size)
         inputs = [x, packed.levels, packed.scales, packed.zero_points, None, bias]
         while inputs[-1] is None:
             inputs.pop()
-        return self.nodes.op(
-            "MatMulNBits",
-            *inputs,
-            K=packed.num_inputs,
-            N=packed.rows,
-            bits=packed.form.bits,
-            block_size=packed.form.block_size,
-            accuracy_level=0 if self._rule.is_half else 4,
-        )
+        sizes = {"K": packed.num_inputs, "N": packed.rows}
+        accuracy = 0 if self._rule.is_half else 4
+        return self.nodes.op("MatMulNBits", *inputs, **sizes, **packed.layout, accuracy_level=accuracy)
 
-    def _with_block_means(self, x: ir.Value, block_size: int) -> ir.Value:
-        """x and behind it the mean of each of its blocks, which meet the offset columns."""
+    def _append_block_means(self, x: ir.Value, block_size: int) -> ir.Value:
+        """Append to x the mean of each of its blocks, which the offset columns multiply."""
         if (x, block_size) not in self._extended:
             means = self.nodes.op("AveragePool", x, kernel_shape=[block_size], strides=[block_size])
             self._extended[x, block_size] = self.nodes.op("Concat", x, means, axis=-1)
         return self._extended[x, block_size]
 
-    def _quantized_rows(self, packed: _Packed, input_ids: ir.Value) -> ir.Value:
-        rows = self.nodes.op(
-            "GatherBlockQuantized",
-            self._flat("embedding.rows", packed.levels, packed.rows),
-            input_ids,
-            packed.scales,
-            packed.zero_points,
-            bits=packed.form.bits,
-            block_size=packed.form.block_size,
-            gather_axis=0,
-            quantize_axis=1,
-        )
-        return self._with_offsets_added(rows, packed) if packed.form.has_offsets else rows
+    def _gather_rows(self, packed: _Packed, input_ids: ir.Value) -> ir.Value:
+        inputs = [self._flatten("embedding.rows", packed), input_ids, packed.scales, packed.zero_points]
+        rows = self.nodes.op("GatherBlockQuantized", *inputs, **packed.layout, gather_axis=0, quantize_axis=1)
+        return self._add_offsets(rows, packed) if packed.form.has_offsets else rows
 
-    def _with_offsets_added(self, rows: ir.Value, packed: _Packed) -> ir.Value:
-        """Gathered rows with their offset columns → the rows themselves."""
+    def _add_offsets(self, rows: ir.Value, packed: _Packed) -> ir.Value:
         constant, op = self.nodes.constant, self.nodes.op
         size, columns = packed.form.block_size, packed.columns
         num_blocks = columns // size
         zero, middle, end, last = (
             constant(f"row_{at}", np.array([at])) for at in (0, columns, packed.num_inputs, -1)
         )
-        weights = op(
-            "Reshape",
-            op("Slice", rows, zero, middle, last),
-            constant("as_blocks", np.array([0, 0, num_blocks, size])),
-        )
+        as_blocks = constant("as_blocks", np.array([0, 0, num_blocks, size]))
+        weights = op("Reshape", op("Slice", rows, zero, middle, last), as_blocks)
         offsets = op("Unsqueeze", op("Slice", rows, middle, end, last), last)
         scaled = op("Div", offsets, constant("block_size", np.array(size, _NUMPY[self._rule.storage])))
         return op("Reshape", op("Add", weights, scaled), constant("as_rows", np.array([0, 0, columns])))
 
-    def _flat(self, name: str, levels: ir.Value, rows: int) -> ir.Value:
-        """The same bytes as a matrix: gathered rows and the head's blocks share one place in the file."""
-        tensor = levels.const_value
+    def _flatten(self, name: str, packed: _Packed) -> ir.Value:
+        """A matrix over bytes written before: gathered rows and the head's blocks share a place in the file."""
+        tensor = packed.levels.const_value
         assert isinstance(tensor, ir.ExternalTensor)
         assert tensor.offset is not None
         assert tensor.length is not None
-        return self.weights.initializer(
-            name, ir.DataType.UINT8, [rows, tensor.length // rows], tensor.offset, tensor.length
-        )
+        shape = [packed.rows, tensor.length // packed.rows]
+        return self.weights.initializer(name, ir.DataType.UINT8, shape, tensor.offset, tensor.length)

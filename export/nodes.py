@@ -1,4 +1,4 @@
-"""A growing list of graph nodes with their constants; names are given in order of making."""
+"""A growing list of graph nodes with their constants, named in order of creation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,17 +9,27 @@ import onnx_ir as ir
 
 # Operators of ONNX Runtime itself; the rest belong to the ONNX standard.
 _CONTRIB = {
-    "FusedMatMul",
-    "GatherBlockQuantized",
-    "GroupQueryAttention",
-    "MatMulNBits",
-    "QuickGelu",
+    "FusedMatMul", "GatherBlockQuantized", "GroupQueryAttention", "MatMulNBits", "QuickGelu",
     "SkipSimplifiedLayerNormalization",
-}
+}  # fmt: skip
+
+
+_OPSET = 21  # the first that quantises to 16 bits
+_IR_VERSION = 10
+
+
+def typed_value(name: str, dtype: ir.DataType, shape: Sequence[str | int]) -> ir.Value:
+    return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+
+
+def make_output(value: ir.Value, name: str, dtype: ir.DataType, shape: Sequence[str | int]) -> ir.Value:
+    """The value itself, with what an output of a graph must state."""
+    value.name, value.type, value.shape = name, ir.TensorType(dtype), ir.Shape(shape)
+    return value
 
 
 class Nodes:
-    """What a node is given and carries a value of its own becomes an initializer of the graph."""
+    """Nodes of a graph; inputs with a constant value become its initializers."""
 
     def __init__(self) -> None:
         self.nodes: list[ir.Node] = []
@@ -30,13 +40,25 @@ class Nodes:
     def initializers(self) -> list[ir.Value]:
         return list(self._initializers)
 
+    def model(self, name: str, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], **stated: str) -> ir.Model:
+        """The finished graph; stated is metadata."""
+        domains = {"com.microsoft": 1} if any(node.domain for node in self.nodes) else {}
+        graph = ir.Graph(
+            inputs,
+            outputs,
+            nodes=self.nodes,
+            initializers=self.initializers,
+            opset_imports={"": _OPSET, **domains},
+            name=name,
+        )
+        return ir.Model(graph, ir_version=_IR_VERSION, producer_name="edgespec", metadata_props=stated)
+
     def constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
-        """A small constant kept in the graph file; the same name gives the same constant."""
+        """A small constant kept in the graph file; there is one for each name."""
         if name not in self._constants:
             tensor = ir.tensor(array, name=name)
-            type_ = ir.TensorType(tensor.dtype)
-            shape = ir.Shape(array.shape)
-            self._constants[name] = ir.Value(name=name, shape=shape, type=type_, const_value=tensor)
+            self._constants[name] = typed_value(name, tensor.dtype, array.shape)
+            self._constants[name].const_value = tensor
         return self._constants[name]
 
     def op(self, kind: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
@@ -45,9 +67,8 @@ class Nodes:
     def node(
         self, kind: str, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value], **attributes: Any
     ) -> list[ir.Value]:
-        self._initializers |= {
-            value: None for value in inputs if value is not None and value.const_value is not None
-        }
+        constants = [value for value in inputs if value is not None and value.const_value is not None]
+        self._initializers |= dict.fromkeys(constants)
         domain = "com.microsoft" if kind in _CONTRIB else ""
         name = f"{kind}_{len(self.nodes)}"
         node = ir.node(kind, inputs, attributes=attributes, domain=domain, outputs=outputs, name=name)

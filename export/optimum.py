@@ -1,14 +1,15 @@
 """Models of architectures that the graph builder lacks, through optimum-onnx: traced from PyTorch, in fp32.
 
 torch, transformers and optimum are imported where they are used. Code of a model repository is never run and
-pickles are never read. What comes out is an ordinary model folder whose cache grows.
+pickles are never read. The result is an ordinary model folder with a growing cache.
 """
 
 import io
+import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +19,22 @@ from tokenizers import Tokenizer
 
 from edgespec.errors import EdgeSpecError, SourceError, UsageError
 from edgespec.export.check import TEXT, compare, judge
-from edgespec.export.convert import OpenDecoder, check_ids, finish
-from edgespec.export.output import Report, expect_nothing, folder_in_the_making
+from edgespec.export.convert import OpenDecoder, check_ids, finish, write_text
+from edgespec.export.output import atomic_folder, require_absent
 from edgespec.export.safetensors import weight_files
 from edgespec.export.sources import read_vocabulary
-from edgespec.export.vocabulary import Vocabulary
 from edgespec.manifest import KVCache, Manifest, Signature, Source, file_record
-from edgespec.parts import as_text
-from edgespec.tokenizer import vocabulary_sha256
-from edgespec.types import Logits, TokenIds
+from edgespec.system.split_files import utf8_name
+from edgespec.tokenization.tokenizer import vocabulary_sha256
+from edgespec.types import Logits, Report, TokenIds
 
 INSTALL = 'pip install "edgespec[optimum]"'
 _TASK = "text-generation-with-past"
 _GRAPH, _WEIGHTS = "model.onnx", "model.onnx.data"
 _SMALLEST_EXTERNAL_BYTES = 1024  # smaller constants stay in the graph, where shape inference reads them
-# What configurations call the number of positions, learned or trained for.
+# Keys of configurations for the number of positions.
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _ASSUMED_CONTEXT = 2048
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Traced:
-    """What the graph and its source say of themselves."""
-
-    architecture: str
-    context_length: int
-    vocab_size: int
-    kv_cache: KVCache
-    signature: Signature
 
 
 def import_model(
@@ -62,39 +51,54 @@ def import_model(
     """Convert a local Hugging Face folder into a model folder at output; arguments as in export_model.
 
     Raises:
-        UsageError: The precision is not fp32, or output is in the way.
+        UsageError: The precision is not fp32, or output exists already.
         EdgeSpecError: optimum-onnx is not installed.
-        SourceError: The source is broken, or of an architecture that optimum does not have either.
+        SourceError: The source is damaged, or its architecture is unknown to optimum too.
         ExportMismatch: The check failed.
     """
     if precision not in ("source", "fp32"):
         raise UsageError(f"--exporter optimum writes fp32, not {precision}; leave --precision out")
-    expect_nothing(output)
+    require_absent(output)
     if not source.is_dir():
-        raise SourceError(f"{source} is no folder; --exporter optimum reads folders with safetensors weights")
+        raise SourceError(f"{source} is not a folder; --exporter optimum reads folders with safetensors weights")
     report(f"reading {source}")
     files = weight_files(source)
     vocabulary = read_vocabulary(source)
     origin = Source(
-        name=as_text(source.resolve().name),
+        name=utf8_name(source.resolve().name),
         format="safetensors",
         sha256=",".join(file_record(path).sha256 for path in files),
         repository=repository,
         revision=revision,
         license=license,
     )
-    # PyTorch's file and ours lie side by side for a while, each of four bytes a weight.
+    # PyTorch's file and the export exist side by side for a while, each with four bytes a weight.
     needed_bytes = 4 * sum(path.stat().st_size for path in files)
-    with folder_in_the_making(output, needed_bytes, report) as folder, _quiet():
+    with atomic_folder(output, needed_bytes, report) as folder, _quiet():
         model = _load(source)
         tokenizer = Tokenizer.from_str(vocabulary.tokenizer_json)
         tokens = np.array(tokenizer.encode(TEXT, add_special_tokens=False).ids, np.int32)
         tokens = tokens[: _context_length(model.config, report)]
         reference = _logits(model, tokens) if open_decoder else None
         report("tracing it with optimum")
-        traced = _trace(source, model, folder)
-        check_ids(origin.name, vocabulary, traced.vocab_size, tokenizer)
-        manifest = _finish(folder, output.name, traced, vocabulary, origin)
+        traced = _read_graph(source, _trace(source, model, folder))
+        check_ids(origin.name, vocabulary, traced["vocab_size"], tokenizer)
+        manifest = Manifest(
+            name=output.name,
+            architecture=model.config.model_type,
+            precision="fp32",
+            context_length=_context_length(model.config, lambda line: None),
+            **traced,
+            vocab_sha256=vocabulary_sha256(tokenizer),
+            bos_token_id=vocabulary.bos_token_id,
+            eos_token_ids=vocabulary.eos_token_ids,
+            add_bos=vocabulary.add_bos,
+            source=origin,
+            graph=_GRAPH,
+            weights=_WEIGHTS,
+            chat_template="chat_template.jinja" if vocabulary.chat_template else None,
+        )
+        write_text(folder, vocabulary, manifest)
         report("hashing")
         manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
         if open_decoder is not None and reference is not None:
@@ -107,7 +111,7 @@ def import_model(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The tracer's warnings and prints are for its developers."""
+    """Hide the warnings and prints of the tracer, which are for its developers."""
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
@@ -135,7 +139,7 @@ def _load(source: Path) -> Any:
             torch_dtype=torch.float32,
             attn_implementation="eager",
         )
-    except Exception as error:  # of transformers, safetensors or a model's own code
+    except Exception as error:  # from transformers, safetensors or the code of a model
         raise SourceError(f"transformers cannot load {source}: {error}") from None
     return model.eval()
 
@@ -157,29 +161,23 @@ def _context_length(config: Any, report: Report) -> int:
     return _ASSUMED_CONTEXT
 
 
-def _trace(source: Path, model: Any, folder: Path) -> _Traced:
-    """Write graph and weights, and read off what they are."""
+def _trace(source: Path, model: Any, folder: Path) -> ir.Graph:
+    """Write graph and weights into folder."""
     from optimum.exporters.onnx import onnx_export_from_model
 
     raw = folder / "traced"
     try:
         onnx_export_from_model(model, raw, task=_TASK, do_validation=False)
-    except Exception as error:  # of torch, onnx or optimum
+    except Exception as error:  # from torch, onnx or optimum
         raise SourceError(f"optimum cannot export {source} ({model.config.model_type}): {error}") from None
     graph = ir.load(raw / _GRAPH)
-    traced = _Traced(
-        architecture=model.config.model_type,
-        context_length=_context_length(model.config, lambda line: None),
-        **_read_graph(source, graph.graph),
-    )
     ir.save(graph, folder / _GRAPH, external_data=_WEIGHTS, size_threshold_bytes=_SMALLEST_EXTERNAL_BYTES)
-    for file in raw.iterdir():
-        file.unlink()
-    raw.rmdir()
-    return traced
+    shutil.rmtree(raw)
+    return graph.graph
 
 
 def _read_graph(source: Path, graph: ir.Graph) -> dict[str, Any]:
+    """Signature, vocabulary size and cache of a traced graph, as fields of the manifest."""
     inputs = {value.name: value for value in graph.inputs}
     outputs = {value.name: value for value in graph.outputs}
     names = Signature(
@@ -194,14 +192,14 @@ def _read_graph(source: Path, graph: ir.Graph) -> dict[str, Any]:
         raise SourceError(f"optimum's graph of {source} takes {', '.join(unknown[:3])}, which is not supported")
     past = inputs.get("past_key_values.0.key")
     if past is None or past.shape is None or len(past.shape) != 4 or "logits" not in outputs:
-        raise SourceError(f"optimum's graph of {source} has no cache of keys and values that is known")
+        raise SourceError(f"optimum's graph of {source} has no key-value cache in a known form")
     logits = outputs["logits"].shape
     sizes = {
         "heads": past.shape[1],
         "head size": past.shape[3],
         "vocabulary": logits[2] if logits and len(logits) == 3 else None,
     }
-    num_kv_heads, head_dim, vocab_size = (_known(source, what, size) for what, size in sizes.items())
+    num_kv_heads, head_dim, vocab_size = (_require_size(source, what, size) for what, size in sizes.items())
     return {
         "signature": names,
         "vocab_size": vocab_size,
@@ -209,35 +207,7 @@ def _read_graph(source: Path, graph: ir.Graph) -> dict[str, Any]:
     }
 
 
-def _known(source: Path, what: str, size: object) -> int:
+def _require_size(source: Path, what: str, size: object) -> int:
     if not isinstance(size, int):
-        raise SourceError(f"optimum's graph of {source} leaves open its {what} ({size})")
+        raise SourceError(f"optimum's graph of {source} does not fix its {what} ({size}), wanted a number")
     return size
-
-
-def _finish(folder: Path, name: str, traced: _Traced, vocabulary: Vocabulary, origin: Source) -> Manifest:
-    """Tokenizer and template beside the graph, and the manifest but for its hashes."""
-    template = "chat_template.jinja" if vocabulary.chat_template else None
-    try:
-        (folder / "tokenizer.json").write_text(vocabulary.tokenizer_json)
-        if template:
-            (folder / template).write_text(vocabulary.chat_template or "")
-    except OSError as error:
-        raise EdgeSpecError(f"cannot finish {folder}: {error.strerror}; free some space and try again") from None
-    return Manifest(
-        name=name,
-        architecture=traced.architecture,
-        precision="fp32",
-        context_length=traced.context_length,
-        kv_cache=traced.kv_cache,
-        signature=traced.signature,
-        vocab_size=traced.vocab_size,
-        vocab_sha256=vocabulary_sha256(Tokenizer.from_str(vocabulary.tokenizer_json)),
-        bos_token_id=vocabulary.bos_token_id,
-        eos_token_ids=vocabulary.eos_token_ids,
-        add_bos=vocabulary.add_bos,
-        source=origin,
-        graph=_GRAPH,
-        weights=_WEIGHTS,
-        chat_template=template,
-    )

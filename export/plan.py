@@ -1,12 +1,12 @@
-"""What an export is going to take, before it takes it."""
+"""The time, memory and disk that an export will take."""
 
 from dataclasses import dataclass
 
 from edgespec.export.precision import FEW_WEIGHTS, choose_precision
 from edgespec.export.sources import LoadedSource
-from edgespec.forecast import BYTES_PER_WEIGHT, SOURCE_GROWTH
+from edgespec.memory.estimate import BYTES_PER_WEIGHT, SOURCE_GROWTH
 
-# Measured on SmolLM2-135M and Qwen2.5-Coder-1.5B with two cores of a desktop (docs/log.md).
+# Measured on SmolLM2-135M and Qwen2.5-Coder-1.5B with two cores of a desktop (docs/log/export-precision.md).
 _BYTES_PER_S = 200e6
 _FITTED_PER_S = 45e6  # weights a second whose int4 blocks are fitted
 _BASE_BYTES, _SHARE = 135e6, 0.1
@@ -17,7 +17,7 @@ _CHECKED_TOKENS, _USUAL_VOCABULARY = 240, 150_000
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """write_bytes is what the weights come to at most; peak_bytes and seconds are estimates, fetching left out."""
+    """The cost of an export without fetching; write_bytes is an upper bound, the others are estimates."""
 
     source: str
     precision: str
@@ -27,7 +27,7 @@ class Plan:
     write_bytes: int
     peak_bytes: int
     seconds: float
-    problem: str | None = None  # why it cannot be carried out
+    problem: str | None = None  # why the export is impossible
 
 
 def num_weights(loaded: LoadedSource) -> int:
@@ -35,7 +35,7 @@ def num_weights(loaded: LoadedSource) -> int:
 
 
 def plan_export(loaded: LoadedSource, precision: str, *, form: str = "cpu", is_checked: bool = False) -> Plan:
-    """The plan for a source that is here; auto is decided."""
+    """The plan for a source on this machine; auto is resolved."""
     stored = sum(tensor.num_bytes for tensor in loaded.tensors.values())
     is_blocks = any(tensor.is_blocks for tensor in loaded.tensors.values())
     return estimate(
@@ -62,7 +62,7 @@ def estimate(
     form: str = "cpu",
     is_checked: bool = False,
 ) -> Plan:
-    """The plan for a source of so many weights in so many bytes; is_blocks says that they are quantised."""
+    """The plan for a source, by its number of weights and bytes; is_blocks: the weights are quantised."""
     reason = None
     if precision == "auto":
         precision, reason = choose_precision(num_weights, is_blocks=is_blocks)
@@ -72,8 +72,8 @@ def estimate(
     write_bytes = int(SOURCE_GROWTH * source_bytes if per_weight is None else per_weight * num_weights)
     fitting_s = num_weights / _FITTED_PER_S if precision == "int4" else 0.0
     peak_bytes, seconds = _BASE_BYTES + _SHARE * source_bytes, (source_bytes + write_bytes) / _BYTES_PER_S
-    if is_checked or precision == "w8a16":  # whose ranges are measured by running it
-        # Once mapped and once packed by the session, or widened to fp32, and rows of logits.
+    if is_checked or precision == "w8a16":  # w8a16 runs the model to measure ranges
+        # Weights are mapped, and packed or widened to fp32 by the session; the check adds rows of logits.
         own_bytes = {"fp32": write_bytes // 2, "fp16": 4 * num_weights}.get(precision, write_bytes)
         peak_bytes += write_bytes + own_bytes + _CHECKED_TOKENS * vocab_size * 4
         seconds += num_weights / _CHECKED_PER_S

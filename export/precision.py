@@ -1,4 +1,4 @@
-"""What a precision means for a stored tensor.
+"""The layout of a stored tensor in each precision and device form.
 
     source  blocks keep their levels, scales and offsets; floats stay as they are
     fp32    dequantised
@@ -10,9 +10,9 @@
             all but gate and up
     w8a16   of the npu form: matrices in 8 bits, a scale a row, and activations in 16, whose ranges are measured
             on a text; the embedding in 16
-Blocks that are stored in just the bits and size asked for are kept as they are.
+Blocks that have the wanted bits and size already are copied.
 
-And what a device form means:
+Device forms:
     cpu     activations and cache in fp32, products with activations in 8 bits (accuracy_level 4)
     gpu     activations and cache in fp16 (in fp32 precision, fp32), int4 in symmetric blocks, which is what fast
             kernels take
@@ -29,13 +29,13 @@ BLOCK_SIZES = (32, 64, 128)
 FORMS = ("cpu", "gpu", "npu")
 _FLOATS = {"fp32": "F32", "fp16": "F16"}
 _BITS = {"int8": 8, "int4": 4}
-# Blocks of Q6_K are 16 weights, a scale each; eight of them are joined, which is read in three quarters of the
-# time and was not worse by 0.001 nats (docs/log.md).
+# Q6_K has blocks of 16 weights; eight are joined, which takes three quarters of the time to read and was worse by
+# less than 0.001 nats (docs/log/kernels-and-passes.md).
 JOINED_BLOCK = 128
 # Below this four bits cost a model more than they save: 0.2 nats a token on one of 135 million weights.
 FEW_WEIGHTS = 600_000_000
-# Matrices that symmetric blocks of 4 bits hurt most: SmolLM2-135M loses 0.03 nats with these in 8 bits, and 0.17
-# without (docs/log.md). Larger models bear it, but for the head.
+# Matrices that suffer most in symmetric blocks of 4 bits: SmolLM2-135M loses 0.03 nats with these in 8 bits, and
+# 0.17 without (docs/log/export-precision.md). In larger models only the head suffers.
 _SENSITIVE = ("qkv", "o", "down")
 
 
@@ -51,35 +51,35 @@ def choose_precision(num_weights: int, *, is_blocks: bool) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a tensor is laid out in the graph; tensors of one form can be stacked into one matrix.
+    """The layout of a tensor in the graph; tensors of one form can be stacked into one matrix.
 
-    bits is None for floats, whose stored type is kept. rounding says how the levels are come by.
+    bits is None for floats, whose stored type is kept.
     """
 
     bits: int | None
     block_size: int = 0
     has_offsets: bool = False
     storage: str = ""
-    rounding: str = field(default="none", compare=False)  # none (kept), symmetric or asymmetric
+    rounding: str = field(default="none", compare=False)  # none (copied), symmetric or asymmetric
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Which form a tensor takes."""
+    """Chooses the form of each tensor."""
 
     precision: str
-    block_size: int  # of blocks that are rounded anew
+    block_size: int  # of blocks that are rounded
     is_half: bool = False  # activations in fp16
     num_weights: int = 1 << 40
-    has_fused_products: bool = True  # FusedMatMul, which takes a matrix as it is stored, is the CPU's and CUDA's
+    has_fused_products: bool = True  # FusedMatMul takes a matrix as stored; only the CPU and CUDA have it
 
     @property
     def storage(self) -> str:
-        """What activations are stored as."""
+        """The storage type of activations."""
         return "F16" if self.is_half else "F32"
 
     def form(self, tensor: StoredTensor, name: str = "") -> Form:
-        """name is that of the matrix in the graph, as in 3.down or head."""
+        """The form of a tensor; name is that of the matrix in the graph, as in 3.down or head."""
         if self.precision == "int4" and self.is_half and self._is_sensitive(name):
             return replace(self, precision="int8").form(tensor)
         if self.precision in _FLOATS:
@@ -93,7 +93,7 @@ class Rule:
                 return Form(stored.bits, size, stored.has_offsets)
         if bits is None:
             return Form(None, storage="F16" if self.is_half else tensor.storage)
-        size = self._fitting(tensor)
+        size = self._fitting_size(tensor)
         if bits == 4 and not self.is_half and tensor.columns % size == 0:
             return Form(4, size, has_offsets=True, rounding="asymmetric")
         return Form(bits, size, rounding="symmetric")
@@ -108,7 +108,7 @@ class Rule:
             return replace(self, precision="int8").form(tensor)
         return form
 
-    def _fitting(self, tensor: StoredTensor) -> int:
+    def _fitting_size(self, tensor: StoredTensor) -> int:
         """The largest block size up to the one asked for that divides the columns, or else the smallest."""
         fitting = (size for size in BLOCK_SIZES if size <= self.block_size and tensor.columns % size == 0)
         return max(fitting, default=BLOCK_SIZES[0])

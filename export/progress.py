@@ -1,4 +1,4 @@
-"""How far a long step is and how fast it goes, in lines now and then."""
+"""Progress of a long step, a line every three seconds."""
 
 from collections.abc import Callable
 from time import monotonic
@@ -12,13 +12,13 @@ class Progress:
     def __init__(self, expected_bytes: int, report: Callable[[str], None]) -> None:
         self._expected_bytes = expected_bytes
         self._report = report
-        self._started = self._told = monotonic()
+        self._started = self._reported = monotonic()
 
     def __call__(self, done_bytes: int) -> None:
         now = monotonic()
-        if now - self._told < _EVERY_S:
+        if now - self._reported < _EVERY_S:
             return
-        self._told = now
+        self._reported = now
         rate = done_bytes / (now - self._started)
         self._report(
             f"{done_bytes / 1e6:.0f} MB of at most {self._expected_bytes / 1e6:.0f} MB, {rate / 1e6:.0f} MB/s"

@@ -1,4 +1,4 @@
-"""Rounding weights to blocks of few bits, and re-laying blocks that MatMulNBits does not know.
+"""Rounding weights to blocks of few bits, and converting blocks that MatMulNBits does not support.
 
 Knows nothing of files and nothing of graphs.
 """
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.export.blocks import Blocks, Floats, with_minimum
+from edgespec.export.blocks import Blocks, Floats, split_minimum
 
 # Scales tried for a symmetric block, as shares of the one that takes the largest magnitude to the lowest level; of
 # the other sign they take it to the highest.
@@ -19,34 +19,31 @@ _REFINEMENTS = 2
 
 
 def quantize(weights: Floats, bits: int, block_size: int) -> Blocks:
-    """Symmetric round-to-nearest: the largest magnitude of a block takes the lowest level.
+    """Symmetric round-to-nearest of [rows, columns]: the largest magnitude of a block takes the lowest level.
 
-    Args:
-        weights: [rows, columns]; the last block of a row may be short and is padded with zeros.
+    The last block of a row may be short and is padded with zeros.
     """
-    rows, columns = weights.shape
-    padded = np.pad(weights, ((0, 0), (0, -columns % block_size)))
-    block = padded.reshape(rows, -1, block_size)
+    block, scales = _split(weights, bits, block_size)
     middle = 1 << (bits - 1)
-    peak = np.take_along_axis(block, np.abs(block).argmax(axis=2)[:, :, None], axis=2)
-    scales = peak / -middle
     levels = np.clip(np.rint(block * _inverse(scales)) + middle, 0, 2 * middle - 1).astype(np.uint8)
-    return Blocks(bits, block_size, levels.reshape(rows, -1), scales[:, :, 0].astype(np.float32))
+    return Blocks(bits, block_size, levels.reshape(len(weights), -1), scales[:, :, 0].astype(np.float32))
+
+
+def _split(weights: Floats, bits: int, block_size: int) -> tuple[Floats, Floats]:
+    """Weights by blocks, and scales that take the largest magnitude of each block to the lowest level."""
+    block = np.pad(weights, ((0, 0), (0, -weights.shape[1] % block_size))).reshape(len(weights), -1, block_size)
+    peak = np.take_along_axis(block, np.abs(block).argmax(axis=2)[:, :, None], axis=2)
+    return block, peak / np.float32(-(1 << (bits - 1)))
 
 
 def quantize_symmetric(weights: Floats, bits: int, block_size: int) -> Blocks:
-    """Scale of each block with the least squared error found, of either sign.
+    """Symmetric blocks with the scale, of either sign, that has the least squared error found.
 
     Starts from several scales and refines each by least squares for the levels it gives. In 8 bits there is
-    nothing to gain: plain rounding is off by 1/256 of the range.
-
-    Args:
-        weights: As for quantize.
+    nothing to gain: plain rounding is off by 1/256 of the range. Weights and padding are as in quantize.
     """
-    rows, columns = weights.shape
-    block = np.pad(weights, ((0, 0), (0, -columns % block_size))).reshape(rows, -1, block_size)
+    block, plain = _split(weights, bits, block_size)
     middle = 1 << (bits - 1)
-    plain = np.take_along_axis(block, np.abs(block).argmax(axis=2)[:, :, None], axis=2) / np.float32(-middle)
     best, best_scales = np.zeros_like(block), np.zeros_like(plain)
     least: Floats = np.full_like(plain, np.inf)
     for share in _SCALES:
@@ -60,17 +57,17 @@ def quantize_symmetric(weights: Floats, bits: int, block_size: int) -> Blocks:
             energy = np.square(levels).sum(axis=2, keepdims=True)
             covariance = (levels * block).sum(axis=2, keepdims=True)
             scales = np.divide(covariance, energy, out=scales.copy(), where=energy > 0)
-    return Blocks(bits, block_size, (best + middle).astype(np.uint8).reshape(rows, -1), best_scales[:, :, 0])
+    return Blocks(
+        bits, block_size, (best + middle).astype(np.uint8).reshape(len(weights), -1), best_scales[:, :, 0]
+    )
 
 
 def quantize_asymmetric(weights: Floats, bits: int, block_size: int) -> Blocks:
-    """Scale and minimum of each block with the least squared error found.
+    """Blocks with the scale and minimum that have the least squared error found.
 
     Starts from several ranges and refines each by least squares for the levels it gives, as the k-quants of
-    GGUF do. Weights that fill such a grid already, like those of a Q4_1 file, are found exactly.
-
-    Args:
-        weights: [rows, columns], columns a multiple of block_size.
+    GGUF do. Weights that fill such a grid already, like those of a Q4_1 file, are found exactly. Columns are a
+    multiple of block_size.
     """
     rows = weights.shape[0]
     block = weights.reshape(rows, -1, block_size)
@@ -87,13 +84,13 @@ def quantize_asymmetric(weights: Floats, bits: int, block_size: int) -> Blocks:
             found = (levels, scales, minima)
             better = errors < least
             least = np.where(better, errors, least)
-            best = found if best is None else _choose(better, found, best)
+            best = found if best is None else _select(better, found, best)
             scales, minima = _least_squares(block, levels, scales)
     assert best is not None
-    return with_minimum(bits, block_size, best[0].astype(np.uint8), best[1][..., 0], best[2][..., 0])
+    return split_minimum(bits, block_size, best[0].astype(np.uint8), best[1][..., 0], best[2][..., 0])
 
 
-def _choose(
+def _select(
     better: npt.NDArray[np.bool_], one: tuple[Floats, ...], other: tuple[Floats, Floats, Floats]
 ) -> tuple[Floats, Floats, Floats]:
     levels, scales, minima = (np.where(better, new, old) for new, old in zip(one, other, strict=True))
@@ -101,7 +98,7 @@ def _choose(
 
 
 def _least_squares(block: Floats, levels: Floats, scales: Floats) -> tuple[Floats, Floats]:
-    """Scale and minimum that fit block ≈ scale · level + minimum best; the old scale where levels are all one."""
+    """The best scale and minimum for block ≈ scale · level + minimum; the old scale where all levels are equal."""
     mean_level, mean = levels.mean(axis=2, keepdims=True), block.mean(axis=2, keepdims=True)
     spread = levels - mean_level
     variance = np.square(spread).sum(axis=2, keepdims=True)
@@ -115,11 +112,11 @@ def _inverse(scales: npt.NDArray[Any]) -> Floats:
     return inverse
 
 
-def with_joined_blocks(blocks: Blocks, block_size: int) -> Blocks:
+def join_blocks(blocks: Blocks, block_size: int) -> Blocks:
     """Symmetric 6-bit levels in blocks of 16 → 8-bit levels in larger blocks.
 
-    The largest scale of those that are joined is kept as four steps to a level, exactly; levels of the others
-    are rounded to a quarter of that scale, an eighth of a level of that neighbour at most.
+    The block with the largest scale is kept exactly, at four steps a level; levels of the other blocks are rounded
+    to a quarter of that scale, an error of an eighth of its level at most.
     """
     assert blocks.bits == 8
     assert blocks.zero_points is None
@@ -134,11 +131,11 @@ def with_joined_blocks(blocks: Blocks, block_size: int) -> Blocks:
     return Blocks(8, block_size, levels.astype(np.uint8).reshape(rows, -1), quarters)
 
 
-def with_offset_columns(blocks: Blocks) -> Blocks:
-    """The offsets as further columns, one a block, that meet the mean of the activations in that block.
+def append_offset_columns(blocks: Blocks) -> Blocks:
+    """Append the offsets as columns, one a block, to be multiplied by the mean of the activations in the block.
 
     w · x = Σ scale · (level − zero_point) · x + Σ_blocks (block_size · offset) · mean(x in the block).
-    The columns are quantised like the rest. An offset is at most half a scale, so at 4 bits they keep a
+    The columns are quantised like the weights. An offset is at most half a scale, so at 4 bits they keep a
     minimum to 1/30 of a level and at 8 bits to 1/500.
     """
     assert blocks.offsets is not None

@@ -1,7 +1,7 @@
-"""The same transformer written out in numpy over the stored weights: what an export is checked against.
+"""The transformer written out in numpy over the stored weights, to check an export against.
 
-Reads one chunk of one matrix at a time, so it needs little memory whatever the model's size. Independent of
-the graph: it shares with it the description of the model and the decoding of blocks, nothing else.
+Reads one chunk of one matrix at a time, so it needs little memory for any model. It shares with the graph only the
+description of the model and the decoding of blocks.
 """
 
 import math
@@ -30,7 +30,7 @@ def reference_logits(config: DecoderConfig, tensors: Mapping[str, StoredTensor],
         fed = _linear(_ACTIVATIONS[config.activation](gate) * up, layer["down"])
         x += residual * _norm(config, layer, "fed_norm", fed)
     normed = _norm(config, tensors, "final_norm", x) * np.float32(config.logit_scale)
-    return _capped(_linear(normed, tensors.get("head", tensors["embedding"])), config.logit_cap)
+    return _cap(_linear(normed, tensors.get("head", tensors["embedding"])), config.logit_cap)
 
 
 def _silu(x: Floats) -> Floats:
@@ -48,7 +48,7 @@ def _gelu_tanh(x: Floats) -> Floats:
 _ACTIVATIONS = {"silu": _silu, "gelu_pytorch_tanh": _gelu_tanh}
 
 
-def _capped(x: Floats, cap: float | None) -> Floats:
+def _cap(x: Floats, cap: float | None) -> Floats:
     return x if cap is None else np.float32(cap) * np.tanh(x / np.float32(cap))
 
 
@@ -58,7 +58,7 @@ def _linear(x: Floats, weight: StoredTensor, bias: StoredTensor | None = None) -
 
 
 def _norm(config: DecoderConfig, tensors: Mapping[str, StoredTensor], role: str, x: Floats) -> Floats:
-    """RMSNorm over as many values as there are gains; x itself where the model has no such norm."""
+    """RMSNorm over groups of as many values as gains; x itself where the model has no such norm."""
     if role not in tensors:
         return x
     gain = tensors[role].vector()
@@ -75,11 +75,11 @@ def _attention(config: DecoderConfig, i: int, layer: Mapping[str, StoredTensor],
     q, k, v = (y.reshape(num_tokens, -1, config.head_dim) for y in (q, k, v))
     own = config.layers[i]
     if own.rotary is not None:
-        q, k = _rotated(q, own.rotary), _rotated(k, own.rotary)
+        q, k = _rotate(q, own.rotary), _rotate(k, own.rotary)
     groups = config.num_heads // config.num_kv_heads
     k, v = np.repeat(k, groups, axis=1), np.repeat(v, groups, axis=1)
     scores = np.einsum("qhd,khd->hqk", q, k) * np.float32(config.attention_scale)
-    scores = _capped(scores, config.attention_cap) + _mask(own.sliding_window, num_tokens)
+    scores = _cap(scores, config.attention_cap) + _mask(own.sliding_window, num_tokens)
     share = np.exp(scores - scores.max(axis=-1, keepdims=True))
     share /= share.sum(axis=-1, keepdims=True)
     return _linear(np.einsum("hqk,khd->qhd", share, v).reshape(num_tokens, -1), layer["o"])
@@ -94,8 +94,7 @@ def _mask(sliding_window: int | None, num_tokens: int) -> Floats:
     return np.where(hidden, np.float32(-np.inf), np.float32(0))
 
 
-def _rotated(x: Floats, rotary: Rotary) -> Floats:
-    """Rotary positions on the halves of each head, [num_tokens, heads, head_dim]."""
+def _rotate(x: Floats, rotary: Rotary) -> Floats:
     angles = np.outer(np.arange(len(x), dtype=np.float32), rotary.inv_freq)[:, None]
     cos, sin = np.cos(angles) * np.float32(rotary.scale), np.sin(angles) * np.float32(rotary.scale)
     first, second = np.split(x, 2, axis=-1)

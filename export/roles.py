@@ -1,4 +1,4 @@
-"""Stored tensors under their roles in the graph, whatever a file calls them and however they lie in it."""
+"""Stored tensors by their roles in the graph, for the names and layouts of each kind of file."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,68 +9,63 @@ from edgespec.errors import SourceError
 from edgespec.export.families import FAMILIES, DecoderConfig, Family
 from edgespec.export.tensors import Index, StoredTensor
 
-# Role in the graph -> name in a GGUF file and in a Hugging Face checkpoint. {i} is the layer.
-_TENSOR_NAMES = {
+# Role in the graph -> name in a GGUF file and in a Hugging Face checkpoint; {i} is the layer.
+_MODEL_NAMES = {
     "embedding": ("token_embd.weight", "model.embed_tokens.weight"),
     "final_norm": ("output_norm.weight", "model.norm.weight"),
     "head": ("output.weight", "lm_head.weight"),
-    "{i}.input_norm": ("blk.{i}.attn_norm.weight", "model.layers.{i}.input_layernorm.weight"),
-    "{i}.q": ("blk.{i}.attn_q.weight", "model.layers.{i}.self_attn.q_proj.weight"),
-    "{i}.k": ("blk.{i}.attn_k.weight", "model.layers.{i}.self_attn.k_proj.weight"),
-    "{i}.v": ("blk.{i}.attn_v.weight", "model.layers.{i}.self_attn.v_proj.weight"),
-    "{i}.q_bias": ("blk.{i}.attn_q.bias", "model.layers.{i}.self_attn.q_proj.bias"),
-    "{i}.k_bias": ("blk.{i}.attn_k.bias", "model.layers.{i}.self_attn.k_proj.bias"),
-    "{i}.v_bias": ("blk.{i}.attn_v.bias", "model.layers.{i}.self_attn.v_proj.bias"),
-    "{i}.q_norm": ("blk.{i}.attn_q_norm.weight", "model.layers.{i}.self_attn.q_norm.weight"),
-    "{i}.k_norm": ("blk.{i}.attn_k_norm.weight", "model.layers.{i}.self_attn.k_norm.weight"),
-    "{i}.o": ("blk.{i}.attn_output.weight", "model.layers.{i}.self_attn.o_proj.weight"),
-    "{i}.attended_norm": (
-        "blk.{i}.post_attention_norm.weight",
-        "model.layers.{i}.post_attention_layernorm.weight",
-    ),
-    "{i}.mlp_norm": ("blk.{i}.ffn_norm.weight", "model.layers.{i}.post_attention_layernorm.weight"),
-    "{i}.gate": ("blk.{i}.ffn_gate.weight", "model.layers.{i}.mlp.gate_proj.weight"),
-    "{i}.up": ("blk.{i}.ffn_up.weight", "model.layers.{i}.mlp.up_proj.weight"),
-    "{i}.down": ("blk.{i}.ffn_down.weight", "model.layers.{i}.mlp.down_proj.weight"),
-    "{i}.fed_norm": ("blk.{i}.post_ffw_norm.weight", "model.layers.{i}.post_feedforward_layernorm.weight"),
 }
-# Transformers' name of mlp_norm where attention has a norm after it as well.
+_LAYER_NAMES = {
+    "input_norm": ("attn_norm.weight", "input_layernorm.weight"),
+    **{part: (f"attn_{part}.weight", f"self_attn.{part}_proj.weight") for part in "qkv"},
+    **{f"{part}_bias": (f"attn_{part}.bias", f"self_attn.{part}_proj.bias") for part in "qkv"},
+    **{f"{part}_norm": (f"attn_{part}_norm.weight", f"self_attn.{part}_norm.weight") for part in "qk"},
+    "o": ("attn_output.weight", "self_attn.o_proj.weight"),
+    "attended_norm": ("post_attention_norm.weight", "post_attention_layernorm.weight"),
+    "mlp_norm": ("ffn_norm.weight", "post_attention_layernorm.weight"),
+    **{part: (f"ffn_{part}.weight", f"mlp.{part}_proj.weight") for part in ("gate", "up", "down")},
+    "fed_norm": ("post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
+}
+_TENSOR_NAMES = _MODEL_NAMES | {
+    f"{{i}}.{role}": (f"blk.{{i}}.{gguf}", f"model.layers.{{i}}.{huggingface}")
+    for role, (gguf, huggingface) in _LAYER_NAMES.items()
+}
+# Transformers' name of mlp_norm in families with a norm after attention.
 _MLP_NORM_OF_TWO = "model.layers.{i}.pre_feedforward_layernorm.weight"
-# Roles that lie in one matrix, row upon row -> its names.
+# Roles whose rows are stacked in one matrix -> its names.
 _FUSED = {
     ("{i}.q", "{i}.k", "{i}.v"): ("blk.{i}.attn_qkv.weight", "model.layers.{i}.self_attn.qkv_proj.weight"),
     ("{i}.gate", "{i}.up"): ("blk.{i}.ffn_up.weight", "model.layers.{i}.mlp.gate_up_proj.weight"),
 }
 _OPTIONAL = ("head", "q_bias", "k_bias", "v_bias")
-# Derived constants that some checkpoints carry; those of rotary positions are read with the settings.
+# Derived constants in some checkpoints; those of rotary positions are read with the settings.
 _IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "rotary_emb.inv_freq")
 
 
 def tensors_by_role(
     path: object, config: DecoderConfig, stored: Mapping[str, StoredTensor], *, is_gguf: bool
 ) -> dict[str, StoredTensor]:
-    """Every weight under its role, checked for shape; a missing head means that it is the embedding.
+    """Every weight by its role, checked for shape; without a head the embedding is the head.
 
-    Raises:
-        SourceError: A tensor missing, of another shape, or one that the graph would not use.
+    Raises SourceError: a tensor is missing, has another shape, or would not be used by the graph.
     """
     family = FAMILIES[config.architecture]
     column = 0 if is_gguf else 1
     if family.is_fused:
-        stored = _taken_apart(path, config, stored, column)
+        stored = _split_fused(path, config, stored, column)
     found: dict[str, StoredTensor] = {}
     used = set()
     for role, name in _names(family, column).items():
         for i in range(config.num_layers) if "{i}" in role else [0]:
             if (own := name.format(i=i)) in stored:
                 used.add(own)
-                found[role.format(i=i)] = _checked(path, config, role, stored[own])
+                found[role.format(i=i)] = _require_shape(path, config, role, stored[own])
             elif not role.endswith(_OPTIONAL):
                 raise SourceError(f"{path} has no tensor {own}; the file is incomplete or damaged")
     if unused := [name for name in stored if name not in used and not name.endswith(_IGNORED)]:
         raise SourceError(f"{path} has tensor {unused[0]}, which no {config.architecture} model uses; unsupported")
     if is_gguf and family.is_paired:
-        found |= _unpaired(config, found)
+        found |= _unpair_rows(config, found)
     if not is_gguf and family.gain_addend:
         gains = {role: tensor for role, tensor in found.items() if role.endswith("norm")}
         found |= {role: replace(tensor, addend=family.gain_addend) for role, tensor in gains.items()}
@@ -78,7 +73,7 @@ def tensors_by_role(
 
 
 def _names(family: Family, column: int) -> dict[str, str]:
-    """Role -> name, without the layer norms that the family does not have."""
+    """Names by role, without the layer norms that the family lacks."""
     names = {
         role: both[column]
         for role, both in _TENSOR_NAMES.items()
@@ -89,10 +84,9 @@ def _names(family: Family, column: int) -> dict[str, str]:
     return names
 
 
-def _taken_apart(
+def _split_fused(
     path: object, config: DecoderConfig, stored: Mapping[str, StoredTensor], column: int
 ) -> dict[str, StoredTensor]:
-    """The parts of fused matrices under the names they have elsewhere."""
     apart = dict(stored)
     for roles, names in _FUSED.items():
         sizes = [_shape(config, role)[0] for role in roles]
@@ -102,7 +96,7 @@ def _taken_apart(
                 raise SourceError(f"{path} has no tensor {name}; the file is incomplete or damaged")
             if fused.rows != sum(sizes):
                 raise SourceError(
-                    f"{path}: tensor {name} has {fused.rows} rows, its settings ask for {sum(sizes)}; "
+                    f"{path}: tensor {name} has {fused.rows} rows, its settings want {sum(sizes)}; "
                     "the file is damaged"
                 )
             start = 0
@@ -126,17 +120,17 @@ def _shape(config: DecoderConfig, role: str) -> tuple[int, int]:
     }[role.removeprefix("{i}.")]  # fmt: skip
 
 
-def _checked(path: object, config: DecoderConfig, role: str, tensor: StoredTensor) -> StoredTensor:
+def _require_shape(path: object, config: DecoderConfig, role: str, tensor: StoredTensor) -> StoredTensor:
     wanted = _shape(config, role)
     if (tensor.rows, tensor.columns) != wanted:
         raise SourceError(
-            f"{path}: tensor {tensor.name} is {tensor.rows}×{tensor.columns}, its settings ask for "
+            f"{path}: tensor {tensor.name} is {tensor.rows}×{tensor.columns}, its settings want "
             f"{wanted[0]}×{wanted[1]}; the file is damaged"
         )
     return tensor
 
 
-def _unpaired(config: DecoderConfig, found: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+def _unpair_rows(config: DecoderConfig, found: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """GGUF stores llama's query and key rows in pairs (2i, 2i + 1); the graph rotates (i, i + d/2)."""
 
     def halves(num_heads: int) -> Index:
@@ -144,14 +138,11 @@ def _unpaired(config: DecoderConfig, found: Mapping[str, StoredTensor]) -> dict[
         return rows.swapaxes(1, 2).reshape(-1)
 
     orders = {"q": halves(config.num_heads), "k": halves(config.num_kv_heads)}
-    weights = {
-        role: replace(tensor, row_order=orders[role[-1]])
-        for role, tensor in found.items()
-        if role.endswith((".q", ".k"))
-    }
-    biases = {
-        role: replace(tensor, rows=tensor.columns, columns=1, row_order=orders[role.removesuffix("_bias")[-1]])
-        for role, tensor in found.items()
-        if role.endswith((".q_bias", ".k_bias"))
-    }
-    return weights | biases
+    unpaired = {}
+    for role, tensor in found.items():
+        if role.endswith((".q", ".k")):
+            unpaired[role] = replace(tensor, row_order=orders[role[-1]])
+        elif role.endswith((".q_bias", ".k_bias")):
+            order = orders[role.removesuffix("_bias")[-1]]
+            unpaired[role] = replace(tensor, rows=tensor.columns, columns=1, row_order=order)
+    return unpaired

@@ -1,8 +1,8 @@
-"""Rotary positions (Su et al., arXiv:2104.09864) as a source states them, scaled as transformers does.
+"""Rotary positions (Su et al., arXiv:2104.09864) from the settings of a source, scaled as transformers does.
 
-longrope has two sets of factors, one for sequences within the length first trained for and one for longer ones,
-and transformers changes them when a sequence outgrows that length. A table of cosines cannot change, so an
-export takes the short factors and that length as its context: every sequence in it is exact.
+longrope has two sets of factors: one for sequences up to the length of the first training, one for longer ones.
+transformers switches when a sequence outgrows that length. A table of cosines cannot switch, so an export takes
+the short factors and that length as its context: every sequence in it is exact.
 """
 
 import math
@@ -20,14 +20,14 @@ from edgespec.export.tensors import StoredTensor
 
 @dataclass(frozen=True, eq=False)
 class Rotary:
-    """Frequencies, [head_dim / 2], and what cosines and sines are multiplied by."""
+    """Frequencies, [head_dim / 2], and the factor of cosines and sines."""
 
     inv_freq: Floats
     scale: float = 1.0
-    max_positions: int | None = None  # up to which the frequencies are right, if not for all
+    max_positions: int | None = None  # that the frequencies are right for, if not all
 
 
-def unscaled(theta: float, head_dim: int) -> Rotary:
+def plain_rotary(theta: float, head_dim: int) -> Rotary:
     exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
     return Rotary(np.exp(-exponents * math.log(theta)).astype(np.float32))
 
@@ -42,7 +42,7 @@ def rotary_from_gguf(
         raise SourceError(
             f"{stated.path} uses rotary scaling '{kind}'; known are none, linear, llama3 and longrope"
         )
-    inv_freq = unscaled(stated.number("rope.freq_base", 1e4), head_dim).inv_freq
+    inv_freq = plain_rotary(stated.number("rope.freq_base", 1e4), head_dim).inv_freq
     if kind == "linear":
         inv_freq /= np.float32(stated.number("rope.scaling.factor"))
     if (factors := tensors.get("rope_freqs.weight")) is not None:
@@ -55,7 +55,7 @@ def rotary_from_gguf(
 
 
 def rotaries_from_huggingface(stated: Settings, head_dim: int, context_length: int) -> tuple[Rotary, Rotary]:
-    """Of the layers that see all, and of those that see a window; the two differ in gemma3."""
+    """The rotaries of layers that see all tokens and of those that see a window, which differ in gemma3."""
     rope = stated.get("rope_parameters") or stated.get("rope_scaling") or {}
     above = {
         "rope_theta": stated.get("rope_theta", 1e4),
@@ -66,22 +66,16 @@ def rotaries_from_huggingface(stated: Settings, head_dim: int, context_length: i
     full = Settings(stated.path, above | within)
     if full.get("partial_rotary_factor", 1) != 1:
         raise SourceError(f"{stated.path} rotates only a part of each head, which is not supported")
-    rotary = _scaled(full, head_dim, context_length)
+    rotary = _read_rotary(full, head_dim, context_length)
     if (theta := stated.get("rope_local_base_freq")) is None:
         return rotary, rotary
     local = Settings(stated.path, {"rope_theta": theta, **rope.get("sliding_attention", {})})
-    return rotary, _scaled(local, head_dim, context_length)
+    return rotary, _read_rotary(local, head_dim, context_length)
 
 
-def _scaled(rope: Settings, head_dim: int, context_length: int) -> Rotary:
-    """Raises SourceError: a scaling that is not known, or one that lacks a setting.
-
-    Args:
-        rope: rope_theta, rope_type and what the type needs, under the names of a config.json.
-        head_dim: Values in a head.
-        context_length: Positions that the model is said to know.
-    """
-    inv_freq = unscaled(rope.number("rope_theta"), head_dim).inv_freq
+def _read_rotary(rope: Settings, head_dim: int, context_length: int) -> Rotary:
+    """rope has rope_theta, rope_type and what the type needs, under the names of a config.json."""
+    inv_freq = plain_rotary(rope.number("rope_theta"), head_dim).inv_freq
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return Rotary(inv_freq)
@@ -98,10 +92,12 @@ def _scaled(rope: Settings, head_dim: int, context_length: int) -> Rotary:
 
 
 def _longrope(path: object, inv_freq: Floats, factors: Any, scale: float, trained: int) -> Rotary:
-    """Frequencies for sequences of the length first trained for (Ding et al., arXiv:2402.13753)."""
+    """Frequencies for sequences up to the length of the first training (Ding et al., arXiv:2402.13753)."""
     divisors = np.array(factors, np.float32)
     if divisors.shape != inv_freq.shape or not (divisors > 0).all():
-        raise SourceError(f"{path}: the short factors of longrope are {factors}, wanted {len(inv_freq)} of them")
+        raise SourceError(
+            f"{path}: the short factors of longrope are {factors}, wanted {len(inv_freq)} positive numbers"
+        )
     return Rotary(inv_freq / divisors, scale, trained)
 
 

@@ -1,7 +1,7 @@
 """Read the headers of safetensors files, one or sharded: where each tensor lies.
 
-The safetensors package hands bfloat16 to numpy only through another framework and reads tensors whole;
-the header is JSON and is read here, with every offset checked. Format: the safetensors README.
+By hand, since the safetensors package reads tensors whole, and bfloat16 only through another framework. Every
+offset is checked. Format: the safetensors README.
 """
 
 import json
@@ -18,10 +18,9 @@ _FLOATS = ("F32", "F16", "BF16")
 
 
 def read_safetensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a folder, by name; the index, where there is one, says which files count.
+    """Every tensor of a folder by name, from the files in the index if there is one.
 
-    Raises:
-        SourceError: No weights, a shard missing, a damaged header, or a dtype other than F32, F16, BF16.
+    Raises SourceError: no weights, a missing shard, a damaged header, or a dtype other than F32, F16, BF16.
     """
     tensors: dict[str, StoredTensor] = {}
     for path in weight_files(folder):
@@ -30,7 +29,7 @@ def read_safetensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that make up a model; raises SourceError where there are none, or one is missing."""
+    """The safetensors files of a model; raises SourceError where there are none, or one is missing."""
     index = folder / "model.safetensors.index.json"
     if not index.exists():
         single = folder / "model.safetensors"
@@ -48,7 +47,7 @@ def weight_files(folder: Path) -> list[Path]:
         raise SourceError(f"{index} is damaged ({error}); fetch it again") from None
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:
-            raise SourceError(f"{index} names '{name}', which is not a file of its own folder")
+            raise SourceError(f"{index} names '{name}', which is not a file of its own folder; fetch it again")
         if not (folder / name).exists():
             raise SourceError(f"{folder / name} is missing, though the index lists it; fetch it again")
     return [folder / name for name in names]
@@ -60,11 +59,13 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
         prefix = file.read(8)
         header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
         if header_bytes > min(_MAX_HEADER_BYTES, size - 8):
-            raise SourceError(f"{path} is no safetensors file or is cut short; fetch it again")
+            raise SourceError(f"{path} is not a safetensors file or is cut short; fetch it again")
         try:
-            header = json.loads(file.read(header_bytes), object_pairs_hook=_once)
+            header = json.loads(file.read(header_bytes), object_pairs_hook=_require_unique)
             header.pop("__metadata__", None)
-            tensors = {name: _checked(path, name, info, 8 + header_bytes, size) for name, info in header.items()}
+            tensors = {
+                name: _stored_tensor(path, name, info, 8 + header_bytes, size) for name, info in header.items()
+            }
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SourceError(f"{path} has a damaged header ({error}); fetch it again") from None
     for one, next_ in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
@@ -73,21 +74,21 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _require_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     stated = dict(pairs)
     if len(stated) < len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("a name stands twice")
     return stated
 
 
-def _checked(path: Path, name: str, info: dict[str, Any], start: int, size: int) -> StoredTensor:
+def _stored_tensor(path: Path, name: str, info: dict[str, Any], start: int, size: int) -> StoredTensor:
     storage, shape, (begin, end) = info["dtype"], info["shape"], info["data_offsets"]
     if storage not in _FLOATS:
         raise SourceError(f"{path}: tensor {name} has dtype {storage}; known are {', '.join(_FLOATS)}")
     if not all(type(number) is int for number in (*shape, begin, end)):
         raise SourceError(f"{path}: tensor {name} has shape {shape} at {begin} to {end}, wanted whole numbers")
     if len(shape) not in (1, 2) or min(shape) < 1:
-        raise SourceError(f"{path}: tensor {name} has shape {shape}; vectors and matrices are read")
+        raise SourceError(f"{path}: tensor {name} has shape {shape}; only vectors and matrices are read")
     rows = shape[0] if len(shape) == 2 else 1
     tensor = StoredTensor(name, path, start + begin, rows, shape[-1], storage)
     if begin < 0 or end - begin != tensor.num_bytes or start + end > size:

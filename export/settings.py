@@ -1,4 +1,4 @@
-"""Settings of a source, checked as they are read: what other people's files state may be anything."""
+"""Settings of a source, checked as they are read, since a file may state anything."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from edgespec.errors import SourceError
 
 @dataclass(frozen=True)
 class Settings:
-    """Values by key, each key behind the prefix; a value that is stated as None counts as not stated."""
+    """Values by key, each key behind the prefix; None counts as missing."""
 
     path: object
     values: Mapping[str, Any]
@@ -20,19 +20,19 @@ class Settings:
         return default if value is None else value
 
     def number(self, key: str, default: Any = None) -> float:
-        """Raises SourceError: the value is no positive number."""
+        """Raises SourceError: the value is not a positive number."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
             raise SourceError(f"{self.path}: {self.prefix}{key} is {value!r}, wanted a positive number")
         return value
 
     def count(self, key: str, default: Any = None) -> int:
-        """Raises SourceError: the value is no positive whole number."""
+        """Raises SourceError: the value is not a positive whole number."""
         value = self.number(key, default)
         if not isinstance(value, int):
             raise SourceError(f"{self.path}: {self.prefix}{key} is {value!r}, wanted a whole number")
         return value
 
     def optional(self, key: str, default: Any = None) -> float | None:
-        """None where neither the source nor the default says anything, a positive number otherwise."""
+        """A positive number, or None where source and default state none."""
         return None if self.get(key, default) is None else self.number(key, default)

@@ -1,4 +1,4 @@
-"""What a source holds beside its weights, from a GGUF file or a local Hugging Face folder."""
+"""Read a source but its weights: a GGUF file or a local Hugging Face folder."""
 
 import errno
 import json
@@ -8,33 +8,26 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from edgespec.errors import MemoryExhausted, SourceError
-from edgespec.export.families import (
-    DecoderConfig,
-    config_from_gguf,
-    config_from_huggingface,
-    decoder_part,
-)
+from edgespec.export.families import DecoderConfig, config_from_gguf, config_from_huggingface, decoder_part
 from edgespec.export.gguf import read_gguf
 from edgespec.export.roles import tensors_by_role
 from edgespec.export.safetensors import read_safetensors
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.vocabulary import END_OF_TURN, Vocabulary, vocabulary_from_gguf
 from edgespec.manifest import Source, file_record
-from edgespec.parts import as_text
-from edgespec.tokenizer import in_words, open_tokenizer
+from edgespec.system.split_files import utf8_name
+from edgespec.tokenization.tokenizer import open_tokenizer, translate_errors
 
 _MAX_TEXT_BYTES = 16 << 20  # ten times a configuration that lists thousands of added tokens
 _MAX_TOKEN_ID = 1 << 22
-# What reading a setting of an unexpected type comes to; sources are other people's files.
+# Errors of reading a setting of an unexpected type; sources are foreign files.
 _UNUSUAL = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, OSError)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedSource:
-    """A source as read: nothing but headers and the tokenizer is in memory."""
+    """A source as read; only headers and the tokenizer are in memory."""
 
     config: DecoderConfig
     tensors: dict[str, StoredTensor]
@@ -44,45 +37,36 @@ class LoadedSource:
 
 
 def read_source(source: Path) -> LoadedSource:
-    """Read all of a source but its weights.
-
-    Raises:
-        SourceError: The source is missing, broken, foreign or unsupported.
-    """
+    """Read all of a source but its weights; raises SourceError: it is missing, broken, foreign or unsupported."""
     try:
-        return _read(source)
+        if not source.exists():
+            raise SourceError(f"{source} does not exist; give a .gguf file or a folder with safetensors weights")
+        loaded = _load_huggingface(source) if source.is_dir() else _load_gguf(source)
+        _require_types(source, loaded.vocabulary)
     except PermissionError as error:
-        raise SourceError(f"{error.filename or source} may not be read; mend its permissions") from None
+        raise SourceError(f"{error.filename or source} may not be read; fix its permissions") from None
     except _UNUSUAL as error:
         if isinstance(error, OSError) and error.errno == errno.ENOMEM:
             raise MemoryExhausted(f"out of memory while reading {source}; close other programs") from None
         raise SourceError(
-            f"{source} cannot be understood ({type(error).__name__}: {error}); "
-            "it is damaged or of a kind that is not known"
+            f"{source} cannot be understood ({type(error).__name__}: {error}); it is damaged or of an unknown kind"
         ) from error
-
-
-def _read(source: Path) -> LoadedSource:
-    if not source.exists():
-        raise SourceError(f"{source} does not exist; name a .gguf file or a folder with safetensors weights")
-    loaded = _load_huggingface(source) if source.is_dir() else _load_gguf(source)
-    _check(source, loaded.vocabulary)
     return loaded
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
-    """Tokenizer, special tokens and chat template of a Hugging Face folder; raises as read_source."""
+    """Tokenizer, special tokens and chat template of a Hugging Face folder; raises SourceError."""
     try:
         vocabulary = _huggingface_vocabulary(folder, _read_json(folder / "config.json"))
     except _UNUSUAL as error:
         raise SourceError(f"{folder} cannot be understood ({type(error).__name__}: {error})") from error
-    _check(folder, vocabulary)
+    _require_types(folder, vocabulary)
     return vocabulary
 
 
-def _check(source: Path, vocabulary: Vocabulary) -> None:
+def _require_types(source: Path, vocabulary: Vocabulary) -> None:
     if not isinstance(vocabulary.chat_template, (str, NoneType)):
-        raise SourceError(f"{source} has a chat template that is no text; it is damaged")
+        raise SourceError(f"{source} has a chat template that is not text; it is damaged")
     ids = (*vocabulary.eos_token_ids, 0 if vocabulary.bos_token_id is None else vocabulary.bos_token_id)
     if not all(isinstance(token, int) for token in ids):
         raise SourceError(f"{source} has special token ids {ids}, wanted whole numbers; it is damaged")
@@ -96,7 +80,7 @@ def _load_gguf(path: Path) -> LoadedSource:
         tensors=tensors_by_role(path, config, file.tensors, is_gguf=True),
         vocabulary=vocabulary_from_gguf(path, file.metadata),
         source=Source(
-            name=as_text(file.paths[0].name),
+            name=utf8_name(file.paths[0].name),
             format="gguf",
             sha256=_hashes(file.paths),
             license=file.metadata.get("general.license"),
@@ -117,11 +101,7 @@ def _load_huggingface(folder: Path) -> LoadedSource:
         config=config,
         tensors=tensors_by_role(folder, config, stored, is_gguf=False),
         vocabulary=_huggingface_vocabulary(folder, settings),
-        source=Source(
-            name=as_text(folder.resolve().name),
-            format="safetensors",
-            sha256=_hashes(paths),
-        ),
+        source=Source(name=utf8_name(folder.resolve().name), format="safetensors", sha256=_hashes(paths)),
         num_left_out=num_left_out,
     )
 
@@ -140,7 +120,7 @@ def _read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
     except ValueError as error:
         raise SourceError(f"{path} is not JSON ({error}); fetch it again") from None
     if not isinstance(stated, dict):
-        raise SourceError(f"{path} holds no JSON object; fetch it again")
+        raise SourceError(f"{path} does not hold a JSON object; fetch it again")
     return stated
 
 
@@ -173,20 +153,17 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
     if (file := folder / "chat_template.jinja").exists():
         template = _text(file)
     bos = _piece(settings.get("bos_token"))
-    with in_words(path, SourceError, "fetch it again"):
-        add_bos = _adds_bos(tokenizer, tokenizer.token_to_id(bos) if bos else None)
+    bos_id = tokenizer.token_to_id(bos) if bos else None
+    with translate_errors(path, SourceError, "fetch it again"):
+        # The tokenizer's own post-processor puts bos first; the runtime adds it in its place.
+        add_bos = bos_id is not None and tokenizer.encode("a").ids[:1] == [bos_id]
     return Vocabulary(
         tokenizer_json=tokenizer.to_str(),
         chat_template=template,
-        bos_token_id=tokenizer.token_to_id(bos) if bos else None,
+        bos_token_id=bos_id,
         eos_token_ids=(*sorted(ids), *sorted(turns - ids)),
         add_bos=add_bos,
     )
-
-
-def _adds_bos(tokenizer: Tokenizer, bos: int | None) -> bool:
-    """Whether the tokenizer's own post-processor puts bos first; the runtime adds it itself."""
-    return bos is not None and tokenizer.encode("a").ids[:1] == [bos]
 
 
 def _piece(token: Any) -> str | None:

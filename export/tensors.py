@@ -1,7 +1,4 @@
-"""A weight as it lies in its file: read a few rows at a time, never whole models at once.
-
-Knows nothing of what the tensors mean.
-"""
+"""Weights in their files, read a few rows at a time and never all at once; knows nothing of their roles."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,8 +22,8 @@ Index = npt.NDArray[np.intp]
 class StoredTensor:
     """A matrix [rows, columns] (a vector has one row) at an offset of a file.
 
-    row_order, where given, is which stored rows are handed out and in what order; addend comes on top of each
-    value of a vector (gemma's checkpoints store gains less one).
+    row_order, where given, lists the stored rows to read, in order; addend is added to each value of a vector
+    (gemma's checkpoints store gains less one).
     """
 
     name: str
@@ -54,11 +51,7 @@ class StoredTensor:
         return self.rows * self.row_bytes
 
     def chunks(self) -> Iterator[Bytes]:
-        """The stored bytes, [some rows, row_bytes], in order.
-
-        Raises:
-            SourceError: The file ends before the tensor does.
-        """
+        """The stored bytes, [some rows, row_bytes], in order; raises SourceError: the file ends too early."""
         step = max(1, _CHUNK_WEIGHTS // self.columns)
         if self.row_order is None:
             yield from (self._read(start, min(start + step, self.rows)) for start in range(0, self.rows, step))
@@ -80,44 +73,43 @@ class StoredTensor:
     def blocks(self) -> Iterator[Blocks]:
         decode = BLOCK_FORMATS[self.storage].decode
         for raw in self.chunks():
-            with np.errstate(all="ignore"):  # what is damaged is told below
+            with np.errstate(all="ignore"):  # damage is reported below
                 decoded = decode(raw)
-            self._expect_finite(decoded.scales)
+            self._require_finite(decoded.scales)
             if decoded.offsets is not None:
-                self._expect_finite(decoded.offsets)
+                self._require_finite(decoded.offsets)
             yield decoded
 
     def floats(self) -> Iterator[Floats]:
         """Rows as float32, dequantised where stored in blocks."""
         if self.is_blocks:
-            yield from (blocks.dequantized() for blocks in self.blocks())
+            yield from (blocks.dequantize() for blocks in self.blocks())
             return
         for raw in self.chunks():
             values = _as_float32(raw, self.storage)
-            self._expect_finite(values)
+            self._require_finite(values)
             yield values.reshape(-1, self.columns)
 
-    def stored_floats(self) -> Iterator[Bytes]:
-        """Rows as they are stored, checked like floats."""
+    def raw_floats(self) -> Iterator[Bytes]:
+        """Rows in their stored bytes, checked like floats."""
         for raw in self.chunks():
-            self._expect_finite(_as_float32(raw, self.storage))
+            self._require_finite(_as_float32(raw, self.storage))
             yield raw
 
-    def _expect_finite(self, values: Floats) -> None:
+    def _require_finite(self, values: Floats) -> None:
         if not np.isfinite(values).all():
             raise SourceError(
                 f"{self.path}: tensor {self.name} holds values that are not finite numbers; the file is damaged"
             )
 
     def part(self, start: int, rows: int) -> "StoredTensor":
-        """Some of the rows, as a tensor of its own."""
+        """A tensor of some of the rows."""
         assert self.row_order is None
         return replace(self, offset=self.offset + start * self.row_bytes, rows=rows)
 
     def row(self, index: int) -> Floats:
         """One row as float32, [1, columns]."""
-        (values,) = self.part(index, 1).floats()
-        return values
+        return next(self.part(index, 1).floats())
 
     def vector(self) -> Floats:
         """All values in one dimension, for norms and biases."""

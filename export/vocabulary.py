@@ -1,8 +1,8 @@
 """Rebuild a tokenizer from GGUF metadata as a tokenizer.json.
 
 Byte-level BPE ("gpt2") with the pre-tokenizer that the file names, and SentencePiece BPE ("llama") with
-its merges recovered from the scores. What a file leaves to its architecture's name is known of phi3, whose control
-tokens take the white space behind them. Knows nothing of weights.
+its merges recovered from the scores. A file of phi3 does not state that its control tokens absorb the white space
+behind them. Knows nothing of weights.
 """
 
 import math
@@ -19,67 +19,41 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 
 # Tokens that end an answer though a file may not list them as such.
 END_OF_TURN = (
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<|eot_id|>",
-    "<|end_of_text|>",
-    "<|eom_id|>",
-    "<|end|>",
-    "<end_of_turn>",
-    "</s>",
-)
-# Of phi3's control tokens, these alone leave the white space behind them.
+    "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "<|end|>",
+    "<end_of_turn>", "</s>",
+)  # fmt: skip
+# The control tokens of phi3 that do not absorb the white space behind them.
 _KEEP_SPACE = {"<unk>", "<s>", "<|endoftext|>"}
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LETTERS = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
-
-
-def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
-    parts = [
-        pre_tokenizers.Split(Regex(pattern), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]
-    return pre_tokenizers.Sequence(parts)
-
-
-def _gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _single_digits() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
-
-
-def _qwen2() -> pre_tokenizers.PreTokenizer:
-    return _split(_CONTRACTIONS + _LETTERS + r"|\p{N}" + _TAIL)
-
-
-def _llama3() -> pre_tokenizers.PreTokenizer:
-    return _split(_CONTRACTIONS + _LETTERS + r"|\p{N}{1,3}" + _TAIL)
-
-
-_PRE_TOKENIZERS = {
-    "gpt-2": _gpt2,
-    "olmo": _gpt2,
-    "smollm": _single_digits,
-    "starcoder": _single_digits,
-    "qwen2": _qwen2,
-    "deepseek-r1-qwen": _qwen2,
-    "dbrx": _llama3,
-    "llama-bpe": _llama3,
-    "llama3": _llama3,
-    "llama-v3": _llama3,
-    "smaug-bpe": _llama3,
-}
+_QWEN2 = _CONTRACTIONS + _LETTERS + r"|\p{N}" + _TAIL
+_LLAMA3 = _CONTRACTIONS + _LETTERS + r"|\p{N}{1,3}" + _TAIL
 _NFC = ("qwen2", "deepseek-r1-qwen")
 _WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "smaug-bpe")
+_SINGLE_DIGITS = ("smollm", "starcoder")
+# Pre-tokenizers by the name in a file; None for GPT-2's, which the library has built in.
+_PATTERNS = {
+    **dict.fromkeys(("gpt-2", "olmo", *_SINGLE_DIGITS), None),
+    **dict.fromkeys(_NFC, _QWEN2),
+    **dict.fromkeys(("dbrx", *_WHOLE_WORDS_FIRST), _LLAMA3),
+}
+
+
+def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
+    pattern = _PATTERNS[name]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
+    if pattern is not None:
+        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), byte_level])
+    if name in _SINGLE_DIGITS:
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    return byte_level
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """A tokenizer and what a chat needs to know about it."""
+    """A tokenizer, its special tokens and its chat template."""
 
     tokenizer_json: str
     chat_template: str | None
@@ -89,7 +63,7 @@ class Vocabulary:
 
 
 def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any]) -> Vocabulary:
-    """Raises SourceError: no tokenizer in the file, or one of a kind that is not known."""
+    """Raises SourceError: the file has no tokenizer, or one of an unknown kind."""
 
     def get(key: str, default: Any = None) -> Any:
         return metadata.get(f"tokenizer.ggml.{key}", default)
@@ -100,7 +74,7 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any]) -> Vocabular
     types = get("token_type", [1] * len(pieces))
     if len(types) != len(pieces):
         raise SourceError(f"{path} has {len(pieces)} tokens but {len(types)} token types; the file is damaged")
-    pieces = pieces[: _num_used(pieces, types)]
+    pieces = pieces[: _count_real(pieces, types)]
     types = types[: len(pieces)]
     add_bos, prefix = bool(get("add_bos_token", kind == "llama")), bool(get("add_space_prefix", True))
     if kind == "gpt2":
@@ -113,9 +87,9 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any]) -> Vocabular
     control = [piece for piece, type_ in typed if _is_control(piece, type_)]
     defined = [piece for piece, type_ in typed if type_ == _USER_DEFINED and not _is_control(piece, type_)]
     is_phi3 = kind == "llama" and metadata.get("general.architecture") == "phi3"  # Phi-4's tokenizer is gpt2
-    taking = set(control) - _KEEP_SPACE if is_phi3 else set()
+    absorbing = set(control) - _KEEP_SPACE if is_phi3 else set()
     tokenizer.add_special_tokens(
-        [AddedToken(piece, special=True, normalized=False, rstrip=piece in taking) for piece in control]
+        [AddedToken(piece, special=True, normalized=False, rstrip=piece in absorbing) for piece in control]
     )
     # Runs of spaces, which gemma's files spell ▁▁, are found once the text is spelled so too.
     tokenizer.add_tokens([AddedToken(piece, normalized=not prefix and set(piece) == {"▁"}) for piece in defined])
@@ -128,8 +102,8 @@ def vocabulary_from_gguf(path: object, metadata: Mapping[str, Any]) -> Vocabular
     )
 
 
-def _num_used(pieces: list[str], types: list[int]) -> int:
-    """How many tokens there are before the padding, whose pieces a converter made up as [PAD0], [PAD1], …"""
+def _count_real(pieces: list[str], types: list[int]) -> int:
+    """The number of tokens before the padding, which converters name [PAD0], [PAD1], …"""
     used = len(pieces)
     while used and types[used - 1] == _UNUSED and pieces[used - 1] == f"[PAD{used - 1}]":
         used -= 1
@@ -137,7 +111,7 @@ def _num_used(pieces: list[str], types: list[int]) -> int:
 
 
 def _is_control(piece: str, type_: int) -> bool:
-    """Some files hold <end_of_turn> as a token of the user's own; gemma's </s> is HTML, and is one."""
+    """Some files declare <end_of_turn> as user-defined; gemma's </s> is HTML and really is user-defined."""
     return type_ == _CONTROL or (type_ == _USER_DEFINED and piece in END_OF_TURN and piece != "</s>")
 
 
@@ -150,8 +124,8 @@ def _end_tokens(metadata: Mapping[str, Any], pieces: list[str], control: set[str
 
 
 def _byte_level(path: object, pieces: list[str], merges: Any, pre: str) -> Tokenizer:
-    if pre not in _PRE_TOKENIZERS:
-        known = ", ".join(sorted(_PRE_TOKENIZERS))
+    if pre not in _PATTERNS:
+        known = ", ".join(sorted(_PATTERNS))
         raise SourceError(f"{path} names the pre-tokenizer '{pre}'; known are {known}")
     if not isinstance(merges, list):
         raise SourceError(f"{path} has no merges for its byte-level tokenizer; the file is damaged")
@@ -164,7 +138,7 @@ def _byte_level(path: object, pieces: list[str], merges: Any, pre: str) -> Token
     tokenizer = Tokenizer(model)
     if pre in _NFC:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
+    tokenizer.pre_tokenizer = _pre_tokenizer(pre)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -180,8 +154,9 @@ def _sentencepiece(path: object, pieces: list[str], scores: Any, types: list[int
     for token, piece in enumerate(pieces):
         if types[token] == 1:
             splits = ((piece[:i], piece[i:]) for i in range(1, len(piece)))
-            ranked += [(-scores[token], token, pair) for pair in splits if pair[0] in vocab and pair[1] in vocab]
-    merges = [pair for _, _, pair in sorted(ranked, key=lambda entry: (_rank(entry[0]), entry[1]))]
+            rank = -scores[token] if math.isfinite(scores[token]) else math.inf
+            ranked += [(rank, token, pair) for pair in splits if pair[0] in vocab and pair[1] in vocab]
+    merges = [pair for _, _, pair in sorted(ranked, key=lambda entry: entry[:2])]
     unknown = next((pieces[i] for i, type_ in enumerate(types) if type_ == _UNKNOWN), None)
     tokenizer = Tokenizer(models.BPE(vocab, merges, byte_fallback=True, fuse_unk=True, unk_token=unknown))
     steps: list[normalizers.Normalizer] = [normalizers.Prepend("▁")] if prefix else []
@@ -191,7 +166,3 @@ def _sentencepiece(path: object, pieces: list[str], scores: Any, types: list[int
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
     return tokenizer
-
-
-def _rank(negative_score: float) -> float:
-    return negative_score if math.isfinite(negative_score) else math.inf

@@ -1,9 +1,8 @@
 """The external data file of a graph, written front to back while weights are converted."""
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
@@ -12,20 +11,12 @@ import onnx_ir as ir
 # ONNX Runtime maps external data by page.
 _ALIGNMENT = 4096
 _SMALL_ALIGNMENT = 64
-_DTYPES = {
-    np.dtype(np.uint8): ir.DataType.UINT8,
-    np.dtype(np.int8): ir.DataType.INT8,
-    np.dtype(np.uint16): ir.DataType.UINT16,
-    np.dtype(np.float16): ir.DataType.FLOAT16,
-    np.dtype(np.float32): ir.DataType.FLOAT,
-    np.dtype(np.int64): ir.DataType.INT64,
-}
 
 
 class WeightsFile:
-    """Append arrays; each becomes an initializer that points into the file.
+    """Appends arrays; each becomes an initializer that points into the file.
 
-    What was appended under a name is not written again: several graphs can be built over one file.
+    An array is written once for each name, so that several graphs can be built over one file.
     """
 
     def __init__(self, path: Path, progress: Callable[[int], None] = lambda done_bytes: None) -> None:
@@ -38,17 +29,12 @@ class WeightsFile:
     def __enter__(self) -> "WeightsFile":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        with suppress(OSError) if error else nullcontext():  # buffered bytes may not fit either
             self._file.close()
-        else:
-            with suppress(OSError):  # what is still buffered may not fit either
-                self._file.close()
 
     def flush(self) -> None:
-        """Let others read what was appended."""
+        """Make appended arrays readable for others."""
         self._file.flush()
 
     def append(
@@ -60,9 +46,9 @@ class WeightsFile:
     ) -> ir.Value:
         """Write parts one after another as one tensor of the given shape.
 
-        dtype is that of the parts unless given (bfloat16 comes as bytes).
+        dtype is the type of the parts unless given (bfloat16 arrives as bytes).
         """
-        if (known := self.written(name)) is not None:
+        if (known := self.find(name)) is not None:
             return known
         parts = iter(parts)
         first = next(parts)
@@ -70,16 +56,18 @@ class WeightsFile:
         self._write(first)
         for part in parts:
             self._write(part)
-        return self.initializer(name, dtype or _DTYPES[first.dtype], shape, start, self._end - start)
+        return self.initializer(
+            name, dtype or ir.DataType.from_numpy(first.dtype), shape, start, self._end - start
+        )
 
-    def written(self, name: str) -> ir.Value | None:
-        """A new initializer over what was appended under a name; a value belongs to one graph."""
+    def find(self, name: str) -> ir.Value | None:
+        """A new initializer over the array of a name, if there is one; a value belongs to one graph."""
         return _value(self._written[name]) if name in self._written else None
 
     def initializer(
         self, name: str, dtype: ir.DataType, shape: Iterable[int], offset: int, length: int
     ) -> ir.Value:
-        """A view of bytes already written; two initializers may share them under different shapes."""
+        """A view of bytes written before; two initializers may share them under different shapes."""
         extents = ir.Shape(list(shape))
         tensor = ir.ExternalTensor(
             self.path.name, offset, length, dtype, shape=extents, name=name, base_dir=self.path.parent

@@ -1,31 +1,22 @@
-"""Which devices there are, which can run a model, why another cannot, and the line that mends it.
-
-Says what `devices` would answer to each name that a user can give; opens nothing but what a provider asks for.
-"""
+"""Which devices can run a model, by every name that --device takes, why the others cannot, and how to fix that."""
 
 import importlib.metadata
-import sys
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import psutil
 
-from edgespec.host import processor
-from edgespec.nvml import Nvidia, nvidia
+from edgespec.memory.nvml import Nvidia, read_nvidia_driver
 from edgespec.runtimes import cuda
-from edgespec.runtimes.devices import import_onnxruntime
+from edgespec.runtimes.devices import PROVIDERS, Device, import_onnxruntime, look_up
 from edgespec.runtimes.hardware import Accelerator, accelerators
-from edgespec.runtimes.plugins import PLUGINS, Plugin, mend_of, registered
+from edgespec.runtimes.missing import Missing
+from edgespec.runtimes.plugins import PLUGINS
+from edgespec.system.system_info import processor_name
 
-_BUILT_IN = {
-    "coreml": "CoreMLExecutionProvider",
-    "directml": "DmlExecutionProvider",
-}
-_SYSTEMS = {"coreml": ("darwin", "macOS"), "directml": ("win32", "Windows")}
 _KINDS = {"openvino": "npu", "qnn": "npu", "coreml": "npu", "cpu": "cpu"}
-# Who serves an accelerator that nobody uses yet.
-_SERVING = {
+# The device of an accelerator that nothing uses yet, and how to install its provider.
+_INSTALLS = {
     ("gpu", "NVIDIA"): ("cuda", cuda.EXTRA),
     ("gpu", "AMD"): ("webgpu", 'pip install "edgespec[webgpu]"'),
     ("gpu", "Intel"): ("webgpu", 'pip install "edgespec[webgpu]"'),
@@ -35,11 +26,8 @@ _SERVING = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A device by the name that --device takes.
-
-    why_not and mend say of one that cannot be used what is missing, and the line that changes that.
-    """
+class DeviceReport:
+    """A device by the name that --device takes; one that cannot be used has a problem, and perhaps a fix."""
 
     device: str
     kind: str  # cpu, gpu or npu
@@ -50,102 +38,78 @@ class Found:
     free_bytes: int | None = None
     driver: str | None = None
     is_usable: bool = False
-    why_not: str | None = None
-    mend: str | None = None
+    problem: str | None = None
+    fix: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """unused: accelerators of this machine that nothing here can use, each with the line that would change it."""
+    """unused: accelerators of this machine that nothing here can use, each with how to install its provider."""
 
-    devices: tuple[Found, ...]
+    devices: tuple[DeviceReport, ...]
     unused: tuple[tuple[Accelerator, str], ...]
+
+    def document(self) -> dict[str, Any]:
+        """The document of `edgespec devices --json`."""
+        devices = [asdict(device) for device in self.devices]
+        for device in devices:  # the keys keep the names that they had first
+            device["why_not"], device["mend"] = device.pop("problem"), device.pop("fix")
+        return {"devices": devices, "unused": [{**asdict(each), "mend": fix} for each, fix in self.unused]}
 
 
 def discover() -> Discovery:
-    """All names that --device takes.
+    """Report on all names that --device takes, and on plugins that edgespec does not know.
 
-    Raises:
-        DeviceUnavailable: ONNX Runtime is not sound.
+    Raises DeviceUnavailable: ONNX Runtime is not installed properly.
     """
-    ort, driver = import_onnxruntime(), nvidia()
-    available = list(ort.get_available_providers())
-    lack = cuda.lack(driver, available, partial(cuda.refusal, ort))
-    found = [_cpu(ort), nvidia_found(driver, lack)]
-    found += [built_in(name, available, sys.platform) for name in _SYSTEMS]
-    found += [plugin_found(ort, plugin) for plugin in PLUGINS]
-    return Discovery((*found, *_unknown_plugins()), tuple(unused(found, accelerators())))
+    facts = {"cpu": _cpu_facts(import_onnxruntime()), "cuda": nvidia_facts(read_nvidia_driver())}
+    reports = [describe(name, look_up(name), **facts.get(name, {})) for name in PROVIDERS]
+    return Discovery((*reports, *_unknown_plugins()), tuple(find_unused(reports, accelerators())))
 
 
-def _cpu(ort: Any) -> Found:
+def describe(device: str, found: Device | Missing, **facts: Any) -> DeviceReport:
+    about = {"device": device, "kind": _KINDS.get(device, "gpu"), "provider": PROVIDERS[device], **facts}
+    if isinstance(found, Missing):
+        return DeviceReport(**about, problem=found.problem, fix=found.fix)
+    if found.handles:
+        about["vendor"] = found.handles[0].device.vendor or None
+    if found.is_software:
+        about["name"] = "in software on the processor, for its text and not its speed"
+    return DeviceReport(**about, is_usable=True)
+
+
+def _cpu_facts(ort: Any) -> dict[str, Any]:
     memory = psutil.virtual_memory()
-    vendors = [each.device.vendor for each in ort.get_ep_devices() if each.ep_name == "CPUExecutionProvider"]
-    return Found(
-        device="cpu",
-        kind="cpu",
-        provider="CPUExecutionProvider",
-        name=processor(),
-        vendor=vendors[0] if vendors else None,
-        memory_bytes=memory.total,
-        free_bytes=memory.available,
-        is_usable=True,
-    )
+    vendors = [each.device.vendor for each in ort.get_ep_devices() if each.ep_name == PROVIDERS["cpu"]]
+    return {
+        "name": processor_name(),
+        "vendor": vendors[0] if vendors else None,
+        "memory_bytes": memory.total,
+        "free_bytes": memory.available,
+    }
 
 
-def nvidia_found(driver: Nvidia | None, lack: cuda.Lack | None) -> Found:
-    """NVIDIA's GPUs, by what the driver says of the first."""
-    about: dict[str, Any] = {"device": "cuda", "kind": "gpu", "provider": cuda.PROVIDER, "vendor": "NVIDIA"}
-    if driver is not None:
-        about["driver"] = driver.driver
+def nvidia_facts(driver: Nvidia | None) -> dict[str, Any]:
+    """What NVIDIA's driver reports of itself and of the first GPU."""
+    facts: dict[str, Any] = {"vendor": "NVIDIA", "driver": driver.driver if driver else None}
     for gpu in driver.gpus[:1] if driver else ():
-        about |= {"name": gpu.name, "memory_bytes": gpu.memory_bytes, "free_bytes": gpu.free_bytes}
-    if lack is not None:
-        return Found(**about, why_not=lack.why_not, mend=lack.mend)
-    return Found(**about, is_usable=True)
+        facts |= {"name": gpu.name, "memory_bytes": gpu.memory_bytes, "free_bytes": gpu.free_bytes}
+    return facts
 
 
-def built_in(name: str, available: list[str], platform: str) -> Found:
-    """A provider that some builds of onnxruntime have."""
-    here, system = _SYSTEMS[name]
-    kind, provider = _KINDS.get(name, "gpu"), _BUILT_IN[name]
-    if provider in available:
-        return Found(device=name, kind=kind, provider=provider, is_usable=True)
-    if platform != here:
-        return Found(device=name, kind=kind, provider=provider, why_not=f"is for {system} alone")
-    mend = "pip uninstall -y onnxruntime && pip install onnxruntime-directml" if name == "directml" else None
-    return Found(device=name, kind=kind, provider=provider, why_not="this onnxruntime lacks it", mend=mend)
-
-
-def plugin_found(ort: Any, plugin: Plugin) -> Found:
-    """A provider that comes as a wheel of its own."""
-    about: dict[str, Any] = {"device": plugin.name, "provider": plugin.provider}
-    about["kind"] = _KINDS.get(plugin.name, "gpu")
-    found = registered(ort, plugin)
-    if found.devices:
-        device = found.devices[0].device
-        is_software = str(device.type).endswith("CPU")  # an emulator, or a software adapter
-        name = "in software on the processor, for its text and not its speed" if is_software else None
-        return Found(**about, name=name, vendor=device.vendor or None, is_usable=True)
-    why_not, _, line = found.why_not.partition("; run: ")
-    return Found(**about, why_not=why_not, mend=line or mend_of(plugin, why_not))
-
-
-def _unknown_plugins() -> list[Found]:
-    """Wheels that are named as plugins are, and that no device of edgespec stands for."""
+def _unknown_plugins() -> list[DeviceReport]:
+    """Wheels that are named like plugins and belong to no device of edgespec."""
     known = {plugin.package for plugin in PLUGINS}
     names = {(each.name or "").lower().replace("_", "-") for each in importlib.metadata.distributions()}
     return [
-        Found(device=name, kind="unknown", provider=name, why_not="edgespec knows no way to use this plugin")
+        DeviceReport(device=name, kind="unknown", provider=name, problem="edgespec does not support this plugin")
         for name in sorted(names)
         if name.startswith("onnxruntime-ep-") and not any(package.startswith(name) for package in known)
     ]
 
 
-def unused(found: list[Found], present: list[Accelerator]) -> list[tuple[Accelerator, str]]:
-    """Accelerators whose provider is not usable, with the line that installs it; none where nobody serves them."""
+def find_unused(found: list[DeviceReport], present: list[Accelerator]) -> list[tuple[Accelerator, str]]:
+    """Accelerators whose provider is not usable, with how to install it; none that no provider serves."""
     usable = {each.device for each in found if each.is_usable}
-    return [
-        (each, _SERVING[each.kind, each.vendor][1])
-        for each in present
-        if (each.kind, each.vendor) in _SERVING and _SERVING[each.kind, each.vendor][0] not in usable
-    ]
+    installs = ((each, _INSTALLS.get((each.kind, each.vendor))) for each in present)
+    return [(each, install[1]) for each, install in installs if install and install[0] not in usable]

@@ -1,14 +1,15 @@
-"""A graph that others made, looked through before ONNX Runtime opens it.
+"""Checks a graph that others made before ONNX Runtime opens it.
 
-Its weights may lie in other files, named by it. Those must be plain files of its own folder, and hold what is
-said to lie in them. Nothing in it may need code that ONNX Runtime does not bring. This guards against files that
-were made to harm, not against a folder that changes while it is read.
+Its weights may lie in other files that it names. These must be plain files of its own folder, and hold all the
+bytes that it refers to. Nothing in it may need code that ONNX Runtime does not bring. This guards against files
+that were made to harm, not against a folder that changes while it is read.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,11 @@ _DOMAINS = {"", "ai.onnx", "com.microsoft"}
 _EXTERNAL_KEYS = {"location", "offset", "length", "checksum"}
 _MEMORY_MARKER = "_ORT_MEM_ADDR_"  # by which ONNX Runtime marks addresses in its own memory
 _LARGEST_BYTES = 2 << 30  # what protobuf can hold
-_REMEDY = "get the folder again from a place that you trust"
+_FIX = "get the folder again from a place that you trust"
 
 
 def inspect(folder: Path, manifest: Manifest) -> Manifest:
-    """Check the graph of a foreign folder.
-
-    Returns:
-        The manifest with what only the graph says: the type of its cache, and which optional inputs it has.
+    """Check the graph of a foreign folder; returns the manifest with its cache's type and its optional inputs.
 
     Raises:
         IntegrityError: Weights that lie outside the folder, in no plain file, or beyond its end.
@@ -38,24 +36,23 @@ def inspect(folder: Path, manifest: Manifest) -> Manifest:
     model = _read(folder / manifest.graph)
     _check_domains(folder / manifest.graph, model)
     _check_weights(folder, model)
-    return _completed(folder / manifest.graph, manifest, model.graph)
+    return _complete(folder / manifest.graph, manifest, model.graph)
 
 
 OWN = "what the signature in edgespec.json says; export the model again"
 OTHERS = "what past_present_share_buffer in its configuration says; build the folder again"
 
 
-def probe(decoder: Decoder, context_length: int, stated: str = OTHERS) -> None:
-    """Ask for the same rows at once and after a wrong turn: a wrongly stated cache gives other ones.
+def probe(decoder: Decoder, stated: str = OTHERS) -> None:
+    """Run some tokens at once and again after a wrong turn: with a wrongly stated cache the rows differ.
 
     Args:
         stated: Where the cache is stated, and what to do.
 
-    Raises:
-        ManifestError: They differ by more than rounding.
+    Raises ManifestError: The rows differ by more than rounding.
     """
     tokens = np.arange(6, dtype=np.int32) % decoder.vocab_size
-    if context_length < len(tokens):
+    if decoder.context_length < len(tokens):
         return
     try:
         whole = decoder.logits(tokens, 2).copy()
@@ -79,19 +76,19 @@ def _read(path: Path) -> Any:
 
     _check_file(path.parent, path.name, "the graph")
     if path.stat().st_size > _LARGEST_BYTES:
-        raise ManifestError(f"{path} has more than 2 GiB, which no ONNX graph has; {_REMEDY}")
+        raise ManifestError(f"{path} has more than 2 GiB, which no ONNX graph has; {_FIX}")
     model = onnx.ModelProto()
     try:
         model.ParseFromString(path.read_bytes())
     except DecodeError as error:
-        raise ManifestError(f"{path} is no ONNX graph, or is cut short ({error}); {_REMEDY}") from None
+        raise ManifestError(f"{path} is no ONNX graph, or is cut short ({error}); {_FIX}") from None
     if not model.graph.node:
-        raise ManifestError(f"{path} is no ONNX graph: it has no nodes; {_REMEDY}")
+        raise ManifestError(f"{path} is no ONNX graph: it has no nodes; {_FIX}")
     return model
 
 
 def _messages(message: Any, kind: str) -> Iterator[Any]:
-    """Every message of a kind, wherever it is nested: subgraphs, functions, sparse tensors."""
+    """All messages of a kind, wherever they are nested: subgraphs, functions, sparse tensors."""
     if message.DESCRIPTOR.name == kind:
         yield message
     if message.DESCRIPTOR.name == "TensorProto":
@@ -124,29 +121,26 @@ def _check_weights(folder: Path, model: Any) -> None:
     for tensor in _messages(model, "TensorProto"):
         if tensor.data_location != TensorProto.EXTERNAL and not tensor.external_data:
             continue
-        name, start, stop = _place(folder, tensor)
+        name, start, stop = _location(folder, tensor)
         if name not in sizes:
             sizes[name] = _check_file(folder, name, f"tensor {tensor.name!r}")
         if stop > sizes[name]:
             raise IntegrityError(
                 f"tensor {tensor.name!r} lies in bytes {start} to {stop} of {folder / name}, which has "
-                f"{sizes[name]}; {_REMEDY}"
+                f"{sizes[name]}; {_FIX}"
             )
         parts[name].add((start, stop))
     for name, ranges in parts.items():
-        _check_overlaps(folder / name, sorted(ranges))
+        for (start, stop), (next_start, next_stop) in pairwise(sorted(ranges)):
+            if next_start < stop and next_start < next_stop:
+                raise IntegrityError(
+                    f"{folder / name}: tensors at bytes {start} to {stop} and {next_start} to {next_stop} "
+                    f"overlap; {_FIX}"
+                )
 
 
-def _check_overlaps(path: Path, ranges: list[tuple[int, int]]) -> None:
-    for (start, stop), (next_start, next_stop) in pairwise(ranges):
-        if next_start < stop and next_start < next_stop:
-            raise IntegrityError(
-                f"{path}: tensors at bytes {start} to {stop} and {next_start} to {next_stop} overlap; {_REMEDY}"
-            )
-
-
-def _place(folder: Path, tensor: Any) -> tuple[str, int, int]:
-    """File name, first byte and the byte behind the last."""
+def _location(folder: Path, tensor: Any) -> tuple[str, int, int]:
+    """A tensor's file name, its first byte and the byte behind its last."""
     entries = [(_text(entry.key), _text(entry.value)) for entry in tensor.external_data]
     stated = dict(entries)
     unknown = stated.keys() - _EXTERNAL_KEYS
@@ -154,31 +148,31 @@ def _place(folder: Path, tensor: Any) -> tuple[str, int, int]:
         keys = ", ".join(key for key, _ in entries)
         raise IntegrityError(
             f"{folder}: tensor {tensor.name!r} has external data with the keys {keys}; "
-            f"wanted location, offset and length, each once; {_REMEDY}"
+            f"wanted location, offset and length, each once; {_FIX}"
         )
     numbers = {}
     for key in ("offset", "length"):
         text = stated.get(key, "0")
         if not (text.isascii() and text.isdecimal() and len(text) < 20):
-            raise IntegrityError(f"{folder}: tensor {tensor.name!r} has the {key} {text[:40]!r}; {_REMEDY}")
+            raise IntegrityError(f"{folder}: tensor {tensor.name!r} has the {key} {text[:40]!r}; {_FIX}")
         numbers[key] = int(text)
     needed = _num_bytes(tensor)
     length = numbers["length"] if "length" in stated else needed
     if needed is None or length != needed:
         raise IntegrityError(
             f"{folder}: tensor {tensor.name!r} of {list(tensor.dims)} needs {needed} bytes and has {length}; "
-            f"{_REMEDY}"
+            f"{_FIX}"
         )
     return stated["location"], numbers["offset"], numbers["offset"] + length
 
 
 def _text(stored: str | bytes) -> str:
-    """Protobuf hands out bytes where a text is none."""
+    """Protobuf returns bytes where a text is not valid UTF-8."""
     return stored if isinstance(stored, str) else stored.decode("utf-8", "backslashreplace")
 
 
 def _num_bytes(tensor: Any) -> int | None:
-    """What the elements of a tensor take; None for a type or shape that has no such size."""
+    """Size of a tensor's elements; None for a type or shape without one."""
     from onnx import helper
 
     try:
@@ -187,35 +181,33 @@ def _num_bytes(tensor: Any) -> int | None:
         return None
     if bits == np.dtype(object) or any(dimension < 0 for dimension in tensor.dims):
         return None
-    count = 1
-    for dimension in tensor.dims:
-        count *= dimension
+    count: int = prod(tensor.dims)
     packed = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}.get(bits.name)
     return (count * packed + 7) // 8 if packed else count * int(bits.itemsize)
 
 
 def _check_file(folder: Path, name: str, what: str) -> int:
-    """The size of a file that must be a plain one, directly in the folder."""
+    """Returns the size of a file, which must be a plain one directly in the folder."""
     if _MEMORY_MARKER in name:
-        raise IntegrityError(f"{folder}: {what} points into memory; {_REMEDY}")
+        raise IntegrityError(f"{folder}: {what} points into memory; {_FIX}")
     if not name or Path(name).name != name or name in (".", "..") or "\\" in name or "\0" in name:
-        raise IntegrityError(f"{folder}: {what} lies in {name[:200]!r}, not in a file of its folder; {_REMEDY}")
+        raise IntegrityError(f"{folder}: {what} lies in {name[:200]!r}, not in a file of its folder; {_FIX}")
     path = folder / name
     try:
         inside = path.resolve(strict=True).parent == folder.resolve()
         is_plain, state = path.is_file(), path.stat()
     except (OSError, RuntimeError) as error:
-        raise ManifestError(f"{path} cannot be opened ({error}); {_REMEDY}") from None
+        raise ManifestError(f"{path} cannot be opened ({error}); {_FIX}") from None
     if not inside:
         raise IntegrityError(f"{path} is a link out of its folder; copy the file there instead")
     if not is_plain:
-        raise IntegrityError(f"{path} is no plain file; {_REMEDY}")
+        raise IntegrityError(f"{path} is no plain file; {_FIX}")
     if state.st_nlink > 1:
         raise IntegrityError(f"{path} is known under {state.st_nlink} names (hard links); copy the file instead")
     return state.st_size
 
 
-def _completed(path: Path, manifest: Manifest, graph: Any) -> Manifest:
+def _complete(path: Path, manifest: Manifest, graph: Any) -> Manifest:
     from onnx import TensorProto
 
     inputs = {value.name: value.type.tensor_type.elem_type for value in graph.input}

@@ -1,4 +1,4 @@
-"""What the system tells of this machine: cores, GPUs and NPUs. Knows nothing of ONNX Runtime."""
+"""Cores, GPUs and NPUs of this machine, as the system lists them. Knows nothing of ONNX Runtime."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ _DISPLAY, _ACCELERATOR = 0x03, 0x12  # classes of PCI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cores:
-    """performance and efficiency count logical processors, None where all are alike or nobody tells."""
+    """performance and efficiency count logical processors, None where all are alike or the system does not say."""
 
     physical: int
     logical: int
@@ -35,37 +35,39 @@ class Accelerator:
 
 def cores() -> Cores:
     logical = psutil.cpu_count() or 1
-    fast, slow = _hybrid()
+    fast, slow = _core_kinds()
     return Cores(
         physical=psutil.cpu_count(logical=False) or logical, logical=logical, performance=fast, efficiency=slow
     )
 
 
-def _hybrid() -> tuple[int | None, int | None]:
-    """Logical processors of two kinds, on Linux with Intel's and on macOS."""
+def _core_kinds() -> tuple[int | None, int | None]:
+    """Logical processors of the fast and the slow kind, on Linux with Intel's and on macOS."""
     with suppress(OSError, ValueError, subprocess.SubprocessError):
         if sys.platform == "darwin":
             levels = [f"hw.perflevel{level}.logicalcpu" for level in (0, 1)]
-            told = subprocess.run(["sysctl", "-n", *levels], capture_output=True, text=True, timeout=5, check=True)
-            fast, slow = map(int, told.stdout.split())
+            printed = subprocess.run(
+                ["sysctl", "-n", *levels], capture_output=True, text=True, timeout=5, check=True
+            )
+            fast, slow = map(int, printed.stdout.split())
             return fast, slow
-        fast, slow = (num_listed((_CPUS / kind / "cpus").read_text()) for kind in ("cpu_core", "cpu_atom"))
+        fast, slow = (count_listed((_CPUS / kind / "cpus").read_text()) for kind in ("cpu_core", "cpu_atom"))
         return fast, slow
     return None, None
 
 
-def num_listed(ranges: str) -> int:
-    """How many numbers `0-3,8` names: 5."""
+def count_listed(ranges: str) -> int:
+    """Count the numbers of a list of ranges; `0-3,8` has 5."""
     bounds = [[int(bound) for bound in part.split("-")] for part in ranges.strip().split(",")]
     return sum(part[-1] - part[0] + 1 for part in bounds)
 
 
 def accelerators() -> list[Accelerator]:
-    """GPUs and NPUs on the PCI bus, where the system shows it as files."""
-    return sorted(set(_on_bus(_PCI)), key=lambda found: (found.kind, found.vendor))
+    """GPUs and NPUs on the PCI bus, where the system shows them as files."""
+    return sorted(set(_read_bus(_PCI)), key=lambda found: (found.kind, found.vendor))
 
 
-def _on_bus(bus: Path) -> Iterator[Accelerator]:
+def _read_bus(bus: Path) -> Iterator[Accelerator]:
     for device in bus.iterdir() if bus.is_dir() else []:
         with suppress(OSError, ValueError):
             device_class, vendor = (int((device / name).read_text(), 16) for name in ("class", "vendor"))

@@ -1,29 +1,28 @@
-"""A decoder that takes the time that a device takes."""
+"""A decoder that takes as long as a given device would."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from threading import Condition
 from time import perf_counter
 
 from edgespec.errors import EdgeSpecError
-from edgespec.types import Decoder, Logits, TokenIds, TreeDecoder
+from edgespec.types import Decoder, ForwardingDecoder, Logits, TokenIds, TreeDecoder
 
 Pace = Callable[[int, int], float]
-"""Tokens that a pass runs (those that the cache does not hold), and rows that are wanted of it → seconds."""
+"""Tokens that a pass runs (those that the cache does not hold), and the rows it returns → seconds."""
 
 
-class PacedDecoder:
+class PacedDecoder(ForwardingDecoder):
     """Another decoder's logits, at the pace of a device.
 
-    What the inner decoder takes counts as part of it. Where sleeping ends late, as on a busy machine it does by
-    some 0.1 ms, the next pass is that much shorter, so that lateness does not add up over passes; what lies
-    between passes is nobody's but the caller's.
+    The time of the inner decoder counts as part of it. Where sleeping ends late, as on a busy machine it does by
+    some 0.1 ms, the next pass is that much shorter, so that lateness does not add up over passes; the time between
+    passes is the caller's.
 
     Args:
         decoder: Gives the logits; trees too, if it is a TreeDecoder.
-        pace: What a pass takes.
-        sleep: Lets seconds pass on the clock; unless given real ones do, and interrupt() ends them.
-        clock: Tells seconds.
+        pace: How long a pass takes.
+        sleep: Lets seconds pass on the clock; by default real ones, which interrupt() ends.
+        clock: The time in seconds.
     """
 
     def __init__(
@@ -33,41 +32,19 @@ class PacedDecoder:
         sleep: Callable[[float], None] | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self._decoder = decoder
+        super().__init__(decoder)
         self._pace = pace
-        self._sleep = sleep or self._rest
+        self._sleep = sleep or self._wait
         self._clock = clock
         self._late_s = 0.0
         self._changed = Condition()
         self._is_running = False
         if isinstance(decoder, TreeDecoder):
             # Only then, so that it counts as a TreeDecoder exactly when the inner one does.
-            self.tree_logits = partial(self._tree_logits, decoder)
-
-    @property
-    def vocab_size(self) -> int:
-        return self._decoder.vocab_size
-
-    @property
-    def context_length(self) -> int:
-        return self._decoder.context_length
-
-    @property
-    def num_fed(self) -> int:
-        return self._decoder.num_fed
+            self.tree_logits = lambda *tree: self._run_at_pace(lambda: decoder.tree_logits(*tree))
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        return self._paced(lambda: self._decoder.logits(tokens, num_last))
-
-    def _tree_logits(
-        self,
-        decoder: TreeDecoder,
-        tokens: TokenIds,
-        nodes: TokenIds,
-        parents: Sequence[int],
-        num_last: int | None = None,
-    ) -> Logits:
-        return self._paced(lambda: decoder.tree_logits(tokens, nodes, parents, num_last))
+        return self._run_at_pace(lambda: self._decoder.logits(tokens, num_last))
 
     def interrupt(self) -> None:
         """End the pass that runs, if one does: it raises an error."""
@@ -75,7 +52,7 @@ class PacedDecoder:
             self._is_running = False
             self._changed.notify_all()
 
-    def _paced(self, run: Callable[[], Logits]) -> Logits:
+    def _run_at_pace(self, run: Callable[[], Logits]) -> Logits:
         started, fed = self._clock(), self._decoder.num_fed
         self._is_running = True
         rows = run()
@@ -91,6 +68,6 @@ class PacedDecoder:
         self._is_running = False
         return rows
 
-    def _rest(self, seconds: float) -> None:
+    def _wait(self, seconds: float) -> None:
         with self._changed:
             self._changed.wait_for(lambda: not self._is_running, seconds)

@@ -1,127 +1,135 @@
-"""A graph opened on ONNX Runtime and found to be the one that its manifest describes.
-
-Knows names, types and shapes; nothing of tokens.
-"""
+"""Opens a graph on ONNX Runtime, and checks that it is the one that its manifest describes."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
-from edgespec.cancel import Cancel
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, ManifestError, MemoryExhausted
 from edgespec.manifest import Manifest
-from edgespec.runtimes.devices import Device, import_onnxruntime
-from edgespec.runtimes.placement import expect_placed, placed_on, placement
+from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
+from edgespec.runtimes.node_placement import read_node_placement, request_device, require_placement
+from edgespec.system.cancel import Cancel
 
 # A dimension is a number, or a word where any number has to be allowed, or _ANY where the graph may choose.
 _Dimensions = Sequence[int | str | None]
+_Values = dict[str, tuple[tuple[str, ...], _Dimensions]]  # name to the types that serve and the shape
 _ANY = "any size"
 _HIDDEN = "hidden_states."
 _NUM_NAMED = 4  # differences named in a message; a wrong layer count alone makes dozens
 
 
-def open_session(
-    graph: Path,
-    manifest: Manifest,
-    device: Device,
-    num_threads: int,
-    *,
-    shares_cores: bool = False,
-    cancel: Cancel | None = None,
-) -> Any:
-    """An InferenceSession of a graph; shares_cores says that another model runs by turns with it.
+class SessionOptions(TypedDict, total=False):
+    """How to open a graph, and to run it."""
+
+    num_threads: int | None  # threads of the host; all physical cores by default
+    shares_cores: bool  # another model uses these cores between passes
+    cancel: Cancel | None  # ends the loading within milliseconds
+    deterministic: bool  # rows are equal to the bit however tokens are cut into passes; for decoders alone
+
+
+def open_session(graph: Path, manifest: Manifest, device: Device, **options: Unpack[SessionOptions]) -> Any:
+    """An InferenceSession of a graph.
 
     Raises:
-        Cancelled: It was given up, which takes effect within milliseconds.
-        DeviceUnavailable: The device does not run it, or not all of it that takes time.
+        Cancelled: The loading was cancelled.
+        DeviceUnavailable: The device does not run the graph, or not all of it that takes time.
         ManifestError: The graph does not load, or is not the one that the manifest describes.
         MemoryExhausted: The weights do not fit.
     """
-    session = load_graph(graph, device, num_threads, shares_cores, cancel or Cancel())
+    session = load_graph(graph, device, **options)
     _check_signature(graph, manifest, session)
-    expect_placed(placement(session), device, str(graph))
+    require_placement(read_node_placement(session), device, str(graph))
     return session
 
 
-def load_graph(graph: Path, device: Device, num_threads: int, shares_cores: bool, cancel: Cancel) -> Any:
-    """An InferenceSession of any graph; raises as open_session does."""
-    ort = import_onnxruntime()
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = device.host_threads or num_threads
-    if shares_cores:
+def load_graph(graph: Path, device: Device, **options: Unpack[SessionOptions]) -> Any:
+    """An InferenceSession of a graph whose signature is not checked; raises as open_session does."""
+    ort, cancel = import_onnxruntime(), options.get("cancel") or Cancel()
+    settings = ort.SessionOptions()
+    settings.intra_op_num_threads = device.host_threads or options.get("num_threads") or physical_cores()
+    if options.get("shares_cores"):
         # Threads that spin on after a pass take a core from the other model: 67 → 135 tokens/s on two cores.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.log_severity_level = 4  # what fails is raised; a log would say it twice
-    how = placed_on(options, device)
-    with cancel.ending(partial(options.set_load_cancellation_flag, True)):
+        settings.add_session_config_entry("session.force_spinning_stop", "1")
+    settings.log_severity_level = 4  # what fails is raised; a log would repeat it
+    how = request_device(settings, device)
+    with cancel.on_set(partial(settings.set_load_cancellation_flag, True)):
         try:
-            return ort.InferenceSession(str(graph), options, **how)
+            return ort.InferenceSession(str(graph), settings, **how)
         except Exception as error:  # ONNX Runtime has no common base of its own
-            cancel.expect_unset()
-            raise _refused(error, graph, device) from error
+            cancel.require_unset()
+            raise _loading_error(error, graph, device) from error
 
 
-def _refused(error: Exception, graph: Path, device: Device) -> EdgeSpecError:
-    """On the CPU it is the graph that is at fault; a device has kernels, compilers and drivers that may be."""
+def _loading_error(error: Exception, graph: Path, device: Device) -> EdgeSpecError:
+    """On the CPU the graph is at fault; elsewhere kernels, compilers and drivers may be."""
     if device.name == "cpu":
-        return translated(error, f"loading {graph}", ManifestError)
-    told = translated(error, f"loading {graph} on '{device.name}'")
-    return told if isinstance(told, MemoryExhausted) else not_run(told, device)
+        return translate_error(error, f"loading {graph}", ManifestError)
+    found = translate_error(error, f"loading {graph} on '{device.name}'")
+    return found if isinstance(found, MemoryExhausted) else _device_refusal(found, device)
 
 
-def not_run(error: EdgeSpecError, device: Device) -> DeviceUnavailable:
-    """What a device said of a graph that it does not load, or of its first pass, and what to do."""
-    said, mend = str(error), "use --device cpu"
-    if "requires f16" in said:  # words of the WebGPU provider
-        mend = f"it has no half floats: export the model again with --precision fp32, or {mend}"
+@contextmanager
+def refuse_device(device: Device) -> Iterator[None]:
+    """Raises DeviceUnavailable: The first pass of a model fails on the device."""
+    try:
+        yield
+    except (DeviceUnavailable, MemoryExhausted):
+        raise
+    except EdgeSpecError as error:
+        raise _device_refusal(error, device) from error
+
+
+def _device_refusal(error: EdgeSpecError, device: Device) -> DeviceUnavailable:
+    problem, fix = str(error), "use --device cpu"
+    if "requires f16" in problem:  # words of the WebGPU provider
+        fix = f"it has no half floats: export the model again with --precision fp32, or {fix}"
     return DeviceUnavailable(
-        f"'{device.name}' does not run this model: {said.rstrip('.')}; {mend}", device=device.name
+        f"'{device.name}' does not run this model: {problem.rstrip('.')}; {fix}", device=device.name
     )
 
 
 @contextmanager
-def telling_of_memory(doing: str) -> Iterator[None]:
+def translate_memory_errors(doing: str) -> Iterator[None]:
     """Raises MemoryExhausted: an array did not fit."""
     try:
         yield
     except MemoryError as error:
-        raise translated(error, doing) from error
+        raise translate_error(error, doing) from error
 
 
-def translated(error: Exception, doing: str, kind: type[EdgeSpecError] = EdgeSpecError) -> EdgeSpecError:
-    """What ONNX Runtime raised, as an error of edgespec's own."""
-    said = str(error)
-    if isinstance(error, MemoryError) or "allocate memory" in said or "bad_alloc" in said:
+def translate_error(error: Exception, doing: str, kind: type[EdgeSpecError] = EdgeSpecError) -> EdgeSpecError:
+    """An error of edgespec's own for one that ONNX Runtime raised."""
+    message = str(error)
+    if isinstance(error, MemoryError) or "allocate memory" in message or "bad_alloc" in message:
         return MemoryExhausted(f"out of memory while {doing}; close other programs or use a smaller model")
-    return kind(f"ONNX Runtime failed {doing}: {said}")
+    return kind(f"ONNX Runtime failed {doing}: {message}")
 
 
 def _check_signature(graph: Path, manifest: Manifest, session: Any) -> None:
-    inputs, outputs = _wanted(manifest)
-    names = {value.name for value in session.get_inputs()}
+    inputs, outputs = _expected_values(manifest)
+    names = [value.name for value in session.get_inputs()]
     for bias in (manifest.signature.attention_bias, manifest.signature.local_attention_bias):
         if bias and bias in names:
             inputs[bias] = (("float",), (1, 1, "new", "total"))
-    differing = [
-        *_differences(inputs, session.get_inputs(), exhaustive=True),
-        *_differences(outputs, session.get_outputs(), exhaustive=False),
-    ]
-    if manifest.files and not differing:  # graphs of others name their dimensions as they like
-        differing += _cache_differences(manifest, session)
-    if differing:
-        more = f" and {len(differing) - _NUM_NAMED} more" if len(differing) > _NUM_NAMED else ""
+    differences = [f"{name} is not expected" for name in names if name not in inputs]
+    differences += _differences(inputs, session.get_inputs()) + _differences(outputs, session.get_outputs())
+    if manifest.files and not differences:  # graphs of others name their dimensions as they like
+        differences = _cache_differences(manifest, session)
+    require_same(graph, differences)
+
+
+def require_same(graph: Path, differences: Sequence[str]) -> None:
+    """Raises ManifestError: A graph differs from its manifest."""
+    if differences:
+        more = f" and {len(differences) - _NUM_NAMED} more" if len(differences) > _NUM_NAMED else ""
         raise ManifestError(
-            f"{graph} is not what its manifest says: {'; '.join(differing[:_NUM_NAMED])}{more}; export it again"
+            f"{graph} is not what its manifest says: {'; '.join(differences[:_NUM_NAMED])}{more}; export it again"
         )
 
 
-_Values = dict[str, tuple[tuple[str, ...], _Dimensions]]  # name to the types that serve and the shape
-
-
-def _wanted(manifest: Manifest) -> tuple[_Values, _Values]:
-    """Inputs and outputs as the manifest has them."""
+def _expected_values(manifest: Manifest) -> tuple[_Values, _Values]:
     kv, names = manifest.kv_cache, manifest.signature
     inputs: _Values = {names.input_ids: (("int64",), (1, "new"))}
     for name, shape in ((names.attention_mask, (1, "total")), (names.position_ids, (1, "new"))):
@@ -142,42 +150,44 @@ def _wanted(manifest: Manifest) -> tuple[_Values, _Values]:
 
 
 def _cache_differences(manifest: Manifest, session: Any) -> list[str]:
-    """Where the cache is not of its form, or hidden states are given that the manifest does not state.
-
-    A shared buffer is one dimension in past and present; a growing cache is longer in present.
-    """
+    """How the cache's form, the context length and the hidden states differ from the manifest's."""
     past, present = manifest.signature.caches(1)[0]
     shapes = {value.name: value.shape for value in (*session.get_inputs(), *session.get_outputs())}
-    found = "shared_buffer" if shapes[past][2] == shapes[present][2] else "growing"
-    said = [] if found == manifest.kv_cache.form else [f"its cache is {found}, wanted {manifest.kv_cache.form}"]
+    differences = []
+    # A shared buffer is one dimension in past and present; a growing cache is longer in present.
+    form = "shared_buffer" if shapes[past][2] == shapes[present][2] else "growing"
+    if form != manifest.kv_cache.form:
+        differences.append(f"its cache is {form}, wanted {manifest.kv_cache.form}")
     positions = session.get_modelmeta().custom_metadata_map.get("context_length", "")
     if positions and not (positions.isdecimal() and int(positions[:20]) >= manifest.context_length):
-        said.append(f"it has {positions[:20]} positions, wanted a context_length of {manifest.context_length}")
+        wanted = manifest.context_length
+        differences.append(f"it has {positions[:20]} positions, wanted a context_length of {wanted}")
     stated = {f"{_HIDDEN}{layer}" for layer in manifest.hidden_layers}
-    return said + [f"{name} is not expected" for name in shapes if name.startswith(_HIDDEN) and name not in stated]
+    unstated = [name for name in shapes if name.startswith(_HIDDEN) and name not in stated]
+    return differences + [f"{name} is not expected" for name in unstated]
 
 
-def _differences(wanted: _Values, values: Sequence[Any], *, exhaustive: bool) -> list[str]:
+def _differences(expected: _Values, values: Sequence[Any]) -> list[str]:
     found = {value.name: value for value in values}
-    said = [f"{name} is not expected" for name in found if name not in wanted] if exhaustive else []
-    for name, (types, shape) in wanted.items():
-        expected = f"{' or '.join(types)} {_written(shape)}"
+    differences = []
+    for name, (types, shape) in expected.items():
+        wanted = f"{' or '.join(types)} {_format_shape(shape)}"
         if name not in found:
-            said.append(f"{name} is missing, wanted {expected}")
+            differences.append(f"{name} is missing, wanted {wanted}")
             continue
         value = found[name]
         kind = value.type.removeprefix("tensor(").removesuffix(")")
-        if kind not in types or not _serves(value.shape, shape):
-            said.append(f"{name} is {kind} {_written(value.shape)}, wanted {expected}")
-    return said
+        if kind not in types or not _can_take(value.shape, shape):
+            differences.append(f"{name} is {kind} {_format_shape(value.shape)}, wanted {wanted}")
+    return differences
 
 
-def _serves(found: _Dimensions, wanted: _Dimensions) -> bool:
-    """Whether a shape of the graph takes what is wanted: free where that varies, free or equal where not."""
+def _can_take(found: _Dimensions, wanted: _Dimensions) -> bool:
+    """Whether a shape of the graph is free where the wanted one varies, and free or equal elsewhere."""
     return len(found) == len(wanted) and all(
         not isinstance(have, int) or want in (have, _ANY) for have, want in zip(found, wanted, strict=True)
     )
 
 
-def _written(shape: _Dimensions) -> str:
-    return f"[{', '.join(str(dimension) for dimension in shape)}]"
+def _format_shape(shape: _Dimensions) -> str:
+    return f"[{', '.join(map(str, shape))}]"

@@ -1,15 +1,15 @@
 """The KV cache as one buffer for each layer's keys and one for its values, longer than what fills it.
 
-The same buffer is bound as past and as present and the total length says how much of it counts, so a
-rewind costs nothing.
+It is bound as past and as present, and the total length says how much of it counts: a rewind costs nothing.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from edgespec.cache import grown_capacity
+from edgespec.decoding.cached_prefix import next_capacity
 from edgespec.errors import MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime
@@ -33,25 +33,26 @@ class SharedCache:
     def prepare(self, num_past: int, num_new: int) -> None:
         """Make room for num_new positions behind the first num_past, which are kept.
 
-        Raises:
-            MemoryExhausted: The buffers do not fit. They hold what they held, and some of them may be longer.
+        Raises MemoryExhausted: The buffers do not fit. They hold what they held, and some may be longer.
         """
         needed = num_past + num_new
         if needed <= self._capacity:
             return
         # Buffers of another device are made once: what they hold is not numpy's to copy.
         is_own = self._device.memory == "cpu"
-        doubled = grown_capacity(self._capacity, needed, self._context_length) if is_own else self._context_length
-        try:
-            self._grow(doubled, num_past)
-        except MemoryError:
-            self._grow_little(min(needed + _SPARE, self._context_length), num_past)
+        doubled = next_capacity(self._capacity, needed, self._context_length) if is_own else self._context_length
+        least = min(needed + _SPARE, self._context_length)
+        for capacity in (doubled, least):
+            with suppress(MemoryError):
+                self._grow(capacity, num_past)
+                return
+        raise MemoryExhausted(f"no memory for a context of {least} tokens; use a shorter one")
 
     def collect(self) -> None:
-        """After a pass; the graph has written into the buffers themselves."""
+        """Nothing to do: the graph has written into the buffers themselves."""
 
     def pretend(self, num_positions: int) -> None:
-        """Hold zeros, written where the buffers are the CPU's; other memory is all there from the start."""
+        """Hold zeros, which are written only in the CPU's memory: another device's is all there from the start."""
         if num_positions > self._capacity:
             self.clear()
             self.prepare(0, num_positions)
@@ -59,33 +60,26 @@ class SharedCache:
             buffer.numpy()[:, :, :num_positions] = 0
 
     def clear(self) -> None:
-        """Hold nothing, in no memory."""
         self._capacity = 0
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
         self._buffers.clear()
 
     def move(self, slots: Sequence[int], start: int) -> None:
-        """Copy slots, in rising order, to start and what follows it; the buffers must be the CPU's."""
+        """Copy slots, in rising order, to start and behind it; the buffers must be the CPU's."""
         for buffer in self._buffers.values():
             held = buffer.numpy()  # a view
             held[:, :, start : start + len(slots)] = held[:, :, slots]
 
-    def _grow_little(self, capacity: int, num_past: int) -> None:
-        try:
-            self._grow(capacity, num_past)
-        except MemoryError:
-            raise MemoryExhausted(f"no memory for a context of {capacity} tokens; use a shorter one") from None
-
     def _grow(self, capacity: int, num_past: int) -> None:
-        """Layer by layer, each with keys and values of one length, so that a refusal leaves what can be run."""
+        """Grow layer by layer, keys and values together, so that what is left after a MemoryError can be run."""
         shape = (1, self._kv.num_kv_heads, capacity, self._kv.head_dim)
         self._capacity = 0  # until all is done, whatever comes between
         for layer in zip(self._names[::2], self._names[1::2], strict=True):
             lengths = [self._length(past) for past, _ in layer]
             if lengths[0] == lengths[1] >= capacity:
                 continue
-            grown = [self._grown(past, shape, num_past) for past, _ in layer]
+            grown = [self._allocate(past, shape, num_past) for past, _ in layer]
             for (past, present), value in zip(layer, grown, strict=True):
                 self._buffers[past] = value
                 self._binding.bind_ortvalue_input(past, value)
@@ -95,7 +89,7 @@ class SharedCache:
     def _length(self, past: str) -> int:
         return int(self._buffers[past].shape()[2]) if past in self._buffers else 0
 
-    def _grown(self, past: str, shape: tuple[int, ...], num_past: int) -> Any:
+    def _allocate(self, past: str, shape: tuple[int, ...], num_past: int) -> Any:
         if self._device.memory != "cpu":
             return self._ort.OrtValue.ortvalue_from_shape_and_type(
                 shape, np.dtype(self._kv.dtype).type, self._device.memory, 0

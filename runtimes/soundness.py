@@ -1,54 +1,50 @@
-"""How wide a pass of a device may be before its rows are no longer those of narrow ones; whether it chooses well.
-
-Providers choose other kernels for long passes, and some adapters compute these wrongly and say nothing.
-"""
+"""How wide a device's passes may be before it chooses wrong kernels, and whether it picks the right tokens."""
 
 from collections.abc import Callable
 
 import numpy as np
 
 from edgespec.errors import DeviceUnavailable
-from edgespec.types import Likeliest, Logits, TokenIds
+from edgespec.types import Argmax, Logits, TokenIds
 
 WIDTHS = (256, 64, 16)
 _NARROW = 8
-# Of the spread of the rows. Rounding to half floats moves a row by some thousandths of it, a wrong kernel by most.
+# Share of the spread of the rows. Half floats move a row by some thousandths of it, a wrong kernel by most.
 _TOLERANCE = 0.05
 
 RowsOf = Callable[[TokenIds, int], Logits]
-"""Tokens, and how many of them a pass may have → the rows behind all of them, [num_tokens, vocab_size]."""
+"""Tokens, and how many of them a pass may run → the rows behind all of them, [num_tokens, vocab_size]."""
 
 
-def widest_sound(rows_of: RowsOf, vocab_size: int, context_length: int, device: str) -> int:
+def max_sound_width(rows_of: RowsOf, vocab_size: int, context_length: int, device: str) -> int:
     """The widest of WIDTHS whose passes give the rows of passes of eight tokens.
 
-    Raises:
-        DeviceUnavailable: None of them does.
+    Raises DeviceUnavailable: No width gives the right rows.
     """
-    tokens = probe(vocab_size, context_length)
+    tokens = probe_tokens(vocab_size, context_length)
     expected = rows_of(tokens, _NARROW)
     for width in WIDTHS:
-        if _far_apart(rows_of(tokens, width), expected) < _TOLERANCE:
+        if _distance(rows_of(tokens, width), expected) < _TOLERANCE:
             return width
     raise DeviceUnavailable(
-        f"'{device}' gives other rows for passes of {WIDTHS[-1]} tokens than for passes of {_NARROW}: it computes "
+        f"'{device}' gives other logits in passes of {WIDTHS[-1]} tokens than in passes of {_NARROW}: it computes "
         "this model wrongly; use --device cpu",
         device=device,
     )
 
 
-def probe(vocab_size: int, context_length: int) -> TokenIds:
-    """Tokens that are far apart, and no two the same, so that a row that sees too little shows it."""
+def probe_tokens(vocab_size: int, context_length: int) -> TokenIds:
+    """Distinct tokens, far apart, so that a row that sees too few of them is wrong by much."""
     return (np.arange(min(WIDTHS[0], context_length)) * 7919 % vocab_size).astype(np.int32)
 
 
-def chooses_soundly(rows: Logits, found: Likeliest) -> bool:
-    """Whether tokens that a device chose are the likeliest of rows, but for the rounding between two passes."""
-    short = rows.max(1) - rows[np.arange(len(rows)), found.ids]
-    return bool(found.is_sound.all() and short.max() <= _TOLERANCE * rows.std())
+def is_argmax_sound(rows: Logits, found: Argmax) -> bool:
+    """Whether tokens that a device chose are the likeliest of rows, apart from the rounding between two passes."""
+    missed = rows.max(1) - rows[np.arange(len(rows)), found.ids]
+    return bool(found.is_sound.all() and missed.max() <= _TOLERANCE * rows.std())
 
 
-def _far_apart(rows: Logits, expected: Logits) -> float:
+def _distance(rows: Logits, expected: Logits) -> float:
     """The largest root mean square difference of a row, in standard deviations of all; inf where there is none."""
     difference = np.sqrt(np.square(rows.astype(np.float64) - expected).mean(1)).max() / expected.std()
     return float(difference) if np.isfinite(difference) else np.inf

@@ -2,98 +2,68 @@
 
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.cache import reusable_prefix
-from edgespec.cancel import Cancel
-from edgespec.errors import ContextOverflow, EdgeSpecError, ManifestError, MemoryExhausted
+from edgespec.decoding.cached_prefix import reusable_prefix
+from edgespec.errors import ContextOverflow, ManifestError
 from edgespec.manifest import Manifest
-from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
-from edgespec.runtimes.placement import Placement, expect_placed, placement
-from edgespec.runtimes.session import load_graph, not_run, telling_of_memory, translated
+from edgespec.runtimes.devices import Device, import_onnxruntime
+from edgespec.runtimes.node_placement import NodePlacement, read_node_placement, require_placement
+from edgespec.runtimes.passes import HIDDEN, is_hidden
+from edgespec.runtimes.session import (
+    SessionOptions,
+    load_graph,
+    refuse_device,
+    require_same,
+    translate_error,
+    translate_memory_errors,
+)
 from edgespec.types import Logits, TokenIds
 
-_HIDDEN = -30000.0  # which half floats hold
+_Arrays = dict[str, npt.NDArray[Any]]
 
 
 class StaticDecoder:
-    """The model of a folder in its static form, as a function from tokens to logits.
+    """The model of a folder in its static form, as a function from tokens to logits; raises as OnnxDecoder does.
 
-    The cache is a memo: a rewind is a mask that shows less of it. In deterministic mode every token has a pass of
-    its own, so that a row is the same to the bit however tokens came.
+    The cache is a memo: a rewind is a mask that shows less of it. In deterministic mode every pass runs one token,
+    so that a row is equal to the bit however tokens came.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        manifest: Manifest,
-        device: Device,
-        *,
-        num_threads: int | None = None,
-        deterministic: bool = False,
-        shares_cores: bool = False,
-        cancel: Cancel | None = None,
+        self, folder: Path, manifest: Manifest, device: Device, **options: Unpack[SessionOptions]
     ) -> None:
-        """Load the graphs.
-
-        Raises:
-            Cancelled: It was given up.
-            DeviceUnavailable: The device does not run it.
-            ManifestError: A graph does not load, or takes other inputs than the static form has.
-            MemoryExhausted: The weights do not fit.
-        """
+        """Load the graphs; raises as open_session does."""
+        self.vocab_size, self.context_length, self.num_fed = manifest.vocab_size, manifest.context_length, 0
         self._manifest = manifest
-        threads = num_threads or physical_cores()
         graphs = {1: manifest.graph}
-        if manifest.prefill_graph and not deterministic:
+        if manifest.prefill_graph and not options.get("deterministic"):
             graphs[manifest.prefill_tokens] = manifest.prefill_graph
         self._sessions = {
-            width: _open(folder / graph, manifest, device, threads, shares_cores, cancel or Cancel())
-            for width, graph in graphs.items()
+            width: _open_graph(folder / graph, manifest, device, **options) for width, graph in graphs.items()
         }
-        kv = manifest.kv_cache
-        shape = (kv.num_kv_heads, manifest.context_length, kv.head_dim)
-        # Where nothing is cached yet is masked, so that any value will do.
-        self._caches = {past: np.zeros(shape, kv.dtype) for past, _ in manifest.signature.caches(kv.num_layers)}
+        self._caches = empty_caches(manifest, manifest.kv_cache.dtype)
         self._held = np.zeros(0, np.int32)
-        self._num_fed = 0
         self._lock = Lock()
         self._new_options = import_onnxruntime().RunOptions
-        self._options = self._new_options()  # of the passes that go on, or of the last
+        self._options = self._new_options()  # for the passes that run, or the last ones
         if device.name != "cpu":
-            self._try(device)
+            with refuse_device(device):  # whether a device runs a graph that it loads shows only in a pass
+                self._pass(np.zeros(1, np.int32), 0)  # what it leaves in the cache is masked
 
     @property
-    def placements(self) -> dict[int, Placement]:
-        """Which nodes run where, by the width of the graph."""
-        return {width: placement(session) for width, session in self._sessions.items()}
-
-    @property
-    def vocab_size(self) -> int:
-        return self._manifest.vocab_size
-
-    @property
-    def context_length(self) -> int:
-        return self._manifest.context_length
-
-    @property
-    def num_fed(self) -> int:
-        return self._num_fed
+    def placements(self) -> dict[int, NodePlacement]:
+        """Which provider runs which nodes, by the width of the graph."""
+        return {width: read_node_placement(session) for width, session in self._sessions.items()}
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        """Logits that follow each of the last num_last tokens, [num_last, vocab_size].
-
-        Raises:
-            ContextOverflow: tokens are more than context_length.
-            MemoryExhausted: The workspace does not fit.
-        """
         if len(tokens) > self.context_length:
             raise ContextOverflow(len(tokens), self.context_length)
         assert 1 <= num_last <= len(tokens)
-        with self._lock, telling_of_memory("running a pass"):
+        with self._lock, translate_memory_errors("running a pass"):
             self._options = self._new_options()
             return self._logits(tokens, num_last)
 
@@ -102,25 +72,15 @@ class StaticDecoder:
         self._options.terminate = True
 
     def pretend(self, tokens: TokenIds) -> None:
-        """Hold tokens that were never run; see PretendingDecoder."""
         if len(tokens) > self.context_length:
             raise ContextOverflow(len(tokens), self.context_length)
         with self._lock:
             self._held = tokens
 
     def forget(self) -> None:
-        """Hold nothing; the cache is of a fixed size."""
+        """Hold no tokens; the cache is of a fixed size."""
         with self._lock:
             self._held = self._held[:0]
-
-    def _try(self, device: Device) -> None:
-        """Raises DeviceUnavailable: It loads the graph and does not run it, which a pass alone shows."""
-        try:
-            self._pass(np.zeros(1, np.int32), 0)  # what it leaves in the cache is masked
-        except MemoryExhausted:
-            raise
-        except EdgeSpecError as error:
-            raise not_run(error, device) from error
 
     def _logits(self, tokens: TokenIds, num_last: int) -> Logits:
         start, first = reusable_prefix(self._held, tokens, num_last), len(tokens) - num_last
@@ -129,7 +89,7 @@ class StaticDecoder:
             width = max(width for width in self._sessions if width <= len(tokens) - start)
             self._held = tokens[:start]
             found = self._pass(tokens[start : start + width], start)
-            self._num_fed += width
+            self.num_fed += width
             start += width
             wanted = min(width, max(0, start - first))
             rows[start - wanted - first : start - first] = found[width - wanted :]
@@ -137,23 +97,36 @@ class StaticDecoder:
         return rows
 
     def _pass(self, tokens: TokenIds, num_past: int) -> Logits:
-        session, width = self._sessions[len(tokens)], len(tokens)
-        feeds = pass_inputs(session, self._manifest, tokens, num_past)
-        names = [value.name for value in session.get_outputs()]
+        session = self._sessions[len(tokens)]
         try:
-            found = dict(zip(names, session.run(names, {**feeds, **self._caches}, self._options), strict=True))
+            return run_static(session, self._manifest, tokens, num_past, self._caches, self._options)["logits"]
         except Exception as error:  # ONNX Runtime has no common base of its own
-            raise translated(error, "running a pass") from error
-        for past, present in self._manifest.signature.caches(self._manifest.kv_cache.num_layers):
-            self._caches[past][:, num_past : num_past + width] = found[present]
-        logits: Logits = found["logits"]
-        return logits
+            raise translate_error(error, "running a pass") from error
 
 
-def pass_inputs(session: Any, manifest: Manifest, tokens: TokenIds, num_past: int) -> dict[str, npt.NDArray[Any]]:
-    """What a static graph takes beside its cache, of which num_past positions are filled."""
+def empty_caches(manifest: Manifest, dtype: npt.DTypeLike) -> _Arrays:
+    """Keys and values by the name of their input, [num_kv_heads, context_length, head_dim]."""
+    kv = manifest.kv_cache
+    shape = (kv.num_kv_heads, manifest.context_length, kv.head_dim)
+    # Where nothing is cached yet is masked, so that any value will do.
+    return {past: np.zeros(shape, dtype) for past, _ in manifest.signature.caches(kv.num_layers)}
+
+
+def run_static(
+    session: Any, manifest: Manifest, tokens: TokenIds, num_past: int, caches: _Arrays, options: Any = None
+) -> _Arrays:
+    """Run tokens behind num_past positions of the caches, and extend these; returns all outputs by name."""
+    feeds = _static_inputs(session, manifest, tokens, num_past)
+    names = [value.name for value in session.get_outputs()]
+    outputs = dict(zip(names, session.run(names, {**feeds, **caches}, options), strict=True))
+    for past, present in manifest.signature.caches(manifest.kv_cache.num_layers):
+        caches[past][:, num_past : num_past + len(tokens)] = outputs[present]
+    return outputs
+
+
+def _static_inputs(session: Any, manifest: Manifest, tokens: TokenIds, num_past: int) -> _Arrays:
     positions = np.arange(num_past, num_past + len(tokens), dtype=np.int32)
-    feeds: dict[str, npt.NDArray[Any]] = {"input_ids": tokens.astype(np.int32), "position_ids": positions}
+    feeds: _Arrays = {"input_ids": tokens.astype(np.int32), "position_ids": positions}
     for value in session.get_inputs():
         if value.name.endswith("attention_mask"):
             window = manifest.sliding_window if value.name.startswith("local") else None
@@ -163,37 +136,32 @@ def pass_inputs(session: Any, manifest: Manifest, tokens: TokenIds, num_past: in
 
 
 def _mask(positions: npt.NDArray[np.int32], capacity: int, window: int | None) -> npt.NDArray[np.float64]:
-    """[num_tokens, capacity + num_tokens]: what is filled of the cache, and of the pass what came before."""
+    """[num_tokens, capacity + num_tokens]: the filled part of the cache, and the pass as far as the token."""
     filled = np.arange(capacity)
     slots = np.concatenate([np.where(filled < positions[0], filled, capacity), positions])
-    behind = positions[:, None] - slots
-    hidden = behind < 0 if window is None else (behind < 0) | (behind >= window)
-    return np.where(hidden, _HIDDEN, 0.0)
+    return np.where(is_hidden(positions[:, None] - slots, window), HIDDEN, 0.0)
 
 
-def _open(
-    graph: Path, manifest: Manifest, device: Device, num_threads: int, shares_cores: bool, cancel: Cancel
-) -> Any:
-    session = load_graph(graph, device, num_threads, shares_cores, cancel)
-    shapes = {value.name: tuple(value.shape) for value in session.get_inputs()}
-    expect_placed(placement(session), device, str(graph))
-    names, kv = set(shapes), manifest.kv_cache
-    if not {"input_ids", "position_ids"} < names:
+def _open_graph(graph: Path, manifest: Manifest, device: Device, **options: Unpack[SessionOptions]) -> Any:
+    session = load_graph(graph, device, **options)
+    require_placement(read_node_placement(session), device, str(graph))
+    shapes, kv = {value.name: tuple(value.shape) for value in session.get_inputs()}, manifest.kv_cache
+    if not {"input_ids", "position_ids"} < set(shapes):
         raise ManifestError(
-            f"{graph} takes {', '.join(sorted(names)[:4])}, which is no static form; export it again"
+            f"{graph} takes {', '.join(sorted(shapes)[:4])}, which is no static form; export it again"
         )
     wanted = (kv.num_kv_heads, manifest.context_length, kv.head_dim)
     pasts = {past for past, _ in manifest.signature.caches(kv.num_layers)}
     found = {name: shape for name, shape in shapes.items() if "past" in name}
-    if set(found) != pasts or set(found.values()) != {wanted}:
-        shape = next((shape for shape in found.values() if shape != wanted), wanted)
-        raise ManifestError(
-            f"{graph} is not what its manifest says: its cache has {len(found)} inputs, as of {shape}, wanted "
-            f"{len(pasts)} of {wanted}; export it again"
-        )
     made = {value.name for value in session.get_outputs()}
-    if missing := [name for _, name in manifest.signature.roles(kv.num_layers)[1] if name not in made]:
-        raise ManifestError(
-            f"{graph} is not what its manifest says: its output {missing[0]} is missing; export it again"
-        )
+    outputs = [name for _, name in manifest.signature.roles(kv.num_layers)[1]]
+    require_same(
+        graph,
+        [
+            *(f"{name} is missing, wanted {wanted}" for name in sorted(pasts - found.keys())),
+            *(f"{name} is not expected" for name in sorted(found.keys() - pasts)),
+            *(f"{name} is {shape}, wanted {wanted}" for name, shape in found.items() if shape != wanted),
+            *(f"its output {name} is missing" for name in outputs if name not in made),
+        ],
+    )
     return session

@@ -1,4 +1,4 @@
-"""Decoders without weights, for tests and demonstrations: logits hashed from the last tokens."""
+"""A decoder without weights, for tests and demonstrations: logits hashed from the last tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from edgespec import trees
-from edgespec.cache import reusable_prefix
+from edgespec.decoding import trees
+from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.errors import ContextOverflow
 from edgespec.types import Logits, TokenIds, append
 
@@ -16,23 +16,34 @@ _ORDER = 3  # how many tokens a row depends on
 
 @dataclass(slots=True)
 class HeldTokens:
-    """What a KV cache would hold, and how many tokens were run because it did not hold them."""
+    """The tokens that a KV cache would hold; num_fed counts those that it did not hold and that were run."""
 
     num_fed: int = 0
     _tokens: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
     _nodes: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
     _parents: tuple[int, ...] = ()
 
-    def feed(self, tokens: TokenIds, num_last: int) -> None:
-        """A pass for the logits of the last num_last of tokens."""
+    def feed(self, tokens: TokenIds, num_last: int, context_length: int) -> None:
+        """Count a pass for the logits of the last num_last of tokens.
+
+        Raises ContextOverflow: tokens are more than context_length.
+        """
+        if len(tokens) > context_length:
+            raise ContextOverflow(len(tokens), context_length)
         self._settle(tokens)
         self.num_fed += len(tokens) - reusable_prefix(self._tokens, tokens, num_last)
         self._tokens = tokens
 
     def feed_tree(
-        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
+        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None, context_length: int
     ) -> None:
-        """A pass over a tree behind tokens, for the rows of all its nodes or of the last."""
+        """Count a pass over a tree behind tokens, for the rows of all its nodes or of the last.
+
+        Raises ContextOverflow: A branch is more than fits behind tokens.
+        """
+        longest = len(tokens) + int(trees.depths(parents).max(initial=0))
+        if longest > context_length:
+            raise ContextOverflow(longest, context_length)
         tree = (self._nodes, self._parents)
         num_held = 0 if num_last is None else trees.num_held(self._tokens, tree, tokens, nodes, parents)
         if num_held and num_last is not None:
@@ -43,10 +54,10 @@ class HeldTokens:
         self._tokens, self._nodes, self._parents = tokens, nodes, tuple(parents)
 
     def _settle(self, tokens: TokenIds) -> None:
-        """Hold the nodes of the last tree that tokens run through."""
+        """Hold the branch of the last tree that tokens run through."""
         base = len(self._tokens)
         if len(self._nodes) and np.array_equal(self._tokens, tokens[:base]):
-            path = trees.followed(self._nodes, self._parents, tokens[base:])
+            path = trees.matching_path(self._nodes, self._parents, tokens[base:])
             self._tokens = tokens[: base + len(path)]
         self._nodes, self._parents = self._nodes[:0], ()
 
@@ -71,18 +82,13 @@ class TableDecoder:
         return self._held.num_fed
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        if len(tokens) > self.context_length:
-            raise ContextOverflow(len(tokens), self.context_length)
-        self._held.feed(tokens, num_last)
+        self._held.feed(tokens, num_last, self.context_length)
         return np.stack([self._row(tokens[: len(tokens) - i]) for i in reversed(range(num_last))])
 
     def tree_logits(
         self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
     ) -> Logits:
-        longest = len(tokens) + int(trees.depths(parents).max(initial=0))
-        if longest > self.context_length:
-            raise ContextOverflow(longest, self.context_length)
-        self._held.feed_tree(tokens, nodes, parents, num_last)
+        self._held.feed_tree(tokens, nodes, parents, num_last, self.context_length)
         first = -1 if num_last is None else len(nodes) - num_last
         paths = [trees.path(parents, node) for node in range(first, len(nodes))]
         return np.stack([self._row(append(tokens, nodes[path])) for path in paths])

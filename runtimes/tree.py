@@ -1,26 +1,25 @@
 """A decoder that runs trees of drafts, over the graph that takes positions and a mask.
 
-The nodes of a tree fill slots of the cache behind the committed tokens. The next call finds the branch that its
-tokens run through and moves what that branch left into place: keys are rotated by position, so a slot is only a
-place to be.
+The nodes of a tree fill slots of the cache behind the committed tokens. The next call moves the branch that its
+tokens run through together: keys are rotated by position, so that the slot does not matter.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import numpy as np
 
-from edgespec import trees
-from edgespec.cancel import Cancel
+from edgespec.decoding import trees
 from edgespec.errors import ContextOverflow, DeviceUnavailable, ManifestError
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.runtimes.passes import Places
-from edgespec.types import Logits, TokenIds
+from edgespec.runtimes.passes import TreeLayout
+from edgespec.runtimes.session import SessionOptions
+from edgespec.types import ForwardingDecoder, Logits, TokenIds
 
 _DEVICE = "cpu"  # where the cache is memory that numpy can move
 
@@ -28,95 +27,45 @@ _DEVICE = "cpu"  # where the cache is memory that numpy can move
 class _Tree(NamedTuple):
     """Nodes that fill the slots behind the tokens held."""
 
-    nodes: TokenIds
-    parents: tuple[int, ...]
+    nodes: TokenIds = np.zeros(0, np.int32)
+    parents: tuple[int, ...] = ()
 
 
-_NO_TREE = _Tree(np.zeros(0, np.int32), ())
-
-
-class OnnxTreeDecoder:
+class OnnxTreeDecoder(ForwardingDecoder):
     """The model of a folder, as a function from tokens, and from trees behind them, to logits.
 
     Chains run through the same session. In deterministic mode each branch of a tree is a chain of its own, since
-    sums over the cache depend on the slots that their parts lie in (docs/log.md).
+    sums over the cache depend on the slots that their parts lie in (docs/log/exactness.md).
     """
 
     def __init__(
-        self,
-        folder: Path,
-        manifest: Manifest,
-        device: Device,
-        *,
-        num_threads: int | None = None,
-        deterministic: bool = False,
-        shares_cores: bool = False,
-        cancel: Cancel | None = None,
+        self, folder: Path, manifest: Manifest, device: Device, **options: Unpack[SessionOptions]
     ) -> None:
-        """Load the tree graph.
-
-        Raises:
-            Cancelled: It was given up.
-            ManifestError: There is none, it does not load, or it is not what the manifest says.
-            DeviceUnavailable: The device cannot run it.
-            MemoryExhausted: The weights do not fit.
-        """
-        self._deterministic = deterministic
-        self._chain = OnnxDecoder(
-            folder,
-            tree_manifest(manifest, device),
-            device,
-            num_threads=num_threads,
-            deterministic=deterministic,
-            shares_cores=shares_cores,
-            cancel=cancel,
-        )
-        self._tree = _NO_TREE
+        """Load the tree graph; raises as OnnxDecoder and tree_manifest do."""
+        self._chain = OnnxDecoder(folder, tree_manifest(manifest, device), device, **options)
+        super().__init__(self._chain)
+        self._deterministic = options.get("deterministic", False)
+        self._tree = _Tree()
         self._lock = Lock()
 
-    @property
-    def vocab_size(self) -> int:
-        return self._chain.vocab_size
-
-    @property
-    def context_length(self) -> int:
-        return self._chain.context_length
-
-    @property
-    def num_fed(self) -> int:
-        return self._chain.num_fed
-
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        """As OnnxDecoder has it."""
         with self._lock:
             self._settle(tokens)
             return self._chain.logits(tokens, num_last)
 
     def pretend(self, tokens: TokenIds) -> None:
-        """As OnnxDecoder has it."""
         with self._lock:
-            self._tree = _NO_TREE
+            self._tree = _Tree()
             self._chain.pretend(tokens)
 
     def forget(self) -> None:
-        """As OnnxDecoder has it."""
         with self._lock:
-            self._tree = _NO_TREE
+            self._tree = _Tree()
             self._chain.forget()
-
-    def interrupt(self) -> None:
-        """As OnnxDecoder has it."""
-        self._chain.interrupt()
 
     def tree_logits(
         self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
     ) -> Logits:
-        """Logits behind the last of tokens and behind each node, [num_nodes + 1, vocab_size], or as num_last says.
-
-        Raises:
-            ContextOverflow: A branch is more than fits behind tokens.
-            MemoryExhausted: The cache or the workspace does not fit.
-        """
         longest = len(tokens) + int(trees.depths(parents).max(initial=0))
         if longest > self.context_length:
             raise ContextOverflow(longest, self.context_length)
@@ -130,28 +79,28 @@ class OnnxTreeDecoder:
             return rows if num_last is None else rows[-num_last:]
 
     def _rows(self, tokens: TokenIds, tree: _Tree, num_last: int | None) -> Logits:
-        """Logits behind all nodes, or behind those that do not lie in their slots yet and the last at least."""
+        """Logits behind all nodes, or at least behind the last num_last and the nodes that lie in no slot yet."""
         nodes, parents = tree
         num_held = 0
         if num_last is not None:
-            held = trees.num_held(self._chain.held, self._tree, tokens, nodes, parents)
+            held = trees.num_held(self._chain.held_tokens, self._tree, tokens, nodes, parents)
             num_held = min(held, len(nodes) - num_last)
         if num_held:
             self._tree = _Tree(nodes[:num_held], parents[:num_held])
         else:
             self._settle(tokens)
-        places = Places(len(tokens) - 1 + np.append(0, trees.depths(parents)), trees.seen(parents))
-        rows = self._chain.tree_rows(tokens, nodes, places, num_held)
+        layout = TreeLayout(len(tokens) - 1 + np.append(0, trees.depths(parents)), trees.attention_mask(parents))
+        rows = self._chain.tree_rows(tokens, nodes, layout, num_held)
         self._tree = tree
         return rows
 
     def _settle(self, tokens: TokenIds) -> None:
-        """Move what the branch that tokens run through has left behind the tokens held."""
-        tree, self._tree = self._tree, _NO_TREE
-        held = self._chain.held
+        """Hold the branch of the last tree that tokens run through."""
+        tree, self._tree = self._tree, _Tree()
+        held = self._chain.held_tokens
         if not np.array_equal(held, tokens[: len(held)]):
             return
-        if path := trees.followed(tree.nodes, tree.parents, tokens[len(held) :]):
+        if path := trees.matching_path(tree.nodes, tree.parents, tokens[len(held) :]):
             self._chain.adopt(tree.nodes[path], [len(held) + node for node in path])
 
 
@@ -164,10 +113,10 @@ def _has_trees(manifest: Manifest) -> bool:
 
 
 def tree_manifest(manifest: Manifest, device: Device) -> Manifest:
-    """The tree graph of a folder as its manifest would have it alone.
+    """The manifest of a folder's tree graph alone.
 
     Raises:
-        ManifestError: There is none.
+        ManifestError: The folder has none.
         DeviceUnavailable: The device cannot run it.
     """
     if not _has_trees(manifest):

@@ -1,10 +1,10 @@
 """Models with random weights in the shapes of real ones, written row by row, and a drafter that each agrees with.
 
-What a device takes for a pass does not hang on the values of weights, so these stand in for models that would have
-to be fetched. Random weights would not agree with any drafter, so that they do is built in: the drafter is the
-first two layers of the model, with the rows of the head that answers are made of. The layers behind write next to
-nothing into the residual stream, and tokens that the drafter does not have are given small logits. What is left to
-disagree on is that little, and the rounding of both. The share of tokens kept is that of no real pair.
+The time of a pass does not depend on the values of weights, so these models stand for models that would have to be
+fetched. A model of random weights would not agree with any drafter, so agreement is built in: the drafter is the
+first two layers of the model, with the rows of the head that answers are made of. The later layers add almost
+nothing to the residual stream, and tokens that the drafter lacks get small logits. What is left to disagree on is
+this remainder, and the rounding of both. The share of accepted tokens stands for no real pair.
 """
 
 import json
@@ -18,18 +18,18 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-NUM_KNOWN = 2048  # tokens of the tokenizer, of which all answers are made
+NUM_KNOWN = 2048  # tokens in the tokenizer; answers consist of these
 DRAFTER_LAYERS = 2
 _CONTEXT = 8192
-_QUIET = 0.02  # of what a layer of the drafter writes
-_UNSAID = 0.05  # of the logits of tokens that are never said
-_POOL = 4_194_301  # a prime: rows begin at ever other places of the pool
+_QUIET = 0.02  # scale of what later layers add, relative to the drafter's layers
+_UNKNOWN = 0.05  # scale of the logits of tokens that the tokenizer lacks
+_POOL = 4_194_301  # a prime, so that rows begin at different places of the pool
 _CHUNK = 1 << 21
 _END = "<|end|>"
 
 
 class Shape(NamedTuple):
-    """Of a llama."""
+    """The sizes of a llama."""
 
     hidden: int
     inner: int
@@ -45,7 +45,7 @@ class Shape(NamedTuple):
         return sum(tensor.rows * tensor.columns for tensor in _tensors(self))
 
 
-# Those of Qwen2.5, and one for trying out the check itself.
+# The shapes of Qwen2.5, and one for trying out the check itself.
 SHAPES = {
     "tiny": Shape(128, 256, 4, 4, 2, 32, 4096, True),
     "0.5b": Shape(896, 4864, 24, 14, 2, 64, 151_936, True),
@@ -61,7 +61,7 @@ def drafter_of(shape: Shape) -> Shape:
 
 
 class _Tensor(NamedTuple):
-    """A matrix of normal values of a scale, or with one column a vector of ones."""
+    """A matrix of normally distributed values, or with one column a vector of ones."""
 
     name: str
     rows: int
@@ -71,7 +71,7 @@ class _Tensor(NamedTuple):
 
 
 def write_model(folder: Path, shape: Shape) -> None:
-    """A Hugging Face folder in half floats; where a shape and its drafter both have values, they are the same."""
+    """Write a Hugging Face folder in half floats. A drafter's values are those of its model at the same places."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(_config(shape)))
     (folder / "tokenizer.json").write_text(_tokenizer().to_str())
@@ -82,17 +82,17 @@ def write_model(folder: Path, shape: Shape) -> None:
         dimensions = [tensor.rows] if tensor.columns == 1 else [tensor.rows, tensor.columns]
         header[tensor.name] = {"dtype": "F16", "shape": dimensions, "data_offsets": [position, end]}
         position = end
-    written = json.dumps(header).encode()
+    metadata = json.dumps(header).encode()
     pool = np.random.default_rng(0).standard_normal(_POOL, np.float32)
     with (folder / "model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", len(written)) + written)
+        file.write(struct.pack("<Q", len(metadata)) + metadata)
         for tensor in tensors:
             for rows in _rows(tensor, pool):
                 file.write(rows.astype("<f2").tobytes())
 
 
 def _rows(tensor: _Tensor, pool: npt.NDArray[np.float32]) -> Iterator[npt.NDArray[np.float32]]:
-    """All of a tensor, some rows at a time."""
+    """The rows of a tensor, in chunks."""
     if tensor.columns == 1:
         yield np.ones(tensor.rows, np.float32)
         return
@@ -102,7 +102,7 @@ def _rows(tensor: _Tensor, pool: npt.NDArray[np.float32]) -> Iterator[npt.NDArra
         places = (begin + first * tensor.columns + np.arange(len(rows) * tensor.columns)) % _POOL
         scales = np.full(len(rows), tensor.scale, np.float32)
         if tensor.is_head:  # the first token ends answers
-            scales[(rows >= NUM_KNOWN) | (rows == 0)] *= _UNSAID
+            scales[(rows >= NUM_KNOWN) | (rows == 0)] *= _UNKNOWN
         yield pool[places].reshape(len(rows), -1) * scales[:, None]
 
 
@@ -148,7 +148,7 @@ def _config(shape: Shape) -> dict[str, object]:
 
 
 def _tokenizer() -> Tokenizer:
-    """Bytes, and words that no text is split into."""
+    """A tokenizer of bytes, and of words that no text is split into."""
     pieces = [_END, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     pieces += [f"w{i}" for i in range(len(pieces), NUM_KNOWN)]
     tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, []))

@@ -10,10 +10,11 @@ import pytest
 import tiny
 from hypothesis import settings
 
-from edgespec.catalog import CATALOG, DEFAULT_MODEL, CatalogFile
+from edgespec.config.options import DEFAULT_MODEL
 from edgespec.export.convert import export_model
-from edgespec.fetch import fetch
-from edgespec.template_process import TemplateProcess
+from edgespec.models.catalog import CATALOG, CatalogFile
+from edgespec.models.fetch import fetch
+from edgespec.tokenization.template_process import TemplateProcess
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,7 +37,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def share_of_the_machine() -> Iterator[None]:
-    """Of processes that test side by side each has its share of the cores, and none waits for the disk.
+    """Give each of several test processes its share of the cores, and let none wait for the disk.
 
     Threads that wait for each other's passes take twice the time of all where others have their cores.
     """
@@ -79,7 +80,7 @@ def template_process() -> Iterator[TemplateProcess]:
 @pytest.fixture
 def one_template_process(template_process: TemplateProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of many engines that are not about their processes: each takes 0.07 s to start."""
-    monkeypatch.setattr("edgespec.loading.TemplateProcess", lambda: LentProcess(template_process))
+    monkeypatch.setattr("edgespec.engine.load.TemplateProcess", lambda: LentProcess(template_process))
 
 
 @pytest.fixture(scope="session")
@@ -99,7 +100,7 @@ def tiny_model(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="session")
 def tiny_drafter(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model in four bits, which agrees with it now and then."""
+    """The tiny model in four bits, which agrees with the other one now and then."""
     folder = tmp_path_factory.mktemp("drafters") / "tiny-int4"
     export_model(tiny_gguf, folder, precision="int4")
     return folder

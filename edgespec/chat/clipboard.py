@@ -1,0 +1,56 @@
+"""Copies text to the clipboard: with a program of the desktop, or by asking the terminal (OSC 52)."""
+
+import base64
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+# Terminals refuse longer requests, some from about here on.
+MAX_OSC52_BYTES = 74_994
+_TIMEOUT_S = 3.0
+
+
+def find_commands(environment: Mapping[str, str], platform: str) -> list[str]:
+    """Return the desktop's commands that take a text; none over SSH, where the user's clipboard is elsewhere."""
+    if "SSH_CONNECTION" in environment:
+        return []
+    if platform in ("darwin", "win32"):
+        return ["pbcopy" if platform == "darwin" else "clip"]
+    wayland = ["wl-copy"] if environment.get("WAYLAND_DISPLAY") else []
+    x11 = ["xclip -selection clipboard", "xsel --clipboard --input"] if environment.get("DISPLAY") else []
+    return wayland + x11
+
+
+def copy(text: str, *, is_terminal: bool) -> str | None:
+    """Put text on the clipboard; return what did it, None if nothing could. A terminal on stdout may be asked."""
+    for command in find_commands(os.environ, sys.platform):
+        program, *arguments = command.split()
+        if shutil.which(program) and _run([program, *arguments], text):
+            return program
+    if not is_terminal or len(text.encode(errors="replace")) > MAX_OSC52_BYTES:
+        return None
+    sys.stdout.write(osc52(text))
+    sys.stdout.flush()
+    return "the terminal (OSC 52)"
+
+
+def osc52(text: str) -> str:
+    """The control sequence that asks a terminal to put text on its clipboard (xterm)."""
+    return f"\x1b]52;c;{base64.b64encode(text.encode(errors='replace')).decode()}\x07"
+
+
+def _run(command: Sequence[str], text: str) -> bool:
+    try:
+        done = subprocess.run(
+            command,
+            input=text.encode("utf-16" if command[0] == "clip" else "utf-8", errors="replace"),
+            stdout=subprocess.DEVNULL,  # xclip stays and would hold a pipe
+            stderr=subprocess.DEVNULL,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0

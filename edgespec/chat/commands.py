@@ -1,0 +1,313 @@
+"""The commands of a chat: names, arguments, meanings, and what each does."""
+
+import difflib
+import sys
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from edgespec.chat.clipboard import copy
+from edgespec.chat.session import VIEWS, ChatSession
+from edgespec.chat.settings import apply_setting, format_settings
+from edgespec.chat.status import format_report
+from edgespec.chat.trace_file import TraceFile
+from edgespec.engine.conversation import Reply
+from edgespec.engine.transcript import read_transcript, save_transcript
+from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.system.printable import one_line
+
+
+class Argument(Enum):
+    """What may follow a command."""
+
+    NONE = ""
+    TEXT = "[TEXT]"
+    PATH = "FILE"
+    MODEL = "[MODEL]"
+    DRAFTER = "[DRAFTER]"
+    SETTING = "[NAME VALUE]"
+    VIEW = "VIEW"
+    PART = "[code|all]"
+
+
+class Next(NamedTuple):
+    """What follows a command: an answer, a message to edit, the last answer shown again, or the end."""
+
+    reply: Reply | None = None
+    edit: str = ""
+    shows_last: bool = False
+    is_exit: bool = False
+
+
+NOTHING = Next()
+Action = Callable[[ChatSession, str], Next | None]
+
+
+class Command(NamedTuple):
+    name: str
+    argument: Argument
+    meaning: str
+    action: Action
+
+
+COMMANDS: list[Command] = []  # filled once, below
+_OTHER_NAMES = {"quit": "exit", "bye": "exit", "?": "help", "regen": "retry"}
+_KEYS = (
+    ("Enter", "send"),
+    ("Alt-Enter, Ctrl-J", "make a new line"),
+    ("Ctrl-X Ctrl-E", "write the message in $EDITOR"),
+    ("Up, Ctrl-R", "find earlier messages"),
+    ("Tab", "complete commands, files and models"),
+    ("Ctrl-C", "stop the answer; press it twice to leave"),
+    ("Ctrl-D", "leave"),
+)
+_DRAFTING = (
+    "Drafting makes answers faster: a drafter guesses the next tokens, and the model checks several guesses in "
+    "one pass. With --deterministic the text stays the same to the byte."
+)
+
+
+def is_command(text: str) -> bool:
+    """Whether the line is not for the model; a message may begin with a slash that is written twice."""
+    return text.startswith("/") and not text.startswith("//")
+
+
+def unescape_message(text: str) -> str:
+    return text[1:] if text.startswith("//") else text
+
+
+def split_command(text: str) -> tuple[str, str]:
+    """Split a line into the command's name, without its slash, and its argument."""
+    name, *rest = text[1:].split(maxsplit=1) or [""]
+    return name, rest[0].strip() if rest else ""
+
+
+def find_command(name: str) -> Command | None:
+    name = _OTHER_NAMES.get(name, name)
+    return next((command for command in COMMANDS if command.name == name), None)
+
+
+def run_command(session: ChatSession, line: str) -> Next:
+    """Do what a command asks for. Raises EdgeSpecError: it cannot be done; nothing has changed then."""
+    name, argument = split_command(line)
+    if command := find_command(name):
+        return command.action(session, argument) or NOTHING
+    name = one_line(name, 40)
+    near = difflib.get_close_matches(name, [command.name for command in COMMANDS], n=1)
+    hint = f"did you mean /{near[0]}? " if near else ""
+    raise UsageError(
+        f"there is no command /{name}; {hint}/help lists all; to send a text that begins with /, type //"
+    )
+
+
+def describe_resumed(session: ChatSession) -> str:
+    """A line about the conversation that a file held."""
+    if not (rounds := session.conversation.rounds):
+        return "the conversation is empty"
+    num, hint = len(session.conversation.messages), ""
+    if rounds[-1].answer is None:
+        hint = " It has no answer yet; /retry asks for one."
+    elif (num - 1, "cancelled") in session.conversation.transcript().cut_short:
+        hint = " Its answer was cut off; /retry asks for a new one."
+    return f"{num} messages; your last message: {one_line(rounds[-1].user, 60)!r}.{hint}"
+
+
+def code_blocks(text: str) -> list[str]:
+    """The contents of the fenced code blocks, in order."""
+    from markdown_it import MarkdownIt  # a pipe can do without it
+
+    return [token.content for token in MarkdownIt().parse(f"{text}\n") if token.type == "fence"]
+
+
+def _command(name: str, argument: Argument, meaning: str) -> Callable[[Action], Action]:
+    def add(action: Action) -> Action:
+        COMMANDS.append(Command(name, argument, meaning, action))
+        return action
+
+    return add
+
+
+@_command("help", Argument.NONE, "list the commands")
+def _help(session: ChatSession, argument: str) -> None:
+    commands = [(f"/{each.name} {each.argument.value}".rstrip(), each.meaning) for each in COMMANDS]
+    width = max(len(left) for left, _ in (*commands, *_KEYS))
+    lines = [f"{left:<{width}}  {right}".rstrip() for left, right in (*commands, ("", ""), *_KEYS)]
+    session.info("\n".join([*lines, "", _DRAFTING]))
+
+
+@_command("model", Argument.MODEL, "switch to another model; alone, show the current one")
+def _model(session: ChatSession, argument: str) -> None:
+    if argument:
+        session.switch_engine(argument, session.drafter)
+    manifest = session.engine.manifest
+    session.info(
+        f"{one_line(manifest.name)}: {one_line(manifest.architecture)}, {manifest.precision} precision, "
+        f"a context of {session.engine.context_length} tokens, on {session.engine.device_names[0]}, "
+        f"drafter: {one_line(session.engine.speculation.name)}"
+    )
+
+
+@_command("drafter", Argument.DRAFTER, "auto, none, ngram, suffix, lookahead, self or a model")
+def _drafter(session: ChatSession, argument: str) -> None:
+    if argument:
+        session.switch_engine(session.model, argument)
+    session.info(f"drafter: {one_line(session.engine.speculation.name)} (--drafter {one_line(session.drafter)})")
+
+
+@_command("system", Argument.TEXT, "set the system message; alone, show it; - removes it")
+def _system(session: ChatSession, argument: str) -> None:
+    conversation = session.conversation
+    if argument:
+        conversation.system = None if argument == "-" else argument
+        session.save()
+    session.info("no system message" if conversation.system is None else f"system message: {conversation.system}")
+
+
+@_command("set", Argument.SETTING, "change a setting, e.g. temperature 0.8; alone, show all")
+def _set(session: ChatSession, argument: str) -> None:
+    conversation = session.conversation
+    session.info(apply_setting(conversation, argument) if argument else "\n".join(format_settings(conversation)))
+
+
+@_command("retry", Argument.NONE, "answer the last message again, with the next seed")
+def _retry(session: ChatSession, argument: str) -> Next:
+    if session.conversation.sampling.is_greedy and session.answer and session.conversation.rounds:
+        session.info("(without sampling the answer hardly changes; /set temperature 0.8 turns sampling on)")
+    return Next(reply=session.conversation.retry())
+
+
+@_command("undo", Argument.NONE, "remove the last message and its answer")
+def _undo(session: ChatSession, argument: str) -> None:
+    if (removed := session.conversation.undo()) is None:
+        raise UsageError("there is nothing to undo")
+    session.save()
+    session.info(f"removed: {one_line(removed.user, 60)}")
+
+
+@_command("edit", Argument.NONE, "change the last message and send it again")
+def _edit(session: ChatSession, argument: str) -> Next:
+    if not (rounds := session.conversation.rounds):
+        raise UsageError("there is nothing to edit yet")
+    return Next(edit=rounds[-1].user)
+
+
+@_command("save", Argument.PATH, "save the conversation to a file (JSON Lines)")
+def _save(session: ChatSession, argument: str) -> None:
+    path = _parse_path(argument, "save")
+    save_transcript(path, session.conversation.transcript(session.model))
+    session.info(f"{len(session.conversation.messages)} messages saved to {one_line(str(path), 200)}")
+
+
+@_command("load", Argument.PATH, "continue a saved conversation")
+def _load(session: ChatSession, argument: str) -> None:
+    session.conversation.restore(read_transcript(_parse_path(argument, "load")))
+    session.start_new_file()
+    session.save()
+    session.info(describe_resumed(session))
+
+
+def _parse_path(argument: str, name: str) -> Path:
+    if not argument:
+        raise UsageError(f"/{name} needs a file name, for example /{name} talk.jsonl")
+    try:
+        return Path(argument).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{argument}: {error}") from None
+
+
+@_command("clear", Argument.NONE, "start a new conversation; the system message stays")
+def _clear(session: ChatSession, argument: str) -> None:
+    session.conversation.clear()
+    session.start_new_file()
+    session.info("a new conversation")
+
+
+@_command("copy", Argument.PART, "copy the last answer, its last code block, or everything")
+def _copy(session: ChatSession, argument: str) -> None:
+    text = _text_to_copy(session, argument)
+    if (way := copy(text, is_terminal=sys.stdout.isatty())) is None:
+        raise EdgeSpecError(
+            f"found no clipboard for {len(text)} characters; install wl-copy or xclip, or use /save FILE"
+        )
+    session.info(f"{len(text)} characters copied with {way}")
+
+
+def _text_to_copy(session: ChatSession, part: str) -> str:
+    if part == "all":
+        return "\n\n".join(f"{message.role}: {message.content}" for message in session.conversation.messages)
+    if part not in ("", "code"):
+        raise UsageError(f"/copy takes code, all or nothing, not '{one_line(part, 40)}'")
+    answers = [each.answer for each in session.conversation.rounds if each.answer]
+    if not answers:
+        raise UsageError("there is no answer to copy yet")
+    if not part:
+        return answers[-1]
+    if not (blocks := code_blocks(answers[-1])):
+        raise UsageError("the last answer has no code block; /copy copies the whole answer")
+    return blocks[-1]
+
+
+@_command("context", Argument.NONE, "show how much of the context is used")
+def _context(session: ChatSession, argument: str) -> None:
+    conversation, engine = session.conversation, session.engine
+    used, whole = conversation.num_tokens, engine.context_length
+    bar = round(40 * min(1.0, used / whole))
+    lines = [f"{'█' * bar}{'·' * (40 - bar)} {used} of {whole} tokens ({used / whole:.0%})"]
+    has_system = conversation.system is not None
+    if conversation.system is not None:
+        lines.append(f"system message: {len(engine.tokenizer.encode(conversation.system))} tokens")
+    lines.append(f"{len(conversation.sent) - has_system} messages of the conversation are sent to the model")
+    if conversation.num_dropped:
+        lines.append(
+            f"{conversation.num_dropped} older ones are no longer sent; they stay in the saved conversation"
+        )
+    policy = {
+        "error": "new messages are refused (/set overflow drop-oldest leaves out the oldest instead)",
+        "drop-oldest": "the oldest messages are left out",
+    }[conversation.overflow]
+    session.info("\n".join([*lines, f"when it is full: {policy}"]))
+
+
+@_command("stats", Argument.NONE, "show whether drafting helps, and what is off and why")
+def _stats(session: ChatSession, argument: str) -> None:
+    if session.stats is None:
+        name = one_line(session.engine.speculation.name)
+        why = ", because of --drafter none or because no drafter could be loaded" if name == "none" else ""
+        session.info(f"no answer yet; drafter: {name}{why}")
+        return
+    session.info("\n".join(format_report(session.stats, session.downgrades, session.engine.device_names)))
+
+
+@_command("plan", Argument.NONE, "show which drafters suit this model here, and why")
+def _plan(session: ChatSession, argument: str) -> None:
+    session.info(session.describe_plan(session.model, session.drafter))
+
+
+@_command("trace", Argument.PATH, "save when model and drafter worked on the last answer")
+def _trace(session: ChatSession, argument: str) -> None:
+    path = _parse_path(argument, "trace")
+    if session.last is None or not session.last.timeline:
+        raise UsageError("there is no answer to trace yet")
+    TraceFile(path).add(session.last.timeline)
+    session.info(f"saved to {one_line(str(path), 200)}; open it in chrome://tracing or Perfetto")
+
+
+@_command("multi", Argument.NONE, "let Enter make new lines and Alt-Enter send, or back")
+def _multi(session: ChatSession, argument: str) -> None:
+    session.is_multi_line = not session.is_multi_line
+    send, line = ("Alt-Enter", "Enter") if session.is_multi_line else ("Enter", "Alt-Enter")
+    session.info(f"{send} sends, {line} makes a new line")
+
+
+@_command("show", Argument.VIEW, "markdown, plain, or drafted (coloured by drafter)")
+def _show(session: ChatSession, argument: str) -> Next:
+    if argument not in VIEWS:
+        raise UsageError(f"/show takes one of {', '.join(VIEWS)}; now it is {session.view}")
+    session.view = argument
+    return Next(shows_last=bool(session.answer))
+
+
+@_command("exit", Argument.NONE, "leave; Ctrl-D does too")
+def _exit(session: ChatSession, argument: str) -> Next:
+    return Next(is_exit=True)

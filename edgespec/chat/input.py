@@ -1,0 +1,87 @@
+"""Reads messages at a terminal: typed, pasted, recalled, completed, or written in an editor."""
+
+import sys
+from collections.abc import Callable
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import Application, create_app_session, get_app
+from prompt_toolkit.filters import Condition
+from prompt_toolkit.history import History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import Output
+from prompt_toolkit.output.defaults import create_output
+from prompt_toolkit.output.plain_text import PlainTextOutput
+from prompt_toolkit.styles import Style
+from prompt_toolkit.utils import is_dumb_terminal
+
+from edgespec.chat.commands import is_command
+from edgespec.chat.completion import CommandCompleter
+from edgespec.chat.status import Status, format_status
+
+_PROMPT = "> "
+_STYLE = Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack", "prompt": "bold"})
+
+
+def _create_output() -> Output:
+    """The terminal's output, also where answers go to a file or a pipe."""
+    stream = sys.stdout if sys.stdout.isatty() else sys.stderr
+    return PlainTextOutput(stream) if is_dumb_terminal() else create_output(stdout=stream)
+
+
+class ChatInput:
+    """Asks for messages; without a history it knows those of this chat alone. status is called before each."""
+
+    def __init__(self, history: History | None, status: Callable[[], Status]) -> None:
+        self.is_multi_line = False
+        self._status = status
+        self._output = _create_output()
+        with create_app_session(output=self._output):
+            self._session: PromptSession[str] = PromptSession(
+                history=history or InMemoryHistory(),
+                completer=CommandCompleter(),
+                complete_while_typing=Condition(lambda: is_command(get_app().current_buffer.text)),
+                multiline=True,
+                prompt_continuation=" " * len(_PROMPT),
+                key_bindings=self._key_bindings(),
+                enable_open_in_editor=True,
+                tempfile_suffix=".md",
+                style=_STYLE,
+                include_default_pygments_style=False,
+            )
+
+    def ask(self, default: str = "") -> str:
+        """Return what the user types; default is there to be edited.
+
+        Raises EOFError: Ctrl-D was typed, or the terminal is gone; KeyboardInterrupt: Ctrl-C, at an empty prompt.
+        """
+        status = self._status()  # which counts tokens: once, and not at each key
+        with create_app_session(output=self._output):
+            return self._session.prompt(
+                [("class:prompt", _PROMPT)],
+                default=default,
+                bottom_toolbar=lambda: format_status(status, get_app().output.get_size().columns),
+            )
+
+    def _key_bindings(self) -> KeyBindings:
+        keys = KeyBindings()
+
+        @keys.add("enter", filter=Condition(lambda: not self.is_multi_line))
+        @keys.add("escape", "enter", filter=Condition(lambda: self.is_multi_line))
+        def send(event: KeyPressEvent) -> None:
+            event.current_buffer.validate_and_handle()
+
+        @keys.add("enter", filter=Condition(lambda: self.is_multi_line))
+        @keys.add("escape", "enter", filter=Condition(lambda: not self.is_multi_line))
+        @keys.add("c-j")
+        def break_line(event: KeyPressEvent) -> None:
+            event.current_buffer.newline(copy_margin=False)
+
+        @keys.add("c-c")
+        def clear_or_interrupt(event: KeyPressEvent) -> None:
+            app: Application[str] = event.app
+            if event.current_buffer.text:
+                event.current_buffer.reset()
+            else:
+                app.exit(exception=KeyboardInterrupt, style="class:exiting")
+
+        return keys

@@ -1,0 +1,211 @@
+"""Answers on a terminal: one for a prompt, or a conversation."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from edgespec.chat.commands import NOTHING, Next, describe_resumed, is_command, run_command, unescape_message
+from edgespec.chat.interrupt import Leave, catch_ctrl_c
+from edgespec.chat.plain import PlainPrinter, Printer, Waiting, is_plain
+from edgespec.chat.session import ChatSession
+from edgespec.chat.status import format_answer, format_origin_shares, format_stop
+from edgespec.engine.answers import Chunk
+from edgespec.engine.conversation import Reply
+from edgespec.errors import ContextOverflow, EdgeSpecError
+from edgespec.models.home import default_home
+from edgespec.system.console import info, warn
+from edgespec.system.terminal import unseen_keys as hide_typed_keys
+
+if TYPE_CHECKING:
+    from edgespec.chat.input import ChatInput
+
+# An unfinished answer is saved this often, or less often if saving would take a larger share of the time.
+_SAVE_S = 1.0
+_MAX_SAVE_SHARE = 0.01
+
+
+def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> int:
+    """Print one answer, as text or JSON; return the exit code. Raises KeyboardInterrupt: Ctrl-C ended it."""
+    reply = session.conversation.stream(prompt)
+    session.save()
+    with _stop_on_ctrl_c(session, reply) as was_pressed:
+        if as_json:
+            answer = tuple(_save_regularly(session, reply))
+        else:
+            answer = _print_reply(session, reply, warn)
+            if reply.last and (reason := format_stop(reply.last.finish_reason)):
+                info(reason)
+        session.record(answer)
+    if was_pressed():
+        raise KeyboardInterrupt
+    if as_json:
+        done = reply.completion()
+        names = ("text", "token_ids", "finish_reason", "prompt_tokens")
+        print(json.dumps({name: getattr(done, name) for name in names} | {"stats": done.stats.as_dict()}))
+    return 0
+
+
+def converse(session: ChatSession, keeps_history: bool) -> int:
+    """Read, answer, repeat, until the user leaves. Raises KeyboardInterrupt: Ctrl-C was typed twice."""
+    from edgespec.chat.history import HistoryFile
+    from edgespec.chat.input import ChatInput
+
+    if not session.is_quiet:
+        session.info(
+            f"{session.engine.manifest.name} on {session.engine.device_names[0]}, {session.status().drafting}; "
+            "/help lists the commands"
+        )
+    if session.conversation.rounds:
+        session.info(f"continued: {describe_resumed(session)}")
+    history = HistoryFile(default_home() / "history", session.info) if keeps_history else None
+    with hide_typed_keys():
+        return _run(session, ChatInput(history, session.status))
+
+
+def _run(session: ChatSession, user: "ChatInput") -> int:
+    edit, is_leaving = "", False
+    while True:
+        try:
+            user.is_multi_line = session.is_multi_line
+            session.info("")
+            line = user.ask(edit).strip()
+            is_edit, edit, is_leaving = bool(edit), "", False
+            following = _obey(session, line, is_edit)
+            if following.is_exit:
+                return 0
+            edit = following.edit
+        except Leave:
+            raise
+        except KeyboardInterrupt:
+            if is_leaving:
+                raise
+            edit, is_leaving = "", True
+            session.info("(press Ctrl-C again or Ctrl-D to leave)")
+        except EOFError:
+            return 0
+        except ContextOverflow as error:
+            session.info(f"edgespec: {error}; or use /undo, /clear or /set overflow drop-oldest")
+        except EdgeSpecError as error:
+            session.info(f"edgespec: {error}")
+
+
+def _obey(session: ChatSession, line: str, is_edit: bool) -> Next:
+    if not line:
+        return NOTHING
+    if is_command(line):
+        following = run_command(session, line)
+        if following.reply:
+            _answer(session, following.reply)
+        if following.shows_last:
+            session.info("")
+            _print_chunks(session, session.answer)
+        return following
+    removed = session.conversation.undo() if is_edit else None
+    try:
+        reply = session.conversation.stream(unescape_message(line))
+    except EdgeSpecError:
+        if removed:
+            session.conversation.redo(removed)
+        raise
+    session.save()  # the message is saved, whatever becomes of the answer
+    _answer(session, reply)
+    return NOTHING
+
+
+def _answer(session: ChatSession, reply: Reply) -> None:
+    session.info("")
+    try:
+        with _stop_on_ctrl_c(session, reply):
+            session.record(_print_reply(session, reply, session.info))
+    finally:
+        session.save()
+    session.info("")
+    if session.view == "drafted" and is_plain(sys.stdout):
+        origins = Counter(origin for chunk in session.answer for origin in chunk.origins)
+        session.info("tokens from: " + "  ".join(share for _, share in format_origin_shares(origins)))
+    if session.last and session.last.stats and not session.is_quiet:
+        parts = format_answer(session.last.stats, session.last.finish_reason)
+        if is_plain(sys.stderr):  # which has no line below the input
+            parts.append(session.status().context)
+        session.info(" · ".join(parts))
+    if not reply.text:
+        session.info("there is no answer; /retry asks again, or send another message instead of this one")
+
+
+@contextmanager
+def _stop_on_ctrl_c(session: ChatSession, reply: Reply) -> Iterator[Callable[[], bool]]:
+    """Yields whether Ctrl-C was pressed. Pressed twice, it leaves; the answer so far is recorded."""
+    before = session.answer
+    with closing(reply), catch_ctrl_c(reply.cancel) as was_pressed:
+        try:
+            yield was_pressed
+        except Leave:
+            reply.close()
+            if session.answer is before:
+                session.record((reply.last,) if reply.last else ())
+            if session.trace and not reply.last:
+                warn("the trace does not have the last answer, which was interrupted twice")
+            raise
+
+
+def _print_reply(session: ChatSession, reply: Reply, report: Callable[[str], None]) -> tuple[Chunk, ...]:
+    if reply.dropped:
+        report(f"the context is full: the {len(reply.dropped)} oldest messages are no longer sent to the model")
+    return _print_chunks(session, _save_regularly(session, reply), _prompt_progress(session, reply))
+
+
+def _print_chunks(
+    session: ChatSession, chunks: Iterable[Chunk], progress: Callable[[], str] = str
+) -> tuple[Chunk, ...]:
+    printer, waiting = _make_printer(session), Waiting(sys.stdout, progress)
+    seen: list[Chunk] = []
+    waiting.begin()
+    try:
+        for chunk in chunks:
+            waiting.end()
+            seen.append(chunk)
+            printer.push(chunk)
+    finally:
+        waiting.end()
+        printer.end()
+    return tuple(seen)
+
+
+def _make_printer(session: ChatSession) -> Printer:
+    if is_plain(sys.stdout) or session.view == "plain":
+        return PlainPrinter(sys.stdout)
+    # 0.1 s that a pipe can do without.
+    from edgespec.chat.printer import MarkdownPrinter, OriginPrinter, console_of
+
+    console = console_of(sys.stdout)
+    if session.view == "drafted":
+        return OriginPrinter(console, session.engine.tokenizer)
+    return MarkdownPrinter(console)
+
+
+def _save_regularly(session: ChatSession, reply: Reply) -> Iterator[Chunk]:
+    """Pass the chunks on; a crash of this process loses the last second of the answer."""
+    due_s = 0.0
+    for chunk in reply:
+        yield chunk
+        if chunk.text and (begun := monotonic()) >= due_s:
+            session.save()
+            due_s = begun + max(_SAVE_S, (monotonic() - begun) / _MAX_SAVE_SHARE)
+
+
+def _prompt_progress(session: ChatSession, reply: Reply) -> Callable[[], str]:
+    target = session.engine.target
+    before = target.num_fed
+
+    def progress() -> str:
+        if target.num_fed == before:
+            return ""
+        held = getattr(target, "held", None)  # with what an earlier answer left in the cache, where there is one
+        num_read = target.num_fed - before if held is None else len(held)
+        return f"reading the prompt, {min(num_read, reply.prompt_tokens)} of {reply.prompt_tokens} tokens"
+
+    return progress

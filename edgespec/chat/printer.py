@@ -1,0 +1,142 @@
+"""Prints on a terminal: answers as Markdown or coloured by who drafted what, and the chat's own lines."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from itertools import groupby
+from operator import itemgetter
+from typing import TextIO
+
+from rich.console import Console
+from rich.segment import Segment, Segments
+from rich.style import Style
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from edgespec.chat.markdown.blocks import MarkdownStream, Piece, Table
+from edgespec.chat.markdown.inline import Span
+from edgespec.chat.markdown.line_wrap import LineWrap
+from edgespec.chat.plain import is_plain
+from edgespec.chat.status import format_origin_shares
+from edgespec.engine.answers import Chunk
+from edgespec.system.console import print_stderr
+from edgespec.system.printable import printable
+from edgespec.tokenization.tokenizer import TextStream, Tokenizer
+
+_MAX_WIDTH = 100  # longer lines are hard to read
+# Colours of the target and of drafters without a model; models share the others.
+_ORIGIN_STYLES = {"target": "", "suffix": "green", "ngram": "cyan", "answers": "yellow", "lookahead": "magenta"}
+_MODEL_STYLES = ("bright_blue", "bright_red", "bright_magenta")
+_BREAK = Span("\n")
+
+
+def text_width(console: Console) -> int:
+    """Columns of a line of words; some terminals break the line in the last column."""
+    return max(10, min(console.width - 1, _MAX_WIDTH))
+
+
+def console_of(stream: TextIO) -> Console:
+    return Console(file=stream, highlight=False, soft_wrap=True)
+
+
+class MarkdownPrinter:
+    """Appends Markdown block by block and word by word; nothing that was shown is touched again."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._markdown = MarkdownStream(lambda: text_width(console))
+        self._ends_line = True
+
+    def push(self, chunk: Chunk) -> None:
+        self._print(self._markdown.push(chunk.text))
+
+    def end(self) -> None:
+        self._print(self._markdown.end())
+        if not self._ends_line:
+            print_spans(self._console, [_BREAK])
+
+    def _print(self, pieces: Iterable[Piece]) -> None:
+        spans: list[Span] = []
+        for piece in pieces:
+            if isinstance(piece, Span):
+                spans.append(piece)
+                continue
+            print_spans(self._console, spans)
+            self._console.print(_rich_table(piece), soft_wrap=False, width=text_width(self._console))
+            self._ends_line, spans = True, []
+        if text := print_spans(self._console, spans):
+            self._ends_line = text.endswith("\n")
+
+
+class OriginPrinter:
+    """Prints text as it is, coloured by who drafted it, and a legend at the end."""
+
+    def __init__(self, console: Console, tokenizer: Tokenizer) -> None:
+        self._console = console
+        self._texts = TokenTexts(tokenizer)
+        self._counts: Counter[str] = Counter()
+        self._wrap = LineWrap(lambda: text_width(console))
+
+    def push(self, chunk: Chunk) -> None:
+        self._counts.update(chunk.origins)
+        for text, origin in self._texts.push(chunk):
+            print_spans(self._console, self._wrap.push([Span(printable(text), origin_style(origin))]))
+
+    def end(self) -> None:
+        shares = [Span(f"{share}  ", origin_style(name)) for name, share in format_origin_shares(self._counts)]
+        legend = [Span("tokens from: ", "dim"), *shares]
+        print_spans(self._console, [*self._wrap.flush(), _BREAK, *legend, _BREAK])
+
+
+def origin_style(origin: str) -> str:
+    model_style = _MODEL_STYLES[sum(origin.encode()) % len(_MODEL_STYLES)]
+    return _ORIGIN_STYLES.get(origin, model_style)
+
+
+def print_line(line: str) -> None:
+    """Print a line of the chat's own on stderr, dim where that shows, broken between words."""
+    if is_plain(sys.stderr):
+        print_stderr(line)
+        return
+    console = console_of(sys.stderr)
+    wrap = LineWrap(lambda: max(10, console.width - 1))
+    for each in line.split("\n"):
+        indent = len(each) - len(each.lstrip()) + 2
+        hang = wrap.begin(hang=Span(" " * indent))
+        print_spans(console, [hang, *wrap.push([Span(each, "dim")]), *wrap.flush(), _BREAK])
+
+
+def print_spans(console: Console, spans: Iterable[Span]) -> str:
+    """Print spans, without a line break at their end; return their text."""
+    segments = [Segment(printable(text), Style.parse(style) if style else None) for text, style in spans if text]
+    if segments:
+        console.print(Segments(Segment.simplify(segments)), end="", soft_wrap=True)
+    return "".join(segment.text for segment in segments)
+
+
+def _rich_table(table: Table) -> RichTable:
+    drawn = RichTable(show_edge=False, pad_edge=False)
+    header, *rows = ([Text.assemble(*cell) for cell in row] for row in table.rows)
+    for head, alignment in zip(header, table.alignments, strict=True):
+        drawn.add_column(head, justify=alignment, overflow="fold")  # type: ignore[arg-type]
+    for row in rows:
+        drawn.add_row(*row)
+    return drawn
+
+
+class TokenTexts:
+    """Texts of tokens, each with its origin, as far as an answer's text goes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._stream = TextStream(tokenizer)
+        self._waiting: list[tuple[str, str]] = []  # characters
+
+    def push(self, chunk: Chunk) -> list[tuple[str, str]]:
+        """Return the pieces of the chunk's text, each with its origin."""
+        for token, origin in zip(chunk.token_ids, chunk.origins, strict=True):
+            self._waiting += [(character, origin) for character in self._stream.push([token])]
+        if chunk.finish_reason is not None:
+            self._waiting += [(character, "target") for character in self._stream.flush()]
+        num = len(chunk.text)
+        ready, self._waiting = self._waiting[:num], self._waiting[num:]
+        return [("".join(text for text, _ in group), origin) for origin, group in groupby(ready, itemgetter(1))]

@@ -1,0 +1,98 @@
+"""What a chat holds between two lines of the user: conversation, engine, files, the last answer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from edgespec.chat.status import Status
+from edgespec.chat.trace_file import TraceFile
+from edgespec.engine.answers import Chunk
+from edgespec.engine.conversation import Conversation
+from edgespec.engine.engine import Engine
+from edgespec.engine.stats import Stats
+from edgespec.engine.transcript import AutosaveFile
+from edgespec.errors import EdgeSpecError, MemoryExhausted
+
+VIEWS = ("markdown", "plain", "drafted")
+
+
+@dataclass(slots=True)
+class ChatSession:
+    """One chat, with the names of model and drafter that the user gave."""
+
+    conversation: Conversation
+    model: str
+    drafter: str
+    open_engine: Callable[[str, str], Engine]  # of a model and a drafter
+    describe_plan: Callable[[str, str], str]  # of a model and a drafter
+    info: Callable[[str], None]  # prints a line of the chat's own
+    autosave: AutosaveFile | None = None
+    trace: TraceFile | None = None  # for the timeline of every answer
+    view: str = VIEWS[0]
+    answer: tuple[Chunk, ...] = ()  # the last one, as far as it came
+    downgrades: list[str] = field(default_factory=list)
+    is_multi_line: bool = False
+    is_quiet: bool = False  # print only what was asked for, and problems
+
+    @property
+    def engine(self) -> Engine:
+        return self.conversation.engine
+
+    @property
+    def last(self) -> Chunk | None:
+        """The chunk that says why the last answer ended, if it came."""
+        return self.answer[-1] if self.answer and self.answer[-1].finish_reason else None
+
+    @property
+    def stats(self) -> Stats | None:
+        return self.last.stats if self.last else None
+
+    def save(self) -> None:
+        if self.autosave:
+            self.autosave.write(self.conversation.transcript(self.model))
+
+    def start_new_file(self) -> None:
+        """Leave the file as it is and go on in another one, without a last answer."""
+        if self.autosave:
+            self.autosave.start_new_file()
+        self.answer = ()
+
+    def record(self, answer: tuple[Chunk, ...]) -> None:
+        """Take an answer that is over as the last one, and write what the files get of it."""
+        self.answer = answer
+        if self.stats:
+            self.downgrades += self.stats.downgrades
+        if self.trace and self.last:
+            self.trace.add(self.last.timeline)
+        self.save()
+
+    def switch_engine(self, model: str, drafter: str) -> None:
+        """Continue with another model or drafter; where memory is short, close the current one first.
+
+        Raises EdgeSpecError: the other one cannot be loaded; the chat continues with the current one.
+        """
+        before = self.engine
+        try:
+            self.conversation.engine = self.open_engine(model, drafter)
+            before.close()
+        except MemoryExhausted:
+            self.info("there is not enough memory for both models; closing the current one first")
+            before.close()
+            try:
+                self.conversation.engine = self.open_engine(model, drafter)
+            except EdgeSpecError:
+                self.conversation.engine = self.open_engine(self.model, self.drafter)
+                raise
+        self.model, self.drafter = model, drafter
+        self.answer, self.downgrades = (), []
+        self.save()
+
+    def status(self) -> Status:
+        return Status(
+            model=self.engine.manifest.name,
+            devices=self.engine.device_names,
+            drafter=self.engine.speculation.name,
+            num_context=self.conversation.num_tokens,
+            context_length=self.engine.context_length,
+            stats=self.stats,
+            hint="multi-line: Alt-Enter sends" if self.is_multi_line else "",
+        )

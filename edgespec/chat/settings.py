@@ -1,0 +1,67 @@
+"""Settings of a chat that /set shows and changes: sampling, limits, and what happens when the context is full."""
+
+import difflib
+from dataclasses import fields, replace
+from typing import Any
+
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.conversation import Conversation
+from edgespec.errors import UsageError
+from edgespec.system.printable import one_line
+
+_SAMPLING = tuple(each.name for each in fields(SamplingParams))
+SETTINGS = (*_SAMPLING, "max_tokens", "stop", "overflow")
+
+
+def format_settings(conversation: Conversation) -> list[str]:
+    """One line for each setting, in the order of SETTINGS."""
+    stop = conversation.stop or ()
+    values = [
+        *(getattr(conversation.sampling, name) for name in _SAMPLING),
+        conversation.max_tokens or "- (until the context is full)",
+        " ".join(map(repr, [stop] if isinstance(stop, str) else stop)) or "-",
+        conversation.overflow,
+    ]
+    return [f"{name} {value}" for name, value in zip(SETTINGS, values, strict=True)]
+
+
+def apply_setting(conversation: Conversation, argument: str) -> str:
+    """Change what "name value" or "name=value" says, if there is a value; return the setting's line.
+
+    Raises UsageError: there is no such setting, or it cannot have this value.
+    """
+    name, *value = argument.replace("=", " ", 1).split(maxsplit=1)
+    name = name.replace("-", "_")
+    if name not in SETTINGS:
+        near = difflib.get_close_matches(name, SETTINGS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UsageError(f"there is no setting '{one_line(name, 40)}'; {hint}known are {', '.join(SETTINGS)}")
+    if value:
+        _change(conversation, name, value[0])
+    return format_settings(conversation)[SETTINGS.index(name)]
+
+
+def _change(conversation: Conversation, name: str, value: str) -> None:
+    if name in _SAMPLING:
+        changed: dict[str, Any] = {name: _parse_number(name, value)}
+        conversation.sampling = replace(conversation.sampling, **changed)
+    elif name == "overflow":
+        conversation.overflow = value
+    elif name == "stop":
+        conversation.stop = () if value == "-" else (value,)
+    elif value == "-":
+        conversation.max_tokens = None
+    else:
+        number = _parse_number(name, value)
+        if not isinstance(number, int) or number < 1:
+            raise UsageError(f"max_tokens is {value}; wanted a whole number from 1, or - for no limit")
+        conversation.max_tokens = number
+
+
+def _parse_number(name: str, value: str) -> int | float:
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            pass
+    raise UsageError(f"{name} is {one_line(value, 40)!r}; wanted a number")

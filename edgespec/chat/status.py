@@ -1,0 +1,138 @@
+"""What a chat reports after each answer, below the input, and on whether drafting helps; prints nothing."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edgespec.engine.stats import Stats
+from edgespec.system.printable import one_line
+
+_NOT_DRAFTING = "none"
+
+
+def format_answer(stats: Stats, finish_reason: str | None) -> list[str]:
+    """How fast an answer came and what drafting did for it, in parts."""
+    speed = f"{stats.decode_tokens_per_second:.1f} tokens/s" if stats.decode_tokens_per_second else ""
+    return list(filter(None, [speed, _format_drafting(stats), format_stop(finish_reason)]))
+
+
+def _format_drafting(stats: Stats) -> str:
+    if not stats.num_drafted:
+        return f"drafting is off: {reason_off(stats)}"
+    drafted = {name: each for name, each in stats.sources.items() if each["drafted"]}
+    by = ", ".join(f"{one_line(name, 40)} {each['accepted']}/{each['drafted']}" for name, each in drafted.items())
+    gain = "" if stats.estimated_gain is None else f"~{stats.estimated_gain:.2f}x speed, "
+    return f"drafting: {gain}{stats.acceptance_rate:.0%} accepted ({by})"
+
+
+def format_stop(finish_reason: str | None) -> str:
+    """Why an answer ended, unless it ended by itself."""
+    return {
+        "stop": "",
+        "length": "stopped at the token limit (max-tokens)",
+        "context": "stopped because the context is full (/clear, or /set overflow drop-oldest)",
+    }.get(finish_reason or "", "stopped")
+
+
+def reason_off(stats: Stats) -> str:
+    """Why no pass of an answer had a draft."""
+    if stats.downgrades:
+        return one_line(stats.downgrades[-1], 200)
+    if stats.drafter == _NOT_DRAFTING:
+        return "--drafter none was chosen, or no drafter could be loaded"
+    if not stats.undrafted:
+        return "the answer was too short"
+    return max(stats.undrafted, key=lambda reason: stats.undrafted[reason])
+
+
+def format_origin_shares(counts: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Each origin of tokens with a text of its share, the target first."""
+    ordered = sorted(counts.items(), key=lambda each: (each[0] != "target", -each[1]))
+    total = sum(counts.values())
+    return [(origin, f"{one_line(origin, 40)} {count / total:.0%}") for origin, count in ordered]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """The values that the line below the input shows."""
+
+    model: str
+    devices: tuple[str, str]
+    drafter: str
+    num_context: int
+    context_length: int
+    stats: Stats | None = None
+    hint: str = ""
+
+    @property
+    def context(self) -> str:
+        return f"context {self.num_context}/{self.context_length}"
+
+    @property
+    def drafting(self) -> str:
+        if self.stats is None:
+            off = self.drafter == _NOT_DRAFTING
+            return "drafting is off" if off else f"drafter: {one_line(self.drafter, 60)}"
+        if not self.stats.num_drafted:
+            return f"drafting is off: {reason_off(self.stats)}"
+        names = "+".join(name for name, each in self.stats.sources.items() if each["drafted"])
+        device = self.stats.drafter_device
+        where = f" on {device}" if device not in (None, self.devices[0]) else ""
+        return f"{one_line(names, 40)}{where} {self.stats.acceptance_rate:.0%} accepted"
+
+
+def format_status(status: Status, columns: int) -> str:
+    """The status in one line of at most so many columns; the parts that matter most come first."""
+    stats = status.stats
+    parts = [
+        status.hint,
+        f"{one_line(status.model, 40)} on {status.devices[0]}",
+        status.context,
+        status.drafting,
+        f"~{stats.estimated_gain:.2f}x speed" if stats and stats.estimated_gain is not None else "",
+        f"{stats.decode_tokens_per_second:.0f} tokens/s" if stats and stats.decode_tokens_per_second else "",
+    ]
+    line = ""
+    for part in filter(None, parts):
+        longer = f"{line} · {part}" if line else part
+        if len(longer) > columns:
+            return longer[: max(0, columns - 1)] + "…" if len(line) < max(1, columns // 2) else line
+        line = longer
+    return line
+
+
+def format_report(stats: Stats, downgrades: Sequence[str], devices: tuple[str, str]) -> list[str]:
+    """Lines on whether drafting helps, what drafts, and what does not and why."""
+    lines = [_format_gain(stats)]
+    if stats.decode_tokens_per_second:
+        lines.append(
+            f"{stats.decode_tokens_per_second:.1f} tokens/s: the model ran {stats.passes} times for "
+            f"{stats.num_emitted} tokens ({stats.tokens_per_pass:.2f} tokens a pass)"
+        )
+    if stats.time_to_first_token_s is not None:
+        speed = stats.prefill_tokens_per_second
+        read = f", prompt read at {speed:.0f} tokens/s" if speed else ""
+        lines.append(f"first token after {stats.time_to_first_token_s:.2f} s{read}")
+    where = f", drafter on {stats.drafter_device}" if stats.drafter_device else ""
+    overlap = f", both busy for {stats.overlap:.0%} of the time" if stats.overlap else ""
+    lines.append(f"model on {devices[0]}{where}; schedule: {stats.schedule}{overlap}")
+    drafted = {name: each for name, each in stats.sources.items() if each["drafted"]}
+    for name, each in drafted.items():
+        lines.append(
+            f"{one_line(name, 40)}: {each['drafted']} tokens drafted in {each['rounds']} passes, "
+            f"{each['accepted']} accepted ({each['accepted'] / each['drafted']:.0%})"
+        )
+    silent = sorted({*stats.drafter.split("+")} - {_NOT_DRAFTING, *drafted})
+    lines += [f"{one_line(name, 40)}: nothing drafted in this answer" for name in silent]
+    for reason, count in sorted(stats.undrafted.items(), key=lambda each: -each[1]):
+        lines.append(f"{count} of {stats.passes} passes had no draft: {reason}")
+    return lines + [f"changed in this chat: {one_line(line, 300)}" for line in downgrades]
+
+
+def _format_gain(stats: Stats) -> str:
+    if not stats.num_drafted:
+        return f"drafting is off: {reason_off(stats)}"
+    gain = stats.estimated_gain
+    if gain is None:
+        return "drafting is on; the answer was too short to estimate what it saves"
+    verdict = "helps" if gain > 1.02 else "slows this down" if gain < 0.98 else "makes little difference"
+    return f"drafting {verdict}: {gain:.2f} times the speed of plain decoding (estimated from this answer)"

@@ -1,0 +1,104 @@
+"""What several commands share: flags, the engine and the model home that they ask for, printing a result."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec.config.options import GROUPS, LOAD_PARAMETERS, OPTIONS
+from edgespec.models.catalog import CATALOG
+from edgespec.system.console import info
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+    from edgespec.export.convert import OpenDecoder
+    from edgespec.models.home import ModelHome
+
+
+def attribute_name(name: str) -> str:
+    """The attribute of the parsed command line that holds an option, such as top_p of top-p."""
+    return name.replace("-", "_")
+
+
+def add_option(parser: argparse._ActionsContainer, name: str) -> None:
+    """Add the flag of one option of the table."""
+    option = OPTIONS[name]
+    if option.kind == "switch":
+        action = "store_true" if name.startswith("no-") else argparse.BooleanOptionalAction
+        parser.add_argument(f"--{name}", action=action, default=option.default, help=option.help)
+        return
+    parser.add_argument(
+        f"--{name}",
+        type={"whole": int, "number": float}.get(option.kind, str),
+        default=option.default,
+        choices=option.choices or None,
+        metavar=option.metavar,
+        help=option.help + ("" if option.default == "auto" else _default_note(option.default)),
+    )
+
+
+def _default_note(default: object) -> str:
+    return "" if default is None else f" (default: {default})"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add every flag that the table has for a command, in the groups of the table."""
+    groups: dict[str | None, argparse._ActionsContainer] = {None: parser}
+    for name, option in OPTIONS.items():
+        if name != "model" and parser.prog.partition(" ")[2] in option.commands:
+            if option.group not in groups:
+                groups[option.group] = parser.add_argument_group(option.group, GROUPS[option.group or ""])
+            add_option(groups[option.group], name)
+
+
+def add_file(parser: argparse._ActionsContainer, flag: str, help: str, **settings: Any) -> None:
+    parser.add_argument(flag, metavar="FILE", type=Path, help=help, **settings)
+
+
+def add_count(parser: argparse._ActionsContainer, flag: str, help: str, default: int | None = None) -> None:
+    parser.add_argument(flag, metavar="N", type=int, default=default, help=help + _default_note(default))
+
+
+def add_model(parser: argparse.ArgumentParser, default: str | None = None, *, is_optional: bool = False) -> None:
+    """Add the positional argument for a model that a command loads."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?" if default or is_optional else None,
+        default=default,
+        help="a model folder, a .gguf file, a folder with safetensors, an id on the Hugging Face hub (org/name), "
+        f"or one of {', '.join(CATALOG)}" + _default_note(default),
+    )
+
+
+def decode_argument(argument: str) -> str:
+    """UTF-8 text of an argument, also where the locale has another encoding and Python escaped its bytes."""
+    try:
+        return os.fsencode(argument).decode()
+    except UnicodeError:
+        return argument
+
+
+def load_engine(options: argparse.Namespace, **settings: Any) -> "Engine":
+    """Load the model of a command as its options say; settings are further arguments of `load`."""
+    from edgespec.engine.load import load
+
+    chosen = {
+        parameter: getattr(options, attribute_name(name))
+        for name, parameter in LOAD_PARAMETERS.items()
+        if options.command in OPTIONS[name].commands
+    }
+    return load(**{"model": options.model, **chosen, **settings}, report=info)
+
+
+def model_home(*, offline: bool = True, open_decoder: "OpenDecoder | None" = None) -> "ModelHome":
+    """The user's model home."""
+    from edgespec.models.home import ModelHome, default_home
+
+    return ModelHome(default_home(), offline, info, open_decoder)
+
+
+def print_result(options: argparse.Namespace, document: object, *lines: object) -> None:
+    """Print the document with --json, else the lines."""
+    print(*([json.dumps(document)] if options.json else lines), sep="\n")

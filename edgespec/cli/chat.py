@@ -1,0 +1,173 @@
+"""The command that answers one prompt or holds a conversation."""
+
+import argparse
+import logging
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgespec.cli.arguments import add_file, add_model, add_options, attribute_name, decode_argument, load_engine
+from edgespec.config.options import DEFAULT_MODEL, OPTIONS
+from edgespec.errors import UsageError
+from edgespec.system.console import info, warn
+
+if TYPE_CHECKING:
+    from edgespec.chat.session import ChatSession
+    from edgespec.chat.trace_file import TraceFile
+    from edgespec.decoding.sampling import SamplingParams
+    from edgespec.engine.conversation import Conversation
+    from edgespec.engine.transcript import AutosaveFile, Transcript
+
+
+def add_chat(parser: argparse.ArgumentParser) -> None:
+    add_model(parser, DEFAULT_MODEL)
+    parser.add_argument(
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        help="answer TEXT and exit; - reads stdin; several are joined by blank lines (default: stdin, or a chat "
+        "if stdin is a terminal)",
+    )
+    parser.add_argument(
+        "--continue", dest="continues", action="store_true", help="continue the last chat, with its model"
+    )
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT; repeatable"
+    )
+    add_options(parser)
+    advanced = parser.add_argument_group("advanced")
+    add_file(advanced, "--log-rounds", "write one JSON line per target pass: expected gain, tokens accepted")
+    add_file(advanced, "--trace", "write when target and drafter worked, for Perfetto or chrome://tracing")
+    parser.set_defaults(run=_chat, transcript=None)
+
+
+def _chat(options: argparse.Namespace) -> int:
+    from edgespec.chat.loop import answer_once, converse
+    from edgespec.chat.trace_file import TraceFile
+    from edgespec.system.terminal import has_unread_data
+
+    sampling = _sampling_params(options)
+    if options.max_tokens is not None and options.max_tokens < 1:
+        raise UsageError(f"--max-tokens is {options.max_tokens}; wanted at least 1")
+    prompt = _prompt(options)
+    if options.log_rounds:
+        _log_rounds(options.log_rounds)
+    trace = TraceFile(options.trace) if options.trace else None
+    autosave, last = _open_transcripts(options)
+    with ExitStack() as engines:
+        engine = engines.enter_context(load_engine(options, answer_cache=_uses_answer_cache(options)))
+        conversation = engine.chat(
+            options.system,
+            overflow=options.overflow,
+            sampling=sampling,
+            max_tokens=options.max_tokens,
+            stop=options.stop,
+        )
+        engines.callback(lambda: conversation.engine.close())  # looked up at the end: /model replaces it
+        if last:
+            conversation.restore(last)
+            if options.system is not None:
+                conversation.system = options.system
+        session = _session(options, conversation, autosave if prompt is None or last else None, trace)
+        if prompt is None:
+            options.note("chat", "begun")
+            return converse(session, keeps_history=not options.no_history)
+        if "-" not in (options.prompt or "-") and has_unread_data(sys.stdin):
+            info("stdin is not read, as --prompt is given; to answer both, add --prompt -")
+        return answer_once(session, prompt, as_json=options.json)
+
+
+def _uses_answer_cache(options: argparse.Namespace) -> bool:
+    # The conversation can be read from stored answers, so --no-history stores none either.
+    return not (options.no_answer_cache or options.no_history)
+
+
+def _sampling_params(options: argparse.Namespace) -> "SamplingParams":
+    from edgespec.decoding.sampling import SamplingParams
+
+    names = [attribute_name(name) for name, option in OPTIONS.items() if option.group == "sampling"]
+    return SamplingParams(**{name: getattr(options, name) for name in names})
+
+
+def _prompt(options: argparse.Namespace) -> str | None:
+    """The prompt to answer once; None for a conversation."""
+    parts = options.prompt or ([] if sys.stdin.isatty() else ["-"])
+    if parts.count("-") > 1:
+        raise UsageError("--prompt - is given twice; stdin can be read once")
+    if not parts and options.json:
+        raise UsageError("--json answers one prompt; give it with --prompt or on stdin")
+    if not parts:
+        return None
+    prompt = "\n\n".join(sys.stdin.read() if part == "-" else decode_argument(part) for part in parts)
+    if not prompt.strip():
+        raise UsageError("the prompt is empty; give some text with --prompt or on stdin")
+    return prompt
+
+
+def _open_transcripts(options: argparse.Namespace) -> tuple["AutosaveFile | None", "Transcript | None"]:
+    """The file that saves this conversation, and the one to continue, whose model is used unless one is named."""
+    from edgespec.engine.transcript import AutosaveFile, find_latest, read_transcript
+    from edgespec.models.home import default_home
+
+    folder = default_home() / "chats"
+    path = options.transcript or (find_latest(folder) if options.continues else None)
+    if options.continues and path is None:
+        raise UsageError(f"there is no conversation to continue in {folder}; leave out --continue")
+    last = read_transcript(path) if path else None
+    if last and last.model and options.model is options.parser.get_default("model"):
+        options.model = last.model
+    if options.no_history:
+        return None, last
+    return AutosaveFile(folder, warn, path, lambda path: options.note("transcript", str(path))), last
+
+
+def _print_aside(line: str) -> None:
+    from edgespec.chat.printer import print_line  # takes 0.1 s to import, which a single answer does not need
+
+    print_line(line)
+
+
+def _session(
+    options: argparse.Namespace,
+    conversation: "Conversation",
+    autosave: "AutosaveFile | None",
+    trace: "TraceFile | None",
+) -> "ChatSession":
+    from edgespec.chat.session import ChatSession
+    from edgespec.cli.plan import plan_document
+    from edgespec.planning.plan_words import in_words
+
+    def options_for(model: str, drafter: str) -> argparse.Namespace:
+        return argparse.Namespace(**{**vars(options), "model": model, "drafter": drafter, "measure": False})
+
+    return ChatSession(
+        conversation=conversation,
+        model=options.model,
+        drafter=options.drafter,
+        open_engine=lambda *names: load_engine(options_for(*names), answer_cache=_uses_answer_cache(options)),
+        describe_plan=lambda *names: in_words(plan_document(options_for(*names))),
+        info=_print_aside,
+        autosave=autosave,
+        trace=trace,
+        is_quiet=options.quiet,
+    )
+
+
+class _RoundsFile(logging.FileHandler):
+    """A log file whose first failed write is reported, and is the last."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        logging.getLogger(record.name).setLevel(logging.CRITICAL)
+        warn(f"stopped logging rounds: cannot write {self.baseFilename}")
+
+
+def _log_rounds(path: Path) -> None:
+    try:
+        handler = _RoundsFile(path, mode="w", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    rounds = logging.getLogger("edgespec.rounds")
+    rounds.addHandler(handler)
+    rounds.setLevel(logging.DEBUG)
+    rounds.propagate = False

@@ -1,0 +1,98 @@
+"""The command that prints a shell's completion script, and the words that a shell offers.
+
+The script runs edgespec at each press of Tab, so completions know the installed version and the prepared models.
+"""
+
+import argparse
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from edgespec.cli.arguments import attribute_name, model_home
+from edgespec.cli.parser import CommandParser
+from edgespec.config.drafter_names import SELF, TARGET, TEXT
+from edgespec.config.options import OPTIONS
+from edgespec.errors import UsageError
+from edgespec.models.catalog import CATALOG
+
+_SHELLS = ("bash", "zsh", "fish")
+Completer = Callable[..., Iterable[str]]
+
+
+def add_completion(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", metavar="SHELL", choices=_SHELLS, help=", ".join(_SHELLS))
+    parser.set_defaults(run=_print_script)
+
+
+def _print_script(options: argparse.Namespace) -> None:
+    from argcomplete.shell_integration import shellcode
+
+    print(shellcode(["edgespec"], shell=options.shell), end="")
+
+
+def answer_shell(parser: CommandParser, **settings: Any) -> None:
+    """Where a shell asks for completions, print them and exit; settings go to argcomplete."""
+    if "_ARGCOMPLETE" not in os.environ:
+        return
+    import argcomplete
+
+    for leaf in parser.leaves():
+        for action in leaf._actions:
+            if completer := _completer(leaf.prog, action.dest, parser):
+                action.completer = completer  # type: ignore[attr-defined]
+    argcomplete.autocomplete(parser, always_complete_options=False, **settings)
+
+
+def _completer(command: str, name: str, parser: CommandParser) -> Completer | None:
+    """What knows the values of an argument; None where the parser's choices or the names of files serve."""
+    special: dict[tuple[str, str], Completer | None] = {
+        ("edgespec models remove", "model"): _prepared_models,
+        ("edgespec config set", "value"): _config_values,
+        ("edgespec help", "words"): lambda parsed_args, **_: _commands_below(parser, parsed_args.words or ()),
+        ("edgespec export", "drafter"): None,
+    }
+    return special.get((command, name), _COMPLETERS.get(name))
+
+
+def _commands_below(parser: CommandParser, words: Iterable[str]) -> Iterable[str]:
+    for word in words:
+        parser = parser.commands.choices.get(word, parser) if parser.commands else parser
+    return parser.commands.choices if parser.commands else ()
+
+
+def _config_values(parsed_args: argparse.Namespace, **_: Any) -> Iterable[str]:
+    option = OPTIONS.get(parsed_args.key)
+    if option is None:
+        return ()
+    if option.kind == "switch":
+        return ("false", "true")
+    completer = _COMPLETERS.get(attribute_name(parsed_args.key))
+    return [*option.choices, *(["auto"] if option.kind == "length" else []), *(completer() if completer else ())]
+
+
+def _devices(**_: Any) -> Iterable[str]:
+    from edgespec.runtimes.devices import device_names
+
+    return ["auto", *device_names()]
+
+
+def _prepared_models(**_: Any) -> Iterable[str]:
+    try:
+        return [path.name for path in model_home().models.iterdir() if path.is_dir() and path.name[0] != "."]
+    except (OSError, UsageError):
+        return []
+
+
+def _models(**_: Any) -> Iterable[str]:
+    return {*CATALOG, *_prepared_models()}
+
+
+def _drafters(**_: Any) -> Iterable[str]:
+    return {"none", *TARGET, *TEXT, SELF, *_models()}
+
+
+_COMPLETERS: dict[str, Completer] = {
+    **dict.fromkeys(("model", "models", "target", "exactness"), _models),
+    **dict.fromkeys(("device", "drafter_device"), _devices),
+    "drafter": _drafters,
+}

@@ -1,0 +1,94 @@
+"""A report on whether edgespec works on this machine: versions, memory, devices, a short test of a model."""
+
+import platform
+import shutil
+import sys
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from edgespec import __version__
+from edgespec.config.config_file import config_path, read_settings
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.load import load
+from edgespec.errors import DeviceUnavailable, UsageError
+from edgespec.evaluation.exactness import compare
+from edgespec.models.home import default_home
+from edgespec.policy.fixed import FixedLength
+from edgespec.runtimes.devices import import_onnxruntime
+from edgespec.runtimes.hardware import cores
+
+_PROMPTS = (
+    "Repeat this sentence three times: the quick brown fox jumps over the lazy dog.",
+    "List ten animals, one on each line.",
+)
+_NUM_TOKENS = 24  # per answer of the self-test
+_DRAFT_LENGTH = 4
+
+
+def machine_document() -> dict[str, Any]:
+    """Versions, cores, memory, configuration and model home."""
+    memory = psutil.virtual_memory()
+    return {
+        "edgespec": __version__,
+        "python": platform.python_version(),
+        "numpy": version("numpy"),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "onnxruntime": _runtime_document(),
+        "cores": asdict(cores()),
+        "memory": {"total_bytes": memory.total, "available_bytes": memory.available},
+        **_settings_document(),
+    }
+
+
+def _settings_document() -> dict[str, Any]:
+    config: dict[str, Any] = {"path": str(config_path()), "set": [], "problem": None}
+    try:
+        config["set"] = sorted(read_settings())
+        home = default_home()
+    except UsageError as error:
+        return {"config": {**config, "problem": str(error)}, "home": None}
+    existing = next(folder for folder in (home, *home.absolute().parents) if folder.is_dir())
+    return {"config": config, "home": {"path": str(home), "free_bytes": shutil.disk_usage(existing).free}}
+
+
+def _runtime_document() -> dict[str, Any]:
+    try:
+        found = list(import_onnxruntime().get_available_providers())
+    except DeviceUnavailable as error:
+        return {"version": None, "providers": [], "problem": str(error)}
+    return {"version": sys.modules["onnxruntime"].__version__, "providers": found, "problem": None}
+
+
+def self_test(folder: Path, num_threads: int | None) -> dict[str, Any]:
+    """Compare drafted text with plain text token by token, and time one short answer of each. Takes seconds.
+
+    Raises EdgeSpecError: The model does not load.
+    """
+    with load(folder, num_threads=num_threads, deterministic=True, offline=True) as engine:
+        compared = compare(
+            engine.target,
+            [engine.encode(prompt) for prompt in _PROMPTS],
+            lambda: {"fixed": FixedLength(engine.speculation.drafters(), _DRAFT_LENGTH)},
+            [SamplingParams(), SamplingParams(temperature=0.8, seed=7)],
+            max_tokens=_NUM_TOKENS,
+            ends=engine.manifest.eos_token_ids,
+        )
+    speeds, names = [], []
+    for drafter in ("none", "auto"):
+        with load(folder, drafter=drafter, num_threads=num_threads, offline=True) as engine:
+            engine.generate(_PROMPTS[0], max_tokens=2)
+            answer = engine.generate(_PROMPTS[0], max_tokens=2 * _NUM_TOKENS)
+            speeds.append(answer.stats.decode_tokens_per_second or 0.0)
+            names.append(engine.speculation.name)
+    return {
+        "model": str(folder),
+        "num_tokens": compared.num_tokens,
+        "num_defects": len(compared.differences),
+        "plain_tokens_per_second": speeds[0],
+        "tokens_per_second": speeds[1],
+        "drafter": names[1],
+    }

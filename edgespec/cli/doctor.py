@@ -1,0 +1,239 @@
+"""The command that checks the installation, and with --exactness that speculation leaves the text unchanged."""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from edgespec.cli.arguments import (
+    add_count,
+    add_file,
+    add_option,
+    add_options,
+    load_engine,
+    model_home,
+    print_result,
+)
+from edgespec.cli.devices import device_lines
+from edgespec.config.options import DEFAULT_MODEL
+from edgespec.errors import ContextOverflow, DeviceUnavailable, EdgeSpecError, ModelError, UsageError
+from edgespec.system.console import info
+
+if TYPE_CHECKING:
+    from edgespec.decoding.scheduler import DraftPolicy
+    from edgespec.engine.engine import Engine
+    from edgespec.evaluation.exactness import Difference
+    from edgespec.types import TokenIds
+
+_MODES = ("deterministic", "normal")
+_PROMPTS = (
+    "Explain in a few sentences why the sky is blue.",
+    "Write a Python function that counts the words of a text, then write the same function with type hints.",
+    "List ten animals, one on each line, and say of each where it lives.",
+    "A train leaves at 9:40 and arrives at 13:05. How long does it take? Think step by step.",
+    "Repeat this sentence three times: the quick brown fox jumps over the lazy dog.",
+    "Write a short letter to a neighbour about a noisy dog.",
+)
+
+
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", help=f"a prepared model for the self-test (default: {DEFAULT_MODEL})"
+    )
+    parser.add_argument("--no-self-test", action="store_true", help="run no model")
+    exactness = parser.add_argument_group("exactness")
+    exactness.add_argument(
+        "--exactness", metavar="MODEL", help="compare this model's text with and without drafting, token by token"
+    )
+    add_option(exactness, "drafter")
+    add_file(exactness, "--prompts", "JSON Lines, each with prompt or turns; the first turn is used")
+    add_count(exactness, "--max-tokens", "tokens per answer", 32)
+    add_options(parser)
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    return _check_installation(options) if options.exactness is None else _check_exactness(options)
+
+
+def _check_installation(options: argparse.Namespace) -> int:
+    from edgespec.cli.diagnosis import machine_document
+    from edgespec.runtimes.discovery import Discovery, discover
+
+    document = machine_document()
+    problem = document["onnxruntime"]["problem"]
+    found = Discovery((), ()) if problem else discover()
+    document |= found.document()
+    document["self_test"], code = _run_self_test(options) if not problem and document["home"] else (None, 0)
+    if problem:
+        code = DeviceUnavailable.exit_code
+    elif not document["home"]:
+        code = UsageError.exit_code
+    devices = [f"device {line}" for line in device_lines(found)]
+    tested = _format_self_test(document["self_test"], options.model)
+    print_result(options, document, *_machine_lines(document), *devices, tested)
+    return code
+
+
+def _machine_lines(document: Mapping[str, Any]) -> list[str]:
+    runtime, memory, home, config = (document[part] for part in ("onnxruntime", "memory", "home", "config"))
+    cores = document["cores"]
+    kinds = f", {cores['performance']} fast and {cores['efficiency']} efficient" if cores["performance"] else ""
+    return [
+        f"edgespec {document['edgespec']}, Python {document['python']}, numpy {document['numpy']}, "
+        f"{document['platform']}",
+        f"onnxruntime {runtime['version'] or ''}: {runtime['problem'] or ', '.join(runtime['providers'])}",
+        f"{cores['physical']} cores ({cores['logical']} logical{kinds}), {memory['available_bytes'] / 1e9:.1f} of "
+        f"{memory['total_bytes'] / 1e9:.1f} GB of memory available",
+        f"models in {home['path']}, {home['free_bytes'] / 1e9:.1f} GB free" if home else "models: unknown",
+        f"configuration: {config['problem'] or ', '.join(config['set']) or 'nothing set'} ({config['path']})",
+    ]
+
+
+def _run_self_test(options: argparse.Namespace) -> tuple[dict[str, Any] | None, int]:
+    """The document of the self-test, None where no model is prepared (none is downloaded), and its exit code."""
+    from edgespec.cli.diagnosis import self_test
+    from edgespec.models.inventory import find_prepared
+
+    if options.no_self_test:
+        return None, 0
+    try:
+        folder = find_prepared(model_home(), options.model or DEFAULT_MODEL)
+    except ModelError:
+        if options.model is None:
+            return None, 0
+        raise
+    try:
+        found = self_test(folder, options.threads)
+    except EdgeSpecError as error:
+        return {"model": str(folder), "problem": str(error)}, error.exit_code
+    problem = "drafting CHANGES the text" if found["num_defects"] else None
+    return {**found, "problem": problem}, EdgeSpecError.exit_code if problem else 0
+
+
+def _format_self_test(found: Mapping[str, Any] | None, model: str | None) -> str:
+    if found is None:
+        return f"self-test: skipped; it needs a prepared model (edgespec models pull {model or DEFAULT_MODEL})"
+    if "num_tokens" not in found:
+        return f"self-test of {found['model']}: {found['problem']}"
+    return (
+        f"self-test of {found['model']}: {found['problem'] or 'exact'}, {found['num_tokens']} tokens compared; "
+        f"{found['plain_tokens_per_second']:.0f} tokens/s without drafting, {found['tokens_per_second']:.0f} with "
+        f"{found['drafter']} (one short answer each; edgespec bench measures it properly)"
+    )
+
+
+def _check_exactness(options: argparse.Namespace) -> int:
+    from edgespec.evaluation.prompts import read_prompts
+
+    if options.drafter == "none":
+        raise UsageError("without a drafter there is nothing to compare; leave out --drafter none")
+    if options.max_tokens < 1:
+        raise UsageError(f"--max-tokens is {options.max_tokens}; wanted at least 1")
+    texts = [prompt.turns[0] for prompt in read_prompts(options.prompts, None)] if options.prompts else _PROMPTS
+    document: dict[str, Any] = {"model": options.exactness}
+    for mode in _MODES:
+        document |= _compare(options, texts, mode)
+    document["is_exact"] = not any(
+        difference["verdict"] == "defect" for mode in _MODES for difference in document[mode]["differences"]
+    )
+    print_result(options, document, *_exactness_lines(document))
+    return 0 if document["is_exact"] else EdgeSpecError.exit_code
+
+
+def _compare(options: argparse.Namespace, texts: Sequence[str], mode: str) -> dict[str, Any]:
+    from edgespec.decoding.sampling import SamplingParams
+    from edgespec.evaluation.exactness import compare
+
+    is_deterministic = mode == "deterministic"
+    # Noise decides sampled tokens as well, so the margins of logits explain no difference between them.
+    samplings = [SamplingParams()] + [SamplingParams(temperature=0.8, seed=7)] * is_deterministic
+    with load_engine(
+        options, model=options.exactness, drafter=options.drafter, deterministic=is_deterministic
+    ) as engine:
+        fitting = _encode_fitting(engine, texts)
+        if not fitting:
+            raise UsageError("every prompt was skipped; give some that fit the context of this model")
+        found = compare(
+            engine.target,
+            list(fitting.values()),
+            lambda: _draft_policies(engine),
+            samplings,
+            max_tokens=options.max_tokens,
+            ends=engine.manifest.eos_token_ids,
+            report=lambda line: info(f"{mode}: {line}"),
+        )
+        differences = [_difference_document(each, engine, list(fitting), mode) for each in found.differences]
+        return {
+            "prompts": len(fitting),
+            "drafter": engine.speculation.name,
+            mode: {"tokens": found.num_tokens, "differences": differences},
+        }
+
+
+def _encode_fitting(engine: "Engine", texts: Sequence[str]) -> "dict[str, TokenIds]":
+    """Tokens of each distinct text that fits the context; texts that do not are reported and skipped."""
+    fitting: dict[str, TokenIds] = {}
+    for text in dict.fromkeys(texts):
+        try:
+            tokens = engine.encode(text)
+            num_tokens = len(tokens)
+        except ContextOverflow as error:  # a very long text is not even encoded
+            num_tokens = error.num_tokens
+        if 0 < num_tokens <= engine.context_length:
+            fitting[text] = tokens
+        else:
+            info(
+                f"skipped {text[:40]!r}: it has {num_tokens} tokens, and the context holds 1 to "
+                f"{engine.context_length}"
+            )
+    return fitting
+
+
+def _draft_policies(engine: "Engine") -> "Mapping[str, DraftPolicy]":
+    """Policies with several fixed lengths, for passes of many widths, and the one that measures what pays."""
+    from edgespec.policy.fixed import FixedLength
+
+    fixed = {str(length): FixedLength(engine.speculation.drafters(), length) for length in (1, 4, 8)}
+    return {**fixed, "auto": engine.speculation.policy()}
+
+
+def _difference_document(found: "Difference", engine: "Engine", texts: Sequence[str], mode: str) -> dict[str, Any]:
+    def token(number: int) -> dict[str, Any]:
+        return {"id": number, "text": engine.tokenizer.decode([number])}
+
+    return {
+        "prompt": texts[found.prompt],
+        "position": found.position,
+        "draft_length": found.policy,
+        "pass_tokens": found.width,
+        "plain": token(found.plain_token),
+        "speculative": token(found.speculative_token),
+        "margin_of_one": found.narrow_margin,
+        "margin_of_wide": found.wide_margin,
+        "width_difference": found.width_difference,
+        "verdict": "near-tie" if found.is_near_tie and mode == "normal" else "defect",
+    }
+
+
+def _exactness_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{document['model']} with drafter {document['drafter']}, {document['prompts']} prompts"
+    for mode in _MODES:
+        compared = document[mode]
+        yield f"{mode}: {compared['tokens']} tokens compared, {len(compared['differences'])} differ"
+        yield from map(_format_difference, compared["differences"])
+    yield (
+        "exact: tokens differ only where two are as good as tied, within the rounding of passes of several widths"
+        if document["is_exact"]
+        else "NOT exact: please report this with the lines above"
+    )
+
+
+def _format_difference(difference: Mapping[str, Any]) -> str:
+    plain, other = difference["plain"], difference["speculative"]
+    return (
+        f"  {difference['verdict']}: token {difference['position']} of {difference['prompt'][:40]!r}: without "
+        f"drafting {plain['text']!r} ({plain['id']}), with drafts of {difference['draft_length']} "
+        f"{other['text']!r} ({other['id']}); their logits are {difference['margin_of_one']:+.4f} apart in a pass "
+        f"of 1 token, {difference['margin_of_wide']:+.4f} in a pass of {difference['pass_tokens']}; the width of "
+        f"a pass changes this by up to {difference['width_difference']:.4f}"
+    )

@@ -1,0 +1,273 @@
+"""The command line: arguments in, an exit code out. Each command has a module of its own.
+
+Results go to stdout, messages to stderr; --json prints one document. Exit codes are those of errors.py, and 130
+after an interrupt.
+"""
+
+import argparse
+import errno
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from edgespec import __version__
+from edgespec.cli.arguments import attribute_name
+from edgespec.cli.bench import add_bench
+from edgespec.cli.chat import add_chat
+from edgespec.cli.completion import add_completion, answer_shell
+from edgespec.cli.config import add_config
+from edgespec.cli.devices import add_devices
+from edgespec.cli.doctor import add_doctor
+from edgespec.cli.export import add_export, add_pair
+from edgespec.cli.models import add_models
+from edgespec.cli.parser import CommandParser
+from edgespec.cli.plan import add_plan
+from edgespec.cli.score import add_score
+from edgespec.cli.simulate import add_simulate
+from edgespec.config.options import OPTIONS
+from edgespec.errors import EdgeSpecError, MemoryExhausted, UsageError
+from edgespec.system.console import discard_output, log_to_stderr, print_stderr, warn
+from edgespec.system.signals import exit_on_signals, ignore_ctrl_c
+
+_INTERRUPTED = 130
+_NO_MEMORY = "out of memory; close other programs or use a smaller model"
+_LOG = logging.getLogger(__name__)
+_DESCRIPTION = """\
+Run language models on this machine, faster: a drafter, which is cheap, guesses the next tokens, and the target, \
+the model that you chose, checks all guesses in one pass."""
+_EPILOG = """\
+Help for a command: edgespec COMMAND --help. To set an option for good: edgespec config set KEY VALUE.
+
+exit codes: 0 done, 1 failure, 2 usage, 3 model missing or invalid, 4 device unavailable, 5 out of memory, \
+6 integrity refused, 7 context overflow, 130 interrupted"""
+
+
+# How each command adds its arguments, its line of help, and examples. What a beginner needs comes first.
+_COMMANDS: dict[str, tuple[Callable[[CommandParser], None], str, str]] = {
+    "chat": (
+        add_chat,
+        "talk to a model, or answer one prompt",
+        """\
+  edgespec chat                                    download a small model, talk
+  edgespec chat --prompt "Why is the sky blue?"    print one answer
+  git diff | edgespec chat --system "Write a commit message."
+  edgespec chat big --drafter small                a smaller model drafts
+  edgespec chat my-model --temperature 0.8         sampled
+  edgespec chat my-model --prompt Hi --json        answer and figures""",
+    ),
+    "models": (
+        add_models,
+        "list, download, verify or remove models",
+        """\
+  edgespec models list
+  edgespec models pull smollm2-135m
+  edgespec models verify               compare every file with its hash
+  edgespec models remove smollm2-135m""",
+    ),
+    "bench": (
+        add_bench,
+        "measure how much faster speculation is on your prompts",
+        """\
+  edgespec bench smollm2-135m
+  edgespec bench smollm2-135m --prompts prompts.jsonl --html report.html""",
+    ),
+    "doctor": (
+        add_doctor,
+        "check the installation, and whether drafting changes the text",
+        """\
+  edgespec doctor                            versions, devices, a short test
+  edgespec doctor --exactness smollm2-135m   text with and without drafting""",
+    ),
+    "devices": (
+        add_devices,
+        "list devices, why some cannot be used, and how to fix that",
+        "  edgespec devices --json",
+    ),
+    "config": (
+        add_config,
+        "show or change the options that you always want",
+        """\
+  edgespec config                     every option, its value and its origin
+  edgespec config set threads 4
+  edgespec config unset threads
+  EDGESPEC_DEVICE=cpu edgespec chat   for one command
+
+A flag overrides a variable, and a variable overrides the file.""",
+    ),
+    "plan": (
+        add_plan,
+        "choose devices, drafter and schedule, and predict the speed",
+        """\
+  edgespec plan big-model --drafter small-model             measures once
+  edgespec plan big-model --drafter small-model --measure   measures again""",
+    ),
+    "export": (
+        add_export,
+        "convert GGUF, safetensors or a hub model to a model folder",
+        """\
+  edgespec export model.gguf --output my-model
+  edgespec export Qwen/Qwen2.5-0.5B-Instruct --output qwen --precision int8
+  edgespec export big.gguf --drafter small.gguf --output pair
+  edgespec export model.gguf --output my-model --dry-run""",
+    ),
+    "pair": (add_pair, "check whether a drafter suits a target", "  edgespec pair check big-model small-model"),
+    "score": (
+        add_score,
+        "measure how well a model predicts a text",
+        "  edgespec score my-model --file text.txt   in nats per token",
+    ),
+    "simulate": (
+        add_simulate,
+        "predict the speed on devices that you do not have",
+        """\
+  edgespec simulate --target-ms 82 --draft-ms 9.4 --acceptance 0.54
+  edgespec simulate --trace rounds.jsonl --draft-ms 34
+
+rounds.jsonl comes from `edgespec chat --log-rounds rounds.jsonl`.""",
+    ),
+    "completion": (
+        add_completion,
+        "print the script for completion in your shell",
+        """\
+  source <(edgespec completion bash)        in ~/.bashrc
+  source <(edgespec completion zsh)         in ~/.zshrc, after compinit
+  edgespec completion fish | source         in ~/.config/fish/config.fish""",
+    ),
+}
+
+
+def main(
+    arguments: Sequence[str] | None = None, prepare: Callable[[argparse.Namespace], None] = lambda options: None
+) -> int:
+    """Run the command of these arguments, or of this process; prepare gets its options first. Its exit code."""
+    if arguments is None:
+        _keep_stdout_for_data()
+    try:
+        _prepare_streams()
+        exit_on_signals()
+        options, notes = _parse(arguments)
+        with log_to_stderr(quiet=options.quiet, verbose=options.verbose):
+            for line in notes:
+                _LOG.debug("%s", line)
+            _warn_of_unknown_variables(options.command)
+            prepare(options)
+            code = int(options.run(options) or 0)
+        sys.stdout.flush()
+        return code
+    except SystemExit:  # of --help and of what cannot be parsed
+        if problem := _stdout_problem():
+            raise SystemExit(_report_failure(problem, EdgeSpecError.exit_code)) from None
+        raise
+    except EdgeSpecError as error:
+        return _report_failure(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        ignore_ctrl_c()  # once is enough
+        return _report_failure("interrupted", _INTERRUPTED)
+    except BrokenPipeError:
+        discard_output(sys.stdout)  # its reader has gone
+        return 0
+    except MemoryError:
+        return _report_failure(_NO_MEMORY, MemoryExhausted.exit_code)
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            discard_output(sys.stdout)
+            return _report_failure(_NO_MEMORY, MemoryExhausted.exit_code)
+        message = _stdout_problem() or str(error)
+        discard_output(sys.stdout)
+        return _report_failure(message, EdgeSpecError.exit_code)
+
+
+def _stdout_problem() -> str:
+    """The reason why stdout cannot be written; empty where it can, or where its reader has gone."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        discard_output(sys.stdout)
+        return "" if isinstance(error, BrokenPipeError) else f"cannot write to stdout ({error.strerror})"
+    return ""
+
+
+def _keep_stdout_for_data() -> None:
+    """Send to stderr what native libraries print to stdout, as QNN's does once it is loaded."""
+    try:
+        data = os.dup(sys.stdout.fileno())
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    except (AttributeError, OSError, ValueError):  # one of them is closed, or no file
+        return
+    encoding, errors = sys.stdout.encoding, sys.stdout.errors
+    sys.stdout = open(data, "w", encoding=encoding, errors=errors, buffering=1 if os.isatty(data) else -1)  # noqa: SIM115
+
+
+def _prepare_streams() -> None:
+    """Replace bytes that are no text, and open the null device for a stream that the caller closed."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def _report_failure(message: str, code: int) -> int:
+    print_stderr(f"edgespec: {message}")
+    return code
+
+
+def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """What a command line asks for, with the user's configuration as defaults, and one line per such default."""
+    parser = command_parser()
+    answer_shell(parser)
+    options = parser.parse_args(arguments)
+    if options.command.startswith(("completion", "config", "help")):
+        return options, []
+    from edgespec.config.config_file import read_settings
+
+    try:
+        settings = read_settings()
+    except UsageError:
+        if options.command != "doctor":  # which reports it
+            raise
+        settings = {}
+    if "color" in settings and settings["color"].value == "never":
+        os.environ["NO_COLOR"] = "1"  # which other programs know too
+    defaults = {name: each for name, each in settings.items() if options.command in OPTIONS[name].commands}
+    if defaults:
+        options.parser.set_defaults(**{attribute_name(name): each.value for name, each in defaults.items()})
+        options = parser.parse_args(arguments)
+    return options, [f"default of --{name}: {each.value} ({each.origin})" for name, each in defaults.items()]
+
+
+def _warn_of_unknown_variables(command: str) -> None:
+    if command.startswith(("completion", "help")):
+        return
+    from edgespec.config.config_file import unknown_variables
+
+    for line in unknown_variables(os.environ):
+        warn(line)
+
+
+def command_parser() -> CommandParser:
+    """The parser of the whole command line."""
+    parser = CommandParser(prog="edgespec", description=_DESCRIPTION, epilog=_EPILOG)
+    parser.add_argument("--version", action="version", version=f"edgespec {__version__}")
+    for name, (add_arguments, what, examples) in _COMMANDS.items():
+        command = parser.add_command(name, what, epilog=f"examples:\n\n{examples}")
+        add_arguments(command)
+        for leaf in command.leaves():
+            if name != "completion":
+                leaf.add_argument("--json", action="store_true", help="print one JSON document")
+            verbosity = leaf.add_mutually_exclusive_group()
+            verbosity.add_argument("-q", "--quiet", action="store_true", help="print problems only")
+            verbosity.add_argument("-v", "--verbose", action="store_true", help="explain decisions on stderr")
+            leaf.add_argument("--no-supervisor", action="store_true", help=argparse.SUPPRESS)
+            leaf.set_defaults(command=leaf.prog.partition(" ")[2], parser=leaf, note=lambda name, value: None)
+    about = parser.add_command("help", "print the help of a command")
+    about.add_argument("words", metavar="COMMAND", nargs="*", help="such as: models pull")
+    about.set_defaults(
+        command="help",
+        quiet=False,
+        verbose=False,
+        run=lambda options: parser.parse_args([*options.words, "--help"]),
+    )
+    return parser

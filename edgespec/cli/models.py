@@ -1,0 +1,147 @@
+"""The command that manages prepared models: models list, pull, path, verify and remove."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from edgespec.cli.arguments import add_options, model_home, print_result
+from edgespec.cli.parser import CommandParser
+from edgespec.errors import EdgeSpecError
+from edgespec.models.catalog import CATALOG, CatalogEntry
+from edgespec.system.printable import printable
+
+if TYPE_CHECKING:
+    from edgespec.models.inventory import PreparedModel
+
+
+def add_models(parser: CommandParser) -> None:
+    described = {
+        "list": ("list prepared models, and the names that can be pulled", _list),
+        "pull": ("download and prepare a model, and the drafter that the catalogue names for it", _pull),
+        "path": ("print the folder of a prepared model", _path),
+        "verify": ("compare every file with its recorded hash, offline", _verify),
+        "remove": ("delete a prepared model", _remove),
+    }
+    for name, (what, run) in described.items():
+        action = parser.add_command(name, what)
+        if name == "verify":
+            action.add_argument("models", metavar="MODEL", nargs="*", help="a name or folder (default: all)")
+        elif name != "list":
+            action.add_argument("model", metavar="MODEL", help="a model, as for chat")
+        if name == "pull":
+            action.add_argument("--no-drafter", action="store_true", help="do not pull the drafter")
+            action.add_argument("--check", action="store_true", help="compare the prepared model with its source")
+            add_options(action)
+        action.set_defaults(run=run)
+
+
+def _list(options: argparse.Namespace) -> None:
+    from edgespec.models.inventory import prepared_models
+
+    found = list(prepared_models(model_home()))
+    others = [name for name in CATALOG if name not in {model.name for model in found}]
+    head = ["CAN BE PULLED", "DOWNLOAD", "MEMORY", "PRECISION", "DRAFTER", "LICENCE", "TESTED"]
+    lines = _table(head, *(_catalog_row(name, CATALOG[name]) for name in others))
+    if found:
+        head = ["PREPARED", "SIZE", "MEMORY", "PRECISION", "LAST USED", "CHECK", "FROM"]
+        lines = [*_table(head, *map(_row, found)), "", *lines]
+    catalogue = {name: _entry_document(entry) for name, entry in CATALOG.items()}
+    print_result(options, {"prepared": [asdict(model) for model in found], "catalogue": catalogue}, *lines)
+
+
+def _entry_document(entry: CatalogEntry) -> dict[str, Any]:
+    from edgespec.models.forecast import file_bytes, memory_bytes
+
+    plain = ("title", "license", "is_gated", "num_parameters", "precision", "drafter", "fetch_bytes")
+    return {
+        **{name: getattr(entry, name) for name in plain},
+        **{name: getattr(entry.source, name, None) for name in ("repository", "revision")},
+        "disk_bytes": file_bytes(entry),
+        "memory_bytes": memory_bytes(entry),
+        "was_run": entry.was_run or None,
+    }
+
+
+def _row(model: "PreparedModel") -> list[str]:
+    if model.problem is not None:
+        return [model.name, _size(model.bytes), "", "", "", "", f"PROBLEM: {model.problem}"]
+    return [
+        model.name,
+        _size(model.bytes),
+        _size(model.memory_bytes or 0),
+        model.precision or "",
+        (model.last_used or "never")[:10],
+        model.check or "not compared",
+        f"{'pair of ' if model.kind == 'pair' else ''}{model.architecture}, {model.source}",
+    ]
+
+
+def _catalog_row(name: str, entry: CatalogEntry) -> list[str]:
+    from edgespec.models.forecast import memory_bytes
+
+    return [
+        name,
+        _size(entry.fetch_bytes),
+        _size(memory_bytes(entry)),
+        entry.precision,
+        entry.drafter or "",
+        entry.license + (", gated" if entry.is_gated else ""),
+        entry.was_run or "no",
+    ]
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
+
+
+def _table(*rows: Sequence[str]) -> list[str]:
+    rows = tuple([printable(cell, keep="") for cell in row] for row in rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _pull(options: argparse.Namespace) -> None:
+    from edgespec.loading.open_model import open_decoder
+    from edgespec.models.home import split_precision
+
+    home = model_home(offline=options.offline, open_decoder=open_decoder if options.check else None)
+    entry = CATALOG.get(split_precision(options.model)[0])
+    names = {"path": options.model}
+    if entry and entry.drafter and not options.no_drafter:
+        names["drafter"] = entry.drafter
+    folders = {part: str(home.resolve(name)) for part, name in names.items()}
+    print_result(options, folders, *folders.values())
+
+
+def _path(options: argparse.Namespace) -> None:
+    from edgespec.models.inventory import find_prepared
+
+    folder = find_prepared(model_home(), options.model)
+    print_result(options, {"path": str(folder)}, folder)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from edgespec.models.inventory import prepared_models, verify
+
+    home = model_home()
+    document, lines, code = {}, [], 0
+    for name in options.models or [model.name for model in prepared_models(home)]:
+        try:
+            num_files, others = verify(home, name)
+            document[name] = {"files": num_files, "others": others, "problem": None}
+            extra = f"; not part of the model: {', '.join(others)}" if others else ""
+            lines.append(f"{name}: {num_files} files unchanged since their export{extra}")
+        except EdgeSpecError as error:
+            document[name] = {"files": None, "others": None, "problem": str(error)}
+            lines.append(f"{name}: {error}")
+            code = max(code, error.exit_code)
+    print_result(options, document, *lines)
+    return code
+
+
+def _remove(options: argparse.Namespace) -> None:
+    from edgespec.models.inventory import remove
+
+    folder = remove(model_home(), options.model)
+    print_result(options, {"removed": str(folder)}, f"removed {folder}")

@@ -1,0 +1,98 @@
+"""An argument parser that suggests the nearest word for a wrong one, and whose help is as wide as the terminal."""
+
+import argparse
+import re
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from edgespec.config.options import OLD_NAMES
+
+_WIDEST = 110
+_CHOICE = re.compile(r"argument (?P<what>.+?): invalid choice: '(?P<word>.*)' \(choose from (?P<known>.*)\)")
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Paragraphs are filled to the terminal's width; indented lines, as of examples, stay as they are."""
+
+    def __init__(self, prog: str) -> None:
+        width = min(shutil.get_terminal_size().columns, _WIDEST) - 2
+        super().__init__(prog, max_help_position=28, width=max(width, 40))
+        self._action_max_length = 14  # argparse forgets the indent of commands, and wraps after the longest one
+
+    def add_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[argparse.Action],
+        groups: Iterable[Any],
+        prefix: str | None = None,
+    ) -> None:
+        """Show the arguments that must be given; the list below has the options."""
+        self._prog += " [options]"
+        super().add_usage(
+            usage, [each for each in actions if each.required or not each.option_strings], (), prefix
+        )
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = [
+            part
+            if part.startswith(" ")
+            else textwrap.fill(part, width, initial_indent=indent, subsequent_indent=indent)
+            for part in text.split("\n\n")
+        ]
+        return "\n\n".join(parts)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """The parser of a command, or of several commands below it."""
+
+    commands: "argparse._SubParsersAction[CommandParser] | None" = None
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"formatter_class": _Formatter, **settings})
+
+    def add_command(self, name: str, what: str, **settings: Any) -> "CommandParser":
+        """Add a command below; what is its line in the list, and the first sentence of its own help."""
+        if self.commands is None:
+            kind = "action" if " " in self.prog else "command"
+            self.commands = self.add_subparsers(
+                prog=self.prog, title=f"{kind}s", metavar=kind.upper(), required=True
+            )
+        return self.commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", **settings)
+
+    def leaves(self) -> "Iterator[CommandParser]":
+        """Every command that runs something, such as `models pull`."""
+        if self.commands is None:
+            yield self
+            return
+        for parser in self.commands.choices.values():
+            yield from parser.leaves()
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuse unknown arguments in the command that they were given to, which knows the nearest flag."""
+        found, extras = super().parse_known_args(args, namespace)
+        if extras:
+            flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+            hint = _suggest(extras[0].partition("=")[0], flags)
+            self.error(f"unrecognized arguments: {' '.join(extras)}{hint}")
+        return found, extras
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line on what is wrong and one on where to find help, and exit."""
+        if match := _CHOICE.fullmatch(message):
+            known = [word.strip("' ") for word in match["known"].split(",")]
+            what = match["what"].lower() if match["what"].isupper() else match["what"]
+            hint = _suggest(match["word"], known) or "."
+            message = f"no {what} '{match['word']}'{hint} Known are {', '.join(known)}"
+        self.exit(2, f"{self.prog}: {message}\nfor help: {self.prog} --help\n")
+
+
+def _suggest(word: str, known: Sequence[str]) -> str:
+    for old_name, new_name in OLD_NAMES.items():
+        word = word.replace(old_name, new_name)
+    near = get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -1,0 +1,114 @@
+"""The command that chooses devices, threads, drafter and schedule for a model, and predicts the speed."""
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from edgespec.cli.arguments import add_option, add_options, attribute_name, print_result
+from edgespec.config.options import OPTIONS
+from edgespec.errors import UsageError
+from edgespec.system.console import info
+
+if TYPE_CHECKING:
+    from edgespec.config.drafter_names import DrafterNames
+    from edgespec.loading.open_model import ModelFolder
+    from edgespec.planning.planner import Plan
+
+
+def add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="the target: a model, as for chat")
+    add_option(parser, "drafter")
+    parser.add_argument("--measure", action="store_true", help="repeat all measurements, also on separate cores")
+    add_options(parser)
+    parser.set_defaults(run=_plan)
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from edgespec.planning.plan_words import in_words
+
+    document = plan_document(options)
+    print_result(options, document, in_words(document))
+
+
+def plan_document(options: argparse.Namespace) -> dict[str, Any]:
+    """The plan for a command's model, drafter, devices, threads and memory; measure repeats all measurements.
+
+    Raises EdgeSpecError: A model is missing, invalid or too large, or the drafter is a cascade.
+    """
+    from edgespec.config.byte_size import parse_bytes
+    from edgespec.config.drafter_names import parse
+    from edgespec.engine.resolve import resolve
+    from edgespec.planning.plan_document import document_of
+    from edgespec.planning.plan_models import plan_for
+
+    asked = parse(options.drafter)
+    _require_no_cascade(asked)
+    resolved = resolve(
+        options.model,
+        drafter=options.drafter,
+        device=options.device,
+        drafter_device=options.drafter_device,
+        num_threads=options.threads,
+        memory_limit=options.memory,
+        offline=options.offline,
+        report=info,
+    )
+    drafters = [each.models[0] for each in resolved.drafters]
+    for line in resolved.devices.downgrades:
+        info(line)
+    planned = plan_for(
+        resolved.target,
+        drafters,
+        resolved.names.simple,
+        resolved.placement,
+        remeasure=options.measure,
+        memory_limit=None if options.memory is None else parse_bytes(options.memory),
+        report=info,
+    )
+    if any(planned.took):
+        opening_s, measuring_s = planned.took
+        info(f"measured in {opening_s + measuring_s:.1f} s, of which opening models took {opening_s:.1f} s")
+    return document_of(
+        planned.plan,
+        planned.layouts,
+        planned.learned_stats.chances,
+        planned.took,
+        model=resolved.target.manifest.name,
+        drafters=[drafter.manifest.name for drafter in drafters],
+        command=_chat_command(planned.plan, options, _drafter_argument(planned.plan, asked, drafters)),
+    )
+
+
+def _require_no_cascade(names: "DrafterNames") -> None:
+    # How long a cascade drafts depends on how many inner drafts are kept, which no measurement here predicts.
+    for models, text in names.cascades:
+        if len(models) > 1 or text is not None:
+            parts = (*models, *([text] if text else []))
+            raise UsageError(
+                f"'{','.join(parts)}' is a cascade, and a plan compares drafters of the target only; plan "
+                f"'{'+'.join(parts)}', or measure the cascade on your prompts with edgespec bench"
+            )
+
+
+def _drafter_argument(plan: "Plan", asked: "DrafterNames", drafters: "Sequence[ModelFolder]") -> str:
+    """The --drafter that makes chat follow a plan; auto includes the drafter of a pair folder."""
+    if plan.chosen.drafter is None:
+        return "+".join(plan.drafters if drafters else sorted(asked.simple)) or "none"
+    named = [
+        each.models[0]
+        for drafter, each in zip(drafters, asked.cascades, strict=False)
+        if drafter.manifest.name == plan.chosen.drafter
+    ]
+    return "+".join([*sorted(asked.simple), *named])
+
+
+def _chat_command(plan: "Plan", options: argparse.Namespace, drafter: str) -> str:
+    chosen = plan.chosen
+    words = ["edgespec", "chat", options.model, "--drafter", drafter, "--threads", str(chosen.target.num_threads)]
+    if chosen.drafter_place is not None:
+        words += ["--drafter-threads", str(chosen.drafter_place.num_threads), "--schedule", chosen.schedule]
+    for flag in ("device", "drafter-device", "memory"):
+        if (value := getattr(options, attribute_name(flag))) != OPTIONS[flag].default:
+            words += [f"--{flag}", value]
+    return shlex.join(words)

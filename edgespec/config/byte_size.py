@@ -1,0 +1,27 @@
+"""Sizes in bytes, as users write them."""
+
+import re
+
+from edgespec.errors import UsageError
+
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
+_MIN_BYTES, _MAX_BYTES = 1 << 20, 1 << 60
+
+
+def parse_bytes(size: int | str) -> int:
+    """The number of bytes in 512M, 2G, 1.5GiB or a plain number; K is 1024.
+
+    Raises UsageError: The size has another form, or is below a megabyte.
+    """
+    match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
+    if match:
+        # Thousands of digits make an infinite float, which int() refuses.
+        num_bytes = int(min(float(match[1]) * (1 << _UNITS[match[2].upper()]), _MAX_BYTES))
+    elif type(size) is int:
+        num_bytes = size
+    else:
+        raise UsageError(f"the memory limit is {str(size)[:40]!r}; wanted bytes, such as 2G or 512M")
+    if not _MIN_BYTES <= num_bytes < _MAX_BYTES:
+        raise UsageError(f"the memory limit is '{str(size)[:40]}'; wanted 1M to a million T, such as 2G or 512M")
+    return num_bytes

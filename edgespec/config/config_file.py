@@ -1,0 +1,227 @@
+"""The user's settings: a TOML file, over it the environment; the flags of a command come over both."""
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NamedTuple
+
+import platformdirs
+
+from edgespec.config.byte_size import parse_bytes
+from edgespec.config.options import OLD_NAMES, OPTIONS, Option, Value
+from edgespec.errors import UsageError
+from edgespec.system.disk import replace_file
+
+_PREFIX = "EDGESPEC_"
+_TESTS = "EDGESPEC_TEST_"  # variables that only tests read
+_WANTED = {
+    "text": "text",
+    "whole": "a whole number, 0 or more",
+    "number": "a number",
+    "switch": "true or false",
+    "size": "bytes, such as 2G or 512M",
+    "length": "auto or a whole number, 0 or more",
+}
+_LARGEST_BYTES = 1 << 20
+_LARGEST_NUMBER = 1e300
+_COMMENT = "# Options of edgespec; `edgespec config` lists them all.\n"
+
+
+class Setting(NamedTuple):
+    """A value, and the file and line or the variable that set it."""
+
+    value: Value
+    origin: str
+
+
+def config_path() -> Path:
+    """EDGESPEC_CONFIG, or config.toml in the platform's folder for settings."""
+    named = os.environ.get("EDGESPEC_CONFIG")
+    return Path(named or Path(platformdirs.user_config_dir("edgespec", appauthor=False)) / "config.toml")
+
+
+def default_home() -> Path:
+    """EDGESPEC_HOME, or home of the configuration file, or the platform's folder for data.
+
+    Raises UsageError: The configuration file is invalid.
+    """
+    if named := os.environ.get("EDGESPEC_HOME"):
+        return Path(named)
+    if chosen := read_file(config_path()).get("home"):
+        return Path(str(chosen.value)).expanduser()
+    return Path(platformdirs.user_data_dir("edgespec", appauthor=False))
+
+
+def read_settings() -> dict[str, Setting]:
+    """Every option that the file or the environment sets; the environment overrides the file.
+
+    Raises UsageError: An unknown option or an invalid value, with its file and line or its variable.
+    """
+    return read_file(config_path()) | read_environment(os.environ)
+
+
+def read_file(path: Path) -> dict[str, Setting]:
+    """Every option that a file sets. A missing file sets nothing, unless EDGESPEC_CONFIG names it.
+
+    Raises UsageError: The file cannot be read, is no TOML, or has an unknown option or an invalid value.
+    """
+    text = _read(path)
+    with _toml_errors(path):
+        document = tomllib.loads(text)
+    found = {}
+    for key, value in document.items():
+        where = f"{path}:{_line_number(text, key)}"
+        name = OLD_NAMES.get(key, key)
+        found[name] = Setting(_check_value(name, value, where), where)
+    return found
+
+
+def read_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
+    """Every option that a variable sets; an empty variable sets nothing.
+
+    Raises UsageError: An invalid value, or an option that only flags and the file may set.
+    """
+    found = {}
+    for variable, name in _variables().items():
+        if not (text := environment.get(variable)):
+            continue
+        if not OPTIONS[name].in_environment:
+            raise UsageError(
+                f"{variable} is set, but no variable may change what is sampled or drafted; "
+                f"unset it and give --{name}, or run: edgespec config set {name} {text[:40]}"
+            )
+        found[name] = Setting(parse_value(name, text, variable), variable)
+    return found
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """One line per unknown variable that begins with EDGESPEC_."""
+    known = {*_variables(), _PREFIX + "CONFIG"}
+    lines = []
+    for variable in sorted(environment):
+        if variable.startswith(_PREFIX) and variable not in known and not variable.startswith(_TESTS):
+            near = get_close_matches(variable, known, n=1, cutoff=0.8)
+            hint = f"did you mean {near[0]}?" if near else "edgespec config lists the options"
+            lines.append(f"the variable {variable} is unknown and has no effect; {hint}")
+    return lines
+
+
+def variable_name(name: str) -> str:
+    return _PREFIX + name.upper().replace("-", "_")
+
+
+def _variables() -> dict[str, str]:
+    """Every variable and the option that it concerns."""
+    return {variable_name(name): OLD_NAMES.get(name, name) for name in (*OPTIONS, *OLD_NAMES)}
+
+
+def parse_value(name: str, text: str, where: str) -> Value:
+    """The value of an option that was given as text.
+
+    Raises UsageError: There is no such option, or the value is invalid.
+    """
+    kind = _find_option(name, where).kind
+    value: Value = text
+    if kind == "switch":
+        value = {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
+    elif kind in ("whole", "length") and text.isascii() and text.isdigit() and len(text) < 20:
+        value = int(text)
+    elif kind == "number":
+        with suppress(ValueError):
+            value = float(text)
+    return _check_value(name, value, where)
+
+
+def _check_value(name: str, value: object, where: str) -> Value:
+    option = _find_option(name, where)
+    kind = "none" if isinstance(value, bool) and option.kind != "switch" else option.kind  # True is an int too
+    match kind, value:
+        case "switch", bool(found):
+            return found
+        case "text", str(found) if found in (option.choices or (found,)):
+            return found
+        case "whole" | "length", int(found) if found >= 0:
+            return found
+        case "length", "auto":
+            return "auto"
+        case "number", (int() | float()) as found if abs(found) <= _LARGEST_NUMBER:
+            return float(found)
+        case "size", (int() | str()) as found:
+            try:
+                parse_bytes(found)
+            except UsageError as error:
+                raise UsageError(f"{where}: {name}: {error}") from None
+            return str(found)
+    wanted = " or ".join(option.choices) if option.choices else _WANTED[option.kind]
+    raise UsageError(f"{where}: {name} is {str(value)[:40]!r}; wanted {wanted}")
+
+
+def _find_option(name: str, where: str) -> Option:
+    if name in OPTIONS:
+        return OPTIONS[name]
+    near = get_close_matches(name.replace("_", "-"), OPTIONS, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise UsageError(f"{where}: no option '{name[:40]}'; {hint}edgespec config lists them all")
+
+
+def _line_number(text: str, key: str) -> int:
+    """The line of a key, counted from 1; 1 where the key is written in an unusual way."""
+    assignment = re.compile(rf"""\s*\[?\s*["']?{re.escape(key)}["']?\s*[=.\]]""")
+    return next((number for number, line in enumerate(text.splitlines(), 1) if assignment.match(line)), 1)
+
+
+def _read(path: Path) -> str:
+    if not path.exists() and not os.environ.get("EDGESPEC_CONFIG"):
+        return ""
+    try:
+        if path.stat().st_size > _LARGEST_BYTES:
+            raise UsageError(f"{path} is larger than {_LARGEST_BYTES >> 20} MiB, so it is no configuration file")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read {path} ({error.strerror}); repair it or unset EDGESPEC_CONFIG") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is no text in UTF-8; save it as UTF-8") from None
+
+
+@contextmanager
+def _toml_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, RecursionError) as error:  # a plain ValueError for a number of thousands of digits
+        raise UsageError(f"{path} is no TOML: {error}; correct that line") from None
+
+
+def set_option(path: Path, name: str, text: str | None) -> Value:
+    """Set an option in the file, or remove it where text is None. Other lines, and comments, stay as they are.
+
+    Raises UsageError: The option is unknown, its value is invalid, or the file is no TOML or cannot be written.
+    """
+    import tomlkit  # takes 30 ms to import, which other commands do not need
+
+    _find_option(name, "edgespec config")
+    value = None if text is None else parse_value(name, text, "edgespec config set")
+    if value is None and not path.exists():
+        return None
+    before = _read(path) if path.exists() else _COMMENT
+    with _toml_errors(path):
+        tomllib.loads(before)  # tomlkit lets some invalid files pass, and fails later
+        document = tomlkit.parse(before)
+    for old_name, new_name in OLD_NAMES.items():
+        if new_name == name:
+            document.pop(old_name, None)
+    if value is None:
+        document.pop(name, None)
+    else:
+        document[name] = value
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, tomlkit.dumps(document).encode(), 0o666)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path} ({error.strerror}); set EDGESPEC_CONFIG to a file that you may write"
+        ) from None
+    return value

@@ -1,0 +1,189 @@
+"""Every option that the command line, the configuration file and the environment share, declared once.
+
+Flags and their help, `edgespec config`, the arguments of `load` and the tables in docs/ follow from this table.
+"""
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from typing import Literal
+
+DEFAULT_MODEL = "smollm2-135m"
+Value = str | int | float | bool | None
+Kind = Literal["text", "whole", "number", "switch", "size", "length"]
+
+_SPECULATION = "speculation"
+_SAMPLING = "sampling"
+_DEVICES = "devices and memory"
+_STORAGE = "conversation and stored data"
+GROUPS = {
+    _SAMPLING: "How the next token is chosen. The default is greedy: always the most likely one.",
+    _SPECULATION: "A drafter guesses the next tokens; the target, which is MODEL, checks all of them in one pass "
+    "and keeps those that it would have written itself.",
+    _DEVICES: None,
+    _STORAGE: None,
+}
+
+# Commands that load a model, and those that choose a drafter for it.
+_SPECULATING = ("bench", "chat")
+_LOADING = (*_SPECULATING, "plan", "score")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A key of the configuration file, and the flag of the same name.
+
+    kind: text, whole (a count), number, switch (true or false), size (bytes, or 2G) or length (auto, or a count).
+    commands: Commands that have the flag and obey the configuration.
+    group: A key of GROUPS, under which help lists the flag.
+    in_environment: Whether EDGESPEC_NAME sets it too. Options about the machine may be set so. Options that change
+        what is sampled may not: a forgotten variable would change texts.
+    """
+
+    kind: Kind
+    help: str
+    default: Value = None
+    _: KW_ONLY
+    commands: tuple[str, ...] = ()
+    group: str | None = None
+    choices: tuple[str, ...] = ()
+    metavar: str | None = None
+    in_environment: bool = False
+
+
+_sampling = partial(Option, commands=("chat",), group=_SAMPLING)
+_speculation = partial(Option, commands=_SPECULATING, group=_SPECULATION)
+_devices = partial(Option, group=_DEVICES, in_environment=True)
+_storage = partial(Option, commands=("chat",), group=_STORAGE)
+
+OPTIONS: Mapping[str, Option] = {
+    "model": Option(
+        "text",
+        "the model that chat uses when none is named",
+        DEFAULT_MODEL,
+        commands=("chat",),
+        in_environment=True,
+    ),
+    "home": Option("text", "the folder for prepared models and downloads", in_environment=True),
+    "system": Option("text", "system message: what the model reads first", commands=("chat",), metavar="TEXT"),
+    "max-tokens": Option(
+        "whole", "longest answer, in tokens (default: no limit)", commands=("chat",), metavar="N"
+    ),
+    "offline": Option(
+        "switch",
+        "never use the network",
+        False,
+        commands=(*_LOADING, "doctor", "export", "models pull", "pair check"),
+        in_environment=True,
+    ),
+    "temperature": _sampling("number", "0 is greedy; higher values vary the text more", 0.0, metavar="T"),
+    "top-k": _sampling("whole", "keep the K most likely tokens; 0 keeps all", 0, metavar="K"),
+    "top-p": _sampling(
+        "number", "nucleus sampling: keep the most likely tokens whose probabilities sum to P", 1.0, metavar="P"
+    ),
+    "min-p": _sampling(
+        "number", "keep tokens whose probability is at least P times that of the most likely one", 0.0, metavar="P"
+    ),
+    "repetition-penalty": _sampling(
+        "number", "above 1: tokens that occur in the prompt or the answer become less likely", 1.0, metavar="R"
+    ),
+    "presence-penalty": _sampling(
+        "number", "subtract A from the logit of each token that occurs in the answer", 0.0, metavar="A"
+    ),
+    "frequency-penalty": _sampling(
+        "number", "subtract A from a token's logit for each time that it occurs in the answer", 0.0, metavar="A"
+    ),
+    "seed": _sampling("whole", "random seed for sampling", 0, metavar="S"),
+    "drafter": _speculation(
+        "text",
+        "auto (whatever saves time), none, ngram or suffix (repeat earlier text), lookahead (the target "
+        "guesses at several positions), self (fewer layers of the target), or a model. A+B uses both; with "
+        "A,B the drafter B drafts for A",
+        "auto",
+        metavar="D",
+        in_environment=True,
+    ),
+    "draft-length": _speculation("length", "tokens per draft, or auto: as many as save time", "auto", metavar="N"),
+    "deterministic": _speculation(
+        "switch",
+        "guarantee the same text, to the byte, with any drafter and with none; costs about a fifth of the "
+        "speed. Without it, rounding may decide between two tokens that are about equally likely",
+        False,
+    ),
+    "acceptance": _speculation(
+        "text",
+        "equality: a seed gives the same text with any drafter. rejection: keeps more tokens of a drafter "
+        "model when temperature is above 0, but the text depends on the drafter",
+        "equality",
+        choices=("equality", "rejection"),
+    ),
+    "schedule": _speculation(
+        "text",
+        "when a drafter model works. serial: while the target waits. pipelined: while the target checks the "
+        "block before. hedged: pipelined, with drafts for other outcomes too. auto: the one measured to be "
+        "fastest",
+        "auto",
+        choices=("auto", "serial", "pipelined", "hedged"),
+    ),
+    "device": _devices(
+        "text",
+        "where MODEL runs: auto, or a name that `edgespec devices` lists",
+        "auto",
+        commands=_LOADING,
+        metavar="NAME",
+    ),
+    "drafter-device": _devices(
+        "text", "where a drafter model runs", "auto", commands=(*_SPECULATING, "plan"), metavar="NAME"
+    ),
+    "allow-fallback": _devices(
+        "switch",
+        "run on the CPU, with a message, what the named device cannot run",
+        False,
+        commands=(*_SPECULATING, "score"),
+    ),
+    "threads": _devices(
+        "whole",
+        "CPU threads for MODEL (default: one per physical core)",
+        commands=(*_LOADING, "doctor"),
+        metavar="N",
+    ),
+    "drafter-threads": _devices(
+        "whole",
+        "CPU threads for a drafter model (default: as many as MODEL has)",
+        commands=_SPECULATING,
+        metavar="N",
+    ),
+    "memory": _devices(
+        "size",
+        "RAM that this process may use, such as 2G or 512M; drafters that do not fit are left out",
+        commands=(*_SPECULATING, "plan"),
+        metavar="BYTES",
+    ),
+    "overflow": _storage(
+        "text",
+        "when the conversation outgrows the context: refuse the message, or leave out the oldest messages",
+        "error",
+        choices=("error", "drop-oldest"),
+    ),
+    "no-answer-cache": _storage(
+        "switch", "do not store answers to draft from later, and do not draft from stored ones", False
+    ),
+    "no-history": _storage(
+        "switch", "save nothing: neither your input nor the conversation; implies --no-answer-cache", False
+    ),
+    "color": Option(
+        "text",
+        "colours of the chat in a terminal; the variable NO_COLOR switches them off too",
+        "auto",
+        choices=("auto", "never"),
+        in_environment=True,
+    ),
+}
+# Renamed options, whose old names a configuration file may still have.
+OLD_NAMES = {"no-memory": "no-answer-cache"}
+# The argument of `load` that takes an option's value.
+LOAD_PARAMETERS = {
+    name: {"threads": "num_threads", "memory": "memory_limit"}.get(name, name.replace("-", "_"))
+    for name, option in OPTIONS.items()
+    if option.group in (_SPECULATION, _DEVICES) or name in ("home", "offline")
+}

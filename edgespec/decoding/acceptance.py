@@ -1,0 +1,43 @@
+"""Which drafted tokens the target accepts. Pure."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from edgespec.types import Draft, Logits, Row, TokenIds, append
+
+Rule = Callable[[Row, TokenIds], int]  # a Sampler, as a function
+
+
+def equality(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Rule) -> TokenIds:
+    """The agreeing part of the draft, then one token of the target's own.
+
+    A drafted token is accepted if the target, with the same noise, chooses it too, so the result is the same for
+    any drafter (Daliri et al., arXiv:2408.07978). In a tree that is the branch that agrees.
+
+    Args:
+        tokens: The committed tokens, [num_tokens].
+        draft: The guess.
+        logits: Target logits behind the last committed token and behind each drafted one,
+            [num_draft + 1, vocab_size].
+        sampler: The rule that chooses the target's token, given the prefix of each position.
+
+    Returns:
+        Between 1 and num_draft + 1 token ids.
+    """
+    emitted: list[int] = []
+    row: int | None = 0
+    while row is not None:
+        emitted.append(sampler(logits[row], append(tokens, emitted)))
+        row = row_behind(draft, row, emitted[-1])
+    return np.array(emitted, np.int32)
+
+
+def row_behind(draft: Draft, row: int, token: int) -> int | None:
+    """The row of logits behind token, if the draft holds token behind the token of row."""
+    if draft.parents is None:
+        return row + 1 if row < len(draft.tokens) and draft.tokens[row] == token else None
+    for node, parent in enumerate(draft.parents):
+        if parent == row - 1 and draft.tokens[node] == token:
+            return node + 1
+    return None

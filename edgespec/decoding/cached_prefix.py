@@ -1,0 +1,23 @@
+"""The arithmetic of a KV cache: which positions can be reused, and how far it grows. Pure."""
+
+from edgespec.types import TokenIds
+
+_FIRST_CAPACITY = 512
+
+
+def reusable_prefix(held: TokenIds, tokens: TokenIds, num_last: int) -> int:
+    """How many cached positions a call for the logits of the last num_last tokens can reuse.
+
+    The common prefix without the last num_last tokens, which are fed again even when held.
+    """
+    limit = max(0, min(len(held), len(tokens) - num_last))
+    differs = held[:limit] != tokens[:limit]
+    return int(differs.argmax()) if differs.any() else limit
+
+
+def next_capacity(capacity: int, needed: int, context_length: int) -> int:
+    """The next buffer length that holds needed positions: 512 or more, doubled, and never past the context."""
+    capacity = max(capacity, _FIRST_CAPACITY)
+    while capacity < needed:
+        capacity *= 2
+    return min(capacity, context_length)

@@ -1,0 +1,169 @@
+"""The loop of drafting and verifying, as a generator of blocks; a caller stops it by closing it.
+
+Knows protocols, not models: no tokenizer, no stop rules, no runtime.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import NamedTuple, Protocol
+
+from edgespec.decoding.acceptance import equality
+from edgespec.errors import Cancelled, MemoryExhausted
+from edgespec.system.cancel import Flag
+from edgespec.system.clock import Clock
+from edgespec.types import NO_DRAFT, Acceptance, Decoder, Draft, Logits, Sampler, TokenIds, TreeDecoder, append
+
+
+class Expectation(NamedTuple):
+    """What drafting num_tokens from a source promised before the pass."""
+
+    source: str
+    num_tokens: int
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One pass of the target, as its policy proposed it; carried from the proposal to what came of it."""
+
+    tokens: TokenIds  # the committed tokens before the pass, [num_tokens]
+    draft: Draft = NO_DRAFT  # what the target verifies behind them; empty for plain decoding
+    reason: str = ""  # why nothing was drafted; empty where something was
+    offers: tuple[Draft, ...] = ()  # drafts of this round, verified or not; the pass says how far each is right
+    expectations: tuple[Expectation, ...] = ()  # of plain decoding and of every source that was weighed
+    draft_s: float = 0.0  # seconds that the draft took
+    contention: float = 1.0  # how much longer the pass is expected to take because a drafter works beside it
+    is_ahead: bool = False  # the draft comes from a drafter that works while the target verifies
+    num_refused: int = 0  # tokens of a draft that the pass had no memory for
+
+    def without_draft(self) -> "Round":
+        """The round as plain decoding, after a pass over its draft was refused memory."""
+        return replace(self, draft=NO_DRAFT, num_refused=len(self.draft.tokens))
+
+
+class DraftPolicy(Protocol):
+    """Who drafts, and how much."""
+
+    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Round:
+        """The next round: a draft of at most max_tokens tokens, or none for plain decoding."""
+
+    def observe(self, round: Round, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+        """Learn from a round.
+
+        Args:
+            logits: Behind the last committed token and behind each drafted one, [num_draft + 1, vocab_size].
+            emitted: The tokens that the round yielded.
+            verify_s: Seconds of the pass.
+        """
+
+    def close(self) -> None:
+        """End an answer."""
+
+
+class Plain:
+    """Plain decoding: no draft ever."""
+
+    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Round:
+        return Round(tokens)
+
+    def observe(self, round: Round, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Block(NamedTuple):
+    """What one pass of the target yielded: tokens, [1 … num_draft + 1], the last of them its own.
+
+    logits are the target's, [num_draft + 1, vocab_size], until its next pass.
+    """
+
+    tokens: TokenIds
+    draft: Draft
+    logits: Logits
+    draft_s: float
+    verify_s: float
+    started_s: float = 0.0  # when the pass began, by the clock
+    reason: str = ""  # why nothing was drafted
+
+    @property
+    def num_draft(self) -> int:
+        return len(self.draft.tokens)
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.tokens) - 1
+
+
+def speculative_decode(
+    tokens: TokenIds,
+    target: Decoder,
+    sampler: Sampler,
+    policy: DraftPolicy,
+    accept: Acceptance = equality,
+    max_tokens: int | None = None,
+    clock: Clock = perf_counter,
+    relieve: Callable[[], bool] = lambda: False,
+    cancel: Flag | None = None,
+) -> Generator[Block, None, None]:
+    """Draft, verify, repeat, until the context is full; never drafts beyond max_tokens.
+
+    Args:
+        relieve: Frees memory for a pass that was refused it without a draft; whether it freed any.
+        cancel: Once set, no further pass begins.
+
+    Raises:
+        ContextOverflow: The prompt alone does not fit.
+        MemoryExhausted: Not even a pass without a draft is given memory.
+        Cancelled: cancel is set.
+    """
+    cancel = cancel or Flag()
+    # A pass over the whole context still gives the token that follows it.
+    end = target.context_length if max_tokens is None else min(target.context_length, len(tokens) + max_tokens - 1)
+    try:
+        while True:
+            started = clock()
+            _require_unset(cancel)
+            proposed = policy.propose(tokens, max(0, end - len(tokens)), sampler)
+            _require_unset(cancel)
+            drafted = clock()
+            round, logits = _verify(target, proposed, relieve)
+            emitted = accept(tokens, round.draft, logits, sampler)
+            verified = clock()
+            policy.observe(round, logits, emitted, verified - drafted)
+            draft_s = drafted - started + clock() - verified
+            tokens = append(tokens, emitted)
+            yield Block(emitted, round.draft, logits, draft_s, verified - drafted, drafted, round.reason)
+            if len(tokens) > target.context_length:
+                return
+    finally:
+        policy.close()
+
+
+def _require_unset(cancel: Flag) -> None:
+    if cancel.is_set():
+        raise Cancelled("the answer was cancelled")
+
+
+def _verify(target: Decoder, round: Round, relieve: Callable[[], bool]) -> tuple[Round, Logits]:
+    """Run the pass, without its draft where there is no memory for it."""
+    while True:
+        try:
+            return round, _run(target, round.tokens, round.draft)
+        except MemoryExhausted:
+            if len(round.draft.tokens):
+                round = round.without_draft()
+            elif not relieve():
+                raise
+
+
+def _run(target: Decoder, tokens: TokenIds, draft: Draft) -> Logits:
+    """Logits behind the last committed token and behind each drafted one, [num_draft + 1, vocab_size]."""
+    if not len(draft.tokens):
+        return target.logits(tokens, 1)
+    if draft.parents is None:
+        return target.logits(append(tokens, draft.tokens), len(draft.tokens) + 1)
+    assert isinstance(target, TreeDecoder)
+    return target.tree_logits(tokens, draft.tokens, draft.parents)

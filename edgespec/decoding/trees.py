@@ -1,0 +1,107 @@
+"""The arithmetic of draft trees, where a node comes after its parent and -1 is the last committed token. Pure."""
+
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.types import Decoder, Logits, TokenIds, append
+
+
+def depths(parents: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Depth of each node below the last committed token, from 1, [num_nodes]."""
+    found: list[int] = []
+    for parent in parents:
+        found.append(1 if parent < 0 else found[parent] + 1)
+    return np.array(found, np.int64)
+
+
+def attention_mask(parents: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """A mask in which each row attends to itself and its ancestors, [num_nodes + 1, num_nodes + 1].
+
+    Row 0 is the last committed token, to which all rows attend.
+    """
+    mask = np.eye(len(parents) + 1, dtype=bool)
+    mask[:, 0] = True
+    for node, parent in enumerate(parents):
+        mask[node + 1] |= mask[parent + 1]
+    return mask
+
+
+def num_held(
+    held: TokenIds,
+    behind: tuple[TokenIds, Sequence[int]],
+    tokens: TokenIds,
+    nodes: TokenIds,
+    parents: Sequence[int],
+) -> int:
+    """How many nodes of a tree behind tokens a cache holds in their places, counted from the first.
+
+    Args:
+        held: The tokens in the cache's first places; whatever of them lies behind tokens is a chain.
+        behind: Nodes and parents of the tree in the places behind held.
+    """
+    if len(held) < len(tokens) or not np.array_equal(held[: len(tokens)], tokens):
+        return 0
+    chain = held[len(tokens) :]
+    placed = [*zip(chain.tolist(), range(-1, len(chain) - 1), strict=True)]
+    placed += [(int(node), len(chain) + parent) for node, parent in zip(*behind, strict=True)]
+    wanted = zip(nodes.tolist(), parents, strict=True)
+    is_held = (one == other for one, other in zip(placed, wanted, strict=False))
+    return sum(takewhile(bool, is_held))
+
+
+def matching_path(nodes: TokenIds, parents: Sequence[int], tokens: Iterable[int]) -> list[int]:
+    """The nodes from the root down that agree with tokens."""
+    found: list[int] = []
+    for token in tokens:
+        above = found[-1] if found else -1
+        child = next((i for i, parent in enumerate(parents) if parent == above and nodes[i] == token), None)
+        if child is None:
+            break
+        found.append(child)
+    return found
+
+
+def judge_nodes(
+    nodes: TokenIds, parents: Sequence[int], tokens: Sequence[int] | TokenIds
+) -> list[tuple[int, bool]]:
+    """The children of all nodes that agree with tokens, and whether each child agrees too."""
+    accepted = [-1, *matching_path(nodes, parents, tokens)]
+    wanted = dict(zip(accepted, tokens, strict=False))  # the token that follows each of them
+    return [(node, bool(nodes[node] == wanted[parent])) for node, parent in enumerate(parents) if parent in wanted]
+
+
+def expected_tokens(parents: Sequence[int], chances: Sequence[float]) -> float:
+    """Tokens that a pass over a tree yields: one, and the chance that each node is reached and accepted."""
+    reached: list[float] = []
+    for parent, chance in zip(parents, chances, strict=True):
+        reached.append(chance * (reached[parent] if parent >= 0 else 1.0))
+    return 1.0 + sum(reached)
+
+
+def branches(parents: Sequence[int]) -> list[list[int]]:
+    """The path from the root to each leaf; one empty path where there is no node."""
+    inner = set(parents)
+    return [path(parents, node) for node in range(len(parents)) if node not in inner] or [[]]
+
+
+def path(parents: Sequence[int], node: int) -> list[int]:
+    """The nodes from the root to a node, the node included; none for -1."""
+    above: list[int] = []
+    while node >= 0:
+        above.append(node)
+        node = parents[node]
+    return above[::-1]
+
+
+def logits_by_branch(decoder: Decoder, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Logits:
+    """The rows of a tree, [num_nodes + 1, vocab_size], from one pass for each branch."""
+    rows = np.empty((len(nodes) + 1, decoder.vocab_size), np.float32)
+    done: set[int] = set()
+    for branch in branches(parents):
+        new = [row for row in (-1, *branch) if row not in done]
+        rows[np.array(new) + 1] = decoder.logits(append(tokens, nodes[branch]), len(new))
+        done.update(new)
+    return rows

@@ -1,0 +1,186 @@
+"""Drafting with a small model."""
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from edgespec.decoding import trees
+from edgespec.decoding.acceptance import equality
+from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode
+from edgespec.policy.acceptance_rates import position_bucket
+from edgespec.policy.speculation import Speculation
+from edgespec.types import (
+    NO_DRAFT,
+    Acceptance,
+    Decoder,
+    Distribution,
+    Draft,
+    Drafter,
+    DraftRequest,
+    ForwardingDecoder,
+    Interruptible,
+    Logits,
+    Row,
+    Sampler,
+    TokenIds,
+    TreeDecoder,
+    append,
+)
+
+
+class Guess(NamedTuple):
+    """A drafted token.
+
+    probability: The drafter's own, where the request has a min_probability.
+    distribution: The distribution that the token was sampled from, where the request wants it.
+    others: The next best choices for its position, the best first, as many as the request wants.
+    after: Index of the guess that it follows; -1 for the text.
+    """
+
+    token: int
+    probability: float = 1.0
+    distribution: Distribution | None = None
+    others: tuple[int, ...] = ()
+    after: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDrafter(Drafter):
+    """A small model that decodes with the target's own sampler and noise.
+
+    It is decoded by speculative_decode as a target is, so it may have drafters of its own: a cascade. It stops
+    behind the token at which the product of its probabilities falls below request.min_probability; without that
+    token rejection sampling would be biased.
+
+    vocab_size: The target's. A drafter padded to more rows never drafts a token beyond it, and drafts nothing
+        where the text holds a token that the drafter does not have.
+    speculation: Drafts for this model.
+    respell: Turns guesses into other tokens with the text of these; unused where a request wants distributions.
+    """
+
+    decoder: Decoder
+    vocab_size: int
+    name: str = "model"
+    speculation: Speculation | None = None
+    respell: Callable[[list[int]], list[int]] | None = None
+    is_free: bool = False
+
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+        if request.num_tokens < 1 or not self.can_read(tokens) or request.cancel.is_set():
+            return NO_DRAFT
+        reached, chain = 1.0, []
+        with closing(self.guesses(tokens, request, sampler)) as guesses:
+            for guess in guesses:
+                chain.append(guess)
+                reached *= guess.probability
+                if reached < request.min_probability or request.cancel.is_set():
+                    break
+        return self.chain_draft(chain, request)
+
+    def chain_draft(self, chain: Sequence[Guess], request: DraftRequest) -> Draft:
+        """A draft of the first request.num_tokens guesses of a chain."""
+        chain, distributions = chain[: request.num_tokens], None
+        tokens = [guess.token for guess in chain]
+        if request.with_distributions:
+            distributions = tuple(guess.distribution for guess in chain if guess.distribution is not None)
+        elif self.respell:
+            tokens = self.respell(tokens)
+        buckets = tuple(map(position_bucket, range(len(tokens))))
+        return Draft(np.array(tokens, np.int32), buckets, distributions=distributions, source=self.name)
+
+    def can_read(self, tokens: TokenIds) -> bool:
+        """Whether the model has all tokens of a text, and room for one more."""
+        has_tokens = not len(tokens) or int(tokens.max()) < self.decoder.vocab_size
+        return has_tokens and len(tokens) < self.decoder.context_length
+
+    def guesses(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Generator[Guess, None, None]:
+        """Drafted tokens one by one, request.num_tokens at most."""
+        num_tokens = min(request.num_tokens, self.decoder.context_length - len(tokens))
+        own = _TrimmedDecoder(self.decoder, self.vocab_size)
+        policy: DraftPolicy = self.speculation.policy() if self.speculation else Plain()
+        distributions: list[Distribution] = []
+        accept = _equality_with(distributions) if request.with_distributions else equality
+        text = tokens
+        try:
+            for block in speculative_decode(tokens, own, sampler, policy, accept, num_tokens):
+                for token, row in zip(block.tokens, block.logits, strict=False):
+                    q = distributions[len(text) - len(tokens)] if distributions else None
+                    yield _guess(row, int(token), q, text, request, sampler)
+                    text = append(text, [token])
+                    if len(text) - len(tokens) >= num_tokens:
+                        return
+        finally:
+            if self.speculation:
+                self.speculation.learn_from(policy)
+
+    def tree_guesses(
+        self, tokens: TokenIds, tree: Sequence[Guess], tips: Sequence[int], request: DraftRequest, sampler: Sampler
+    ) -> list[Guess]:
+        """The next token behind each of tips, nodes of a tree behind tokens, from one pass of a tree decoder.
+
+        Args:
+            tips: Indices of nodes; -1 for the text.
+        """
+        assert isinstance(self.decoder, TreeDecoder)
+        nodes, parents = np.array([guess.token for guess in tree], np.int32), [guess.after for guess in tree]
+        # Tips are mostly the newest nodes, so that a cache has run the others already.
+        first = min(tips)
+        num_last = len(tree) - first if first >= 0 else None
+        rows = self.decoder.tree_logits(tokens, nodes, parents, num_last)[:, : self.vocab_size]
+        texts = [append(tokens, nodes[trees.path(parents, tip)]) for tip in tips]
+        guesses = []
+        for tip, text in zip(tips, texts, strict=True):
+            row = rows[tip - max(first, -1)]
+            q = sampler.distribution(row, text) if request.with_distributions else None
+            token = sampler(row, text) if q is None else sampler.pick(q, len(text))
+            guesses.append(_guess(row, token, q, text, request, sampler)._replace(after=tip))
+        return guesses
+
+    def interrupt(self) -> None:
+        """End the running pass with an error, if the decoder can."""
+        if isinstance(self.decoder, Interruptible):
+            self.decoder.interrupt()
+
+
+def _equality_with(distributions: list[Distribution]) -> Acceptance:
+    """Acceptance by equality that appends the distribution of each token."""
+
+    def accept(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Sampler) -> TokenIds:
+        def sample(row: Row, text: TokenIds) -> int:
+            distributions.append(sampler.distribution(row, text))
+            return sampler.pick(distributions[-1], len(text))
+
+        return equality(tokens, draft, logits, sample)
+
+    return accept
+
+
+def _guess(
+    row: Row, token: int, q: Distribution | None, text: TokenIds, request: DraftRequest, sampler: Sampler
+) -> Guess:
+    others = sampler.ranked(row, text, request.num_others + 1) if request.num_others else []
+    return Guess(
+        token,
+        _probability(row, token) if request.min_probability else 1.0,
+        q,
+        tuple(other for other in others if other != token)[: request.num_others],
+    )
+
+
+class _TrimmedDecoder(ForwardingDecoder):
+    """A decoder without the rows that pad its vocabulary."""
+
+    def __init__(self, decoder: Decoder, vocab_size: int) -> None:
+        super().__init__(decoder)
+        self.vocab_size = vocab_size
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        return self._decoder.logits(tokens, num_last)[:, : self.vocab_size]
+
+
+def _probability(row: Row, token: int) -> float:
+    # At temperature 1: about the acceptance rate (docs/log/draft-policy.md).
+    return float(1.0 / np.exp(row - row[token]).sum())

@@ -1,0 +1,319 @@
+"""The drafters of an engine: as many as memory has space for, without those that have failed.
+
+Knows protocols, and how a drafter is opened only as a call.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import Event, RLock
+from typing import TypeVar
+
+import numpy as np
+
+from edgespec.decoding.scheduler import Round
+from edgespec.drafters.background_loader import BackgroundLoader, LoadResult
+from edgespec.drafters.change_log import ChangeLog
+from edgespec.drafters.drafter_sets import Candidate, DrafterSet, OpenModel
+from edgespec.drafters.memory_watch import MemoryWatch
+from edgespec.drafters.quarantine import GuardedDrafter, describe_error
+from edgespec.drafters.timeline import Interval
+from edgespec.errors import MemoryExhausted
+from edgespec.memory.free_memory import FreeByPlace, return_freed
+from edgespec.memory.ladder import Bytes
+from edgespec.policy.fixed import FixedLength
+from edgespec.policy.measured import MeasuredPolicy
+from edgespec.policy.speculation import Speculation
+from edgespec.system.cancel import Cancel
+from edgespec.types import Decoder, Drafter, Logits, Sampler, TokenIds
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Slot:
+    """The guard of a candidate, and the candidate's model while it is open."""
+
+    guard: GuardedDrafter
+    model: OpenModel | None
+
+
+@dataclass(slots=True)
+class DrafterPool:
+    """Opens model drafters, closes them where memory is short, and quarantines drafters at fault."""
+
+    drafter_sets: Sequence[DrafterSet] = (
+        DrafterSet((), frozenset(), 0),
+    )  # largest first; the last decodes plainly
+    vocab_size: int = 0  # the target's
+    from_text: Callable[[frozenset[str]], Sequence[Drafter]] = lambda names: ()  # text drafters of one answer
+    watch: MemoryWatch = field(default_factory=MemoryWatch)  # says which of the sets there is memory for
+    changes: ChangeLog = field(default_factory=ChangeLog)
+    loader: BackgroundLoader = field(default_factory=BackgroundLoader)  # opens models while answers are made
+    version: int = field(init=False, default=0)  # rises whenever other drafters are there
+    _position: int = field(init=False, default=0)  # of the set that drafts: the watch's once its models are open
+    _slots: dict[Candidate, _Slot] = field(init=False, default_factory=dict)
+    _quarantined: set[str] = field(init=False, default_factory=set)
+    _faults: deque[tuple[str, str]] = field(init=False, default_factory=deque)
+    _is_refused: Event = field(init=False, default_factory=Event)
+    _is_closed: bool = field(init=False, default=False)
+    _lock: RLock = field(init=False, default_factory=RLock)
+
+    @property
+    def drafter_set(self) -> DrafterSet:
+        return self.drafter_sets[self._position]
+
+    @property
+    def has_models(self) -> bool:
+        return bool(self.decoders)
+
+    @property
+    def decoders(self) -> dict[str, Decoder]:
+        """Decoders of the models that are open, by name."""
+        return {each.name: slot.model.decoder for each, slot in self._slots.items() if slot.model}
+
+    def start(self, free: FreeByPlace, target: Bytes, downgrades: Sequence[str] = ()) -> None:
+        """Open what fits beside the target, for whose bytes space is kept.
+
+        Args:
+            downgrades: What was given up for lack of memory before.
+
+        Raises EdgeSpecError: A drafter cannot be opened, for another reason than lack of memory.
+        """
+        with self._lock:
+            for line in downgrades:
+                self.changes.add(line)
+            self.watch.start(free, target)
+            self._move()
+            while not self._open_all():
+                self.watch.fall("a drafter was refused memory")
+                self._close_unused()
+                self._move()
+            self.report_changes()
+
+    def drafters(self) -> list[Drafter]:
+        """The drafters of one answer, as of this moment."""
+        with self._lock:
+            texts = map(self._guard, self.from_text(self.drafter_set.texts))
+            slots = (self._slots[model] for model in self.drafter_set.models if model in self._slots)
+            models = (slot.guard for slot in slots if slot.model)
+            return [each for each in (*texts, *models) if each.name not in self._quarantined]
+
+    def policy(self, speculation: Speculation) -> "PoolPolicy":
+        """The policy of one answer."""
+        return PoolPolicy(self, speculation)
+
+    def look(self, num_tokens: int) -> int:
+        """Take note of faults and of what is free, with num_tokens of text; the version of who drafts.
+
+        Raises MemoryExhausted: The target's cache cannot grow, though all that drafts was given up.
+        """
+        if len(self.drafter_sets) > 1 or self._faults:
+            with self._lock:
+                self._quarantine_faults()
+                if not self._is_closed:
+                    self._look(num_tokens)
+        self.watch.require_growth(num_tokens, self.relieve)
+        return self.version
+
+    def relieve(self) -> bool:
+        """Free memory for a pass of the target that was refused it; whether there was any to free."""
+        with self._lock:
+            has_ended = self.loader.end()
+            if self.watch.is_at_bottom:
+                return has_ended
+            self.watch.fall("a pass was refused memory")
+            self._follow()
+            return True
+
+    def with_relief(self, work: Callable[[], T]) -> T:
+        """The result of work, which is tried again as often as memory can be freed for it.
+
+        Raises MemoryExhausted: There is not enough, though all that drafts was given up.
+        """
+        while True:
+            try:
+                return work()
+            except MemoryExhausted:
+                if not self.relieve():
+                    raise
+
+    def report_refused_draft(self, num_draft: int) -> None:
+        """A pass over a draft was refused memory, and one without it was not."""
+        with self._lock:
+            line = f"a pass over a draft of {num_draft} tokens was refused memory and run without the draft"
+            self.changes.add(line)
+            self._is_refused.set()
+
+    def interrupt(self) -> None:
+        """End the drafts that the models are making, from another thread; waits for nothing."""
+        for slot in list(self._slots.values()):
+            if model := slot.model:
+                model.lane.cancel()
+
+    def take_intervals(self) -> list[Interval]:
+        """When the lanes of the models have worked since this was last called."""
+        with self._lock:
+            lanes = [slot.model.lane for slot in self._slots.values() if slot.model]
+        return [lane.intervals.popleft() for lane in lanes for _ in range(len(lane.intervals))]
+
+    def take_changes(self) -> tuple[str, ...]:
+        """What has changed and was in no answer's figures yet."""
+        with self._lock:
+            self._quarantine_faults()
+            return self.changes.take()
+
+    def report_changes(self) -> None:
+        with self._lock:
+            self._quarantine_faults()
+            self.changes.flush()
+
+    def close(self) -> None:
+        """End the work of the models; an answer that is still being made goes on, and opens none again."""
+        with self._lock:
+            self._is_closed = True
+            for slot in self._slots.values():
+                if slot.model:
+                    slot.model.lane.stop()
+            self.loader.close()
+
+    def _guard(self, drafter: Drafter) -> GuardedDrafter:
+        faults = self._faults  # without the pool, or its models would stay until garbage is collected
+        return GuardedDrafter(drafter, self.vocab_size, lambda *fault: faults.append(fault), self._is_refused.set)
+
+    def _quarantine_faults(self) -> None:
+        while self._faults:
+            name, reason = self._faults.popleft()
+            if name not in self._quarantined:
+                self._quarantined.add(name)
+                self.changes.add(f"{name} drafts no more in this session: {reason}")
+                self.version += 1
+        for model, slot in list(self._slots.items()):
+            if slot.guard.is_quarantined:
+                self._close_model(model)
+
+    def _look(self, num_tokens: int) -> None:
+        if self._is_refused.is_set():
+            self._is_refused.clear()
+            self.watch.fall("memory was refused")
+        else:
+            self.watch.look(num_tokens)
+        self._follow()
+
+    def _follow(self) -> None:
+        """Go where the watch stands: down at once, and up when the models there are open."""
+        self._aim()
+        while (loaded := self.loader.take()) is not None:
+            self._admit(loaded)
+            self._aim()
+
+    def _aim(self) -> None:
+        """Close models that have no place any more, begin to open a missing one, and move if none is missing."""
+        models = self.drafter_sets[self.watch.position].models
+        self._close_unused()
+        if self.loader.candidate not in models:
+            self.loader.give_up()
+        missing = [each for each in models if self._is_missing(each)]
+        if missing and not self.loader.candidate and not self._is_closed:
+            self.loader.begin(missing[0])
+        is_useful = not models or any(each.name not in self._quarantined for each in models)
+        if self.watch.position > self._position or (is_useful and not missing):
+            self._move()
+
+    def _move(self) -> None:
+        """Draft with the set where the watch stands."""
+        position = self.watch.position
+        if position != self._position:
+            way = "down" if position > self._position else "up"
+            before, after = self.drafter_sets[self._position].name, self.drafter_sets[position].name
+            self.changes.add(f"drafting steps {way} from {before} to {after}: {self.watch.reason}")
+            self._position = position
+            self.version += 1
+
+    def _is_missing(self, candidate: Candidate) -> bool:
+        slot = self._slots.get(candidate)
+        return candidate.name not in self._quarantined and not (slot and slot.model)
+
+    def _close_unused(self) -> None:
+        for model in list(self._slots):
+            if model not in self.drafter_sets[self.watch.position].models:
+                self._close_model(model)
+
+    def _close_model(self, model: Candidate) -> None:
+        """Free a model; the pool alone holds it."""
+        slot = self._slots[model]
+        if slot.model:
+            slot.guard.take()
+            slot.model.lane.stop()
+            slot.model = None
+            self.version += 1
+            return_freed()
+
+    def _open_all(self) -> bool:
+        """Open the models where the watch stands; False if one was refused memory."""
+        for candidate in self.drafter_sets[self.watch.position].models:
+            if not self._is_missing(candidate):
+                continue
+            try:
+                self._fill_slot(candidate, candidate.open(Cancel(), self.changes.report))
+            except MemoryExhausted:
+                return_freed()
+                return False
+        return True
+
+    def _admit(self, loaded: LoadResult) -> None:
+        """Give a model that was opened its slot; one that was refused memory, or is at fault, gets none."""
+        candidate, model, error, lines = loaded
+        if model is not None:
+            if candidate not in self._slots:
+                self.changes.add_for_user(lines)
+            self._fill_slot(candidate, model)
+        elif isinstance(error, MemoryExhausted):
+            return_freed()
+            self.watch.fall("a drafter was refused memory")
+        elif error is not None:
+            self._faults.append((candidate.name, describe_error(error)))
+            self._quarantine_faults()
+
+    def _fill_slot(self, candidate: Candidate, model: OpenModel) -> None:
+        slot = self._slots.get(candidate)
+        if slot is None:
+            self._slots[candidate] = _Slot(self._guard(model.drafter), model)
+        else:
+            slot.guard.put_back(model.drafter)
+            slot.model = model
+        self.version += 1
+
+
+@dataclass(slots=True)
+class PoolPolicy:
+    """The policy of one answer, made again from what was learned whenever other drafters are there."""
+
+    pool: DrafterPool
+    speculation: Speculation
+    _inner: FixedLength | MeasuredPolicy = field(init=False)
+    _version: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._version = self.pool.version
+        self._inner = self.speculation.policy()
+
+    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Round:
+        version = self.pool.look(len(tokens))
+        if version != self._version:
+            self._version = version
+            self.close()
+            for stats in self.speculation.models.values():  # a model that was opened again has an empty cache
+                stats.read = np.zeros(0, np.int32)
+            self._inner = self.speculation.policy()
+        return self._inner.propose(tokens, max_tokens, sampler)
+
+    def observe(self, round: Round, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+        if round.num_refused:
+            self.pool.report_refused_draft(round.num_refused)
+        self._inner.observe(round, logits, emitted, verify_s)
+
+    def close(self) -> None:
+        """Keep what was learned, and let the drafters rest."""
+        self._inner.close()
+        self.speculation.learn_from(self._inner)

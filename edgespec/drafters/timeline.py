@@ -1,0 +1,118 @@
+"""When each lane worked, and on what: as a share, as a Chrome trace, as a picture in text. Pure."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+_FULL, _PART, _IDLE = "█", "▒", "·"
+
+# Kinds of work of a drafter's lane.
+DRAFT, DRAFT_AHEAD, HEDGE = "draft", "draft ahead", "hedge"
+
+
+class Interval(NamedTuple):
+    """Work of a lane, in seconds of a clock that all lanes share."""
+
+    lane: str
+    work: str
+    start_s: float
+    end_s: float
+    num_tokens: int = 0
+
+
+def schedule_of(intervals: Iterable[Interval]) -> str:
+    """hedged if a drafter has drafted alternatives, pipelined if it has worked ahead, otherwise serial."""
+    works = {interval.work for interval in intervals}
+    return "hedged" if HEDGE in works else "pipelined" if DRAFT_AHEAD in works else "serial"
+
+
+def overlap(intervals: Sequence[Interval]) -> float:
+    """Share of the time, from the first start to the last end, in which at least two lanes work."""
+    if not intervals:
+        return 0.0
+    edges = sorted(
+        edge for spans in _by_lane(intervals).values() for start, end in spans for edge in ((start, 1), (end, -1))
+    )
+    shared_s, working, before = 0.0, 0, edges[0][0]
+    for time, change in edges:
+        shared_s += (time - before) * (working >= 2)
+        working, before = working + change, time
+    whole_s = edges[-1][0] - edges[0][0]
+    return shared_s / whole_s if whole_s > 0 else 0.0
+
+
+def chrome_trace(intervals: Sequence[Interval]) -> dict[str, Any]:
+    """A document of the Trace Event Format (chrome://tracing, Perfetto) with a thread for each lane.
+
+    Times are microseconds from the first start.
+    """
+    tids = {lane: tid for tid, lane in enumerate(dict.fromkeys(each.lane for each in intervals))}
+    first = min((each.start_s for each in intervals), default=0.0)
+    events: list[dict[str, Any]] = [
+        {"name": "thread_name", "ph": "M", "pid": 0, "tid": tid, "args": {"name": lane}}
+        for lane, tid in tids.items()
+    ]
+    events += [
+        {
+            "name": each.work,
+            "cat": each.lane,
+            "ph": "X",
+            "pid": 0,
+            "tid": tids[each.lane],
+            "ts": round(1e6 * (each.start_s - first), 1),
+            "dur": round(1e6 * (each.end_s - each.start_s), 1),
+            "args": {"num_tokens": each.num_tokens},
+        }
+        for each in sorted(intervals, key=lambda each: each.start_s)
+    ]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def latest(intervals: Sequence[Interval], lane: str, num_intervals: int) -> list[Interval]:
+    """The work of all lanes since one lane began the last num_intervals of its intervals."""
+    starts = sorted(each.start_s for each in intervals if each.lane == lane)[-num_intervals:]
+    since = starts[0] if starts else 0.0
+    return [each._replace(start_s=max(each.start_s, since)) for each in intervals if each.end_s > since]
+
+
+def picture(intervals: Sequence[Interval], width: int = 72) -> str:
+    """A line of width cells for each lane and a line with their length and overlap; empty without intervals.
+
+    A lane works throughout `█`, for a part of `▒` and not at all in `·`.
+    """
+    if not intervals:
+        return ""
+    first = min(each.start_s for each in intervals)
+    cell_s = max((max(each.end_s for each in intervals) - first) / width, 1e-9)
+    label = max(len(each.lane) for each in intervals)
+    lines = []
+    for lane, spans in _by_lane(intervals).items():
+        shares = [0.0] * width
+        for start, end in spans:
+            low, high = (start - first) / cell_s, (end - first) / cell_s
+            for cell in range(int(low), min(int(high) + 1, width)):
+                shares[cell] += max(0.0, min(high, cell + 1) - max(low, cell))
+        lines.append(f"{lane:<{label}} " + "".join(_cell(share) for share in shares))
+    lines.append(
+        f"{'':<{label}} {1e3 * cell_s * width:.0f} ms, {overlap(intervals):.0%} of it in both lanes at once"
+    )
+    return "\n".join(lines)
+
+
+def _cell(share: float) -> str:
+    # Rounding errors are no pause.
+    return _FULL if share > 0.999 else _PART if share > 0.001 else _IDLE
+
+
+def _by_lane(intervals: Iterable[Interval]) -> dict[str, list[tuple[float, float]]]:
+    """Disjoint spans in which each lane works, in order of time; lanes in order of their first interval."""
+    lanes: dict[str, list[tuple[float, float]]] = {}
+    for each in intervals:
+        lanes.setdefault(each.lane, []).append((each.start_s, each.end_s))
+    for lane, spans in lanes.items():
+        joined: list[tuple[float, float]] = []
+        for start, end in sorted(spans):
+            if joined and start <= joined[-1][1]:
+                start, end = joined[-1][0], max(end, joined.pop()[1])
+            joined.append((start, end))
+        lanes[lane] = joined
+    return lanes

@@ -1,0 +1,335 @@
+"""A conversation with an engine: messages, streamed answers, a full context. Knows nothing of terminals."""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.answers import AnswerStream, Chunk, Completion, join_chunks
+from edgespec.engine.transcript import Transcript, read_transcript, save_transcript
+from edgespec.errors import ContextOverflow, UsageError
+from edgespec.tokenization.chat_template import Message
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+
+OVERFLOWS = ("error", "drop-oldest")
+# Dropping rounds frees this share of the context at once, since the model must read the rest again each time.
+_FREED_SHARE = 0.25
+
+
+class Round(NamedTuple):
+    """A message of the user and the answer to it; None where there is no word of an answer."""
+
+    user: str
+    answer: str | None
+
+
+class Conversation:
+    """Messages and an engine that answers them. Engine.chat() makes one.
+
+        with load("smollm2-135m") as engine:
+            talk = engine.chat("You answer in one sentence.", overflow="drop-oldest")
+            print(talk.say("Why is the sky blue?").text)
+
+    One answer is generated at a time; the next can begin when it is over or closed. The attributes may be changed
+    between answers.
+
+    overflow: When the conversation outgrows the context, "error" refuses the new message and "drop-oldest" stops
+        sending the oldest rounds to the model. They stay in messages, and num_dropped counts them.
+    sampling, max_tokens, stop: Arguments of Engine.stream for each answer.
+    """
+
+    def __init__(
+        self,
+        engine: "Engine",
+        system: str | None = None,
+        *,
+        overflow: str = "error",
+        sampling: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] | None = None,
+    ) -> None:
+        if system is not None and not isinstance(system, str):
+            raise UsageError(f"system is {system!r}; wanted a text")
+        self.engine = engine
+        self.system = system
+        self.overflow = overflow
+        self.sampling = sampling or SamplingParams()
+        self.max_tokens = max_tokens
+        self.stop = stop
+        self._rounds: list[Round] = []
+        self._num_dropped = 0  # rounds
+        self._cut_short: dict[int, str] = {}  # by round
+        self._num_tries = 0  # of the last round
+        self._chunks: list[Chunk] = []  # of the current answer, filled by its reply
+
+    @property
+    def overflow(self) -> str:
+        """One of OVERFLOWS; setting any other raises UsageError."""
+        return self._overflow
+
+    @overflow.setter
+    def overflow(self, policy: str) -> None:
+        if policy not in OVERFLOWS:
+            raise UsageError(f"overflow is {policy!r}; wanted {' or '.join(OVERFLOWS)}")
+        self._overflow = policy
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """All messages of the user with their answers, the oldest first."""
+        return tuple(self._rounds)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """All messages, also those that are no longer sent to the model."""
+        return self._messages(self._rounds)
+
+    @property
+    def num_dropped(self) -> int:
+        """How many of the oldest messages are no longer sent to the model."""
+        return len(_flatten(self._rounds[: self._num_dropped]))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the messages that the model would be sent now."""
+        return self.engine.count(sent) if (sent := self.sent) else 0
+
+    @property
+    def sent(self) -> tuple[Message, ...]:
+        """The messages that the model would be sent now."""
+        return self._sent(self._rounds[self._num_dropped :])
+
+    def stream(self, text: str) -> "Reply":
+        """Send a message; return its answer as a stream.
+
+        An earlier message without an answer stays, but is not sent to the model: chat templates want user and
+        assistant to alternate.
+
+        Raises:
+            ContextOverflow: The message does not fit (with drop-oldest, not even alone) and was not added.
+            UsageError: The text is not a str, or a setting of this conversation is wrong.
+        """
+        if not isinstance(text, str):
+            raise UsageError(f"the message is {text!r}; wanted a text")
+        return self._begin([*self._rounds, Round(text, None)], num_tries=0)
+
+    def say(self, text: str) -> Completion:
+        """Send a message; return the whole answer. Raises what stream raises."""
+        return self.stream(text).completion()
+
+    def retry(self) -> "Reply":
+        """Answer the last message again with the next seed. Raises UsageError: there is no message yet."""
+        if not self._rounds:
+            raise UsageError("there is nothing to answer yet; send a message first")
+        tries = self._num_tries + (not self._is_unanswered)
+        return self._begin([*self._rounds[:-1], Round(self._rounds[-1].user, None)], num_tries=tries)
+
+    def undo(self) -> Round | None:
+        """Remove and return the last message and its answer; None if there is none."""
+        if not self._rounds:
+            return None
+        removed = self._rounds.pop()
+        self._chunks = []
+        self._cut_short.pop(len(self._rounds), None)
+        self._num_dropped = min(self._num_dropped, len(self._rounds))
+        self._num_tries = 0
+        return removed
+
+    def redo(self, removed: Round) -> None:
+        """Put back what undo removed."""
+        self._rounds.append(removed)
+
+    def clear(self) -> None:
+        """Forget everything except the system message."""
+        self._restore([], {}, 0)
+
+    def transcript(self, model: str | None = None) -> Transcript:
+        """The conversation as a file holds it; model is the user's name for the model.
+
+        An answer that is being generated is in it as far as it came, as if it were cancelled.
+        """
+        rounds, cut_short = self._rounds, self._cut_short
+        if self._is_unanswered and (begun := "".join(chunk.text for chunk in self._chunks)):
+            rounds = [*rounds[:-1], Round(rounds[-1].user, begun)]
+            cut_short = {**cut_short, len(rounds) - 1: "cancelled"}
+        return Transcript(
+            messages=self._messages(rounds),
+            model=model or self.engine.manifest.name,
+            num_dropped=self.num_dropped,
+            cut_short=tuple((len(self._messages(rounds[: i + 1])) - 1, cut_short[i]) for i in sorted(cut_short)),
+        )
+
+    def restore(self, transcript: Transcript) -> None:
+        """Continue another conversation here. Raises UsageError: a message is neither a user's nor its answer."""
+        system, rounds, cut_short = _parse_transcript(transcript)
+        self.system = system
+        sizes = [len(_flatten(rounds[:i])) for i in range(len(rounds) + 1)]
+        self._restore(rounds, cut_short, bisect_left(sizes, transcript.num_dropped))
+
+    def save(self, path: str | Path) -> None:
+        """Write a file (JSON Lines) that load reads. Raises EdgeSpecError: it cannot be written."""
+        save_transcript(Path(path), self.transcript())
+
+    @classmethod
+    def load(cls, engine: "Engine", path: str | Path, **settings: object) -> "Conversation":
+        """Read what save wrote; settings are overflow, sampling, max_tokens and stop, which it does not hold.
+
+        Raises UsageError: the file cannot be read, is damaged, or is no conversation.
+        """
+        loaded = cls(engine, **settings)  # type: ignore[arg-type]  # checked by __init__
+        loaded.restore(read_transcript(Path(path)))
+        return loaded
+
+    @property
+    def _is_unanswered(self) -> bool:
+        return bool(self._rounds) and self._rounds[-1].answer is None
+
+    def _restore(self, rounds: list[Round], cut_short: dict[int, str], num_dropped: int) -> None:
+        self._rounds, self._cut_short, self._num_dropped = rounds, cut_short, num_dropped
+        self._num_tries, self._chunks = 0, []
+
+    def _messages(self, rounds: Sequence[Round]) -> tuple[Message, ...]:
+        system = [Message("system", self.system)] if self.system is not None else []
+        return (*system, *_flatten(rounds))
+
+    def _sent(self, rounds: Sequence[Round]) -> tuple[Message, ...]:
+        return self._messages([*_answered_rounds(rounds[:-1]), *rounds[-1:]])
+
+    def _begin(self, rounds: list[Round], num_tries: int) -> "Reply":
+        num_dropped = self._choose_num_dropped(rounds)
+        sampling = replace(self.sampling, seed=(self.sampling.seed + num_tries) % 2**64)
+        sent = self._sent(rounds[num_dropped:])
+        num_prompt = self.engine.count(sent)
+        stream = self.engine.stream(sent, sampling=sampling, max_tokens=self.max_tokens, stop=self.stop)
+        dropped = _flatten(_answered_rounds(rounds[self._num_dropped : num_dropped]))
+        # From here on the message is part of the conversation, whatever becomes of the answer.
+        self._cut_short.pop(len(rounds) - 1, None)
+        self._rounds, self._num_dropped, self._num_tries = rounds, num_dropped, num_tries
+        self._chunks = []
+        return Reply(num_prompt, tuple(dropped), self, stream, self._chunks)
+
+    def _choose_num_dropped(self, rounds: Sequence[Round]) -> int:
+        """How many of the oldest rounds not to send. Raises ContextOverflow: dropping is off or does not help."""
+        context, num_dropped, most = self.engine.context_length, self._num_dropped, len(rounds) - 1
+        num_tokens = self._count(rounds, num_dropped)
+        if self._overflow == "drop-oldest" and num_dropped < most:
+            share = max(1, int(_FREED_SHARE * context))
+            wanted = min(self.max_tokens or share, share)
+            if num_tokens + wanted // 2 > context:
+                num_dropped += bisect_left(
+                    range(num_dropped, most), True, key=lambda num: self._count(rounds, num) + wanted <= context
+                )
+                num_tokens = self._count(rounds, num_dropped)
+        if num_tokens > context:
+            raise ContextOverflow(num_tokens, context, self.engine.manifest.context_length)
+        return num_dropped
+
+    def _count(self, rounds: Sequence[Round], num_dropped: int) -> int:
+        return self.engine.count(self._sent(rounds[num_dropped:]))
+
+    def _finish(self, answer: str, finish_reason: str) -> None:
+        """Take the answer of a reply; a message that got no word of one stays unanswered."""
+        if not answer and finish_reason == "cancelled":
+            return
+        self._rounds[-1] = Round(self._rounds[-1].user, answer)
+        if finish_reason != "stop":
+            self._cut_short[len(self._rounds) - 1] = finish_reason
+
+
+@dataclass(eq=False)
+class Reply(Iterator[Chunk]):
+    """An answer as a stream of chunks, and a context manager that closes it.
+
+    However it ends, the conversation has the answer as far as it came. Errors are those of Engine.stream.
+    """
+
+    prompt_tokens: int  # of all that the model was sent
+    dropped: tuple[Message, ...]  # which the model was sent the last time and is no longer
+    _conversation: Conversation
+    _stream: AnswerStream
+    _chunks: list[Chunk]
+    _is_over: bool = False
+
+    def __next__(self) -> Chunk:
+        try:
+            chunk = next(self._stream)
+        except BaseException:
+            self.close()
+            raise
+        self._chunks.append(chunk)
+        if chunk.finish_reason is not None:
+            self._finish(chunk.finish_reason)
+        return chunk
+
+    def __enter__(self) -> "Reply":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def text(self) -> str:
+        """The answer so far."""
+        return "".join(chunk.text for chunk in self._chunks)
+
+    @property
+    def last(self) -> Chunk | None:
+        """The last chunk, once there is one: also if the answer was closed before it was read."""
+        return self._stream.last
+
+    def cancel(self) -> None:
+        """End the answer at once, from any thread or a signal handler; a last chunk says that it was cancelled."""
+        self._stream.cancel()
+
+    def close(self) -> None:
+        """End the answer, if it is not over; the conversation has it as far as it came."""
+        self._stream.close()
+        self._finish("cancelled")
+
+    def completion(self) -> Completion:
+        """Wait for the whole answer."""
+        for _ in self:
+            pass
+        return join_chunks(self._chunks, self.prompt_tokens)
+
+    def _finish(self, finish_reason: str) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._conversation._finish(self.text, finish_reason)
+
+
+def _flatten(rounds: Sequence[Round]) -> list[Message]:
+    messages = []
+    for each in rounds:
+        messages.append(Message("user", each.user))
+        if each.answer is not None:
+            messages.append(Message("assistant", each.answer))
+    return messages
+
+
+def _answered_rounds(rounds: Sequence[Round]) -> list[Round]:
+    return [each for each in rounds if each.answer is not None]
+
+
+def _parse_transcript(transcript: Transcript) -> tuple[str | None, list[Round], dict[int, str]]:
+    """System message, rounds, and why answers were cut short, by round."""
+    messages = transcript.messages
+    first = int(bool(messages) and messages[0].role == "system")
+    reasons = dict(transcript.cut_short)
+    rounds: list[Round] = []
+    cut_short = {}
+    for i, message in enumerate(messages[first:], first):
+        if message.role == "user":
+            rounds.append(Round(message.content, None))
+        elif message.role == "assistant" and rounds and rounds[-1].answer is None:
+            rounds[-1] = Round(rounds[-1].user, message.content)
+            if i in reasons:
+                cut_short[len(rounds) - 1] = reasons[i]
+        else:
+            raise UsageError(
+                f"message {i + 1} is of the role {message.role}; wanted a user's or the answer to one"
+            )
+    return messages[0].content if first else None, rounds, cut_short

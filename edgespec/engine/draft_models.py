@@ -1,0 +1,113 @@
+"""Opens drafter models in their lanes: one, or a cascade in which each drafts for the one before it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from edgespec.drafters.branches import BranchPlan
+from edgespec.drafters.cross_vocabulary import TranslatedDecoder, load_translation, respell
+from edgespec.drafters.drafter_sets import Candidate, OpenModel
+from edgespec.drafters.lane_drafter import LaneDrafter
+from edgespec.drafters.lanes import ThreadLane
+from edgespec.drafters.model_drafter import ModelDrafter
+from edgespec.drafters.text_drafters import make_text_drafters
+from edgespec.errors import UsageError
+from edgespec.loading.open_model import ModelFolder, open_drafter, read_tokenizer, weights_bytes
+from edgespec.loading.placement import Placement
+from edgespec.memory.estimate import bytes_by_place, estimate_memory, sum_bytes
+from edgespec.memory.free_memory import FreeByPlace
+from edgespec.planning.planner import Schedule
+from edgespec.policy.costs import measure_passes
+from edgespec.policy.speculation import Speculation
+from edgespec.runtimes.devices import Device
+from edgespec.runtimes.tree import can_run_trees
+from edgespec.system.cancel import Cancel
+from edgespec.types import Decoder, Drafter, Report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """Models of which each drafts for the one before it, the first for the target."""
+
+    target: ModelFolder
+    models: tuple[ModelFolder, ...]  # at least one
+    text: str | None  # the text drafter of the last model, if any
+    placement: Placement
+    is_reproducible: bool  # what the models draw must not depend on the passes that they have run before
+    schedule: Schedule
+
+    def shortened(self, num_models: int) -> "Chain":
+        """The chain without its first num_models."""
+        return replace(self, models=self.models[num_models:])
+
+
+def open_chain(chain: Chain, cancel: Cancel, report: Report) -> OpenModel:
+    """Open the first model as the target's drafter in a lane, and each next one as that of the one before it.
+
+    Raises:
+        Cancelled: cancel was set.
+        UsageError: The first is to draft alternatives and cannot run trees.
+        VocabularyMismatch: A model has too few tokens of the one that it drafts for.
+    """
+    target, placement, schedule = chain.target, chain.placement, chain.schedule
+    device = placement.drafter_device
+    inner: list[Drafter] = make_text_drafters([chain.text] if chain.text else [], None)
+    lane = ThreadLane("drafter")
+    for served, model in reversed(list(zip([target, *chain.models], chain.models, strict=False))):
+        translate = load_translation(served, model, report)
+        is_first = served is target
+        is_hedged = is_first and schedule == "hedged"
+        if is_hedged:
+            _require_trees(model, device, translate is not None)
+        decoder = open_drafter(
+            model,
+            device,
+            placement.drafter_place.num_threads,
+            chain.is_reproducible,
+            has_trees=is_hedged,
+            cancel=cancel,
+        )
+        model_drafter = ModelDrafter(
+            TranslatedDecoder(decoder, translate) if translate else decoder,
+            served.manifest.vocab_size,
+            model.manifest.name,
+            _measured_speculation(decoder, inner) if inner else None,
+            partial(respell, tokenizer=read_tokenizer(*served), spellings=translate.target_bytes)
+            if translate
+            else None,
+        )
+        drafter: Drafter = model_drafter
+        if is_first:
+            branch_plan = BranchPlan() if is_hedged else None
+            drafter = LaneDrafter(model_drafter, lane, schedule in ("pipelined", "hedged"), branch_plan)
+        inner = [drafter]
+    return OpenModel(inner[0], decoder, lane)
+
+
+def candidates(chain: Chain, place: str, rooms: FreeByPlace) -> list[Candidate]:
+    """A chain, and what is left of it without its first model, without its first two, and so on.
+
+    Args:
+        place: Where their memory lies.
+    """
+    needed = [
+        bytes_by_place(estimate_memory(model.manifest, weights_bytes(model)), place, rooms)
+        for model in chain.models
+    ]
+    return [
+        Candidate(model.manifest.name, sum_bytes(needed[i:]), partial(open_chain, chain.shortened(i)))
+        for i, model in enumerate(chain.models)
+    ]
+
+
+def _require_trees(model: ModelFolder, device: Device, is_translated: bool) -> None:
+    """Raises UsageError: The model cannot draft several branches in one pass."""
+    if is_translated or not can_run_trees(model.manifest, device):
+        why = "has no tree graph for its device"
+        if is_translated:
+            why = "has another vocabulary than the target, and a translated drafter drafts one branch only"
+        raise UsageError(f"{model.manifest.name} {why}; for 'hedged' use another drafter, or --schedule pipelined")
+
+
+def _measured_speculation(decoder: Decoder, drafters: Sequence[Drafter]) -> Speculation:
+    return Speculation(lambda: drafters, ratios=measure_passes(decoder).ratios)

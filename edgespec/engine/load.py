@@ -1,0 +1,300 @@
+"""The composition root: from what a user names to an engine with its decoders and drafters."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import NoneType
+from typing import NamedTuple, cast, get_args
+
+from edgespec.config.drafter_names import TEXT, DrafterNames
+from edgespec.decoding.acceptance import equality
+from edgespec.decoding.rejection import rejection
+from edgespec.drafters.answer_cache import AnswerCache, AnswerDrafter
+from edgespec.drafters.change_log import ChangeLog
+from edgespec.drafters.drafter_sets import drafter_sets
+from edgespec.drafters.lookahead import Window
+from edgespec.drafters.memory_watch import MemoryWatch
+from edgespec.drafters.pool import DrafterPool
+from edgespec.drafters.text_drafters import lookahead_window, make_text_drafters
+from edgespec.engine.draft_models import Chain, candidates
+from edgespec.engine.engine import Engine
+from edgespec.engine.learned_speculation import learned_speculation
+from edgespec.engine.resolve import NamedDrafter, Resolved, resolve
+from edgespec.errors import DeviceUnavailable, UsageError
+from edgespec.loading.memory_fit import MemoryFit, fit_memory
+from edgespec.loading.open_model import ModelFolder, open_model, read_chat_template, read_tokenizer, weights_bytes
+from edgespec.loading.placement import Placement
+from edgespec.memory.estimate import arena_bytes, estimate_memory, growth_bytes, texts_bytes
+from edgespec.models.home import ModelHome
+from edgespec.planning.choice import ScheduleChoice, choose_schedule, choose_threads
+from edgespec.policy.limits import MAX_DRAFT_TOKENS, MAX_FIXED_TOKENS
+from edgespec.runtimes.devices import Device, limit_arena
+from edgespec.tokenization.prompt_encoder import PromptEncoder
+from edgespec.tokenization.template_process import TemplateProcess
+from edgespec.types import Decoder, Report
+
+_ACCEPTANCES = {"equality": equality, "rejection": rejection}
+_LOG = logging.getLogger(__name__)
+
+
+def load(
+    model: str | Path,
+    *,
+    drafter: str = "auto",
+    draft_length: int | str = "auto",
+    acceptance: str = "equality",
+    schedule: str = "auto",
+    device: str = "auto",
+    drafter_device: str = "auto",
+    num_threads: int | None = None,
+    drafter_threads: int | None = None,
+    allow_fallback: bool = False,
+    deterministic: bool = False,
+    offline: bool = False,
+    answer_cache: bool = False,
+    memory_limit: int | str | None = None,
+    home: str | Path | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> Engine:
+    """Load a model, preparing it first if need be.
+
+        with load("smollm2-135m", drafter="suffix") as engine:
+            print(engine.generate("Why is the sky blue?", max_tokens=60).text)
+
+    Args:
+        model: A model folder, a pair folder, a name of the catalogue, a .gguf file, a safetensors folder or a hub
+            id (org/name).
+        drafter: auto, none, ngram, suffix, lookahead, self, or a model like the first argument. auto drafts from
+            the text, with the drafter of a pair folder, and by lookahead where measured costs let it pay.
+            lookahead has the target guess at several places in each pass; self is the graph with fewer layers in
+            the model's folder. "suffix+model" uses both drafters; in "medium,tiny,suffix" each drafts for the
+            one before it.
+        draft_length: Tokens a draft; auto to draft what is expected to pay.
+        acceptance: Which drafted tokens stay: equality gives one text for a seed, whatever drafts; rejection
+            accepts more tokens of a drafter model at a temperature. Both keep the target's distribution.
+        schedule: When a drafter model works: serial, between passes of the target; pipelined, also during them;
+            hedged, also on other outcomes of the pass; auto, whichever was measured to be fastest.
+        device: Where the target runs, a name that edgespec devices prints. auto is the CPU, or for a folder that
+            was exported for a GPU or an NPU the first of that kind that can be used.
+        drafter_device: Where a drafter model runs.
+        num_threads: Threads of the target; by default all physical cores.
+        drafter_threads: Threads of a drafter model; by default as many as the target has, or separate cores where
+            these were measured to be faster.
+        allow_fallback: Use the CPU where a named device cannot run the model; the figures' downgrades report it.
+        deterministic: Never run a pass of one token, so that the text is equal to the byte whatever drafts.
+        offline: Never connect.
+        answer_cache: Store the tokens of answers in the model home, and draft from answers of earlier sessions, if
+            drafter is auto or suffix.
+        memory_limit: The most memory that this process may hold, in bytes or as 2G or 512M. It never takes more
+            than is free: where memory is short fewer drafters are open, and the text stays the same.
+        home: The model home; by default EDGESPEC_HOME or the platform's data folder.
+        report: Takes a line for each stage of a preparation, and for drafters that are closed or opened again.
+
+    Raises:
+        ModelError: The model is missing or invalid, or the drafter has too few of its tokens.
+        IntegrityError: A file differs from its recorded hash.
+        DeviceUnavailable: A device cannot be used, or would not run the model.
+        MemoryExhausted: The target does not fit.
+        UsageError: An argument makes no sense.
+    """
+    length = _draft_length(draft_length)
+    _require_texts(acceptance, schedule, drafter=drafter, device=device, drafter_device=drafter_device)
+    switches = {"deterministic": deterministic, "answer_cache": answer_cache, "allow_fallback": allow_fallback}
+    _require_kinds(switches, bool, "True or False")
+    _require_kinds({"home": home}, (str, Path, NoneType), "a folder")
+    resolved = resolve(
+        str(model),
+        drafter=drafter,
+        device=device,
+        drafter_device=drafter_device,
+        num_threads=num_threads,
+        drafter_threads=drafter_threads,
+        memory_limit=memory_limit,
+        allow_fallback=allow_fallback,
+        deterministic=deterministic,
+        offline=offline,
+        home=home,
+        report=report,
+    )
+    placement, drafters = resolved.placement, resolved.drafters
+    _LOG.debug("%s is %s on %s", model, resolved.target.folder, placement.device.name)
+    # Drafts of a fixed length are the same each time.
+    choice = "serial" if schedule == "auto" and length is not None else cast(ScheduleChoice, schedule)
+    if choice == "auto" and num_threads is None and drafter_threads is None and len(drafters) == 1:
+        placement = choose_threads(resolved.target, drafters[0].models[0], placement)
+    options = _Options(choice, length, acceptance, answer_cache)
+    while True:
+        try:
+            return _open(resolved, placement, options)
+        except DeviceUnavailable as error:
+            placement = resolved.devices.fall_back(error, placement)
+
+
+class _Options(NamedTuple):
+    schedule: ScheduleChoice
+    length: int | None  # tokens a draft, if fixed
+    acceptance: str
+    has_answer_cache: bool
+
+    @property
+    def max_draft_tokens(self) -> int:
+        return max(MAX_DRAFT_TOKENS, self.length or 0)
+
+
+def _open(resolved: Resolved, placement: Placement, options: _Options) -> Engine:
+    """Open the models in a placement."""
+    stated, names, report = resolved.target, resolved.names, resolved.home.report
+    chains = [_chain(stated, drafter, placement, options) for drafter in resolved.drafters]
+    window = lookahead_window(names.simple, options.length, stated, placement)
+    fit = fit_memory(stated, placement, resolved.free, report, options.max_draft_tokens)
+    target = fit.target
+    with ExitStack() as undone:
+        renderer = _start_renderer(target)
+        undone.callback(renderer.close)
+        decoder = _open_target(fit, placement, shares_cores=bool(chains), has_trees=window is not None)
+        for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
+            resolved.home.mark_used(each.folder)
+        answers = _answer_cache(resolved.home, target, names) if options.has_answer_cache else None
+        pool = _drafter_pool(fit, names, chains, window, answers, options.max_draft_tokens, report)
+        undone.callback(pool.close)
+        pool.start(fit.free_memory, fit.needed, [*resolved.devices.downgrades, *fit.downgrades])
+        speculation = pool.with_relief(
+            lambda: learned_speculation(
+                pool.drafters, options.length, decoder, pool.decoders, target, placement, report
+            )
+        )
+        if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
+            _LOG.debug("drafts come from: %s", speculation.name)
+        engine = Engine(
+            manifest=stated.manifest,
+            encoder=PromptEncoder(
+                stated.manifest,
+                read_tokenizer(*target),
+                read_chat_template(target),
+                renderer,
+                target.manifest.context_length,
+            ),
+            decoders=[decoder],
+            speculation=replace(speculation, accept=_ACCEPTANCES[options.acceptance]),
+            pool=pool,
+            answers=answers,
+            device_names=(placement.device.name, placement.drafter_device.name),
+        )
+        undone.pop_all()  # the engine closes them from here on
+        return engine
+
+
+def _chain(target: ModelFolder, drafter: NamedDrafter, placement: Placement, options: _Options) -> Chain:
+    return Chain(
+        target=target,
+        models=drafter.models,
+        text=drafter.text,
+        placement=placement,
+        # Equality gives one text whatever drafts; what rejection accepts depends on each bit that was drawn from.
+        is_reproducible=placement.deterministic and options.acceptance == "rejection",
+        schedule=choose_schedule(options.schedule, target, drafter.models[0], placement),
+    )
+
+
+def _open_target(fit: MemoryFit, placement: Placement, *, shares_cores: bool, has_trees: bool) -> Decoder:
+    target, device = fit.target, _bounded(placement.device, fit)
+    return open_model(
+        target, device, placement.num_threads, placement.deterministic, shares_cores, has_trees=has_trees
+    )
+
+
+def _bounded(device: Device, space: MemoryFit) -> Device:
+    """The target's device, bounded to the memory that is free on it."""
+    room, manifest = space.free_memory.get(space.target_place), space.target.manifest
+    if room is None:
+        return device
+    estimate = estimate_memory(manifest, weights_bytes(space.target), manifest.context_length)
+    return limit_arena(device, arena_bytes(estimate, room.free_bytes))
+
+
+def _start_renderer(target: ModelFolder) -> TemplateProcess:
+    """The process that renders the chat template, started while the model is still being opened."""
+    renderer = TemplateProcess()
+    if target.manifest.chat_template:
+        renderer.start()
+    return renderer
+
+
+def _drafter_pool(
+    space: MemoryFit,
+    names: DrafterNames,
+    chains: Sequence[Chain],
+    window: Window | None,
+    answers: AnswerCache | None,
+    max_draft_tokens: int,
+    report: Report,
+) -> DrafterPool:
+    """The drafters of a target, from all that were named to none."""
+    manifest = space.target.manifest
+    cascades = [candidates(chain, space.drafter_place, space.free_memory) for chain in chains]
+    cached = [AnswerDrafter(answers)] if answers else []
+    ahead = {"lookahead"} if window else set()
+    texts = names.simple & set(TEXT) | ({"suffix"} if "auto" in names.simple else set())
+    sets = drafter_sets(
+        cascades,
+        texts | ahead | {each.name for each in cached},
+        frozenset({"suffix"} | ahead),
+        partial(texts_bytes, manifest, max_draft_tokens=max_draft_tokens),
+    )
+    return DrafterPool(
+        sets,
+        manifest.vocab_size,
+        lambda texts: [
+            *make_text_drafters(texts, window if "lookahead" in texts else None),
+            *(each for each in cached if each.name in texts),
+        ],
+        MemoryWatch(
+            [each.tier for each in sets],
+            lambda held, wanted: growth_bytes(manifest.kv_cache, held, wanted, manifest.context_length),
+            space.read_free_memory,
+            space.target_place,
+        ),
+        ChangeLog(report),
+    )
+
+
+def _answer_cache(models: ModelHome, target: ModelFolder, names: DrafterNames) -> AnswerCache | None:
+    """The stored answers, where text drafters are wanted."""
+    if {"auto", "suffix"}.isdisjoint(names.simple):
+        return None
+    manifest = target.manifest
+    return AnswerCache(
+        models.path / "memory", manifest.name, manifest.vocab_sha256, manifest.vocab_size, models.report
+    )
+
+
+def _require_texts(acceptance: str, schedule: str, **named: str) -> None:
+    _require_kinds({"acceptance": acceptance, "schedule": schedule, **named}, str, "a text")
+    _require_one_of("acceptance", acceptance, list(_ACCEPTANCES))
+    _require_one_of("schedule", schedule, get_args(ScheduleChoice))
+
+
+def _require_kinds(settings: Mapping[str, object], kind: type | tuple[type, ...], wanted: str) -> None:
+    for name, value in settings.items():
+        if not isinstance(value, kind):
+            raise UsageError(f"{name} is {value!r}; wanted {wanted}")
+
+
+def _require_one_of(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise UsageError(f"{name} is {value!r}; wanted {' or '.join(known)}")
+
+
+def _draft_length(asked: int | str) -> int | None:
+    """Tokens a draft; None to measure what pays."""
+    if asked == "auto":
+        return None
+    is_number = (isinstance(asked, int) and not isinstance(asked, bool)) or (
+        isinstance(asked, str) and asked.isdecimal() and len(asked) < 10
+    )
+    if not is_number or not 0 <= int(asked) <= MAX_FIXED_TOKENS:
+        raise UsageError(f"draft length is {str(asked)[:40]!r}; wanted auto or 0 to {MAX_FIXED_TOKENS} tokens")
+    return int(asked)

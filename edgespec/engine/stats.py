@@ -1,0 +1,149 @@
+"""What a request cost and what speculation yielded: a fold over its blocks."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from edgespec.decoding import trees
+from edgespec.decoding.scheduler import Block
+from edgespec.policy.costs import PassCosts
+from edgespec.types import Draft, TokenIds
+
+# With fewer passes the gain over plain decoding is not estimated.
+_MIN_PASSES = 4
+_COUNTS = ("rounds", "drafted", "verified", "accepted")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """Figures of one answer. Rates are None where nothing was measured."""
+
+    decode_tokens_per_second: float | None
+    prefill_tokens_per_second: float | None
+    time_to_first_token_s: float | None
+    tokens_per_pass: float
+    acceptance_rate: float | None
+    acceptance_by_position: tuple[float, ...]  # of a tree by depth
+    passes: int
+    num_drafted: int
+    num_verified: int  # drafted tokens whose predecessors were all accepted
+    num_accepted: int
+    num_corrections: int  # passes whose last token replaced a drafted one
+    num_bonuses: int  # passes that accepted a whole branch and gave one token more
+    num_emitted: int  # tokens that the user got
+    num_decoded: int  # tokens after the first pass, which reads the prompt
+    sources: dict[str, dict[str, int]]  # rounds, drafted, verified and accepted of each; none is plain decoding
+    counts_by_position: tuple[tuple[int, int], ...]  # drafts that reached it, and drafts accepted up to it
+    widths: dict[int, tuple[int, float]]  # passes and their seconds, by tokens run; the first pass left out
+    drafter: str
+    draft_length: str
+    target_device: str
+    drafter_device: str | None
+    schedule: str = "serial"
+    overlap: float = 0.0  # share of the time in which target and drafter worked at once
+    estimated_gain: float | None = None  # over plain decoding, by the costs of passes by width
+    undrafted: dict[str, int] = field(default_factory=dict)  # why passes had no draft, and how many
+    downgrades: tuple[str, ...] = ()  # drafters closed for lack of memory or a fault, and those that came back
+
+    def as_dict(self) -> dict[str, Any]:
+        """Figures as JSON values."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts over the blocks of an answer. The first pass reads the prompt and does not count as decoding."""
+
+    passes: int = 0
+    corrections: int = 0
+    tokens: int = 0
+    decode_tokens: int = 0
+    decode_s: float = 0.0
+    num_read: int = 0
+    first_s: float | None = None
+    drafted: list[int] = field(default_factory=list)  # by position: how many drafts reached it, a tree counts once
+    accepted: list[int] = field(default_factory=list)
+    sources: dict[str, dict[str, int]] = field(default_factory=dict)
+    widths: dict[int, tuple[int, float]] = field(default_factory=dict)
+    undrafted: dict[str, int] = field(default_factory=dict)
+
+    def add_prompt(self, num_read: int, first_s: float) -> None:
+        """Count the first pass, which ran num_read tokens, the others being cached, and took first_s."""
+        self.num_read, self.first_s = num_read, first_s
+
+    def add(self, block: Block, num_kept: int) -> None:
+        """Count a block of which the user gets num_kept tokens."""
+        if self.passes:
+            self.decode_tokens += num_kept
+            self.decode_s += block.draft_s + block.verify_s
+            passes, seconds = self.widths.get(block.num_draft + 1, (0, 0.0))
+            self.widths[block.num_draft + 1] = passes + 1, seconds + block.verify_s
+        self.passes += 1
+        self.tokens += num_kept
+        if block.reason:
+            self.undrafted[block.reason] = self.undrafted.get(block.reason, 0) + 1
+        verified, is_correction = verdicts(block.draft, block.tokens)
+        self.corrections += is_correction
+        source = self.sources.setdefault(block.draft.source, dict.fromkeys(_COUNTS, 0))
+        for name, count in zip(_COUNTS, (1, block.num_draft, verified, block.num_accepted), strict=True):
+            source[name] += count
+        parents = block.draft.parents
+        depth = block.num_draft if parents is None else int(trees.depths(parents).max(initial=0))
+        missing = depth - len(self.drafted)
+        self.drafted += [0] * missing
+        self.accepted += [0] * missing
+        for i in range(depth):
+            self.drafted[i] += 1
+            self.accepted[i] += i < block.num_accepted
+
+    def stats(self, **setup: Any) -> Stats:
+        """The figures.
+
+        Args:
+            setup: Fields of Stats that say what ran: drafter, draft_length, devices, and those that have defaults.
+        """
+        drafted, verified, accepted = (sum(each[name] for each in self.sources.values()) for name in _COUNTS[1:])
+        by_position = tuple(zip(self.drafted, self.accepted, strict=True))
+        return Stats(
+            decode_tokens_per_second=self.decode_tokens / self.decode_s if self.decode_tokens else None,
+            prefill_tokens_per_second=self.num_read / self.first_s if self.first_s else None,
+            time_to_first_token_s=self.first_s,
+            tokens_per_pass=self.tokens / self.passes if self.passes else 0.0,
+            acceptance_rate=accepted / drafted if drafted else None,
+            acceptance_by_position=tuple(accepted / reached for reached, accepted in by_position),
+            passes=self.passes,
+            num_drafted=drafted,
+            num_verified=verified,
+            num_accepted=accepted,
+            num_corrections=self.corrections,
+            num_bonuses=self.passes - self.corrections,
+            num_emitted=self.tokens,
+            num_decoded=self.decode_tokens,
+            sources=self.sources,
+            counts_by_position=by_position,
+            widths=self.widths,
+            undrafted=self.undrafted,
+            **setup,
+        )
+
+    def estimated_gain(self, costs: PassCosts) -> float | None:
+        """Time that plain decoding would have taken for the tokens, over the time that they took.
+
+        A pass of one token takes what these passes took on average, each divided by the ratio of its width.
+        """
+        known = {width: each for width, each in self.widths.items() if width <= max(costs.ratios)}
+        steps = sum(passes * costs.ratio(width) for width, (passes, _) in known.items())
+        if not sum(self.drafted) or sum(passes for passes, _ in known.values()) < _MIN_PASSES or not self.decode_s:
+            return None
+        return self.decode_tokens * sum(seconds for _, seconds in known.values()) / steps / self.decode_s
+
+
+def verdicts(draft: Draft, emitted: TokenIds) -> tuple[int, bool]:
+    """How many drafted tokens a pass has judged, and whether its last token replaced one.
+
+    Every token is judged whose predecessors were all accepted: of a chain, the accepted ones and the first that
+    was not.
+    """
+    parents = range(-1, len(draft.tokens) - 1) if draft.parents is None else draft.parents
+    judged = trees.judge_nodes(draft.tokens, parents, emitted)
+    last = trees.matching_path(draft.tokens, parents, emitted[:-1])
+    return len(judged), any(parents[node] == (last[-1] if last else -1) for node, _ in judged)

@@ -1,0 +1,176 @@
+"""Conversations as files: JSON Lines, a header and then one message a line. Each write is whole or not at all.
+
+    {"format": "edgespec conversation", "version": 1, "model": "smollm2-135m", "num_dropped": 0}
+    {"role": "user", "content": "Why is the sky blue?"}
+    {"role": "assistant", "content": "Because …", "finish_reason": "cancelled"}
+
+A message of the user that is followed by another one got no word of an answer.
+"""
+
+import json
+import secrets
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.system.disk import replace_file
+from edgespec.system.signals import defer_signals
+from edgespec.tokenization.chat_template import ROLES, Message
+
+FORMAT, VERSION = "edgespec conversation", 1
+SUFFIX = ".jsonl"
+_MAX_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transcript:
+    """The messages of a conversation."""
+
+    messages: tuple[Message, ...] = ()
+    model: str | None = None  # the user's name for it
+    num_dropped: int = 0  # messages after the system message that are no longer sent to the model
+    cut_short: tuple[tuple[int, str], ...] = ()  # positions of answers that did not end by themselves, and why
+
+    def lines(self) -> list[str]:
+        reasons = dict(self.cut_short)
+        header = {"format": FORMAT, "version": VERSION, "model": self.model, "num_dropped": self.num_dropped}
+        documents: list[dict[str, Any]] = [header]
+        for i, message in enumerate(self.messages):
+            documents.append(message._asdict() | ({"finish_reason": reasons[i]} if i in reasons else {}))
+        return [json.dumps(document) for document in documents]
+
+
+def write_transcript(path: Path, transcript: Transcript) -> None:
+    """Write a file that only its owner may read. Raises OSError: it cannot be written and stays as it was."""
+    replace_file(path, "".join(line + "\n" for line in transcript.lines()).encode())
+
+
+def save_transcript(path: Path, transcript: Transcript) -> None:
+    """Write a file where the user asked for it. Raises EdgeSpecError: it cannot be written there."""
+    try:
+        write_transcript(path, transcript)
+    except (OSError, ValueError) as error:
+        raise EdgeSpecError(f"cannot write {path}: {_reason(error)}") from None
+
+
+def read_transcript(path: Path) -> Transcript:
+    """Raises UsageError: The file cannot be read, is damaged, or is no conversation."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise UsageError(f"{path} is not a file; wanted a conversation that /save wrote")
+        if status.st_size > _MAX_BYTES:
+            raise UsageError(f"{path} has {status.st_size >> 20} MiB; wanted a conversation that /save wrote")
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not text; wanted a conversation that /save wrote") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {_reason(error)}") from None
+    lines = enumerate(text.split("\n"), 1)
+    header, *rest = [_parse_line(path, number, line) for number, line in lines if line.strip()] or [{}]
+    if header.get("format") != FORMAT:
+        raise UsageError(f"{path} is not a conversation of edgespec; nothing was loaded")
+    if header.get("version") != VERSION:
+        raise UsageError(
+            f"{path} is of version {header.get('version')!r} and this edgespec reads {VERSION}; use a newer one"
+        )
+    messages = tuple(_parse_message(path, number, each) for number, each in enumerate(rest, 2))
+    num_dropped, model = header.get("num_dropped", 0), header.get("model")
+    if type(num_dropped) is not int or not 0 <= num_dropped <= len(messages):
+        raise UsageError(
+            f"{path} says that {num_dropped!r} of {len(messages)} messages were dropped; it is damaged"
+        )
+    return Transcript(
+        messages=messages,
+        model=model if isinstance(model, str) else None,
+        num_dropped=num_dropped,
+        cut_short=tuple((i, str(each["finish_reason"])) for i, each in enumerate(rest) if "finish_reason" in each),
+    )
+
+
+def _reason(error: Exception) -> object:
+    return (isinstance(error, OSError) and error.strerror) or error
+
+
+def _parse_line(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        raise UsageError(f"line {number} of {path} is damaged (not JSON); wanted a message") from None
+    if not isinstance(document, dict):
+        raise UsageError(f"line {number} of {path} is a {type(document).__name__}; wanted an object")
+    return document
+
+
+def _parse_message(path: Path, number: int, document: dict[str, Any]) -> Message:
+    role, content = document.get("role"), document.get("content")
+    if role not in ROLES or not isinstance(content, str):
+        raise UsageError(
+            f"line {number} of {path} is no message; wanted a role ({', '.join(ROLES)}) and a content"
+        )
+    return Message(role, content)
+
+
+def find_latest(folder: Path) -> Path | None:
+    """The transcript in a folder that was written last."""
+    try:
+        found = [(path.stat().st_mtime_ns, path) for path in folder.glob(f"*{SUFFIX}")]
+    except OSError:
+        return None
+    return max(found, default=(0, None))[1]
+
+
+@dataclass
+class AutosaveFile:
+    """The file of a conversation in a folder, made with the first message and rewritten with each change."""
+
+    folder: Path
+    report: Callable[[str], None]  # takes a line, once, if the file cannot be written
+    path: Path | None = None
+    on_path: Callable[[Path], None] = lambda path: None  # called with each new path
+    _has_failed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.path:
+            self.on_path(self.path)
+        self._seen = _fingerprint(self.path)
+
+    def write(self, transcript: Transcript) -> None:
+        """Write the conversation; in a new file if another process has written this one meanwhile."""
+        if self.path is None and not any(message.role != "system" for message in transcript.messages):
+            return
+        try:
+            with defer_signals():  # a write that Ctrl-C left half done would look like another process's
+                self._write(transcript)
+        except OSError as error:
+            if not self._has_failed:
+                self._has_failed = True
+                self.report(f"this conversation is not saved: cannot write {self.folder} ({error.strerror})")
+
+    def start_new_file(self) -> None:
+        """Leave the file as it is; the next write makes another one."""
+        self.path, self._seen = None, None
+
+    def _write(self, transcript: Transcript) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self.path
+        if path is None or _fingerprint(path) != self._seen:
+            path = self.folder / f"{datetime.now():%Y-%m-%d-%H%M%S}-{secrets.token_hex(2)}{SUFFIX}"
+        write_transcript(path, transcript)
+        if path != self.path:
+            self.path = path
+            self.on_path(path)
+        self._seen = _fingerprint(path)
+
+
+def _fingerprint(path: Path | None) -> tuple[int, int] | None:
+    """Time and size, by which a file shows that it was written."""
+    try:
+        status = path.stat() if path else None
+    except OSError:
+        return None
+    return (status.st_mtime_ns, status.st_size) if status else None

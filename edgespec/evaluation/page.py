@@ -1,0 +1,88 @@
+"""A benchmark's document as one HTML file that refers to nothing outside itself. Its words are in page.html.
+
+Names, prompts and answers are whatever somebody wrote: the template escapes them.
+"""
+
+from importlib import resources
+
+from edgespec.evaluation import figures
+from edgespec.evaluation.charts import Bar, Point, Range, grouped_bars, lanes, pass_costs, position_bars, ranges
+from edgespec.evaluation.document import BenchDocument, Passes
+
+_NUM_PEER_STYLES = 5
+# The mean of fewer passes says little on a machine that other programs use.
+_FEW = 5
+_SHORTEST_CURVE = 8  # tokens
+
+
+def page(document: BenchDocument) -> str:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {
+        "ratio": figures.ratio_text,
+        "time": figures.time_text,
+        "size": figures.size_text,
+        "percent": figures.percent_text,
+        "middle_half": figures.middle_half,
+        "rounds_by_source": figures.rounds_by_source,
+    }
+    source = resources.files("edgespec.evaluation").joinpath("page.html").read_text(encoding="utf-8")
+    return environment.from_string(source).render(
+        doc=document,
+        # An XML writer escaped all text in the charts.
+        charts={name: Markup(svg) for name, svg in _charts(document).items()},
+        positions=figures.drafted_positions(document.get("acceptance_by_position", ())),
+        few=_FEW,
+    )
+
+
+def _charts(document: BenchDocument) -> dict[str, str]:
+    """Charts by name, where the document has what they show."""
+    svgs = {}
+    if categories := document["categories"]:
+        svgs["speed"] = _speed_chart(document)
+        gains = [
+            Range(name, each["median"], each["quartile_1"], each["quartile_3"], each["min"], each["max"])
+            for name, row in categories.items()
+            if (each := row.get("ratios"))
+        ]
+        if gains:
+            svgs["gain"] = ranges(gains, "Gain over plain decoding by category")
+    if counts := figures.drafted_positions(document.get("acceptance_by_position", ())):
+        svgs["positions"] = position_bars(
+            counts, "Percentage of drafted tokens accepted, by position in the draft"
+        )
+    passes = document.get("passes")
+    if passes and passes["step_s"] and passes["widths"]:
+        svgs["passes"] = _cost_chart(passes, passes["step_s"])
+    if sample := document.get("sample"):
+        svgs["sample"] = lanes(sample["plain"], sample["speculative"], "A sample answer, pass by pass")
+    return svgs
+
+
+def _speed_chart(document: BenchDocument) -> str:
+    groups = {}
+    for name, row in document["categories"].items():
+        plain, fast = row["plain_tokens_per_second"], row["speculative_tokens_per_second"]
+        bars = [
+            Bar("plain", plain, f"{plain:.0f}"),
+            Bar("fast", fast, f"{fast:.0f} · {figures.ratio_text(row['ratio'])}"),
+        ]
+        for i, peer in enumerate(document.get("peers", ())):
+            if speed := peer["categories"].get(name):
+                bars.append(Bar(f"peer{1 + i % _NUM_PEER_STYLES}", speed, f"{speed:.0f}"))
+        groups[name] = bars
+    return grouped_bars(groups, "Tokens per second by category")
+
+
+def _cost_chart(passes: Passes, step_s: float) -> str:
+    whole = sum(each["passes"] for each in passes["widths"].values())
+    points = [
+        Point(width, each["seconds"] / each["passes"] / step_s, each["passes"] / whole, each["passes"] < _FEW)
+        for width, each in passes["widths"].items()
+    ]
+    widest = max(_SHORTEST_CURVE, *passes["widths"])
+    curve = sorted(each for each in passes["ratios"].items() if each[0] <= widest)
+    return pass_costs(curve, points, "Cost of a pass by its tokens, and how often each number was run")

@@ -1,0 +1,77 @@
+"""Prompts to measure with, from a user's file or a few of our own. Knows nothing of models."""
+
+from collections import Counter
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
+
+from edgespec.errors import UsageError
+from edgespec.system.typed_json import read_lines_as
+
+_LARGEST_BYTES = 1 << 26
+
+
+class BenchPrompt(NamedTuple):
+    category: str
+    turns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Line:
+    category: str = "all"
+    prompt: str | None = None
+    turns: Annotated[tuple[str, ...], Meta(min_length=1)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.prompt is None and self.turns is None:
+            raise ValueError("it has neither prompt nor turns")
+        if not all(text.strip() for text in self.texts):
+            raise ValueError("a prompt is empty")
+        if not self.category.isprintable():
+            raise ValueError(f"category is {self.category!a}, wanted text on one line")
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (self.prompt,) if self.prompt is not None else self.turns or ()
+
+
+def own_prompts(per_category: int | None = None) -> list[BenchPrompt]:
+    """A dozen short prompts, two in each category."""
+    text = resources.files("edgespec.evaluation").joinpath("prompts.jsonl").read_text(encoding="utf-8")
+    return _read_lines(text, per_category)
+
+
+def read_prompts(path: Path, per_category: int | None) -> list[BenchPrompt]:
+    """Prompts from JSON Lines with category and turns, or prompt.
+
+    Raises UsageError: The file cannot be read, or a line is no prompt.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_BYTES + 1)
+        if len(content) > _LARGEST_BYTES:
+            raise UsageError(f"{path} holds more than {_LARGEST_BYTES >> 20} MiB; give a shorter prompts file")
+        found = _read_lines(content.decode("utf-8-sig"), per_category)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is no prompts file: it is not text in UTF-8") from None
+    except ValueError as error:
+        raise UsageError(f"{path} is no prompts file: {error}; wanted JSON Lines with turns or prompt") from None
+    if not found:
+        raise UsageError(f"{path} holds no prompts")
+    return found
+
+
+def _read_lines(content: str, per_category: int | None) -> list[BenchPrompt]:
+    """The first per_category prompts of each category, or all. Raises ValueError: A line is no prompt."""
+    counts: Counter[str] = Counter()
+    found = []
+    for line in read_lines_as(_Line, content):
+        counts[line.category] += 1
+        if per_category is None or counts[line.category] <= per_category:
+            found.append(BenchPrompt(line.category, line.texts))
+    return found

@@ -1,0 +1,94 @@
+"""Which devices run a target and its drafters: those that a user named, what auto means, and the CPU instead."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from edgespec.errors import DeviceUnavailable
+from edgespec.loading.placement import Placement
+from edgespec.manifest import Manifest
+from edgespec.runtimes.devices import Device, find_accelerator, find_device
+
+_AUTO = "auto"
+
+
+class DeviceChoice:
+    """The devices that a user has named for a target and its drafters.
+
+    downgrades: Lines that say which device the CPU replaces, and why; they are not reported.
+    """
+
+    def __init__(
+        self, device: str, drafter_device: str, report: Callable[[str], None], *, allow_fallback: bool = False
+    ) -> None:
+        self._names = (device.lower(), drafter_device.lower())
+        self._report = report
+        self._allow_fallback = allow_fallback
+        self.downgrades: list[str] = []
+
+    def initial_placement(
+        self, num_threads: int | None, drafter_threads: int | None, *, deterministic: bool
+    ) -> Placement:
+        """Find the devices by their names; auto is the CPU until the models are known.
+
+        Raises DeviceUnavailable: One of them cannot be used here.
+        """
+        device, drafter_device = (self._find(name) for name in self._names)
+        return Placement(
+            device=device,
+            drafter_device=drafter_device,
+            num_threads=num_threads,
+            drafter_threads=drafter_threads,
+            deterministic=deterministic,
+        )
+
+    def resolve_auto(self, placement: Placement, target: Manifest, drafters: Sequence[Manifest]) -> Placement:
+        """Replace auto by a device of the kind that a folder was exported for, if there is one."""
+        if self._names[0] == _AUTO:
+            placement = replace(placement, device=self._suit(target, placement.device))
+        if self._names[1] == _AUTO and len({drafter.form for drafter in drafters}) == 1:
+            placement = replace(placement, drafter_device=self._suit(drafters[0], placement.drafter_device))
+        return placement
+
+    def fall_back(self, error: DeviceUnavailable, placement: Placement) -> Placement:
+        """Replace a device that does not run a model by the CPU.
+
+        Raises DeviceUnavailable: The error that is given, where the device may not be replaced.
+        """
+        devices = [
+            find_device("cpu") if self._may_replace(device, name, error) else device
+            for name, device in zip(self._names, (placement.device, placement.drafter_device), strict=True)
+        ]
+        fallen = replace(placement, device=devices[0], drafter_device=devices[1])
+        if fallen == placement:
+            raise error
+        self._note_fallback(error)
+        return fallen
+
+    def _may_replace(self, device: Device, name: str, error: DeviceUnavailable) -> bool:
+        return device.name == error.device != "cpu" and (self._allow_fallback or name == _AUTO)
+
+    def _find(self, name: str) -> Device:
+        try:
+            return find_device(name)
+        except DeviceUnavailable as error:
+            if error.device is None or not self._allow_fallback:
+                raise
+            self._note_fallback(error)
+            return find_device("cpu")
+
+    def _suit(self, manifest: Manifest, otherwise: Device) -> Device:
+        if manifest.form == "cpu":
+            return otherwise
+        made_for = f"{manifest.name} was exported for a{'n' * (manifest.form == 'npu')} {manifest.form}"
+        if found := find_accelerator(manifest.form):
+            self._report(f"{made_for} and runs on '{found.name}'")
+            return found
+        self._note(f"{made_for} and no real one can be used here: it runs on the CPU")
+        return otherwise
+
+    def _note_fallback(self, error: DeviceUnavailable) -> None:
+        self._note(f"the CPU is used instead of '{error.device}': {error}")
+
+    def _note(self, line: str) -> None:
+        if line not in self.downgrades:
+            self.downgrades.append(line)

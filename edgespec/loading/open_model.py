@@ -1,0 +1,191 @@
+"""Reads and opens what a model folder holds: manifest, decoder, tokenizer, chat template."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from edgespec.errors import UsageError
+from edgespec.loading.calibration import calibration_texts
+from edgespec.loading.vocab_subset import SubsetDecoder, read_subset
+from edgespec.manifest import FILE_NAME, Manifest, read_manifest, verify_files
+from edgespec.models import genai
+from edgespec.runtimes import foreign
+from edgespec.runtimes.devices import Device, find_device
+from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.ranges import observe_ranges
+from edgespec.runtimes.static import StaticDecoder
+from edgespec.runtimes.tree import OnnxTreeDecoder
+from edgespec.system.cancel import Cancel
+from edgespec.tokenization.chat_template import read_template
+from edgespec.tokenization.prompt_encoder import PromptEncoder
+from edgespec.tokenization.tokenizer import Tokenizer
+from edgespec.types import Decoder, Range
+
+AnyDecoder = OnnxDecoder | StaticDecoder | OnnxTreeDecoder
+
+
+class ModelFolder(NamedTuple):
+    """A model folder and its manifest."""
+
+    folder: Path
+    manifest: Manifest
+
+
+def read_any_manifest(folder: Path, report: Callable[[str], None]) -> Manifest:
+    """Read the manifest of a folder that edgespec or ONNX Runtime GenAI has built."""
+    if (folder / FILE_NAME).is_file() or not (folder / genai.FILE_NAME).is_file():
+        return read_manifest(folder)
+    report(f"{folder} was built by ONNX Runtime GenAI and records no hashes: its files are not verified")
+    return foreign.inspect(folder, genai.read_genai(folder))
+
+
+def weights_bytes(model: ModelFolder) -> int:
+    """Size of the weights file, or of a graph that holds them; of a graph of fewer layers their share."""
+    folder, manifest = model
+    weights = folder / manifest.weights
+    size = (weights if weights.is_file() else folder / manifest.graph).stat().st_size
+    whole = read_manifest(folder).kv_cache.num_layers if manifest.files else manifest.kv_cache.num_layers
+    return size * manifest.kv_cache.num_layers // whole
+
+
+def read_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
+    return Tokenizer(folder / manifest.tokenizer, manifest.bos_token_id, manifest.add_bos)
+
+
+def read_chat_template(model: ModelFolder) -> str | None:
+    folder, manifest = model
+    if manifest.source.format == genai.FORMAT:
+        return genai.chat_template(folder)
+    return read_template(folder / manifest.chat_template) if manifest.chat_template else None
+
+
+def open_model(
+    model: ModelFolder,
+    device: Device,
+    num_threads: int | None,
+    deterministic: bool,
+    shares_cores: bool,
+    *,
+    has_trees: bool = False,
+    is_verified: bool = False,
+    cancel: Cancel | None = None,
+) -> AnyDecoder:
+    """Load the graph while another thread hashes its files; a wrong hash is raised before any other error.
+
+    Ctrl-C ends both at once.
+
+    Args:
+        is_verified: Its files were hashed a moment ago, and are not hashed again.
+
+    Raises Cancelled: The loading was cancelled.
+    """
+    folder, manifest = model
+    hashed = replace(manifest, files={}) if is_verified else manifest
+    cancel = cancel or Cancel()
+    open_graph: Callable[[], AnyDecoder] = partial(
+        OnnxTreeDecoder if has_trees else _decoder_class(manifest),
+        folder,
+        manifest,
+        device,
+        num_threads=num_threads,
+        deterministic=deterministic,
+        shares_cores=shares_cores,
+        cancel=cancel,
+    )
+    with ThreadPoolExecutor(2, "edgespec opening") as pool:
+        verifying, opening = pool.submit(verify_files, folder, hashed, cancel), pool.submit(open_graph)
+        try:
+            verifying.exception()
+            opening.exception()
+        except BaseException:  # Ctrl-C, which only this thread receives
+            cancel.set()
+            raise
+    verifying.result()
+    decoder = opening.result()
+    if not manifest.files:  # no hash vouches for the graph
+        foreign.probe(decoder)
+    elif not manifest.signature.is_plain:  # names that no export gives, which may be swapped
+        foreign.probe(decoder, foreign.OWN)
+    return decoder
+
+
+def self_drafter(manifest: Manifest) -> Manifest:
+    """The manifest of the graph of fewer layers that lies in the model's own folder."""
+    drafter = manifest.self_drafter
+    if drafter is None:
+        raise UsageError(
+            f"{manifest.name} has no drafter of its own layers; export it with --keep-layers or --skip-layers"
+        )
+    return replace(
+        manifest,
+        name=f"{len(drafter.layers)} layers of {manifest.name}",
+        graph=drafter.graph,
+        tree_graph=None,
+        signature=replace(manifest.signature, best=None),
+        kv_cache=replace(manifest.kv_cache, num_layers=len(drafter.layers)),
+        vocab_subset=drafter.vocab_subset,
+        hidden_layers=(),
+    )
+
+
+def open_drafter(
+    model: ModelFolder,
+    device: Device,
+    num_threads: int | None,
+    deterministic: bool = False,
+    *,
+    has_trees: bool = False,
+    cancel: Cancel | None = None,
+) -> Decoder:
+    """Open a drafter over its own vocabulary.
+
+    Raises:
+        Cancelled: The loading was cancelled.
+        UsageError: Trees are wanted of a drafter whose head was trimmed.
+    """
+    folder, manifest = model
+    if manifest.vocab_subset is None:
+        return open_model(model, device, num_threads, deterministic, True, has_trees=has_trees, cancel=cancel)
+    if has_trees:
+        raise UsageError(
+            f"{manifest.name} has a trimmed head and runs no trees; choose another drafter, "
+            "or --schedule pipelined"
+        )
+    tokens = read_subset(folder / manifest.vocab_subset, manifest.vocab_size)
+    trimmed = ModelFolder(folder, replace(manifest, vocab_size=len(tokens)))
+    decoder = open_model(trimmed, device, num_threads, deterministic, True, cancel=cancel)
+    return SubsetDecoder(decoder, tokens, manifest.vocab_size)
+
+
+def require_runtime() -> None:
+    """Raises DeviceUnavailable: ONNX Runtime is missing or does not load."""
+    find_device("auto")
+
+
+def open_decoder(folder: Path, manifest: Manifest, *, deterministic: bool = True) -> OnnxDecoder | StaticDecoder:
+    """Open a folder that has no manifest file yet, for the check of an export."""
+    return _decoder_class(manifest)(folder, manifest, find_device("auto"), deterministic=deterministic)
+
+
+def measure_ranges(graph: Path, folder: Path, manifest: Manifest, *, prompts: Sequence[str]) -> dict[str, Range]:
+    """Measure the ranges of a static graph's values over prompts, for its export in w8a16.
+
+    Raises UsageError: The prompts are too short for one pass.
+    """
+    template = read_chat_template(ModelFolder(folder, manifest))
+    with closing(PromptEncoder(manifest, read_tokenizer(folder, manifest), template)) as encoder:
+        texts = calibration_texts(prompts, encoder)
+    if not any(len(text) >= manifest.prefill_tokens for text in texts):
+        raise UsageError(
+            f"the prompts of --calibration have {sum(map(len, texts))} tokens together, and at least "
+            f"{manifest.prefill_tokens} are needed; give longer ones"
+        )
+    return observe_ranges(graph, manifest, texts)
+
+
+def _decoder_class(manifest: Manifest) -> type[OnnxDecoder] | type[StaticDecoder]:
+    return StaticDecoder if manifest.kv_cache.form == "static" else OnnxDecoder

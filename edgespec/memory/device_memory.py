@@ -1,0 +1,141 @@
+"""How much of an accelerator's own memory is free, as its driver reports it.
+
+NVIDIA's driver is asked through `nvml`, AMD's through the files of amdgpu. Reads figures and decides nothing. It
+has run on the imitations of its tests alone, and on no GPU.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import UnknownMemory
+from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory, ReadFreeMemory
+from edgespec.memory.nvml import open_nvml
+
+# The share of the host's memory that an APU reserves is smaller by default; it takes more of the host's as needed.
+_LEAST_OWN_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class Drivers:
+    """Where figures come from: NVIDIA's driver, the files of the kernel, the user's environment."""
+
+    open_nvml: Callable[[], Any] = open_nvml
+    sysfs: Path = Path("/sys/class/drm")
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+
+DRIVERS = Drivers()
+
+
+class Places:
+    """The memory that the arrays of each device lie in, and how much of it is free.
+
+    kinds: ONNX Runtime's names for the memory of the devices: cpu, cuda, …
+    read_host: Reads the free memory of the host.
+    report: Takes a line for each place whose free memory no driver reports, now or any more; it is not checked.
+    """
+
+    def __init__(
+        self,
+        kinds: Iterable[str],
+        read_host: ReadFreeMemory,
+        report: Callable[[str], None],
+        drivers: Drivers = DRIVERS,
+    ) -> None:
+        self._report = report
+        self._places: dict[str, str] = {}
+        self._readers = {HOST: read_host}
+        for kind in dict.fromkeys(kinds):
+            with self._report_unknown(kind):
+                reader = _find_reader(kind, drivers)
+                self._places[kind] = kind if reader else HOST
+                if reader:
+                    self._readers[kind] = reader
+
+    def place_of(self, kind: str) -> str:
+        return self._places.get(kind, kind)
+
+    def __call__(self) -> FreeByPlace:
+        free: dict[str, FreeMemory] = {}
+        for place, read in list(self._readers.items()):
+            with self._report_unknown(place):
+                free[place] = read()
+        return free
+
+    @contextmanager
+    def _report_unknown(self, place: str) -> Iterator[None]:
+        try:
+            yield
+        except UnknownMemory as error:
+            self._readers.pop(place, None)
+            self._report(f"the free memory of {place} is not checked: {error}")
+
+
+def _find_reader(kind: str, drivers: Drivers) -> ReadFreeMemory | None:
+    """A reader for a device with memory of its own; None where arrays lie in the host's, as far as drivers report.
+
+    Raises UnknownMemory where no driver reports how much of its own memory is free.
+    """
+    if kind == "cpu":
+        return None
+    if kind == "cuda":
+        return nvidia_reader(drivers.open_nvml, drivers.environment.get("CUDA_VISIBLE_DEVICES", ""))
+    readers = amd_readers(drivers.sysfs)
+    with suppress(UnknownMemory):
+        readers.append(nvidia_reader(drivers.open_nvml, ""))
+    # No driver says which of several GPUs is used; a model that does not fit the one with the most room fits none.
+    return (lambda: max((read() for read in readers), key=lambda free: free.free_bytes)) if readers else None
+
+
+def nvidia_reader(open_nvml: Callable[[], Any], visible: str) -> ReadFreeMemory:
+    """Reads the memory of CUDA's first device; raises UnknownMemory: there is no driver, or no such device.
+
+    visible is CUDA_VISIBLE_DEVICES: indices or UUIDs, the first of which is CUDA's first. NVML counts in the order
+    of the bus, as CUDA does among equal GPUs, or with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    """
+    first = visible.split(",")[0].strip() or "0"
+    with _nvml_errors():
+        nvml = open_nvml()  # never closed: it ends with the process
+        is_index = first.isdecimal()
+        device = nvml.nvmlDeviceGetHandleByIndex(int(first)) if is_index else nvml.nvmlDeviceGetHandleByUUID(first)
+        bound = f"the memory of {nvml.nvmlDeviceGetName(device)}"
+
+    def read() -> FreeMemory:
+        with _nvml_errors():
+            return FreeMemory(int(nvml.nvmlDeviceGetMemoryInfo(device).free), bound)
+
+    read()  # some devices have a name and no figures
+    return read
+
+
+@contextmanager
+def _nvml_errors() -> Iterator[None]:
+    from pynvml import NVMLError
+
+    try:
+        yield
+    except NVMLError as error:
+        raise UnknownMemory(f"NVIDIA's driver does not report it ({error})") from None
+
+
+def amd_readers(sysfs: Path) -> list[ReadFreeMemory]:
+    """One reader for each GPU of the driver amdgpu that has memory of its own."""
+    readers: list[ReadFreeMemory] = []
+    for path in sorted(sysfs.glob("card*/device/mem_info_vram_total")):
+        with suppress(OSError, ValueError):
+            if int(path.read_text()) >= _LEAST_OWN_BYTES:
+                readers.append(partial(_read_amd, path.parent))
+    return readers
+
+
+def _read_amd(device: Path) -> FreeMemory:
+    try:
+        total, used = (int((device / f"mem_info_vram_{each}").read_text()) for each in ("total", "used"))
+    except (OSError, ValueError) as error:
+        raise UnknownMemory(f"{device} does not report it ({error})") from None
+    return FreeMemory(max(0, total - used), f"the memory of {device.parent.name}")

@@ -1,0 +1,122 @@
+"""How much drafting fits in memory: a fallback ladder of tiers, down at once and up after a cooldown.
+
+Pure: takes the free bytes of each place and the time, and knows neither drafters nor devices.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+COOLDOWN_S = 2.0
+LONGEST_COOLDOWN_S = 300.0
+# A fall within so many cooldowns after a climb means that the climb came too soon. With 5, memory that came and
+# went each 32 s had a model opened each time, which at 1.5 billion parameters takes 5 s.
+_TOO_SOON = 15.0
+# What must stay free after a climb beyond what must be free anyway, as a share of that.
+_SLACK = 0.5
+
+Bytes = Mapping[str, int]
+"""By place: the host, and devices with memory of their own."""
+
+
+class Tier(NamedTuple):
+    """A way to draft and what it takes beyond plain decoding."""
+
+    name: str
+    needed: Bytes
+
+
+@dataclass(slots=True)
+class Ladder:
+    """The tier in use. Tiers are sorted from the most memory to the least; the last is plain decoding.
+
+    As soon as a place has less free than must be, the ladder falls as far as the tiers' figures say that it must,
+    and no further than that frees anything there. It climbs one tier once the next one has fitted for a whole
+    cooldown with half of what must be free to spare. A fall soon after a climb doubles the cooldown and a long
+    stay restores it, so that memory that comes and goes does not open a model time and again. A place without
+    figures has room.
+    """
+
+    tiers: Sequence[Tier]
+    cooldown_s: float = COOLDOWN_S
+    position: int = 0
+    _enough_since_s: float | None = field(init=False, default=None)
+    _climbed_s: float | None = field(init=False, default=None)
+    _current_cooldown_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._current_cooldown_s = self.cooldown_s
+
+    @property
+    def is_at_bottom(self) -> bool:
+        return self.position == len(self.tiers) - 1
+
+    def start(self, free: Bytes, required: Bytes) -> int:
+        """Take the highest tier that leaves the required bytes free, while none is in use yet."""
+        last = len(self.tiers) - 1
+        fits = (i for i in range(last) if not self._lacking_places(free, required, last, i))
+        self.position = next(fits, last)
+        return self.position
+
+    def look(self, free: Bytes, required: Bytes, now_s: float) -> int:
+        """The tier to use now that so much is free and so much must be."""
+        if any(free[place] < required[place] for place in free):
+            for _ in range(self.position, self._find_relief(free, required)):
+                self._step_down(now_s)
+        elif self.position > 0 and self._can_climb(free, required):
+            if self._enough_since_s is None:
+                self._enough_since_s = now_s
+            if now_s - self._enough_since_s < self._current_cooldown_s:
+                return self.position
+            self.position, self._climbed_s = self.position - 1, now_s
+        self._enough_since_s = None
+        return self.position
+
+    def fall(self, now_s: float) -> int:
+        """The tier to use after an allocation failed: the next one down that frees any memory."""
+        has_freed = False
+        while not self.is_at_bottom and not has_freed:
+            has_freed = any(num_bytes > 0 for num_bytes in self._freed_below(self.position).values())
+            self._step_down(now_s)
+        return self.position
+
+    def _step_down(self, now_s: float) -> None:
+        if self._climbed_s is not None:
+            is_too_soon = now_s - self._climbed_s < _TOO_SOON * self._current_cooldown_s
+            doubled_s = min(2 * self._current_cooldown_s, LONGEST_COOLDOWN_S)
+            self._current_cooldown_s = doubled_s if is_too_soon else self.cooldown_s
+        self.position += 1
+        self._enough_since_s = self._climbed_s = None
+
+    def _find_relief(self, free: Bytes, required: Bytes) -> int:
+        """The first tier down that gives each place what a fall can give it, or else frees all that it can."""
+        here, last = self.tiers[self.position].needed, len(self.tiers) - 1
+        relievable = {at: num for at, num in free.items() if num >= required[at] or here.get(at, 0)}
+        lacking = [at for at, num in relievable.items() if num < required[at]]
+        if not lacking:
+            return self.position
+        for position in range(self.position + 1, last):
+            if not self._lacking_places(relievable, required, self.position, position):
+                return position
+        freeing = (
+            i
+            for i in range(last, self.position, -1)
+            if any(self._freed_below(i - 1).get(at, 0) > 0 for at in lacking)
+        )
+        return next(freeing, self.position)
+
+    def _lacking_places(self, free: Bytes, required: Bytes, here: int, there: int) -> list[str]:
+        """Places with less free than required after a move from one tier to another."""
+        now, then = self.tiers[here].needed, self.tiers[there].needed
+        return [at for at, num in free.items() if num + now.get(at, 0) - then.get(at, 0) < required[at]]
+
+    def _freed_below(self, position: int) -> dict[str, int]:
+        above, below = self.tiers[position].needed, self.tiers[position + 1].needed
+        return {place: above.get(place, 0) - below.get(place, 0) for place in {*above, *below}}
+
+    def _can_climb(self, free: Bytes, required: Bytes) -> bool:
+        return all(
+            free[place] >= taken + int((1 + _SLACK) * required[place])
+            for place, taken in self._freed_below(self.position - 1).items()
+            if taken > 0 and place in free
+        )

@@ -1,0 +1,199 @@
+"""The model home, EDGESPEC_HOME: from the name of a model to a folder that is ready to load."""
+
+import difflib
+import hashlib
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgespec.config.config_file import default_home as default_home
+from edgespec.errors import ModelError, UsageError
+from edgespec.manifest import FILE_NAME
+from edgespec.models import genai
+from edgespec.models.catalog import CATALOG, CatalogEntry, HubRepository, HubSource
+from edgespec.models.fetch import fetch
+from edgespec.models.hub import LocalSource, fetch_snapshot, sizes
+from edgespec.models.pair import FILE_NAME as PAIR_FILE_NAME
+from edgespec.models.repository import HubId, parse_hub_id
+from edgespec.system.split_files import part_paths, whole_name
+from edgespec.types import Report
+
+if TYPE_CHECKING:
+    from edgespec.export.convert import OpenDecoder
+
+
+@dataclass(frozen=True)
+class ModelHome:
+    """Prepared models and fetched files below one folder."""
+
+    path: Path
+    offline: bool = False  # fetch nothing
+    report: Report = lambda line: None  # takes one line a stage
+    open_decoder: "OpenDecoder | None" = None  # with which each export is compared with its source
+
+    def resolve(self, model: str) -> Path:
+        """The model or pair folder for a folder, a name of the catalogue, a .gguf file, safetensors or a hub id.
+
+        All but a model folder may be followed by :PRECISION; sources are exported on first use. Files and folders
+        on this machine come before the hub. A folder made by ONNX Runtime GenAI is used unchanged. The catalogue
+        states a precision and a commit for each name.
+
+        Raises ModelError: There is nothing of that name, with similar known names; or the hub refuses it.
+        """
+        if not model.strip():
+            raise ModelError("the name of the model is empty; edgespec models list has the names")
+        name, asked = split_precision(model)
+        precision = asked or "source"
+        try:
+            path, plain = Path(name).expanduser(), Path(model).expanduser()
+            if any((plain / file).is_file() for file in (FILE_NAME, PAIR_FILE_NAME, genai.FILE_NAME)):
+                return plain
+            if name in CATALOG:
+                return self._from_catalog(name, CATALOG[name], asked)
+            if path.is_file() or ((path / "config.json").is_file() and not (path / FILE_NAME).exists()):
+                return self._from_path(path.resolve(), precision)
+            if hub_id := _hub_id(name):
+                folder = self._folder(hub_id.name, precision)
+                return self._prepare(folder, precision, lambda: self._fetch_snapshot(hub_id))
+            raise ModelError(_unknown(model, path))
+        except PermissionError as error:
+            raise ModelError(
+                f"{error.filename or model} may not be read; fix its permissions or change EDGESPEC_HOME"
+            ) from None
+        except (RuntimeError, ValueError, OSError) as error:  # unknown user, a NUL, a name too long
+            why = (isinstance(error, OSError) and error.strerror) or error  # without repeating the path
+            raise ModelError(
+                f"'{model[:200]}' cannot be opened ({why}); give a name, a folder or a file"
+            ) from None
+
+    def locate(self, source: str, revision: str | None = None) -> LocalSource:
+        """A file or folder on this machine as a source to export, or a hub id, which is fetched.
+
+        Raises UsageError: a revision was given for a file or folder; ModelError: the hub refuses it.
+        """
+        if hub_id := _hub_id(source):
+            return self._fetch_snapshot(hub_id, revision or "main")
+        if revision is not None:
+            raise UsageError(
+                f"--revision is for repositories of the hub, but {source} is a file or folder; leave it out"
+            )
+        return LocalSource(path=Path(source))
+
+    def sizes(self, source: str, revision: str | None = None) -> tuple[int, int] | None:
+        """Bytes of the weights of a hub id, and of the files still to fetch; None for a file or folder."""
+        hub_id, revision = _hub_id(source), revision or "main"
+        return sizes(hub_id, self._hub_folder, revision=revision, offline=self.offline) if hub_id else None
+
+    @property
+    def models(self) -> Path:
+        return self.path / "models"
+
+    @property
+    def _hub_folder(self) -> Path:
+        return self.path / "downloads" / "hub"
+
+    def _fetch_snapshot(self, hub_id: HubId, revision: str = "main") -> LocalSource:
+        return fetch_snapshot(hub_id, self._hub_folder, self.report, revision=revision, offline=self.offline)
+
+    def _from_catalog(self, name: str, entry: CatalogEntry, asked: str | None) -> Path:
+        folder = self.models / (name if asked in (None, entry.precision) else f"{name}-{asked}")
+        return self._prepare(folder, asked or entry.precision, lambda: self._fetch(entry))
+
+    def _fetch(self, entry: CatalogEntry) -> LocalSource:
+        source = entry.source
+        if isinstance(source, HubRepository):
+            found = self._fetch_snapshot(HubId(source.repository), source.revision)
+            return replace(found, license=found.license or entry.license)
+        path = fetch(source, self.path / "downloads", self.report, offline=self.offline)
+        hub = next((place for place in source.sources if isinstance(place, HubSource)), None)
+        origin = {"repository": hub.repository, "revision": hub.revision} if hub else {}
+        return LocalSource(path=path, license=entry.license, **origin)
+
+    def drafter_of(self, model: str) -> str | None:
+        """The drafter that the catalogue has for a model, once it is prepared in this home."""
+        entry = CATALOG.get(split_precision(model)[0])
+        if entry is None or entry.drafter is None:
+            return None
+        return entry.drafter if (self.models / entry.drafter / FILE_NAME).is_file() else None
+
+    def mark_used(self, folder: Path) -> None:
+        """Record that a model of this home was loaded now, if the home can be written to."""
+        with suppress(OSError, ValueError):
+            name = folder.absolute().relative_to(self.models.absolute()).parts[0]
+            self._use_marks.mkdir(exist_ok=True)
+            (self._use_marks / name).touch()
+
+    def last_used(self, name: str) -> float | None:
+        """The time at which a model was last loaded, in seconds of the epoch."""
+        with suppress(OSError):
+            return (self._use_marks / name).stat().st_mtime
+        return None
+
+    def forget_use(self, name: str) -> None:
+        with suppress(OSError):
+            (self._use_marks / name).unlink()
+
+    @property
+    def _use_marks(self) -> Path:
+        return self.path / "used"
+
+    def _from_path(self, source: Path, precision: str) -> Path:
+        files = sorted(source.iterdir()) if source.is_dir() else filter(Path.exists, part_paths(source))
+        states = [f"{os.fsencode(file)!r} {(stat := file.stat()).st_size} {stat.st_mtime_ns}" for file in files]
+        key = hashlib.sha256("\n".join(states).encode()).hexdigest()[:8]
+        folder = self._folder(f"{Path(whole_name(source.name)).stem}-{key}", precision)
+        return self._prepare(folder, precision, lambda: LocalSource(path=source))
+
+    def _folder(self, name: str, precision: str) -> Path:
+        return self.models / (name if precision == "source" else f"{name}-{precision}")
+
+    def _prepare(self, folder: Path, precision: str, fetch_source: Callable[[], LocalSource]) -> Path:
+        if (folder / FILE_NAME).is_file():
+            return folder
+        source = fetch_source()
+        from edgespec.export.convert import export_model  # 0.3 s, and only a first use needs it
+
+        try:
+            export_model(
+                source.path,
+                folder,
+                precision=precision,
+                repository=source.repository,
+                revision=source.revision,
+                license=source.license,
+                open_decoder=self.open_decoder,
+                report=self.report,
+            )
+        except UsageError:
+            if not (folder / FILE_NAME).is_file():
+                raise
+            self.report("another process has prepared this model in the meantime")
+        return folder
+
+
+def _hub_id(name: str) -> HubId | None:
+    """The hub id that name is, unless a file or folder has that name."""
+    hub_id = parse_hub_id(name)
+    return None if hub_id is None or Path(name).exists() or Path(hub_id.repository).exists() else hub_id
+
+
+def split_precision(model: str) -> tuple[str, str | None]:
+    """The name of a model, and the precision behind it if there is one."""
+    name, _, precision = model.rpartition(":")
+    return (name, precision) if precision in ("source", "fp32", "fp16", "int8", "int4") else (model, None)
+
+
+def _unknown(model: str, path: Path) -> str:
+    if (path / FILE_NAME).is_file():
+        return f"{path} is prepared already, so its precision is fixed; leave it out, or name the source"
+    if path.is_dir():
+        return f"{path} is a folder without {FILE_NAME} and config.json, so not a model; give another folder"
+    near = difflib.get_close_matches(model, CATALOG, n=3, cutoff=0.4)
+    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    return (
+        f"no model '{model}': {meant}edgespec models list has the names; or give a model folder, a .gguf file, "
+        "a safetensors folder or a hub id (org/name)"
+    )

@@ -1,0 +1,131 @@
+"""The models that are prepared on this machine: list, find, verify and remove them."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from edgespec.errors import EdgeSpecError, ModelError
+from edgespec.manifest import FILE_NAME, Check, Manifest, read_manifest, unlisted_files, verify_files
+from edgespec.models.forecast import needed_bytes
+from edgespec.models.home import ModelHome
+from edgespec.models.pair import DRAFTER, TARGET, read_pair
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedModel:
+    """A model or pair folder of the home; a pair joins what its target and drafter state by " + "."""
+
+    name: str
+    path: str
+    bytes: int
+    kind: str = "model"  # or pair
+    precision: str | None = None
+    architecture: str | None = None
+    source: str | None = None
+    license: str | None = None
+    memory_bytes: int | None = None  # that plain decoding takes, with the drafter of a pair open
+    last_used: str | None = None  # in UTC; None before the first use
+    check: str | None = None  # the export compared with its source; None where that was skipped
+    problem: str | None = None  # why the folder cannot be read; then the fields before are unknown
+
+
+def prepared_models(home: ModelHome) -> Iterator[PreparedModel]:
+    """The models of the home, sorted by name."""
+    if home.path.exists() and not home.path.is_dir():
+        raise EdgeSpecError(f"{home.path} is not a folder; set EDGESPEC_HOME to a folder")
+    for folder in sorted(home.models.iterdir()) if home.models.is_dir() else []:
+        if folder.name.startswith(".") or not folder.is_dir():
+            continue
+        size = 0
+        try:
+            size = sum(path.stat().st_size for path in _files(folder))
+            is_pair = read_pair(folder) is not None
+            manifests = [read_manifest(folder / part) for part in ((TARGET, DRAFTER) if is_pair else ("",))]
+        except (EdgeSpecError, OSError) as error:
+            yield PreparedModel(name=folder.name, path=str(folder), bytes=size, problem=str(error))
+            continue
+        used_s = home.last_used(folder.name)
+        licenses = {manifest.source.license for manifest in manifests} - {None}
+        yield PreparedModel(
+            name=folder.name,
+            path=str(folder),
+            bytes=size,
+            kind="pair" if is_pair else "model",
+            precision=" + ".join(manifest.precision for manifest in manifests),
+            architecture=" + ".join(manifest.architecture for manifest in manifests),
+            source=" + ".join(map(_origin, manifests)),
+            license=" + ".join(sorted(map(str, licenses))) or None,
+            memory_bytes=sum(needed_bytes(manifest, manifest.weights_bytes) for manifest in manifests),
+            last_used=datetime.fromtimestamp(used_s, UTC).isoformat(timespec="seconds") if used_s else None,
+            check=" + ".join(_describe_check(manifest.check) for manifest in manifests if manifest.check) or None,
+        )
+
+
+def _describe_check(check: Check) -> str:
+    return f"{check.agreement:.0%} same tokens, {check.divergence:.4f} nats apart"
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for place in (folder, folder / TARGET, folder / DRAFTER):
+        if place.is_dir():
+            yield from (path for path in place.iterdir() if path.is_file())
+
+
+def _origin(manifest: Manifest) -> str:
+    source = manifest.source
+    where = f" of {source.repository} at {(source.revision or '?')[:12]}" if source.repository else ""
+    return source.name + where
+
+
+def verify(home: ModelHome, model: str) -> tuple[int, list[str]]:
+    """Compare the files of a prepared model with their hashes; return their number, and the names of others.
+
+    Raises:
+        ModelError: The model is not prepared, a file is missing, or the check of a pair is damaged.
+        IntegrityError: A file differs.
+    """
+    folder = find_prepared(home, model)
+    parts = (TARGET, DRAFTER) if read_pair(folder) is not None else ("",)
+    found = [_verify_folder(folder / part) for part in parts]
+    return sum(num_files for num_files, _ in found), [name for _, names in found for name in names]
+
+
+def _verify_folder(folder: Path) -> tuple[int, list[str]]:
+    try:
+        manifest = read_manifest(folder)
+        verify_files(folder, manifest)
+        return len(manifest.files), unlisted_files(folder, manifest)
+    except PermissionError as error:
+        raise ModelError(f"{error.filename or folder} may not be read; fix its permissions") from None
+
+
+def remove(home: ModelHome, model: str) -> Path:
+    """Delete a prepared model, not its source. Raises ModelError: the home has no such model."""
+    if model not in {own.name for own in prepared_models(home)}:
+        raise ModelError(f"'{model}' is not a prepared model; see edgespec models list")
+    folder = home.models / model
+    try:
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise EdgeSpecError(f"cannot remove {folder} ({error.strerror}); fix its permissions") from None
+    home.forget_use(model)
+    return folder
+
+
+def find_prepared(home: ModelHome, model: str) -> Path:
+    """The folder of a model, given by name or folder. Raises ModelError: the model is not prepared."""
+    if model in {own.name for own in prepared_models(home)}:
+        return home.models / model
+    if not model or not Path(model).is_dir():
+        raise ModelError(f"'{model}' is not a prepared model and not a folder; see edgespec models list")
+    folder = Path(model)
+    if not any((place / FILE_NAME).is_file() for place in (folder, folder / TARGET)):
+        raise ModelError(
+            f"{folder} is a folder without {FILE_NAME}, so not a prepared model; see edgespec models list"
+        )
+    return folder

@@ -1,0 +1,142 @@
+"""From model folders to a plan, by measurements on this machine and the free memory."""
+
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from edgespec.drafters.cross_vocabulary import load_translation
+from edgespec.drafters.lookahead import best_window
+from edgespec.loading.memory_fit import MemoryFit, fit_memory
+from edgespec.loading.open_model import ModelFolder, weights_bytes
+from edgespec.loading.placement import Placement
+from edgespec.manifest import Manifest
+from edgespec.memory.estimate import (
+    FORESEEN_TOKENS,
+    RESERVE_BYTES,
+    bytes_by_place,
+    estimate_full_context,
+    estimate_memory,
+    sum_bytes,
+)
+from edgespec.memory.free_memory import free_memory
+from edgespec.memory.ladder import Bytes
+from edgespec.planning.measured_placements import MeasuredPlacements, known_stats
+from edgespec.planning.planner import Layout, MemoryNeeds, Plan, make_plan, shortage
+from edgespec.profiling.learned_stats import LearnedStats
+from edgespec.profiling.measure import LONGEST
+from edgespec.profiling.profile import MeasuringTime
+from edgespec.runtimes.tree import can_run_trees, tree_manifest
+from edgespec.types import Report
+
+
+class Planned(NamedTuple):
+    """A plan, and the measurements that it rests on."""
+
+    plan: Plan
+    layouts: Sequence[Layout]
+    learned_stats: LearnedStats
+    took: MeasuringTime
+
+
+def plan_for(
+    target: ModelFolder,
+    drafters: Sequence[ModelFolder],
+    texts: Collection[str],
+    placement: Placement,
+    *,
+    remeasure: bool,
+    memory_limit: int | None = None,
+    report: Report = lambda line: None,
+) -> Planned:
+    """Plan with what is known of this machine; what is missing is measured.
+
+    Args:
+        texts: Names of text drafters; auto for those that pay.
+        remeasure: Measure all of it again.
+        memory_limit: The most bytes that a process may hold.
+
+    Raises:
+        VocabularyMismatch: A drafter has too few of the target's tokens.
+        ManifestError: Lookahead is named and the target cannot run trees.
+        MemoryExhausted: The target does not fit.
+    """
+    known_stats(target, report)  # damage is reported here, once
+    space = fit_memory(target, placement, partial(free_memory, memory_limit), report)
+    if "lookahead" in texts:
+        tree_manifest(target.manifest, placement.device)
+    for drafter in drafters:
+        load_translation(target, drafter, report)
+    placements = MeasuredPlacements(
+        target=target,
+        drafters=drafters,
+        placement=placement,
+        longest=_longest(target, drafters, space),
+        report=report,
+        unopened=_unopened(target, drafters, placement, report),
+    )
+    layouts, took = placements.layouts(remeasure=remeasure)
+    past = known_stats(target)
+    plan = make_plan(
+        target.manifest,
+        {drafter.manifest.name: drafter.manifest for drafter in drafters},
+        layouts,
+        past.chances,
+        _memory([target, *drafters], placement, space),
+        _text_drafters(texts, target, placement, layouts[0]),
+    )
+    return Planned(plan, layouts, past, took)
+
+
+def _memory(models: Sequence[ModelFolder], placement: Placement, space: MemoryFit) -> MemoryNeeds:
+    sizes = {model.manifest.name: weights_bytes(model) for model in models}
+    places = {placement.drafter_device.name: space.drafter_place, placement.device.name: space.target_place}
+
+    def needed(manifest: Manifest, context: int, device: str) -> Bytes:
+        estimate = estimate_full_context(manifest, sizes[manifest.name], context)
+        return bytes_by_place(estimate, places[device], space.free_memory)
+
+    return MemoryNeeds(needed, _free(space))
+
+
+def _free(space: MemoryFit) -> Bytes:
+    return {place: room.free_bytes - RESERVE_BYTES for place, room in space.free_memory.items()}
+
+
+def _lacking(target: ModelFolder, drafter: ModelFolder | None, space: MemoryFit, num_tokens: int) -> str:
+    """Which memory is too small to open both models, with num_tokens in the target's cache; empty if all fits."""
+    estimate = estimate_memory(target.manifest, weights_bytes(target), num_tokens)
+    parts = [bytes_by_place(estimate, space.target_place, space.free_memory)]
+    if drafter is not None:
+        estimate = estimate_memory(drafter.manifest, weights_bytes(drafter))
+        parts.append(bytes_by_place(estimate, space.drafter_place, space.free_memory))
+    return shortage(sum_bytes(parts), _free(space), num_tokens)
+
+
+def _longest(target: ModelFolder, drafters: Sequence[ModelFolder], space: MemoryFit) -> int:
+    """Length of the longest text behind which passes are measured: what fits beside each drafter."""
+    lengths = [LONGEST >> i for i in range(4)]
+    beside: Sequence[ModelFolder | None] = drafters or [None]
+    fitting = (n for n in lengths if not any(_lacking(target, drafter, space, n) for drafter in beside))
+    return next(fitting, lengths[-1])
+
+
+def _unopened(
+    target: ModelFolder, drafters: Sequence[ModelFolder], placement: Placement, report: Report
+) -> list[ModelFolder]:
+    """Drafters that do not fit beside the target now, whatever limit is planned for."""
+    space = fit_memory(target, placement, free_memory, lambda line: None)
+    found = []
+    for drafter in drafters:
+        if lacking := _lacking(target, drafter, space, FORESEEN_TOKENS):
+            report(f"{drafter.manifest.name} is not measured beside {target.manifest.name}: {lacking}")
+            found.append(drafter)
+    return found
+
+
+def _text_drafters(texts: Collection[str], target: ModelFolder, placement: Placement, layout: Layout) -> list[str]:
+    """Text drafters in the order in which load() uses them."""
+    names = set(texts)
+    if "auto" in texts:
+        pays = can_run_trees(target.manifest, placement.device) and best_window(layout.profile.costs()) is not None
+        names |= {"suffix", "lookahead"} if pays else {"suffix"}
+    return [name for name in ("ngram", "suffix", "lookahead") if name in names]

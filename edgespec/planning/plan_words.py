@@ -1,0 +1,111 @@
+"""The document of a plan as a table for a person. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from edgespec.system.printable import printable
+
+Document = Mapping[str, Any]
+
+_SHOWN_CHANCES = 4
+_SHOWN_WIDTHS = (1, 2, 4, 8, 16, 32)
+_NOT_COUNTED = " (what drafts from the text comes on top, and only where it pays)"
+
+
+def in_words(document: Document) -> str:
+    lines = [_what(document), *_table(_summary(document))]
+    if document["refused"]:
+        lines += ["", "refused", *_table(_refused(document["refused"]))]
+    lines += ["", "measured here", *_table(_passes(document["measured"]))]
+    lines += [f"  {line}" for line in (*_readings(document["measured"]), *_drafts(document["measured"]))]
+    lines += [f"  {line}" for line in _kept(document["chances"])]
+    return "\n".join(map(printable, lines))  # names come from files of others
+
+
+def _what(document: Document) -> str:
+    model, schedule, drafter = document["model"], document["schedule"], document["drafter"]
+    if drafter is None:
+        return f"{model}: plain decoding" + (" and what the text drafts" if document["drafters"] else "")
+    length, wait = (_count(document[name], "token") for name in ("draft_length", "wait"))
+    waits = f", after a miss {wait} waited for" if schedule != "serial" else ""
+    return f"{model}: {schedule} with {drafter}, up to {length} a draft{waits}"
+
+
+def _summary(document: Document) -> Iterator[tuple[str, str]]:
+    gib = document["memory_bytes"] / 2**30
+    from_text = [name for name in document["drafters"] if name != document["drafter"]]
+    yield "where", _where(document)
+    yield "expected", f"{document['tokens_per_second']:.1f} tokens/s: {document['reason']}"
+    yield "drafters", ", ".join(document["drafters"]) + _NOT_COUNTED * bool(from_text) or "none"
+    yield "context", f"{document['context_length']} tokens, for which {gib:.2f} GiB are needed"
+    for line in document["downgrades"]:
+        yield "for want of memory", line
+    yield "to run it", document["command"]
+
+
+def _refused(options: Sequence[Document]) -> Iterator[tuple[str, ...]]:
+    yield "tokens/s", "schedule", "where", "drafter", "why not"
+    for option in sorted(options, key=lambda option: not option["context_length"]):
+        rate = f"{option['tokens_per_second']:.1f}" if option["context_length"] else "-"
+        yield f"{rate:>8}", option["schedule"], _where(option), option["drafter"] or "", option["reason"]
+
+
+def _passes(layouts: Sequence[Document]) -> Iterator[tuple[str, ...]]:
+    yield ("ms a pass over so many tokens", *(f"{width:>7}" for width in _SHOWN_WIDTHS))
+    for place, layout in _by_place(layouts).items():
+        for held, taken_s in layout["passes_s"].items():
+            cells = (f"{1e3 * taken_s[width]:7.1f}" if width in taken_s else "" for width in _SHOWN_WIDTHS)
+            yield (f"{place}, {held} tokens before", *cells)
+
+
+def _readings(layouts: Sequence[Document]) -> Iterator[str]:
+    for place, layout in _by_place(layouts).items():
+        yield f"reading a prompt on {place}: {1 / layout['prefill_s']:.0f} tokens/s"
+
+
+def _drafts(layouts: Sequence[Document]) -> Iterator[str]:
+    for layout in layouts:
+        for name, drafter in layout["drafters"].items():
+            verify, draft = drafter["slowed"]
+            threads = _count(layout["target_threads"], "thread")
+            yield (
+                f"{name}: {1e3 * drafter['step_s']:.1f} ms a token; while the target runs too, on {threads}, "
+                f"{draft:.2f} times that, and passes {verify:.2f} times"
+            )
+
+
+def _kept(chances: Mapping[str, Document]) -> Iterator[str]:
+    for name, known in chances.items():
+        shares = ", ".join(f"{chance:.0%}" for chance in known["kept_by_position"][:_SHOWN_CHANCES])
+        rests = "counted here" if known["is_counted"] else "assumed: it has drafted nothing here yet"
+        yield f"{name}: its 1st, 2nd, … token is accepted, if those before it were, in {shares}, … ({rests})"
+
+
+def _by_place(layouts: Sequence[Document]) -> dict[str, Document]:
+    found: dict[str, Document] = {}
+    for each in layouts:
+        found.setdefault(_place(each, "target"), each)
+    return found
+
+
+def _where(option: Document) -> str:
+    target = _place(option, "target")
+    if option["drafter"] is None:
+        return target
+    drafter = _place(option, "drafter")
+    return f"{target} each" if drafter == target else f"{target}; drafter {drafter}"
+
+
+def _table(rows: Iterator[tuple[str, ...]]) -> list[str]:
+    cells = list(rows)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ("".join(f"  {cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in cells)
+    return [line.rstrip() for line in lines]
+
+
+def _place(document: Document, model: str) -> str:
+    return f"{document[f'{model}_device']}, {_count(document[f'{model}_threads'], 'thread')}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"

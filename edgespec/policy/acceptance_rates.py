@@ -1,0 +1,89 @@
+"""How often drafted tokens are accepted, by their source and by what each guess rests on.
+
+Knows nothing of drafters and costs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Key = tuple[str, int]  # source and bucket
+
+_DECAY = 0.98  # weight that an answer's past keeps at each token that is judged
+_LONG_DECAY = 0.998
+_PRIOR_WEIGHT = 12.0  # how many tokens of this answer the earlier ones count as
+# A source of which nothing is known: as if one token of three had been accepted. A new bucket starts from the mean
+# of its source.
+_UNKNOWN_RATE, _UNKNOWN_WEIGHT = 1 / 3, 3.0
+_ALL = -1  # the bucket of a whole source
+_MAX_POSITION = 15
+
+
+@dataclass(slots=True)
+class _Count:
+    accepted: float
+    judged: float
+
+    @property
+    def rate(self) -> float:
+        return self.accepted / self.judged
+
+    def add(self, is_accepted: bool, decay: float) -> None:
+        self.accepted = decay * self.accepted + is_accepted
+        self.judged = decay * self.judged + 1
+
+
+@dataclass(slots=True)
+class AcceptanceRates:
+    """Running shares of accepted tokens: counts of this answer, with all earlier ones as their prior.
+
+    A token behind one that was not accepted was not judged and says nothing.
+
+    past: Tokens accepted and judged in earlier answers, by key.
+    """
+
+    past: dict[Key, tuple[float, float]] = field(default_factory=dict)
+    _assumed: dict[Key, tuple[float, float]] = field(default_factory=dict)
+    _long: dict[Key, _Count] = field(default_factory=dict)
+    _recent: dict[Key, _Count] = field(default_factory=dict)
+
+    def rate(self, source: str, bucket: int) -> float:
+        """The chance that a token is accepted if all before it in its draft were."""
+        key = (source, bucket)
+        prior = (self._long.get(key) or self._initial(key)).rate
+        recent = self._recent.get(key)
+        if recent is None:
+            return prior
+        return (recent.accepted + _PRIOR_WEIGHT * prior) / (recent.judged + _PRIOR_WEIGHT)
+
+    def observe(self, source: str, bucket: int, is_accepted: bool) -> None:
+        key = (source, bucket)
+        for counted in (key, (source, _ALL)):
+            if counted not in self._long:
+                self._long[counted] = self._initial(counted)
+            self._long[counted].add(is_accepted, _LONG_DECAY)
+        self._recent.setdefault(key, _Count(0.0, 0.0)).add(is_accepted, _DECAY)
+
+    def assume(self, source: str, counts: tuple[float, float]) -> None:
+        """Start a source of which nothing is known from tokens accepted and judged."""
+        self._assumed.setdefault((source, _ALL), counts)
+
+    def snapshot(self) -> Mapping[Key, tuple[float, float]]:
+        """What the next answer starts from: all that was counted, and nothing that was assumed."""
+        return self.past | {key: (count.accepted, count.judged) for key, count in self._long.items()}
+
+    def _initial(self, key: Key) -> _Count:
+        if known := self._known(key):
+            return _Count(*known)
+        source = (key[0], _ALL)
+        whole = self._long.get(source) or _Count(
+            *(self._known(source) or (_UNKNOWN_RATE * _UNKNOWN_WEIGHT, _UNKNOWN_WEIGHT))
+        )
+        return _Count(_UNKNOWN_WEIGHT * whole.accepted / whole.judged, _UNKNOWN_WEIGHT)
+
+    def _known(self, key: Key) -> tuple[float, float] | None:
+        return self.past.get(key) or self._assumed.get(key)
+
+
+def position_bucket(position: int) -> int:
+    """The bucket of a token of which nothing is known but its place in the draft."""
+    return min(position, _MAX_POSITION)

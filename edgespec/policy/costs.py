@@ -1,0 +1,173 @@
+"""What a pass of the target takes, by how many tokens it runs and how long the text before them is.
+
+Knows nothing of who drafts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+
+from edgespec.types import Decoder, append
+
+PassTimes = Mapping[int, float]  # seconds by width
+
+# A row more costs about a quarter of a step on a CPU until it has been measured (docs/log/draft-policy.md).
+_ROW_COST = 0.25
+_STEP_DECAY, _RATIO_DECAY = 0.8, 0.97
+# A pass that took this many times what was expected was disturbed, by another program or a growing cache.
+_DISTURBED = 2.0
+
+_WIDEST = 64
+_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+_DRAFT_DECAY = 0.85
+_PAST_TOKENS = 64
+_MEASURE_S = 1.0
+_ROUNDS = (2, 7)  # at least and at most
+
+
+class ContextCosts(NamedTuple):
+    """What attention to a longer text adds to a pass.
+
+    base: length of the text behind which passes were measured without it.
+    added: for each token beyond, by the width of the pass from 0 on, in steps of one token at the base.
+    """
+
+    base: int = 0
+    added: tuple[float, ...] = (0.0,)
+
+    @classmethod
+    def between(cls, base: int, near_s: PassTimes, far: int, far_s: PassTimes) -> "ContextCosts":
+        """From seconds of passes behind base tokens and behind far tokens, where fewer widths may be known."""
+        near, behind = pass_costs(near_s), pass_costs(far_s)
+        steps = (far - base) * near_s[1]
+        widths = sorted(far_s)
+        known = [max(0.0, behind.pass_s(width) - near.pass_s(width)) / steps for width in widths]
+        if len(widths) > 1:  # each token of a pass attends to the whole text
+            slope = max(0.0, known[-1] - known[-2]) / (widths[-1] - widths[-2])
+            widths, known = [*widths, _WIDEST], [*known, known[-1] + slope * (_WIDEST - widths[-1])]
+        return cls(base, tuple(np.interp(range(_WIDEST + 1), widths, known).tolist()))
+
+    def steps(self, width: int, context_length: int) -> float:
+        """Added cost, in steps of one token at the base."""
+        return max(0, context_length - self.base) * self.added[min(width, len(self.added) - 1)]
+
+
+NO_CONTEXT_COSTS = ContextCosts()
+
+
+@dataclass(slots=True)
+class PassCosts:
+    """Seconds of a pass by its width: those of a step, a pass of one token, times a ratio.
+
+    A machine that runs other programs too is at times a third slower. If each width had an average of its own, a
+    width last run in a slow moment would seem dear; so the step follows new times fast and the ratios slowly.
+
+    ratios: a pass to a step, by width, behind a short text; width 1 has 1.
+    step_s: seconds of a step behind the present text; None until it is measured.
+    context_costs: what a longer text adds.
+    context_length: tokens of the present text.
+    """
+
+    ratios: dict[int, float] = field(default_factory=lambda: {1: 1.0})
+    step_s: float | None = None
+    context_costs: ContextCosts = NO_CONTEXT_COSTS
+    context_length: int = 0
+
+    def pass_s(self, width: int) -> float:
+        """Seconds of a pass of width tokens; its ratio to a step as long as nothing was measured."""
+        return self.ratio(width) * (self.step_s or 1.0)
+
+    def observe(self, width: int, taken_s: float) -> None:
+        ratio = self.ratio(width)
+        if self.step_s is None:
+            self.step_s = taken_s / ratio
+            return
+        surprise = taken_s / (ratio * self.step_s)
+        bounded = min(max(surprise, 1 / _DISTURBED), _DISTURBED)
+        if width in self.ratios:
+            self.step_s *= bounded ** (1 - _STEP_DECAY)
+        if width > 1:
+            weight = 1 - _RATIO_DECAY if width in self.ratios else 1.0
+            seen = ratio * bounded**weight
+            self.ratios[width] = max(
+                1.0, seen * self._step() - self.context_costs.steps(width, self.context_length)
+            )
+
+    def ratio(self, width: int) -> float:
+        """A pass to a step, both behind the present text."""
+        return (self._ratio(width) + self.context_costs.steps(width, self.context_length)) / self._step()
+
+    def _step(self) -> float:
+        """A step behind the present text, in steps behind a short one."""
+        return 1.0 + self.context_costs.steps(1, self.context_length)
+
+    def _ratio(self, width: int) -> float:
+        """Ratio behind a short text, from the nearest narrower and wider widths that were measured."""
+        if width in self.ratios:
+            return self.ratios[width]
+        low = max(w for w in self.ratios if w < width)
+        wider = [w for w in self.ratios if w > width]
+        if wider:
+            high = min(wider)
+            share = (width - low) / (high - low)
+            return (1 - share) * self.ratios[low] + share * self.ratios[high]
+        return self.ratios[low] + self._row_cost(low) * (width - low)
+
+    def _row_cost(self, low: int) -> float:
+        """Cost of one token more than in the widest pass that was measured."""
+        return (self.ratios[low] - 1) / (low - 1) if low > 1 else _ROW_COST
+
+
+@dataclass(slots=True)
+class DraftCosts:
+    """Costs of a model's draft in steps of its target, so that a change of the machine's speed cancels."""
+
+    step: float  # of each token that is drafted
+    row: float  # of each token of the text that the model has not read yet
+
+    def steps(self, num_tokens: int, num_unread: int) -> float:
+        # The last token of the text is read by the step that drafts the first.
+        return num_tokens * self.step + max(0, num_unread - 1) * self.row
+
+    def observe(self, num_tokens: int, num_unread: int, taken: float) -> None:
+        """Correct the costs by those of one draft, each by its share of what was expected."""
+        expected = self.steps(num_tokens, num_unread)
+        drafting = num_tokens * self.step / expected
+        self.step *= correction(taken / expected) ** drafting
+        self.row *= correction(taken / expected) ** (1 - drafting)
+
+
+def correction(surprise: float, count: int = 1) -> float:
+    """The factor on an expected time after count samples took surprise times as long on average."""
+    weight = 1 - _DRAFT_DECAY**count
+    return min(max(surprise, 1 / _DISTURBED), _DISTURBED) ** weight  # type: ignore[no-any-return]
+
+
+def pass_costs(taken_s: PassTimes) -> PassCosts:
+    """Costs from seconds by width, 1 among them; a wider pass never counts as cheaper than a narrower one."""
+    ratios, highest = {}, 1.0
+    for width in sorted(taken_s):
+        highest = ratios[width] = max(highest, taken_s[width] / taken_s[1])
+    return PassCosts(ratios, taken_s[1])
+
+
+def measure_passes(decoder: Decoder) -> PassCosts:
+    """Run passes of several widths alternately for about a second; the fastest of each counts."""
+    past = np.arange(min(_PAST_TOKENS, decoder.context_length // 2), dtype=np.int32) % decoder.vocab_size
+    widths = [width for width in _WIDTHS if len(past) + width <= decoder.context_length]
+    taken_s: dict[int, float] = {}
+    started = perf_counter()
+    for i in range(_ROUNDS[1] + 1):
+        if i > _ROUNDS[0] and perf_counter() - started > _MEASURE_S:
+            break
+        for width in widths:
+            # Another token behind the same past each time, so that the cache serves the past alone.
+            new = (np.arange(width, dtype=np.int32) + len(past) + i + 1) % decoder.vocab_size
+            begun = perf_counter()
+            decoder.logits(append(past, new), width)
+            if i:  # the first round warms up
+                taken_s[width] = min(taken_s.get(width, np.inf), perf_counter() - begun)
+    return pass_costs(taken_s)

@@ -1,0 +1,29 @@
+"""Expected tokens of a pass by the length of its draft, and the length that yields the most of them a second."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+
+def expected_tokens(rates: Iterable[float]) -> list[float]:
+    """Tokens that a pass yields by the number that is drafted: 1, 1 + a₁, 1 + a₁ + a₁a₂, …
+
+    Args:
+        rates: The chance aᵢ that drafted token i is accepted if all before it were (Leviathan et al., 2023,
+            section 3.3).
+    """
+    totals, reached = [1.0], 1.0
+    for rate in rates:
+        reached *= rate
+        totals.append(totals[-1] + reached)
+    return totals
+
+
+def best_length(totals: Sequence[float], cost: Callable[[int], float]) -> tuple[float, int]:
+    """The best rate, in tokens by the unit of cost, and the draft length that has it; 0 is plain decoding.
+
+    Args:
+        totals: Expected tokens by draft length, from 0 on.
+        cost: Time of drafting and verifying that many tokens.
+    """
+    rates = [total / cost(length) for length, total in enumerate(totals)]
+    length = max(range(len(rates)), key=rates.__getitem__)
+    return rates[length], length

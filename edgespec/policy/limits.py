@@ -1,0 +1,23 @@
+"""Bounds of draft lengths, and the gains that a decision asks for, each with its reason."""
+
+# The most tokens that a measured policy drafts at a time: longer drafts are hardly ever accepted to their end.
+MAX_DRAFT_TOKENS = 24
+# The closed forms of plans go no further: the chance that so many tokens are all accepted is small.
+MAX_PLANNED_TOKENS = 16
+# The most that a user may ask for, or a simulation is given. Memory is estimated for the length that is in use.
+MAX_FIXED_TOKENS = 64
+
+# The best of many estimates is mostly lucky where it promises less than this over plain decoding. On recorded
+# answers the mean over categories stays (+0.001 and -0.001) and the worst gains (docs/log/draft-policy.md).
+MIN_GAIN = 1.06
+# A model that drafts ahead goes on while it promises this much: by then its gain is no luck.
+MIN_GAIN_TO_STAY = 1.01
+# A more involved schedule has to promise this much more than a simpler one: plans are not more exact than that.
+MIN_GAIN_OF_SCHEDULE = 1.03
+# Separate cores for target and drafter have to promise this much more than all cores shared.
+MIN_GAIN_OF_SPLIT = 1.1
+# A pair whose measured gain is less is judged as not worth it: the noise of a run is as large.
+MIN_GAIN_OF_PAIR = 1.05
+
+# A draft that is made only to learn whether its source has come to pay may take this share of the time.
+TRIAL_SHARE = 0.01

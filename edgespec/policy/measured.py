@@ -1,0 +1,136 @@
+"""Who drafts next and how much: whatever yields the most expected tokens a second, plain decoding included."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from edgespec.decoding import trees
+from edgespec.decoding.scheduler import Expectation, Round
+from edgespec.policy.acceptance_rates import AcceptanceRates
+from edgespec.policy.costs import DraftCosts, PassCosts
+from edgespec.policy.draft_model import DraftModelStats
+from edgespec.policy.limits import MAX_DRAFT_TOKENS, MIN_GAIN
+from edgespec.policy.model_source import ModelSource
+from edgespec.policy.option import Option, Source
+from edgespec.policy.reasons import ENDING, NO_DRAFTER, NO_GAIN, NO_GUESS
+from edgespec.policy.round_log import log_round
+from edgespec.policy.text_source import TextSource
+from edgespec.system.clock import Clock
+from edgespec.types import Draft, Drafter, DraftRequest, Logits, Sampler, TokenIds
+
+# Steps of the target for each token that a model drafts and for each that it reads, until they are measured.
+_UNKNOWN_COSTS = (0.25, 0.02)
+
+
+@dataclass(slots=True)
+class MeasuredPolicy:
+    """E(k) / (seconds of a pass of k + 1 tokens and of the draft), over all sources and lengths k.
+
+    E(k) = 1 + a₁ + a₁a₂ + … with the chance aᵢ that a token is accepted, given its source and bucket (Leviathan et
+    al., 2023, section 3.3, with measured costs and rates).
+    """
+
+    drafters: Sequence[Drafter]
+    costs: PassCosts
+    rates: AcceptanceRates
+    models: dict[str, DraftModelStats] = field(default_factory=dict)  # what is known of drafter models, by name
+    with_distributions: bool = False
+    max_draft: int = MAX_DRAFT_TOKENS
+    clock: Clock = perf_counter
+    _sources: list[Source] = field(init=False)
+    _num_rounds: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        texts: list[Source] = [
+            TextSource(each, self.costs, self.rates, self.max_draft) for each in self.drafters if each.is_free
+        ]
+        self._sources = texts + [self._model(each) for each in self.drafters if not each.is_free]
+
+    def _model(self, drafter: Drafter) -> ModelSource:
+        stats = self.models.setdefault(drafter.name, DraftModelStats(DraftCosts(*_UNKNOWN_COSTS)))
+        return ModelSource(drafter, stats, self.costs, self.rates, self.max_draft, self.clock)
+
+    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Round:
+        request = DraftRequest(min(self.max_draft, max_tokens), with_distributions=self.with_distributions)
+        self.costs.context_length = len(tokens)
+        if request.num_tokens < 1:
+            return Round(tokens, reason=ENDING)
+        if self.with_distributions:
+            # What is drawn must say nothing of what is decided, in this round or, left over, in a later one.
+            sampler = sampler.drafting(len(tokens))
+        weighed = (source.weigh(tokens, request, sampler) for source in self._sources)
+        options = [option for option in weighed if option]
+        plain = Option(1.0 / self.costs.pass_s(1))
+        chosen = self._choose(plain, options, tokens)
+        started = self.clock()
+        draft = chosen.source.draft(chosen, tokens, request, sampler) if chosen.source else chosen.offer
+        return Round(
+            tokens,
+            draft,
+            "" if len(draft.tokens) else self._reason(options),
+            _offers(options, chosen, draft),
+            tuple(_expectation(option) for option in (plain, *options)),
+            self.clock() - started,
+            max((option.contention for option in options), default=1.0),
+            chosen.is_ahead,
+        )
+
+    def observe(self, round: Round, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+        self._num_rounds += 1
+        for source in self._sources:
+            source.observe(round, emitted, verify_s)
+        if self._num_rounds > 1:  # the prompt is read in the first pass
+            self.costs.observe(len(round.draft.tokens) + 1, verify_s / round.contention)
+        for offer in round.offers:
+            self._judge(offer, emitted)
+        for drafter in self.drafters:
+            drafter.learn(round.tokens, round.draft, logits)
+        log_round(self._num_rounds, round, len(emitted) - 1, verify_s)
+
+    def close(self) -> None:
+        for drafter in self.drafters:
+            drafter.pause()
+
+    def _choose(self, plain: Option, options: Sequence[Option], tokens: TokenIds) -> Option:
+        """The best option that beats plain decoding, or one whose source is on trial."""
+        best = max(options, key=lambda option: option.rate, default=plain)
+        if best.rate <= MIN_GAIN * plain.rate and not best.is_ahead:
+            best = plain
+        for option in sorted(options, key=_is_free):  # models first: they are tried for one token
+            if option.source and (trial := option.source.trial(option, best, tokens)):
+                return trial
+        return best
+
+    def _reason(self, options: Sequence[Option]) -> str:
+        if options:
+            return NO_GAIN
+        return NO_GUESS if self.drafters else NO_DRAFTER
+
+    def _judge(self, offer: Draft, emitted: TokenIds) -> None:
+        """Count the tokens of a draft, verified or not, up to the first that differs from the target's."""
+        if offer.parents is not None:
+            for node, is_accepted in trees.judge_nodes(offer.tokens, offer.parents, emitted):
+                self.rates.observe(offer.source, offer.buckets[node], is_accepted)
+            return
+        for guess, bucket, token in zip(offer.tokens, offer.buckets, emitted, strict=False):
+            self.rates.observe(offer.source, bucket, bool(guess == token))
+            if guess != token:
+                return
+
+
+def _offers(options: Sequence[Option], chosen: Option, draft: Draft) -> tuple[Draft, ...]:
+    """What each source has guessed; of a draft that was made for this round, the draft."""
+    others = [option.offer for option in options if option.source is not chosen.source]
+    # A guess from the text is judged as a whole, though it was cut; a model's by what was verified.
+    is_drafted = len(draft.tokens) > 0 and not isinstance(chosen.source, TextSource)
+    own = draft if is_drafted else chosen.offer
+    return tuple(offer for offer in (*others, own) if len(offer.tokens))
+
+
+def _is_free(option: Option) -> bool:
+    return option.source is not None and option.source.drafter.is_free
+
+
+def _expectation(option: Option) -> Expectation:
+    source = option.source.drafter.name if option.source else "none"
+    return Expectation(source, option.num_tokens, option.rate)

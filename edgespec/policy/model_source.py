@@ -1,0 +1,234 @@
+"""A drafter model, as a policy weighs it: before a pass or while the target verifies, and on trial."""
+
+from dataclasses import dataclass
+from math import inf
+
+from edgespec.decoding.scheduler import Round
+from edgespec.policy.acceptance_rates import AcceptanceRates, position_bucket
+from edgespec.policy.costs import PassCosts
+from edgespec.policy.draft_model import HOPE, MAX_PREFETCHED, DraftModelStats, alternatives_key
+from edgespec.policy.expected import best_length, expected_tokens
+from edgespec.policy.limits import MIN_GAIN, MIN_GAIN_TO_STAY
+from edgespec.policy.option import Option
+from edgespec.policy.overlap import AheadPlan, best_pipelined, best_serial, max_ahead, pass_beside, wait_for_step_s
+from edgespec.system.clock import Clock
+from edgespec.types import Draft, Drafter, DraftRequest, Sampler, TokenIds, append
+
+# A trial never counts as cheaper than this share of a step, or a source at break-even were tried always.
+_MIN_LOSS = 0.05
+# A plan of drafting ahead is made again after 8 to 32 rounds, more rarely where planning (0.3 to 6 ms) would take
+# more than a share of the time, and 64 rounds later if nothing was learned in them.
+_PLANNED_ROUNDS, _QUIET_ROUNDS = (8, 32), 64
+_PLANNING_SHARE = 0.005
+# A plan is made again at once where a step takes this many times what it was planned with, or that part of it.
+_NEW_PACE = 1.5
+# The target does not wait for a drafter that still has to read more tokens than this.
+_MAX_UNREAD_TO_WAIT = 32
+_MAX_MIN_PROBABILITY = 0.9
+
+
+@dataclass(slots=True)
+class ModelSource:
+    """A drafter model in one answer.
+
+    It is tried for one token as often as its budget for trials allows, and for one token more as long as all are
+    accepted. What it must read of the text before it can draft is shared out over as many rounds as the answer has
+    had, as one rents until renting has cost what buying costs.
+    """
+
+    drafter: Drafter
+    stats: DraftModelStats
+    costs: PassCosts
+    rates: AcceptanceRates
+    max_tokens: int
+    clock: Clock
+    _ahead: AheadPlan | None = None  # how it drafts ahead; None while it drafts before a pass or not at all
+    _num_rounds: int = 0
+    _next_plan: int = 0  # in that round
+    _has_news: bool = True  # since the last plan
+    _planned_step: float = 0.0  # cost of a step that the plan was made with
+    _trial: int = 0  # tokens of the trial that is going on
+    _has_missed: bool = False  # in the last round
+
+    def __post_init__(self) -> None:
+        self.rates.assume(self.drafter.name, HOPE)
+        self.rates.assume(self._alternatives, HOPE)
+
+    @property
+    def _alternatives(self) -> str:
+        return alternatives_key(self.drafter.name)
+
+    def weigh(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Option:
+        if self.drafter.can_run_ahead:
+            if self._is_plan_due():
+                self._plan(request)
+            if self._ahead:
+                return self._weigh_ahead(self._ahead, tokens, request, sampler)
+        if self.costs.step_s is None:
+            return Option(0.0, 0, self)
+        step_s, step = self.costs.pass_s(1), self.stats.costs.step
+        num_rounds = max(1, min(self._num_rounds, request.num_tokens))
+        reading = self.stats.costs.steps(0, self.stats.num_unread(tokens)) / num_rounds
+
+        def cost(length: int) -> float:
+            return self.costs.pass_s(length + 1) + (length * step + (reading if length else 0.0)) * step_s
+
+        rate, length = best_length(expected_tokens(self._rates(request.num_tokens)), cost)
+        return Option(rate, length, self)
+
+    def trial(self, option: Option, best: Option, tokens: TokenIds) -> Option | None:
+        is_wanted = option is not best and self.costs.step_s is not None and not self.drafter.can_run_ahead
+        if not is_wanted or not self._can_afford_trial(best.rate, tokens):
+            return None
+        return Option(best.rate, self._trial, self)
+
+    def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+        """Drafts option.num_tokens, as long as each promises more, at the option's rate, than it takes."""
+        if option.is_ahead:
+            request = self._ahead_request(request, option.num_tokens, timeout_s=option.timeout_s)
+        else:
+            token_s = self.stats.costs.step * self.costs.pass_s(1) + self.costs.pass_s(3) - self.costs.pass_s(2)
+            min_probability = min(_MAX_MIN_PROBABILITY, option.rate * token_s)
+            request = DraftRequest(
+                min(option.num_tokens, request.num_tokens),
+                min_probability,
+                request.with_distributions,
+                request.cancel,
+            )
+        return self.drafter.draft(tokens, request, sampler)
+
+    def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> None:
+        self._num_rounds += 1
+        self.stats.budget.save(1.0)
+        num_draft, num_accepted = len(round.draft.tokens), len(emitted) - 1
+        is_run = num_draft > 0 and round.draft.source == self.drafter.name
+        if is_run:
+            if not round.is_ahead:  # a lane that is ahead may have begun before it was asked
+                unread = self.stats.num_unread(round.tokens)
+                self.stats.costs.observe(num_draft, unread, round.draft_s / self.costs.pass_s(1))
+            self.stats.read = append(round.tokens, round.draft.tokens[:-1])
+        # A pass for which nothing was ready in time is a miss too: its outcome may have been prefetched.
+        self._has_missed = num_accepted < num_draft if is_run else self._ahead is not None
+        has_offer = any(offer.source == self.drafter.name for offer in round.offers)
+        self._has_news |= is_run or (self._ahead is not None and has_offer)
+        # A trial goes on, a token further, as long as all of it is accepted.
+        self._trial = self._trial + 1 if is_run and self._trial and num_accepted >= self._trial else 0
+
+    def _can_afford_trial(self, rate: float, tokens: TokenIds) -> bool:
+        """Whether to try a draft of self._trial tokens, 1 at first, though another option has the better rate."""
+        if self._trial:
+            return self._could_pay(rate, self._trial)
+        assert self.costs.step_s is not None
+        taken = self.stats.costs.steps(1, self.stats.num_unread(tokens)) + self.costs.ratio(2)
+        lost = taken - (1 + self.rates.rate(self.drafter.name, 0)) / rate / self.costs.step_s
+        if not self._could_pay(rate, self.max_tokens) or not self.stats.budget.spend(max(lost, _MIN_LOSS)):
+            return False
+        self._trial = 1
+        return True
+
+    def _could_pay(self, rate: float, num_tokens: int) -> bool:
+        """Whether a draft of up to num_tokens would beat a rate if every token were accepted."""
+        step, step_s = self.stats.costs.step, self.costs.pass_s(1)
+        return any(
+            (k + 1) / ((self.costs.ratio(k + 1) + k * step) * step_s) > rate for k in range(1, num_tokens + 1)
+        )
+
+    def _is_plan_due(self) -> bool:
+        if self._ahead and not 1 / _NEW_PACE < self.stats.step(self._ahead) / self._planned_step < _NEW_PACE:
+            return True
+        return self._num_rounds >= self._next_plan + (0 if self._has_news else _QUIET_ROUNDS)
+
+    def _plan(self, request: DraftRequest) -> None:
+        """Decide whether to draft ahead, how far, and how long the target waits."""
+        started = self.clock()
+        pair = (
+            self._rates(self.max_tokens),
+            lambda num_draft: self.costs.ratio(num_draft + 1),
+            self.stats.costs.step,
+            self.max_tokens,
+        )
+        best = best_pipelined(*pair, self.stats.contention)
+        if self.drafter.num_alternatives and not request.with_distributions:
+            verify, draft = self.stats.contention
+            prefetched = (self.rates.rate(self._alternatives, 0), MAX_PREFETCHED)
+            hedged = best_pipelined(*pair, (verify, draft * self.stats.branched), prefetched)
+            best = max(best, hedged._replace(is_hedged=True))
+        min_gain = MIN_GAIN_TO_STAY if self._ahead else MIN_GAIN
+        is_best = best.rate > max(min_gain, best_serial(*pair).rate)
+        if self._ahead and not is_best:
+            self.drafter.pause()
+        self._ahead = best if is_best else self._trial_ahead()
+        self._planned_step = self.stats.step(self._ahead) if self._ahead else 0.0
+        wanted_rounds = (self.clock() - started) / _PLANNING_SHARE / self.costs.pass_s(1)
+        least, most = _PLANNED_ROUNDS
+        self._next_plan, self._has_news = self._num_rounds + int(min(max(wanted_rounds, least), most)), False
+
+    def _trial_ahead(self) -> AheadPlan | None:
+        """Draft ahead for a while without being waited for, where nothing was learned for long."""
+        verify, draft = self.stats.contention
+        lost = _PLANNED_ROUNDS[0] * max(verify - 1, _MIN_LOSS)
+        if self._has_news or MIN_GAIN * self.stats.costs.step * draft > 1 or not self.stats.budget.spend(lost):
+            return None
+        return AheadPlan(1.0, 0, self.max_tokens)
+
+    def _weigh_ahead(self, plan: AheadPlan, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Option:
+        """Verify as many of the tokens that are ready as pay, or as are to be waited for."""
+        step_s = self.stats.costs.step * self.costs.pass_s(1)
+        asked = self._ahead_request(request, plan.length, step_s=step_s if plan.is_hedged else None)
+        ahead = self.drafter.draft_ahead(tokens, asked, sampler)
+        num_ready = len(ahead.draft.tokens)
+        ended, pass_s = [taken_s / self.costs.pass_s(1) for taken_s in ahead.step_times_s], self.costs.pass_s(1)
+        self.stats.observe_steps(ended, ahead.unfinished_s / pass_s, is_branched=plan.is_hedged)
+        if self._has_missed and plan.is_hedged:
+            self.rates.observe(self._alternatives, 0, num_ready > 0)
+            self._has_news = True
+        if num_ready:
+            self.stats.read = append(tokens, ahead.draft.tokens[:-1])
+        wait = plan.wait if self.stats.num_unread(tokens) <= _MAX_UNREAD_TO_WAIT else 0
+        max_length = min(plan.length, request.num_tokens)
+        length = min(max(num_ready, wait), max_length)
+        if num_ready >= wait:
+            length = self._paying_length(plan.rate, length)
+        step_s = self.stats.costs.step * self.costs.pass_s(1)
+        waited_s, timeout_s = max(0, length - num_ready) * step_s, None
+        if length == num_ready < max_length:
+            timeout_s = wait_for_step_s(step_s, ahead.running_s)
+            if timeout_s:
+                length, waited_s = length + 1, timeout_s
+        alone_s = self.costs.pass_s(length + 1)
+        beside_s = self._pass_beside_s(plan, max(length, num_ready), alone_s)
+        rate = expected_tokens(self._rates(length))[-1] / (beside_s + waited_s)
+        return Option(rate, length, self, ahead.draft, timeout_s, beside_s / alone_s, is_ahead=True)
+
+    def _paying_length(self, rate: float, num_ready: int) -> int:
+        """How many of the tokens that are ready to verify, where a step of time is worth rate tokens."""
+        totals = expected_tokens(self._rates(num_ready))
+        return max(range(num_ready + 1), key=lambda k: totals[k] - rate * self.costs.ratio(k + 1))
+
+    def _pass_beside_s(self, plan: AheadPlan, num_ready: int, alone_s: float) -> float:
+        """Seconds of a pass while the drafter goes on from num_ready tokens, as far as it goes."""
+        verify, draft = self.stats.contention
+        num_ahead = inf if plan.is_hedged else max(0, max_ahead(plan.length) - num_ready)
+        return pass_beside(alone_s, verify, num_ahead * self.stats.costs.step * draft * self.costs.pass_s(1))
+
+    def _ahead_request(
+        self,
+        request: DraftRequest,
+        num_tokens: int,
+        *,
+        timeout_s: float | None = None,
+        step_s: float | None = None,
+    ) -> DraftRequest:
+        return DraftRequest(
+            num_tokens,
+            with_distributions=request.with_distributions,
+            cancel=request.cancel,
+            is_ahead=True,
+            min_tokens=num_tokens,
+            timeout_s=timeout_s,
+            step_s=step_s,
+            prefetches_alternatives=self._ahead is not None and self._ahead.is_hedged,
+        )
+
+    def _rates(self, num_tokens: int) -> list[float]:
+        return [self.rates.rate(self.drafter.name, position_bucket(i)) for i in range(num_tokens)]

@@ -1,0 +1,39 @@
+"""What drafting from one source promises for the next pass."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgespec.decoding.scheduler import Round
+from edgespec.types import NO_DRAFT, Draft, Drafter, DraftRequest, Sampler, TokenIds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Option:
+    """A source, a draft length, and the speed that they promise."""
+
+    rate: float  # expected tokens a second
+    num_tokens: int = 0  # tokens to draft
+    source: "Source | None" = None  # None for plain decoding
+    offer: Draft = NO_DRAFT  # what the source has drafted already
+    timeout_s: float | None = None  # how long to wait for tokens that are nearly ready; None: as long as they take
+    contention: float = 1.0  # how much longer the pass takes because the source works beside it
+    is_ahead: bool = False  # the source drafts while the target verifies
+
+
+class Source(Protocol):
+    """A drafter in one answer, as a policy weighs it."""
+
+    @property
+    def drafter(self) -> Drafter: ...
+
+    def weigh(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Option | None:
+        """What a draft promises in this round; None where the source has no guess."""
+
+    def trial(self, option: Option, best: Option, tokens: TokenIds) -> Option | None:
+        """An option to take in the place of the best one, to learn whether the source has come to pay."""
+
+    def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+        """The draft of an option that was chosen."""
+
+    def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> None:
+        """Learn from a round, whoever drafted in it."""

@@ -1,0 +1,62 @@
+"""What an engine knows of drafting, from answer to answer: its drafters, what passes cost, what was accepted."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+
+from edgespec.decoding.acceptance import equality
+from edgespec.decoding.rejection import rejection
+from edgespec.decoding.scheduler import DraftPolicy
+from edgespec.policy.acceptance_rates import AcceptanceRates, Key
+from edgespec.policy.costs import NO_CONTEXT_COSTS, ContextCosts, PassCosts
+from edgespec.policy.draft_model import DraftModelStats
+from edgespec.policy.fixed import FixedLength
+from edgespec.policy.measured import MeasuredPolicy
+from edgespec.types import Acceptance, Drafter
+
+
+@dataclass(slots=True)
+class Speculation:
+    """Makes the policies of answers, and gives each what the earlier ones learned."""
+
+    drafters: Callable[[], Sequence[Drafter]] = tuple  # makes those of one answer; some may outlive it
+    draft_length: int | None = None  # tokens a draft; None to weigh who drafts and how much
+    ratios: Mapping[int, float] = field(default_factory=lambda: {1: 1.0})  # as costs.PassCosts holds them
+    context_costs: ContextCosts = NO_CONTEXT_COSTS  # what a long text adds to passes
+    models: dict[str, DraftModelStats] = field(default_factory=dict)  # what is known of drafter models, by name
+    rates: Mapping[Key, tuple[float, float]] = field(default_factory=dict)  # as AcceptanceRates holds them
+    save: Callable[["Speculation"], None] = lambda learned: None  # called at the end if answers were weighed
+    accept: Acceptance = equality
+    _lock: Lock = field(default_factory=Lock)
+    _has_news: bool = False
+
+    @property
+    def with_distributions(self) -> bool:
+        """Whether drafters must say what they drew tokens from."""
+        return self.accept is rejection
+
+    @property
+    def name(self) -> str:
+        return "+".join(drafter.name for drafter in self.drafters()) or "none"
+
+    def policy(self) -> FixedLength | MeasuredPolicy:
+        drafters = self.drafters()
+        if self.draft_length is not None:
+            return FixedLength(drafters, self.draft_length, with_distributions=self.with_distributions)
+        with self._lock:
+            costs = PassCosts(dict(self.ratios), context_costs=self.context_costs)
+            rates = AcceptanceRates(dict(self.rates))
+        return MeasuredPolicy(drafters, costs, rates, self.models, with_distributions=self.with_distributions)
+
+    def learn_from(self, policy: DraftPolicy) -> None:
+        """Let the next answer start from what a policy has learned."""
+        if isinstance(policy, MeasuredPolicy):
+            with self._lock:
+                self.ratios, self.rates = dict(policy.costs.ratios), policy.rates.snapshot()
+                self._has_news = True
+
+    def close(self) -> None:
+        """Save what was learned."""
+        if self._has_news:
+            self.save(self)
+            self._has_news = False

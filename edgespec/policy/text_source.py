@@ -1,0 +1,80 @@
+"""A drafter whose drafts cost next to nothing, as a policy weighs it."""
+
+from dataclasses import dataclass, field
+
+from edgespec.decoding import trees
+from edgespec.decoding.scheduler import Round
+from edgespec.policy.acceptance_rates import AcceptanceRates
+from edgespec.policy.costs import PassCosts
+from edgespec.policy.expected import best_length, expected_tokens
+from edgespec.policy.option import Option
+from edgespec.policy.trial_budget import TrialBudget
+from edgespec.types import Draft, Drafter, DraftRequest, Sampler, TokenIds
+
+# Rounds in which a source of trees fills its tables, and as many by which it is judged.
+_WARM_UP = 8
+
+
+@dataclass(slots=True)
+class TextSource:
+    """A free drafter in one answer.
+
+    Its chains are judged whether they were verified or not, so they need no trial. A tree is verified whole or not
+    at all, and only what is verified teaches its drafter; so a tree counts as what its guesses promise, or as what
+    a round of its source has yielded lately if that is more, and its trial is a burst of rounds.
+    """
+
+    drafter: Drafter
+    costs: PassCosts
+    rates: AcceptanceRates
+    max_tokens: int  # the most that a draft may have
+    _budget: TrialBudget = field(init=False, default_factory=TrialBudget)
+    _num_run: int = field(init=False, default=0)  # rounds of trees that were verified
+    _trial_left: int = field(init=False, default=0)  # rounds of the burst
+
+    @property
+    def _runs(self) -> str:
+        """The name under which whole rounds of trees are counted."""
+        return f"{self.drafter.name}, run"
+
+    def weigh(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Option | None:
+        offer = self.drafter.draft(tokens, request, sampler)
+        if not len(offer.tokens):
+            return None
+        rates = [self.rates.rate(offer.source, bucket) for bucket in offer.buckets]
+        if offer.parents is None:
+            rate, length = best_length(expected_tokens(rates), lambda k: self.costs.pass_s(k + 1))
+            return Option(rate, length, self, offer)
+        total = max(trees.expected_tokens(offer.parents, rates), self._recent_yield())
+        return Option(total / self.costs.pass_s(len(rates) + 1), len(rates), self, offer)
+
+    def trial(self, option: Option, best: Option, tokens: TokenIds) -> Option | None:
+        """The option of a tree while its source is on trial."""
+        if option.offer.parents is None:
+            return None
+        lost_s = self.costs.pass_s(option.num_tokens + 1) - self._recent_yield() / best.rate
+        if option is not best and not self._trial_left and self._budget.spend(2 * _WARM_UP * lost_s):
+            self._trial_left = 2 * _WARM_UP
+        if not self._trial_left:
+            return None
+        self._trial_left -= 1
+        return option
+
+    def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+        return option.offer.cut(option.num_tokens)
+
+    def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> None:
+        has_tree = any(each.source == self.drafter.name and each.parents is not None for each in round.offers)
+        if not has_tree:
+            return
+        if round.draft.source != self.drafter.name:
+            self._budget.save(verify_s)
+            return
+        self._num_run += 1
+        if self._num_run > _WARM_UP:
+            for is_more in [True] * (len(emitted) - 1) + [False]:
+                self.rates.observe(self._runs, 0, is_more)
+
+    def _recent_yield(self) -> float:
+        """Tokens that a pass over a tree has given lately, from the chance of one more."""
+        return 1 / max(1 - self.rates.rate(self._runs, 0), 1 / self.max_tokens)

@@ -1,0 +1,138 @@
+"""The rounds of a real pair, read from a file that `edgespec chat --log-rounds FILE` wrote."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
+
+from edgespec.errors import UsageError
+from edgespec.system.typed_json import read_lines_as
+
+_LARGEST_BYTES = 1 << 28
+_WANTED = "a JSON object a line with num_draft, num_accepted, draft_ms and verify_ms, as chat --log-rounds writes"
+
+
+class RecordedRound(NamedTuple):
+    """Tokens that were drafted and accepted, and the times of both models.
+
+    number: Counts the rounds of an answer from 1; the first reads the prompt.
+    ahead: The draft was made while the target worked, so draft_ms is only the time that the target waited for it.
+    """
+
+    num_draft: int
+    num_accepted: int
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    number: int = 0
+    ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Rounds of one or more answers, in order."""
+
+    rounds: Sequence[RecordedRound]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(each.num_accepted + 1 for each in self.rounds)
+
+    @property
+    def outcomes(self) -> list[bool | None]:
+        """For each token of the text whether the drafter guessed it; None where that is unknown.
+
+        A round of three drafted tokens of which one was accepted gives True, False.
+        """
+        found: list[bool | None] = []
+        for each in self.rounds:
+            found += [True] * each.num_accepted
+            found.append(False if each.num_accepted < each.num_draft else None)
+        return found
+
+    @property
+    def acceptance(self) -> float | None:
+        """The share of known outcomes that are right; None where none is known."""
+        judged = [is_right for is_right in self.outcomes if is_right is not None]
+        return sum(judged) / len(judged) if judged else None
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """The share of tokens accepted at each position of a draft, where all before them were."""
+        return [
+            sum(each.num_accepted > i for each in self.rounds) / tried
+            for i in range(max(self.lengths, default=0))
+            if (tried := sum(each.num_draft > i and each.num_accepted >= i for each in self.rounds))
+        ]
+
+    @property
+    def draft_ms(self) -> float | None:
+        """Median time of a drafted token that was not drafted ahead; None where there is none."""
+        timed = [each for each in self.rounds if each.num_draft and each.draft_ms > 0 and not each.ahead]
+        return median(each.draft_ms / each.num_draft for each in timed) if timed else None
+
+    @property
+    def verify_ms(self) -> dict[int, float]:
+        """Median time of a pass by the number of drafted tokens, without passes that read a prompt."""
+        by_length: dict[int, list[float]] = {}
+        for each in self.rounds:
+            if each.number != 1 and each.verify_ms > 0:
+                by_length.setdefault(each.num_draft, []).append(each.verify_ms)
+        return {length: median(times) for length, times in sorted(by_length.items())}
+
+    @property
+    def lengths(self) -> list[int]:
+        """Drafted tokens of each round."""
+        return [each.num_draft for each in self.rounds]
+
+
+_Count = Annotated[int, Meta(ge=0, le=1024)]
+_Milliseconds = Annotated[float, Meta(ge=0, lt=1e9)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    num_draft: _Count
+    num_accepted: _Count
+    draft_ms: _Milliseconds
+    verify_ms: _Milliseconds
+    round: int = 0
+    ahead: bool = False
+    source: str = "model"
+
+    def __post_init__(self) -> None:
+        if self.num_accepted > self.num_draft:
+            raise ValueError(f"num_accepted is {self.num_accepted}, wanted at most num_draft, {self.num_draft}")
+
+
+def read_recording(path: Path) -> Recording:
+    """The rounds of a file of JSON Lines.
+
+    Raises UsageError: The file cannot be read, or a line is no round, or several drafters drafted.
+    """
+    try:
+        if path.exists() and not path.is_dir() and not (path.is_file() and path.stat().st_size <= _LARGEST_BYTES):
+            raise UsageError(f"cannot read {path}: it is no regular file of at most {_LARGEST_BYTES >> 20} MiB")
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from None
+    try:
+        lines = list(read_lines_as(_Line, content))
+    except ValueError as error:
+        raise UsageError(f"{path} is no recording: {error}; wanted {_WANTED}") from None
+    if not lines:
+        raise UsageError(f"{path} holds no round; wanted {_WANTED}")
+    sources = {line.source for line in lines if line.num_draft}
+    if len(sources) > 1:
+        raise UsageError(
+            f"{path} holds drafts of {', '.join(sorted(sources))}; wanted drafts of one model: record with "
+            "--drafter and that model alone"
+        )
+    return Recording(
+        [
+            RecordedRound(line.num_draft, line.num_accepted, line.draft_ms, line.verify_ms, line.round, line.ahead)
+            for line in lines
+        ]
+    )

@@ -1,0 +1,181 @@
+"""The schedules on another machine: the real loop, policy and drafter with synthetic models, in virtual time.
+
+Nothing is assumed but the speed of both models and how often drafts are accepted.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+
+from edgespec.decoding.sampling import GumbelSampler, SamplingParams
+from edgespec.decoding.scheduler import DraftPolicy, Plain, Round, speculative_decode
+from edgespec.drafters.branches import BranchPlan
+from edgespec.drafters.lane_drafter import LaneDrafter
+from edgespec.drafters.lanes import Lane, ThreadLane, VirtualLane
+from edgespec.drafters.model_drafter import ModelDrafter
+from edgespec.policy.acceptance_rates import AcceptanceRates
+from edgespec.policy.costs import DraftCosts, PassCosts
+from edgespec.policy.draft_model import DraftModelStats
+from edgespec.policy.fixed import FixedLength
+from edgespec.policy.limits import MAX_DRAFT_TOKENS
+from edgespec.policy.measured import MeasuredPolicy
+from edgespec.runtimes.paced import PacedDecoder
+from edgespec.runtimes.synthetic import WINDOW, synthetic_drafter, synthetic_target
+from edgespec.simulation.device_pair import Machine, bound
+from edgespec.simulation.recording import Recording
+from edgespec.system.clock import Clock, VirtualClock
+from edgespec.types import Drafter, DraftRequest, Sampler, TokenIds
+
+SCHEDULES = ("plain", "serial", "pipelined", "hedged")
+# All schedules decode one text with one set of drafts, so that chance favours none of them. So many tokens take up
+# to 15 s of a processor, mostly for hedging.
+NUM_TOKENS = 4000
+_PROMPT = np.zeros(1, np.int32)
+_WARM_UP_SHARE = 0.1  # of the tokens, while the policy measures
+
+
+class Speed(NamedTuple):
+    tokens_per_second: float
+    tokens_per_pass: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One simulation.
+
+    acceptance: The chance that a drafted token is accepted, if all before it were.
+    draft_length: Tokens of a serial draft; unless given, chosen by the policy.
+    recording: Where a real drafter was right, and how much it drafted in each round; replaces num_tokens.
+    num_tokens: Length of each schedule's text.
+    """
+
+    machine: Machine
+    acceptance: float
+    draft_length: int | None = None
+    recording: Recording | None = None
+    num_tokens: int = NUM_TOKENS
+    seed: int = 0
+
+
+def simulate(scenario: Scenario, report: Callable[[str], None] = lambda line: None) -> dict[str, Speed]:
+    """The speed of each schedule; reports which one runs."""
+    speeds = {}
+    for schedule in SCHEDULES:
+        report(f"simulating {schedule}")
+        speeds[schedule] = run(scenario, schedule, virtual_devices())
+    return speeds
+
+
+def best_possible(scenario: Scenario) -> float:
+    """A bound of tokens a second for the drafts of these runs; the end of a run may exceed it a little."""
+    recording = scenario.recording
+    rates = (recording.acceptance_by_position if recording else []) or [text_acceptance(scenario)]
+    return bound(scenario.machine, lambda position: rates[min(position, len(rates) - 1)])
+
+
+def text_acceptance(scenario: Scenario) -> float:
+    """The share of the measured text that the drafter guesses; scenario.acceptance but for chance."""
+    target, drafter = synthetic_target(scenario.seed), synthetic_drafter(scenario.acceptance, scenario.seed)
+    tokens, are_right = _PROMPT.tolist(), []
+    for _ in range(_num_wanted(scenario)):
+        token, guess = (
+            decoder.row_of(tuple(tokens[-WINDOW:]), len(tokens)).argmax() for decoder in (target, drafter)
+        )
+        tokens.append(int(token))
+        are_right.append(token == guess)
+    return float(np.mean(are_right[_num_first(scenario) :]))
+
+
+def _num_wanted(scenario: Scenario) -> int:
+    return scenario.recording.num_tokens if scenario.recording else scenario.num_tokens
+
+
+def _num_first(scenario: Scenario) -> int:
+    """Tokens before the measured ones."""
+    return 0 if scenario.recording else int(_WARM_UP_SHARE * scenario.num_tokens)
+
+
+def run(scenario: Scenario, schedule: str, devices: "Devices") -> Speed:
+    """The speed of one of SCHEDULES."""
+    clock, wanted, num_first = devices.clock, _num_wanted(scenario), _num_first(scenario)
+    num_tokens = num_passes = since_tokens = since_passes = 0
+    since_s = clock()
+    for num_emitted in _tokens_by_pass(scenario, schedule, devices):
+        num_tokens, num_passes = num_tokens + num_emitted, num_passes + 1
+        if num_tokens <= num_first:
+            since_tokens, since_passes, since_s = num_tokens, num_passes, clock()
+        if num_tokens >= wanted:
+            break
+    num_tokens -= since_tokens
+    return Speed(num_tokens / (clock() - since_s), num_tokens / (num_passes - since_passes))
+
+
+class Devices(NamedTuple):
+    """The clocks of target and drafter; without a sleep function of their own they really sleep."""
+
+    clock: Clock
+    lane: Lane
+    lane_clock: Clock
+    sleep: Callable[[float], None] | None = None
+    lane_sleep: Callable[[float], None] | None = None
+
+
+def virtual_devices() -> Devices:
+    clock, own = VirtualClock(), VirtualClock()
+    return Devices(clock, VirtualLane("drafter", clock, own), own, clock.sleep, own.sleep)
+
+
+def real_devices() -> Devices:
+    """Threads that sleep for the time of each pass."""
+    return Devices(perf_counter, ThreadLane("drafter"), perf_counter)
+
+
+def _tokens_by_pass(scenario: Scenario, schedule: str, devices: Devices) -> Iterator[int]:
+    machine = scenario.machine
+    text = synthetic_target(scenario.seed)
+    target = PacedDecoder(text, lambda num_fed, rows: machine.verify_s(num_fed), devices.sleep, devices.clock)
+    policy = _policy(scenario, schedule, devices)
+    for block in speculative_decode(_PROMPT, target, GumbelSampler(SamplingParams()), policy, clock=devices.clock):
+        yield len(block.tokens)
+
+
+def _policy(scenario: Scenario, schedule: str, devices: Devices) -> DraftPolicy:
+    if schedule == "plain":
+        return Plain()
+    machine, recording = scenario.machine, scenario.recording
+    outcomes = [None, *recording.outcomes] if recording else []
+    decoder = PacedDecoder(
+        synthetic_drafter(scenario.acceptance, scenario.seed, outcomes),
+        lambda num_fed, rows: machine.draft_s,
+        devices.lane_sleep,
+        devices.lane_clock,
+    )
+    drafter = LaneDrafter(
+        ModelDrafter(decoder, decoder.vocab_size),
+        devices.lane,
+        can_run_ahead=schedule != "serial",
+        branch_plan=BranchPlan() if schedule == "hedged" else None,
+    )
+    if schedule == "serial" and scenario.draft_length is not None:
+        return FixedLength([drafter], scenario.draft_length)
+    if schedule == "serial" and recording is not None:
+        return _RecordedPolicy(drafter, recording.lengths)
+    ratios = {width: machine.ratio(width - 1) for width in range(1, MAX_DRAFT_TOKENS + 2)}
+    models = {drafter.name: DraftModelStats(DraftCosts(machine.step, 0.0))}
+    return MeasuredPolicy(
+        [drafter], PassCosts(ratios, machine.target_s), AcceptanceRates(), models, clock=devices.clock
+    )
+
+
+class _RecordedPolicy(Plain):
+    """Drafts as many tokens in each round as were recorded."""
+
+    def __init__(self, drafter: Drafter, lengths: Sequence[int]) -> None:
+        self._drafter = drafter
+        self._lengths = iter(lengths)
+
+    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Round:
+        return Round(tokens, self._drafter.draft(tokens, DraftRequest(next(self._lengths, 0)), sampler))

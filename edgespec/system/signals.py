@@ -1,0 +1,51 @@
+"""Signals that end a program: Ctrl-C, SIGTERM and SIGHUP."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import current_thread, main_thread
+from types import FrameType
+from typing import NoReturn
+
+ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""Signals that end a program and can be handled; Windows has no SIGHUP."""
+
+
+def exit_on_signals() -> None:
+    """Let SIGTERM and SIGHUP raise SystemExit, once, so that nothing half written stays."""
+    for number in ENDING:
+        if number != signal.SIGINT and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, _exit)
+
+
+def ignore_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _exit(number: int, frame: object) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
+@contextmanager
+def defer_signals() -> Iterator[None]:
+    """Delay these signals until the block has ended: for native code that swallows exceptions, and clearing up.
+
+    Then their handlers are called, which may raise, KeyboardInterrupt most often. Nothing changes for signals
+    without a handler, nor in other threads than the main one, where Python calls none.
+    """
+    if current_thread() is not main_thread():
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    handlers = {number: handler for number in ENDING if callable(handler := signal.getsignal(number))}
+    for number in handlers:
+        signal.signal(number, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number, frame in dict(came).items():
+            handlers[signal.Signals(number)](number, frame)

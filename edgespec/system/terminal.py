@@ -1,0 +1,93 @@
+"""The terminal that this process was started in: how it is set, who may use it, and what waits on stdin."""
+
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+if sys.platform != "win32":  # whose programs set the console again before each use
+    import fcntl
+    import termios
+
+Modes = tuple[int, list[Any]]
+"""A file number and how its terminal is set."""
+
+
+def terminal_modes() -> Modes | None:
+    """How the terminal on stdin is set; None where stdin is no terminal, and on Windows."""
+    if sys.platform != "win32":
+        with suppress(termios.error, OSError, ValueError, AttributeError):
+            file = sys.stdin.fileno()
+            return file, termios.tcgetattr(file)
+    return None
+
+
+def restore_terminal(modes: Modes | None) -> None:
+    """Set the terminal as it was, with the cursor shown and at the beginning of a line."""
+    if modes is None or not is_in_foreground():
+        return
+    _set(modes, termios.TCSADRAIN)
+    if os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
+        return
+    for stream in (sys.stderr, sys.stdout):
+        if stream.isatty():
+            with suppress(OSError):
+                stream.write("\x1b[0m\x1b[?25h\x1b[?2004l\n")
+                stream.flush()
+            return
+
+
+def is_in_foreground() -> bool:
+    """Whether this process has a terminal whose keys it gets, and not another job of the shell."""
+    with suppress(OSError):
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+        try:
+            return os.tcgetpgrp(terminal) == os.getpgrp()
+        finally:
+            os.close(terminal)
+    return False
+
+
+@contextmanager
+def unseen_keys() -> Iterator[None]:
+    """Keys that are typed meanwhile are not echoed; whoever reads next gets them, key by key.
+
+    The terminal leaves Enter as it is: made into a line feed, as otherwise, it would be Ctrl-J to a prompt, and
+    what was typed one message of many lines. Nor does it edit lines: Ctrl-U would take back all of them.
+    """
+    modes = terminal_modes()
+    if modes is None:  # Windows echoes only where somebody reads
+        yield
+        return
+    file, before = modes
+    silent = [*before]
+    silent[0] &= ~termios.ICRNL
+    silent[3] &= ~(termios.ECHO | termios.ICANON)
+    silent[6] = [*before[6]]
+    silent[6][termios.VMIN], silent[6][termios.VTIME] = 1, 0
+    _set((file, silent), termios.TCSANOW)
+    try:
+        yield
+    finally:
+        _set(modes, termios.TCSANOW)
+
+
+def has_unread_data(stream: TextIO) -> bool:
+    """Whether a pipe or a regular file has bytes to read, found without reading: a pipe may never end."""
+    try:
+        file = stream.fileno()
+        found = os.fstat(file)
+        if stat.S_ISREG(found.st_mode):
+            return os.lseek(file, 0, os.SEEK_CUR) < found.st_size
+        if not stat.S_ISFIFO(found.st_mode) or sys.platform == "win32":  # which does not say
+            return False
+        return int.from_bytes(fcntl.ioctl(file, termios.FIONREAD, bytes(4)), sys.byteorder) > 0
+    except (OSError, ValueError):  # it is closed, or no file
+        return False
+
+
+def _set(modes: Modes, when: int) -> None:
+    with suppress(termios.error):
+        termios.tcsetattr(modes[0], when, modes[1])

@@ -1,0 +1,101 @@
+"""Render a model's Jinja template: text that comes with a model and may be hostile.
+
+Jinja's immutable sandbox keeps it from Python's objects; the operators and methods that make huge values most
+easily are bounded or forbidden. Loops and values that grow step by step remain: so template_process runs this file
+as a process of its own, and ends it in time. It imports nothing of edgespec.
+
+For each rendering it reads and writes one line of JSON: {"template": …, "names": {…}} in, {"text": …} or
+{"error": …} out. It ends when its stdin is closed.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+_MAX_OUTPUT = 10_000_000  # characters, beside those of the messages
+_MAX_VALUE = 1_000_000  # items or characters of a repeated value, and of whole numbers
+_GROWING_METHODS = ("center", "expandtabs", "ljust", "rjust", "zfill")
+_GROWING_FILTERS = ("center", "format", "indent", "wordwrap", "xmlattr")
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset(["*", "**", "%"])
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Raises SecurityError: the result could be larger than any template needs."""
+        if operator == "%" and isinstance(left, str):
+            raise SecurityError("formatting with % is not allowed")
+        sizes = [abs(side) if isinstance(side, (int, float)) else len(side) for side in (left, right)]
+        if (operator == "**" and max(sizes) > 64) or (operator == "*" and sizes[0] * sizes[1] > _MAX_VALUE):
+            raise SecurityError(f"{operator} makes a value that is too large")
+        return super().call_binop(context, operator, left, right)
+
+    def wrap_str_format(self, value: Any) -> Any:
+        """str.format takes a width as wide as memory; Jinja asks here before is_safe_attribute."""
+        return _no_format if super().wrap_str_format(value) is not None else None
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return attr not in _GROWING_METHODS and super().is_safe_attribute(obj, attr, value)
+
+
+def render(template: str, names: dict[str, Any]) -> str:
+    """Render a template with these names; it can raise anything."""
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    for name in _GROWING_FILTERS:
+        environment.filters.pop(name, None)
+    parts = environment.from_string(template).generate(
+        raise_exception=_refuse, strftime_now=lambda pattern: datetime.now().strftime(pattern), **names
+    )
+    longest = _MAX_OUTPUT + sum(len(message["content"]) for message in names.get("messages", ()))
+    return "".join(_limit(parts, longest))
+
+
+def _no_format(*_: Any, **__: Any) -> NoReturn:
+    raise SecurityError("str.format is not allowed")
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _limit(parts: Iterator[str], longest: int) -> Iterator[str]:
+    size = 0
+    for part in parts:
+        size += len(part)
+        if size > longest:
+            raise SecurityError(f"it writes more than {longest} characters")
+        yield part
+
+
+def _read(lines: "SimpleQueue[bytes]") -> None:
+    """Read requests also during a rendering: it may never end, and has to when the parent is gone."""
+    for line in sys.stdin.buffer:
+        lines.put(line)
+    os._exit(0)
+
+
+def _serve() -> None:
+    lines: SimpleQueue[bytes] = SimpleQueue()
+    Thread(target=_read, args=(lines,), daemon=True).start()
+    while True:
+        request = json.loads(lines.get())
+        try:
+            answer = {"text": render(request["template"], request["names"])}
+        except Exception as error:
+            kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
+            answer = {"error": f"{kind}{error}"}
+        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    _serve()

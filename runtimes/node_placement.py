@@ -1,0 +1,58 @@
+"""Which provider runs each node: ONNX Runtime silently gives the CPU those that a provider has no kernel for."""
+
+from collections import Counter
+from typing import Any
+
+from edgespec.errors import DeviceUnavailable
+from edgespec.runtimes.devices import Device
+
+# What a pass spends its time on. Lengths and shapes may be counted on the CPU beside any provider.
+_HEAVY = frozenset({
+    "Attention", "FusedMatMul", "Gemm", "GroupQueryAttention", "MatMul", "MatMulNBits", "MultiHeadAttention",
+    "RotaryEmbedding", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "Softmax",
+})  # fmt: skip
+_FIX = "export the model for that device (edgespec export --form), or use --device cpu"
+
+NodePlacement = dict[str, Counter[str]]  # provider to how many nodes of which kind it runs
+
+
+def request_device(options: Any, device: Device) -> dict[str, Any]:
+    """Ask for a device in SessionOptions; returns the other arguments that InferenceSession needs for it."""
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    for key, value in device.entries:
+        options.add_session_config_entry(key, value)
+    if device.handles:
+        options.add_provider_for_devices(list(device.handles), dict(device.options))
+        return {"enable_fallback": 0}
+    return {"providers": [(device.provider, dict(device.options))], "enable_fallback": 0}
+
+
+def read_node_placement(session: Any) -> NodePlacement:
+    """Count a session's nodes by provider, after all fusing."""
+    placement: NodePlacement = {}
+    for graph in session.get_provider_graph_assignment_info():
+        placement.setdefault(graph.ep_name, Counter()).update(node.op_type for node in graph.get_nodes())
+    return placement
+
+
+def require_placement(placement: NodePlacement, device: Device, what: str) -> None:
+    """Raises DeviceUnavailable: work that takes time would run elsewhere."""
+    if device.provider not in placement:
+        raise DeviceUnavailable(
+            f"none of {what} runs on {device.provider}: {format_placement(placement)}; {_FIX}", device=device.name
+        )
+    for provider, kinds in placement.items():
+        stray = Counter({kind: num for kind, num in kinds.items() if kind in _HEAVY})
+        if stray and provider != device.provider:
+            named = ", ".join(f"{num} {kind}" for kind, num in stray.most_common(3))
+            raise DeviceUnavailable(
+                f"only a part of {what} would run on {device.provider}, which has no kernel here for {named}: "
+                f"{provider} would run these; {_FIX}",
+                device=device.name,
+            )
+
+
+def format_placement(placement: NodePlacement) -> str:
+    """Example: `333 nodes on WebGpuExecutionProvider, 6 on CPUExecutionProvider`."""
+    parts = sorted(((kinds.total(), provider) for provider, kinds in placement.items()), reverse=True)
+    return ", ".join(f"{num}{' nodes' if not i else ''} on {name}" for i, (num, name) in enumerate(parts))

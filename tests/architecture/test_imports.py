@@ -1,0 +1,101 @@
+"""The import law of docs/structure.md: a room imports from the rooms above it alone."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = [
+    "system", "config", "tokenization", "decoding", "policy", "memory", "profiling", "runtimes", "export",
+    "models", "loading", "drafters", "planning", "simulation", "engine", "evaluation", "chat/markdown", "chat",
+    "cli",
+]  # fmt: skip
+FLAT = ("runtimes", "export")  # folders beside edgespec/, sub-packages by pyproject.toml
+HEAVY = {"onnxruntime": "runtimes", "onnx": "runtimes", "onnx_ir": "export"}
+
+
+def modules(room: str) -> list[Path]:
+    return sorted((ROOT / room if room in FLAT else ROOT / "edgespec" / room).glob("*.py"))
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield node.module or ""
+
+
+def packages(path: Path) -> set[str]:
+    """Top-level packages that a module imports, anywhere in it."""
+    return {name.split(".")[0] for name in imported(ast.walk(parsed(path)))}
+
+
+def rooms_of(path: Path) -> set[str]:
+    """Rooms that a module imports from."""
+    parts = [name.split(".")[1:] for name in imported(ast.walk(parsed(path))) if name.startswith("edgespec.")]
+    return {"/".join(each[:2]) if each[:2] == ["chat", "markdown"] else each[0] for each in parts} & {*ROOMS}
+
+
+def using(names: set[str]) -> list[Path]:
+    return [path for room in ROOMS for path in modules(room) if names & packages(path)]
+
+
+def test_every_folder_is_a_room() -> None:
+    folders = {str(init.parent.relative_to(ROOT / "edgespec")) for init in ROOT.glob("edgespec/*/**/__init__.py")}
+    assert folders == {*ROOMS} - {*FLAT}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_import_from_those_above_them(room: str) -> None:
+    allowed = {*ROOMS[: ROOMS.index(room) + 1]} - ({"runtimes"} if room == "export" else set())
+    assert {path.name: rooms_of(path) for path in modules(room) if rooms_of(path) - allowed} == {}
+
+
+@pytest.mark.parametrize("name", ["manifest", "types", "errors"])
+def test_modules_on_top_know_system_alone(name: str) -> None:
+    assert rooms_of(ROOT / "edgespec" / f"{name}.py") <= {"system"}
+
+
+@pytest.mark.parametrize("package", HEAVY)
+def test_heavy_packages_stay_in_their_room(package: str) -> None:
+    assert {path.parent.name for path in using({package})} <= {HEAVY[package]}
+
+
+def test_pytorch_is_imported_within_functions_of_one_module() -> None:
+    heavy = {"torch", "transformers", "optimum"}
+    (path,) = using(heavy)
+    assert path == ROOT / "export" / "optimum.py"
+    assert not heavy & {name.split(".")[0] for name in imported(parsed(path).body)}
+
+
+def test_importing_edgespec_is_light() -> None:
+    heavy = ["onnxruntime", "onnx", "onnx_ir", "torch", "transformers", "jinja2", "huggingface_hub", "gguf"]
+    code = f"import sys, edgespec; print([name for name in {heavy} if name in sys.modules])"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == "[]\n"
+
+
+def test_map_names_the_rooms_in_their_order_and_files_that_are_there() -> None:
+    page = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \*?`([\w/]+)/`\*? \|.*\| (.*) \|$", page, re.MULTILINE)
+    assert [room for room, _ in rows] == [room for room in ROOMS if room != "chat/markdown"]
+    named = [(room, name) for room, files in rows for name in re.findall(r"`(\w+\.py)`", files)]
+    named += [tuple(path.split("/")) for path in re.findall(r"`([a-z_]+/[a-z]\w+\.py)`", page)]
+    missing = [f"{room}/{name}" for room, name in named if name not in {path.name for path in modules(room)}]
+    assert missing == []
+    walked = re.findall(r"^ +(\w+/\w+) {2,}", page, re.MULTILINE)
+    assert len(walked) > 5
+    assert [path for path in walked if not (ROOT / "edgespec" / f"{path}.py").exists()] == []

@@ -1,0 +1,44 @@
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_listed_packages_are_those_on_disk() -> None:
+    folders = PROJECT["tool"]["setuptools"]["package-dir"]
+    found = set()
+    for package, folder in folders.items():
+        for init in (ROOT / folder).rglob("__init__.py"):
+            inner = init.parent.relative_to(ROOT / folder).parts
+            found.add(".".join([package, *inner]))
+    assert found == set(PROJECT["tool"]["setuptools"]["packages"])
+
+
+def test_torch_is_needed_by_the_optimum_extra_alone() -> None:
+    extras = {"": PROJECT["project"]["dependencies"], **PROJECT["project"]["optional-dependencies"]}
+    heavy = ("torch", "transformers", "optimum")
+    assert [name for name, needed in extras.items() if any(line.startswith(heavy) for line in needed)] == [
+        "optimum"
+    ]
+
+
+@pytest.mark.model  # builds in an environment of its own, which needs the package index
+def test_wheel_holds_every_module_and_the_type_marker(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    held = set(zipfile.ZipFile(wheel).namelist())
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "edgespec").rglob("*.py")}
+    modules |= {
+        f"edgespec/{room}/{path.name}" for room in ("export", "runtimes") for path in (ROOT / room).glob("*.py")
+    }
+    data = ("py.typed", "evaluation/prompts.jsonl", "evaluation/page.html", "models/catalog.toml")
+    assert modules | {f"edgespec/{name}" for name in data} == {
+        name for name in held if name.startswith("edgespec/")
+    }

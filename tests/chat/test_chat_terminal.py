@@ -1,0 +1,387 @@
+"""The chat in a real terminal: typed keys in, screen out."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pexpect", reason="pseudo-terminals are POSIX")
+pytest.importorskip("termios", reason="pseudo-terminals are POSIX")
+
+from terminal import ALT_ENTER, COLUMNS, CTRL_C, CTRL_J, UP, Terminal
+
+from edgespec.engine.transcript import find_latest, read_transcript
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*forkpty.*")]
+
+SHORT = ("--max-tokens", 12, "--drafter", "none")
+LONG = ("--max-tokens", 600, "--drafter", "none")
+EDGESPEC = f"{sys.executable} -m edgespec"
+
+
+def chat(model: object, home: Path, *arguments: object, **settings: str) -> Terminal:
+    terminal = Terminal("chat", model, *arguments, home=home, environment=settings)
+    terminal.ready()
+    return terminal
+
+
+def rule_chat(tmp_path: Path, answers: dict[str, Any], pause_s: float = 0.0, **settings: str) -> Terminal:
+    """A chat whose answers are given."""
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"answers": answers, "pause_s": pause_s}))
+    program = (sys.executable, str(Path(__file__).parents[1] / "support" / "rule_chat.py"))
+    terminal = Terminal(script, home=tmp_path, environment=settings, program=program)
+    if settings.get("TERM") != "dumb":
+        terminal.ready()
+    return terminal
+
+
+def user_messages(home: Path) -> list[str]:
+    """The user's messages in the last transcript."""
+    path = find_latest(home / "chats")
+    assert path is not None
+    return [message.content for message in read_transcript(path).messages if message.role == "user"]
+
+
+def test_a_conversation_is_typed_stopped_and_kept(tiny_model: Path, tmp_path: Path) -> None:
+    terminal = chat(tiny_model, tmp_path, *LONG)
+    terminal.enter("the in")
+    terminal.wait_for("the in")
+    time.sleep(0.1)  # of a context of 700 tokens, which a quiet machine fills in 0.3 s
+    terminal.type(CTRL_C)
+    terminal.ready()
+    assert "stopped" in terminal.settle()
+    terminal.ask("/nonsense")
+    assert "there is no command /nonsense" in terminal.settle()
+    terminal.type(f"one{CTRL_J}two{ALT_ENTER}//three")
+    terminal.ask("", "drafting is off")
+    terminal.settle()  # the status line says that drafting is off, too, so it may have come before the answer
+    terminal.type(CTRL_C)
+    terminal.wait_for("press Ctrl-C again")
+    terminal.ready()
+    terminal.type(CTRL_C)
+    assert terminal.exit_code() == 130
+    assert user_messages(tmp_path)[-1] == "one\ntwo\n//three"
+    assert "/nonsense" not in user_messages(tmp_path)
+    assert (tmp_path / "history").stat().st_mode & 0o777 == 0o600
+    typed = [json.loads(line) for line in (tmp_path / "history").read_text().splitlines()]
+    assert typed == ["the in", "/nonsense", "one\ntwo\n//three"]
+
+
+def test_two_hundred_lines_are_pasted_as_one_message(tmp_path: Path) -> None:
+    text = "\n".join(f"line {i} of what was pasted: ✓ 世界" for i in range(200))
+    terminal = rule_chat(tmp_path, {text: ["It has 200 lines."]})
+    started = time.monotonic()
+    terminal.paste(text)
+    terminal.wait_for("line 199")
+    taken_s = time.monotonic() - started
+    terminal.ask("", "It has 200 lines.")
+    terminal.leave()
+    assert taken_s < 10  # 0.1 s on an idle machine
+
+
+def test_ctrl_c_stops_before_the_first_word_and_retry_asks_again(tmp_path: Path) -> None:
+    terminal = rule_chat(tmp_path, {"slow": ["never", " seen"]}, pause_s=30)
+    terminal.enter("slow")
+    terminal.wait_for("…")
+    started = time.monotonic()
+    terminal.type(CTRL_C)
+    terminal.wait_for("there is no answer; /retry")
+    assert time.monotonic() - started < 10
+    terminal.ready()
+    terminal.enter("/retry")
+    terminal.wait_for("…")
+    terminal.type(CTRL_C)
+    terminal.ready()
+    assert "never" not in terminal.screen()
+    terminal.leave()
+
+
+def test_ctrl_c_stops_an_answer_and_keeps_what_there_was(tmp_path: Path) -> None:
+    words = [f"word{i} " for i in range(1000)]
+    terminal = rule_chat(tmp_path, {"count": words, "done": ["yes"]}, pause_s=0.05)
+    terminal.enter("count")
+    terminal.wait_for("word3")
+    terminal.type(CTRL_C)
+    terminal.ready()
+    terminal.ask(f"/save {tmp_path / 'saved.jsonl'}", "2 messages saved")
+    terminal.enter("done")
+    terminal.wait_for("yes")
+    saved = read_transcript(tmp_path / "saved.jsonl")
+    assert saved.messages[1].content.startswith("word0 word1 word2 word3 ")
+    assert len(saved.messages[1].content) < 5000
+    assert saved.cut_short == ((1, "cancelled"),)
+
+
+def test_keys_typed_during_an_answer_wait_for_the_next_message(tmp_path: Path) -> None:
+    terminal = rule_chat(tmp_path, {"count": ["one ", "two ", "three ", "four"], "next": ["NEXT"]}, pause_s=0.2)
+    terminal.enter("count")
+    terminal.wait_for("one")
+    terminal.type("next")
+    terminal.ready()
+    assert "one two three four" in terminal.settle()
+    terminal.enter("")
+    terminal.wait_for("NEXT")
+
+
+def test_lines_typed_during_an_answer_are_messages_of_their_own(tmp_path: Path) -> None:
+    answers = {"count": ["one ", "two ", "three"], "next": ["NEXT"], "last": ["LAST"]}
+    terminal = rule_chat(tmp_path, answers, pause_s=0.3)
+    terminal.enter("count")
+    terminal.wait_for("one")
+    terminal.enter("next")
+    terminal.enter("/nonsense")
+    terminal.enter("lasd\x7ft")
+    terminal.wait_for("NEXT")
+    terminal.wait_for("there is no command /nonsense")
+    terminal.wait_for("LAST")
+    terminal.ready()
+    terminal.leave()
+
+
+def test_wide_characters_are_never_broken_whatever_pieces_they_come_in(tmp_path: Path) -> None:
+    text = "表情 👍🏽 と 👩‍💻 と é と 한국어 문장이 계속 이어집니다 " * 6 + "终。"
+    terminal = rule_chat(tmp_path, {"wide": list(text)})
+    terminal.enter("wide")
+    terminal.wait_for("终")
+    terminal.settle()
+    shown = terminal.written.split("wide", 1)[1]
+    assert "�" not in shown
+    for cluster in ("👍🏽", "👩‍💻", "é", "한국어"):
+        assert shown.count(cluster) == 6
+    assert max(map(len, terminal.screen().splitlines())) <= COLUMNS
+
+
+def test_what_would_steer_the_terminal_is_shown_escaped(tmp_path: Path) -> None:
+    hostile = "a\x1b]52;c;ZXZpbA==\x07b\x1b[2Jc\rd\x9b31me `\x1b[1m` &#27;[2J\u202ex"
+    terminal = rule_chat(tmp_path, {"go": [hostile], "plain": [hostile]})
+    assert "rule\\x1b]0;evil\\x07 on cpu" in terminal.settle()
+    for view in ("markdown", "plain", "drafted"):
+        terminal.ask(f"/show {view}")
+        terminal.ask("go", "drafting is off")
+    escaped = "a\\x1b]52;c;ZXZpbA==\\x07b\\x1b[2Jc\\x0dd\\x9b31me"
+    assert (
+        terminal.written.count(escaped) == 5
+    )  # as Markdown, again as plain text, once more, again drafted, and once more
+    assert "]52;c" not in terminal.written.replace("\\x1b]52;c", "")
+    assert "\x1b]0;" not in terminal.written
+    assert "\x1b[2J" not in terminal.written
+    assert "\u202e" not in terminal.written
+
+
+def test_markdown_is_appended_and_nothing_above_is_touched(tmp_path: Path) -> None:
+    pieces = ["# Title\n\nSome **bo", "ld** text\n\n", "| a | b |\n|---|---|\n", "| 1 | 2 |\n\n"]
+    pieces += ["```python\n", "def f():\n", "    return 1\n", "```\n", "\nend"]
+    terminal = rule_chat(tmp_path, {"go": pieces})
+    terminal.enter("go")
+    begin = terminal.wait_for("…")
+    end = terminal.wait_for("drafting is off")
+    shown = terminal.written[begin:end]
+    assert "\x1b[1mbold\x1b[0m" in shown
+    assert "def" in shown
+    assert "\x1b[A" not in shown
+    assert "\x1b[2K" not in shown
+    assert "**" not in terminal.screen()
+    rows = [line.split() for line in terminal.screen().splitlines()]
+    assert ["1", "│", "2"] in rows
+
+
+def test_a_window_may_change_its_size_at_any_time(tmp_path: Path) -> None:
+    terminal = rule_chat(tmp_path, {"go": [f"word{i} " for i in range(60)]}, pause_s=0.02)
+    terminal.type("g")
+    terminal.resize(40, 12)
+    terminal.settle()
+    terminal.enter("o")
+    terminal.wait_for("word5")
+    terminal.resize(25, 8)
+    terminal.wait_for("word30")
+    terminal.resize(100, 40)
+    terminal.wait_for("word59")
+    terminal.ready()
+    terminal.leave()
+    assert "Traceback" not in terminal.written
+
+
+def test_a_message_is_edited_recalled_and_written_in_an_editor(tmp_path: Path) -> None:
+    editor = tmp_path / "editor.sh"
+    editor.write_text('#!/bin/sh\nprintf "from the editor" > "$1"\n')
+    editor.chmod(0o755)
+    answers = {"one": ["ONE"], "one two": ["TWO"], "from the editor": ["EDITED"]}
+    terminal = rule_chat(tmp_path, answers, EDITOR=str(editor), VISUAL=str(editor))
+    terminal.ask("one", "ONE")
+    terminal.ask("/edit")
+    terminal.ask(" two", "TWO")
+    terminal.ask("/context", "2 messages of the conversation")
+    terminal.type(UP)
+    terminal.type(UP)
+    terminal.ask("", "TWO")
+    terminal.type("\x18\x05")
+    terminal.wait_for("from the editor")
+    terminal.enter("")
+    terminal.wait_for("EDITED")
+
+
+def test_commands_and_files_are_completed(tmp_path: Path) -> None:
+    (tmp_path / "a-talk-of-mine.jsonl").write_text("no talk")
+    terminal = rule_chat(tmp_path, {})
+    terminal.type("/mu")
+    terminal.settle()
+    terminal.type("\t")
+    terminal.settle()
+    terminal.ask("", "Alt-Enter sends")
+    terminal.type(f"/load {tmp_path}/a-ta")
+    terminal.settle()
+    terminal.type("\t")
+    terminal.settle()
+    terminal.type(ALT_ENTER)
+    terminal.wait_for("is damaged (not JSON)")
+    assert "Traceback" not in terminal.written
+
+
+@pytest.mark.parametrize("settings", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_a_terminal_without_colour_gets_text_alone(tmp_path: Path, settings: dict[str, str]) -> None:
+    terminal = rule_chat(tmp_path, {"go": ["Some **bold** text\n"]}, **settings)
+    terminal.wait_for(">", after=terminal.wait_for("lists the commands", after=0))
+    terminal.settle()
+    terminal.enter("go")
+    terminal.wait_for("Some **bold** text")
+    terminal.wait_for("context")
+    terminal.settle()
+    if "TERM" in settings:
+        assert "\x1b" not in terminal.written
+    assert "\x1b[1mbold" not in terminal.written
+    assert "\x1b[3" not in terminal.written.replace("\x1b[39m", "")
+
+
+def test_answers_to_a_pipe_are_data_and_the_dialogue_stays_here(tiny_model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = f"{EDGESPEC} chat {tiny_model} --max-tokens 12 --drafter none > {out}"
+    terminal = Terminal("-c", command, home=tmp_path, program=("/bin/bash",))
+    terminal.ready()
+    terminal.ask("the in", "tokens/s")
+    terminal.leave()
+    path = find_latest(tmp_path / "chats")
+    assert path is not None
+    assert out.read_text().rstrip("\n") == read_transcript(path).messages[1].content.rstrip("\n")
+
+
+def test_a_reader_that_leaves_ends_the_chat_in_peace(tiny_model: Path, tmp_path: Path) -> None:
+    command = f"set -o pipefail; {EDGESPEC} chat {tiny_model} --max-tokens 300 --drafter none | head -c 5"
+    terminal = Terminal("-c", command, home=tmp_path, program=("/bin/bash",))
+    at = terminal.ready()
+    terminal.enter("the in")
+    time.sleep(1.0)
+    if terminal.process.isalive():
+        terminal.enter("an on")
+    assert terminal.exit_code() == 0
+    assert "Traceback" not in terminal.written[at:]
+    command = f"set -o pipefail; {EDGESPEC} chat {tiny_model} --max-tokens 300 --prompt the | head -c 5"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, check=False)
+    assert (ended.returncode, len(ended.stdout), b"Traceback" in ended.stderr) == (0, 5, False)
+
+
+def test_a_stdin_that_is_closed_is_an_empty_prompt(tiny_model: Path) -> None:
+    ended = subprocess.run(
+        ["bash", "-c", f"{EDGESPEC} chat {tiny_model} <&-"], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2
+    assert "the prompt is empty" in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_a_home_that_cannot_be_written_is_reported_once_and_the_chat_goes_on(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    for name in ("history", "chats"):
+        place = tmp_path / name
+        place.mkdir() if name == "history" else place.write_text("in the way")
+    terminal = chat(tiny_model, tmp_path, *SHORT)
+    for text in ("the in", "an on"):
+        terminal.ask(text, "tokens/s")
+    terminal.leave()
+    flat = terminal.written.replace("\r\n", " ")
+    assert flat.count("what you type is not saved") == 1
+    assert flat.count("this conversation is not saved") == 1
+
+
+def test_no_history_saves_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    terminal = chat(tiny_model, tmp_path, *SHORT, "--no-history")
+    terminal.ask("the in", "tokens/s")
+    terminal.leave()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_two_chats_at_once_are_both_kept(tiny_model: Path, tmp_path: Path) -> None:
+    terminals = [chat(tiny_model, tmp_path, *SHORT) for _ in range(2)]
+    for number, terminal in enumerate(terminals):
+        terminal.ask(f"the in {number}", "tokens/s")
+    for terminal in terminals:
+        terminal.leave()
+    saved = [read_transcript(path).messages[0].content for path in (tmp_path / "chats").iterdir()]
+    assert sorted(saved) == ["the in 0", "the in 1"]
+    assert len((tmp_path / "history").read_text().splitlines()) == 2
+
+
+def test_a_chat_that_is_killed_goes_on_with_what_was_said(tiny_model: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "a model")
+    terminal = chat(model, tmp_path, *SHORT, "--system", "the")
+    terminal.ask("the in", "tokens/s")
+    terminal.ask("/set max_tokens 600")
+    terminal.enter("an on")
+    terminal.wait_for("an on")
+    deadline = time.monotonic() + 30
+    while (path := find_latest(tmp_path / "chats")) is None or len(read_transcript(path).messages) < 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(terminal.process.pid, 9)  # the command, and its worker, which would keep what it has of the answer
+    assert terminal.exit_code() == -9
+    # Without a model named: the conversation says which.
+    terminal = Terminal("chat", "--continue", *SHORT, home=tmp_path)
+    terminal.ready()
+    assert "your last message: 'an on'. Its answer was cut off" in " ".join(terminal.screen().split())
+    killed = read_transcript(path)
+    assert (user_messages(tmp_path), killed.cut_short[-1]) == (["the in", "an on"], (4, "cancelled"))
+    terminal.ask("/retry", "tokens/s")
+    terminal.leave()
+    assert read_transcript(path).messages[:4] == killed.messages[:4]
+    begun, again = killed.messages[4].content, read_transcript(path).messages[4].content
+    assert begun.startswith(again) or again.startswith(begun)
+    assert begun
+    assert len([*(tmp_path / "chats").iterdir()]) == 1
+
+
+@pytest.mark.model
+def test_a_real_model_stops_while_it_reads_and_while_it_answers(smollm2: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    terminal = chat(smollm2, tmp_path, "--trace", trace, "--drafter", "suffix")
+    terminal.paste("A sentence that is read again and again. " * 500)
+    terminal.settle()
+    terminal.enter("")
+    terminal.wait_for("…")
+    time.sleep(0.5)
+    started = time.monotonic()
+    terminal.type(CTRL_C)
+    terminal.ready()
+    assert time.monotonic() - started < 5
+    assert "there is no answer" in terminal.settle()
+    terminal.ask("/undo")
+    terminal.enter("Write a long story about a river.")
+    at = terminal.wait_for("\r \r")  # the mark that waits for the first word goes
+    while len(terminal.written) < at + 200:
+        terminal.settle(0.1)
+    terminal.type(CTRL_C)
+    terminal.wait_for("stopped")
+    terminal.ready()
+    assert sum(event["ph"] == "X" for event in json.loads(trace.read_text())["traceEvents"]) > 3
+    terminal.ask("/stats", "tokens a pass")
+    terminal.ask("/set max_tokens 20")
+    terminal.ask("/drafter none", "drafter: none")
+    terminal.ask("Name three rivers.", "drafting is off")
+    terminal.leave()
+    assert user_messages(tmp_path) == ["Write a long story about a river.", "Name three rivers."]

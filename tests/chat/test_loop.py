@@ -1,0 +1,448 @@
+"""A chat without a terminal: what commands change and report, and the lines about drafting."""
+
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import tiny
+from rich.console import Console
+
+from edgespec import ModelError, SamplingParams, UsageError, load
+from edgespec.chat.clipboard import find_commands, osc52
+from edgespec.chat.commands import (
+    COMMANDS,
+    code_blocks,
+    is_command,
+    run_command,
+    split_command,
+    unescape_message,
+)
+from edgespec.chat.interrupt import Leave, catch_ctrl_c
+from edgespec.chat.loop import _save_regularly
+from edgespec.chat.plain import PlainPrinter, Waiting, is_plain
+from edgespec.chat.printer import OriginPrinter, TokenTexts
+from edgespec.chat.session import ChatSession
+from edgespec.chat.status import Status, format_answer, format_report, format_status, reason_off
+from edgespec.engine.answers import Chunk
+from edgespec.engine.conversation import Conversation
+from edgespec.engine.stats import Stats, Tally
+from edgespec.engine.transcript import AutosaveFile, read_transcript
+from edgespec.errors import MemoryExhausted
+from edgespec.system.clock import VirtualClock
+
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
+
+@pytest.fixture
+def session(tiny_model: Path, tmp_path: Path) -> Iterator[ChatSession]:
+    def open_engine(model: str, drafter: str) -> object:
+        return load(model, drafter=drafter, deterministic=True, home=tmp_path)
+
+    chat = ChatSession(
+        conversation=open_engine(str(tiny_model), "suffix").chat(max_tokens=12),  # type: ignore[attr-defined]
+        model=str(tiny_model),
+        drafter="suffix",
+        open_engine=open_engine,  # type: ignore[arg-type]
+        describe_plan=lambda model, drafter: f"plan of {Path(model).name} with {drafter}",
+        info=lambda line: None,
+        autosave=AutosaveFile(tmp_path / "chats", pytest.fail),
+    )
+    yield chat
+    chat.engine.close()
+
+
+def output(session: ChatSession, command: str) -> str:
+    lines: list[str] = []
+    session.info = lines.append
+    run_command(session, command)
+    return "\n".join(lines)
+
+
+def answer(session: ChatSession, text: str) -> str:
+    reply = session.conversation.stream(text)
+    session.record(tuple(reply))
+    return reply.text
+
+
+def test_every_command_is_explained_and_does_something(session: ChatSession) -> None:
+    listed = output(session, "/help")
+    assert all(f"/{command.name}" in listed for command in COMMANDS)
+    assert run_command(session, "/exit").is_exit
+    assert run_command(session, "/quit").is_exit
+
+
+@pytest.mark.parametrize(
+    ("text", "command", "message"),
+    [("/help", True, "/help"), ("//help", False, "/help"), ("a /help", False, "a /help"), ("/", True, "/")],
+)
+def test_commands_begin_with_a_slash_and_messages_with_two(text: str, command: bool, message: str) -> None:
+    assert is_command(text) == command
+    assert unescape_message(text) == message
+
+
+def test_commands_are_split() -> None:
+    assert split_command("/system  be\n brief ") == ("system", "be\n brief")
+    assert split_command("/") == ("", "")
+
+
+def test_unknown_commands_are_reported_with_the_nearest(session: ChatSession) -> None:
+    with pytest.raises(UsageError, match="did you mean /model"):
+        run_command(session, "/modle x")
+    assert session.conversation.messages == ()
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "value"),
+    [
+        ("temperature 0.8", "temperature", 0.8),
+        ("temperature=0.8", "temperature", 0.8),
+        ("top-k 40", "top_k", 40),
+        ("seed 7", "seed", 7),
+    ],
+)
+def test_set_changes_sampling(session: ChatSession, setting: str, name: str, value: float) -> None:
+    assert output(session, f"/set {setting}") == f"{name} {value}"
+    assert session.conversation.sampling == replace(SamplingParams(), **{name: value})
+
+
+def test_set_changes_limits_and_shows_all(session: ChatSession) -> None:
+    for setting in ("max_tokens 3", "stop a b", "overflow drop-oldest"):
+        output(session, f"/set {setting}")
+    conversation = session.conversation
+    assert (conversation.max_tokens, conversation.stop, conversation.overflow) == (3, ("a b",), "drop-oldest")
+    shown = output(session, "/set")
+    assert "max_tokens 3\nstop 'a b'\noverflow drop-oldest" in shown
+    output(session, "/set max_tokens -")
+    output(session, "/set stop -")
+    assert (conversation.max_tokens, conversation.stop) == (None, ())
+
+
+@pytest.mark.parametrize(
+    "setting", ["temperature hot", "temperature -1", "top_p 2", "top_k 1.5", "max_tokens 0", "overflow ask", "x 1"]
+)
+def test_set_refuses_what_cannot_be_meant_and_changes_nothing(session: ChatSession, setting: str) -> None:
+    before = output(session, "/set")
+    with pytest.raises(UsageError, match=setting.split()[0].split("_")[0]):
+        run_command(session, f"/set {setting}")
+    assert output(session, "/set") == before
+
+
+def test_undo_retry_and_edit(session: ChatSession) -> None:
+    first = answer(session, "the in")
+    assert run_command(session, "/edit").edit == "the in"
+    reply = run_command(session, "/retry").reply
+    assert reply is not None
+    assert [*reply]
+    assert reply.text == first  # greedy
+    assert "removed: the in" in output(session, "/undo")
+    for command in ("/undo", "/edit", "/retry"):
+        with pytest.raises(UsageError, match="nothing"):
+            run_command(session, command)
+
+
+def test_save_and_load(session: ChatSession, tmp_path: Path) -> None:
+    answer(session, "the in")
+    messages = session.conversation.messages
+    assert "2 messages saved" in output(session, f"/save {tmp_path / 'a talk.jsonl'}")
+    output(session, "/clear")
+    assert session.conversation.messages == ()
+    assert "your last message: 'the in'" in output(session, f"/load {tmp_path / 'a talk.jsonl'}")
+    assert session.conversation.messages == messages
+    assert len([*(tmp_path / "chats").iterdir()]) == 2  # what was cleared stays
+    (tmp_path / "bad").write_text("no talk")
+    for command in (f"/load {tmp_path / 'bad'}", "/load", f"/load {tmp_path / 'missing'}"):
+        with pytest.raises(UsageError):
+            run_command(session, command)
+    assert session.conversation.messages == messages
+
+
+def test_another_drafter_keeps_the_conversation_and_a_bad_one_the_engine(session: ChatSession) -> None:
+    answer(session, "the in")
+    messages = session.conversation.messages
+    assert "drafter: none" in output(session, "/drafter none")
+    assert session.conversation.messages == messages
+    engine = session.engine
+    for command in ("/drafter no-such-model", "/model no-such-model"):
+        with pytest.raises(ModelError):
+            run_command(session, command)
+    assert session.engine is engine
+    assert session.drafter == "none"
+    assert answer(session, "an on")
+    assert "a context of 700" in output(session, "/model")
+
+
+def test_where_two_do_not_fit_the_present_one_goes_first_and_comes_back_if_need_be(session: ChatSession) -> None:
+    open_engine = session.open_engine
+    asked: list[str] = []
+
+    def tight(model: str, drafter: str) -> object:
+        asked.append(drafter)
+        if len(asked) == 1 or drafter == "huge":
+            raise MemoryExhausted("no room")
+        return open_engine(model, drafter)
+
+    session.open_engine = tight  # type: ignore[assignment]
+    assert "drafter: none" in output(session, "/drafter none")
+    assert asked == ["none", "none"]
+    with pytest.raises(MemoryExhausted):
+        run_command(session, "/drafter huge")
+    assert asked[2:] == ["huge", "huge", "none"]
+    assert answer(session, "the in")
+
+
+def test_system_context_plan_trace_and_multi(session: ChatSession, tmp_path: Path) -> None:
+    assert output(session, "/system") == "no system message"
+    assert output(session, "/system the in") == "system message: the in"
+    answer(session, "an on")
+    assert session.conversation.messages[0].content == "the in"
+    context = output(session, "/context")
+    assert f"{session.conversation.num_tokens} of {tiny.CONTEXT} tokens" in context
+    assert "2 messages of the conversation are sent to the model" in context
+    assert output(session, "/plan") == f"plan of {Path(session.model).name} with suffix"
+    assert "saved to" in output(session, f"/trace {tmp_path / 'trace.json'}")
+    assert (tmp_path / "trace.json").stat().st_size > 100
+    output(session, "/multi")
+    assert session.is_multi_line
+    assert output(session, "/system -") == "no system message"
+
+
+def test_show_takes_its_views_alone(session: ChatSession) -> None:
+    assert run_command(session, "/show drafted") == run_command(session, "/show plain")
+    answer(session, "the in")
+    assert run_command(session, "/show drafted").shows_last
+    with pytest.raises(UsageError, match="markdown, plain, drafted"):
+        run_command(session, "/show colours")
+
+
+def test_copy_finds_the_last_answer_its_code_or_all(session: ChatSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+    monkeypatch.setattr("edgespec.chat.commands.copy", lambda text, is_terminal: taken.append(text) or "a test")
+    with pytest.raises(UsageError, match="no answer"):
+        run_command(session, "/copy")
+    text = answer(session, "the in")
+    assert output(session, "/copy") == f"{len(text)} characters copied with a test"
+    with pytest.raises(UsageError, match="no code block"):
+        run_command(session, "/copy code")
+    run_command(session, "/copy all")
+    assert taken == [text, f"user: the in\n\nassistant: {text}"]
+    assert code_blocks("a\n```py\nx = 1\n\ny\n```\nb\n~~~\nz") == ["x = 1\n\ny\n", "z\n"]
+
+
+def test_the_clipboard_is_the_desktops_own_and_over_ssh_the_terminals() -> None:
+    assert [
+        command.split()[0] for command in find_commands({"WAYLAND_DISPLAY": "w", "DISPLAY": ":0"}, "linux")
+    ] == [*("wl-copy", "xclip", "xsel")]
+    assert find_commands({}, "darwin") == ["pbcopy"]
+    assert find_commands({"SSH_CONNECTION": "x", "DISPLAY": ":0"}, "linux") == find_commands({}, "linux") == []
+    assert osc52("hé\x1b") == "\x1b]52;c;aMOpGw==\x07"
+
+
+def test_stats_report_what_drafts_and_why_not(session: ChatSession) -> None:
+    assert output(session, "/stats") == "no answer yet; drafter: suffix"
+    answer(session, "the in")
+    report = output(session, "/stats")
+    assert "tokens a pass" in report
+    assert "model on cpu" in report
+    assert "suffix" in report
+
+
+def stats(**changed: object) -> Stats:
+    tallied = Tally().stats(drafter="suffix", draft_length="auto", target_device="cpu", drafter_device=None)
+    return replace(tallied, **changed)  # type: ignore[arg-type]
+
+
+SOURCES = {
+    "none": {"rounds": 3, "drafted": 0, "verified": 0, "accepted": 0},
+    "suffix": {"rounds": 2, "drafted": 8, "verified": 8, "accepted": 6},
+}
+DRAFTED = stats(
+    num_drafted=8, acceptance_rate=0.75, sources=SOURCES, estimated_gain=1.5, decode_tokens_per_second=20.0
+)
+STATUS = Status(model="m", devices=("cpu", "cpu"), drafter="suffix", num_context=9, context_length=90)
+
+
+@pytest.mark.parametrize(
+    ("of", "reason"),
+    [
+        (stats(drafter="none"), "--drafter none"),
+        (stats(undrafted={"no drafter had a guess": 5, "other": 2}), "no drafter had a guess"),
+        (stats(undrafted={"other": 2}, downgrades=("steps down",)), "steps down"),
+        (stats(), "too short"),
+    ],
+)
+def test_why_drafting_is_off(of: Stats, reason: str) -> None:
+    assert reason in reason_off(of)
+    assert reason in format_report(of, [], ("cpu", "cpu"))[0]
+    assert reason in format_status(replace(STATUS, stats=of), 200)
+
+
+def test_lines_of_an_answer_that_was_drafted() -> None:
+    assert format_answer(DRAFTED, "length") == [
+        "20.0 tokens/s",
+        "drafting: ~1.50x speed, 75% accepted (suffix 6/8)",
+        "stopped at the token limit (max-tokens)",
+    ]
+    lines = format_report(DRAFTED, ["given\x1b up"], ("cpu", "cpu"))
+    assert lines[0].startswith("drafting helps: 1.50 times the speed of plain decoding (estimated")
+    assert "suffix: 8 tokens drafted in 2 passes, 6 accepted (75%)" in lines
+    assert lines[-1] == "changed in this chat: given\\x1b up"
+
+
+@pytest.mark.parametrize("columns", [1, 10, 20, 40, 80, 200])
+def test_the_line_below_the_input_fits(columns: int) -> None:
+    line = format_status(replace(STATUS, stats=DRAFTED), columns)
+    assert len(line) <= columns
+    assert line.startswith("m on cpu"[: columns - 1])
+    if columns == 200:
+        assert line == "m on cpu · context 9/90 · suffix 75% accepted · ~1.50x speed · 20 tokens/s"
+
+
+def test_texts_of_tokens_join_to_the_answer_with_their_origins(tiny_model: Path) -> None:
+    with load(tiny_model, drafter="suffix", draft_length=4, deterministic=True) as engine:
+        sampling = SamplingParams(temperature=0.9, seed=3)
+        whole = engine.generate("the in the an", sampling=sampling, max_tokens=60).text
+        stop = whole[25:28]
+        chunks = [*engine.stream("the in the an", sampling=sampling, max_tokens=60, stop=stop)]
+        texts = TokenTexts(engine.tokenizer)
+        pieces = [piece for chunk in chunks for piece in texts.push(chunk)]
+        assert "".join(text for text, _ in pieces) == "".join(chunk.text for chunk in chunks)
+        assert {origin for _, origin in pieces} <= {"target", "suffix"}
+
+
+class _Stream(io.StringIO):
+    def __init__(self, is_terminal: bool = True) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
+def test_tokens_are_coloured_by_origin_with_a_legend() -> None:
+    stream = _Stream()
+    console = Console(file=stream, force_terminal=True, color_system="standard", width=80)
+    pieces = ["a", " b", " c", "\n世界 "]
+    tokenizer = SimpleNamespace(
+        decode=lambda tokens: "".join(pieces[token] for token in tokens), ends_in_bytes=lambda tokens: False
+    )
+    printer = OriginPrinter(console, tokenizer)  # type: ignore[arg-type]
+    origins = ("target", "suffix", "suffix", "my-model")
+    printer.push(Chunk(text="".join(pieces), token_ids=(0, 1, 2, 3), origins=origins))
+    printer.end()
+    assert "\x1b[32m b\x1b[0m\x1b[32m c\x1b[0m" in stream.getvalue()
+    assert "target 25%" in stream.getvalue()
+    assert "suffix 50%" in stream.getvalue()
+    assert "my-model 25%" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "environment", "plain"),
+    [
+        (True, {"TERM": "xterm"}, False),
+        (False, {"TERM": "xterm"}, True),
+        (True, {"TERM": "dumb"}, True),
+        (True, {"TERM": "xterm", "NO_COLOR": "1"}, True),
+        (True, {"TERM": "xterm", "NO_COLOR": ""}, False),
+        (False, {"FORCE_COLOR": "1"}, False),
+    ],
+)
+def test_who_gets_text_alone(is_terminal: bool, environment: dict[str, str], plain: bool) -> None:
+    assert is_plain(_Stream(is_terminal), environment) == plain
+
+
+def test_a_pipe_gets_bytes_as_they_are_and_a_terminal_escapes() -> None:
+    for is_terminal, shown in [(True, "a\\x1b[1m\n"), (False, "a\x1b[1m\n")]:
+        stream = _Stream(is_terminal)
+        printer = PlainPrinter(stream)
+        printer.push(Chunk(text="a\x1b[1m", token_ids=()))
+        printer.push(Chunk(text="", token_ids=()))
+        printer.end()
+        assert stream.getvalue() == shown
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="os.kill ends the process on Windows")
+def test_ctrl_c_stops_once_and_leaves_twice() -> None:
+    stopped: list[bool] = []
+    clock = VirtualClock()
+    before = signal.getsignal(signal.SIGINT)
+    with catch_ctrl_c(lambda: stopped.append(True), clock) as was_pressed:
+        assert not was_pressed()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert was_pressed()
+        clock.now = 0.2  # the same once more, as passed on by another process
+        os.kill(os.getpid(), signal.SIGINT)
+        clock.now = 0.4
+        with pytest.raises(Leave):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert stopped == [True]
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_in_another_thread_ctrl_c_is_left_alone() -> None:
+    seen: list[bool] = []
+
+    def work() -> None:
+        with catch_ctrl_c(pytest.fail) as was_pressed:
+            seen.append(was_pressed())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [False]
+
+
+def test_what_is_shown_of_an_answer_is_on_the_disk_each_second(
+    session: ChatSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter(range(1000))
+    monkeypatch.setattr("edgespec.chat.loop.monotonic", lambda: next(seconds) / 4)
+    monkeypatch.setattr("edgespec.chat.loop._MAX_SAVE_SHARE", 1.0)
+    session.conversation.max_tokens = 60
+    assert session.autosave is not None
+    shown, saved = "", []
+    for chunk in _save_regularly(session, session.conversation.stream("the in")):
+        if session.autosave.path:
+            saved.append(read_transcript(session.autosave.path))
+            assert shown.startswith(saved[-1].messages[1].content)
+            assert saved[-1].cut_short == ((1, "cancelled"),)
+        shown += chunk.text
+    texts = [each.messages[1].content for each in saved]
+    assert len(texts) > len(set(texts)) >= 3
+    session.save()
+    assert read_transcript(session.autosave.path or Path()) == session.conversation.transcript(session.model)
+    assert len([*session.autosave.path.parent.iterdir()] if session.autosave.path else []) == 1
+
+
+def test_engine_chat_is_a_conversation(session: ChatSession) -> None:
+    assert isinstance(session.engine.chat(), Conversation)
+
+
+def test_progress_is_shown_on_a_terminal_and_erased(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr("edgespec.chat.plain._PROGRESS_S", 0.01)
+    screen, was_asked = _Stream(), threading.Event()
+
+    def progress() -> str:
+        was_asked.set()
+        return "reading"
+
+    waiting = Waiting(screen, progress)
+    waiting.begin()
+    assert was_asked.wait(10)
+    waiting.end()
+    written = screen.getvalue()
+    assert written.startswith("…\r \r… reading")
+    assert written.endswith("… reading\r         \r")
+    pipe = _Stream(is_terminal=False)
+    waiting = Waiting(pipe, progress)
+    waiting.begin()
+    waiting.end()
+    assert pipe.getvalue() == ""

@@ -1,0 +1,672 @@
+"""The command line as a script meets it: stdout, stderr, exit code."""
+
+import errno
+import io
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from edgespec.chat import interrupt
+from edgespec.chat.plain import PlainPrinter
+from edgespec.cli.export import _as_argument
+from edgespec.cli.main import main
+from edgespec.config.drafter_names import TARGET, TEXT
+from edgespec.engine.answers import Chunk
+from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.types import Logits, TokenIds
+
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
+
+@pytest.fixture(autouse=True)
+def no_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    try:
+        code = main([str(argument) for argument in arguments])
+    except SystemExit as exit_:
+        code = int(exit_.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_one_answer_goes_to_stdout_and_nothing_else(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
+    code, out, err = run(capsys, "chat", tiny_model, "--prompt", "the", "--max-tokens", 5)
+    assert code == 0
+    assert out.endswith("\n")
+    assert "token limit" in err
+
+
+def test_json_answer_is_the_documented_document(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
+    options = ["--prompt", "the", "--max-tokens", 9, "--json", "--temperature", 0.7, "--seed", 3]
+    code, out, err = run(capsys, "chat", tiny_model, *options)
+    document = json.loads(out)
+    assert (code, err) == (0, "")
+    assert list(document) == ["text", "token_ids", "finish_reason", "prompt_tokens", "stats"]
+    assert set(document["stats"]) >= {
+        "decode_tokens_per_second",
+        "prefill_tokens_per_second",
+        "time_to_first_token_s",
+        "tokens_per_pass",
+        "acceptance_rate",
+        "acceptance_by_position",
+        "passes",
+        "drafter",
+        "draft_length",
+        "schedule",
+        "overlap",
+        "target_device",
+        "drafter_device",
+        "downgrades",
+    }
+    assert len(document["token_ids"]) == 9
+
+
+def test_piped_text_is_the_prompt(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--max-tokens", 8, "--json"]
+    _, given, _ = run(capsys, "chat", tiny_model, "--prompt", "the in", *options)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the in"))
+    _, piped, _ = run(capsys, "chat", tiny_model, *options)
+    assert json.loads(piped)["token_ids"] == json.loads(given)["token_ids"]
+
+
+def test_piped_text_is_a_part_of_the_prompt_where_a_dash_says_so(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--max-tokens", 8, "--json"]
+    _, given, _ = run(capsys, "chat", tiny_model, "--prompt", "the in\n\nan on", *options)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("an on"))
+    _, joined, _ = run(capsys, "chat", tiny_model, "--prompt", "the in", "--prompt", "-", *options)
+    assert json.loads(joined)["token_ids"] == json.loads(given)["token_ids"]
+    code, _, err = run(capsys, "chat", tiny_model, "--prompt", "-", "--prompt", "-")
+    assert (code, "stdin can be read once" in err) == (2, True)
+
+
+def test_piped_text_that_is_not_read_is_reported(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text").write_text("an on")
+    with (tmp_path / "text").open() as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        _, _, err = run(capsys, "chat", tiny_model, "--prompt", "the in", "--max-tokens", 2)
+        assert "stdin is not read, as --prompt is given" in err
+        assert file.read() == "an on"
+        _, _, err = run(capsys, "chat", tiny_model, "--prompt", "the in", "--max-tokens", 2)
+    assert "stdin is not read" not in err
+
+
+def test_drafter_can_be_a_model(capsys: pytest.CaptureFixture[str], tiny_model: Path, tiny_drafter: Path) -> None:
+    options = ["--prompt", "the", "--max-tokens", 20, "--deterministic", "--json"]
+    _, plain, _ = run(capsys, "chat", tiny_model, *options, "--drafter", "none")
+    _, drafted, _ = run(capsys, "chat", tiny_model, *options, "--drafter", tiny_drafter, "--draft-length", 4)
+    assert json.loads(drafted)["token_ids"] == json.loads(plain)["token_ids"]
+    assert json.loads(drafted)["stats"]["drafter"] == "tiny-int4"
+
+
+def test_chat_stores_answers_unless_a_flag_forbids_it(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path
+) -> None:
+    asked = ["chat", tiny_model, "--prompt", "the", "--max-tokens", "40", "--deterministic"]
+    first = run(capsys, *asked, "--no-answer-cache")
+    assert run(capsys, *asked, "--no-history")[:2] == first[:2]
+    assert not (tmp_path / "home" / "memory").exists()
+    assert run(capsys, *asked)[:2] == first[:2]
+    assert len(list((tmp_path / "home" / "memory").iterdir())) == 1
+    assert run(capsys, *asked)[:2] == first[:2]
+
+
+def test_export_then_score(capsys: pytest.CaptureFixture[str], tiny_gguf: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the in the an on " * 30)
+    code, out, err = run(capsys, "export", tiny_gguf, "--output", tmp_path / "m", "--precision", "int8", "--check")
+    assert "checked on" in err
+    assert (code, out) == (0, "")
+    assert f"edgespec chat {tmp_path / 'm'}" in err
+    code, out, _ = run(capsys, "score", tmp_path / "m", "--file", text, "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert document["tokens"] > 50
+    assert 0 < document["nll"] < 60
+
+
+def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gguf: Path, tmp_path: Path) -> None:
+    _, out, _ = run(capsys, "export", tiny_gguf, "--output", tmp_path / "m", "--json")
+    assert json.loads(out) == json.loads((tmp_path / "m" / "edgespec.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["chat", "smollm-135m", "--prompt", "x"], 3, "did you mean smollm2-135m"),
+        (["chat", "", "--prompt", "x"], 3, "the name of the model is empty"),
+        (["chat", "nothing-like-it", "--prompt", "x"], 3, "'nothing-like-it': edgespec models list has the names"),
+        (["models", "path", "/"], 3, "is a folder without edgespec.json"),
+        (["chat", "{model}", "--prompt", "x", "--memory", "2M"], 5, "M would do)"),
+        (["chat", "{model}", "--prompt", "x", "--device", "cuda"], 4, "cuda"),
+        (["chat", "{model}", "--prompt", "x", "--device", "tpu"], 4, "tpu"),
+        (["chat", "{model}", "--prompt", "the in " * 3000], 7, "do not fit the context of 700"),
+        (["chat", "{model}", "--prompt", " "], 2, "empty"),
+        (["chat", "{model}"], 2, "empty"),
+        (["chat", "{model}", "--prompt", "x", "--temperature", "-1"], 2, "temperature"),
+        (["chat", "{model}", "--prompt", "x", "--max-tokens", "0"], 2, "max-tokens"),
+        (["chat", "{model}", "--prompt", "x", "--draft-length", "x"], 2, "draft length"),
+        (["chat", "{model}", "--prompt", "x", "--drafter", "nothing-known"], 3, "nothing-known"),
+        (["chat", "{model}", "--prompt", "x", "--drafter", "x" * 300], 3, "cannot be opened (File name too long)"),
+        (["chat", "x" * 300, "--prompt", "x"], 3, "give a name, a folder or a file"),
+        (["chat", "{model}", "--prompt", "x", "--drafter", "{model}+{model},suffix"], 2, "are called 'tiny'"),
+        (["chat", "{model}", "--prompt", "x", "--drafter", "none+{model}"], 2, "the drafter 'none+"),
+        (["chat", "{model}", "--prompt", "x", "--threads", "0"], 2, "threads"),
+        (["chat", "smollm2-135m", "--prompt", "x", "--offline"], 3, "--offline"),
+        (["export", "/nowhere.gguf", "--output", "{out}"], 3, "/nowhere.gguf"),
+        (["export", "{gguf}", "--output", "{model}"], 2, "already exists"),
+        (
+            ["export", "{gguf}", "--output", "{out}", "--drafter", "{gguf}", "--skip-layers", "1"],
+            2,
+            "--skip-layers",
+        ),
+        (["export", "{gguf}", "--output", "{out}", "--exporter", "optimum", "--form", "npu"], 2, "--form"),
+        (["export", "{gguf}", "--output", "{out}", "--drafter-precision", "int4"], 2, "give --drafter"),
+        (["export", "{gguf}", "--output", "{out}", "--vocab-corpus", "{empty}"], 2, "--vocab-subset"),
+        (
+            ["export", "{gguf}", "--output", "{out}", "--vocab-subset", "0", "--vocab-corpus", "{empty}"],
+            2,
+            "at least one",
+        ),
+        (["export", "{gguf}", "--output", "{out}", "--drafter", "/nowhere.gguf"], 3, "/nowhere.gguf"),
+        (["export", "{gguf}", "--output", "{out}", "--dry-run", "--skip-layers", "0-1"], 2, "keep at least one"),
+        (["export", "{gguf}", "--output", "{model}", "--dry-run"], 2, "already exists"),
+        (["score", "{model}", "--file", "/nowhere.txt"], 2, "/nowhere.txt"),
+        (["score", "{model}", "--file", "{empty}"], 2, "at least 2"),
+        (["frobnicate"], 2, "no command 'frobnicate'"),
+        ([], 2, "required"),
+    ],
+)
+def test_bad_input_gets_one_message_and_its_exit_code(
+    capsys: pytest.CaptureFixture[str],
+    tiny_model: Path,
+    tiny_gguf: Path,
+    tmp_path: Path,
+    arguments: list[str],
+    code: int,
+    words: str,
+) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    places = {"model": tiny_model, "gguf": tiny_gguf, "out": tmp_path / "out", "empty": tmp_path / "empty.txt"}
+    found, out, err = run(capsys, *(argument.format(**places) for argument in arguments))
+    assert (found, out) == (code, "")
+    assert words in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+
+
+def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    settings = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"} | environment
+    edgespec = f"{sys.executable} -m edgespec"
+    return subprocess.run(
+        ["bash", "-c", line.replace("edgespec", edgespec)],
+        capture_output=True,
+        text=True,
+        env=settings,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("options", ["", "--json --max-tokens 3"])
+def test_reader_that_leaves_early_ends_the_command_quietly(
+    tiny_model: Path, options: str, unbuffered: str
+) -> None:
+    line = f"edgespec chat {tiny_model} --prompt the {options} | true; exit ${{PIPESTATUS[0]}}"
+    done = shell(line, PYTHONUNBUFFERED=unbuffered)
+    assert done.returncode == 0
+    assert "rror" not in done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)])
+def test_full_output_device_is_an_error_in_one_line(tiny_model: Path, unbuffered: str) -> None:
+    line = f"edgespec chat {tiny_model} --prompt the --max-tokens 3 --json > /dev/full"
+    done = shell(line, PYTHONUNBUFFERED=unbuffered)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "No space left" in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_closed_streams_are_no_crash(tiny_model: Path, closed: str) -> None:
+    done = shell(f"edgespec chat {tiny_model} --prompt the --max-tokens 3 {closed}")
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    assert "edgespec:" not in done.stdout
+
+
+def test_piped_bytes_that_are_no_text_are_replaced(tiny_model: Path) -> None:
+    line = f"printf 'caf\\xe9' | edgespec chat {tiny_model} --max-tokens 3 --drafter none --json"
+    done = shell(line, PYTHONIOENCODING="utf-8:strict")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_home_that_is_a_file_is_an_error_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "file"))
+    code, _, err = run(capsys, "chat", "--prompt", "x")
+    assert (code, err.count("\n")) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [("INT", 130), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("TERM", 143), ("HUP", 129)))],
+)
+def test_export_that_is_stopped_leaves_nothing(tiny_gguf: Path, tmp_path: Path, number: str, code: int) -> None:
+    """Stopped at its first line of talk, in the midst of the work."""
+    import signal
+
+    program = (
+        "import signal, sys; from edgespec.cli.main import main; import edgespec.export.graph as graph, time;"
+        # Which a shell has ignored for what runs in the background, and nohup.
+        "signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "hasattr(signal, 'SIGHUP') and signal.signal(signal.SIGHUP, signal.SIG_DFL);"
+        "build = graph._Decoder.build;"
+        "graph._Decoder.build = lambda self: (print('busy', flush=True), time.sleep(60));"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "export", str(tiny_gguf), "--output", str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"busy\n"
+        assert {path.name for path in tmp_path.iterdir()} == {".out.partial", ".out.lock"}
+        process.send_signal(getattr(signal, f"SIG{number}"))
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, list(tmp_path.iterdir())) == (code, [])
+    assert b"Traceback" not in err
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert all(command in out for command in ("chat", "export", "score", "bench"))
+
+
+NO_UTF8 = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+
+
+@pytest.mark.slow
+def test_everything_works_in_a_locale_without_utf8(tiny_gguf: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (tmp_path / "text.txt").write_text("naïve 你好", encoding="utf-8")
+    lines = [
+        f"edgespec export {tiny_gguf} --output {out}",
+        f"edgespec chat {out} --prompt 'Say 你好' --max-tokens 3 --json",
+        f"edgespec score {out} --file {tmp_path / 'text.txt'} --json",
+    ]
+    elsewhere, here = (shell(" && ".join(lines), **environment) for environment in (NO_UTF8, {}))
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    assert here.returncode == 2  # the folder is there already
+    here = shell(" && ".join(lines[1:]))
+    assert [json.loads(line).get("token_ids") for line in elsewhere.stdout.splitlines()] == [
+        json.loads(line).get("token_ids") for line in here.stdout.splitlines()
+    ]
+
+
+def test_stderr_that_is_full_changes_no_exit_code(tiny_model: Path) -> None:
+    done = shell(f"edgespec chat {tiny_model} --prompt the --max-tokens 3 2>/dev/full")
+    assert (done.returncode, bool(done.stdout)) == (0, True)
+    assert shell("edgespec models path nothing-known 2>/dev/full").returncode == 3
+
+
+def test_no_device_id_is_left_by_the_runtime(tiny_model: Path, tmp_path: Path) -> None:
+    done = shell(
+        f"edgespec chat {tiny_model} --prompt the --max-tokens 3 --offline --no-answer-cache",
+        HOME=str(tmp_path),
+        CI="",
+    )
+    assert done.returncode == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with suppress(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out.startswith("edgespec 0.")
+
+
+@pytest.mark.parametrize("step", ["edgespec.export.sources.read_gguf", "edgespec.export.convert.build_graphs"])
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
+def test_export_that_runs_out_of_memory_says_so_and_leaves_nothing(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_gguf: Path,
+    tmp_path: Path,
+    step: str,
+    error: Exception,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(step, fail)
+    code, _, err = run(capsys, "export", tiny_gguf, "--output", tmp_path / "out")
+    assert (code, list(tmp_path.iterdir())) == (5, [])
+    assert "out of memory" in err
+
+
+@contextmanager
+def rounds_logged() -> Iterator[None]:
+    """What --log-rounds leaves in this process is taken away."""
+    try:
+        yield
+    finally:
+        rounds = logging.getLogger("edgespec.rounds")
+        for handler in rounds.handlers[:]:
+            rounds.removeHandler(handler)
+            handler.close()
+        rounds.setLevel(logging.NOTSET)
+
+
+def test_rounds_are_logged_with_what_was_expected(tiny_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    options = ["--prompt", "the in the in", "--max-tokens", "20", "--json", "--log-rounds", str(path)]
+    with rounds_logged():
+        assert main(["chat", str(tiny_model), *options]) == 0
+    rounds = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [each["round"] for each in rounds] == list(range(1, len(rounds) + 1))
+    assert sum(each["num_accepted"] + 1 for each in rounds) >= 20
+    assert "none" in rounds[0]["expected"]
+
+
+def test_a_real_run_is_replayed_with_its_tokens_a_pass(
+    tiny_model: Path, tiny_drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rounds.jsonl"
+    options = ["--drafter", str(tiny_drafter), "--draft-length", "3", "--schedule", "serial"]
+    options += ["--prompt", "the in the in", "--max-tokens", "60", "--json", "--log-rounds", str(path)]
+    with rounds_logged():
+        code, out, _ = run(capsys, "chat", str(tiny_model), *options)
+    stats = json.loads(out)["stats"]
+    assert (code, stats["num_emitted"]) == (0, 60)
+    figures = ["--target-ms", "80", "--draft-ms", "9", "--json"]
+    code, out, _ = run(capsys, "simulate", "--trace", str(path), *figures)
+    assert code == 0
+    assert json.loads(out)["serial"]["tokens_per_pass"] == pytest.approx(stats["tokens_per_pass"])
+
+
+def test_log_that_cannot_be_written_is_refused(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", str(tiny_model), "--prompt", "the", "--log-rounds", "/no/such/folder/x"]) == 2
+    assert "cannot write /no/such/folder/x" in capsys.readouterr().err
+
+
+def test_trace_holds_the_work_of_both_lanes(
+    tiny_model: Path, tiny_drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.json"
+    options = [
+        "--prompt",
+        "the in the",
+        "--max-tokens",
+        "12",
+        "--drafter",
+        str(tiny_drafter),
+        "--draft-length",
+        "3",
+    ]
+    code, _, err = run(capsys, "chat", str(tiny_model), *options, "--schedule", "pipelined", "--trace", str(path))
+    assert code == 0
+    events = json.loads(path.read_text())["traceEvents"]
+    assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {"target", "drafter"}
+    assert sum(event["args"].get("num_tokens", 0) for event in events if event["name"] == "verify") >= 12
+    target, drafter, whole = err.splitlines()[-3:]
+    assert target.startswith("target  ")
+    assert drafter.startswith("drafter ")
+    assert "in both lanes at once" in whole
+
+
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """A shell's background jobs ignore it, and so does a command that has heard it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
+@pytest.mark.parametrize("num_presses", [1, 2])
+def test_trace_holds_an_answer_that_was_stopped(
+    tiny_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    num_presses: int,
+) -> None:
+    def push(self: PlainPrinter, chunk: Chunk) -> None:
+        for _ in range(num_presses * (not chunk.finish_reason)):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(PlainPrinter, "push", push)
+    path = tmp_path / "trace.json"
+    code, _, err = run(capsys, "chat", tiny_model, "--prompt", "the", "--drafter", "none", "--trace", path)
+    assert code == 130
+    events = json.loads(path.read_text())["traceEvents"]
+    assert [event["name"] for event in events] == ["thread_name", "verify"]
+    assert "in both lanes at once" in err
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
+def test_an_answer_that_was_left_before_its_trace_is_reported(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def push(self: PlainPrinter, chunk: Chunk) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(PlainPrinter, "push", push)
+    monkeypatch.setattr(interrupt, "_ONE_PRESS_S", -1.0)
+    path = tmp_path / "trace.json"
+    code, _, err = run(capsys, "chat", tiny_model, "--prompt", "the", "--drafter", "none", "--trace", path)
+    assert (code, json.loads(path.read_text())["traceEvents"]) == (130, [])
+    assert "the trace does not have the last answer" in err
+
+
+def test_trace_that_cannot_be_written_is_refused(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", str(tiny_model), "--prompt", "the", "--trace", "/no/such/folder/x"]) == 2
+    assert "cannot write /no/such/folder/x" in capsys.readouterr().err
+
+
+def test_hint_names_a_folder_that_begins_with_a_dash_as_one() -> None:
+    assert _as_argument(Path("-dash")) == "./-dash"
+    assert _as_argument(Path("a b")) == "'a b'"
+
+
+def test_doctor_tells_what_is_here(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, err = run(capsys, "doctor", "--json")
+    document = json.loads(out)
+    assert (code, err) == (0, "")
+    assert document["home"]["path"] == str(tmp_path / "home")
+    assert "CPUExecutionProvider" in document["onnxruntime"]["providers"]
+    assert document["memory"]["total_bytes"] >= document["memory"]["available_bytes"] > 0
+    assert document["self_test"] is None
+    assert next(device["device"] for device in document["devices"] if device["is_usable"]) == "cpu"
+    code, out, _ = run(capsys, "doctor")
+    assert code == 0
+    assert document["onnxruntime"]["version"] in out
+    assert "self-test: skipped" in out
+    assert not (tmp_path / "home").exists()
+
+
+def test_doctor_runs_a_short_test_of_what_is_prepared(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path
+) -> None:
+    code, out, _ = run(capsys, "doctor", tiny_model, "--json")
+    tested = json.loads(out)["self_test"]
+    assert (code, tested["num_defects"], tested["problem"]) == (0, 0, None)
+    assert tested["num_tokens"] > 0
+    assert tested["plain_tokens_per_second"] > 0
+    assert run(capsys, "doctor", "nothing-prepared")[0] == 3
+
+
+@pytest.mark.slow
+def test_doctor_tells_of_drafted_text_that_is_another(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = OnnxDecoder.logits
+
+    def mistaken(self: OnnxDecoder, tokens: TokenIds, num_last: int) -> Logits:
+        rows = whole(self, tokens, num_last)
+        return rows[::-1] if num_last == 5 else rows
+
+    monkeypatch.setattr(OnnxDecoder, "logits", mistaken)
+    code, out, _ = run(capsys, "doctor", tiny_model)
+    assert code == 1
+    assert "drafting CHANGES the text" in out
+
+
+def test_doctor_reports_an_invalid_configuration(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.toml").write_text("threads = false")
+    monkeypatch.setenv("EDGESPEC_CONFIG", str(tmp_path / "config.toml"))
+    code, out, _ = run(capsys, "doctor")
+    assert code == 2
+    assert "config.toml:1: threads is 'False'" in out
+
+
+def test_doctor_says_what_is_wrong_with_the_runtime(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.runtimes.devices.installed_builds", list)
+    code, out, _ = run(capsys, "doctor")
+    assert code == 4
+    assert "not installed" in out
+
+
+@pytest.mark.parametrize("command", ["chat", "bench", "doctor"])
+def test_help_names_every_drafter(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    words = run(capsys, command, "--help")[1].replace(",", " ").split()
+    assert {"auto", "self", *TEXT, *TARGET} <= set(words)
+
+
+def test_doctor_finds_speculation_exact(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tiny_drafter: Path, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "the in the an"}\n{"turns": ["on the", "x"]}\n')
+    arguments = ["doctor", "--exactness", tiny_model, "--drafter", tiny_drafter, "--prompts", prompts]
+    code, out, _ = run(capsys, *arguments, "--max-tokens", 20, "--json")
+    document = json.loads(out)
+    assert (code, document["is_exact"], document["drafter"]) == (0, True, "tiny-int4")
+    assert document["deterministic"] == {"tokens": 2 * 2 * 4 * 20, "differences": []}
+    assert document["normal"]["tokens"] == 2 * 4 * 20
+    code, out, _ = run(capsys, *arguments, "--max-tokens", 5)
+    assert (code, "exact: " in out) == (0, True)
+
+
+def test_doctor_leaves_out_what_does_not_fit(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "the in " * 3000}) + '\n{"prompt": "the"}\n')
+    arguments = ["doctor", "--exactness", tiny_model, "--prompts", prompts, "--max-tokens", 5]
+    code, out, err = run(capsys, *arguments, "--json")
+    assert (code, json.loads(out)["prompts"]) == (0, 1)
+    assert "skipped 'the in the in" in err
+    prompts.write_text(json.dumps({"prompt": "the in " * 3000}))
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert "every prompt was skipped" in err
+
+
+def test_doctor_reports_a_defect(
+    capsys: pytest.CaptureFixture[str],
+    tiny_model: Path,
+    tiny_drafter: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = OnnxDecoder.logits
+
+    def mistaken(self: OnnxDecoder, tokens: TokenIds, num_last: int) -> Logits:
+        rows = whole(self, tokens, num_last)
+        return rows[::-1] if num_last == 5 else rows
+
+    monkeypatch.setattr(OnnxDecoder, "logits", mistaken)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "the in the an"}')
+    arguments = ["doctor", "--exactness", tiny_model, "--drafter", tiny_drafter, "--prompts", prompts]
+    code, out, _ = run(capsys, *arguments, "--max-tokens", 12)
+    assert code == 1
+    assert "NOT exact" in out
+    assert "defect: token" in out
+
+
+@pytest.mark.parametrize("bad", [["--drafter", "none"], ["--max-tokens", "0"], ["--prompts", "nowhere.jsonl"]])
+def test_doctor_refuses_invalid_options(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, bad: list[str]
+) -> None:
+    assert run(capsys, "doctor", "--exactness", tiny_model, *bad)[0] == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is Linux's")
+@pytest.mark.parametrize("command", [["--help"], ["help", "chat"], ["models", "list"]])
+def test_full_stdout_is_reported_in_one_line(command: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "edgespec", *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr) == (1, "edgespec: cannot write to stdout (No space left on device)\n")
+
+
+def test_misspelt_variable_is_reported_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_TREADS", "2")
+    monkeypatch.setenv("EDGESPEC_TEST_ANYTHING", "2")
+    code, _, err = run(capsys, "models", "list", "--json")
+    message = "the variable EDGESPEC_TREADS is unknown and has no effect; did you mean EDGESPEC_THREADS?"
+    assert (code, err) == (0, f"edgespec: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"prompt": "x"}\n{"text": "y"}', "line 2: it has neither prompt nor turns"),
+        ('\n{"prompt": "x"', "line 2 is no JSON (Expecting"),
+        ("[1]", "line 1: expected `object`, got `array`"),
+        ('{"turns": []}', "line 1: turns is []: expected `array` of length >= 1"),
+        ('{"prompt": " "}', "line 1: a prompt is empty"),
+        ('{"prompt": 3}', "line 1: prompt is 3: expected `str | null`, got `int`"),
+        ("\xff", "it is not text in UTF-8"),
+    ],
+)
+def test_invalid_prompts_are_reported_with_their_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, words: str
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(text.encode("latin-1"))
+    code, _, err = run(capsys, "bench", "no-such-model", "--prompts", path)
+    assert code == 2
+    assert f"{path} is no prompts file: {words}" in err
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "{", "\xff", '{"model": NaN}'])
+def test_report_of_another_shape_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(text.encode("latin-1"))
+    code, _, err = run(capsys, "bench", "--report", path, "--json")
+    assert code == 2
+    assert f"{path} is no document of edgespec bench --json: " in err
+    assert "Error" not in err

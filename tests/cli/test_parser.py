@@ -1,0 +1,104 @@
+"""How the command line reads: errors, help, talk."""
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from edgespec.cli.main import command_parser, main
+from edgespec.cli.parser import CommandParser
+from edgespec.system.console import info, log_to_stderr, warn
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("caht", "edgespec: no command 'caht'; did you mean chat?"),
+        ("models lits", "edgespec models: no action 'lits'; did you mean list?"),
+        (
+            "chat --temprature 1",
+            "unrecognized arguments: --temprature; did you mean --temperature?",
+        ),
+        ("chat --no-memory", "unrecognized arguments: --no-memory; did you mean --no-answer-cache?"),
+        ("config set no-memory true", "edgespec config set: no key 'no-memory'; did you mean no-answer-cache?"),
+        ("chat --schedule pipline", "edgespec chat: no --schedule 'pipline'; did you mean pipelined?"),
+        ("models", "edgespec models: the following arguments are required: ACTION"),
+    ],
+)
+def test_mistyped_words_get_the_nearest_one(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(line.split())
+    error = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert message in error
+    assert error.count("\n") == 2
+
+
+@pytest.mark.parametrize("columns", [80, 100, 200])
+def test_help_of_each_command_fits_the_terminal_and_has_examples(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    parser = command_parser()
+    assert parser.commands is not None
+    for name, command in parser.commands.choices.items():
+        options, _, examples = command.format_help().partition("examples:")
+        assert name == "help" or f"edgespec {name}" in examples
+        assert all(len(line) <= min(columns, 110) for line in options.splitlines() if line.startswith(" "))
+
+
+def all_parsers(parser: CommandParser) -> Iterator[CommandParser]:
+    yield parser
+    for inner in parser.commands.choices.values() if parser.commands else ():
+        yield from all_parsers(inner)
+
+
+def test_every_line_of_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    parsers = list(all_parsers(command_parser()))
+    assert {"edgespec", "edgespec models pull", "edgespec config set"} <= {parser.prog for parser in parsers}
+    assert [line for parser in parsers for line in parser.format_help().splitlines() if len(line) > 80] == []
+
+
+def test_help_takes_less_than_0_3_s() -> None:
+    """Counts processor time: the clock also runs while other programs have the machine."""
+    before = os.times()
+    done = subprocess.run([sys.executable, "-m", "edgespec", "--help"], capture_output=True, text=True, check=True)
+    after = os.times()
+    assert "COMMAND" in done.stdout
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 0.3
+
+
+def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for line in (["help", "models", "list"], ["models", "list", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            main(line)
+        texts.append(capsys.readouterr().out)
+        assert ended.value.code == 0
+    assert texts[0] == texts[1]
+
+
+def test_every_command_can_be_quiet_or_verbose() -> None:
+    for leaf in command_parser().leaves():
+        if leaf.prog not in ("edgespec help", "edgespec completion"):
+            assert {"quiet", "verbose", "json"} <= {action.dest for action in leaf._actions}, leaf.prog
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({}, ["stage", "wrong"]), ({"quiet": True}, ["wrong"]), ({"verbose": True}, ["stage", "wrong", "[x] why"])],
+)
+def test_quiet_says_problems_alone_and_verbose_decisions_too(
+    settings: dict[str, bool], message: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with log_to_stderr(**settings):
+        info("stage")
+        warn("wrong")
+        logging.getLogger("edgespec.x").debug("%s", "why")
+        logging.getLogger("edgespec.rounds").debug("{}")
+    warn("not shown")
+    assert capsys.readouterr().err.splitlines() == [f"edgespec: {line}" for line in message]

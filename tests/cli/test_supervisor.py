@@ -1,0 +1,337 @@
+"""Commands in a worker: what a shell sees of one that crashes, is killed or is stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edgespec.cli import supervisor
+from edgespec.cli.crash import WorkerDeath, note_line
+from edgespec.cli.supervisor import supervised_command
+from edgespec.engine.transcript import find_latest, read_transcript
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals are POSIX")
+_WAIT_S = 30
+
+# A command that has begun, and does not end by itself. Its worker runs the whole program too.
+PROGRAM = """
+import os, signal, sys, time
+from edgespec.cli import main, supervisor, worker
+
+def work(prepare):
+    import argparse
+    options = argparse.Namespace()
+    prepare(options)
+    options.note("chat", "begun")
+    options.note("transcript", "a b")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+    return 0
+
+main.main = work
+if supervisor.WORKER in os.environ:
+    sys.exit(worker.run_worker())
+ended = supervisor._watch("bench", "")
+print(ended if isinstance(ended, int) else (ended.status, ended.note("chat"), ended.note("transcript")))
+"""
+
+
+MACOS = "import signal; vars(signal).pop('sigwaitinfo', 0)"
+
+
+def started(*arguments: object, program: str | None = None, home: Path | None = None) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", program] if program else [sys.executable, "-m", "edgespec"]
+    return subprocess.Popen(
+        [*command, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **({"EDGESPEC_HOME": str(home), "TMPDIR": str(home)} if home else {})},
+    )
+
+
+def worker_of(number: int) -> psutil.Process:
+    """The one process below another."""
+    deadline = time.monotonic() + _WAIT_S
+    while not (children := psutil.Process(number).children()):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return children[0]
+
+
+def said_in(home: Path) -> list[str]:
+    """By the user, in the conversation that was kept last."""
+    return _said_in(home, "user")
+
+
+def answered_in(home: Path) -> list[str]:
+    return _said_in(home, "assistant")
+
+
+def _said_in(home: Path, role: str) -> list[str]:
+    path = find_latest(home / "chats")
+    return [each.content for each in read_transcript(path).messages if each.role == role] if path else []
+
+
+def death(name: str, *, written: str = "", is_out_of_memory: bool = False) -> WorkerDeath:
+    return WorkerDeath(status=-getattr(signal, name), is_out_of_memory=is_out_of_memory, written=written)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_out_of_memory", "code", "words"),
+    [
+        ("SIGSEGV", False, 1, "crashed (SIGSEGV, segmentation fault): a defect of native code"),
+        ("SIGABRT", True, 1, "crashed (SIGABRT, "),
+        ("SIGKILL", True, 5, "out of memory"),
+        ("SIGKILL", False, 137, "was killed (SIGKILL)"),
+    ],
+)
+def test_each_death_has_its_words_and_exit_code(name: str, is_out_of_memory: bool, code: int, words: str) -> None:
+    found = death(name, is_out_of_memory=is_out_of_memory)
+    assert found.exit_code == code
+    assert words in found.message()
+    assert death("SIGTERM").cause is None
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (0xC0000005, 1, "the worker crashed (0xC0000005): a defect"),
+        (0xC000013A, 130, None),  # Ctrl-C before Python takes it
+    ],
+)
+def test_each_death_on_windows_has_its_words_and_exit_code(status: int, code: int, words: str | None) -> None:
+    found = WorkerDeath(status=status, is_out_of_memory=False, written="")
+    assert (found.exit_code, found.cause) == (code, words and "crash")
+    assert words is None or words in found.message()
+
+
+def test_what_a_worker_wrote_is_read_back_and_kept_for_a_report(tmp_path: Path) -> None:
+    notes = (note_line("chat", "begun") + note_line("transcript", "/a b/c")).decode()
+    stacks = (
+        "Fatal Python error: Segmentation fault\n\nThread 0x1 (most recent call first):\n"
+        '  File "/x/threading.py", line 3 in wait\n\nCurrent thread 0x2 (most recent call first):\n'
+        '  File "/x/passes.py", line 112 in run\n  File "/x/onnx.py", line 9 in logits\n'
+    )
+    found = death("SIGSEGV", written=notes + stacks)
+    assert (found.note("chat"), found.note("transcript"), found.note("other")) == ("begun", "/a b/c", None)
+    assert "in run, passes.py line 112" in found.message()
+    path = found.write(tmp_path / "home", "chat")
+    assert stacks.strip() in path.read_text()
+    assert "/a b/c" not in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_crash_is_seen_with_its_notes() -> None:
+    with started(program=PROGRAM) as process:
+        assert process.stdout is not None
+        os.kill(int(process.stdout.readline()), signal.SIGSEGV)
+        out, _ = process.communicate(timeout=_WAIT_S)
+    assert out == f"({-signal.SIGSEGV}, 'begun', 'a b')\n"
+
+
+@pytest.mark.parametrize(
+    "system", ["", "import signal; vars(signal).pop('sigwaitinfo', 0)"], ids=["here", "macos"]
+)
+def test_signals_sent_to_the_supervisor_end_the_worker_and_its_code_is_passed_on(system: str) -> None:
+    with started(program=f"{system}\n{PROGRAM}") as process:
+        assert process.stdout is not None
+        worker = psutil.Process(int(process.stdout.readline()))
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=_WAIT_S)
+    assert (out, worker.is_running()) == ("143\n", False)
+
+
+def test_worker_ends_with_a_supervisor_that_was_killed() -> None:
+    with started(program=PROGRAM) as process:
+        assert process.stdout is not None
+        worker = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+    assert psutil.wait_procs([worker], timeout=5)[1] == []
+
+
+@pytest.mark.slow
+def test_a_worker_may_die_at_any_moment() -> None:
+    for moment_ms in range(0, 120, 3):
+        with started(program=PROGRAM) as process:
+            worker = worker_of(process.pid)
+            time.sleep(moment_ms / 1000)
+            worker.send_signal(signal.SIGABRT)
+            out, _ = process.communicate(timeout=_WAIT_S)
+        assert out.splitlines()[-1].startswith(f"({-signal.SIGABRT}, "), moment_ms
+
+
+def test_python_that_cannot_be_started_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> int:
+        raise BlockingIOError("no process")
+
+    monkeypatch.setattr(supervisor, "run_child", refuse)
+    assert supervisor.supervise("chat") == 1
+    assert "(no process); close other programs, or give --no-supervisor" in capsys.readouterr().err
+
+
+def test_crash_before_the_first_token_is_told_and_ends_with_1(tiny_model: Path, tmp_path: Path) -> None:
+    with started("chat", tiny_model, "--prompt", "the", home=tmp_path) as process:
+        worker_of(process.pid).send_signal(signal.SIGSEGV)
+        out, err = process.communicate(timeout=_WAIT_S)
+    assert (process.returncode, out) == (1, "")
+    assert "the worker crashed (SIGSEGV, " in err
+    assert str(tmp_path / "crash.txt") in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_crash_in_an_answer_keeps_what_was_shown(tiny_model: Path, tmp_path: Path) -> None:
+    limits = ["--max-tokens", 600, "--drafter", "none", "--no-answer-cache", "--deterministic"]
+    asked = ["chat", tiny_model, "--prompt", "the in", *limits]
+    with started(*asked, home=tmp_path) as whole:
+        text, _ = whole.communicate(timeout=_WAIT_S)
+    with started(*asked, home=tmp_path) as process:
+        assert process.stdout is not None
+        shown = process.stdout.read(1)
+        worker_of(process.pid).send_signal(signal.SIGABRT)
+        rest, err = process.communicate(timeout=_WAIT_S)
+    assert process.returncode == 1
+    assert text.startswith(shown + rest)
+    assert len(shown + rest) < len(text)
+    assert "the worker crashed (SIGABRT, " in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "code"), [("INT", 130), ("TERM", 143), ("HUP", 129)])
+def test_stopped_command_ends_as_without_a_worker(tiny_model: Path, tmp_path: Path, name: str, code: int) -> None:
+    for options in ([], ["--no-supervisor"]):
+        asked = ["chat", tiny_model, "--prompt", "the in", "--max-tokens", 600, "--drafter", "none", *options]
+        with started(*asked, home=tmp_path) as process:
+            assert process.stdout is not None
+            process.stdout.read(1)
+            below = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(getattr(signal, f"SIG{name}"))
+            _, err = process.communicate(timeout=_WAIT_S)
+        assert process.returncode == code, options
+        assert "crash" not in err
+        assert psutil.wait_procs(below, timeout=5)[1] == []
+
+
+def test_killed_worker_is_told_and_the_shell_sees_the_signal(tiny_model: Path, tmp_path: Path) -> None:
+    with started("chat", tiny_model, "--prompt", "the", home=tmp_path) as process:
+        worker_of(process.pid).kill()
+        _, err = process.communicate(timeout=_WAIT_S)
+    assert process.returncode in (-signal.SIGKILL, 5)  # the latter where the system killed another meanwhile
+    assert "was killed (SIGKILL)" in err or "out of memory" in err
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*forkpty.*")
+def test_chat_goes_on_once_after_a_crash_and_its_terminal_is_as_it_was(tiny_model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pexpect", reason="pseudo-terminals are POSIX")
+    import termios
+
+    from terminal import Terminal
+
+    # Nonsense takes more tokens when it is read back than it was made of.
+    options = ("--max-tokens", 90, "--overflow", "drop-oldest")
+    terminal = Terminal("chat", tiny_model, *options, home=tmp_path)
+    modes = termios.tcgetattr(terminal.process.child_fd)
+    at = terminal.ready()
+    terminal.enter("first")
+    at = terminal.wait_for("tokens/s", after=at)
+    at = terminal.ready(after=at)
+    terminal.enter("/set max_tokens 600")
+    at = terminal.ready(after=at)
+    terminal.enter("the in")
+    deadline = time.monotonic() + _WAIT_S
+    while len(answers := answered_in(tmp_path)) < 2:
+        assert time.monotonic() < deadline, terminal.screen()
+        terminal.settle(0.01)
+    worker_of(terminal.process.pid).send_signal(signal.SIGSEGV)
+    at = terminal.wait_for("the chat begins once more", after=at)
+    at = terminal.wait_for("your last message: 'the in'", after=at)
+    at = terminal.ready(after=at)
+    terminal.enter("and more")
+    at = terminal.wait_for("tokens/s", after=at)
+    at = terminal.ready(after=at)
+    worker_of(terminal.process.pid).send_signal(signal.SIGSEGV)
+    terminal.wait_for("edgespec chat --continue goes on with it", after=at)
+    assert termios.tcgetattr(terminal.process.child_fd) == modes
+    assert terminal.exit_code() == 1
+    assert said_in(tmp_path) == ["first", "the in", "and more"]
+    kept = answered_in(tmp_path)
+    assert kept[0] == answers[0]
+    assert kept[1].startswith(answers[1])
+    assert answers[1]
+    assert len(list((tmp_path / "chats").iterdir())) == 1
+    again = Terminal("chat", "--continue", home=tmp_path)
+    again.wait_for("your last message: 'and more'")
+    again.ready()
+    again.type("\x04")
+    assert again.exit_code() == 0
+
+
+def test_commands_that_run_no_model_and_help_stay_in_one_process(tmp_path: Path) -> None:
+    program = (
+        "import subprocess, sys; from edgespec.__main__ import main\n"
+        "def popen(*_, **__): print('started'); sys.exit(9)\n"
+        "subprocess.Popen = popen; sys.argv[1:] = sys.argv[1].split(); sys.exit(main())"
+    )
+    for words in ("--version", "--help", "models list", "config", "chat --help"):
+        with started(words, program=program, home=tmp_path) as process:
+            out, _ = process.communicate(timeout=_WAIT_S)
+        assert (process.returncode, "started" in out) == (0, False), words
+    with started("doctor", program=program, home=tmp_path) as process:
+        assert process.communicate(timeout=_WAIT_S)[0] == "started\n"
+
+
+def test_commands_that_run_a_model_are_supervised(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert supervised_command(["models", "pull", "a"]) == "models pull"
+    assert supervised_command(["chat"]) == "chat"
+    assert supervised_command(["models", "list"]) is None
+    assert supervised_command(["chat", "a", "--no-supervisor"]) is None
+    assert supervised_command([]) is None
+    monkeypatch.setattr(sys, "executable", "")
+    assert supervised_command(["chat"]) is None
+
+
+# Every process of the command runs this first.
+WITHOUT_FORK = """
+import os, sys
+def refuse(*_): sys.exit("it has forked")
+os.fork = os.forkpty = refuse
+from edgespec.__main__ import main
+sys.exit(main())
+"""
+
+
+def test_nothing_forks_without_starting_a_new_interpreter(tiny_model: Path, tmp_path: Path) -> None:
+    asked = ["chat", tiny_model, "--prompt", "the in", "--max-tokens", 600, "--drafter", "none"]
+    with started(*asked, program=WITHOUT_FORK, home=tmp_path) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        worker_of(process.pid).send_signal(signal.SIGSEGV)
+        _, err = process.communicate(timeout=_WAIT_S)
+    assert process.returncode == 1
+    assert "the worker crashed (SIGSEGV, " in err
+    assert list(tmp_path.glob("edgespec-*")) == [], "notes are left"
+    with started(*asked[:-4], "--max-tokens", 3, program=WITHOUT_FORK, home=tmp_path) as process:
+        _, err = process.communicate(timeout=_WAIT_S)
+    assert (process.returncode, "forked" in err) == (0, False)
+    assert list(tmp_path.glob("edgespec-*")) == [], "notes are left"
+
+
+def test_next_to_nothing_is_imported_before_the_worker_ends() -> None:
+    program = (
+        "import sys, edgespec.__main__, edgespec.cli.supervisor;"
+        "heavy = ('argparse', 'json', 'numpy', 'onnxruntime', 'psutil', 'tempfile', 'dataclasses');"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    with started(program=program) as process:
+        assert process.communicate(timeout=_WAIT_S)[0] == "[]\n"

@@ -1,0 +1,222 @@
+"""File < environment < flags, by one table."""
+
+import argparse
+import json
+import os
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli.main import command_parser, main
+from edgespec.config.config_file import read_environment, read_file, read_settings, set_option
+from edgespec.config.options import OPTIONS
+from edgespec.errors import UsageError
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "config.toml"
+    monkeypatch.setenv("EDGESPEC_CONFIG", str(path))
+    return path
+
+
+@cache
+def actions(command: str) -> dict[str, argparse.Action]:
+    (leaf, *_) = [leaf for leaf in command_parser().leaves() if leaf.get_default("command") == command]
+    return {action.dest: action for action in leaf._actions}
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+def test_each_option_is_a_flag_of_its_commands_with_its_default(name: str) -> None:
+    option = OPTIONS[name]
+    for command in option.commands:
+        action = actions(command)[name.replace("-", "_")]
+        assert (action.default, tuple(action.choices or ())) == (option.default, option.choices), command
+
+
+def test_flags_come_before_the_environment_and_that_before_the_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path.write_text('threads = 3\ndrafter = "ngram"\ntemperature = 1\n')
+    monkeypatch.setenv("EDGESPEC_THREADS", "2")
+    seen: list[argparse.Namespace] = []
+    monkeypatch.setattr("edgespec.cli.chat.load_engine", lambda options, answer_cache: seen.append(options))
+    with pytest.raises(TypeError):  # nothing was loaded
+        main(["chat", "m", "--prompt", "x", "--drafter", "suffix", "--verbose"])
+    (options,) = seen
+    assert (options.threads, options.drafter, options.temperature, options.model) == (2, "suffix", 1.0, "m")
+    message = capsys.readouterr().err
+    assert "default of --threads: 2 (EDGESPEC_THREADS)" in message
+    assert f"default of --drafter: ngram ({path}:2)" in message
+
+
+def test_color_of_the_file_sets_no_color(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "")
+    for color, variable in (("auto", ""), ("never", "1")):
+        path.write_text(f'color = "{color}"\n')
+        assert main(["models", "list"]) == 0
+        assert os.environ["NO_COLOR"] == variable
+
+
+def test_configured_model_stands_where_none_is_named(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path.write_text('model = "nothing-known"\n')
+    assert main(["chat", "--prompt", "x"]) == 3
+    assert "no model 'nothing-known'" in capsys.readouterr().err
+
+
+def test_switch_of_the_file_is_undone_by_a_flag(path: Path) -> None:
+    path.write_text("offline = true\n")
+    parser = command_parser()
+    leaf = parser.parse_args(["chat"]).parser
+    leaf.set_defaults(offline=read_settings()["offline"].value)
+    assert [parser.parse_args(["chat", *flags]).offline for flags in ([], ["--no-offline"])] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("# mine\ntemperatur = 1\n", ":2: no option 'temperatur'; did you mean temperature?"),
+        ('\n\nthreads = "4"\n', ":3: threads is '4'; wanted a whole number"),
+        ("threads = true\n", ":1: threads is 'True'; wanted a whole number"),
+        ("threads = -1\n", ":1: threads is '-1'"),
+        ("offline = 1\n", ":1: offline is '1'; wanted true or false"),
+        ('schedule = "best"\n', ":1: schedule is 'best'; wanted auto or serial or pipelined or hedged"),
+        ("temperature = nan\n", ":1: temperature is 'nan'; wanted a number"),
+        ("temperature = " + "9" * 400, ":1: temperature is"),
+        ('memory = "much"\n', ":1: memory: the memory limit is 'much'"),
+        ("memory = true\n", ":1: memory is 'True'; wanted bytes"),
+        ('draft-length = "long"\n', ":1: draft-length is 'long'; wanted auto"),
+        ("[chat]\nseed = 1\n", ":1: no option 'chat'"),
+        ("seed = \n", "no TOML: Invalid value (at line 1"),
+    ],
+)
+def test_invalid_settings_are_refused_with_their_line(
+    path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path.write_text(text)
+    assert main(["models", "list"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_file_that_is_named_must_be_there(path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        read_file(path)
+
+
+def test_environment_sets_what_tells_of_a_machine_alone() -> None:
+    found = read_environment({"EDGESPEC_MEMORY": "2G", "EDGESPEC_OFFLINE": "1", "EDGESPEC_DEVICE": ""})
+    assert {name: each.value for name, each in found.items()} == {"memory": "2G", "offline": True}
+    with pytest.raises(UsageError, match="no variable may change what is sampled"):
+        read_environment({"EDGESPEC_TEMPERATURE": "1"})
+    with pytest.raises(UsageError, match=r"EDGESPEC_NO_MEMORY is set, but .* give --no-answer-cache"):
+        read_environment({"EDGESPEC_NO_MEMORY": "1"})
+    with pytest.raises(UsageError, match="EDGESPEC_THREADS: threads is 'many'"):
+        read_environment({"EDGESPEC_THREADS": "many"})
+
+
+VALUES = {
+    "text": "a \"b\" \\ 'c' ü\t\x7f",
+    "whole": "4",
+    "number": "0.5",
+    "switch": "true",
+    "size": "2G",
+    "length": "auto",
+}
+
+
+def test_every_option_that_is_set_is_read_back_and_unset_again(path: Path) -> None:
+    path.write_text("# mine\n")
+    for name, option in OPTIONS.items():
+        value = set_option(path, name, option.choices[0] if option.choices else VALUES[option.kind])
+        assert read_file(path)[name].value == value
+    assert list(read_file(path)) == list(OPTIONS)
+    for name in OPTIONS:
+        set_option(path, name, None)
+    assert path.read_text() == "# mine\n"
+
+
+def test_set_changes_its_own_line_alone(path: Path) -> None:
+    path.write_text("# mine\nseed = 1 # one\nthreads = 2\n")
+    set_option(path, "seed", "5")
+    assert path.read_text() == "# mine\nseed = 5 # one\nthreads = 2\n"
+    path.write_text('system = """\nseed = 3\n"""\n[mine]\nx = 1\n')
+    set_option(path, "system", "x")
+    set_option(path, "seed", "4")
+    assert path.read_text() == 'system = "x"\nseed = 4\n\n[mine]\nx = 1\n'
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_file_that_is_no_toml_is_refused_and_left_as_it_is(path: Path) -> None:
+    for text in (
+        "seed = \n",
+        "seed = 1\nseed = 2\n",
+        "[[t]]\nseed = 1\nseed = 1\n",
+        "x = " + "[" * 5000,
+        "seed = " + "9" * 5000,
+        "\ufeff[[[",
+    ):
+        path.write_text(text)
+        with pytest.raises(UsageError, match="is no TOML"):
+            read_file(path)
+        with pytest.raises(UsageError, match="is no TOML"):
+            set_option(path, "threads", "2")
+        assert path.read_text() == text
+    path.write_text("#" * (1 << 20) + "\n")
+    with pytest.raises(UsageError, match="larger than 1 MiB"):
+        set_option(path, "threads", "2")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"seed" = 5\n[[t]]\nx = 1',
+        "seed.x = 1\nthreads = 2\n",
+        "list = [\n 1,\n # seed = 4\n 2]\n[a]\nseed = 3\n",
+        't = {seed = 1}\r\n\t seed=7\r\nsystem = """\r\nseed = 3\r\n"""',
+    ],
+)
+def test_one_option_changes_in_any_valid_file(path: Path, text: str) -> None:
+    path.write_text(text)
+    others = {name: value for name, value in tomllib.loads(path.read_text()).items() if name != "seed"}
+    set_option(path, "seed", "42")
+    assert tomllib.loads(path.read_text()) == others | {"seed": 42}
+    set_option(path, "seed", None)
+    assert tomllib.loads(path.read_text()) == others
+
+
+def test_old_name_of_an_option_is_read_as_the_new_one(path: Path) -> None:
+    path.write_text("no-memory = true\n")
+    assert read_file(path)["no-answer-cache"] == (True, f"{path}:1")
+    set_option(path, "no-answer-cache", "false")
+    assert path.read_text() == "no-answer-cache = false\n"
+    path.write_text("no-memory = true\n")
+    set_option(path, "no-answer-cache", None)
+    assert path.read_text() == ""
+
+
+def test_config_says_where_each_value_comes_from(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "set", "threads", "3"]) == 0
+    assert main(["config", "set", "threads", "three"]) == 2
+    capsys.readouterr()
+    assert main(["config", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["path"] == str(path)
+    assert list(document["options"]) == list(OPTIONS)
+    assert document["options"]["threads"] == {"value": 3, "origin": f"{path}:2"}
+    assert document["options"]["seed"] == {"value": 0, "origin": "default"}
+    assert main(["config", "unset", "threads"]) == 0
+    assert main(["config"]) == 0
+    assert str(path) in capsys.readouterr().out.splitlines()[0]
+    assert main(["config", "path"]) == 0
+    assert capsys.readouterr().out == f"{path}\n"
+
+
+def test_home_may_be_configured(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("EDGESPEC_HOME")
+    path.write_text(f"home = {json.dumps(str(tmp_path / 'mine'))}\n")
+    main(["doctor", "--json"])
+    assert json.loads(capsys.readouterr().out)["home"]["path"] == str(tmp_path / "mine")

@@ -1,0 +1,336 @@
+"""Both rules give the target's distribution: counts of the real loop and sampler against formulas of their own.
+
+Seeds are fixed, so a test passes always or never. A chi-square is held to the 99.9 % point for its degrees of
+freedom, by the approximation of Wilson and Hilferty (1931).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.decoding.acceptance import equality
+from edgespec.decoding.noise import gumbel_noise
+from edgespec.decoding.rejection import rejection, residual
+from edgespec.decoding.sampling import GumbelSampler, SamplingParams
+from edgespec.decoding.scheduler import speculative_decode
+from edgespec.drafters.lane_drafter import LaneDrafter
+from edgespec.drafters.lanes import VirtualLane
+from edgespec.drafters.model_drafter import ModelDrafter
+from edgespec.drafters.ngram import NgramDrafter
+from edgespec.drafters.suffix import SuffixDrafter
+from edgespec.policy.fixed import FixedLength
+from edgespec.policy.speculation import Speculation
+from edgespec.runtimes.paced import PacedDecoder
+from edgespec.runtimes.table import TableDecoder
+from edgespec.system.clock import VirtualClock
+from edgespec.types import Acceptance, Decoder, Distribution, Draft, Drafter, Logits, Sampler, TokenIds, append
+
+pytestmark = pytest.mark.slow  # a module of many models or processes
+
+NEVER = -1e9  # as logit
+PROMPT = np.array([0, 2], np.int32)
+RULES: list[Acceptance] = [equality, rejection]
+
+
+@dataclass
+class RowsDecoder:
+    """Logits that the last token alone decides, rows[last]."""
+
+    rows: np.ndarray  # [vocab_size, vocab_size]
+    context_length: int = 1 << 20
+    num_fed: int = 0
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.rows)
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        return self.rows[tokens[-num_last:]]
+
+
+def log(*probs: float) -> np.ndarray:
+    return np.array([np.log(p) if p else NEVER for p in probs], np.float32)
+
+
+SHAPES = {
+    "alike": (log(0.4, 0.25, 0.15, 0.1, 0.07, 0.03), log(0.3, 0.3, 0.2, 0.1, 0.05, 0.05)),
+    "q lacks the mode of p": (log(0.5, 0.2, 0.1, 0.1, 0.06, 0.04), log(0, 0.3, 0.3, 0.2, 0.1, 0.1)),
+    "p lacks the favourite of q": (log(0, 0.4, 0.3, 0.15, 0.1, 0.05), log(0.6, 0.1, 0.1, 0.1, 0.06, 0.04)),
+    "flat p, sharp q": (log(0.18, 0.17, 0.17, 0.16, 0.16, 0.16), log(0.9, 0.05, 0.02, 0.01, 0.01, 0.01)),
+    "nothing in common": (log(0.6, 0.3, 0.1, 0, 0, 0), log(0, 0, 0, 0.2, 0.3, 0.5)),
+}
+PROCESSORS = {
+    "plain": {"temperature": 1.0},
+    "top-k": {"temperature": 0.8, "top_k": 4},
+    "top-p": {"temperature": 1.2, "top_p": 0.8},
+    "min-p": {"temperature": 0.7, "min_p": 0.15},
+    "penalties": {
+        "temperature": 0.9,
+        "repetition_penalty": 1.4,
+        "presence_penalty": 0.6,
+        "frequency_penalty": 0.3,
+    },
+}
+PAIRS = list(zip(SHAPES, PROCESSORS, strict=True))
+
+
+def processed(row: np.ndarray, prefix: TokenIds, params: SamplingParams) -> np.ndarray:
+    """Probabilities after all processors, written down once more and slowly, [vocab_size]."""
+    logits = row.astype(np.float64)
+    for token in range(len(logits)):
+        if token in prefix:
+            logits[token] *= params.repetition_penalty ** (-1 if logits[token] > 0 else 1)
+        count = list(prefix[len(PROMPT) :]).count(token)
+        logits[token] -= params.frequency_penalty * count + params.presence_penalty * (count > 0)
+    p = np.exp((logits - logits.max()) / params.temperature)
+    if params.top_k:
+        p[p < np.sort(p)[-min(params.top_k, len(p))]] = 0
+    p /= p.sum()
+    order = np.argsort(-p, kind="stable")
+    before = np.cumsum(p[order]) - p[order]
+    p[order[before >= params.top_p]] = 0
+    p[p < params.min_p * p.max()] = 0
+    return p / p.sum()
+
+
+def expect_distribution(counts: np.ndarray, p: np.ndarray, largest: float = 1.0) -> None:
+    """Chi-square below its 99.9 % point, nothing impossible, and each frequency within largest of p."""
+    assert not counts[p == 0].any()
+    statistic, bound = chi_square(counts, p)
+    assert statistic < bound
+    assert np.abs(counts / counts.sum() - p).max() <= largest
+
+
+def chi_square(counts: np.ndarray, p: np.ndarray) -> tuple[float, float]:
+    """The statistic and its 99.9 % point."""
+    expected = counts.sum() * p[p > 0]
+    freedom = len(expected) - 1
+    point = freedom * (1 - 2 / (9 * freedom) + 3.09 * np.sqrt(2 / (9 * freedom))) ** 3
+    return float(((counts[p > 0] - expected) ** 2 / expected).sum()), float(point)
+
+
+def first_tokens(rule: Acceptance, shape: str, params: SamplingParams, num_draws: int) -> np.ndarray:
+    """How often each token came first, over as many seeds, behind a drafted token of each."""
+    target, drafter = SHAPES[shape]
+    rows, counts = np.stack([target, target]), np.zeros(len(target), int)
+    q = GumbelSampler(params, len(PROMPT)).distribution(drafter, PROMPT)
+    for seed in range(num_draws):
+        sampler = GumbelSampler(params, len(PROMPT), seed)
+        if rule is rejection:
+            draft = Draft(np.array([sampler.apart(2).pick(q, 2)]), distributions=(q,))
+        else:
+            draft = Draft(np.array([sampler(drafter, PROMPT)]))
+        counts[rule(PROMPT, draft, rows, sampler)[0]] += 1
+    return counts
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("shape", "processor"), PAIRS)
+def test_first_token_follows_the_target(rule: Acceptance, shape: str, processor: str) -> None:
+    params = SamplingParams(**PROCESSORS[processor])
+    expect_distribution(first_tokens(rule, shape, params, 1000), processed(SHAPES[shape][0], PROMPT, params))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("shape", "processor"), PAIRS)
+def test_200_000_first_tokens_follow_the_target(rule: Acceptance, shape: str, processor: str) -> None:
+    params = SamplingParams(**PROCESSORS[processor])
+    counts = first_tokens(rule, shape, params, 200_000)
+    expect_distribution(counts, processed(SHAPES[shape][0], PROMPT, params), largest=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "processor"), list(product(SHAPES, PROCESSORS)))
+def test_every_shape_with_every_processor(shape: str, processor: str) -> None:
+    params = SamplingParams(**PROCESSORS[processor])
+    counts = first_tokens(rejection, shape, params, 2000)
+    expect_distribution(counts, processed(SHAPES[shape][0], PROMPT, params))
+
+
+# Three tokens, so that the whole of a short text can be counted: what follows each token, for target and drafter.
+TARGET = np.stack([log(0.6, 0.3, 0.1), log(0.1, 0.2, 0.7), log(0.45, 0.1, 0.45)])
+DRAFTER = np.stack([log(0.3, 0.3, 0.4), log(0.3, 0.6, 0.1), log(0, 0.5, 0.5)])
+
+
+def target_and_sources(kind: str) -> tuple[Decoder, list[Drafter]]:
+    """On one virtual clock, where the drafter makes two tokens and a half while the target makes one."""
+    model = ModelDrafter(RowsDecoder(DRAFTER), 3)
+    cascade = ModelDrafter(RowsDecoder(DRAFTER), 3, speculation=Speculation(lambda: [NgramDrafter()], 2))
+    free: list[Drafter] = [NgramDrafter(), SuffixDrafter()]
+    clock, own = VirtualClock(), VirtualClock()
+    paced = ModelDrafter(PacedDecoder(RowsDecoder(DRAFTER), lambda fed, rows: 0.4, own.sleep, own), 3)
+    ahead = LaneDrafter(paced, VirtualLane("drafter", clock, own), can_run_ahead=True)
+    kinds = {"model": [model], "free": free, "cascade": [cascade], "both": [*free[1:], model], "ahead": [ahead]}
+    return PacedDecoder(RowsDecoder(TARGET), lambda fed, rows: 1.0, clock.sleep, clock), kinds[kind]
+
+
+def texts(
+    rule: Acceptance, kind: str, length: int, params: SamplingParams, num_tokens: int, num_texts: int
+) -> np.ndarray:
+    """How often each text of num_tokens tokens came, [3, 3, …], over as many seeds."""
+    counts = np.zeros((3,) * num_tokens, int)
+    for seed in range(num_texts):
+        sampler = GumbelSampler(params, len(PROMPT), seed)
+        target, sources = target_and_sources(kind)
+        policy = FixedLength(sources, length, with_distributions=rule is rejection)
+        blocks = speculative_decode(PROMPT, target, sampler, policy, rule)
+        tokens = islice((token for block in blocks for token in block.tokens), num_tokens)
+        counts[tuple(tokens)] += 1
+    return counts
+
+
+def text_probabilities(params: SamplingParams, num_tokens: int) -> np.ndarray:
+    joint = np.zeros((3,) * num_tokens)
+    for text in product(range(3), repeat=num_tokens):
+        prefix, chance = PROMPT, 1.0
+        for token in text:
+            chance *= processed(TARGET[prefix[-1]], prefix, params)[token]
+            prefix = append(prefix, [token])
+        joint[text] = chance
+    return joint
+
+
+def expect_texts(rule: Acceptance, kind: str, length: int, params: SamplingParams, num_texts: int) -> None:
+    counts = texts(rule, kind, length, params, 3, num_texts)
+    expect_distribution(counts.ravel(), text_probabilities(params, 3).ravel())
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("kind", "length"), [("both", 2)])
+def test_texts_of_three_tokens_follow_the_target(rule: Acceptance, kind: str, length: int) -> None:
+    expect_texts(rule, kind, length, SamplingParams(**PROCESSORS["penalties"]), 600)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize("kind", ["model", "free", "cascade", "both", "ahead"])
+def test_texts_of_three_tokens_follow_the_target_for_all_that_draft(
+    rule: Acceptance, processor: str, kind: str
+) -> None:
+    for length in (1, 3):
+        expect_texts(rule, kind, length, SamplingParams(**PROCESSORS[processor]), 600)
+
+
+def _always(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Sampler) -> TokenIds:
+    return append(draft.tokens, [0])
+
+
+def _corrected_from_p(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Sampler) -> TokenIds:
+    """Samples from all of p once a draft was refused."""
+    assert draft.distributions is not None
+    p, q = sampler.distribution(logits[0], tokens), draft.distributions[0]
+    token = int(draft.tokens[0])
+    ratio = p.probs[p.ids == token].sum() / q.probs[q.ids == token].sum()
+    is_accepted = np.random.default_rng(sampler.apart(1).pick(p, 0)).random() < ratio
+    return np.array([token if is_accepted else sampler.apart(7).pick(p, len(tokens))])
+
+
+def _with_the_noise_of_the_draft(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Sampler) -> TokenIds:
+    """Decides with the noise of the draft."""
+    drafting = sampler.drafting(0)  # as FixedLength has it
+    assert isinstance(sampler, GumbelSampler)
+    assert isinstance(drafting, GumbelSampler)
+    noise = gumbel_noise(drafting.seed or 0, len(tokens), draft.tokens[:1])
+    number = float(np.exp(-np.exp(-noise[0])))
+    one_number = _OneNumber(sampler.params, sampler.num_prompt, sampler.seed, number=number)
+    return rejection(tokens, draft, logits, one_number)
+
+
+@dataclass(frozen=True)
+class _OneNumber(GumbelSampler):
+    number: float = 0.0
+
+    def least(self, logits: np.ndarray, tokens: TokenIds, token: int) -> float:
+        return 0.0
+
+    def uniform(self, position: int) -> float:
+        return self.number
+
+    def apart(self, domain: int) -> GumbelSampler:
+        return self
+
+
+@pytest.mark.parametrize("wrong", [_always, _corrected_from_p, _with_the_noise_of_the_draft])
+def test_wrong_rules_are_recognised(wrong: Acceptance) -> None:
+    target, drafter = (np.tile(row, (6, 1)) for row in SHAPES["alike"])
+    policy = FixedLength([ModelDrafter(RowsDecoder(drafter), 6)], 1, with_distributions=True)
+    params, counts = SamplingParams(temperature=1.0), np.zeros(6, int)
+    for seed in range(1500):
+        sampler = GumbelSampler(params, seed=seed)
+        counts[wrong(PROMPT, policy.propose(PROMPT, 9, sampler).draft, target[:2], sampler)[0]] += 1
+    statistic, bound = chi_square(counts, processed(target[0], PROMPT, params))
+    assert statistic > bound
+
+
+sampling_params = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.8, 1.5]),
+    top_k=st.sampled_from([0, 3]),
+    top_p=st.sampled_from([1.0, 0.7]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    seed=st.integers(0, 2**64 - 1),
+)
+
+
+def run(
+    rule: Acceptance, params: SamplingParams, drafters: Callable[[], list[Drafter]], length: int
+) -> Iterator[int]:
+    target = TableDecoder(12, seed=1)
+    policy = FixedLength(drafters(), length, with_distributions=rule is rejection)
+    blocks = speculative_decode(PROMPT, target, GumbelSampler(params, len(PROMPT)), policy, rule, 40)
+    return (int(token) for block in islice(blocks, 40) for token in block.tokens)
+
+
+def near() -> list[Drafter]:
+    return [ModelDrafter(TableDecoder(12, seed=2, near=TableDecoder(12, seed=1)), 12)]
+
+
+@settings(max_examples=30)
+@given(params=sampling_params, length=st.integers(0, 6))
+def test_certain_drafts_give_the_text_of_equality(params: SamplingParams, length: int) -> None:
+    texts = [list(run(rule, params, lambda: [NgramDrafter(), SuffixDrafter()], length)) for rule in RULES]
+    assert texts[0] == texts[1]
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 2**64 - 1), length=st.integers(0, 6), penalty=st.sampled_from([1.0, 1.3]))
+def test_greedy_is_that_of_equality(seed: int, length: int, penalty: float) -> None:
+    params = SamplingParams(seed=seed, repetition_penalty=penalty)
+    assert list(run(rejection, params, near, length)) == list(run(equality, params, near, length))
+
+
+@settings(max_examples=15)
+@given(params=sampling_params, length=st.integers(0, 6))
+def test_same_seed_drafter_and_length_give_the_same_text(params: SamplingParams, length: int) -> None:
+    assert list(run(rejection, params, near, length)) == list(run(rejection, params, near, length))
+
+
+def test_perfect_drafter_is_accepted_whole() -> None:
+    policy = FixedLength([ModelDrafter(TableDecoder(12, seed=1), 12)], 4, with_distributions=True)
+    sampler = GumbelSampler(SamplingParams(temperature=1.0, top_p=0.9, frequency_penalty=0.3))
+    blocks = speculative_decode(PROMPT, TableDecoder(12, seed=1), sampler, policy, rejection)
+    assert {(block.num_draft, len(block.tokens)) for block in islice(blocks, 40)} == {(4, 5)}
+
+
+def test_tree_is_judged_by_equality() -> None:
+    tree = Draft(np.array([1, 2, 0], np.int32), parents=(-1, -1, 1))
+    rows = np.tile(log(0.2, 0.3, 0.5), (4, 1))
+    for seed in range(20):
+        sampler = GumbelSampler(SamplingParams(temperature=1.0, seed=seed))
+        assert np.array_equal(rejection(PROMPT, tree, rows, sampler), equality(PROMPT, tree, rows, sampler))
+
+
+def test_residual_is_what_q_lacks_of_p() -> None:
+    p = Distribution(np.array([1, 4, 7]), np.array([0.3, 0.5, 0.2]))
+    q = Distribution(np.array([4, 7, 9]), np.array([0.1, 0.6, 0.3]))
+    left = residual(p, q)
+    assert left.ids.tolist() == [1, 4, 7]
+    assert left.probs == pytest.approx([0.3 / 0.7, 0.4 / 0.7, 0.0])
+    assert np.array_equal(residual(p, p).probs, p.probs)

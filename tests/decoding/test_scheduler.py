@@ -1,0 +1,136 @@
+"""Plain decoding and speculation give one text: on table models, for anything that can vary."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from table_runs import (
+    KINDS,
+    PROMPT,
+    VOCAB,
+    WildTrees,
+    blocks,
+    policy_of,
+    sampling_params,
+    target,
+    tokens_of,
+)
+
+from edgespec.decoding.acceptance import equality
+from edgespec.decoding.sampling import GumbelSampler, SamplingParams
+from edgespec.decoding.scheduler import Plain, speculative_decode
+from edgespec.errors import ContextOverflow
+from edgespec.policy.fixed import FixedLength
+from edgespec.types import Draft
+
+
+@given(
+    params=sampling_params,
+    kind=st.sampled_from(KINDS),
+    length=st.one_of(st.integers(0, 9), st.none()),
+    seed=st.integers(0, 2**32),
+)
+def test_any_drafter_gives_the_tokens_of_plain_decoding(
+    params: SamplingParams, kind: str, length: int | None, seed: int
+) -> None:
+    sampler = GumbelSampler(params, len(PROMPT))
+    plain = tokens_of(blocks(Plain(), sampler, num_blocks=60))
+    assert tokens_of(blocks(policy_of(kind, length, seed), sampler, num_blocks=60))[:60] == plain
+
+
+@settings(max_examples=30)
+@given(params=sampling_params, length=st.integers(1, 6), seed=st.integers(0, 2**32))
+def test_trees_give_the_tokens_of_plain_decoding(params: SamplingParams, length: int, seed: int) -> None:
+    sampler = GumbelSampler(params, len(PROMPT))
+    plain = tokens_of(blocks(Plain(), sampler, num_blocks=60))
+    found = blocks(FixedLength([WildTrees(seed)], length), sampler, num_blocks=60)
+    assert tokens_of(found)[:60] == plain
+
+
+def test_what_is_cut_off_a_tree_leaves_a_tree() -> None:
+    tree = Draft(np.array([5, 6, 7, 8], np.int32), (0, 1, 2, 3), parents=(-1, 0, -1, 2))
+    assert tree.cut(3).parents == (-1, 0, -1)
+    assert tree.cut(0).parents == ()
+
+
+def test_perfect_drafter_is_accepted_whole() -> None:
+    found = blocks(policy_of("perfect", 4), GumbelSampler(SamplingParams(temperature=1.0)))
+    assert {(block.num_draft, len(block.tokens)) for block in found} == {(4, 5)}
+
+
+def test_plain_decoding_emits_a_token_a_block() -> None:
+    found = blocks(Plain(), GumbelSampler(SamplingParams()))
+    assert {(block.num_draft, len(block.tokens)) for block in found} == {(0, 1)}
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 8])
+def test_generation_fills_the_context_and_ends(length: int) -> None:
+    sampler = GumbelSampler(SamplingParams(temperature=1.0, seed=4))
+    plain = tokens_of(blocks(Plain(), sampler, context_length=20))
+    found = blocks(policy_of("near", length), sampler, context_length=20)
+    assert tokens_of(found) == plain
+    assert len(plain) == 20 - len(PROMPT) + 1
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 5, 17])
+def test_drafts_end_where_the_answer_must(max_tokens: int) -> None:
+    sampler = GumbelSampler(SamplingParams())
+    found: list[int] = []
+    for block in speculative_decode(PROMPT, target(), sampler, policy_of("perfect", 4), max_tokens=max_tokens):
+        found += map(int, block.tokens)
+        if len(found) >= max_tokens:
+            break
+    assert len(found) == max_tokens
+
+
+def test_prompt_beyond_the_context_is_an_error() -> None:
+    with pytest.raises(ContextOverflow):
+        blocks(Plain(), GumbelSampler(SamplingParams()), context_length=4)
+
+
+def test_closing_the_generator_leaves_the_decoder_usable() -> None:
+    decoder = target()
+    steps = speculative_decode(PROMPT, decoder, GumbelSampler(SamplingParams()), policy_of("near", 3))
+    first = next(steps)
+    steps.close()  # type: ignore[attr-defined]
+    again = speculative_decode(PROMPT, decoder, GumbelSampler(SamplingParams()), Plain())
+    assert next(again).tokens[0] == first.tokens[0]
+
+
+def test_cache_of_the_target_is_used() -> None:
+    decoder = target()
+    steps = speculative_decode(PROMPT, decoder, GumbelSampler(SamplingParams()), policy_of("perfect", 3))
+    emitted = tokens_of(list(islice(steps, 50)))
+    # The last token of each block is not in the cache when it is drafted from; nothing else is run twice.
+    assert decoder.num_fed == len(PROMPT) + len(emitted) - 1
+
+
+def one_hot(*tokens: int) -> np.ndarray:
+    return np.eye(VOCAB, dtype=np.float32)[list(tokens)]
+
+
+@pytest.mark.parametrize(
+    ("draft", "picked", "emitted"),
+    [
+        ([], [5], [5]),
+        ([5], [5, 6], [5, 6]),
+        ([5], [4, 6], [4]),
+        ([5, 6, 7], [5, 6, 7, 8], [5, 6, 7, 8]),
+        ([5, 6, 7], [5, 9, 7, 8], [5, 9]),
+        ([5, 6, 7], [9, 6, 7, 8], [9]),
+    ],
+)
+def test_accept_keeps_the_agreeing_prefix_and_one_more(
+    draft: list[int], picked: list[int], emitted: list[int]
+) -> None:
+    guess = Draft(np.array(draft, np.int32))
+    assert equality(PROMPT, guess, one_hot(*picked), GumbelSampler(SamplingParams())).tolist() == emitted
+
+
+def test_accept_follows_the_branch_that_agrees() -> None:
+    # 5 ─ 6 and 7 ─ (8, 9 ─ 4)
+    tree = Draft(np.array([5, 6, 7, 8, 9, 4], np.int32), parents=(-1, 0, -1, 2, 2, 4))
+    picked = one_hot(7, 0, 0, 9, 0, 4, 11)
+    assert equality(PROMPT, tree, picked, GumbelSampler(SamplingParams())).tolist() == [7, 9, 4, 11]

@@ -1,0 +1,726 @@
+"""Models are let go and opened again, faults are parked, and the text is that of plain decoding."""
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_nvml import Gpu, opened
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.decoding.sampling import GumbelSampler, SamplingParams
+from edgespec.decoding.scheduler import Block, Plain, speculative_decode
+from edgespec.drafters.background_loader import BackgroundLoader
+from edgespec.drafters.change_log import ChangeLog
+from edgespec.drafters.drafter_sets import Candidate, DrafterSet, OpenModel, drafter_sets
+from edgespec.drafters.lane_drafter import LaneDrafter
+from edgespec.drafters.lanes import ThreadLane
+from edgespec.drafters.memory_watch import MemoryWatch
+from edgespec.drafters.model_drafter import ModelDrafter
+from edgespec.drafters.ngram import NgramDrafter
+from edgespec.drafters.pool import DrafterPool
+from edgespec.drafters.suffix import SuffixDrafter
+from edgespec.errors import MemoryExhausted, VocabularyMismatch
+from edgespec.memory.device_memory import Drivers, Places
+from edgespec.memory.estimate import RESERVE_BYTES
+from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory
+from edgespec.policy.acceptance_rates import AcceptanceRates
+from edgespec.policy.speculation import Speculation
+from edgespec.runtimes.table import TableDecoder
+from edgespec.system.cancel import Cancel
+from edgespec.system.clock import VirtualClock
+from edgespec.types import Draft, Drafter, DraftRequest, Logits, Sampler, TokenIds
+
+VOCAB = 12
+PROMPT = np.array([1, 2, 3, 1, 2], np.int32)
+MIB = 1 << 20
+PLENTY = 1 << 40
+ROOMY = {HOST: FreeMemory(PLENTY, "a test")}
+
+
+def target() -> TableDecoder:
+    return TableDecoder(VOCAB, seed=1)
+
+
+class Weights(TableDecoder):
+    """A decoder that a weak reference can watch."""
+
+    __slots__ = ("__weakref__",)
+
+
+class AtOnce(Executor):
+    """Has done what it is given when it answers."""
+
+    def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> "Future[Any]":
+        done: Future[Any] = Future()
+        try:
+            done.set_result(work(*arguments, **named))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+@dataclass
+class Machine:
+    """Memory that a test sets, and what was opened in it."""
+
+    free_bytes: int = PLENTY
+    clock: VirtualClock = field(default_factory=VirtualClock)
+    opened: list[str] = field(default_factory=list)
+    watched: list["weakref.ref[Weights]"] = field(default_factory=list)
+    refuses: set[str] = field(default_factory=set)
+    errors: dict[str, Exception] = field(default_factory=dict)
+    num_closed: int = 0
+    executor: Executor = field(default_factory=AtOnce)
+    reported: list[str] = field(default_factory=list)
+
+    def rooms(self) -> FreeByPlace:
+        return {HOST: FreeMemory(self.free_bytes, "a test")}
+
+    def candidate(self, name: str, needed_mib: int, drafter: Callable[[], Drafter] | None = None) -> Candidate:
+        def opened(cancel: Cancel, report: Callable[[str], None]) -> OpenModel:
+            if name in self.refuses:
+                raise MemoryExhausted(f"no room for {name}")
+            if name in self.errors:
+                raise self.errors[name]
+            decoder = Weights(VOCAB, seed=2, near=target())
+            self.watched.append(weakref.ref(decoder))
+            self.opened.append(name)
+            made = drafter() if drafter else ModelDrafter(decoder, VOCAB, name)
+            return OpenModel(made, decoder, self)
+
+        return Candidate(name, {HOST: needed_mib * MIB}, opened)
+
+    @property
+    def alive(self) -> int:
+        """How many of the decoders that were opened anybody holds."""
+        gc.collect()
+        return sum(each() is not None for each in self.watched)
+
+    def stop(self) -> None:
+        self.num_closed += 1
+
+    def pool(self, *candidates: Candidate, texts: frozenset[str] = frozenset({"suffix"})) -> DrafterPool:
+        sets = drafter_sets(
+            [[each] for each in candidates], texts, frozenset({"suffix"}), lambda names: len(names) * MIB
+        )
+        return DrafterPool(
+            sets,
+            VOCAB,
+            self.texts,
+            watch=MemoryWatch([each.tier for each in sets], free=self.rooms, clock=self.clock),
+            changes=ChangeLog(self.reported.append),
+            loader=BackgroundLoader(self.executor),
+        )
+
+    def texts(self, names: frozenset[str]) -> list[Drafter]:
+        made: dict[str, Drafter] = {"suffix": SuffixDrafter(), "ngram": NgramDrafter()}
+        return [made[name] for name in sorted(names)]
+
+    def look(self, pool: DrafterPool, free_bytes: int, after_s: float = 0.2) -> list[str]:
+        self.free_bytes = free_bytes
+        self.clock.sleep(after_s)
+        pool.look(10)
+        return [drafter.name for drafter in pool.drafters()]
+
+
+def names_of(sets: list[DrafterSet]) -> list[str]:
+    return [each.name for each in sets]
+
+
+def set_names_of(chains: list[list[Candidate]], *texts: str) -> list[str]:
+    return names_of(drafter_sets(chains, frozenset(texts), frozenset({"suffix", "lookahead"}), len))
+
+
+def test_from_all_that_was_named_to_plain_decoding() -> None:
+    machine = Machine()
+    big, small, tiny = (machine.candidate(name, size) for name, size in (("big", 9), ("small", 3), ("tiny", 1)))
+    assert set_names_of([], "suffix") == ["suffix", "ngram", "plain decoding"]
+    assert set_names_of([], "ngram") == ["ngram", "plain decoding"]
+    assert set_names_of([]) == ["plain decoding"]
+    assert set_names_of([[big]]) == ["big", "lookahead+suffix", "ngram", "plain decoding"]
+    assert set_names_of([[big], [small]], "suffix")[:3] == ["suffix+big+small", "suffix+small", "lookahead+suffix"]
+    assert set_names_of([[big, small, tiny]])[:4] == ["big", "small", "tiny", "lookahead+suffix"]
+
+
+def test_models_that_fit_are_opened_and_the_others_are_reported() -> None:
+    machine = Machine()
+    pool = machine.pool(machine.candidate("big", 900), machine.candidate("small", 100))
+    pool.start({HOST: FreeMemory(RESERVE_BYTES + 300 * MIB, "a test")}, {HOST: 100 * MIB})
+    assert machine.opened == ["small"]
+    (line,) = machine.reported
+    assert line.startswith("drafting steps down from suffix+big+small to suffix+small: the first needs 1097 MiB")
+    assert pool.take_changes() == (line,)
+    assert pool.take_changes() == ()
+
+
+def test_a_model_that_is_refused_memory_at_loading_is_done_without() -> None:
+    machine = Machine(refuses={"big"})
+    pool = machine.pool(machine.candidate("big", 900), machine.candidate("small", 100))
+    pool.start(ROOMY, {})
+    assert [drafter.name for drafter in pool.drafters()] == ["suffix", "small"]
+
+
+def test_another_error_at_loading_is_an_error() -> None:
+    machine = Machine(errors={"big": VocabularyMismatch("other tokens")})
+    with pytest.raises(VocabularyMismatch):
+        machine.pool(machine.candidate("big", 900)).start(ROOMY, {})
+
+
+def test_it_steps_down_and_frees_the_model_and_climbs_back_and_opens_it_again() -> None:
+    machine = Machine()
+    pool = machine.pool(machine.candidate("model", 200))
+    pool.start(ROOMY, {})
+    drafters = pool.drafters()  # a policy holds them
+    assert machine.alive == 1
+    assert machine.look(pool, 10 * MIB) == ["suffix"]
+    assert machine.alive == 0, "nobody holds the session"
+    assert machine.num_closed == 1
+    assert not pool.has_models
+    assert [
+        drafter.draft(PROMPT, DraftRequest(3), GumbelSampler(SamplingParams())).source for drafter in drafters
+    ][1] == "none"
+    assert machine.look(pool, 240 * MIB) == ["suffix"], "not enough for the model"
+    assert machine.look(pool, 400 * MIB) == ["suffix"], "not for long enough"
+    assert machine.look(pool, 400 * MIB, 3.0) == ["suffix", "model"]
+    assert machine.opened == ["model", "model"]
+    news = pool.take_changes()
+    assert [line.split(":")[0] for line in news] == [
+        "drafting steps down from suffix+model to suffix",
+        "drafting steps up from suffix to suffix+model",
+    ]
+    pool.report_changes()
+    assert machine.reported == list(news)
+
+
+def test_what_cannot_be_opened_again_for_want_of_memory_is_tried_ever_more_seldom() -> None:
+    machine = Machine()
+    pool = machine.pool(machine.candidate("model", 200))
+    pool.start(ROOMY, {})
+    machine.look(pool, 0)
+    machine.look(pool, PLENTY)
+    pool.take_changes()
+    tries: list[float] = []
+    model = pool.drafter_sets[0].models[0]
+    refused = model.open
+
+    def counted(cancel: Cancel, report: Callable[[str], None]) -> OpenModel:
+        tries.append(machine.clock.now)
+        return refused(cancel, report)
+
+    object.__setattr__(model, "open", counted)
+    machine.refuses.add("model")
+    for _ in range(3000):
+        machine.look(pool, PLENTY, 0.2)
+    assert 4 <= len(tries) <= 9
+    assert len(pool.take_changes()) <= 2, "the same is not reported again and again"
+
+
+LONG_S = 1200
+# Patience doubles from 2 to 300 s, and from then on there is a climb in as long.
+MOST_CLIMBS = 8 + LONG_S // 300
+
+
+@pytest.mark.parametrize("period_s", [0.2, 5.0, 30.0, 60.0, 250.0])
+def test_memory_that_comes_and_goes_moves_the_drafters_seldom(period_s: float) -> None:
+    """Half of each period there is room for all, and in the other half for nothing."""
+    machine = Machine()
+    pool = machine.pool(machine.candidate("model", 200))
+    pool.start(ROOMY, {})
+    while machine.clock.now < LONG_S:
+        machine.free_bytes = PLENTY if machine.clock.now % period_s < period_s / 2 else 0
+        machine.clock.sleep(0.1)
+        pool.look(10)
+    assert len(machine.opened) <= 1 + min(MOST_CLIMBS, LONG_S / period_s)
+    assert len(pool.take_changes()) <= 4 * MOST_CLIMBS
+    assert machine.alive == len(machine.opened) - machine.num_closed
+
+
+def test_memory_that_is_taken_as_soon_as_a_model_is_open_opens_it_ever_more_seldom() -> None:
+    machine = Machine()
+    pool = machine.pool(machine.candidate("model", 200))
+    pool.start(ROOMY, {})
+    while machine.clock.now < LONG_S:
+        machine.free_bytes = 0 if pool.has_models else PLENTY
+        machine.clock.sleep(0.1)
+        pool.look(10)
+    assert 8 <= len(machine.opened) <= 1 + MOST_CLIMBS
+    assert machine.num_closed == len(machine.opened)
+
+
+def test_a_model_that_fails_to_open_again_is_quarantined() -> None:
+    machine = Machine()
+    pool = machine.pool(machine.candidate("model", 200))
+    pool.start(ROOMY, {})
+    machine.look(pool, 0)
+    machine.errors["model"] = OSError("the file is gone")
+    for _ in range(30):
+        machine.look(pool, PLENTY, 5.0)
+    assert [drafter.name for drafter in pool.drafters()] == ["suffix"]
+    assert sum("the file is gone" in line for line in pool.take_changes()) == 1
+
+
+def test_what_is_closed_opens_nothing_again() -> None:
+    machine = Machine()
+    pool = machine.pool(machine.candidate("model", 200))
+    pool.start(ROOMY, {})
+    machine.look(pool, 10 * MIB)
+    pool.close()
+    machine.look(pool, PLENTY)
+    machine.look(pool, PLENTY, 3.0)
+    assert machine.opened == ["model"]
+
+
+def test_work_at_loading_starts_over_without_a_model_that_leaves_it_no_memory() -> None:
+    machine = Machine()
+    pool = machine.pool(machine.candidate("model", 200))
+    pool.start(ROOMY, {})
+
+    def measured() -> list[str]:
+        if machine.alive:
+            raise MemoryExhausted("no room beside the model")
+        return list(pool.decoders)
+
+    assert pool.with_relief(measured) == []
+    with pytest.raises(MemoryExhausted, match="never"):
+        pool.with_relief(never)
+
+
+def never() -> None:
+    raise MemoryExhausted("never")
+
+
+def test_at_the_bottom_there_is_nothing_to_free() -> None:
+    machine = Machine()
+    pool = machine.pool(machine.candidate("model", 200))
+    pool.start(ROOMY, {})
+    assert [pool.relieve() for _ in range(4)] == [True, True, False, False]
+    assert pool.drafters() == []
+
+
+def growing(machine: Machine, pool: DrafterPool) -> None:
+    """What the target holds doubles from 100 tokens on, at a MiB a token."""
+    pool.watch.growth_bytes = lambda held, wanted: (wanted > 100) * (held <= 100) * 100 * MIB
+
+
+def test_a_cache_that_is_to_grow_is_made_room_for() -> None:
+    machine = Machine(free_bytes=140 * MIB)
+    pool = machine.pool(machine.candidate("model", 200))
+    pool.start(ROOMY, {})
+    growing(machine, pool)
+    pool.look(10)
+    assert [drafter.name for drafter in pool.drafters()] == ["suffix"], "148 MiB were to be free"
+    assert not machine.alive
+
+
+def test_a_cache_that_has_no_room_to_grow_is_an_error_before_it_is_asked_for() -> None:
+    machine = Machine(free_bytes=70 * MIB)
+    pool = machine.pool(texts=frozenset())
+    growing(machine, pool)
+    pool.look(20)
+    with pytest.raises(
+        MemoryExhausted,
+        match=r"104 tokens need 100 MiB more of KV cache, and 70 MiB are free within a test: 100 tokens fit",
+    ):
+        pool.look(40)
+    machine.free_bytes = 120 * MIB
+    pool.look(40)
+    machine.free_bytes = 0
+    pool.look(90)
+
+
+class Broken(Drafter):
+    """Drafts well for a while, then does what it is told."""
+
+    name = ""
+
+    is_free = False
+
+    def __init__(self, fault: Callable[[Draft], Draft], num_good: int = 5, name: str = "broken") -> None:
+        self.name = name
+        self._inner = ModelDrafter(TableDecoder(VOCAB, seed=2, near=target()), VOCAB, name)
+        self._fault = fault
+        self._num_good = num_good
+
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+        draft = self._inner.draft(tokens, request, sampler)
+        self._num_good -= 1
+        return draft if self._num_good >= 0 else self._fault(draft)
+
+    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+        pass
+
+
+def raising(draft: Draft) -> Draft:
+    raise RuntimeError("it broke")
+
+
+FAULTS: dict[str, Callable[[Draft], Draft]] = {
+    "raises": raising,
+    "beyond the vocabulary": lambda draft: draft._replace(tokens=draft.tokens + VOCAB),
+    "negative": lambda draft: draft._replace(tokens=draft.tokens - VOCAB),
+    "too many": lambda draft: Draft(np.zeros(90, np.int32), (0,) * 90, source="broken"),
+    "floats": lambda draft: draft._replace(tokens=draft.tokens.astype(np.float64)),  # type: ignore[arg-type]
+    "no evidence": lambda draft: draft._replace(buckets=()),
+}
+
+
+def tokens_of(blocks: list[Block]) -> list[int]:
+    return [int(token) for block in blocks for token in block.tokens]
+
+
+def answer(pool: DrafterPool, length: int | None, num_blocks: int = 60, seed: int = 4) -> list[int]:
+    policy = pool.policy(Speculation(pool.drafters, length))
+    sampler = GumbelSampler(SamplingParams(temperature=0.8, seed=seed), len(PROMPT))
+    found = tokens_of(
+        list(islice(speculative_decode(PROMPT, target(), sampler, policy, relieve=pool.relieve), num_blocks))
+    )
+    plain = tokens_of(list(islice(speculative_decode(PROMPT, target(), sampler, Plain()), len(found))))
+    assert found == plain
+    return found
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_drafter_is_quarantined_for_good_and_the_answer_goes_on(fault: str) -> None:
+    machine = Machine()
+    pool = machine.pool(machine.candidate("broken", 1, lambda: Broken(FAULTS[fault])), texts=frozenset())
+    pool.start(ROOMY, {})
+    answer(pool, 3)
+    assert not machine.alive
+    (line,) = pool.take_changes()
+    assert line.startswith("broken drafts no more in this session: ")
+    answer(pool, 3, seed=5)
+    assert pool.drafters() == []
+    assert machine.opened == ["broken"]
+    assert pool.take_changes() == ()
+
+
+class Hanging(TableDecoder):
+    """Hangs until it is let go."""
+
+    __slots__ = ("may_go_on",)
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        if len(tokens) > 12:
+            assert self.may_go_on.wait(10)
+        return super().logits(tokens, num_last)
+
+
+def test_a_drafter_that_hangs_is_quarantined_at_its_deadline() -> None:
+    decoder = Hanging(VOCAB, seed=2, near=target())
+    decoder.may_go_on = threading.Event()
+    drafter = LaneDrafter(ModelDrafter(decoder, VOCAB, "slow"), ThreadLane("test"), deadline_s=0.05)
+    machine = Machine()
+    pool = machine.pool(machine.candidate("slow", 1, lambda: drafter), texts=frozenset())
+    pool.start(ROOMY, {})
+    started = perf_counter()
+    answer(pool, 3)
+    assert perf_counter() - started < 3.0
+    (line,) = pool.take_changes()
+    assert line.startswith("slow drafts no more in this session: DrafterFault: it has not answered for")
+    decoder.may_go_on.set()
+    drafter.lane.stop()
+
+
+def test_a_faulty_drafter_from_the_text_is_quarantined_too() -> None:
+    made: list[Broken] = []
+
+    def texts(names: frozenset[str]) -> list[Drafter]:
+        made.append(Broken(raising, 0, "suffix"))
+        return [made[-1]]
+
+    machine = Machine()
+    pool = machine.pool()
+    pool.from_text = texts
+    answer(pool, 3)
+    assert pool.drafters() == []
+    assert len(pool.take_changes()) == 1
+
+
+@settings(max_examples=60)
+@given(
+    frees=st.lists(st.integers(0, 600), min_size=5, max_size=60),
+    length=st.sampled_from([2, 5, None]),
+    seed=st.integers(0, 2**32),
+)
+def test_no_token_is_lost_or_changed_whatever_memory_does(frees: list[int], length: int | None, seed: int) -> None:
+    machine = Machine()
+    pool = machine.pool(machine.candidate("big", 300), machine.candidate("small", 50))
+    pool.start(ROOMY, {})
+    moments = iter(frees)
+
+    def rooms() -> FreeByPlace:
+        machine.clock.sleep(1.0)
+        return {HOST: FreeMemory(next(moments, 600) * MIB, "a test")}
+
+    pool.watch.free = rooms
+    found = answer(pool, length, num_blocks=len(frees), seed=seed)  # which is compared with plain decoding
+    assert len(found) >= len(frees), "each pass gives a token"
+
+
+class Tight(TableDecoder):
+    """Refuses memory for passes of more rows than it has room for."""
+
+    __slots__ = ("most_rows", "num_refused")
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        if num_last > self.most_rows:
+            self.num_refused += 1
+            raise MemoryExhausted("no room for a pass")
+        return super().logits(tokens, num_last)
+
+
+def tight(most_rows: int) -> Tight:
+    decoder = Tight(VOCAB, seed=1)
+    decoder.most_rows, decoder.num_refused = most_rows, 0
+    return decoder
+
+
+def test_a_wide_pass_without_room_is_run_narrow_and_drafting_steps_down() -> None:
+    machine = Machine()
+    pool = machine.pool()
+    sampler = GumbelSampler(SamplingParams(), len(PROMPT))
+    policy, decoder = pool.policy(Speculation(pool.drafters, 4)), tight(1)
+    found = tokens_of(list(islice(speculative_decode(PROMPT, decoder, sampler, policy, relieve=pool.relieve), 40)))
+    assert found == tokens_of(list(islice(speculative_decode(PROMPT, target(), sampler, Plain()), 40)))
+    assert decoder.num_refused <= 2, "it does not ask again for what it was refused"
+    news = pool.take_changes()
+    assert "was refused memory and run without the draft" in news[0]
+    assert news[1].startswith("drafting steps down from suffix to ")
+    assert pool.drafters() == []
+
+
+@pytest.mark.slow
+def test_a_plain_pass_without_room_frees_the_model_and_is_run_again() -> None:
+    machine = Machine()
+    pool = machine.pool(machine.candidate("model", 200), texts=frozenset())
+    pool.start(ROOMY, {})
+
+    class Beside(TableDecoder):
+        __slots__ = ()
+
+        def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+            if 20 < len(tokens) < 24 and machine.alive:  # which collects garbage
+                raise MemoryExhausted("no room beside the model")
+            return super().logits(tokens, num_last)
+
+    sampler = GumbelSampler(SamplingParams(), len(PROMPT))
+    policy = pool.policy(Speculation(pool.drafters, 2))
+    steps = speculative_decode(PROMPT, Beside(VOCAB, seed=1), sampler, policy, relieve=pool.relieve)
+    found = tokens_of(list(islice(steps, 40)))
+    assert found == tokens_of(list(islice(speculative_decode(PROMPT, target(), sampler, Plain()), len(found))))
+    assert not machine.alive
+
+
+def test_a_plain_pass_without_room_is_an_error_where_nothing_can_be_freed() -> None:
+    machine = Machine()
+    pool = machine.pool(machine.candidate("model", 200))
+    pool.start(ROOMY, {})
+    policy, decoder = pool.policy(Speculation(pool.drafters, 4)), tight(0)
+    sampler = GumbelSampler(SamplingParams(), len(PROMPT))
+    with pytest.raises(MemoryExhausted, match="no room for a pass"):
+        next(speculative_decode(PROMPT, decoder, sampler, policy, relieve=pool.relieve))
+    decoder.most_rows = 9
+    again = pool.policy(Speculation(pool.drafters, 4))
+    found = tokens_of(list(islice(speculative_decode(PROMPT, decoder, sampler, again, relieve=pool.relieve), 20)))
+    assert found == tokens_of(list(islice(speculative_decode(PROMPT, target(), sampler, Plain()), len(found))))
+
+
+def test_what_was_learned_of_a_model_serves_when_it_is_back() -> None:
+    machine = Machine()
+    pool = machine.pool(machine.candidate("model", 200), texts=frozenset())
+    pool.start(ROOMY, {})
+    speculation = Speculation(pool.drafters)
+    policy = pool.policy(speculation)
+    sampler = GumbelSampler(SamplingParams(), len(PROMPT))
+    steps = speculative_decode(PROMPT, target(), sampler, policy)
+    list(islice(steps, 30))
+    policy.close()
+    learned = AcceptanceRates(dict(speculation.rates)).rate("model", 0)
+    speculation.models["model"].read = PROMPT
+    machine.look(pool, 0)
+    machine.look(pool, PLENTY)
+    machine.look(pool, PLENTY, 3.0)
+    next(steps)
+    assert len(speculation.models["model"].read) == 0, "its cache is empty"
+    assert AcceptanceRates(dict(speculation.rates)).rate("model", 0) == learned
+
+
+@dataclass
+class Slow:
+    """A machine on which a model takes until it is let go on, once it was opened at loading."""
+
+    machine: Machine
+    may_end: threading.Event = field(default_factory=threading.Event)
+    begun: threading.Event = field(default_factory=threading.Event)
+    heeds_cancel: bool = True
+
+    def candidate(self, name: str, needed_mib: int) -> Candidate:
+        quick = self.machine.candidate(name, needed_mib)
+
+        def opened(cancel: Cancel, report: Callable[[str], None]) -> OpenModel:
+            if name in self.machine.opened:
+                self.begun.set()
+                with cancel.on_set(self.may_end.set if self.heeds_cancel else int):
+                    assert self.may_end.wait(10)
+                if self.heeds_cancel:
+                    cancel.require_unset()
+            return quick.open(cancel, report)
+
+        return Candidate(name, quick.needed, opened)
+
+    def pool_that_opens(self) -> DrafterPool:
+        """A pool whose model was closed and is being opened again."""
+        self.machine.executor = ThreadPoolExecutor(1, "edgespec opening")
+        pool = self.machine.pool(self.candidate("model", 200), texts=frozenset())
+        pool.start(ROOMY, {})
+        self.machine.look(pool, 0)
+        for after_s in (0.2, 3.0, 3.0, 3.0):
+            self.machine.look(pool, PLENTY, after_s)
+        assert self.begun.wait(10)
+        return pool
+
+
+def opening_threads() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name.startswith("edgespec opening")]
+
+
+def test_blocks_go_on_while_a_model_is_opened_and_it_joins_between_two_of_them() -> None:
+    slow = Slow(Machine())
+    pool = slow.pool_that_opens()
+    policy = pool.policy(Speculation(pool.drafters, 3))
+    sampler = GumbelSampler(SamplingParams(temperature=0.8, seed=4), len(PROMPT))
+    steps = speculative_decode(PROMPT, target(), sampler, policy, relieve=pool.relieve)
+    blocks = list(islice(steps, 40))
+    assert not slow.may_end.is_set(), "none of them waited"
+    assert {block.draft.source for block in blocks} <= {"suffix", "none"}
+    assert pool.drafter_set.name == "suffix"
+    slow.may_end.set()
+    pool.loader.wait()
+    blocks += islice(steps, 40)
+    assert "model" in {block.draft.source for block in blocks[40:]}
+    assert pool.drafter_set.name == "model"
+    found = tokens_of(blocks)
+    assert (
+        found
+        == tokens_of(list(islice(speculative_decode(PROMPT, target(), sampler, Plain()), len(found))))[
+            : len(found)
+        ]
+    )
+    steps.close()
+    pool.close()
+    assert opening_threads() == []
+
+
+@pytest.mark.parametrize("heeds_cancel", [True, False])
+def test_what_is_closed_while_it_opens_a_model_leaves_neither_thread_nor_model(heeds_cancel: bool) -> None:
+    slow = Slow(Machine(), heeds_cancel=heeds_cancel)
+    pool = slow.pool_that_opens()
+    num_closed = slow.machine.num_closed
+    if not heeds_cancel:
+        threading.Timer(0.05, slow.may_end.set).start()
+    pool.close()
+    assert opening_threads() == []
+    assert slow.machine.alive == 0
+    assert slow.machine.num_closed == num_closed + (not heeds_cancel), "its lane is stopped"
+    assert [drafter.name for drafter in pool.drafters()] == ["suffix"]
+
+
+def test_memory_that_is_short_again_ends_the_opening_and_a_later_one_serves() -> None:
+    slow = Slow(Machine())
+    pool = slow.pool_that_opens()
+    pool.take_changes()
+    assert slow.machine.look(pool, 0) == ["suffix"]
+    assert slow.may_end.is_set(), "it was ended"
+    for _ in range(20):
+        pool.loader.wait()
+        slow.machine.look(pool, PLENTY, 5.0)
+    assert pool.drafter_set.name == "model"
+    moves = [line.split(":")[0].split()[2:] for line in pool.take_changes()]
+    assert moves == [["up", "from", "suffix", "to", "model"]], "the climb that failed is not reported"
+    pool.close()
+
+
+def test_a_pass_without_room_ends_the_opening_and_waits_for_its_memory() -> None:
+    slow = Slow(Machine())
+    pool = slow.pool_that_opens()
+    assert pool.relieve()
+    assert slow.may_end.is_set()
+    assert slow.machine.alive == 0
+    assert pool.loader.candidate is None
+    pool.close()
+
+
+def test_a_model_that_fails_in_the_background_is_quarantined_with_its_reason() -> None:
+    slow = Slow(Machine())
+    pool = slow.pool_that_opens()
+    slow.machine.errors["model"] = OSError("the file is gone")
+    slow.may_end.set()
+    pool.loader.wait()
+    assert slow.machine.look(pool, PLENTY) == ["suffix"]
+    assert any(
+        "model drafts no more in this session: OSError: the file is gone" in each for each in pool.take_changes()
+    )
+    pool.close()
+
+
+def on_cuda(name: str, needed_mib: int, machine: Machine) -> Candidate:
+    candidate = machine.candidate(name, needed_mib)
+    return Candidate(name, {HOST: 40 * MIB, "cuda": needed_mib * MIB}, candidate.open)
+
+
+def test_a_drafter_on_a_device_is_let_go_when_its_driver_tells_less_and_no_token_changes() -> None:
+    machine, gpu = Machine(), Gpu("NVIDIA H200", 900 * MIB)
+    sets = drafter_sets([[on_cuda("model", 300, machine)]], frozenset({"suffix"}), frozenset(), lambda names: MIB)
+    pool = DrafterPool(
+        sets,
+        VOCAB,
+        machine.texts,
+        watch=MemoryWatch(
+            [each.tier for each in sets],
+            free=Places(["cuda"], lambda: ROOMY[HOST], machine.reported.append, Drivers(opened(gpu))),
+            place="host",
+            clock=machine.clock,
+        ),
+        changes=ChangeLog(machine.reported.append),
+        loader=BackgroundLoader(machine.executor),
+    )
+    pool.start(pool.watch.free(), {HOST: 40 * MIB, "cuda": 400 * MIB})
+    assert pool.drafter_set.name == "suffix+model"
+    policy = pool.policy(Speculation(pool.drafters, 3))
+    sampler = GumbelSampler(SamplingParams(temperature=0.8, seed=4), len(PROMPT))
+    blocks, models = list[Block](), list[bool]()
+    for block in islice(speculative_decode(PROMPT, target(), sampler, policy, relieve=pool.relieve), 90):
+        blocks.append(block)
+        models.append(pool.has_models)
+        gpu.free = (10 if 30 < len(blocks) < 60 else 900) * MIB  # another program's
+        machine.clock.sleep(0.2)
+    assert [model for i, model in enumerate(models) if not i or model != models[i - 1]] == [True, False, True]
+    assert machine.num_closed == 1
+    found = tokens_of(blocks)
+    assert found == tokens_of(list(islice(speculative_decode(PROMPT, target(), sampler, Plain()), len(found))))
+    news = pool.take_changes()
+    assert [line.split(":")[0].split()[2] for line in news] == ["down", "up"]
+    assert news[0].endswith("10 MiB are free within the memory of NVIDIA H200, and 48 MiB are to be")
+
+
+def test_a_cache_on_a_device_grows_by_what_that_device_has() -> None:
+    machine, gpu = Machine(free_bytes=0), Gpu("it", 70 * MIB)
+    pool = machine.pool(texts=frozenset())
+    pool.watch.free, pool.watch.place = (
+        Places(["cuda"], lambda: ROOMY[HOST], print, Drivers(opened(gpu))),
+        "cuda",
+    )
+    growing(machine, pool)
+    with pytest.raises(MemoryExhausted, match="70 MiB are free within the memory of it"):
+        pool.look(40)
+    gpu.free = 120 * MIB
+    pool.look(40)

@@ -1,0 +1,235 @@
+"""Conversations on an engine that answers by rule, a token a word."""
+
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+
+from edgespec import ContextOverflow, Engine, Message, SamplingParams, UsageError, load
+from edgespec.engine.answers import AnswerStream, Chunk
+from edgespec.engine.conversation import Conversation
+from edgespec.engine.request_queue import RequestQueue, Ticket
+
+
+class WordEngine:
+    """Answers with the seed and the last message, word by word. A message is its words and one token more."""
+
+    def __init__(self, context_length: int = 100) -> None:
+        self.context_length = context_length
+        self.manifest = SimpleNamespace(name="words", context_length=context_length)
+        self.asked: list[tuple[Message, ...]] = []
+
+    def count(self, messages: Sequence[Message]) -> int:
+        return sum(1 + len(each.content.split()) for each in messages)
+
+    def stream(self, messages: Sequence[Message], *, sampling: SamplingParams, **limits: Any) -> AnswerStream:
+        self.asked.append(tuple(messages))
+        queue = RequestQueue()
+        return AnswerStream(self._chunks(messages, sampling), queue, Ticket(lambda: None))
+
+    def _chunks(self, messages: Sequence[Message], sampling: SamplingParams) -> Generator[Chunk, None, None]:
+        words = [f"{sampling.seed}:", *messages[-1].content.split()]
+        for word in words[:-1]:
+            yield Chunk(text=f"{word} ", token_ids=(0,))
+        yield Chunk(text=words[-1], token_ids=(0,), finish_reason="stop")
+
+
+def talk(context_length: int = 100, **settings: Any) -> tuple[Conversation, WordEngine]:
+    engine = WordEngine(context_length)
+    return Conversation(engine, **settings), engine  # type: ignore[arg-type]
+
+
+def answer(conversation: Conversation, text: str) -> str:
+    reply = conversation.stream(text)
+    return "".join(chunk.text for chunk in reply)
+
+
+def contents(messages: Sequence[Message]) -> list[str]:
+    return [each.content for each in messages]
+
+
+def test_each_turn_is_sent_with_all_before_it() -> None:
+    conversation, engine = talk(system="be brief")
+    assert answer(conversation, "one") == "0: one"
+    assert answer(conversation, "two") == "0: two"
+    assert contents(engine.asked[1]) == ["be brief", "one", "0: one", "two"]
+    assert conversation.messages == (*engine.asked[1], Message("assistant", "0: two"))
+
+
+def test_retry_takes_the_next_seed_and_the_place_of_the_answer() -> None:
+    conversation, _ = talk(sampling=SamplingParams(seed=5))
+    answer(conversation, "one")
+    assert [*conversation.retry()][-1].finish_reason == "stop"
+    assert contents(conversation.messages) == ["one", "6: one"]
+    assert [*conversation.retry()]
+    assert contents(conversation.messages) == ["one", "7: one"]
+    answer(conversation, "two")
+    assert contents(conversation.messages)[-1] == "5: two"
+
+
+def test_undo_takes_back_a_round_and_then_there_is_none() -> None:
+    conversation, _ = talk()
+    answer(conversation, "one")
+    assert conversation.undo() == ("one", "0: one")
+    assert conversation.undo() is None
+    assert conversation.messages == ()
+    with pytest.raises(UsageError, match="nothing to answer"):
+        conversation.retry()
+
+
+def test_a_turn_that_is_closed_keeps_what_there_was_of_it() -> None:
+    conversation, _ = talk()
+    with conversation.stream("a b c d") as reply:
+        next(reply)
+        next(reply)
+    assert contents(conversation.messages) == ["a b c d", "0: a "]
+    assert conversation.transcript().cut_short == ((1, "cancelled"),)
+
+
+def test_an_answer_that_is_made_is_in_the_transcript_as_if_it_were_cancelled() -> None:
+    conversation, _ = talk(system="be brief")
+    with conversation.stream("a b c d") as reply:
+        next(reply)
+        assert conversation.messages == (Message("system", "be brief"), Message("user", "a b c d"))
+        so_far = conversation.transcript()
+    assert contents(so_far.messages) == ["be brief", "a b c d", "0: "]
+    assert so_far == conversation.transcript()
+    with conversation.retry() as reply:
+        assert contents(conversation.transcript().messages) == ["be brief", "a b c d"]
+        assert [*reply]
+    assert conversation.transcript().cut_short == ()
+
+
+def test_a_message_without_an_answer_is_answered_by_retry_or_kept_and_not_sent() -> None:
+    conversation, engine = talk()
+    conversation.stream("one").close()
+    assert conversation.messages == (Message("user", "one"),)
+    assert [*conversation.retry()]
+    assert contents(conversation.messages) == ["one", "0: one"]
+    conversation.stream("two").close()
+    answer(conversation, "three")
+    assert contents(engine.asked[-1]) == ["one", "0: one", "three"]
+    assert contents(conversation.messages) == ["one", "0: one", "two", "three", "0: three"]
+    assert contents(conversation.sent) == ["one", "0: one", "three", "0: three"]
+    assert conversation.num_tokens == engine.count(conversation.sent)
+
+
+def test_a_context_that_is_full_is_an_error_and_nothing_was_said() -> None:
+    conversation, _ = talk(context_length=10)
+    answer(conversation, "a b c")
+    with pytest.raises(ContextOverflow, match="11 tokens do not fit the context of 10"):
+        conversation.stream("d")
+    assert len(conversation.messages) == 2
+
+
+def test_oldest_rounds_are_dropped_whole_and_said_to_be() -> None:
+    conversation, engine = talk(context_length=40, system="be brief", overflow="drop-oldest")
+    dropped = []
+    for i in range(12):
+        reply = conversation.stream(f"message number {i}")
+        dropped += reply.dropped
+        assert [*reply]
+        sent = engine.asked[-1]
+        assert engine.count(sent) <= 40
+        assert [sent[0].role, sent[1].role, sent[-1].role] == ["system", "user", "user"]
+        assert conversation.num_dropped == len(dropped)
+        assert conversation.messages[1 : 1 + len(dropped)] == tuple(dropped)
+    assert dropped
+    assert len(conversation.messages) == 25
+
+
+def test_dropping_makes_room_for_several_turns_at_once() -> None:
+    conversation, _ = talk(context_length=200, overflow="drop-oldest")
+    drops = []
+    for i in range(60):
+        reply = conversation.stream(f"message number {i}")
+        drops.append(len(reply.dropped))
+        assert [*reply]
+    assert 0 < sum(each > 0 for each in drops) <= len(drops) // 4
+
+
+def test_what_does_not_even_fit_alone_is_an_error_with_any_policy() -> None:
+    conversation, _ = talk(context_length=10, overflow="drop-oldest")
+    answer(conversation, "one")
+    with pytest.raises(ContextOverflow, match="12 tokens"):
+        conversation.stream("a " * 11)
+    assert len(conversation.messages) == 2
+
+
+def test_a_wider_context_or_an_undo_lets_no_more_be_dropped_than_there_is() -> None:
+    conversation, _ = talk(context_length=20, overflow="drop-oldest")
+    for i in range(6):
+        answer(conversation, f"message number {i}")
+    while conversation.undo():
+        assert conversation.num_dropped <= len(conversation.messages)
+
+
+def test_saved_and_loaded_is_the_same_conversation(tmp_path: Path) -> None:
+    conversation, engine = talk(context_length=30, system="be brief", overflow="drop-oldest")
+    for text in ("one two three", "un \x1b[31m \ud800 ✓", "three four five"):
+        answer(conversation, text)
+    for text in ("unanswered", "again"):
+        conversation.stream(text).close()
+    conversation.save(tmp_path / "talk.jsonl")
+    loaded = Conversation.load(engine, tmp_path / "talk.jsonl", overflow="drop-oldest")  # type: ignore[arg-type]
+    assert loaded.transcript() == conversation.transcript()
+    assert (loaded.system, loaded.num_dropped) == ("be brief", conversation.num_dropped)
+    assert loaded.num_dropped > 0
+
+
+@pytest.mark.parametrize("bad", ["ask", "", None])
+def test_unknown_overflow_policies_are_refused(bad: Any) -> None:
+    with pytest.raises(UsageError, match="wanted error or drop-oldest"):
+        talk(overflow=bad)
+
+
+def test_a_message_must_be_text() -> None:
+    conversation, _ = talk()
+    with pytest.raises(UsageError, match="wanted a text"):
+        conversation.stream(b"one")  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Engine:
+    return load(tiny_model, drafter="suffix", deterministic=True)
+
+
+def test_a_conversation_answers_as_the_engine_answers_its_messages(engine: Engine) -> None:
+    conversation = engine.chat("the in", max_tokens=12)
+    first = conversation.say("an on")
+    second = conversation.say("the")
+    messages = [
+        Message("system", "the in"),
+        Message("user", "an on"),
+        Message("assistant", first.text),
+        Message("user", "the"),
+    ]
+    assert engine.generate(messages, max_tokens=12).token_ids == second.token_ids
+    assert conversation.num_tokens > second.prompt_tokens
+
+
+def test_special_tokens_that_a_user_types_stay_text(engine: Engine) -> None:
+    special = {"<|im_start|>": 1, "<|im_end|>": 2}
+    typed = "".join(special)
+    plain, spelled = (engine.encode([Message("user", text)]) for text in ("x", typed))
+    for token in special.values():
+        assert np.count_nonzero(spelled == token) == np.count_nonzero(plain == token)
+    conversation = engine.chat(max_tokens=3)
+    reply = conversation.stream(typed)
+    assert reply.prompt_tokens == len(spelled)
+    reply.close()
+
+
+def test_context_ends_an_answer_and_the_next_message_makes_room(engine: Engine) -> None:
+    conversation = engine.chat(overflow="drop-oldest", max_tokens=8)
+    num_dropped = []
+    for _ in range(5):
+        conversation.say("the in the an " * 25)
+        num_dropped.append(conversation.num_dropped)
+    assert num_dropped[0] == 0
+    assert num_dropped[-1] > 0
+    assert conversation.engine.context_length == tiny.CONTEXT

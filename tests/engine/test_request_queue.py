@@ -1,0 +1,115 @@
+"""Answers take the target in turns, and nobody waits for himself."""
+
+from threading import Barrier, Event, Thread
+from time import monotonic, sleep
+
+import pytest
+
+from edgespec.engine.request_queue import RequestQueue, Ticket
+
+
+def taking(queue: RequestQueue, ticket: Ticket, asker: str, taken: list[str]) -> Thread:
+    """A thread that makes all of an answer."""
+
+    def make() -> None:
+        for _ in range(3):
+            queue.take(ticket, asker)
+            taken.append(asker)
+            queue.release(ticket)
+        queue.leave(ticket)
+
+    thread = Thread(target=make)
+    thread.start()
+    while thread.is_alive() and ticket not in queue._waiting:
+        sleep(0.001)
+    return thread
+
+
+def test_answers_are_made_whole_in_the_order_of_asking() -> None:
+    queue, taken = RequestQueue(), list[str]()
+    first = Ticket()
+    queue.take(first, "first")
+    threads = [taking(queue, Ticket(), name, taken) for name in "bcd"]
+    assert taken == []
+    queue.release(first)
+    queue.leave(first)
+    for thread in threads:
+        thread.join(10)
+    assert taken == [*"bbbcccddd"]
+
+
+def test_nobody_waits_for_an_answer_of_his_own() -> None:
+    queue, mine, too = RequestQueue(idle_s=1e9), Ticket(), Ticket()
+    for ticket in (mine, too, mine, too):
+        queue.take(ticket, "me")
+        queue.release(ticket)
+    assert queue._holder is too
+
+
+def test_readers_of_several_answers_do_not_wait_for_each_others_patience() -> None:
+    """Who asks for another answer asks not for the one that he holds, wherever he stands in the queue."""
+    queue, taken, together = RequestQueue(idle_s=1e9), list[str](), Barrier(3)
+
+    def read_in_turns(name: str) -> None:
+        mine = [Ticket(), Ticket()]
+        together.wait()
+        for ticket in 10 * mine:
+            queue.take(ticket, name)
+            taken.append(name)
+            sleep(0.001)  # for the others to ask meanwhile
+            queue.release(ticket)
+        for ticket in mine:
+            queue.leave(ticket)
+
+    threads = [Thread(target=read_in_turns, args=[name], daemon=True) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert sorted(taken) == [*20 * "a", *20 * "b", *20 * "c"]
+
+
+def test_an_answer_that_is_left_lying_lets_others_go_first_and_is_made_on_afterwards() -> None:
+    queue, lying, other = RequestQueue(idle_s=0.05), Ticket(), Ticket()
+    queue.take(lying, "a")
+    queue.release(lying)
+    started = monotonic()
+    queue.take(other, "b")
+    assert monotonic() - started >= 0.04
+    queue.release(other)
+    queue.leave(other)
+    queue.take(lying, "a")
+    assert queue._holder is lying
+
+
+def test_a_step_that_is_being_made_is_waited_for_however_long_it_takes() -> None:
+    queue, slow, taken = RequestQueue(idle_s=0.0), Ticket(), list[str]()
+    queue.take(slow, "a")
+    thread = taking(queue, Ticket(), "b", taken)
+    sleep(0.05)
+    assert taken == []
+    queue.release(slow)
+    thread.join(10)
+    assert taken == ["b"] * 3
+
+
+@pytest.mark.parametrize("works", [False, True])
+def test_cancelling_interrupts_the_step_of_that_answer_alone(works: bool) -> None:
+    queue, interrupted = RequestQueue(), Event()
+    ticket, other = Ticket(interrupted.set), Ticket()
+    queue.take(ticket if works else other, "a")
+    queue.cancel(ticket)
+    assert interrupted.is_set() == works
+    assert ticket.is_cancelled
+    assert not other.is_cancelled
+
+
+def test_a_cancelled_answer_waits_for_nobody() -> None:
+    queue, ticket, taken = RequestQueue(), Ticket(), list[str]()
+    other = Ticket()
+    queue.take(other, "a")
+    thread = taking(queue, ticket, "b", taken)
+    queue.cancel(ticket)
+    thread.join(10)
+    assert taken == ["b"] * 3, "it is to be ended, and finds that it is cancelled"
+    assert queue._holder is other

@@ -1,0 +1,123 @@
+"""Transcripts as files: whole or not at all, one owner, and no surprise in what is read."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from edgespec import EdgeSpecError, Message, UsageError
+from edgespec.engine.conversation import Conversation
+from edgespec.engine.transcript import (
+    AutosaveFile,
+    Transcript,
+    find_latest,
+    read_transcript,
+    save_transcript,
+    write_transcript,
+)
+
+TALK = Transcript(
+    messages=(Message("system", "s"), Message("user", "a\n\u2028\ud800"), Message("assistant", "b")),
+    model="m",
+    cut_short=((2, "cancelled"),),
+)
+HEADER = '{"format": "edgespec conversation", "version": 1}\n'
+
+
+def test_written_and_read_is_the_same_and_its_owners_alone(tmp_path: Path) -> None:
+    write_transcript(tmp_path / "t", TALK)
+    assert read_transcript(tmp_path / "t") == TALK
+    assert (tmp_path / "t").stat().st_mode & 0o777 == 0o600
+    assert [*tmp_path.iterdir()] == [tmp_path / "t"]
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_transcript(tmp_path / "t", TALK)
+
+    def refuse(*names: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(EdgeSpecError, match="No space left"):
+        save_transcript(tmp_path / "t", Transcript())
+    assert read_transcript(tmp_path / "t") == TALK
+    assert len([*tmp_path.iterdir()]) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is not a conversation of edgespec"),
+        (b"hello\n", "line 1 of .* is damaged"),
+        (b"[1]\n", "line 1 of .* is a list"),
+        (b'{"a": 1}\n', "is not a conversation of edgespec"),
+        (b'{"format": "edgespec conversation", "version": 2}\n', "is of version 2 and this edgespec reads 1"),
+        (b"\xff\xfe\x00", "is not text"),
+        (b"[" * 100_000, "damaged"),
+        ((HEADER + '{"role": "user"}').encode(), "line 2 of .* is no message"),
+        ((HEADER + '{"role": "wizard", "content": "x"}').encode(), "line 2 of .* is no message"),
+        ((HEADER + '{"role": "user", "content": "cut o').encode(), "line 2 of .* is damaged"),
+        (HEADER.replace("1}", '1, "num_dropped": -1}').encode(), "says that -1 of 0 messages"),
+    ],
+)
+def test_damaged_and_foreign_files_are_refused_in_words(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "t").write_bytes(content)
+    with pytest.raises(UsageError, match=words):
+        read_transcript(tmp_path / "t")
+
+
+def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, words in [
+        (tmp_path / "missing", "No such file"),
+        (tmp_path, "is not a file"),
+        (tmp_path / "pipe", "is not a file"),
+        (Path("a\0b"), "cannot read"),
+    ]:
+        with pytest.raises(UsageError, match=words):
+            read_transcript(path)
+
+
+@pytest.mark.parametrize("roles", [("assistant",), ("user", "assistant", "assistant"), ("user", "system")])
+def test_messages_that_answer_nothing_are_refused(roles: tuple[str, ...]) -> None:
+    talk = Transcript(messages=tuple(Message(role, "a") for role in roles))
+    with pytest.raises(UsageError, match=f"message {len(roles)} is of the role {roles[-1]}"):
+        Conversation(None).restore(talk)  # type: ignore[arg-type]
+
+
+def test_a_conversation_is_saved_from_its_first_message_on(tmp_path: Path) -> None:
+    file = AutosaveFile(tmp_path / "chats", pytest.fail)
+    file.write(Transcript(messages=(Message("system", "s"),)))
+    assert find_latest(tmp_path / "chats") is None
+    file.write(TALK)
+    assert file.path is not None
+    assert find_latest(tmp_path / "chats") == file.path
+    assert read_transcript(file.path) == TALK
+    assert (tmp_path / "chats").stat().st_mode & 0o777 == 0o700
+
+
+def test_two_chats_that_continue_one_conversation_lose_nothing(tmp_path: Path) -> None:
+    first = AutosaveFile(tmp_path, pytest.fail)
+    first.write(TALK)
+    second = AutosaveFile(tmp_path, pytest.fail, first.path)
+    longer = Transcript(messages=(*TALK.messages, Message("user", "more of the second")))
+    second.write(longer)
+    assert second.path == first.path
+    first.write(TALK)
+    assert first.path != second.path
+    assert [read_transcript(path) for path in (second.path, first.path) if path] == [longer, TALK]
+
+
+def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:
+    (tmp_path / "chats").write_text("no folder")
+    lines: list[str] = []
+    file = AutosaveFile(tmp_path / "chats", lines.append)
+    file.write(TALK)
+    file.write(TALK)
+    assert len(lines) == 1
+    assert "this conversation is not saved" in lines[0]
+
+
+def test_lines_are_ascii_so_that_any_tool_reads_them() -> None:
+    assert all(line.isascii() and json.loads(line) for line in TALK.lines())

@@ -1,0 +1,96 @@
+"""The comparison of plain and speculative text: silent where they agree, and it tells ties from defects."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from table_runs import PROMPT, VOCAB, drafters_of
+
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.scheduler import DraftPolicy
+from edgespec.evaluation.exactness import Comparison, compare
+from edgespec.policy.fixed import FixedLength
+from edgespec.runtimes.table import TableDecoder
+from edgespec.types import Decoder, Logits, TokenIds
+
+SAMPLINGS = [SamplingParams(), SamplingParams(temperature=0.8, seed=3)]
+
+
+@dataclass
+class Moved:
+    """Its rows depend a little on the width of the pass, as those of real kernels do."""
+
+    table: TableDecoder
+    by: float
+    num_fed: int = 0
+    vocab_size: int = VOCAB
+    context_length: int = 1 << 20
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        rows = self.table.logits(tokens, num_last)
+        noise = np.random.default_rng((num_last, len(tokens))).normal(0, self.by, VOCAB)
+        return rows + noise.astype(np.float32)
+
+
+@dataclass
+class Mistaken(Moved):
+    """Rows in the middle of a pass are now and then another's, as after a wrong rewind."""
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        rows = self.table.logits(tokens, num_last).copy()
+        if num_last > 2 and len(tokens) % 5 == 0:
+            rows[1] = rows[1, ::-1]
+        return rows
+
+
+def policies() -> Mapping[str, DraftPolicy]:
+    return {
+        f"{kind} {length}": FixedLength(drafters_of(kind), length)
+        for kind in ("near", "wild")
+        for length in (1, 4)
+    }
+
+
+def compared(target: Decoder, samplings: list[SamplingParams], max_tokens: int = 40) -> Comparison:
+    prompts = [PROMPT, PROMPT[::-1].copy(), PROMPT[:1]]
+    return compare(target, prompts, policies, samplings, max_tokens=max_tokens)
+
+
+def test_nothing_differs_where_rows_do_not() -> None:
+    found = compared(TableDecoder(VOCAB, seed=1), SAMPLINGS)
+    assert (found.num_tokens, found.differences) == (3 * 2 * 4 * 40, ())
+
+
+def test_what_widths_explain_is_a_near_tie() -> None:
+    found = compared(Moved(TableDecoder(VOCAB, seed=1), by=0.05), SAMPLINGS[:1])
+    assert found.differences
+    assert all(difference.is_near_tie for difference in found.differences)
+    for difference in found.differences:
+        assert difference.narrow_margin >= 0 >= difference.wide_margin
+        assert difference.plain_token != difference.speculative_token
+
+
+def test_what_widths_do_not_explain_is_a_defect() -> None:
+    found = compared(Mistaken(TableDecoder(VOCAB, seed=1), by=0), SAMPLINGS[:1])
+    assert found.differences
+    assert not any(difference.is_near_tie for difference in found.differences)
+    assert {difference.width_difference for difference in found.differences} == {0.0}
+
+
+def test_all_differences_along_the_plain_text_are_found() -> None:
+    found = compared(Mistaken(TableDecoder(VOCAB, seed=1), by=0), SAMPLINGS[:1], max_tokens=80)
+    places = [(each.prompt, each.policy, each.position) for each in found.differences]
+    assert len(places) == len(set(places)) > 5
+
+
+@pytest.fixture(scope="module")
+def whole() -> Comparison:
+    return compare(TableDecoder(VOCAB, seed=1), [PROMPT], policies, SAMPLINGS, max_tokens=40)
+
+
+@pytest.mark.parametrize("end", range(VOCAB))
+def test_texts_end_at_end_tokens(whole: Comparison, end: int) -> None:
+    ended = compare(TableDecoder(VOCAB, seed=1), [PROMPT], policies, SAMPLINGS, max_tokens=40, ends={end})
+    assert ended.num_tokens <= whole.num_tokens
+    assert ended.differences == ()

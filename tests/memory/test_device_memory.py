@@ -1,0 +1,120 @@
+"""What drivers tell, on fakes of them: of no GPU, but in the words of the real package."""
+
+from pathlib import Path
+
+import pytest
+from fake_nvml import FakeNvml, Gpu, opened
+
+from edgespec.errors import UnknownMemory
+from edgespec.memory.device_memory import Drivers, Places, amd_readers, nvidia_reader
+from edgespec.memory.free_memory import HOST, FreeMemory
+from edgespec.memory.nvml import open_nvml, read_nvidia_driver
+
+GIB = 1 << 30
+HOST_ROOM = FreeMemory(7 * GIB, "the memory of this machine")
+
+
+def drivers(*gpus: Gpu, sysfs: Path = Path("/none"), has_driver: bool = True) -> Drivers:
+    return Drivers(opened(*gpus, has_driver=has_driver), sysfs, {})
+
+
+def places(kinds: list[str], with_drivers: Drivers, said: list[str] | None = None) -> Places:
+    return Places(kinds, lambda: HOST_ROOM, [].append if said is None else said.append, with_drivers)
+
+
+def card(sysfs: Path, name: str, total: int | str, used: int | str) -> Path:
+    device = sysfs / name / "device"
+    device.mkdir(parents=True)
+    (device / "mem_info_vram_total").write_text(f"{total}\n")
+    (device / "mem_info_vram_used").write_text(f"{used}\n")
+    return device
+
+
+def test_the_real_library_tells_figures_or_that_there_is_no_driver() -> None:
+    try:
+        free = nvidia_reader(open_nvml, "")()
+    except UnknownMemory as error:
+        assert "NVIDIA's driver does not report it" in str(error)  # noqa: PT017
+        assert read_nvidia_driver() is None
+    else:
+        assert 0 <= free.free_bytes < 1 << 42
+
+
+@pytest.mark.parametrize(
+    ("visible", "wanted"),
+    [("", "first"), ("1", "second"), ("1,0", "second"), ("GPU-b", "second"), (" 0", "first")],
+)
+def test_the_device_is_the_first_that_cuda_sees(visible: str, wanted: str) -> None:
+    driver = opened(Gpu("first", GIB, uuid="GPU-a"), Gpu("second", 2 * GIB, uuid="GPU-b"))
+    assert nvidia_reader(driver, visible)().bound == f"the memory of {wanted}"
+
+
+@pytest.mark.parametrize("visible", ["7", "-1", "GPU-none"])
+def test_a_device_that_is_not_there_tells_nothing(visible: str) -> None:
+    with pytest.raises(UnknownMemory):
+        nvidia_reader(opened(Gpu("it", GIB)), visible)
+
+
+def test_free_memory_is_asked_of_the_driver_each_time() -> None:
+    gpu = Gpu("NVIDIA H200", 3 * GIB)
+    library = FakeNvml([gpu])
+    found = places(["cpu", "cuda"], Drivers(library.open, Path("/none"), {}))
+    assert (found.place_of("cpu"), found.place_of("cuda")) == (HOST, "cuda")
+    assert found() == {HOST: HOST_ROOM, "cuda": FreeMemory(3 * GIB, "the memory of NVIDIA H200")}
+    gpu.free = GIB
+    assert found()["cuda"].free_bytes == GIB
+    assert library.num_inits == 1
+
+
+def test_a_device_that_tells_no_more_is_told_once_and_not_checked_any_more() -> None:
+    gpu, said = Gpu("it", GIB), list[str]()
+    found = places(["cuda"], drivers(gpu), said)
+    gpu.is_lost = True
+    assert set(found()) == set(found()) == {HOST}
+    assert said == ["the free memory of cuda is not checked: NVIDIA's driver does not report it (GPU is lost)"]
+    assert found.place_of("cuda") == "cuda", "and what lies there is still not the host's"
+
+
+def test_cuda_without_a_driver_that_tells_is_not_checked_and_not_counted_to_the_host() -> None:
+    said: list[str] = []
+    found = places(["cuda"], drivers(has_driver=False), said)
+    assert (found.place_of("cuda"), set(found())) == ("cuda", {HOST})
+    assert said == [
+        "the free memory of cuda is not checked: NVIDIA's driver does not report it (Driver Not Loaded)"
+    ]
+
+
+def test_nothing_is_asked_of_any_driver_for_the_cpu() -> None:
+    def asked() -> None:
+        pytest.fail("asked")
+
+    assert places(["cpu"], Drivers(asked, Path("/none"), {}))() == {HOST: HOST_ROOM}
+
+
+def test_amdgpu_tells_what_is_free_in_files(tmp_path: Path) -> None:
+    device = card(tmp_path, "card1", 16 * GIB, 4 * GIB)
+    (tmp_path / "card1-DP-1").mkdir()
+    (read,) = amd_readers(tmp_path)
+    assert read() == FreeMemory(12 * GIB, "the memory of card1")
+    (device / "mem_info_vram_used").write_text(f"{17 * GIB}\n")
+    assert read().free_bytes == 0
+    (device / "mem_info_vram_used").write_text("busy\n")
+    with pytest.raises(UnknownMemory, match="does not report it"):
+        read()
+
+
+def test_the_small_share_of_an_apu_is_no_memory_of_its_own(tmp_path: Path) -> None:
+    card(tmp_path, "card0", GIB // 2, 0)
+    card(tmp_path, "card1", "none", 0)
+    assert amd_readers(tmp_path) == []
+    found = places(["webgpu"], drivers(sysfs=tmp_path, has_driver=False))
+    assert (found.place_of("webgpu"), found()) == (HOST, {HOST: HOST_ROOM})
+
+
+def test_of_several_gpus_that_webgpu_may_run_on_the_roomiest_counts(tmp_path: Path) -> None:
+    card(tmp_path, "card0", 8 * GIB, 2 * GIB)
+    gpu = Gpu("NVIDIA", 5 * GIB)
+    found = places(["webgpu"], drivers(gpu, sysfs=tmp_path))
+    assert found()["webgpu"] == FreeMemory(6 * GIB, "the memory of card0")
+    gpu.free = 7 * GIB
+    assert found()["webgpu"] == FreeMemory(7 * GIB, "the memory of NVIDIA")

@@ -1,0 +1,195 @@
+"""Pairs of a target and a drafter: comparing, judging, writing, loading."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+
+from edgespec import load
+from edgespec.cli.main import main
+from edgespec.errors import DiskFull, ManifestError, VocabularyMismatch
+from edgespec.evaluation.pair_check import best_gain
+from edgespec.evaluation.pairing import check_pair, export_pair
+from edgespec.export.convert import export_model, plan_source
+from edgespec.export.output import RESERVE_BYTES
+from edgespec.manifest import read_manifest
+from edgespec.models.hub import LocalSource
+from edgespec.models.pair import FILE_NAME, have_same_tokens, read_pair, write_pair
+from edgespec.tokenization.tokenizer import Tokenizer
+
+pytestmark = [
+    pytest.mark.slow,  # a module of many models or processes
+    pytest.mark.usefixtures("one_template_process"),
+]
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pairs") / "pair"
+    export_pair(
+        LocalSource(path=tiny_gguf),
+        LocalSource(path=tiny_gguf),
+        folder,
+        precision="fp32",
+        drafter_precision="int4",
+    )
+    return folder
+
+
+def test_a_model_keeps_all_of_its_own_drafts(tiny_model: Path) -> None:
+    check = check_pair(str(tiny_model), str(tiny_model))
+    assert (check.greedy_acceptance, check.sampled_acceptance) == (pytest.approx(1, abs=0.05),) * 2
+    assert check.same_special_tokens
+    assert check.same_chat_template
+    assert check.pays == (check.expected_gain >= 1.05)
+
+
+def test_best_gain_follows_acceptance_and_costs() -> None:
+    assert best_gain(0.9, pass_cost=1.0, draft_cost=0.0) == (pytest.approx(sum(0.9**i for i in range(9))), 8)
+    assert best_gain(0.5, pass_cost=1.0, draft_cost=1.0) == (1.0, 0)
+    gain, num_draft = best_gain(0.7, pass_cost=1.8, draft_cost=0.1)
+    assert gain == pytest.approx(sum(0.7**i for i in range(num_draft + 1)) / (1 + num_draft * 0.3))
+
+
+def test_pair_folder_drafts_with_its_drafter_where_that_pays(pair: Path) -> None:
+    check = read_pair(pair)
+    assert check is not None
+    for pays, drafter in ((True, "suffix+tiny"), (False, "suffix")):
+        write_pair(pair, replace(check, pays=pays))
+        lines: list[str] = []
+        with load(pair, report=lines.append) as engine:
+            assert engine.speculation.name.replace("lookahead+", "").replace("+lookahead", "") == drafter
+            assert engine.generate("the", max_tokens=5).text
+        assert bool(lines) != pays
+    with load(pair, drafter="none") as engine:
+        assert engine.speculation.name == "none"
+
+
+def test_check_of_other_models_does_not_count(pair: Path, tiny_gguf: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(pair, tmp_path / "pair"))
+    check = read_pair(folder)
+    assert check is not None
+    write_pair(folder, replace(check, pays=True))
+    shutil.rmtree(folder / "drafter")
+    export_model(tiny_gguf, folder / "drafter", precision="int8")
+    lines: list[str] = []
+    with load(folder, report=lines.append) as engine:
+        assert engine.speculation.name in ("suffix", "suffix+lookahead")  # by what passes cost here
+    assert "checked with other models" in lines[0]
+
+
+def test_other_tokens_are_told_apart_and_missing_ones_are_not(tiny_model: Path, tmp_path: Path) -> None:
+    document = json.loads((tiny_model / "tokenizer.json").read_text())
+    last = max(document["model"]["vocab"], key=document["model"]["vocab"].get)
+    document["model"]["merges"] = []
+    number = document["model"]["vocab"].pop(last)
+    (tmp_path / "short.json").write_text(json.dumps(document))
+    document["model"]["vocab"]["other"] = number
+    (tmp_path / "other.json").write_text(json.dumps(document))
+    whole, short, other = (
+        Tokenizer(path)
+        for path in (tiny_model / "tokenizer.json", tmp_path / "short.json", tmp_path / "other.json")
+    )
+    assert have_same_tokens(whole, short)
+    assert have_same_tokens(short, whole)
+    assert not have_same_tokens(whole, other)
+
+
+def test_pair_that_cannot_be_made_leaves_nothing(tiny_gguf: Path, tmp_path: Path) -> None:
+    tiny.write_gguf(tmp_path / "other.gguf", tiny.random_weights(), override=tiny.FOREIGN)
+    said: list[str] = []
+    with pytest.raises(VocabularyMismatch):
+        export_pair(
+            LocalSource(path=tiny_gguf),
+            LocalSource(path=tmp_path / "other.gguf"),
+            tmp_path / "pair",
+            report=said.append,
+        )
+    assert said == []  # before any work
+    arguments = ["export", str(tiny_gguf), "--drafter", str(tmp_path / "other.gguf"), "--dry-run"]
+    assert main([*arguments, "--output", str(tmp_path / "pair")]) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["other.gguf"]
+
+
+@pytest.mark.slow
+def test_pair_of_two_vocabularies_is_judged_as_such(tiny_model: Path, tmp_path: Path) -> None:
+    tiny.write_gguf(tmp_path / "a.gguf", tiny.random_weights(), override={"tokenizer.ggml.tokens": tiny.SWAPPED})
+    export_model(tmp_path / "a.gguf", tmp_path / "other", precision="fp32")
+    check = check_pair(str(tiny_model), str(tmp_path / "other"))
+    assert check.greedy_acceptance > 0.2
+    assert check.verdict.endswith("translated between two vocabularies")
+
+
+def test_damaged_pair_file_is_refused(pair: Path, tmp_path: Path) -> None:
+    for text in ("{", '{"schema_version": 9}', '{"schema_version": 1, "check": {"x": 1}}', "[]"):
+        (tmp_path / FILE_NAME).write_text(text)
+        with pytest.raises(ManifestError, match="export the pair again"):
+            read_pair(tmp_path)
+
+
+def test_pair_folder_is_a_model_to_every_command(pair: Path, tiny_model: Path) -> None:
+    for arguments in (["models", "verify", str(pair)], ["pair", "check", str(pair), str(pair)]):
+        assert main(arguments) == 0
+    with load(tiny_model, drafter=str(pair), draft_length=2) as engine:
+        assert engine.speculation.name == "tiny"
+
+
+@pytest.mark.slow
+def test_commands(pair: Path, tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pair", "check", str(pair / "target"), str(pair / "drafter"), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert 0 < document["greedy_acceptance"] < 1
+    arguments = ["export", str(tiny_gguf), "--drafter", str(tiny_gguf), "--output", str(tmp_path / "p")]
+    assert main([*arguments, "--drafter-precision", "int4"]) == 0
+    assert "tiny (int4) drafting for tiny (source): this pair" in capsys.readouterr().out
+    assert main(["chat", str(tmp_path / "p"), "--prompt", "the", "--max-tokens", "3"]) == 0
+
+
+def test_room_for_both_models_is_checked_before_either_is_written(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = plan_source(tiny_gguf, "fp32")[1].write_bytes
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=RESERVE_BYTES + 3 * one // 2))
+    said: list[str] = []
+    source = LocalSource(path=tiny_gguf)
+    with pytest.raises(DiskFull, match=r"64\.0 MiB more must stay free") as raised:
+        export_pair(source, source, tmp_path / "p", precision="fp32", drafter_precision="fp32", report=said.append)
+    assert raised.value.needed_bytes == 2 * one
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    "change", [{"pays": "no"}, {"pays": 1}, {"num_draft": 1.5}, {"num_draft": True}, {"expected_gain": "2"}]
+)
+def test_values_of_other_kinds_in_a_pair_file_are_refused(
+    pair: Path, tmp_path: Path, change: dict[str, object]
+) -> None:
+    folder = Path(shutil.copytree(pair, tmp_path / "pair"))
+    document = json.loads((folder / FILE_NAME).read_text())
+    document["check"] |= change
+    (folder / FILE_NAME).write_text(json.dumps(document))
+    with pytest.raises(ManifestError, match=next(iter(change))):
+        read_pair(folder)
+    assert main(["models", "verify", str(folder)]) == 3
+
+
+def test_pair_without_its_drafter_still_answers_and_says_what_is_missing(pair: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(pair, tmp_path / "pair"))
+    shutil.rmtree(folder / "drafter")
+    said: list[str] = []
+    for drafter in ("none", "auto"):
+        with load(folder, drafter=drafter, report=said.append) as engine:
+            assert engine.generate("the", max_tokens=2).text
+    assert str(folder / "drafter") in said[0]
+    assert main(["models", "verify", str(folder)]) == 3
+
+
+def test_parts_of_a_pair_are_called_by_their_sources(pair: Path) -> None:
+    assert [read_manifest(pair / part).name for part in ("target", "drafter")] == ["tiny", "tiny"]
+    check = read_pair(pair)
+    assert check is not None
+    assert (check.target, check.drafter) == ("tiny (fp32)", "tiny (int4)")

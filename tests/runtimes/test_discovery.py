@@ -1,0 +1,119 @@
+"""Devices found, why one is not usable, and how to fix it; for others than the CPU as values."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from edgespec.cli.devices import device_lines
+from edgespec.cli.main import main
+from edgespec.memory.nvml import Nvidia, NvidiaGpu
+from edgespec.runtimes import cuda, devices, discovery, hardware
+from edgespec.runtimes.devices import Device, find_device
+from edgespec.runtimes.discovery import DeviceReport, Discovery
+from edgespec.runtimes.hardware import Accelerator
+from edgespec.runtimes.missing import Missing
+from edgespec.runtimes.plugins import PLUGINS, register_plugin
+
+GPU = NvidiaGpu("NVIDIA Test", 24 << 30, 20 << 30)
+
+
+def test_gpu_is_described_by_its_driver_and_by_what_is_missing() -> None:
+    facts = discovery.nvidia_facts(Nvidia("580.65.06", (13, 0), (GPU,)))
+    found = discovery.describe("cuda", Device("cuda", cuda.PROVIDER), **facts)
+    assert (found.is_usable, found.name, found.memory_bytes) == (True, "NVIDIA Test", 24 << 30)
+    found = discovery.describe("cuda", Missing("libcudnn is missing", "install it"), **facts)
+    assert (found.is_usable, found.problem, found.fix) == (False, "libcudnn is missing", "install it")
+    assert discovery.nvidia_facts(None)["driver"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "available", "platform", "missing"),
+    [
+        ("coreml", [], "linux", Missing("it works on macOS only")),
+        ("coreml", ["CoreMLExecutionProvider"], "darwin", None),
+        (
+            "directml",
+            ["CPUExecutionProvider"],
+            "win32",
+            Missing(
+                "this onnxruntime has no DmlExecutionProvider, only CPUExecutionProvider",
+                "pip uninstall -y onnxruntime && pip install onnxruntime-directml",
+            ),
+        ),
+    ],
+)
+def test_built_in_providers_are_missing_by_system_and_build(
+    name: str, available: list[str], platform: str, missing: Missing | None
+) -> None:
+    assert devices.find_missing(name, available, platform) == missing
+
+
+@pytest.mark.parametrize(("kind", "is_software"), [("GPU", False), ("CPU", True)])
+def test_plugin_on_the_processor_is_described_as_software(kind: str, is_software: bool) -> None:
+    installed = PLUGINS[0]._replace(module="json")
+    chip = SimpleNamespace(type=f"OrtHardwareDeviceType.{kind}", vendor="Maker")
+    ort = SimpleNamespace(get_ep_devices=lambda: [SimpleNamespace(ep_name=installed.provider, device=chip)])
+    handles = register_plugin(ort, installed)
+    assert not isinstance(handles, Missing)
+    found = discovery.describe("webgpu", Device("webgpu", installed.provider, handles=handles))
+    assert (found.is_usable, found.vendor, bool(found.name)) == (True, "Maker", is_software)
+
+
+def test_accelerator_that_nothing_uses_comes_with_what_would() -> None:
+    present = [Accelerator("gpu", "AMD"), Accelerator("gpu", "NVIDIA"), Accelerator("npu", "AMD")]
+    usable = DeviceReport(device="webgpu", kind="gpu", provider="WebGpuExecutionProvider", is_usable=True)
+    ((found, fix),) = discovery.find_unused([usable], present)
+    assert found == Accelerator("gpu", "NVIDIA")
+    assert "edgespec[cuda]" in fix
+
+
+def test_accelerators_are_read_from_the_bus(tmp_path: Path) -> None:
+    known = {
+        "a": ("0x030000", "0x10de"),
+        "b": ("0x120000", "0x8086"),
+        "c": ("0x020000", "0x8086"),
+        "d": ("x", "y"),
+    }
+    for name, (kind, vendor) in known.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "class").write_text(kind + "\n")
+        (tmp_path / name / "vendor").write_text(vendor + "\n")
+    found = sorted(hardware._read_bus(tmp_path), key=str)
+    assert found == [Accelerator("gpu", "NVIDIA"), Accelerator("npu", "Intel")]
+    assert list(hardware._read_bus(tmp_path / "none")) == []
+
+
+def test_cores_of_two_kinds_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [hardware.count_listed(ranges) for ranges in ("0-3,8", "5", "0-11\n")] == [5, 1, 12]
+    monkeypatch.setattr(hardware, "_CPUS", tmp_path)
+    monkeypatch.setattr(hardware.sys, "platform", "linux")
+    assert hardware.cores().performance is None
+    for kind, ranges in (("cpu_core", "0-11"), ("cpu_atom", "12-19")):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / "cpus").write_text(f"{ranges}\n")
+    assert (hardware.cores().performance, hardware.cores().efficiency) == (12, 8)
+
+
+def test_devices_agree_with_what_device_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    usable = [device["device"] for device in document["devices"] if device["is_usable"]]
+    assert usable[0] == "cpu"
+    assert all(find_device(name).name == name for name in usable)
+    assert all(device["why_not"] for device in document["devices"] if not device["is_usable"])
+    assert all(list(device)[-2:] == ["why_not", "mend"] for device in document["devices"])
+    assert main(["devices"]) == 0
+    assert capsys.readouterr().out.startswith("cpu: usable cpu, ")
+
+
+def test_lines_name_usable_ones_first_and_show_control_characters() -> None:
+    lost = DeviceReport(device="x", kind="gpu", provider="P", problem="\x1b[2J", fix="run this")
+    here = DeviceReport(device="y", kind="gpu", provider="Q", name="N", driver="1", is_usable=True)
+    lines = device_lines(Discovery((lost, here), ((Accelerator("npu", "Intel"), "install"),)))
+    assert lines == [
+        "y: usable gpu, N, driver 1 (Q)",
+        "x: not usable, \\x1b[2J. To fix it: run this",
+        "unused npu of Intel: install",
+    ]

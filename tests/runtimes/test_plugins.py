@@ -1,0 +1,115 @@
+"""Providers that come as wheels, without any of them."""
+
+import importlib
+import importlib.util
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgespec.errors import DeviceUnavailable
+from edgespec.runtimes import devices
+from edgespec.runtimes.missing import Missing
+from edgespec.runtimes.plugins import PLUGINS, how_to_load, register_plugin
+
+WEBGPU = PLUGINS[0]
+
+
+class Runtime:
+    """onnxruntime, as far as plugins go: a library that is registered brings its devices."""
+
+    def __init__(self, *devices: str, error: str = "") -> None:
+        self.libraries: dict[str, str] = {}
+        self._devices, self._error = devices, error
+
+    def set_default_logger_severity(self, severity: int) -> None:
+        self.severity = severity
+
+    def register_execution_provider_library(self, name: str, path: str) -> None:
+        if self._error:
+            raise RuntimeError(self._error)
+        assert name not in self.libraries
+        self.libraries[name] = path
+
+    def get_ep_devices(self) -> list[Any]:
+        named = [name.partition(" on ") for name in self._devices]
+        return [
+            SimpleNamespace(ep_name=name, device=SimpleNamespace(type=f"OrtHardwareDeviceType.{kind or 'GPU'}"))
+            for name, _, kind in named
+            if name in self.libraries
+        ]
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(get_library_path=lambda: "/lib/webgpu.so")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == WEBGPU.module or None)
+    monkeypatch.setattr("edgespec.runtimes.plugins.importlib.import_module", lambda name: module)
+
+
+@pytest.mark.usefixtures("installed")
+def test_plugin_is_registered_once_and_keeps_its_devices() -> None:
+    ort = Runtime(WEBGPU.provider, "another")
+    first, again = register_plugin(ort, WEBGPU), register_plugin(ort, WEBGPU)
+    assert ort.libraries == {WEBGPU.provider: "/lib/webgpu.so"}
+    assert not isinstance(first, Missing)
+    assert not isinstance(again, Missing)
+    assert [device.ep_name for device in first] == [WEBGPU.provider]
+    assert len(again) == 1
+
+
+@pytest.mark.usefixtures("installed")
+def test_of_several_devices_of_a_plugin_those_of_the_fastest_kind_are_taken() -> None:
+    ort = Runtime(*(f"{WEBGPU.provider} on {kind}" for kind in ("CPU", "NPU", "GPU")))
+    found = register_plugin(ort, WEBGPU)
+    assert not isinstance(found, Missing)
+    (device,) = found
+    assert device.device.type == "OrtHardwareDeviceType.NPU"
+
+
+@pytest.mark.usefixtures("installed")
+def test_plugin_that_finds_nothing_says_whom_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "import_onnxruntime", Runtime)
+    with pytest.raises(DeviceUnavailable, match=r"finds no device.*To fix that: install a driver with Vulkan"):
+        devices.find_device("webgpu")
+
+
+def test_plugin_that_is_absent_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert register_plugin(Runtime(), WEBGPU) == Missing(
+        "onnxruntime-ep-webgpu is not installed", "pip install onnxruntime-ep-webgpu"
+    )
+
+
+@pytest.mark.usefixtures("installed")
+def test_plugin_without_a_device_and_one_that_does_not_load_say_so() -> None:
+    none = register_plugin(Runtime(), WEBGPU)
+    assert isinstance(none, Missing)
+    assert none.problem == "onnxruntime-ep-webgpu finds no device that it can use"
+    assert "Vulkan, Direct3D 12 or Metal" in (none.fix or "")
+    broken = register_plugin(Runtime(error="libvulkan.so.1: cannot open shared object file"), WEBGPU)
+    assert isinstance(broken, Missing)
+    assert "does not load: libvulkan.so.1" in broken.problem
+    assert "libvulkan1" in (broken.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        ("libvulkan.so.1: cannot open shared object file", "libvulkan1"),
+        ("/lib/libc.so.6: version `GLIBC_2.38' not found", "C library is too old"),
+        ("torn", "pip install --force-reinstall onnxruntime-ep-webgpu"),
+    ],
+)
+def test_library_that_does_not_load_comes_with_a_fix(error: str, fix: str) -> None:
+    assert fix in how_to_load(WEBGPU, error)
+
+
+@pytest.mark.usefixtures("installed")
+def test_device_of_a_plugin_carries_its_handles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "import_onnxruntime", lambda: Runtime(WEBGPU.provider))
+    device = devices.find_device("webgpu")
+    assert (device.provider, device.memory, len(device.handles)) == (WEBGPU.provider, "webgpu", 1)
+    monkeypatch.setattr(devices, "import_onnxruntime", Runtime)
+    with pytest.raises(DeviceUnavailable, match=r"'webgpu'.*finds no device"):
+        devices.find_device("webgpu")

@@ -1,0 +1,69 @@
+"""Small random models of every family, as sources, and the logits that transformers gives for them."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tiny
+from reference_weights import draw
+
+DATA = Path(__file__).parent / "data"
+REFERENCES = json.loads((DATA / "references.json").read_text())
+FAMILIES = REFERENCES["families"]
+LOGITS = np.load(DATA / "references.npz")
+TOKENS = np.array(REFERENCES["tokens"], np.int32)
+
+# What a GGUF file of a family says beside the common keys.
+GGUF_KEYS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {"attention.key_length": 32, "attention.value_length": 32},
+    "granite": {"embedding_scale": 6.0, "attention.scale": 0.2, "residual_scale": 0.4, "logit_scale": 3.0},
+    "smollm3": {"rope.freq_base": 2000000.0},
+    "olmo2": {},
+    "gemma2": {
+        "attention.key_length": 32,
+        "attention.sliding_window": 7,
+        "attn_logit_softcapping": 4.0,
+        "final_logit_softcapping": 6.0,
+    },
+    "gemma3": {
+        "attention.key_length": 32,
+        "attention.sliding_window": 7,
+        "attention.scale": 24**-0.5,
+        "rope.freq_base": 1e6,
+        "rope.scaling.type": "linear",
+        "rope.scaling.factor": 8.0,
+    },
+    "phi3": {"attention.sliding_window": 7, "rope.scaling.original_context_length": 512},
+    "phi3-longrope": {
+        "context_length": 512,
+        "attention.sliding_window": 0,
+        "rope.scaling.original_context_length": 64,
+        "rope.scaling.attn_factor": math.sqrt(1 + math.log(512 / 64) / math.log(64)),
+    },
+}
+SOURCES = [(family, "huggingface") for family in FAMILIES] + [(family, "gguf") for family in GGUF_KEYS]
+
+
+def weights_of(family: str) -> dict[str, np.ndarray]:
+    return draw(FAMILIES[family]["config"]["model_type"], FAMILIES[family]["shapes"])
+
+
+def write_source(folder: Path, family: str, form: str) -> Path:
+    """The model of a family as a Hugging Face folder or as a GGUF file."""
+    weights, config = weights_of(family), FAMILIES[family]["config"]
+    if form == "huggingface":
+        tiny.write_huggingface(folder / "hf", weights, config=config)
+        return folder / "hf"
+    if family == "phi3-longrope":
+        for kind in ("short", "long"):
+            factors = np.array(config["rope_parameters"][f"{kind}_factor"], np.float32)
+            weights[f"rope_factors_{kind}.weight"] = factors
+    architecture = config["model_type"].removesuffix("_text")
+    keys = {"block_count": config["num_hidden_layers"], **GGUF_KEYS[family]}
+    override = {f"{architecture}.{key}": value for key, value in keys.items()}
+    tiny.write_gguf(folder / "a.gguf", weights, architecture=architecture, override=override)
+    return folder / "a.gguf"

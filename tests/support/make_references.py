@@ -1,0 +1,105 @@
+"""Write tests/support/data/references.{json,npz}: logits of tiny random models of each family by transformers.
+
+Not run by the tests, which need neither torch nor transformers:
+
+    pip install torch==2.13.0 transformers numpy && python tests/support/make_references.py
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from reference_weights import draw
+
+SHAPE = {
+    "vocab_size": 269,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "eos_token_id": 2,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+ROPE |= {"original_max_position_embeddings": 64, "rope_theta": 500000.0}
+FAMILIES = {
+    "llama": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    "llama3": {"model_type": "llama", "rope_parameters": ROPE, "tie_word_embeddings": True},
+    "mistral": {"sliding_window": 7},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+    "granite": {
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 3.0,
+    },
+    "smollm3": {"num_hidden_layers": 5},
+    "olmo2": {},
+    "gemma2": {
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+        "num_hidden_layers": 4,
+        "sliding_window": 7,
+        "attn_logit_softcapping": 4.0,
+        "final_logit_softcapping": 6.0,
+        "tie_word_embeddings": True,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "head_dim": 32,
+        "query_pre_attn_scalar": 24,
+        "num_hidden_layers": 7,
+        "sliding_window": 7,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "tie_word_embeddings": True,
+    },
+    "phi3": {"sliding_window": 7, "original_max_position_embeddings": 512},
+    "phi3-longrope": {
+        "model_type": "phi3",
+        "original_max_position_embeddings": 64,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0, 1.0, 1.1, 1.2, 1.4, 1.5, 1.9, 2.5],
+            "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 9.0, 12.0],
+        },
+    },
+}
+TOKENS = np.random.default_rng(5).integers(0, 269, 40)
+NUM_ROWS = 4
+
+
+def main() -> None:
+    described, logits = {}, {}
+    for family, special in FAMILIES.items():
+        settings = {"model_type": family, **SHAPE, **special}
+        config = transformers.AutoConfig.for_model(**settings)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        state = model.state_dict()
+        shapes = {name: list(value.shape) for name, value in state.items() if name != "lm_head.weight"}
+        if not config.tie_word_embeddings:
+            shapes["lm_head.weight"] = list(state["lm_head.weight"].shape)
+        drawn = {name: torch.from_numpy(value) for name, value in draw(config.model_type, shapes).items()}
+        model.load_state_dict(drawn, strict=False)
+        model.tie_weights()
+        with torch.no_grad():
+            found = model(torch.from_numpy(TOKENS)[None], use_cache=False).logits[0, -NUM_ROWS:]
+        described[family] = {"config": json.loads(config.to_json_string(use_diff=False)), "shapes": shapes}
+        logits[family] = found.numpy()
+        print(family, logits[family].std())
+    folder = Path(__file__).parent / "data"
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__}
+    document = {"made_with": versions, "tokens": TOKENS.tolist(), "families": described}
+    (folder / "references.json").write_text(json.dumps(document, indent=1) + "\n")
+    np.savez_compressed(folder / "references.npz", **logits)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""A chat with an engine that answers by rule, to be run in a terminal: python rule_chat.py SCRIPT.
+
+The script is JSON: from messages to the pieces of their answers, with a pause in seconds before each piece.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from edgespec import Message, SamplingParams
+from edgespec.chat.loop import converse
+from edgespec.chat.printer import print_line
+from edgespec.chat.session import ChatSession
+from edgespec.engine.answers import AnswerStream, Chunk
+from edgespec.engine.conversation import Conversation
+from edgespec.engine.request_queue import RequestQueue, Ticket
+from edgespec.engine.stats import Tally
+
+
+class _Tokenizer:
+    """Makes a token of each piece of the answers, in order."""
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(self.pieces[token] for token in tokens)
+
+    def ends_in_bytes(self, tokens: Sequence[int]) -> bool:
+        return False
+
+
+class RuleEngine:
+    """Answers the last message as a script has it; a message has a token for each word, and one more."""
+
+    context_length = 10_000
+
+    def __init__(self, script: dict[str, Sequence[str]], pause_s: float) -> None:
+        self.manifest = SimpleNamespace(name="rule\x1b]0;evil\x07", context_length=self.context_length)
+        self.device_names = ("cpu", "cpu")
+        self.speculation = SimpleNamespace(name="none")
+        self.tokenizer = _Tokenizer()
+        self.target = SimpleNamespace(num_fed=0)
+        self._script, self._pause_s = script, pause_s
+
+    def count(self, messages: Sequence[Message]) -> int:
+        return sum(1 + len(each.content.split()) for each in messages)
+
+    def stream(self, messages: Sequence[Message], *, sampling: SamplingParams, **limits: Any) -> AnswerStream:
+        ticket = Ticket(lambda: None)
+        return AnswerStream(self._chunks(messages[-1].content, ticket), RequestQueue(), ticket)
+
+    def close(self) -> None:
+        pass
+
+    def _chunks(self, message: str, ticket: Ticket) -> Generator[Chunk, None, None]:
+        for piece in self._script.get(message, ["what?"]):
+            ends = time.monotonic() + self._pause_s
+            self.target.num_fed += 1
+            while time.monotonic() < ends and not ticket.is_cancelled:
+                time.sleep(0.005)
+            if ticket.is_cancelled:
+                break
+            self.tokenizer.pieces.append(piece)
+            yield Chunk(text=piece, token_ids=(len(self.tokenizer.pieces) - 1,), origins=("suffix",))
+        stats = Tally().stats(drafter="none", draft_length="auto", target_device="cpu", drafter_device=None)
+        reason = "cancelled" if ticket.is_cancelled else "stop"
+        yield Chunk(text="", token_ids=(), finish_reason=reason, stats=stats)
+
+
+def main() -> int:
+    script = json.loads(Path(sys.argv[1]).read_text())
+    engine: Any = RuleEngine(script["answers"], script.get("pause_s", 0.0))
+    session = ChatSession(
+        conversation=Conversation(engine),
+        model="rule",
+        drafter="none",
+        open_engine=lambda model, drafter: engine,
+        describe_plan=lambda model, drafter: "no plan",
+        info=print_line,
+    )
+    return converse(session, keeps_history=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""An engine on any decoder, and a decoder that works for ever."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+
+import tiny
+
+from edgespec import Engine
+from edgespec.manifest import read_manifest
+from edgespec.policy.speculation import Speculation
+from edgespec.tokenization.prompt_encoder import PromptEncoder
+from edgespec.tokenization.tokenizer import Tokenizer
+from edgespec.types import Decoder, Logits, TokenIds
+
+
+@dataclass
+class StuckDecoder:
+    """A pass ends when it is interrupted, and not before."""
+
+    vocab_size: int = tiny.VOCAB
+    context_length: int = 200
+    num_fed: int = 0
+    has_begun: Event = field(default_factory=Event)
+    is_interrupted: Event = field(default_factory=Event)
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        self.has_begun.set()
+        assert self.is_interrupted.wait(30)
+        raise RuntimeError("interrupted")
+
+    def interrupt(self) -> None:
+        self.is_interrupted.set()
+
+
+def engine_of(folder: Path, decoder: Decoder) -> Engine:
+    """With the tokenizer of a model folder, plain and without a template."""
+    manifest = read_manifest(folder)
+    return Engine(
+        manifest=manifest,
+        encoder=PromptEncoder(manifest, Tokenizer(folder / "tokenizer.json")),
+        decoders=[decoder],
+        speculation=Speculation(),
+    )

@@ -1,0 +1,123 @@
+"""Schedules over table models: drafters of every kind, right and wrong, and sampling of every kind."""
+
+from itertools import islice
+
+import numpy as np
+from hypothesis import strategies as st
+
+from edgespec.decoding import trees
+from edgespec.decoding.sampling import GumbelSampler, SamplingParams
+from edgespec.decoding.scheduler import Block, DraftPolicy, speculative_decode
+from edgespec.drafters.model_drafter import ModelDrafter
+from edgespec.drafters.ngram import NgramDrafter
+from edgespec.drafters.suffix import SuffixDrafter
+from edgespec.policy.acceptance_rates import AcceptanceRates
+from edgespec.policy.costs import PassCosts
+from edgespec.policy.fixed import FixedLength
+from edgespec.policy.measured import MeasuredPolicy
+from edgespec.policy.speculation import Speculation
+from edgespec.runtimes.table import TableDecoder
+from edgespec.types import Draft, Drafter, DraftRequest, Logits, Sampler, TokenIds
+
+VOCAB = 12
+PROMPT = np.array([1, 2, 3, 1, 2], np.int32)
+
+
+class WildDrafter(Drafter):
+    """Random guesses of random length, right only by luck."""
+
+    is_free = True
+
+    name = "wild"
+
+    def __init__(self, seed: int, *, is_free: bool = True) -> None:
+        self.is_free = is_free
+        self._rng = np.random.default_rng(seed)
+
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+        size = int(self._rng.integers(0, request.num_tokens + 1))
+        guess = self._rng.integers(0, VOCAB, size).astype(np.int32)
+        return Draft(guess, (0,) * size, source=self.name)
+
+    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+        assert logits.shape == (len(draft.tokens) + 1, VOCAB)
+
+
+class WildTrees(Drafter):
+    """Random trees, some of whose nodes are right."""
+
+    name = "wild trees"
+    is_free = True
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
+        size = int(self._rng.integers(0, 3 * request.num_tokens + 1))
+        parents = tuple(int(self._rng.integers(-1, node)) for node in range(size))
+        kept = np.flatnonzero(trees.depths(parents) <= request.num_tokens)
+        if len(kept) < size:
+            return Draft(np.zeros(0, np.int32))
+        return Draft(self._rng.integers(0, VOCAB, size).astype(np.int32), (0,) * size, parents, source=self.name)
+
+    def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
+        assert logits.shape == (len(draft.tokens) + 1, VOCAB)
+
+
+def target(**settings: int) -> TableDecoder:
+    return TableDecoder(VOCAB, seed=1, **settings)  # type: ignore[arg-type]
+
+
+def near() -> TableDecoder:
+    return TableDecoder(VOCAB, seed=2, near=target())
+
+
+def drafters_of(kind: str, seed: int = 0) -> list[Drafter]:
+    nearer = TableDecoder(VOCAB, seed=4, near=near())
+    inner = ModelDrafter(nearer, VOCAB, speculation=Speculation(lambda: [NgramDrafter()], 3))
+    drafters: dict[str, list[Drafter]] = {
+        "none": [],
+        "ngram": [NgramDrafter()],
+        "suffix": [SuffixDrafter()],
+        "near": [ModelDrafter(near(), VOCAB)],
+        "far": [ModelDrafter(TableDecoder(VOCAB, seed=3), VOCAB)],
+        "wild": [WildDrafter(seed)],
+        "wild and paid": [WildDrafter(seed, is_free=False)],
+        "several": [NgramDrafter(), SuffixDrafter(), ModelDrafter(near(), VOCAB)],
+        "cascade": [ModelDrafter(near(), VOCAB, speculation=Speculation(lambda: [inner]))],
+        "perfect": [ModelDrafter(target(), VOCAB)],
+    }
+    return drafters[kind]
+
+
+KINDS = ["ngram", "suffix", "near", "far", "wild", "wild and paid", "several", "cascade", "perfect"]
+
+
+def policy_of(kind: str, length: int | None, seed: int = 0) -> DraftPolicy:
+    drafters = drafters_of(kind, seed)
+    return (
+        MeasuredPolicy(drafters, PassCosts(), AcceptanceRates())
+        if length is None
+        else FixedLength(drafters, length)
+    )
+
+
+def blocks(policy: DraftPolicy, sampler: GumbelSampler, num_blocks: int = 80, **context: int) -> list[Block]:
+    return list(islice(speculative_decode(PROMPT, target(**context), sampler, policy), num_blocks))
+
+
+def tokens_of(blocks: list[Block]) -> list[int]:
+    return [int(token) for block in blocks for token in block.tokens]
+
+
+sampling_params = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.3, 0.8, 1.5]),
+    top_k=st.sampled_from([0, 3, 7]),
+    top_p=st.sampled_from([1.0, 0.9, 0.5]),
+    min_p=st.sampled_from([0.0, 0.05]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    presence_penalty=st.sampled_from([0.0, 0.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.2]),
+    seed=st.integers(0, 2**64 - 1),
+)

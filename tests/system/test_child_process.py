@@ -1,0 +1,28 @@
+"""The two processes of a command, on Windows as on POSIX. tests/cli/test_supervisor.py has the signals."""
+
+import os
+import signal
+import sys
+
+import pytest
+
+from edgespec.system import child_process
+from edgespec.system.child_process import run_child
+
+
+def test_windows_waits_for_the_exit_code_and_takes_ctrl_c_for_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        program = "import os, signal; os.kill(int(os.environ['PARENT']), signal.SIGINT); raise SystemExit(7)"
+        environment = {**os.environ, "PARENT": str(os.getpid())}
+        assert run_child([sys.executable, "-c", program], environment) == 7
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("platform", [sys.platform, "win32"])
+def test_a_parent_that_has_ended_is_noticed(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    assert child_process._has_parent(os.getppid())
+    assert not child_process._has_parent(2**22 + 1)  # more than Linux gives out
