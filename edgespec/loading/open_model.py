@@ -97,8 +97,8 @@ def open_model(
         cancel=cancel,
     )
     with ThreadPoolExecutor(2, "edgespec opening") as pool:
-        verifying, opening = pool.submit(verify_files, folder, hashed, cancel), pool.submit(open_graph)
         try:
+            verifying, opening = pool.submit(verify_files, folder, hashed, cancel), pool.submit(open_graph)
             verifying.exception()
             opening.exception()
         except BaseException:  # Ctrl-C, which only this thread receives

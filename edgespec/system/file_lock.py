@@ -58,7 +58,7 @@ def _require_lock(path: Path) -> None:
         if stat.S_ISLNK(found.st_mode):
             raise OSError(errno.ELOOP, f"{path.name} is a link and no lock; remove it")
         is_small = stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES
-        if not is_small or (found.st_size and not _process_id(path)):
+        if not is_small or found.st_size == 1 or not (_digits(path) or b"0").isdigit():
             raise OSError(errno.EEXIST, f"{path.name} is no lock; remove it")
 
 
@@ -69,16 +69,14 @@ def _write_holder(file: int) -> None:
 
 
 def _holder(path: Path) -> str:
-    process_id = _process_id(path)
-    return f"process {process_id}" if process_id else "another process"
+    with suppress(OSError):
+        if (digits := _digits(path)).isdigit():
+            return f"process {digits.decode()}"
+    return "another process"
 
 
-def _process_id(path: Path) -> str:
-    """The digits in the file behind its first byte, which is the one that Windows locks; "" for anything else."""
-    try:
-        with path.open("rb", buffering=0) as file:
-            file.seek(1)
-            digits = file.read(_MOST_BYTES) or b""
-    except OSError:
-        return ""
-    return digits.decode() if digits.isdigit() else ""
+def _digits(path: Path) -> bytes:
+    """What is behind the first byte, the one that Windows locks: b"" while a new holder writes its process id."""
+    with path.open("rb", buffering=0) as file:
+        file.seek(1)
+        return file.read(_MOST_BYTES) or b""

@@ -576,7 +576,10 @@ def test_a_signal_ends_the_command_with_its_code(
         inner = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(getattr(signal, number))
         started = time.monotonic()
-        _, error = process.communicate(timeout=30)
+        try:
+            _, error = process.communicate(timeout=30)
+        finally:
+            process.kill()
     # Before the command is there, other signals than Ctrl-C end Python itself.
     assert process.returncode in ((code, 128 - code) if moment == "import" else (code,))
     assert time.monotonic() - started < 5
