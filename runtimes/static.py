@@ -9,11 +9,11 @@ import numpy as np
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.errors import ContextOverflow, ManifestError
 from edgespec.manifest import Manifest
+from edgespec.runtimes.compiled_graphs import load_graphs
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.node_placement import NodePlacement, read_node_placement, require_placement
 from edgespec.runtimes.session import (
     SessionOptions,
-    load_graph,
     refuse_device,
     require_same,
     translate_error,
@@ -38,9 +38,10 @@ class StaticDecoder:
         graphs = {1: manifest.graph}
         if manifest.prefill_graph and not options.get("deterministic"):
             graphs[manifest.prefill_tokens] = manifest.prefill_graph
-        self._sessions = {
-            width: _open_graph(folder / graph, manifest, device, **options) for width, graph in graphs.items()
-        }
+        sessions = load_graphs(folder, manifest, list(graphs.values()), device, **options)
+        self._sessions = dict(zip(graphs, sessions, strict=True))
+        for width, session in self._sessions.items():
+            _require_static(folder / graphs[width], manifest, device, session)
         allocate = allocator(device)  # once a session is open: some providers offer shared memory only then
         with translate_memory_errors("allocating the KV cache"):
             self._cache = StaticCache(manifest, allocate, manifest.kv_cache.dtype)
@@ -110,8 +111,8 @@ class StaticDecoder:
             raise translate_error(error, "running a pass") from error
 
 
-def _open_graph(graph: Path, manifest: Manifest, device: Device, **options: Unpack[SessionOptions]) -> Any:
-    session = load_graph(graph, device, **options)
+def _require_static(graph: Path, manifest: Manifest, device: Device, session: Any) -> None:
+    """Raises as open_session does."""
     require_placement(read_node_placement(session), device, str(graph))
     shapes, kv = {value.name: tuple(value.shape) for value in session.get_inputs()}, manifest.kv_cache
     if not {"input_ids", "position_ids"} < set(shapes):
@@ -132,4 +133,3 @@ def _open_graph(graph: Path, manifest: Manifest, device: Device, **options: Unpa
             *(f"its output {name} is missing" for name in outputs if name not in made),
         ],
     )
-    return session

@@ -151,7 +151,7 @@ def test_nothing_is_bound_again_and_few_bytes_move_whatever_the_context(
         sessions.append(NoFeeding(load_graph(*arguments, **options)))
         return sessions[-1]
 
-    monkeypatch.setattr("edgespec.runtimes.static.load_graph", load_counted)
+    monkeypatch.setattr("edgespec.runtimes.compiled_graphs.load_graph", load_counted)
     moved = {}
     for context_length in (96, 600):
         folder = tmp_path / str(context_length)
