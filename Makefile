@@ -2,7 +2,7 @@
 # make test          all tests, except those that need an environment of their own
 # make test-optimum  exports through optimum-onnx, in an environment of its own with torch
 # make test-webgpu   the WebGPU provider on a software adapter (from Debian's chromium)
-# make test-npu      the emulator of an NPU, in an environment of its own
+# make test-npu      an emulator of an NPU, and OpenVINO on an Intel processor, in an environment of their own
 # make check         formatting, lint, types
 # make bench         decoding speed relative to a bare ONNX Runtime loop
 # make wheel         a wheel in dist/
@@ -73,7 +73,7 @@ $(VENV)-optimum/.test: pyproject.toml
 
 $(VENV)-npu/.test: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-npu
-	$(VENV)-npu/bin/python -m pip install --quiet --disable-pip-version-check -e ".[qnn,test]"
+	$(VENV)-npu/bin/python -m pip install --quiet --disable-pip-version-check -e ".[qnn,openvino,test]"
 	@touch $@
 
 clean:

@@ -21,6 +21,7 @@ from edgespec.system.typed_json import read_as, require_known_fields
 
 SCHEMA_VERSION = 1
 FILE_NAME = "edgespec.json"
+COMPILED = "compiled"  # a folder beside it: what compilers of devices have made of the graphs
 _HASH_CHUNK_BYTES = 1 << 20
 _LARGEST_BYTES = 1 << 20  # a real one has 3 kB
 _CACHE_FORMS = ("shared_buffer", "growing", "static")
@@ -319,7 +320,7 @@ def _require_size(folder: Path, name: str, record: FileRecord) -> None:
 
 
 def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
-    return sorted({path.name for path in folder.iterdir()} - {*manifest.files, FILE_NAME})
+    return sorted({path.name for path in folder.iterdir()} - {*manifest.files, FILE_NAME, COMPILED})
 
 
 def verify_files(folder: Path, manifest: Manifest, cancel: Cancel | None = None) -> None:

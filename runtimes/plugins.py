@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from edgespec.runtimes.device_names import KINDS, Kind
 from edgespec.runtimes.missing import Missing
+from edgespec.runtimes.npu_options import kind_options
 
 _ERROR = 3  # a severity of ONNX Runtime
 _BY_SPEED: tuple[Kind, ...] = ("npu", "gpu", "cpu")
@@ -125,9 +126,14 @@ def list_devices(plugin: Plugin, handles: Sequence[Any]) -> list[PluginDevice]:
     found = [kind for kind in _BY_SPEED if by_kind[kind]]
     kinds = KINDS[plugin.name]
     if len(kinds) == 1:  # all that the plugin lists are its own, real or emulated
-        return [PluginDevice(kinds[0], i, each) for i, each in enumerate(_in_order(by_kind[found[0]]))]
+        options = kind_options(plugin.name, kinds[0], is_emulated=found[0] == "cpu")
+        return [PluginDevice(kinds[0], i, each, options) for i, each in enumerate(_in_order(by_kind[found[0]]))]
     real = [kind for kind in found if kind != "cpu"] or found
-    return [PluginDevice(kind, i, each) for kind in real for i, each in enumerate(_in_order(by_kind[kind]))]
+    return [
+        PluginDevice(kind, i, each, kind_options(plugin.name, kind, is_emulated=False))
+        for kind in real
+        for i, each in enumerate(_in_order(by_kind[kind]))
+    ]
 
 
 def _by_power(handles: Sequence[Any]) -> list[PluginDevice]:

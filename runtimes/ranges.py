@@ -8,7 +8,7 @@ import numpy as np
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.session import load_graph, translate_memory_errors
-from edgespec.runtimes.static import empty_caches, run_static
+from edgespec.runtimes.static_pass import StaticCache, StaticPass, allocator
 from edgespec.types import Range, TokenIds
 
 _LOW, _HIGH = ".low", ".high"
@@ -23,14 +23,15 @@ def observe_ranges(graph: Path, manifest: Manifest, texts: Iterable[TokenIds]) -
 
     Raises MemoryExhausted: The weights or the workspace do not fit.
     """
-    session, width = load_graph(graph, find_device("cpu")), manifest.prefill_tokens
+    device, width = find_device("cpu"), manifest.prefill_tokens
+    session, allocate = load_graph(graph, device), allocator(device)
     names = [value.name.removesuffix(_LOW) for value in session.get_outputs() if value.name.endswith(_LOW)]
     found: dict[str, list[Range]] = {name: [] for name in names}
     with translate_memory_errors("measuring ranges"):
+        each = StaticPass(session, manifest, StaticCache(manifest, allocate, np.float32), allocate)
         for tokens in texts:
-            caches = empty_caches(manifest, np.float32)
             for start in range(0, len(tokens) - width + 1, width):
-                outputs = run_static(session, manifest, tokens[start : start + width], start, caches)
+                each.run(tokens[start : start + width], start, None)
                 for name, ranges in found.items():
-                    ranges.append(Range(float(outputs[name + _LOW]), float(outputs[name + _HIGH])))
+                    ranges.append(Range(float(each.outputs[name + _LOW]), float(each.outputs[name + _HIGH])))
     return {name: Range(min(r.low for r in ranges), max(r.high for r in ranges)) for name, ranges in found.items()}

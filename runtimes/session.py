@@ -48,6 +48,18 @@ def open_session(graph: Path, manifest: Manifest, device: Device, **options: Unp
 def load_graph(graph: Path, device: Device, **options: Unpack[SessionOptions]) -> Any:
     """An InferenceSession of a graph whose signature is not checked; raises as open_session does."""
     ort, cancel = import_onnxruntime(), options.get("cancel") or Cancel()
+    with session_settings(device, **options) as (settings, how):
+        try:
+            return ort.InferenceSession(str(graph), settings, **how)
+        except Exception as error:  # ONNX Runtime has no common base of its own
+            cancel.require_unset()
+            raise _loading_error(error, graph, device) from error
+
+
+@contextmanager
+def session_settings(device: Device, **options: Unpack[SessionOptions]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """SessionOptions to load or compile a graph within, and the other arguments of an InferenceSession."""
+    ort, cancel = import_onnxruntime(), options.get("cancel") or Cancel()
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = device.host_threads or options.get("num_threads") or physical_cores()
     if options.get("shares_cores"):
@@ -56,11 +68,7 @@ def load_graph(graph: Path, device: Device, **options: Unpack[SessionOptions]) -
     settings.log_severity_level = 4  # what fails is raised; a log would repeat it
     how = request_device(settings, device)
     with cancel.on_set(partial(settings.set_load_cancellation_flag, True)):
-        try:
-            return ort.InferenceSession(str(graph), settings, **how)
-        except Exception as error:  # ONNX Runtime has no common base of its own
-            cancel.require_unset()
-            raise _loading_error(error, graph, device) from error
+        yield settings, how
 
 
 def _loading_error(error: Exception, graph: Path, device: Device) -> EdgeSpecError:

@@ -5,25 +5,22 @@ from threading import Lock
 from typing import Any, Unpack
 
 import numpy as np
-import numpy.typing as npt
 
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.errors import ContextOverflow, ManifestError
 from edgespec.manifest import Manifest
+from edgespec.runtimes.compiled_graphs import load_graphs
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.node_placement import NodePlacement, read_node_placement, require_placement
-from edgespec.runtimes.passes import HIDDEN, is_hidden
 from edgespec.runtimes.session import (
     SessionOptions,
-    load_graph,
     refuse_device,
     require_same,
     translate_error,
     translate_memory_errors,
 )
+from edgespec.runtimes.static_pass import StaticCache, StaticPass, allocator
 from edgespec.types import Logits, TokenIds
-
-_Arrays = dict[str, npt.NDArray[Any]]
 
 
 class StaticDecoder:
@@ -38,14 +35,20 @@ class StaticDecoder:
     ) -> None:
         """Load the graphs; raises as open_session does."""
         self.vocab_size, self.context_length, self.num_fed = manifest.vocab_size, manifest.context_length, 0
-        self._manifest = manifest
         graphs = {1: manifest.graph}
         if manifest.prefill_graph and not options.get("deterministic"):
             graphs[manifest.prefill_tokens] = manifest.prefill_graph
-        self._sessions = {
-            width: _open_graph(folder / graph, manifest, device, **options) for width, graph in graphs.items()
-        }
-        self._caches = empty_caches(manifest, manifest.kv_cache.dtype)
+        sessions = load_graphs(folder, manifest, list(graphs.values()), device, **options)
+        self._sessions = dict(zip(graphs, sessions, strict=True))
+        for width, session in self._sessions.items():
+            _require_static(folder / graphs[width], manifest, device, session)
+        allocate = allocator(device)  # once a session is open: some providers offer shared memory only then
+        with translate_memory_errors("allocating the KV cache"):
+            self._cache = StaticCache(manifest, allocate, manifest.kv_cache.dtype)
+            self._passes = {
+                width: StaticPass(session, manifest, self._cache, allocate)
+                for width, session in self._sessions.items()
+            }
         self._held = np.zeros(0, np.int32)
         self._lock = Lock()
         self._new_options = import_onnxruntime().RunOptions
@@ -58,6 +61,11 @@ class StaticDecoder:
     def placements(self) -> dict[int, NodePlacement]:
         """Which provider runs which nodes, by the width of the graph."""
         return {width: read_node_placement(session) for width, session in self._sessions.items()}
+
+    @property
+    def num_written(self) -> int:
+        """Bytes of the KV cache and of the masks that the host has written so far."""
+        return self._cache.num_written + sum(each.num_written for each in self._passes.values())
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         if len(tokens) > self.context_length:
@@ -97,53 +105,14 @@ class StaticDecoder:
         return rows
 
     def _pass(self, tokens: TokenIds, num_past: int) -> Logits:
-        session = self._sessions[len(tokens)]
         try:
-            return run_static(session, self._manifest, tokens, num_past, self._caches, self._options)["logits"]
+            return self._passes[len(tokens)].run(tokens, num_past, self._options)
         except Exception as error:  # ONNX Runtime has no common base of its own
             raise translate_error(error, "running a pass") from error
 
 
-def empty_caches(manifest: Manifest, dtype: npt.DTypeLike) -> _Arrays:
-    """Keys and values by the name of their input, [num_kv_heads, context_length, head_dim]."""
-    kv = manifest.kv_cache
-    shape = (kv.num_kv_heads, manifest.context_length, kv.head_dim)
-    # Where nothing is cached yet is masked, so that any value will do.
-    return {past: np.zeros(shape, dtype) for past, _ in manifest.signature.caches(kv.num_layers)}
-
-
-def run_static(
-    session: Any, manifest: Manifest, tokens: TokenIds, num_past: int, caches: _Arrays, options: Any = None
-) -> _Arrays:
-    """Run tokens behind num_past positions of the caches, and extend these; returns all outputs by name."""
-    feeds = _static_inputs(session, manifest, tokens, num_past)
-    names = [value.name for value in session.get_outputs()]
-    outputs = dict(zip(names, session.run(names, {**feeds, **caches}, options), strict=True))
-    for past, present in manifest.signature.caches(manifest.kv_cache.num_layers):
-        caches[past][:, num_past : num_past + len(tokens)] = outputs[present]
-    return outputs
-
-
-def _static_inputs(session: Any, manifest: Manifest, tokens: TokenIds, num_past: int) -> _Arrays:
-    positions = np.arange(num_past, num_past + len(tokens), dtype=np.int32)
-    feeds: _Arrays = {"input_ids": tokens.astype(np.int32), "position_ids": positions}
-    for value in session.get_inputs():
-        if value.name.endswith("attention_mask"):
-            window = manifest.sliding_window if value.name.startswith("local") else None
-            mask = _mask(positions, manifest.context_length, window)
-            feeds[value.name] = mask.astype(np.float16 if value.type == "tensor(float16)" else np.float32)
-    return feeds
-
-
-def _mask(positions: npt.NDArray[np.int32], capacity: int, window: int | None) -> npt.NDArray[np.float64]:
-    """[num_tokens, capacity + num_tokens]: the filled part of the cache, and the pass as far as the token."""
-    filled = np.arange(capacity)
-    slots = np.concatenate([np.where(filled < positions[0], filled, capacity), positions])
-    return np.where(is_hidden(positions[:, None] - slots, window), HIDDEN, 0.0)
-
-
-def _open_graph(graph: Path, manifest: Manifest, device: Device, **options: Unpack[SessionOptions]) -> Any:
-    session = load_graph(graph, device, **options)
+def _require_static(graph: Path, manifest: Manifest, device: Device, session: Any) -> None:
+    """Raises as open_session does."""
     require_placement(read_node_placement(session), device, str(graph))
     shapes, kv = {value.name: tuple(value.shape) for value in session.get_inputs()}, manifest.kv_cache
     if not {"input_ids", "position_ids"} < set(shapes):
@@ -164,4 +133,3 @@ def _open_graph(graph: Path, manifest: Manifest, device: Device, **options: Unpa
             *(f"its output {name} is missing" for name in outputs if name not in made),
         ],
     )
-    return session

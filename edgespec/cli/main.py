@@ -122,7 +122,7 @@ A flag overrides a variable, and a variable overrides the file.""",
         "predict the speed on devices that you do not have",
         """\
   edgespec simulate --target-ms 82 --draft-ms 9.4 --acceptance 0.54
-  edgespec simulate --trace rounds.jsonl --draft-ms 34
+  edgespec simulate --replay rounds.jsonl --draft-ms 34
 
 rounds.jsonl comes from `edgespec chat --log-rounds rounds.jsonl`.""",
     ),

@@ -1,7 +1,11 @@
 """The command that predicts how fast each schedule would be on a machine that you do not have."""
 
 import argparse
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.arguments import add_count, add_file, print_result
 from edgespec.errors import UsageError
@@ -9,14 +13,24 @@ from edgespec.policy.limits import MAX_FIXED_TOKENS
 from edgespec.system.console import info
 
 if TYPE_CHECKING:
+    from edgespec.simulation.machines import PublishedMachine
     from edgespec.simulation.recording import Recording
-    from edgespec.simulation.schedules import Scenario
+    from edgespec.simulation.schedules import Scenario, Speed
 
+# Rounds of Qwen2.5-Coder 1.5B Instruct (Q4_K_M), for which SmolLM2 135M Instruct (Q4_1) drafted 5 tokens each.
+RECORDING = Path(__file__).parents[1] / "simulation" / "qwen_smollm2.jsonl"
+_PICTURES = (".svg", ".html", ".json")
 # Beyond these limits, sums of floats no longer resolve the times.
 _SHORTEST_MS, _LONGEST_MS, _DEAREST = 1e-6, 1e9, 1e6
 
 
 def add_simulate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--machine",
+        metavar="NAME",
+        help="a machine whose figures were published; `--machine list` names them and their sources",
+    )
+    parser.add_argument("--drafter-device", metavar="NAME", help="where that machine drafts: cpu or npu")
     figures = {
         "--target-ms": ("T", "milliseconds per target pass over one token"),
         "--draft-ms": ("D", "milliseconds per drafted token"),
@@ -31,14 +45,34 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
         help="time of a pass over 1, 2, … tokens, relative to a pass over one; the last increase is repeated for "
         "longer passes (default: all passes take equally long)",
     )
-    add_file(parser, "--trace", "output of `chat --log-rounds`; supplies the figures that are not given")
+    parser.add_argument(
+        "--replay",
+        type=Path,
+        nargs="?",
+        const=RECORDING,
+        metavar="FILE",
+        help="accept and reject drafts as a real pair did: output of `chat --log-rounds`, which also supplies the "
+        "figures that are not given; without FILE a recording that comes with edgespec",
+    )
+    add_file(parser, "--trace", "draw what both lanes do: .svg, .html, or .json for chrome://tracing")
     parser.set_defaults(run=_simulate)
 
 
 def _simulate(options: argparse.Namespace) -> None:
+    if options.machine == "list":
+        _list_machines(options)
+        return
+    from edgespec.simulation.machines import describe, find_machine
     from edgespec.simulation.schedules import best_possible, simulate, text_acceptance
 
-    scenario = _scenario(options)
+    if options.drafter_device and not options.machine:
+        raise UsageError("--drafter-device belongs to --machine; leave it out, or give --machine")
+    machine = find_machine(options.machine) if options.machine else None
+    scenario = _scenario(options, machine)
+    if options.trace:
+        _require_picture(options.trace)
+    for line in describe(machine, options.drafter_device) if machine else ():
+        info(line)
     speeds, most = simulate(scenario, info), best_possible(scenario)
     acceptance = scenario.acceptance if scenario.recording else text_acceptance(scenario)
     plain = speeds["plain"].tokens_per_second
@@ -49,41 +83,100 @@ def _simulate(options: argparse.Namespace) -> None:
     ]
     sampled = "" if scenario.recording else f"; {acceptance:.3f} of the drafted tokens were right in these runs"
     lines.append(f"{'bound':<10}{most:8.2f} tokens/s   with chain drafts and both devices always busy{sampled}")
+    if options.trace:
+        title = machine.title if machine else f"target {1e3 * scenario.machine.target_s:g} ms a pass, drafter "
+        title += "" if machine else f"{1e3 * scenario.machine.draft_s:g} ms a token"
+        _draw(options.trace, scenario, speeds, title, lines)
     figures = {name: speed._asdict() for name, speed in speeds.items()}
-    print_result(options, {**figures, "bound": most, "acceptance": acceptance}, *lines)
+    origin = {"machine": _document(machine)} if machine else {}
+    print_result(options, {**figures, "bound": most, "acceptance": acceptance, **origin}, *lines)
 
 
-def _scenario(options: argparse.Namespace) -> "Scenario":
+def _list_machines(options: argparse.Namespace) -> None:
+    from edgespec.simulation.machines import describe, read_machines
+
+    machines = read_machines()
+    lines = [
+        line if i else f"{name}: {line}"
+        for name, machine in machines.items()
+        for i, line in enumerate(describe(machine, None))
+    ]
+    print_result(options, {name: _document(machine) for name, machine in machines.items()}, *lines)
+
+
+def _document(machine: "PublishedMachine") -> dict[str, Any]:
+    return asdict(machine)
+
+
+def _require_picture(path: Path) -> None:
+    """Raises UsageError: The file would be no picture; it may be a recording that is to be replayed."""
+    if path.suffix not in _PICTURES:
+        raise UsageError(
+            f"--trace is {path}; wanted a file to draw into that ends in {', '.join(_PICTURES)} "
+            f"(to replay what `chat --log-rounds` wrote: --replay {path})"
+        )
+
+
+def _draw(
+    path: Path, scenario: "Scenario", speeds: "Mapping[str, Speed]", title: str, lines: Sequence[str]
+) -> None:
+    from edgespec.drafters.timeline import chrome_trace
+    from edgespec.simulation.lane_picture import draw, page
+    from edgespec.simulation.observed_run import observe
+
+    runs = [observe(scenario, schedule) for schedule in speeds]
+    picture = draw(runs, {name: speed.tokens_per_second for name, speed in speeds.items()}, title)
+    intervals = [each for run in runs for each in run.intervals()]
+    documents = {
+        ".svg": lambda: picture,
+        ".html": lambda: page(picture, title, lines),
+        ".json": lambda: json.dumps(chrome_trace(intervals)),
+    }
+    try:
+        path.write_text(documents[path.suffix](), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    info(f"drew {path}")
+
+
+def _scenario(options: argparse.Namespace, machine: "PublishedMachine | None") -> "Scenario":
     from edgespec.simulation.device_pair import Machine
     from edgespec.simulation.recording import read_recording
     from edgespec.simulation.schedules import Scenario
 
     _require_in_range(options)
-    recording = read_recording(options.trace) if options.trace else None
+    recording = read_recording(options.replay) if options.replay else None
     figures = {name: getattr(options, name) for name in ("target_ms", "draft_ms", "acceptance")}
+    known: dict[str, float | None] = {}
     if recording:
         if options.acceptance is not None and recording.acceptance is not None:
             raise UsageError(
-                f"--acceptance is {options.acceptance}, but {options.trace} records which drafts were kept; "
-                "leave out --acceptance, or leave out --trace and give --target-ms and --draft-ms"
+                f"--acceptance is {options.acceptance}, but {options.replay} records which drafts were kept; "
+                "leave out --acceptance, or leave out --replay and give --target-ms and --draft-ms"
             )
-        recorded = {
+        known = {
             "target_ms": recording.verify_ms.get(0),
             "draft_ms": recording.draft_ms,
             "acceptance": recording.acceptance,
         }
-        figures = {name: recorded[name] if given is None else given for name, given in figures.items()}
+    if machine:
+        _, draft_ms = machine.drafter(options.drafter_device)
+        known = {"acceptance": machine.acceptance.value, **known}
+        known |= {"target_ms": machine.target_ms.value, "draft_ms": draft_ms.value}
+    figures = {name: known.get(name) if given is None else given for name, given in figures.items()}
     if missing := [_flag(name) for name, figure in figures.items() if figure is None]:
-        found = f"{options.trace} does not record" if recording else "missing:"
-        raise UsageError(f"{found} {', '.join(missing)}; give {' and '.join(missing)}")
-    target_s, draft_s = (max(_SHORTEST_MS, figures[name]) / 1e3 for name in ("target_ms", "draft_ms"))
+        found = f"{options.replay} does not record" if recording else "missing:"
+        raise UsageError(f"{found} {', '.join(missing)}; give {' and '.join(missing)}, or --machine")
+    target_s, draft_s = (max(_SHORTEST_MS, figures[name] or 0.0) / 1e3 for name in ("target_ms", "draft_ms"))
     if options.verify_cost is not None:
         ratios = _parse_ratios(options.verify_cost)
+    elif machine:
+        ratios = machine.verify_cost.value
     else:
         ratios = _recorded_ratios(recording, target_s) if recording else (1.0,)
     return Scenario(
         machine=Machine(target_s=target_s, draft_s=draft_s, ratios=ratios),
-        acceptance=figures["acceptance"],
+        acceptance=figures["acceptance"] or 0.0,
         draft_length=options.draft_length,
         recording=recording,
     )

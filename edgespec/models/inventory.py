@@ -2,15 +2,17 @@
 
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from edgespec.errors import EdgeSpecError, ModelError
+from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
 from edgespec.manifest import FILE_NAME, Check, Manifest, read_manifest, unlisted_files, verify_files
 from edgespec.models.forecast import needed_bytes
 from edgespec.models.home import ModelHome
 from edgespec.models.pair import DRAFTER, TARGET, part_folders, read_pair
+from edgespec.runtimes.compiled_graphs import compiled_files, compiled_folders, find_damage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,16 @@ def _files(folder: Path) -> Iterator[Path]:
     for place in (folder, *part_folders(folder)):
         if place.is_dir():
             yield from (path for path in place.iterdir() if path.is_file())
+            for compiled in _compiled(place):
+                with suppress(OSError, ValueError):
+                    yield from compiled_files(compiled)
+
+
+def _compiled(folder: Path) -> list[Path]:
+    """Folders of what was compiled of a model for devices of this machine."""
+    with suppress(EdgeSpecError):
+        return list(compiled_folders(folder, read_manifest(folder)))
+    return []
 
 
 def _origin(manifest: Manifest) -> str:
@@ -108,7 +120,15 @@ def _verify_folder(folder: Path) -> tuple[int, list[str]]:
     try:
         manifest = read_manifest(folder)
         verify_files(folder, manifest)
-        return len(manifest.files), unlisted_files(folder, manifest)
+        num_files = len(manifest.files)
+        for compiled in _compiled(folder):
+            if damage := find_damage(compiled):
+                raise IntegrityError(
+                    f"{compiled}, compiled for a device of this machine, is damaged ({damage}); the next load "
+                    "compiles it again, or delete it"
+                )
+            num_files += len(compiled_files(compiled))
+        return num_files, unlisted_files(folder, manifest)
     except PermissionError as error:
         raise ModelError(f"{error.filename or folder} may not be read; fix its permissions") from None
 
@@ -118,6 +138,7 @@ def remove(home: ModelHome, model: str) -> Path:
     if model not in {own.name for own in prepared_models(home)}:
         raise ModelError(f"'{model}' is not a prepared model; see edgespec models list")
     folder = home.models / model
+    elsewhere = [each for place in (folder, *part_folders(folder)) for each in _compiled(place)]
     try:
         if folder.is_symlink():
             folder.unlink()
@@ -126,6 +147,8 @@ def remove(home: ModelHome, model: str) -> Path:
     except OSError as error:
         raise EdgeSpecError(f"cannot remove {folder} ({error.strerror}); fix its permissions") from None
     home.forget_use(model)
+    for compiled in elsewhere:  # what lay in the folder of the model is gone already
+        shutil.rmtree(compiled, ignore_errors=True)
     return folder
 
 

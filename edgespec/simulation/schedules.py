@@ -3,7 +3,7 @@
 Nothing is assumed but the speed of both models and how often drafts are accepted.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
-from edgespec.decoding.scheduler import DraftPolicy, Plain, Round, speculative_decode
+from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, Round, speculative_decode
 from edgespec.drafters.branches import BranchPlan
 from edgespec.drafters.lane_drafter import LaneDrafter
 from edgespec.drafters.lanes import Lane, ThreadLane, VirtualLane
@@ -103,8 +103,8 @@ def run(scenario: Scenario, schedule: str, devices: "Devices") -> Speed:
     clock, wanted, num_first = devices.clock, _num_wanted(scenario), _num_first(scenario)
     num_tokens = num_passes = since_tokens = since_passes = 0
     since_s = clock()
-    for num_emitted in _tokens_by_pass(scenario, schedule, devices):
-        num_tokens, num_passes = num_tokens + num_emitted, num_passes + 1
+    for block in decode(scenario, schedule, devices):
+        num_tokens, num_passes = num_tokens + len(block.tokens), num_passes + 1
         if num_tokens <= num_first:
             since_tokens, since_passes, since_s = num_tokens, num_passes, clock()
         if num_tokens >= wanted:
@@ -133,13 +133,13 @@ def real_devices() -> Devices:
     return Devices(perf_counter, ThreadLane("drafter"), perf_counter)
 
 
-def _tokens_by_pass(scenario: Scenario, schedule: str, devices: Devices) -> Iterator[int]:
+def decode(scenario: Scenario, schedule: str, devices: Devices) -> Generator[Block, None, None]:
+    """The passes of one of SCHEDULES, without end."""
     machine = scenario.machine
     text = synthetic_target(scenario.seed)
     target = PacedDecoder(text, lambda num_fed, rows: machine.verify_s(num_fed), devices.sleep, devices.clock)
     policy = _policy(scenario, schedule, devices)
-    for block in speculative_decode(_PROMPT, target, GumbelSampler(SamplingParams()), policy, clock=devices.clock):
-        yield len(block.tokens)
+    return speculative_decode(_PROMPT, target, GumbelSampler(SamplingParams()), policy, clock=devices.clock)
 
 
 def _policy(scenario: Scenario, schedule: str, devices: Devices) -> DraftPolicy:

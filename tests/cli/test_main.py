@@ -397,7 +397,7 @@ def test_a_real_run_is_replayed_with_its_tokens_a_pass(
     stats = json.loads(out)["stats"]
     assert (code, stats["num_emitted"]) == (0, 60)
     figures = ["--target-ms", "80", "--draft-ms", "9", "--json"]
-    code, out, _ = run(capsys, "simulate", "--trace", str(path), *figures)
+    code, out, _ = run(capsys, "simulate", "--replay", str(path), *figures)
     assert code == 0
     assert json.loads(out)["serial"]["tokens_per_pass"] == pytest.approx(stats["tokens_per_pass"])
 

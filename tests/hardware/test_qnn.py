@@ -2,8 +2,11 @@
 
 import importlib.util
 import json
+import logging
+import shutil
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,8 @@ import tiny
 from edgespec.evaluation.prompts import own_prompts
 from edgespec.export.convert import export_model
 from edgespec.loading.open_model import measure_ranges
-from edgespec.manifest import read_manifest
+from edgespec.manifest import COMPILED, read_manifest
+from edgespec.runtimes import compiled_graphs
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.static import StaticDecoder
 from edgespec.types import Logits
@@ -52,8 +56,50 @@ def test_both_graphs_run_there_whole(drafter: Path) -> None:
     decoder = StaticDecoder(drafter, read_manifest(drafter), find_device("qnn"))
     assert sorted(decoder.placements) == [1, 64]
     for nodes in decoder.placements.values():
-        assert list(nodes) == ["QNNExecutionProvider"]
-        assert nodes["QNNExecutionProvider"]["Gemm"] == 15
+        assert nodes == {"QNNExecutionProvider": {"EPContext": 1}}
+
+
+def test_the_second_load_compiles_nothing_and_gives_the_same_bits(
+    drafter: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(drafter, tmp_path / "drafter", ignore=shutil.ignore_patterns(COMPILED))
+    caplog.set_level(logging.INFO, logger="edgespec")
+    tokens = np.arange(70, dtype=np.int32)
+    rows, taken_s = [], []
+    for _ in range(2):
+        begun = time.process_time()
+        decoder = StaticDecoder(tmp_path / "drafter", read_manifest(drafter), find_device("qnn"))
+        taken_s.append(time.process_time() - begun)
+        rows.append(decoder.logits(tokens, 70).copy())
+    assert caplog.text.count("compiling") == 1
+    assert np.array_equal(*rows)
+    assert taken_s[1] < 0.7 * taken_s[0]
+
+
+def test_compiled_graphs_give_the_bits_of_those_compiled_at_load(
+    drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, manifest = np.arange(70, dtype=np.int32), read_manifest(drafter)
+    found = StaticDecoder(drafter, manifest, find_device("qnn")).logits(tokens, 70)
+    monkeypatch.setattr(compiled_graphs, "_COMPILERS", frozenset())
+    plain = StaticDecoder(drafter, manifest, find_device("qnn"))
+    assert plain.placements[1]["QNNExecutionProvider"]["Gemm"] == 15
+    assert list(plain.placements[1]) == ["QNNExecutionProvider"]
+    assert np.array_equal(plain.logits(tokens, 70), found)
+
+
+def test_two_graphs_can_be_compiled_over_one_copy_of_the_weights(drafter: Path, tmp_path: Path) -> None:
+    """As for a real NPU; the emulator compiles that, and does not load it."""
+    manifest, device = read_manifest(drafter), find_device("qnn")
+    sizes = []
+    for shares in (False, True):
+        output = tmp_path / str(shares)
+        output.mkdir()
+        compiled_graphs._compile_graphs(
+            drafter, [manifest.graph, str(manifest.prefill_graph)], output, device, shares
+        )
+        sizes.append(sum(path.stat().st_size for path in output.glob("*.bin")))
+    assert sizes[1] < sizes[0] - 0.5 * manifest.weights_bytes
 
 
 def expect_like(found: Logits, expected: Logits, precision: str) -> None:
@@ -120,7 +166,7 @@ def answer(folder: Path, *more: str) -> dict[str, Any]:
 
 def test_it_drafts_for_a_target_on_the_cpu(drafter: Path) -> None:
     plain = answer(drafter.parent, "--drafter", "none")
-    drafting = ["--drafter", str(drafter), "--drafter-device", "npu", "--draft-length", "3"]
+    drafting = ["--drafter", str(drafter), "--drafter-device", "qnn", "--draft-length", "3"]
     for schedule in ("serial", "pipelined"):
         found = answer(drafter.parent, *drafting, "--schedule", schedule)
         assert found["token_ids"] == plain["token_ids"]

@@ -144,11 +144,11 @@ def test_the_command_takes_from_a_trace_what_is_not_given(
 ) -> None:
     rounds, path = recorded(), tmp_path / "rounds"
     path.write_text("".join(json.dumps(each._asdict()) + "\n" for each in rounds))
-    found = run(capsys, "--trace", str(path))
+    found = run(capsys, "--replay", str(path))
     per_pass = Recording(rounds).num_tokens / len(rounds)
     assert found["serial"]["tokens_per_pass"] == pytest.approx(per_pass)
     assert found["plain"]["tokens_per_second"] == pytest.approx(100.0)
-    faster = run(capsys, "--trace", str(path), "--target-ms", "5", "--draft-ms", "1")
+    faster = run(capsys, "--replay", str(path), "--target-ms", "5", "--draft-ms", "1")
     assert faster["plain"]["tokens_per_second"] == pytest.approx(200.0)
     assert faster["serial"]["tokens_per_pass"] == pytest.approx(per_pass)
 
@@ -156,7 +156,7 @@ def test_the_command_takes_from_a_trace_what_is_not_given(
 def test_the_command_prints_a_line_for_each_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rounds"
     path.write_text("".join(json.dumps(each._asdict()) + "\n" for each in recorded(20)))
-    assert main(["simulate", "--trace", str(path)]) == 0
+    assert main(["simulate", "--replay", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["plain", "serial", "pipelined", "hedged", "bound"]
 
@@ -181,7 +181,7 @@ def test_the_command_prints_a_line_for_each_schedule(tmp_path: Path, capsys: pyt
         ([*DESKTOP, "--draft-ms", "9", "--verify-cost", "1,inf"], "--verify-cost is '1,inf'; wanted"),
         ([*DESKTOP, "--draft-ms", "9", "--verify-cost", "1,1e308,1.7e308"], "--verify-cost is '1,1e308,1.7e308'"),
         ([*DESKTOP, "--draft-ms", "1e-300"], "--draft-ms is 1e-300; wanted a number from 1e-06 to 1e+09"),
-        ([*DESKTOP, "--draft-ms", "9", "--trace", "/nowhere/rounds"], "cannot read /nowhere/rounds"),
+        ([*DESKTOP, "--draft-ms", "9", "--replay", "/nowhere/rounds"], "cannot read /nowhere/rounds"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
@@ -194,12 +194,12 @@ def test_what_cannot_be_meant_is_refused(
 def test_a_trace_and_a_chance_beside_it_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rounds"
     path.write_text("".join(json.dumps(each._asdict()) + "\n" for each in recorded(20)))
-    assert main(["simulate", "--trace", str(path), "--acceptance", "0.5"]) == 2
+    assert main(["simulate", "--replay", str(path), "--acceptance", "0.5"]) == 2
     assert f"--acceptance is 0.5, but {path} records which drafts were kept" in capsys.readouterr().err
 
 
 def test_a_trace_that_says_too_little_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rounds"
     path.write_text(json.dumps(RecordedRound(2, 1, 0.0, 10.0, 2)._asdict()) + "\n")
-    assert main(["simulate", "--trace", str(path)]) == 2
+    assert main(["simulate", "--replay", str(path)]) == 2
     assert f"{path} does not record --target-ms, --draft-ms; give" in capsys.readouterr().err
