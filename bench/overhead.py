@@ -55,6 +55,7 @@ READER_S = 0.005
 TARGETS_MS = {"greedy": 0.2, "top-k 40": 0.6}  # with the shortest pass
 NUM_PROMPT, NUM_ROWS, PEAK = 1000, 8, 12.0
 ROW_COST = 0.03  # of a pass, for each drafted token
+RATIOS = {width: 1 + ROW_COST * (width - 1) for width in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)}
 
 Rows = TypeVar("Rows", Argmax, Logits)
 
@@ -210,7 +211,7 @@ class Bench:
             manifest=self._manifest,
             encoder=self._engine._encoder,
             decoders=[target],
-            speculation=Speculation(lambda: [SuffixDrafter()]),
+            speculation=Speculation(lambda: [SuffixDrafter()], ratios=RATIOS),
             pool=DrafterPool(vocab_size=self._options.vocab),
         )
         num_tokens = 4 * self._options.passes
