@@ -301,13 +301,17 @@ def main() -> int:
             bench = Bench(engine, options)
             bench.gaps_ms(cases[0])  # warm up
             gc.collect()
-            found = measure_in_turn({case: lambda _, case=case: bench.gaps_ms(case) for case in cases}, options.rounds)
+            found = measure_in_turn(
+                {case: lambda _, case=case: bench.gaps_ms(case) for case in cases}, options.rounds
+            )
             binding = np.median(binding_ms(engine, bench._text), axis=0)
     except EdgeSpecError as error:
         print_stderr(f"overhead: {error}")
         return error.exit_code
     late_ms = 1e3 * np.median([sleep_late_s() for _ in range(50)])
-    print(f"vocabulary of {options.vocab}; ms between two passes: median, 95th percentile, processor time (a sleep ends {late_ms:.3f} late)")
+    print(
+        f"vocabulary of {options.vocab}; ms between two passes: median, 95th percentile, processor time (a sleep ends {late_ms:.3f} late)"
+    )
     missed = []
     for case in cases:
         gaps, busy = np.array([gap for gaps in found[case] for gap in gaps]).T
