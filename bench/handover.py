@@ -2,9 +2,9 @@
 
     python bench/handover.py MODEL [--rounds N]
 
-A stream runs its passes in one thread, detokenises in another and hands chunks to a third. Decoding is plain, so each
-token is a chunk. Both ways run in turn. Printed are the median of the ratios within a round, and the quartiles around
-it.
+A stream runs its passes in one thread, detokenises in another and hands chunks to a third. Decoding is plain, so
+each token is a chunk. Both ways run in turn. Printed are the median of the ratios within a round, and the
+quartiles around it.
 """
 
 from statistics import median, quantiles

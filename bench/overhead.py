@@ -2,17 +2,17 @@
 
     python bench/overhead.py MODEL [--passes N] [--rounds N] [--vocab N]
 
-A paced target sleeps 3, 10 or 40 ms a pass, as a GPU computes while Python waits. Its text is this repository's own
-documentation, so that drafts from the text are accepted about as often as they are of real answers. Answers go the
-whole way: policy, acceptance, sampling, detokenising, the handover to a reader. Greedy, the device gives the likeliest
-token of each row; sampled with top-k 40, rows of all logits. The reader is fast, or sleeps 5 ms a chunk, or computes for
-5 ms a chunk (it styles Markdown); the target is alone, or MODEL drafts beside it on the CPU all the time, in a thread of
-its own, and nobody waits for its drafts. MODEL also gives the tokenizer.
+A paced target sleeps 3, 10 or 40 ms a pass, as a GPU computes while Python waits. Its text is this repository's
+own documentation, so that drafts from the text are accepted about as often as they are of real answers. Answers
+go the whole way: policy, acceptance, sampling, detokenising, the handover to a reader. Greedy, the device gives
+the likeliest token of each row; sampled with top-k 40, rows of all logits. The reader is fast, or sleeps 5 ms a
+chunk, or computes for 5 ms a chunk (it styles Markdown); the target is alone, or MODEL drafts beside it on the
+CPU all the time, in a thread of its own, and nobody waits for its drafts. MODEL also gives the tokenizer.
 
-All cases run in turn, in several rounds, for about a minute. Printed are median and 95th percentile over the passes of
-all rounds, and at the end what MODEL's own passes take in Python before and after ONNX Runtime has them, which
-a paced target leaves out. Targets, at the median with a pass of 3 ms: 0.2 ms greedy, 0.6 ms sampled. The exit code is
-1 where one is missed.
+All cases run in turn, in several rounds, for about a minute. Printed are median and 95th percentile over the
+passes of all rounds, and at the end what MODEL's own passes take in Python before and after ONNX Runtime has
+them, which a paced target leaves out. Targets, at the median with a pass of 3 ms: 0.2 ms greedy, 0.6 ms sampled.
+The exit code is 1 where one is missed.
 """
 
 import ctypes
@@ -309,9 +309,8 @@ def main() -> int:
         print_stderr(f"overhead: {error}")
         return error.exit_code
     late_ms = 1e3 * np.median([sleep_late_s() for _ in range(50)])
-    print(
-        f"vocabulary of {options.vocab}; ms between two passes: median, 95th percentile, processor time (a sleep ends {late_ms:.3f} late)"
-    )
+    print(f"vocabulary of {options.vocab}; ms between two passes, of which a sleep's late end is {late_ms:.3f}")
+    print(f"{'':33} median    95 %  processor time")
     missed = []
     for case in cases:
         gaps, busy = np.array([gap for gaps in found[case] for gap in gaps]).T

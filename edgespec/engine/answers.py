@@ -75,11 +75,11 @@ def join_chunks(chunks: Sequence[Chunk], prompt_tokens: int) -> Completion:
 class AnswerStream(Iterator[Chunk]):
     """The chunks of an answer, a pass of the target each.
 
-    Once the first is asked for, passes go on while their chunks wait for the reader: 256 of them, or for a second in
-    which none is asked for. The answer ends at once, even within a pass and before the first chunk, when it is
-    cancelled or closed from any thread, or when Ctrl-C interrupts its reader; it then consists of the chunks that
-    were read, and chunks that still waited are dropped. It is closed when it is garbage-collected, and at the end of
-    a with statement.
+    Once the first is asked for, passes go on while their chunks wait for the reader: 256 of them, or for a
+    second in which none is asked for. The answer ends at once, even within a pass and before the first chunk,
+    when it is cancelled or closed from any thread, or when Ctrl-C interrupts its reader; it then consists of the
+    chunks that were read, and chunks that still waited are dropped. It is closed when it is garbage-collected,
+    and at the end of a with statement.
 
         with engine.stream("Why is the sky blue?") as answer:
             for chunk in answer:

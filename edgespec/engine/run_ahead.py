@@ -38,9 +38,9 @@ class _Made(NamedTuple, Generic[Pass]):
 class RunAhead(Iterator[Pass]):
     """The passes of a generator, which runs in a thread of its own and goes on while they wait for the reader.
 
-    It begins with the first pass that is asked for, goes at most MAX_AHEAD passes ahead, and does not go ahead where
-    that would keep another answer in the queue from the target. Once the answer is cancelled the passes that wait
-    are dropped. It leaves the queue when the generator has ended.
+    It begins with the first pass that is asked for, goes at most MAX_AHEAD passes ahead, and does not go ahead
+    where that would keep another answer in the queue from the target. Once the answer is cancelled the passes
+    that wait are dropped. It leaves the queue when the generator has ended.
     """
 
     def __init__(
