@@ -146,10 +146,11 @@ class AnswerStream(Iterator[Chunk]):
 
     def _unpack(self, made: "_Made") -> Chunk | None:
         """The chunk; None if the answer is over."""
-        if made.chunk is None or made.chunk.finish_reason is not None:
+        is_over = made.chunk is None or made.chunk.finish_reason is not None
+        if is_over or self._is_closed:
             self._maker.end()
             self._finish()
-        if self._is_closed:
+        if is_over and self._is_closed:  # a chunk before the last belongs to the answer: it was waited for
             return None
         if made.error is not None:
             try:

@@ -4,10 +4,10 @@ Passes run in one thread, with what must be known before the next pass: what was
 Their text, and all that is made of it, is made in another.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from edgespec.engine.stopping import TextStop, TokenStop
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.speculation import Speculation
 from edgespec.tokenization.tokenizer import TextStream, Tokenizer
-from edgespec.types import Decoder, Logits, TokenIds, append
+from edgespec.types import Decoder, ForwardingDecoder, Logits, TokenIds, TreeDecoder, append
 
 _NO_LOGITS: Logits = np.zeros((0, 0), np.float32)
 
@@ -47,6 +47,24 @@ class _Pass(NamedTuple):
     finish_reason: str | None  # if the answer ends with it
     num_fed: int  # tokens that the target has run for the answer
     made_s: float  # seconds since the first pass began
+
+
+class _Announcing(ForwardingDecoder):
+    """A decoder that tells when a pass begins."""
+
+    def __init__(self, decoder: Decoder, on_begin: Callable[[], None]) -> None:
+        super().__init__(decoder)
+        self._on_begin = on_begin
+        if isinstance(decoder, TreeDecoder):
+            # Only then, so that it counts as a TreeDecoder exactly when the inner one does.
+            self.tree_logits = lambda *tree: self._begin(decoder.tree_logits, *tree)
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        return self._begin(self._decoder.logits, tokens, num_last)
+
+    def _begin(self, run: Callable[..., Logits], *arguments: Any) -> Logits:
+        self._on_begin()
+        return run(*arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +91,12 @@ class Generation:
         """
         writing = _Writing(TextStream(self.tokenizer), TextStop(request.stop), request.prompt[:0])
         drafting: list[Interval] = []
-        passes = RunAhead(self._passes(target, request, ticket, drafting), queue, ticket)
+        passes = RunAhead(
+            self._passes(target, request, ticket, drafting, lambda: passes.hand_over()),
+            queue,
+            ticket,
+            is_prompt=self.pool.has_models,  # for which the next pass may wait
+        )
         try:
             for each in passes:
                 chunk = writing.add(each)
@@ -96,18 +119,24 @@ class Generation:
         yield replace(chunk, stats=self._stats(writing.tally, timeline), timeline=tuple(timeline))
 
     def _passes(
-        self, target: Decoder, request: Request, ticket: Ticket, drafting: list[Interval]
+        self,
+        target: Decoder,
+        request: Request,
+        ticket: Ticket,
+        drafting: list[Interval],
+        on_begin: Callable[[], None] = lambda: None,
     ) -> Generator[_Pass, None, None]:
         """The passes of an answer up to its end token or the count.
 
         Args:
             drafting: Takes at the end when drafter models have worked for the answer.
+            on_begin: Is called as each pass begins.
         """
         started, fed = perf_counter(), target.num_fed
         token_stop = TokenStop(self.end_tokens, request.max_tokens)
         blocks = speculative_decode(
             request.prompt,
-            decoder_for(request.sampling, target),
+            _Announcing(decoder_for(request.sampling, target), on_begin),
             GumbelSampler(request.sampling, len(request.prompt)),
             self.pool.policy(self.speculation),
             self.speculation.accept,

@@ -44,13 +44,27 @@ class RunAhead(Iterator[Pass]):
     """
 
     def __init__(
-        self, passes: Generator[Pass, None, None], queue: RequestQueue, ticket: Ticket, max_ahead: int = MAX_AHEAD
+        self,
+        passes: Generator[Pass, None, None],
+        queue: RequestQueue,
+        ticket: Ticket,
+        max_ahead: int = MAX_AHEAD,
+        *,
+        is_prompt: bool = True,
     ) -> None:
+        """Nothing is made before a pass is asked for.
+
+        Args:
+            is_prompt: Hand each pass over at once. Otherwise the generator calls hand_over when its next pass
+                begins: a reader that wakes before would compete with it for the interpreter.
+        """
         self._passes = passes
         self._queue, self._ticket = queue, ticket
         self._max_ahead = max_ahead
         self._requests: SimpleQueue[_Asked | None] = SimpleQueue()  # None ends the thread
         self._made: SimpleQueue[_Made[Pass]] = SimpleQueue()
+        self._is_prompt = is_prompt
+        self._held: list[_Made[Pass]] = []  # not handed over yet
         self._is_begun = self._is_over = False
         self._working = Lock()  # held until the thread ends
         self._owner = Owner()
@@ -73,6 +87,12 @@ class RunAhead(Iterator[Pass]):
             raise made.error
         finally:
             del made  # its traceback holds this frame
+
+    def hand_over(self) -> None:
+        """Let the reader have what was made; the generator's thread calls this."""
+        for made in self._held:
+            self._made.put(made)
+        self._held.clear()
 
     def close(self) -> None:
         """End the running pass, whose result nobody takes, and the thread; wait until it is gone."""
@@ -110,12 +130,13 @@ class RunAhead(Iterator[Pass]):
         except BaseException as error:
             end = _Made(error=end.error or error)
         self._queue.leave(self._ticket)
-        self._made.put(end)
+        self._held.append(end)
+        self.hand_over()
         self._working.release()
 
     def _make_passes(self) -> None:
         num_ahead = 0  # passes that nobody has asked for; -1 while one is waited for
-        for request in iter(self._requests.get, None):
+        for request in iter(self._next_request, None):
             num_ahead -= 1
             if num_ahead < 0:
                 self._queue.take(self._ticket, request.asker)
@@ -129,6 +150,11 @@ class RunAhead(Iterator[Pass]):
                     return
                 num_ahead += 1
 
+    def _next_request(self) -> _Asked | None:
+        if self._requests.empty():
+            self.hand_over()
+        return self._requests.get()
+
     def _make_pass(self, is_ahead: bool = False) -> bool:
         """Whether there was one more."""
         try:
@@ -138,5 +164,7 @@ class RunAhead(Iterator[Pass]):
             self._queue.release(self._ticket, is_ahead=is_ahead and self._requests.empty())
         if result is None:
             return False
-        self._made.put(_Made(result))
+        self._held.append(_Made(result))
+        if self._is_prompt:
+            self.hand_over()
         return True

@@ -100,6 +100,24 @@ def test_passes_go_on_while_the_reader_is_busy_and_no_further_than_they_may() ->
     assert passes.num_made == 8
 
 
+@pytest.mark.parametrize("num", [0, 1, 7])
+def test_passes_that_are_handed_over_later_are_all_handed_over(num: int) -> None:
+    """With the next pass, where the thread would rest, and at the end."""
+    passes, ticket = Passes(num), Ticket()
+    ahead: RunAhead[int] = RunAhead(passes, RequestQueue(), ticket, 3, is_prompt=False)  # type: ignore[arg-type]
+    assert list(ahead) == list(range(num))
+    ahead.close()
+
+
+def test_a_chunk_is_handed_over_when_the_next_pass_begins(engine: Engine) -> None:
+    with engine.stream(PROMPT, sampling=HOT, max_tokens=3) as answer:
+        CountingDecoder.pause = Event()
+        next(answer)
+        assert CountingDecoder.num_passes == 1, "the second pass has begun and not ended"
+        CountingDecoder.pause.set()
+        assert len(list(answer)) == 2
+
+
 def test_an_error_comes_behind_the_passes_that_were_made() -> None:
     ahead = ahead_of(Passes(3, error=MemoryError("none")))
     assert list(islice(ahead, 3)) == [0, 1, 2]
@@ -206,11 +224,14 @@ class CountingDecoder(TableDecoder):
     """Counts its passes."""
 
     num_passes = 0
+    pause: Event | None = None  # passes but the first wait for it
 
     def __init__(self) -> None:
         super().__init__(tiny.VOCAB, seed=3)
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        if self.pause and self.num_passes:
+            self.pause.wait(SOON_S)
         type(self).num_passes += 1
         return super().logits(tokens, num_last)
 
@@ -220,7 +241,7 @@ class CountingDecoder(TableDecoder):
 
 @pytest.fixture
 def engine(tiny_model: Path, tmp_path: Path) -> Engine:
-    CountingDecoder.num_passes = 0
+    CountingDecoder.num_passes, CountingDecoder.pause = 0, None
     manifest = read_manifest(tiny_model)
     return Engine(
         manifest=manifest,
