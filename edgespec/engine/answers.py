@@ -101,7 +101,7 @@ class AnswerStream(Iterator[Chunk]):
         """
         self._maker = _Maker(chunks, queue, ticket)
         self._on_end = on_end
-        self._is_closed = False
+        self._is_closed = self._is_interrupted = False
         self._owner = Owner()
         self._collected = weakref.finalize(self, self._maker.end)
 
@@ -119,11 +119,12 @@ class AnswerStream(Iterator[Chunk]):
     def __next__(self) -> Chunk:
         self._owner.require_here()
         try:
-            made = self._maker.next_chunk()
-        except BaseException:  # Ctrl-C, while waiting
+            chunk = self._unpack(self._maker.next_chunk())
+        except BaseException:  # Ctrl-C, while waiting, or the answer's own error
+            self._is_interrupted = True
             self.close()
             raise
-        if (chunk := self._unpack(made)) is None:
+        if chunk is None:
             raise StopIteration
         return chunk
 
@@ -150,7 +151,8 @@ class AnswerStream(Iterator[Chunk]):
         if is_over or self._is_closed:
             self._maker.end()
             self._finish()
-        if is_over and self._is_closed:  # a chunk before the last belongs to the answer: it was waited for
+        # Where another thread has closed it, a chunk before the last still belongs to the answer: a reader waited.
+        if self._is_closed and (is_over or self._is_interrupted):
             return None
         if made.error is not None:
             try:
