@@ -1,9 +1,10 @@
-"""The cost of making an answer in a thread of its own, relative to the same loop in the caller's thread.
+"""The cost of an answer as a stream of text, relative to its passes alone in the caller's thread.
 
     python bench/handover.py MODEL [--rounds N]
 
-Decoding is plain, so each token is a chunk with a handover of its own. Both ways run in turn. Printed are the
-median of the ratios within a round, and the quartiles around it.
+A stream runs its passes in one thread, detokenises in another and hands chunks to a third. Decoding is plain, so
+each token is a chunk. Both ways run in turn. Printed are the median of the ratios within a round, and the
+quartiles around it.
 """
 
 from statistics import median, quantiles
@@ -21,13 +22,13 @@ NUM_TOKENS = 96
 
 
 def time_loop_s(engine: Engine) -> float:
-    """Seconds a chunk of the loop in this thread, after the first chunk."""
+    """Seconds a pass in this thread, after the first."""
     request = Request(engine.encode(PROMPT), SamplingParams(), NUM_TOKENS, ())
-    chunks = engine._generation().chunks(engine.target, request, Ticket(lambda: None))
-    next(chunks)
+    passes = engine._generation()._passes(engine.target, request, Ticket(), [])
+    next(passes)
     started = perf_counter()
-    num_chunks = sum(1 for _ in chunks)
-    return (perf_counter() - started) / num_chunks
+    num_passes = sum(1 for _ in passes)
+    return (perf_counter() - started) / num_passes
 
 
 def time_stream_s(engine: Engine) -> float:
@@ -51,7 +52,7 @@ def main() -> None:
     ratios = [stream / loop for stream, loop in zip(times_s["stream"], times_s["loop"], strict=True)]
     low, _, high = quantiles(ratios, n=4)
     stream_ms, loop_ms = (1e3 * median(times_s[way]) for way in ("stream", "loop"))
-    print(f"{stream_ms:.3f} ms a chunk in a thread of its own, {loop_ms:.3f} ms in the caller's")
+    print(f"{stream_ms:.3f} ms a chunk of a stream, {loop_ms:.3f} ms a pass alone")
     print(f"ratio {median(ratios):.4f}, quartiles {low:.4f} and {high:.4f}, of {options.rounds} pairs")
 
 

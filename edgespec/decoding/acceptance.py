@@ -27,8 +27,12 @@ def equality(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Rule) -> T
     """
     emitted: list[int] = []
     row: int | None = 0
+    # What is accepted of a chain is its beginning, so one copy of the text serves for all of it.
+    chain = append(tokens, draft.tokens) if draft.parents is None and len(draft.tokens) else tokens
     while row is not None:
-        emitted.append(sampler(logits[row], append(tokens, emitted)))
+        is_chain = len(tokens) + len(emitted) <= len(chain)
+        prefix = chain[: len(tokens) + len(emitted)] if is_chain else append(tokens, emitted)
+        emitted.append(sampler(logits[row], prefix))
         row = row_behind(draft, row, emitted[-1])
     return np.array(emitted, np.int32)
 

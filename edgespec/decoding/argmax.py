@@ -4,7 +4,10 @@ The device gives one id for each row, 8 bytes; the row that is read gives every 
 acceptance and learning need no second way.
 """
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.types import ArgmaxDecoder, Decoder, ForwardingDecoder, Logits, TokenIds, TreeDecoder
@@ -14,6 +17,29 @@ def decoder_for(sampling: SamplingParams, target: Decoder) -> Decoder:
     """ArgmaxRows of the target where the likeliest tokens are enough and no trees are run, else the target."""
     is_enough = sampling.is_greedy and not sampling.has_penalties and not isinstance(target, TreeDecoder)
     return ArgmaxRows(target) if is_enough and isinstance(target, ArgmaxDecoder) and target.has_argmax else target
+
+
+class _KnownRow(np.ndarray[Any, np.dtype[np.float32]]):
+    """A row whose largest entry is known: to search one of 152,000 takes 9 to 30 µs."""
+
+    largest: int
+
+    def argmax(self, *arguments: Any, **options: Any) -> Any:
+        return self.largest
+
+
+class _KnownRows(np.ndarray[Any, np.dtype[np.float32]]):
+    """Rows whose largest entries are known."""
+
+    largest: npt.NDArray[np.int64]  # [num_rows]
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        if not isinstance(index, (int, np.integer)):
+            return found.view(np.ndarray)
+        row = found.view(_KnownRow)
+        row.largest = int(self.largest[index])
+        return row
 
 
 class ArgmaxRows(ForwardingDecoder):
@@ -38,9 +64,11 @@ class ArgmaxRows(ForwardingDecoder):
         # The array is reused: to fill a row of 152,000 takes as long as to search it.
         self._rows[np.arange(len(self._ids)), self._ids] = -np.inf
         if len(ids) > len(self._rows):
-            self._rows = np.full((len(ids), self.vocab_size), -np.inf, np.float32)
+            num_rows = max(len(ids), 2 * len(self._rows))  # few growths: each fills a megabyte in 0.3 ms
+            self._rows = np.full((num_rows, self.vocab_size), -np.inf, np.float32)
         self._ids = ids
         self._rows[np.arange(len(ids)), ids] = 0
-        rows = self._rows[: len(ids)]
+        rows = self._rows[: len(ids)].view(_KnownRows)
         rows.flags.writeable = False
+        rows.largest = ids
         return rows

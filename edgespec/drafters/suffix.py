@@ -11,12 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec.drafters.ngram import length_bucket
-from edgespec.types import NO_DRAFT, Draft, Drafter, DraftRequest, Sampler, TokenIds
+from edgespec.types import NO_DRAFT, Draft, Drafter, DraftRequest, Sampler, TokenIds, starts_with
 
 _ROOT = 0  # the state of the empty context
 # Contexts whose counts a token updates, longest first. In 70,000 tokens of Spec-Bench none had more; a phrase
 # repeated on end has, but its short contexts are never used: 3 µs a token against 9 µs for 32 of them.
 _MAX_COUNTED = 8
+_LONG = 32  # contexts of this many tokens and more have one bucket
+_LENGTH_BUCKETS = tuple(map(length_bucket, range(_LONG + 1)))
 
 
 class Follower(NamedTuple):
@@ -62,7 +64,7 @@ class SuffixAutomaton:
 
     def is_prefix_of(self, tokens: TokenIds) -> bool:
         held = np.frombuffer(self._tokens, np.int32) if self._tokens else tokens[:0]
-        return np.array_equal(held, tokens[: len(held)])
+        return starts_with(tokens, held)
 
     @property
     def match_length(self) -> int:
@@ -80,6 +82,22 @@ class SuffixAutomaton:
                 target = self._favourite[state]
             yield Follower(self._token[target], length + i, self._count[target], not self._more[state])
             state = target
+
+    def draft(self, num: int, source: str) -> Draft:
+        """The draft of these guesses, in a third of the time."""
+        state, length = self._match, self.match_length
+        token, count, more, link, favourite = self._token, self._count, self._more, self._link, self._favourite
+        tokens, buckets = list[int](), list[int]()
+        for i in range(num if state else 0):
+            target = favourite[state]
+            if target == _ROOT:  # the end of the text
+                state = link[state]
+                target = favourite[state]
+            tokens.append(token[target])
+            agreement = 0 if more[state] else 2 if count[target] > 1 else count[target]
+            buckets.append(3 * _LENGTH_BUCKETS[min(length + i, _LONG)] + agreement)
+            state = target
+        return Draft(np.array(tokens, np.int32), tuple(buckets), source=source) if tokens else NO_DRAFT
 
     def extend(self, tokens: Iterable[int]) -> None:
         for token in tokens:
@@ -196,7 +214,7 @@ class SuffixDrafter(Drafter):
             if not self._text.is_prefix_of(tokens):
                 self._text = SuffixAutomaton()
             self._text.extend(tokens[len(self._text) :].tolist())
-            return draft_of(list(self._text.guesses(request.num_tokens)), self.name)
+            return self._text.draft(request.num_tokens, self.name)
 
 
 def draft_of(followers: Sequence[Follower], source: str) -> Draft:

@@ -73,11 +73,13 @@ def join_chunks(chunks: Sequence[Chunk], prompt_tokens: int) -> Completion:
 
 
 class AnswerStream(Iterator[Chunk]):
-    """The chunks of an answer, each made when it is asked for, a pass of the target each.
+    """The chunks of an answer, a pass of the target each.
 
-    It ends at once, even within a pass and before the first chunk, when it is cancelled or closed from any
-    thread, or when Ctrl-C interrupts its reader. It is closed when it is garbage-collected, and at the end of a
-    with statement.
+    Once the first is asked for, passes go on while their chunks wait for the reader: 256 of them, or for a
+    second in which none is asked for. The answer ends at once, even within a pass and before the first chunk,
+    when it is cancelled or closed from any thread, or when Ctrl-C interrupts its reader; it then consists of the
+    chunks that were read, and chunks that still waited are dropped. It is closed when it is garbage-collected,
+    and at the end of a with statement.
 
         with engine.stream("Why is the sky blue?") as answer:
             for chunk in answer:
@@ -99,7 +101,7 @@ class AnswerStream(Iterator[Chunk]):
         """
         self._maker = _Maker(chunks, queue, ticket)
         self._on_end = on_end
-        self._is_closed = False
+        self._is_closed = self._is_interrupted = False
         self._owner = Owner()
         self._collected = weakref.finalize(self, self._maker.end)
 
@@ -117,16 +119,17 @@ class AnswerStream(Iterator[Chunk]):
     def __next__(self) -> Chunk:
         self._owner.require_here()
         try:
-            made = self._maker.next_chunk()
-        except BaseException:  # Ctrl-C, while waiting
+            chunk = self._unpack(self._maker.next_chunk())
+        except BaseException:  # Ctrl-C, while waiting, or the answer's own error
+            self._is_interrupted = True
             self.close()
             raise
-        if (chunk := self._unpack(made)) is None:
+        if chunk is None:
             raise StopIteration
         return chunk
 
     def cancel(self) -> None:
-        """End the answer: its reader gets what is made, and a last chunk that is "cancelled".
+        """End the answer: its reader gets a last chunk that is "cancelled", and no more tokens.
 
         May be called from any thread, from a signal handler, and more than once; a finished answer stays as it is.
         """
@@ -144,10 +147,12 @@ class AnswerStream(Iterator[Chunk]):
 
     def _unpack(self, made: "_Made") -> Chunk | None:
         """The chunk; None if the answer is over."""
-        if made.chunk is None or made.chunk.finish_reason is not None:
+        is_over = made.chunk is None or made.chunk.finish_reason is not None
+        if is_over or self._is_closed:
             self._maker.end()
             self._finish()
-        if self._is_closed:
+        # Where another thread has closed it, a chunk before the last still belongs to the answer: a reader waited.
+        if self._is_closed and (is_over or self._is_interrupted):
             return None
         if made.error is not None:
             try:
@@ -195,7 +200,7 @@ class _ChunkRequest(NamedTuple):
 
 
 class _Maker:
-    """Makes the chunks in a thread, each on request.
+    """Makes the chunks in a thread, each on request, from passes that may have run before.
 
     The main thread waits here, where Ctrl-C may come between any two steps: so only queues and locks written in
     C are used, which a signal handler or the garbage collector may use at any moment too.
@@ -292,6 +297,8 @@ class _Maker:
                 self._wake()
                 if is_last:
                     break
+            else:
+                self._end_cancelled()
             self._chunks.close()
         finally:
             self._queue.leave(self._ticket)
@@ -304,10 +311,14 @@ class _Maker:
             self._has_reply.release()
 
     def _make_chunk(self, asker: Hashable) -> _Made:
-        self._queue.take(self._ticket, asker)
+        self._ticket.asker = asker
         try:
             return _Made(next(self._chunks, None))
         except BaseException as error:  # the reader gets it
             return _Made(error=error)
-        finally:
-            self._queue.release(self._ticket)
+
+    def _end_cancelled(self) -> None:
+        """Make the last chunk of an answer that was closed while nobody waited for a chunk."""
+        if self._ticket.is_cancelled:
+            made = self._make_chunk(self._ticket.asker).chunk
+            self.last = made if made and made.finish_reason else None

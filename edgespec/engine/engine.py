@@ -273,7 +273,7 @@ class Engine:
         target = self.target
         ticket = Ticket(partial(_interrupt, target, self._pool))
         request = Request(prompt, sampling, max_tokens or 2 * self.context_length, _stop_strings(stop))
-        chunks = self._generation().chunks(target, request, ticket)
+        chunks = self._generation().chunks(target, request, self._queue, ticket)
         stream = AnswerStream(chunks, self._queue, ticket, self._pool.report_changes)
         with self._streams_lock:
             self._streams.add(stream)

@@ -1,9 +1,15 @@
-"""From blocks of tokens to the chunks of an answer: its text, its end, its figures."""
+"""From blocks of tokens to the chunks of an answer: its text, its end, its figures.
 
-from collections.abc import Generator, Sequence
+Passes run in one thread, with what must be known before the next pass: what was accepted, an end token, the count.
+Their text, and all that is made of it, is made in another.
+"""
+
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from edgespec.decoding.argmax import decoder_for
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
@@ -12,13 +18,16 @@ from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.pool import DrafterPool
 from edgespec.drafters.timeline import Interval, overlap, schedule_of
 from edgespec.engine.answers import Chunk
-from edgespec.engine.request_queue import Ticket
+from edgespec.engine.request_queue import RequestQueue, Ticket
+from edgespec.engine.run_ahead import RunAhead
 from edgespec.engine.stats import Stats, Tally
 from edgespec.engine.stopping import TextStop, TokenStop
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.speculation import Speculation
 from edgespec.tokenization.tokenizer import TextStream, Tokenizer
-from edgespec.types import Decoder, TokenIds, append
+from edgespec.types import Decoder, ForwardingDecoder, Logits, TokenIds, TreeDecoder, append
+
+_NO_LOGITS: Logits = np.zeros((0, 0), np.float32)
 
 
 class Request(NamedTuple):
@@ -28,6 +37,34 @@ class Request(NamedTuple):
     sampling: SamplingParams
     max_tokens: int
     stop: Sequence[str]
+
+
+class _Pass(NamedTuple):
+    """A pass, what of it belongs to the answer, and how far the target was then."""
+
+    block: Block  # without logits: many passes may wait, and a row has half a megabyte
+    kept: TokenIds  # the block up to an end token or the count
+    finish_reason: str | None  # if the answer ends with it
+    num_fed: int  # tokens that the target has run for the answer
+    made_s: float  # seconds since the first pass began
+
+
+class _Announcing(ForwardingDecoder):
+    """A decoder that tells when a pass begins."""
+
+    def __init__(self, decoder: Decoder, on_begin: Callable[[], None]) -> None:
+        super().__init__(decoder)
+        self._on_begin = on_begin
+        if isinstance(decoder, TreeDecoder):
+            # Only then, so that it counts as a TreeDecoder exactly when the inner one does.
+            self.tree_logits = lambda *tree: self._begin(decoder.tree_logits, *tree)
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        return self._begin(self._decoder.logits, tokens, num_last)
+
+    def _begin(self, run: Callable[..., Logits], *arguments: Any) -> Logits:
+        self._on_begin()
+        return run(*arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,35 +78,28 @@ class Generation:
     answers: AnswerCache | None  # where answers are stored for later drafts, if they are
     device_names: tuple[str, str]  # devices of target and drafter
 
-    def chunks(self, target: Decoder, request: Request, ticket: Ticket) -> Generator[Chunk, None, None]:
+    def chunks(
+        self, target: Decoder, request: Request, queue: RequestQueue, ticket: Ticket
+    ) -> Generator[Chunk, None, None]:
         """A chunk for each pass, and a last one that says why the answer ended and what it cost.
+
+        The answer is what was taken: a pass that ran ahead of its reader counts nowhere if the answer ends before.
 
         Raises:
             ContextOverflow: The prompt does not fit.
             MemoryExhausted: Not even a pass without a draft is given memory.
         """
-        started, fed = perf_counter(), target.num_fed
-        writing = _Writing(
-            TokenStop(self.end_tokens, request.max_tokens),
-            TextStream(self.tokenizer),
-            TextStop(request.stop),
-            request.prompt[:0],
-        )
-        blocks = speculative_decode(
-            request.prompt,
-            decoder_for(request.sampling, target),
-            GumbelSampler(request.sampling, len(request.prompt)),
-            self.pool.policy(self.speculation),
-            self.speculation.accept,
-            request.max_tokens,
-            relieve=self.pool.relieve,
-            cancel=ticket.cancelled,
+        writing = _Writing(TextStream(self.tokenizer), TextStop(request.stop), request.prompt[:0])
+        drafting: list[Interval] = []
+        passes = RunAhead(
+            self._passes(target, request, ticket, drafting, lambda: passes.hand_over()),
+            queue,
+            ticket,
+            is_prompt=self.pool.has_models,  # for which the next pass may wait
         )
         try:
-            for block in blocks:
-                if not writing.tally.passes:
-                    writing.tally.add_prompt(target.num_fed - fed, perf_counter() - started)
-                chunk = writing.add(block)
+            for each in passes:
+                chunk = writing.add(each)
                 if chunk.finish_reason:
                     break
                 yield chunk
@@ -80,12 +110,50 @@ class Generation:
                 raise
             chunk = Chunk(text="", token_ids=(), finish_reason="cancelled")
         finally:
-            blocks.close()
+            passes.close()
             if self.answers:
                 self.answers.add(request.prompt, writing.tokens)
         chunk = writing.finish(chunk)
-        timeline = [*writing.timeline, *(each for each in self.pool.take_intervals() if each.start_s >= started)]
+        ended = writing.timeline[-1].end_s if writing.timeline else 0.0
+        timeline = [*writing.timeline, *(each for each in drafting if each.start_s <= ended)]
         yield replace(chunk, stats=self._stats(writing.tally, timeline), timeline=tuple(timeline))
+
+    def _passes(
+        self,
+        target: Decoder,
+        request: Request,
+        ticket: Ticket,
+        drafting: list[Interval],
+        on_begin: Callable[[], None] = lambda: None,
+    ) -> Generator[_Pass, None, None]:
+        """The passes of an answer up to its end token or the count.
+
+        Args:
+            drafting: Takes at the end when drafter models have worked for the answer.
+            on_begin: Is called as each pass begins.
+        """
+        started, fed = perf_counter(), target.num_fed
+        token_stop = TokenStop(self.end_tokens, request.max_tokens)
+        blocks = speculative_decode(
+            request.prompt,
+            _Announcing(decoder_for(request.sampling, target), on_begin),
+            GumbelSampler(request.sampling, len(request.prompt)),
+            self.pool.policy(self.speculation),
+            self.speculation.accept,
+            request.max_tokens,
+            relieve=self.pool.relieve,
+            cancel=ticket.cancelled,
+        )
+        try:
+            for block in blocks:
+                kept, reason = token_stop.cut(block.tokens)
+                block = block._replace(logits=_NO_LOGITS)
+                yield _Pass(block, kept, reason, target.num_fed - fed, perf_counter() - started)
+                if reason:
+                    break
+        finally:
+            blocks.close()
+            drafting.extend(each for each in self.pool.take_intervals() if each.start_s >= started)
 
     def _stats(self, tally: Tally, timeline: Sequence[Interval]) -> Stats:
         length = self.speculation.draft_length
@@ -105,7 +173,6 @@ class Generation:
 class _Writing:
     """The state of an answer: its tokens, with those behind a stop string, its text up to there, its figures."""
 
-    token_stop: TokenStop
     text_stream: TextStream
     text_stop: TextStop
     tokens: TokenIds
@@ -113,17 +180,19 @@ class _Writing:
     timeline: list[Interval] = field(default_factory=list)
     is_cut: bool = False  # by a stop string
 
-    def add(self, block: Block) -> Chunk:
-        kept, reason = self.token_stop.cut(block.tokens)
-        self.tokens = append(self.tokens, kept)
-        text, num_shown = self._text_of(kept)
+    def add(self, new: _Pass) -> Chunk:
+        if not self.tally.passes:
+            self.tally.add_prompt(new.num_fed, new.made_s)
+        block = new.block
+        self.tokens = append(self.tokens, new.kept)
+        text, num_shown = self._text_of(new.kept)
         self.tally.add(block, num_shown)
         self.timeline.append(_interval(block))
         return Chunk(
             text=text,
-            token_ids=tuple(kept[:num_shown].tolist()),
+            token_ids=tuple(new.kept[:num_shown].tolist()),
             origins=_origins(block, num_shown),
-            finish_reason="stop" if self.is_cut else reason,
+            finish_reason="stop" if self.is_cut else new.finish_reason,
         )
 
     def finish(self, last: Chunk) -> Chunk:

@@ -22,7 +22,7 @@ class Ticket:
     asker: Hashable = None  # the thread or task that waits for the step, or has waited for the last one
     cancelled: Flag = field(default_factory=Flag)
     is_working: bool = False
-    rested_s: float = 0.0  # when the last step ended
+    rested_s: float = 0.0  # since when no step is asked for
 
     @property
     def is_cancelled(self) -> bool:
@@ -34,7 +34,7 @@ class RequestQueue:
 
     While its next step is not asked for it lets others go first: after IDLE_S, or at once if the thread that
     asked for its last step now asks for a step of another answer. So no thread waits for itself, and an
-    abandoned answer delays the others only briefly.
+    abandoned answer delays the others only briefly. Until then it may make steps that are not asked for yet.
     """
 
     def __init__(self, idle_s: float = IDLE_S) -> None:
@@ -54,10 +54,25 @@ class RequestQueue:
             if not ticket.is_cancelled:
                 self._holder, ticket.is_working = ticket, True
 
-    def release(self, ticket: Ticket) -> None:
-        """End a step."""
+    def take_ahead(self, ticket: Ticket) -> bool:
+        """Whether a step that is not asked for may run now: others do not wait, or not long enough."""
         with self._lock:
-            ticket.is_working, ticket.rested_s = False, monotonic()
+            if self._holder is not ticket or ticket.is_cancelled or not self._rest_s(ticket):
+                return False
+            ticket.is_working = True
+            return True
+
+    def note(self, ticket: Ticket, asker: Hashable) -> None:
+        """Take note that a step was asked for which has been made already."""
+        with self._lock:
+            ticket.asker, ticket.rested_s = asker, monotonic()
+
+    def release(self, ticket: Ticket, *, is_ahead: bool = False) -> None:
+        """End a step; is_ahead: it was not asked for."""
+        with self._lock:
+            ticket.is_working = False
+            if not is_ahead:
+                ticket.rested_s = monotonic()
             if self._waiting:
                 self._changed.notify_all()
 
@@ -94,8 +109,10 @@ class RequestQueue:
             return None
         if holder is None:
             return 0.0
-        if holder.is_working:
-            return None
+        return None if holder.is_working else self._rest_s(holder)
+
+    def _rest_s(self, holder: Ticket) -> float:
+        """How much longer the answer that holds the target may rest before it lets others go first."""
         if any(each.asker == holder.asker for each in self._waiting):
             return 0.0
         return max(0.0, holder.rested_s + self._idle_s - monotonic())

@@ -41,9 +41,11 @@ class TextSource:
         offer = self.drafter.draft(tokens, request, sampler)
         if not len(offer.tokens):
             return None
-        rates = [self.rates.rate(offer.source, bucket) for bucket in offer.buckets]
+        by_bucket = {bucket: self.rates.rate(offer.source, bucket) for bucket in set(offer.buckets)}
+        rates = [by_bucket[bucket] for bucket in offer.buckets]
         if offer.parents is None:
-            rate, length = best_length(expected_tokens(rates), lambda k: self.costs.pass_s(k + 1))
+            pass_times_s = self.costs.pass_times_s(len(rates) + 1)
+            rate, length = best_length(expected_tokens(rates), pass_times_s.__getitem__)
             return Option(rate, length, self, offer)
         total = max(trees.expected_tokens(offer.parents, rates), self._recent_yield())
         return Option(total / self.costs.pass_s(len(rates) + 1), len(rates), self, offer)

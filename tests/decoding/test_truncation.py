@@ -18,6 +18,23 @@ def test_top_k_keeps_the_k_largest(seed: int, size: int, k: int) -> None:
     assert set(top_k(logits, k)) == set(np.argsort(-logits)[:k])
 
 
+@given(
+    seed=seeds,
+    size=st.integers(65, 40_000),
+    k=st.integers(1, 60),
+    step=st.sampled_from([0.0, 0.5, 4.0]),
+    share=st.sampled_from([0.0, 0.5, 0.999]),
+)
+def test_top_k_is_all_that_reaches_the_kth_largest_in_rising_order(
+    seed: int, size: int, k: int, step: float, share: float
+) -> None:
+    """In rows with ties, and with tokens that cannot come."""
+    logits = row(seed, size)
+    logits = np.round(logits / step).astype(np.float32) * np.float32(step) if step else logits
+    logits[np.random.default_rng(seed).random(size) < share] = -np.inf
+    assert np.array_equal(top_k(logits, k), np.flatnonzero(logits >= np.sort(logits)[-k]))
+
+
 def test_top_k_keeps_ties_with_the_last() -> None:
     assert set(top_k(np.array([1, 5, 5, 5, 0], np.float32), 2)) == {1, 2, 3}
 

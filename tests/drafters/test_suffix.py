@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.drafters import suffix
-from edgespec.drafters.suffix import Follower, SuffixAutomaton, SuffixDrafter, follower_bucket
+from edgespec.drafters.suffix import Follower, SuffixAutomaton, SuffixDrafter, draft_of, follower_bucket
 from edgespec.types import DraftRequest, TokenIds
 
 GREEDY = GumbelSampler(SamplingParams())
@@ -204,3 +204,11 @@ def test_memory_stays_below_200_bytes_a_token(num_kinds: int) -> None:
     tracemalloc.stop()
     assert len(text) == len(tokens)
     assert peak_bytes < 200 * len(tokens)
+
+
+@given(tokens=TEXTS, num=st.integers(0, 40))
+def test_a_draft_is_that_of_the_guesses(tokens: list[int], num: int) -> None:
+    text = automaton(tokens)
+    made, wanted = text.draft(num, "suffix"), draft_of(list(text.guesses(num)), "suffix")
+    assert made.tokens.tolist() == wanted.tokens.tolist()
+    assert (made.buckets, made.source) == (wanted.buckets, wanted.source)

@@ -113,3 +113,40 @@ def test_a_cancelled_answer_waits_for_nobody() -> None:
     thread.join(10)
     assert taken == ["b"] * 3, "it is to be ended, and finds that it is cancelled"
     assert queue._holder is other
+
+
+def test_a_step_goes_ahead_of_its_request_until_others_may_go_first() -> None:
+    queue, ticket, taken = RequestQueue(idle_s=0.5), Ticket(), list[str]()
+    assert not queue.take_ahead(ticket), "the first step is asked for"
+    queue.take(ticket, "a")
+    queue.release(ticket)
+    thread = taking(queue, Ticket(), "b", taken)
+    num_ahead = 0
+    while queue.take_ahead(ticket):
+        assert taken == []
+        queue.release(ticket, is_ahead=True)
+        num_ahead += 1
+        sleep(0.001)
+    assert num_ahead > 0
+    thread.join(10)
+    assert taken == ["b"] * 3
+
+
+def test_a_step_does_not_go_ahead_of_a_request_where_its_asker_waits_for_another_answer() -> None:
+    queue, ticket, taken = RequestQueue(idle_s=1e9), Ticket(), list[str]()
+    queue.take(ticket, "a")
+    thread = taking(queue, Ticket(), "a", taken)
+    queue.release(ticket)
+    assert not queue.take_ahead(ticket)
+    thread.join(10)
+    assert taken == ["a"] * 3
+
+
+def test_taking_a_step_that_was_made_counts_as_asking() -> None:
+    queue, ticket = RequestQueue(idle_s=0.2), Ticket()
+    queue.take(ticket, "a")
+    queue.release(ticket)
+    sleep(0.3)
+    assert not queue.take_ahead(ticket)
+    queue.note(ticket, "a")
+    assert queue.take_ahead(ticket)

@@ -1,0 +1,308 @@
+"""Passes go on while their reader is busy, and what nobody takes is as if it had never been."""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Thread
+from time import monotonic, sleep
+
+import numpy as np
+import pytest
+import tiny
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec import Engine, SamplingParams
+from edgespec.drafters.answer_cache import AnswerCache
+from edgespec.engine.generation import Request
+from edgespec.engine.request_queue import RequestQueue, Ticket
+from edgespec.engine.run_ahead import RunAhead
+from edgespec.errors import Cancelled, EdgeSpecError
+from edgespec.manifest import read_manifest
+from edgespec.policy.speculation import Speculation
+from edgespec.runtimes.table import TableDecoder
+from edgespec.tokenization.prompt_encoder import PromptEncoder
+from edgespec.tokenization.tokenizer import Tokenizer
+from edgespec.types import Logits, TokenIds
+
+HOT = SamplingParams(temperature=1.0, seed=3)
+PROMPT = "the in the an"
+SOON_S = 5.0  # on a busy machine
+
+
+class Passes(Iterator[int]):
+    """Numbers from 0, of which it counts how many were made; from stuck_at on each waits for an interrupt."""
+
+    def __init__(
+        self, num: int | None = None, stuck_at: int | None = None, error: Exception | None = None
+    ) -> None:
+        self.num_made = 0
+        self.is_stuck, self.is_closed = Event(), Event()
+        self._interrupts: SimpleQueue[None] = SimpleQueue()
+        self._num, self._stuck_at, self._error = num, stuck_at, error
+
+    def __next__(self) -> int:
+        if self.num_made == self._stuck_at:
+            self.is_stuck.set()
+            self._interrupts.get(timeout=20)
+            raise EdgeSpecError("interrupted")
+        if self.num_made == self._num:
+            if self._error:
+                raise self._error
+            raise StopIteration
+        self.num_made += 1
+        return self.num_made - 1
+
+    def interrupt(self) -> None:
+        if self.is_stuck.is_set():  # one that comes before has no effect, as on a real session
+            self._interrupts.put(None)
+
+    def close(self) -> None:
+        self.is_closed.set()
+
+
+def ahead_of(passes: Passes, queue: RequestQueue | None = None, max_ahead: int = 5) -> RunAhead[int]:
+    queue = queue or RequestQueue(idle_s=60)
+    return RunAhead(passes, queue, Ticket(passes.interrupt, "me"), max_ahead)  # type: ignore[arg-type]
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    deadline = monotonic() + SOON_S
+    while not is_true():
+        assert monotonic() < deadline, "it never came true"
+        sleep(0.001)
+
+
+@given(num=st.integers(0, 12), max_ahead=st.integers(0, 5), pauses=st.sets(st.integers(0, 12)))
+def test_the_passes_are_those_of_the_generator(num: int, max_ahead: int, pauses: set[int]) -> None:
+    ahead, found = ahead_of(passes := Passes(num), max_ahead=max_ahead), list[int]()
+    for each in ahead:
+        found.append(each)
+        if each in pauses:
+            sleep(0.001)
+    assert found == list(range(num))
+    assert list(ahead) == []
+    assert passes.is_closed.is_set()
+    ahead.close()
+
+
+def test_passes_go_on_while_the_reader_is_busy_and_no_further_than_they_may() -> None:
+    ahead = ahead_of(passes := Passes(), max_ahead=5)
+    assert passes.num_made == 0
+    for num_taken in range(1, 4):
+        next(ahead)
+        until(lambda num=num_taken: passes.num_made == num + 5)  # type: ignore[misc]
+        sleep(0.02)
+        assert passes.num_made == num_taken + 5
+    ahead.close()
+    assert passes.is_closed.is_set()
+    assert passes.num_made == 8
+
+
+@pytest.mark.parametrize("num", [0, 1, 7])
+def test_passes_that_are_handed_over_later_are_all_handed_over(num: int) -> None:
+    """With the next pass, where the thread would rest, and at the end."""
+    passes, ticket = Passes(num), Ticket()
+    ahead: RunAhead[int] = RunAhead(passes, RequestQueue(), ticket, 3, is_prompt=False)  # type: ignore[arg-type]
+    assert list(ahead) == list(range(num))
+    ahead.close()
+
+
+def test_a_chunk_is_handed_over_when_the_next_pass_begins(engine: Engine) -> None:
+    with engine.stream(PROMPT, sampling=HOT, max_tokens=3) as answer:
+        CountingDecoder.pause = Event()
+        next(answer)
+        assert CountingDecoder.num_passes == 1, "the second pass has begun and not ended"
+        CountingDecoder.pause.set()
+        assert len(list(answer)) == 2
+
+
+def test_an_error_comes_behind_the_passes_that_were_made() -> None:
+    ahead = ahead_of(Passes(3, error=MemoryError("none")))
+    assert list(islice(ahead, 3)) == [0, 1, 2]
+    with pytest.raises(MemoryError, match="none"):
+        next(ahead)
+    ahead.close()
+
+
+def test_cancelling_drops_what_waits() -> None:
+    queue = RequestQueue(idle_s=60)
+    ahead = ahead_of(passes := Passes(), queue)
+    next(ahead)
+    until(lambda: passes.num_made == 6)
+    queue.cancel(ahead._ticket)
+    with pytest.raises(Cancelled):
+        next(ahead)
+    ahead.close()
+
+
+def test_closing_ends_a_pass_that_nobody_waits_for() -> None:
+    ahead = ahead_of(passes := Passes(stuck_at=2))
+    next(ahead)
+    passes.is_stuck.wait(SOON_S)
+    started = monotonic()
+    ahead.close()
+    assert monotonic() - started < SOON_S
+    assert passes.is_closed.is_set()
+
+
+def test_an_interrupt_that_comes_before_its_pass_is_repeated() -> None:
+    class Late(Passes):
+        def __next__(self) -> int:
+            if self.num_made == 1:
+                sleep(0.1)  # as a draft before the pass
+            return super().__next__()
+
+    ahead = ahead_of(passes := Late(stuck_at=1))
+    next(ahead)
+    ahead.close()
+    assert passes.is_closed.is_set()
+
+
+def test_an_answer_that_was_never_asked_for_is_closed_without_a_thread() -> None:
+    ahead = ahead_of(passes := Passes())
+    ahead.close()
+    assert passes.is_closed.is_set()
+    assert not ahead._is_begun
+
+
+def test_one_reader_of_two_answers_waits_for_neither() -> None:
+    queue = RequestQueue(idle_s=60)
+    both = [ahead_of(Passes(20), queue) for _ in range(2)]
+    started = monotonic()
+    assert [(next(both[0]), next(both[1])) for _ in range(20)] == [(i, i) for i in range(20)]
+    assert monotonic() - started < SOON_S
+    for each in both:
+        each.close()
+    assert queue._holder is None
+
+
+def test_passes_go_ahead_beside_others_who_wait_but_not_for_an_idle_reader() -> None:
+    class Slow(Passes):
+        def __next__(self) -> int:
+            sleep(0.002)
+            return super().__next__()
+
+    queue, taken = RequestQueue(idle_s=0.5), Event()
+    ahead = ahead_of(passes := Slow(), queue, max_ahead=10**6)
+    next(ahead)
+    other = Ticket()
+
+    def take() -> None:
+        queue.take(other, "another")
+        taken.set()
+
+    thread = Thread(target=take)
+    thread.start()
+    until(lambda: other in queue._waiting or taken.is_set())
+    made = passes.num_made
+    until(lambda: passes.num_made > made)
+    assert not taken.is_set()
+    assert taken.wait(SOON_S)
+    thread.join()
+    made = passes.num_made
+    sleep(0.02)
+    assert passes.num_made == made, "the target belongs to the other"
+    queue.release(other)
+    queue.leave(other)
+    assert list(islice(ahead, made + 5)) == list(range(1, made + 6)), "it goes on where it was"
+    ahead.close()
+
+
+def test_nothing_goes_ahead_of_a_reader_who_has_asked_for_nothing_for_long() -> None:
+    ahead = ahead_of(passes := Passes(), RequestQueue(idle_s=0.05), max_ahead=10**9)
+    next(ahead)
+    sleep(0.2)
+    made = passes.num_made
+    sleep(0.05)
+    assert passes.num_made == made
+    ahead.close()
+
+
+class CountingDecoder(TableDecoder):
+    """Counts its passes."""
+
+    num_passes = 0
+    pause: Event | None = None  # passes but the first wait for it
+
+    def __init__(self) -> None:
+        super().__init__(tiny.VOCAB, seed=3)
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        if self.pause and self.num_passes:
+            self.pause.wait(SOON_S)
+        type(self).num_passes += 1
+        return super().logits(tokens, num_last)
+
+    def interrupt(self) -> None:
+        pass
+
+
+@pytest.fixture
+def engine(tiny_model: Path, tmp_path: Path) -> Engine:
+    CountingDecoder.num_passes, CountingDecoder.pause = 0, None
+    manifest = read_manifest(tiny_model)
+    return Engine(
+        manifest=manifest,
+        encoder=PromptEncoder(manifest, Tokenizer(tiny_model / "tokenizer.json")),
+        decoders=[CountingDecoder()],
+        speculation=Speculation(),
+        answers=AnswerCache(tmp_path, "tiny", "0" * 64, tiny.VOCAB),
+    )
+
+
+def test_the_next_pass_begins_before_its_predecessors_chunk_is_taken(engine: Engine) -> None:
+    with engine.stream(PROMPT, sampling=HOT, max_tokens=20) as answer:
+        assert CountingDecoder.num_passes == 0
+        next(answer)
+        until(lambda: CountingDecoder.num_passes == 20)
+        assert len([token for chunk in answer for token in chunk.token_ids]) == 19
+    assert CountingDecoder.num_passes == 20, "the count is known before the text is"
+
+
+@pytest.mark.parametrize("num_read", [3, 6])
+@pytest.mark.parametrize("ends", ["cancel", "close"])
+def test_what_was_made_and_not_taken_is_nowhere(engine: Engine, num_read: int, ends: str) -> None:
+    wanted = engine.generate(PROMPT, sampling=HOT, max_tokens=20)
+    engine._answers._new.clear()  # type: ignore[union-attr]
+    CountingDecoder.num_passes = 0
+    talk = engine.chat(sampling=HOT, max_tokens=20)
+    reply = talk.stream(PROMPT)
+    read = list(islice(reply, num_read))
+    until(lambda: CountingDecoder.num_passes == 20)
+    getattr(reply, ends)()
+    read += reply
+    assert [chunk.finish_reason for chunk in read if chunk.finish_reason] == ["cancelled"] * (ends == "cancel")
+    assert tuple(token for chunk in read for token in chunk.token_ids) == wanted.token_ids[:num_read]
+    assert talk.messages[-1].content == "".join(chunk.text for chunk in read) == reply.text
+    assert reply.last is not None
+    assert reply.last.stats is not None
+    assert reply.last.stats.num_emitted == reply.last.stats.passes == len(reply.last.timeline) == num_read
+    (stored,) = engine._answers._new  # type: ignore[union-attr]
+    assert tuple(stored[-num_read:]) == wanted.token_ids[:num_read]
+    assert len(stored) == min(64, wanted.prompt_tokens) + num_read
+    assert engine.generate(PROMPT, sampling=HOT, max_tokens=20).token_ids == wanted.token_ids
+
+
+def test_a_stop_string_ends_the_answer_of_a_slow_reader_as_that_of_a_fast_one(engine: Engine) -> None:
+    whole = engine.generate(PROMPT, sampling=HOT, max_tokens=40)
+    stop = engine.tokenizer.decode(np.array(whole.token_ids[20:22], np.int32))
+    fast = engine.generate(PROMPT, sampling=HOT, max_tokens=40, stop=stop)
+    chunks = []
+    with engine.stream(PROMPT, sampling=HOT, max_tokens=40, stop=stop) as answer:
+        for chunk in answer:
+            chunks.append(chunk)
+            sleep(0.002)
+    assert fast.finish_reason == chunks[-1].finish_reason == "stop"
+    assert fast.text == "".join(chunk.text for chunk in chunks)
+    assert fast.token_ids == tuple(token for chunk in chunks for token in chunk.token_ids)
+    assert chunks[-1].stats is not None
+    assert fast.stats.passes == chunks[-1].stats.passes == len(chunks)
+
+
+def test_passes_that_wait_hold_no_logits(engine: Engine) -> None:
+    request = Request(engine.encode(PROMPT), HOT, 20, ())
+    made = engine._generation()._passes(engine.target, request, Ticket(), [])
+    assert all(each.block.logits.size == 0 for each in islice(made, 3))
+    made.close()
