@@ -13,7 +13,7 @@ from edgespec.system.console import info
 if TYPE_CHECKING:
     from edgespec.config.drafter_names import DrafterNames
     from edgespec.loading.open_model import ModelFolder
-    from edgespec.planning.planner import Plan
+    from edgespec.planning.option import Plan
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:

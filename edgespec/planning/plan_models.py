@@ -20,8 +20,10 @@ from edgespec.memory.estimate import (
 )
 from edgespec.memory.free_memory import free_memory
 from edgespec.memory.ladder import Bytes
+from edgespec.planning.case import shortage
 from edgespec.planning.measured_placements import MeasuredPlacements, known_stats
-from edgespec.planning.planner import Layout, MemoryNeeds, Plan, make_plan, shortage
+from edgespec.planning.option import Layout, MemoryNeeds, Plan
+from edgespec.planning.planner import make_plan
 from edgespec.profiling.learned_stats import LearnedStats
 from edgespec.profiling.measure import LONGEST
 from edgespec.profiling.profile import MeasuringTime

@@ -14,7 +14,7 @@ from edgespec.manifest import read_manifest
 from edgespec.memory.estimate import RESERVE_BYTES, estimate_full_context, estimate_memory
 from edgespec.memory.free_memory import FreeMemory
 from edgespec.models.pair import PairCheck, write_pair
-from edgespec.planning.planner import SCHEDULES
+from edgespec.planning.option import SCHEDULES
 from edgespec.profiling.learned_stats import FILE_NAME
 
 

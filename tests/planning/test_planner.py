@@ -8,19 +8,9 @@ import pytest
 from edgespec.drafters.branches import BranchPlan
 from edgespec.errors import MemoryExhausted
 from edgespec.manifest import KVCache, Manifest, Source
-from edgespec.planning.planner import (
-    Layout,
-    MemoryNeeds,
-    Option,
-    Plan,
-    branching_cost,
-    draft_rates,
-    is_counted,
-    make_plan,
-    plan_on,
-    schedule_of,
-    shortage,
-)
+from edgespec.planning.case import branching_cost, shortage
+from edgespec.planning.option import Layout, MemoryNeeds, Option, Plan
+from edgespec.planning.planner import draft_rates, is_counted, make_plan, plan_on, schedule_of
 from edgespec.policy.acceptance_rates import AcceptanceRates, Key
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.draft_model import HOPE, MAX_PREFETCHED, alternatives_key
