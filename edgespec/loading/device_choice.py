@@ -15,8 +15,8 @@ def require_together(device: Device, drafter_device: Device) -> None:
     """Raises DeviceUnavailable: A process cannot use both devices: WebGPU keeps to the GPU that it used first."""
     if device.memory == drafter_device.memory == "webgpu" and device != drafter_device:
         raise DeviceUnavailable(
-            f"'{device.name}' and '{drafter_device.name}' cannot be used together: WebGPU uses one GPU in a process; "
-            "name one of them for both, or --drafter-device cpu"
+            f"'{device.name}' and '{drafter_device.name}' cannot be used together: WebGPU uses one GPU in a "
+            "process; name one of them for both, or --drafter-device cpu"
         )
 
 
