@@ -1,12 +1,13 @@
-"""Costs of a model on a device, foreseen from its size and a probe of the device, before it is prepared there. Pure.
+"""Costs of a model on a device, foreseen from its size and a probe before it is prepared for the device. Pure.
 
-What is left out: attention to a long text, and the way of logits to the host. A plan that rests on this tells which
+Attention to a long text and the way of logits to the host are left out: a plan that rests on this tells which
 placements are worth preparing and measuring, and no more.
 """
 
 from dataclasses import dataclass
 
 from edgespec.manifest import Manifest
+from edgespec.policy.costs import PassCosts
 from edgespec.profiling.device_probe import DeviceProbe
 from edgespec.profiling.profile import DrafterProfile, Place, Profile, drafter_key
 
@@ -60,13 +61,5 @@ def _passes_s(size: ModelSize, probe: DeviceProbe, form: str) -> dict[int, float
     beside_s = probe.start_s + size.num_nodes * probe.node_s
     if form == "npu":  # its graph takes one token at a time
         return {width: width * (reading_s + beside_s) for width in _WIDTHS}
-    return {width: reading_s * _rows(probe, width) + beside_s for width in _WIDTHS}
-
-
-def _rows(probe: DeviceProbe, width: int) -> float:
-    """Time of a pass over one of a single token; beyond the probe each row costs what it did within."""
-    if width in probe.rows:
-        return probe.rows[width]
-    widest = max(probe.rows)
-    row = (probe.rows[widest] - 1) / max(1, widest - 1)
-    return probe.rows[widest] + row * (width - widest)
+    rows = PassCosts(dict(probe.rows))
+    return {width: reading_s * rows.ratio(width) + beside_s for width in _WIDTHS}

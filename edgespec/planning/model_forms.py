@@ -1,0 +1,70 @@
+"""A model in the forms that kinds of devices run: those that are prepared, and what another one would be."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from edgespec.loading.open_model import ModelFolder, weights_bytes
+from edgespec.manifest import Manifest
+from edgespec.planning.foresee import ModelSize
+from edgespec.runtimes.device_names import Kind
+
+# Bytes that a weight takes in a file, scales and all; blocks of four bits with a head of eight.
+_BYTES_A_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "int8": 1.1, "w8a16": 1.1}
+_BYTES_IN_BLOCKS = 0.65
+_NPU_BYTES = 2.0  # half floats
+_NPU_CONTEXT = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelForms:
+    """A model by the form that a device runs.
+
+    find: A prepared folder, None where there is none. prepare: Exports one; None where the folders are all that
+    there is. source: The size of the model in the cpu form, known before anything is prepared.
+    """
+
+    name: str
+    find: Callable[[Kind], ModelFolder | None]
+    prepare: Callable[[Kind], ModelFolder] | None
+    source: Callable[[], ModelSize]
+
+    def can_have(self, form: Kind) -> bool:
+        """Whether the model is prepared in a form, or may be."""
+        return self.prepare is not None or self.find(form) is not None
+
+    def get(self, form: Kind) -> ModelFolder:
+        """The folder for a form, prepared first if need be; raises as exports do."""
+        found = self.find(form)
+        if found is None:
+            assert self.prepare is not None
+            found = self.prepare(form)
+        return found
+
+    def size(self, form: Kind) -> ModelSize:
+        """The size of the model in a form, foreseen from another one where it is not prepared."""
+        if found := self.find(form):
+            return ModelSize(manifest=found.manifest, file_bytes=weights_bytes(found))
+        others: tuple[Kind, ...] = ("cpu", "gpu", "npu")
+        for other in others:
+            if found := self.find(other):
+                return in_form(ModelSize(manifest=found.manifest, file_bytes=weights_bytes(found)), form)
+        return in_form(self.source(), form)
+
+
+def in_form(size: ModelSize, form: Kind) -> ModelSize:
+    """What another form of a model would be, roughly."""
+    manifest = size.manifest
+    if form == manifest.form:
+        return size
+    dtype = "float32" if form == "cpu" else "float16"
+    other = replace(manifest, form=form, kv_cache=replace(manifest.kv_cache, dtype=dtype))
+    if form != "npu":
+        return ModelSize(manifest=other, file_bytes=size.file_bytes)
+    num_weights = size.file_bytes / _BYTES_A_WEIGHT.get(manifest.precision, _BYTES_IN_BLOCKS)
+    context_length = min(manifest.context_length, _NPU_CONTEXT)
+    return ModelSize(manifest=_static(other, context_length), file_bytes=int(_NPU_BYTES * num_weights))
+
+
+def _static(manifest: Manifest, context_length: int) -> Manifest:
+    kv_cache = replace(manifest.kv_cache, form="static")
+    return replace(manifest, context_length=context_length, tree_graph=None, kv_cache=kv_cache)
