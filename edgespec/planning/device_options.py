@@ -22,12 +22,10 @@ from edgespec.policy.acceptance_rates import Key
 from edgespec.policy.draft_model import alternatives_key
 from edgespec.profiling.device_probe import DeviceProbe
 from edgespec.profiling.profile import Profile
-from edgespec.runtimes.device_names import Kind
 from edgespec.runtimes.devices import Device
 from edgespec.types import Report
 
 _EMULATOR = "it only emulates a device on the processor, and auto takes real ones alone"
-_FORMS: tuple[Kind, ...] = ("cpu", "gpu", "npu")
 _Counts = dict[Key, tuple[float, float]]
 
 
@@ -57,10 +55,10 @@ class DeviceOptions:
     def foresee(self, where: Where) -> list[Weighed]:
         """Options of a placement by the probes of its devices, and by what was measured of its target."""
         placement, (device, other) = self.place(where), self._devices(where)
-        size, known = self.target.size(device.form), self._target_profile(where.device)
+        size, known = self.target.size(device, self.devices.values()), self._target_profile(where.device)
         profile = known or foresee_target(size, self.probes[where.device], device.form)
         layouts = [Layout(placement.target_place, profile, is_measured=known is not None)]
-        drafters = [drafter.size(other.form) for drafter in self.drafters]
+        drafters = [drafter.size(other, self.devices.values()) for drafter in self.drafters]
         for each in drafters:
             beside = foresee_drafter(
                 profile,
@@ -84,11 +82,11 @@ class DeviceOptions:
         """
         device, other = self._devices(where)
         try:
-            target = self.target.get(device.form)
+            target = self.target.get(device)
         except EdgeSpecError as error:
             return _refuse_form(error, device, where._replace(drafter_device=""))
         try:
-            drafters = [drafter.get(other.form) for drafter in self.drafters]
+            drafters = [drafter.get(other) for drafter in self.drafters]
         except EdgeSpecError as error:
             return _refuse_form(error, other, where._replace(device=""))
         try:
@@ -115,7 +113,7 @@ class DeviceOptions:
     def is_known(self, where: Where) -> bool:
         """Whether all of a placement was measured earlier, so that measuring it opens no model."""
         device, other = self._devices(where)
-        target, drafters = self.target.find(device.form), [each.find(other.form) for each in self.drafters]
+        target, drafters = self.target.find(device), [each.find(other) for each in self.drafters]
         if self.remeasure or target is None or None in drafters:
             return False
         placement = self.place(where)
@@ -126,7 +124,7 @@ class DeviceOptions:
     def is_prepared(self, where: Where) -> bool:
         """Whether the models are there in the forms that the devices of a placement run."""
         device, other = self._devices(where)
-        return None not in [self.target.find(device.form), *(each.find(other.form) for each in self.drafters)]
+        return None not in [self.target.find(device), *(each.find(other) for each in self.drafters)]
 
     def place(self, where: Where) -> Placement:
         device, other = self._devices(where)
@@ -156,11 +154,11 @@ class DeviceOptions:
     def _past(self) -> _Counts:
         """Drafted tokens accepted and tried, of a drafter in all of its forms together."""
         past: _Counts = {}
-        for target in _prepared(self.target):
+        for target in self._prepared(self.target):
             for key, counts in known_stats(target).chances.items():
                 past[key] = _add(past.get(key, (0.0, 0.0)), counts)
         for drafter in self.drafters:
-            names = {folder.manifest.name for folder in _prepared(drafter)}
+            names = {folder.manifest.name for folder in self._prepared(drafter)}
             for name_of in (str, alternatives_key):
                 sources = {name_of(name) for name in names}
                 together: dict[int, tuple[float, float]] = {}
@@ -169,6 +167,11 @@ class DeviceOptions:
                         together[bucket] = _add(together.get(bucket, (0.0, 0.0)), counts)
                 past |= {(source, bucket): counts for source in sources for bucket, counts in together.items()}
         return past
+
+    def _prepared(self, model: ModelForms) -> list[ModelFolder]:
+        """The folders of a model, once each."""
+        found = (model.find(device) for device in self.devices.values())
+        return list({folder.folder: folder for folder in found if folder}.values())
 
     def _memory(self, placement: Placement, models: Sequence[tuple[ModelSize, Device]]) -> MemoryNeeds:
         places = Places((placement.device.place, placement.drafter_device.place), self.free, lambda line: None)
@@ -188,10 +191,6 @@ def _refuse_form(error: EdgeSpecError, device: Device, where: Where) -> Refusal:
     if device.form == "cpu" or isinstance(error, (Cancelled, DiskFull, IntegrityError)):
         raise error
     return Refusal(where.device or None, where.drafter_device or None, str(error))
-
-
-def _prepared(model: ModelForms) -> list[ModelFolder]:
-    return [folder for form in _FORMS if (folder := model.find(form))]
 
 
 def _emulator_of(option: Option, emulators: Sequence[Device]) -> Device | None:

@@ -1,12 +1,13 @@
-"""A model in the forms that kinds of devices run: those that are prepared, and what another one would be."""
+"""A model in the forms that devices run: those that are prepared, and what another one would be."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from edgespec.loading.open_model import ModelFolder, weights_bytes
 from edgespec.manifest import Manifest
 from edgespec.planning.foresee import ModelSize
 from edgespec.runtimes.device_names import Kind
+from edgespec.runtimes.devices import Device
 
 # Bytes that a weight takes in a file, scales and all; blocks of four bits with a head of eight.
 _BYTES_A_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "int8": 1.1, "w8a16": 1.1}
@@ -17,38 +18,36 @@ _NPU_CONTEXT = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class ModelForms:
-    """A model by the form that a device runs.
+    """A model by the device that is to run it.
 
     find: A prepared folder, None where there is none. prepare: Exports one; None where the folders are all that
     there is. source: The size of the model in the cpu form, known before anything is prepared.
     """
 
     name: str
-    find: Callable[[Kind], ModelFolder | None]
-    prepare: Callable[[Kind], ModelFolder] | None
+    find: Callable[[Device], ModelFolder | None]
+    prepare: Callable[[Device], ModelFolder] | None
     source: Callable[[], ModelSize]
 
-    def can_have(self, form: Kind) -> bool:
-        """Whether the model is prepared in a form, or may be."""
-        return self.prepare is not None or self.find(form) is not None
+    def can_have(self, device: Device) -> bool:
+        """Whether the model is prepared for a device, or may be."""
+        return self.prepare is not None or self.find(device) is not None
 
-    def get(self, form: Kind) -> ModelFolder:
-        """The folder for a form, prepared first if need be; raises as exports do."""
-        found = self.find(form)
+    def get(self, device: Device) -> ModelFolder:
+        """The folder for a device, prepared first if need be; raises as exports do."""
+        found = self.find(device)
         if found is None:
             assert self.prepare is not None
-            found = self.prepare(form)
+            found = self.prepare(device)
         return found
 
-    def size(self, form: Kind) -> ModelSize:
-        """The size of the model in a form, foreseen from another one where it is not prepared."""
-        if found := self.find(form):
-            return ModelSize(manifest=found.manifest, file_bytes=weights_bytes(found))
-        others: tuple[Kind, ...] = ("cpu", "gpu", "npu")
-        for other in others:
-            if found := self.find(other):
-                return in_form(ModelSize(manifest=found.manifest, file_bytes=weights_bytes(found)), form)
-        return in_form(self.source(), form)
+    def size(self, device: Device, others: Iterable[Device] = ()) -> ModelSize:
+        """The size of the model as a device runs it; foreseen from another form, or from its source."""
+        for each in (device, *others):
+            if found := self.find(each):
+                size = ModelSize(manifest=found.manifest, file_bytes=weights_bytes(found))
+                return size if each == device else in_form(size, device.form)
+        return in_form(self.source(), device.form)
 
 
 def in_form(size: ModelSize, form: Kind) -> ModelSize:
