@@ -21,13 +21,13 @@ class ModelForms:
     """A model by the device that is to run it.
 
     find: A prepared folder, None where there is none. prepare: Exports one; None where the folders are all that
-    there is. source: The size of the model in the cpu form, known before anything is prepared.
+    there is. foresee: The size of the model in a form, by its source.
     """
 
     name: str
     find: Callable[[Device], ModelFolder | None]
     prepare: Callable[[Device], ModelFolder] | None
-    source: Callable[[], ModelSize]
+    foresee: Callable[[Kind], ModelSize]
 
     def can_have(self, device: Device) -> bool:
         """Whether the model is prepared for a device, or may be."""
@@ -47,7 +47,7 @@ class ModelForms:
             if found := self.find(each):
                 size = ModelSize(manifest=found.manifest, file_bytes=weights_bytes(found))
                 return size if each == device else in_form(size, device.form)
-        return in_form(self.source(), device.form)
+        return self.foresee(device.form)
 
 
 def in_form(size: ModelSize, form: Kind) -> ModelSize:
