@@ -55,8 +55,20 @@ class ModelHome:
         """
         if not model.strip():
             raise ModelError("the name of the model is empty; edgespec models list has the names")
-        name, asked = split_precision(model)
-        wanted = _Wanted(form, asked, lacks_half_floats)
+        return self._resolve(model, _Wanted(form, split_precision(model)[1], lacks_half_floats))
+
+    def find(
+        self, model: str, form: str = "cpu", *, lacks_half_floats: Callable[[], bool] = lambda: False
+    ) -> Path | None:
+        """What resolve() gives where it has nothing to prepare; None where it has; raises ModelError as it does."""
+        try:
+            wanted = _Wanted(form, split_precision(model)[1], lacks_half_floats, is_prepared=True)
+            return self._resolve(model, wanted)
+        except _NotPrepared:
+            return None
+
+    def _resolve(self, model: str, wanted: "_Wanted") -> Path:
+        name, _ = split_precision(model)
         try:
             path, plain = Path(name).expanduser(), Path(model).expanduser()
             if any((plain / file).is_file() for file in (FILE_NAME, PAIR_FILE_NAME, genai.FILE_NAME)):
@@ -168,7 +180,11 @@ class ModelHome:
             folder = self.models / _folder_name(name, form, asked)
             if (folder / FILE_NAME).is_file():
                 return folder
+            if wanted.is_prepared:
+                raise _NotPrepared
             self.report("the device has no half floats: the model is prepared in fp32, which takes more memory")
+        if wanted.is_prepared:
+            raise _NotPrepared
         precision = asked or ("fp16" if form == "npu" else usual)
         if precision == "w8a16" and form == "npu" and self.measure_ranges is None:
             raise ModelError(
@@ -205,6 +221,11 @@ class _Wanted:
     form: str
     precision: str | None
     lacks_half_floats: Callable[[], bool]
+    is_prepared: bool = False  # nothing is exported
+
+
+class _NotPrepared(Exception):
+    """The model would have to be exported first."""
 
 
 def _asked_precision(form: str, precision: str | None, usual: str) -> str | None:
