@@ -60,7 +60,7 @@ class ModelHome:
     def find(
         self, model: str, form: str = "cpu", *, lacks_half_floats: Callable[[], bool] = lambda: False
     ) -> Path | None:
-        """What resolve() gives where it has nothing to prepare; None where it has; raises ModelError as it does."""
+        """What resolve() gives where it has nothing to prepare, None where it has; raises as it does."""
         try:
             wanted = _Wanted(form, split_precision(model)[1], lacks_half_floats, is_prepared=True)
             return self._resolve(model, wanted)
@@ -70,9 +70,9 @@ class ModelHome:
     def _resolve(self, model: str, wanted: "_Wanted") -> Path:
         name, _ = split_precision(model)
         try:
-            path, plain = Path(name).expanduser(), Path(model).expanduser()
-            if any((plain / file).is_file() for file in (FILE_NAME, PAIR_FILE_NAME, genai.FILE_NAME)):
-                return plain
+            path = Path(name).expanduser()
+            if (fixed := self.fixed_folder(model)) is not None:
+                return fixed
             if name in CATALOG:
                 entry = CATALOG[name]
                 return self._prepare(name, wanted, entry.precision, lambda: self._fetch(entry))
@@ -90,6 +90,14 @@ class ModelHome:
             raise ModelError(
                 f"'{model[:200]}' cannot be opened ({why}); give a name, a folder or a file"
             ) from None
+
+    def fixed_folder(self, model: str) -> Path | None:
+        """The model or pair folder that a user names by its path, of which no other form is prepared."""
+        with suppress(RuntimeError, ValueError, OSError):  # which resolve() reports
+            path = Path(model).expanduser()
+            if any((path / file).is_file() for file in (FILE_NAME, PAIR_FILE_NAME, genai.FILE_NAME)):
+                return path
+        return None
 
     def locate(self, source: str, revision: str | None = None) -> LocalSource:
         """A file or folder on this machine as a source to export, or a hub id, which is fetched.

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 from edgespec.errors import Cancelled, DeviceUnavailable, DiskFull, EdgeSpecError, IntegrityError, MemoryExhausted
 from edgespec.loading.open_model import ModelFolder
@@ -15,13 +16,14 @@ from edgespec.planning.device_search import Refusal, Where
 from edgespec.planning.foresee import ModelSize, foresee_drafter, foresee_target
 from edgespec.planning.measured_placements import known_stats
 from edgespec.planning.model_forms import ModelForms
-from edgespec.planning.option import Layout, MemoryNeeds, Option
-from edgespec.planning.plan_models import WeighedModels, weigh_models, without_trees
+from edgespec.planning.option import Layout, MemoryNeeds, Option, Plan
+from edgespec.planning.plan_models import Planned, WeighedModels, weigh_models, without_trees
 from edgespec.planning.planner import Weighed, weigh
 from edgespec.policy.acceptance_rates import Key
 from edgespec.policy.draft_model import alternatives_key
 from edgespec.profiling.device_probe import DeviceProbe
-from edgespec.profiling.profile import Profile
+from edgespec.profiling.learned_stats import LearnedStats
+from edgespec.profiling.profile import MeasuringTime, Profile
 from edgespec.runtimes.devices import Device
 from edgespec.types import Report
 
@@ -73,7 +75,7 @@ class DeviceOptions:
             )
         manifests = {each.manifest.name: without_trees(each.manifest, other) for each in drafters}
         memory = self._memory(placement, [(size, device), *((each, other) for each in drafters)])
-        return self._mark(where, weigh(size.manifest, manifests, layouts, self._past(), memory))
+        return self._mark(where, weigh(size.manifest, manifests, layouts, self.past(), memory))
 
     def measure(self, where: Where) -> list[Weighed] | Refusal:
         """Options of a placement as measured, once its models are prepared for it; what is known is not repeated.
@@ -126,6 +128,20 @@ class DeviceOptions:
         device, other = self._devices(where)
         return None not in [self.target.find(device), *(each.find(other) for each in self.drafters)]
 
+    def planned(self, plan: Plan) -> Planned:
+        """A plan with all measurements, those made now and those known before."""
+        found = list(self.measured.values())
+        took = reduce(MeasuringTime.plus, (each.took for each in found), MeasuringTime())
+        layouts = [layout for each in found for layout in each.layouts]
+        return Planned(plan, layouts, LearnedStats(chances=self.past()), took)
+
+    def with_text_drafters(self, plan: Plan) -> Plan:
+        """A plan with the names of what drafts from the text where its target runs."""
+        device = plan.chosen.target.device
+        names = next((found.text_drafters for where, found in self.measured.items() if where.device == device), ())
+        models = [plan.chosen.drafter] if plan.chosen.drafter else []
+        return replace(plan, drafters=(*models, *names))
+
     def place(self, where: Where) -> Placement:
         device, other = self._devices(where)
         return replace(self.placement, device=device, drafter_device=other)
@@ -151,7 +167,7 @@ class DeviceOptions:
             for case, option in weighed
         ]
 
-    def _past(self) -> _Counts:
+    def past(self) -> _Counts:
         """Drafted tokens accepted and tried, of a drafter in all of its forms together."""
         past: _Counts = {}
         for target in self._prepared(self.target):

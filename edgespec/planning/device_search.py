@@ -49,8 +49,8 @@ class Search:
     wanted: Collection[Where] = ()
     text_drafters: Sequence[str] = ("suffix",)
 
-    def best_of(self, placements: Sequence[Where]) -> tuple[Plan, dict[Where, Sequence[Weighed]]]:
-        """The best option of all placements, and the options of each; the best one is always measured.
+    def best_of(self, placements: Sequence[Where]) -> Plan:
+        """The plan of all placements, of which the chosen one is always measured.
 
         Raises MemoryExhausted: No placement has room for the target.
         """
@@ -61,7 +61,7 @@ class Search:
             plan = decide(_in_order(options, measured), self.text_drafters)
             where = self._next(options, measured | refused.keys(), plan)
             if where is None:
-                return plan, options
+                return plan
             found = self.measure(where)
             if isinstance(found, Refusal):
                 refused |= {each: found.reason for each in options if found.hits(each)}

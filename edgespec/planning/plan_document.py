@@ -32,6 +32,7 @@ def document_of(
         "downgrades": list(plan.downgrades),
         "command": command,
         "plain_tokens_per_second": plan.plain_tokens_per_second,
+        "options": [_option(option) for option in plan.options],
         "refused": [_option(option) for option in plan.refused],
         "chances": {
             name: {"kept_by_position": draft_rates(past, name).accepted, "is_counted": is_counted(past, name)}
@@ -54,6 +55,7 @@ def _option(option: Option) -> dict[str, Any]:
         "memory_bytes": option.memory_bytes,
         "tokens_per_second": option.tokens_per_second,
         "reason": option.reason,
+        "basis": "measured" if option.is_measured else "foreseen",
     }
 
 

@@ -46,7 +46,7 @@ class Machine:
 
     def search(self, *wanted: Where) -> Plan:
         searched = Search(foresee=self.foresee, measure=self.measure, wanted=wanted)
-        return searched.best_of(list(self.foreseen_ms))[0]
+        return searched.best_of(list(self.foreseen_ms))
 
 
 def test_only_what_is_within_reach_of_the_best_is_measured() -> None:
