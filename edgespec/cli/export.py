@@ -151,13 +151,11 @@ def _require_compatible(options: argparse.Namespace) -> None:
         if getattr(options, name) == "":
             raise UsageError(f"the {name} is empty; give a .gguf file, a folder with safetensors or a hub id")
     _drafting(options).require_valid()  # before anything is downloaded
-    for name, names in ((options.exporter, _NATIVE), *([("native", _SINGLE)] if is_pair else [])):
-        given = [f"--{each}" for each in names if _is_given(options, each)]
-        if name != "native" and is_pair:
-            given.append("--drafter")
-        if given and (is_pair or name != "native"):
-            other = f"--exporter {name}" if name != "native" else "--drafter"
-            raise UsageError(f"{', '.join(given)} cannot be combined with {other}; leave one of them out")
+    other = f"--exporter {options.exporter}" if options.exporter != "native" else "--drafter" if is_pair else None
+    names = (*_NATIVE, "drafter") if options.exporter != "native" else _SINGLE
+    given = [f"--{name}" for name in names if _is_given(options, name)]
+    if other and given:
+        raise UsageError(f"{', '.join(given)} cannot be combined with {other}; leave one of them out")
     paired = [f"--{name}" for name in _PAIRED if _is_given(options, name)]
     if not is_pair and paired:
         raise UsageError(f"{paired[0]} is for a pair; give --drafter too")
@@ -370,7 +368,13 @@ def _export_pair(options: argparse.Namespace) -> None:
         report=info,
     )
     print_result(options, check and asdict(check), *([_format_pair(check)] if check else [_UNKNOWN]))
-    info(f"use it with: edgespec chat {_as_argument(options.output)}")
+    info(f"use it with: edgespec chat {_as_argument(options.output)}{_named_devices(options)}")
+
+
+def _named_devices(options: argparse.Namespace) -> str:
+    """The options that name the devices of an export again, where they were named and are not the CPU."""
+    names = {"": options.device, "drafter-": options.drafter_device}
+    return "".join(f" --{prefix}device {name}" for prefix, name in names.items() if name not in ("auto", "cpu"))
 
 
 def _add_forms(options: argparse.Namespace) -> None:
@@ -465,7 +469,8 @@ def _export_model(options: argparse.Namespace) -> None:
             info(warning)
     info(f"wrote {options.output} ({manifest.weights_bytes / 1e6:.0f} MB)")
     folder = _as_argument(options.output)
-    info(f"use it with: edgespec chat {f'TARGET --drafter {folder}' if manifest.vocab_subset else folder}")
+    use = f"TARGET --drafter {folder}" if manifest.vocab_subset else folder + _named_devices(options)
+    info(f"use it with: edgespec chat {use}")
 
 
 def _as_argument(path: Path) -> str:
