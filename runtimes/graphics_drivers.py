@@ -3,6 +3,7 @@
 Tried on Linux only. Knows nothing of ONNX Runtime.
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -17,12 +18,13 @@ _WINDOWS_DISPLAYS = r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce
 
 
 def graphics_drivers() -> tuple[str, ...]:
-    """Name and version of each driver; on macOS the system's version, of which they are a part."""
+    """Names and versions of drivers: on Linux those of Vulkan in one hash, on macOS the system's version."""
     if sys.platform == "win32":
         return tuple(_windows_drivers())
     if sys.platform == "darwin":
         return (f"macOS {platform.mac_ver()[0]}",)
-    return tuple(vulkan_drivers(os.environ))
+    listed = "\n".join(vulkan_drivers(os.environ))
+    return (f"Vulkan drivers {hashlib.sha256(listed.encode()).hexdigest()[:8]}",) if listed else ()
 
 
 def vulkan_drivers(environment: Mapping[str, str], folders: tuple[Path, ...] = _VULKAN) -> Iterator[str]:
