@@ -17,6 +17,7 @@ from edgespec.errors import DeviceUnavailable
 from edgespec.memory.nvml import Nvidia, read_nvidia_driver
 from edgespec.runtimes import cuda
 from edgespec.runtimes.device_names import BY_KIND, KINDS, DeviceName, Kind, format_device_name, parse_device_name
+from edgespec.runtimes.graphics_drivers import graphics_drivers
 from edgespec.runtimes.missing import Missing
 from edgespec.runtimes.plugins import PLUGINS, Plugin, list_devices, register_plugin
 from edgespec.system.signals import defer_signals
@@ -327,6 +328,8 @@ def driver_versions(device: Device) -> tuple[str, ...]:
         if plugin.provider == device.provider:
             with suppress(importlib.metadata.PackageNotFoundError):
                 found.append(f"{plugin.package} {importlib.metadata.version(plugin.package)}")
+    if device.kind == "gpu" and device.provider != cuda.PROVIDER:
+        found += graphics_drivers()
     with suppress(OSError, IndexError):
         found.append(_NVIDIA_DRIVER.read_text(encoding="utf-8", errors="replace").splitlines()[0].strip())
     return tuple(found)

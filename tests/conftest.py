@@ -60,6 +60,14 @@ def home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def processor_alone() -> Iterator[None]:
+    """Tests choose between no devices of the machine that they run on, unless they say so."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edgespec.engine.auto_devices.may_have_accelerator", lambda: False)
+        yield
+
+
 class LentProcess:
     """A process that renders templates, which outlives the engine that it is lent to."""
 

@@ -2,7 +2,7 @@
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.arguments import add_option, add_options, attribute_name, print_result
@@ -13,7 +13,8 @@ from edgespec.system.console import info
 if TYPE_CHECKING:
     from edgespec.config.drafter_names import DrafterNames
     from edgespec.loading.open_model import ModelFolder
-    from edgespec.planning.planner import Plan
+    from edgespec.planning.option import Plan
+    from edgespec.planning.plan_models import Planned
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
@@ -38,12 +39,27 @@ def plan_document(options: argparse.Namespace) -> dict[str, Any]:
     """
     from edgespec.config.byte_size import parse_bytes
     from edgespec.config.drafter_names import parse
-    from edgespec.engine.resolve import resolve
-    from edgespec.planning.plan_document import document_of
+    from edgespec.engine.resolve import compare_devices, resolve
     from edgespec.planning.plan_models import plan_for
 
     asked = parse(options.drafter)
     _require_no_cascade(asked)
+    compared = compare_devices(
+        options.model,
+        drafter=options.drafter,
+        device=options.device,
+        drafter_device=options.drafter_device,
+        num_threads=options.threads,
+        memory_limit=options.memory,
+        offline=options.offline,
+        remeasure=options.measure,
+        report=info,
+    )
+    if compared is not None:
+        planned = compared.options.planned(compared.plan)
+        return _document(
+            options, planned, compared.target.manifest.name, compared.drafters, _device_flags(planned.plan)
+        )
     resolved = resolve(
         options.model,
         drafter=options.drafter,
@@ -66,6 +82,21 @@ def plan_document(options: argparse.Namespace) -> dict[str, Any]:
         memory_limit=None if options.memory is None else parse_bytes(options.memory),
         report=info,
     )
+    flags = {flag: getattr(options, attribute_name(flag)) for flag in ("device", "drafter-device")}
+    named = {flag: value for flag, value in flags.items() if value != OPTIONS[flag].default}
+    return _document(options, planned, resolved.target.manifest.name, drafters, named)
+
+
+def _document(
+    options: argparse.Namespace,
+    planned: "Planned",
+    model: str,
+    drafters: "Sequence[ModelFolder]",
+    device_flags: Mapping[str, str],
+) -> dict[str, Any]:
+    from edgespec.config.drafter_names import parse
+    from edgespec.planning.plan_document import document_of
+
     if any(planned.took):
         opening_s, measuring_s = planned.took
         info(f"measured in {opening_s + measuring_s:.1f} s, of which opening models took {opening_s:.1f} s")
@@ -74,10 +105,19 @@ def plan_document(options: argparse.Namespace) -> dict[str, Any]:
         planned.layouts,
         planned.learned_stats.chances,
         planned.took,
-        model=resolved.target.manifest.name,
+        model=model,
         drafters=[drafter.manifest.name for drafter in drafters],
-        command=_chat_command(planned.plan, options, _drafter_argument(planned.plan, asked, drafters)),
+        command=_chat_command(
+            planned.plan, options, _drafter_argument(planned.plan, parse(options.drafter), drafters), device_flags
+        ),
     )
+
+
+def _device_flags(plan: "Plan") -> dict[str, str]:
+    """The options by which chat takes the devices of a plan."""
+    chosen = plan.chosen
+    drafter = {"drafter-device": chosen.drafter_place.device} if chosen.drafter_place else {}
+    return {"device": chosen.target.device, **drafter}
 
 
 def _require_no_cascade(names: "DrafterNames") -> None:
@@ -103,12 +143,12 @@ def _drafter_argument(plan: "Plan", asked: "DrafterNames", drafters: "Sequence[M
     return "+".join([*sorted(asked.simple), *named])
 
 
-def _chat_command(plan: "Plan", options: argparse.Namespace, drafter: str) -> str:
+def _chat_command(plan: "Plan", options: argparse.Namespace, drafter: str, device_flags: Mapping[str, str]) -> str:
     chosen = plan.chosen
     words = ["edgespec", "chat", options.model, "--drafter", drafter, "--threads", str(chosen.target.num_threads)]
     if chosen.drafter_place is not None:
         words += ["--drafter-threads", str(chosen.drafter_place.num_threads), "--schedule", chosen.schedule]
-    for flag in ("device", "drafter-device", "memory"):
-        if (value := getattr(options, attribute_name(flag))) != OPTIONS[flag].default:
-            words += [f"--{flag}", value]
+    memory = {"memory": options.memory} if options.memory is not None else {}
+    for flag, value in {**device_flags, **memory}.items():
+        words += [f"--{flag}", value]
     return shlex.join(words)

@@ -6,8 +6,8 @@ from dataclasses import astuple, replace
 from edgespec.loading.open_model import ModelFolder
 from edgespec.loading.placement import Placement
 from edgespec.memory.estimate import FORESEEN_TOKENS
+from edgespec.planning.case import branching_cost
 from edgespec.planning.measured_placements import known_stats
-from edgespec.planning.planner import branching_cost
 from edgespec.policy.costs import DraftCosts
 from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.speculation import Speculation

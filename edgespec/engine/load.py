@@ -23,7 +23,7 @@ from edgespec.engine.draft_models import Chain, candidates
 from edgespec.engine.engine import Engine
 from edgespec.engine.learned_speculation import learned_speculation
 from edgespec.engine.resolve import NamedDrafter, Resolved, resolve
-from edgespec.errors import DeviceUnavailable, UsageError
+from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted, UsageError
 from edgespec.loading.device_forms import explain_form, require_form
 from edgespec.loading.memory_fit import MemoryFit, fit_memory
 from edgespec.loading.open_model import ModelFolder, open_model, read_chat_template, read_tokenizer, weights_bytes
@@ -106,31 +106,44 @@ def load(
     switches = {"deterministic": deterministic, "answer_cache": answer_cache, "allow_fallback": allow_fallback}
     _require_kinds(switches, bool, "True or False")
     _require_kinds({"home": home}, (str, Path, NoneType), "a folder")
-    resolved = resolve(
-        str(model),
-        drafter=drafter,
-        device=device,
-        drafter_device=drafter_device,
-        num_threads=num_threads,
-        drafter_threads=drafter_threads,
-        memory_limit=memory_limit,
-        allow_fallback=allow_fallback,
-        deterministic=deterministic,
-        offline=offline,
-        home=home,
-        report=report,
-    )
-    placement, drafters = resolved.placement, resolved.drafters
-    _LOG.debug("%s is %s on %s", model, resolved.target.folder, placement.device.name)
     # Drafts of a fixed length are the same each time.
     choice = "serial" if schedule == "auto" and length is not None else cast(ScheduleChoice, schedule)
-    if choice == "auto" and num_threads is None and drafter_threads is None and len(drafters) == 1:
-        placement = choose_threads(resolved.target, drafters[0].models[0], placement)
     options = _Options(choice, length, acceptance, answer_cache)
+    refused: dict[str, EdgeSpecError] = {}
+    while True:
+        resolved = resolve(
+            str(model),
+            drafter=drafter,
+            device=device,
+            drafter_device=drafter_device,
+            num_threads=num_threads,
+            drafter_threads=drafter_threads,
+            memory_limit=memory_limit,
+            allow_fallback=allow_fallback,
+            deterministic=deterministic,
+            offline=offline,
+            home=home,
+            report=report,
+            refused=refused,
+        )
+        _LOG.debug("%s is %s on %s", model, resolved.target.folder, resolved.placement.device.name)
+        placement, drafters = resolved.placement, resolved.drafters
+        if choice == "auto" and num_threads is None and drafter_threads is None and len(drafters) == 1:
+            placement = choose_threads(resolved.target, drafters[0].models[0], placement)
+        try:
+            return _open_or_fall_back(resolved, placement, options)
+        except (DeviceUnavailable, MemoryExhausted) as error:
+            refused[resolved.refused_device(error)] = error
+
+
+def _open_or_fall_back(resolved: Resolved, placement: Placement, options: "_Options") -> Engine:
+    """Open the models, on the CPU where a device that a user has named does not run them and may give way."""
     while True:
         try:
             return _open(resolved, placement, options)
         except DeviceUnavailable as error:
+            if error.device in resolved.auto.values():
+                raise
             placement = resolved.devices.fall_back(_explain(error, resolved, placement), placement)
 
 

@@ -1,14 +1,16 @@
 """From what a user names to model folders, devices and threads; opens no model."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from edgespec.config.byte_size import parse_bytes
 from edgespec.config.config_file import default_home
 from edgespec.config.drafter_names import SELF, Cascade, DrafterNames, parse
-from edgespec.errors import ModelError, UsageError
+from edgespec.engine.auto_devices import AutoDevices, Compared, find_candidates
+from edgespec.errors import DeviceUnavailable, EdgeSpecError, ModelError, UsageError
 from edgespec.loading.device_choice import DeviceChoice
 from edgespec.loading.device_forms import require_part
 from edgespec.loading.open_model import ModelFolder, read_any_manifest, self_drafter
@@ -16,6 +18,7 @@ from edgespec.loading.placement import Placement
 from edgespec.memory.free_memory import ReadFreeMemory, free_memory
 from edgespec.models.home import ModelHome
 from edgespec.models.pair import DRAFTER, TARGET, Pair, forms_of, read_pair
+from edgespec.planning.decision import describe
 from edgespec.runtimes.device_names import Kind
 from edgespec.runtimes.devices import THREADS_PER_CORE, Device, device_key, max_threads
 from edgespec.runtimes.half_floats import lacks_half_floats
@@ -45,6 +48,17 @@ class Resolved:
     devices: DeviceChoice
     placement: Placement
     free: ReadFreeMemory  # reads the free memory, within the user's limit
+    auto: Mapping[str, str]  # what auto was decided to be, by device and drafter_device
+
+    def refused_device(self, error: EdgeSpecError) -> str:
+        """The device that does not run its model, where auto may take another one instead.
+
+        Raises EdgeSpecError: The error that is given, where it may not.
+        """
+        device = error.device if isinstance(error, DeviceUnavailable) else self.auto.get("device")
+        if device is None or device == "cpu" or device not in self.auto.values():
+            raise error
+        return device
 
 
 def resolve(
@@ -61,10 +75,14 @@ def resolve(
     offline: bool = False,
     home: str | Path | None = None,
     report: Callable[[str], None] = lambda line: None,
+    refused: Mapping[str, EdgeSpecError] = MappingProxyType({}),
 ) -> Resolved:
     """Find the models, preparing them first if need be, and the devices and threads that they run with.
 
     What can be known before fetching and exporting is checked before.
+
+    Args:
+        refused: Devices that auto has taken before and that did not run their model.
 
     Raises:
         DeviceUnavailable: A device cannot be used, or a model folder is not in a form for it.
@@ -73,22 +91,31 @@ def resolve(
     """
     require_threads(num_threads)
     require_threads(drafter_threads)
-    devices = DeviceChoice(device, drafter_device, report, allow_fallback=allow_fallback)
-    placement = devices.initial_placement(num_threads, drafter_threads, deterministic=deterministic)
     free = partial(free_memory, None if memory_limit is None else parse_bytes(memory_limit))
     models = ModelHome(Path(home or default_home()), offline, report)
+    asked = parse(drafter)
+    place = DeviceChoice("cpu", "cpu", report).initial_placement(
+        num_threads, drafter_threads, deterministic=deterministic
+    )
+    auto = auto_devices(models, model, asked, device, drafter_device, place, free)
+    decided = _decide(auto, refused) if auto else {}
+    device, drafter_device = decided.get("device", device), decided.get("drafter_device", drafter_device)
+    devices = DeviceChoice(device, drafter_device, report, allow_fallback=allow_fallback)
+    placement = devices.initial_placement(num_threads, drafter_threads, deterministic=deterministic)
+    for name, error in refused.items():
+        devices.note(f"{describe(placement.device)} is used instead of '{name}': {error}")
     target_form, drafter_form = devices.forms(placement)
     finder = _Finder(models, placement.device, target_form, allow_fallback)
     drafter_finder = _Finder(models, placement.drafter_device, drafter_form, allow_fallback)
     target, pair = finder.find(model, TARGET)
     _require_whole_head(target, model)
-    names, has_drafter_of_pair = _name_drafters(models, model, parse(drafter), pair, drafter_form)
+    names, has_drafter_of_pair = _name_drafters(models, model, asked, pair, drafter_form)
     drafters = [
         NamedDrafter(tuple(drafter_finder.find_drafter(name, target) for name in each.models), each.text)
         for each in names.cascades
     ]
     placement = devices.resolve_auto(placement, target.manifest, [each.models[0].manifest for each in drafters])
-    if pair and has_drafter_of_pair and not _pays(pair, placement, report):
+    if pair and has_drafter_of_pair and not _pays(pair, placement, report, is_weighed=bool(decided)):
         names, drafters = names._replace(cascades=names.cascades[:-1]), drafters[:-1]
     _require_distinct([each.name for each in drafters])
     return Resolved(
@@ -99,7 +126,71 @@ def resolve(
         devices=devices,
         placement=placement,
         free=free,
+        auto=decided,
     )
+
+
+def compare_devices(
+    model: str,
+    *,
+    drafter: str,
+    device: str,
+    drafter_device: str,
+    num_threads: int | None,
+    memory_limit: int | str | None,
+    offline: bool,
+    remeasure: bool,
+    report: Report,
+) -> Compared | None:
+    """The devices of this machine compared for a model, emulators among them; None where auto has no choice.
+
+    What is prepared is measured, and what may be the best is prepared first. Raises as resolve() does.
+    """
+    require_threads(num_threads)
+    free = partial(free_memory, None if memory_limit is None else parse_bytes(memory_limit))
+    models = ModelHome(default_home(), offline, report)
+    place = DeviceChoice("cpu", "cpu", report).initial_placement(num_threads, None, deterministic=False)
+    auto = auto_devices(models, model, parse(drafter), device, drafter_device, place, free, has_emulators=True)
+    return auto.compare(remeasure=remeasure, measures_prepared=True) if auto else None
+
+
+def auto_devices(
+    models: ModelHome,
+    model: str,
+    asked: DrafterNames,
+    device: str,
+    drafter_device: str,
+    placement: Placement,
+    free: ReadFreeMemory,
+    *,
+    has_emulators: bool = False,
+) -> AutoDevices | None:
+    """What auto chooses between for a model and its drafters; None where it can only be the CPU.
+
+    Args:
+        asked: The drafters that the user has named.
+        placement: With the numbers of threads.
+        has_emulators: Emulators and software adapters are compared too, and never chosen.
+    """
+    candidates = find_candidates(device, drafter_device, has_emulators=has_emulators)
+    if candidates is None:
+        return None
+    fixed = models.fixed_folder(model)
+    names, _ = _name_drafters(models, model, asked, read_pair(fixed) if fixed else None, None)
+    found = AutoDevices(
+        models=models, model=model, names=names, candidates=candidates, placement=placement, free=free
+    )
+    return found if found.has_choice else None
+
+
+def _decide(auto: AutoDevices, refused: Mapping[str, EdgeSpecError]) -> dict[str, str]:
+    """What auto stands for, by the names of resolve()'s arguments."""
+    reasons = {name: str(error) for name, error in refused.items()}
+    # What does not run a model will not run it next time; memory may be free again by then.
+    is_kept = all(isinstance(error, DeviceUnavailable) for error in refused.values())
+    decision = replace(auto, refused=reasons, is_kept=is_kept).decide()
+    named = zip(("device", "drafter_device"), auto.candidates.asked, decision.where, strict=True)
+    return {argument: found for argument, asked, found in named if asked == "auto"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +253,19 @@ def _add_drafter(names: DrafterNames, drafter: str) -> DrafterNames:
     return names._replace(cascades=(*names.cascades, Cascade((drafter,), None)))
 
 
-def _pays(pair: Pair, placement: Placement, report: Report) -> bool:
-    """Whether the drafter of a pair may draft on these devices: yes, unless it was measured there not to pay."""
+def _pays(pair: Pair, placement: Placement, report: Report, *, is_weighed: bool) -> bool:
+    """Whether the drafter of a pair may draft on these devices: yes, unless it was measured there not to pay.
+
+    is_weighed: The devices were chosen with what passes and drafts take on them.
+    """
     devices = placement.device, placement.drafter_device
     check = pair.check_on(*map(device_key, devices))
-    if check is None:
+    if check is None and not is_weighed:
         report(
             f"this pair was not measured on {devices[0].name} with its drafter on {devices[1].name}; to measure "
             f"it: edgespec pair check {pair.folder} --device {devices[0].name} --drafter-device {devices[1].name}"
         )
-    elif not check.pays:
+    elif check is not None and not check.pays:
         report(f"drafting without the pair's drafter: {check.verdict} ({check.reason})")
     return check is None or check.pays
 

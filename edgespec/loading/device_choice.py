@@ -102,12 +102,13 @@ class DeviceChoice:
         if found := find_accelerator(manifest.form):
             self._report(f"{made_for} and runs on '{found.name}'")
             return found
-        self._note(f"{made_for} and no real one can be used here: it runs on the CPU")
+        self.note(f"{made_for} and no real one can be used here: it runs on the CPU")
         return otherwise
 
     def _note_fallback(self, error: DeviceUnavailable) -> None:
-        self._note(f"the CPU is used instead of '{error.device}': {error}")
+        self.note(f"the CPU is used instead of '{error.device}': {error}")
 
-    def _note(self, line: str) -> None:
+    def note(self, line: str) -> None:
+        """Have a line among the downgrades, once."""
         if line not in self.downgrades:
             self.downgrades.append(line)

@@ -55,12 +55,24 @@ class ModelHome:
         """
         if not model.strip():
             raise ModelError("the name of the model is empty; edgespec models list has the names")
-        name, asked = split_precision(model)
-        wanted = _Wanted(form, asked, lacks_half_floats)
+        return self._resolve(model, _Wanted(form, split_precision(model)[1], lacks_half_floats))
+
+    def find(
+        self, model: str, form: str = "cpu", *, lacks_half_floats: Callable[[], bool] = lambda: False
+    ) -> Path | None:
+        """What resolve() gives where it has nothing to prepare, None where it has; raises as it does."""
         try:
-            path, plain = Path(name).expanduser(), Path(model).expanduser()
-            if any((plain / file).is_file() for file in (FILE_NAME, PAIR_FILE_NAME, genai.FILE_NAME)):
-                return plain
+            wanted = _Wanted(form, split_precision(model)[1], lacks_half_floats, is_prepared=True)
+            return self._resolve(model, wanted)
+        except _NotPrepared:
+            return None
+
+    def _resolve(self, model: str, wanted: "_Wanted") -> Path:
+        name, _ = split_precision(model)
+        try:
+            path = Path(name).expanduser()
+            if (fixed := self.fixed_folder(model)) is not None:
+                return fixed
             if name in CATALOG:
                 entry = CATALOG[name]
                 return self._prepare(name, wanted, entry.precision, lambda: self._fetch(entry))
@@ -78,6 +90,14 @@ class ModelHome:
             raise ModelError(
                 f"'{model[:200]}' cannot be opened ({why}); give a name, a folder or a file"
             ) from None
+
+    def fixed_folder(self, model: str) -> Path | None:
+        """The model or pair folder that a user names by its path, of which no other form is prepared."""
+        with suppress(RuntimeError, ValueError, OSError):  # which resolve() reports
+            path = Path(model).expanduser()
+            if any((path / file).is_file() for file in (FILE_NAME, PAIR_FILE_NAME, genai.FILE_NAME)):
+                return path
+        return None
 
     def locate(self, source: str, revision: str | None = None) -> LocalSource:
         """A file or folder on this machine as a source to export, or a hub id, which is fetched.
@@ -172,7 +192,11 @@ class ModelHome:
             folder = self.models / _folder_name(name, form, asked)
             if (folder / FILE_NAME).is_file():
                 return folder
+            if wanted.is_prepared:
+                raise _NotPrepared
             self.report("the device has no half floats: the model is prepared in fp32, which takes more memory")
+        if wanted.is_prepared:
+            raise _NotPrepared
         precision = asked or ("fp16" if form == "npu" else usual)
         if precision == "w8a16" and form == "npu" and self.measure_ranges is None:
             raise ModelError(
@@ -209,6 +233,11 @@ class _Wanted:
     form: str
     precision: str | None
     lacks_half_floats: Callable[[], bool]
+    is_prepared: bool = False  # nothing is exported
+
+
+class _NotPrepared(Exception):
+    """The model would have to be exported first."""
 
 
 def _asked_precision(form: str, precision: str | None, usual: str) -> str | None:

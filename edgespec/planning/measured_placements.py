@@ -6,7 +6,7 @@ from time import perf_counter
 
 from edgespec.loading.open_model import ModelFolder, open_drafter, open_model
 from edgespec.loading.placement import Placement
-from edgespec.planning.planner import Layout
+from edgespec.planning.option import Layout
 from edgespec.profiling.learned_stats import LearnedStats, read_learned_stats, write_learned_stats
 from edgespec.profiling.measure import complete_profile
 from edgespec.profiling.profile import MeasuringTime, Profile
@@ -14,9 +14,9 @@ from edgespec.types import Report
 
 
 def splits_of(placement: Placement, has_drafters: bool) -> list[Placement]:
-    """All threads for both models, which then alternate; on one device also separate cores for the two."""
+    """The threads that load() gives both models; on one device, where they alternate, also separate cores."""
     most = placement.target_place.num_threads
-    threads = [(most, most)]
+    threads = [(most, placement.drafter_place.num_threads)]
     if has_drafters and placement.device == placement.drafter_device and most > 1:
         threads += [(most - 1, 1), (most - most // 2, most // 2)]
     return [replace(placement, num_threads=one, drafter_threads=two) for one, two in dict.fromkeys(threads)]

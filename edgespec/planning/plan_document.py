@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from edgespec.planning.planner import Layout, Option, Plan, draft_rates, is_counted
+from edgespec.planning.option import Layout, Option, Plan
+from edgespec.planning.planner import draft_rates, is_counted
 from edgespec.policy.acceptance_rates import Key
 from edgespec.profiling.profile import MeasuringTime, Place, drafter_key
 
@@ -31,6 +32,7 @@ def document_of(
         "downgrades": list(plan.downgrades),
         "command": command,
         "plain_tokens_per_second": plan.plain_tokens_per_second,
+        "options": [_option(option) for option in plan.options],
         "refused": [_option(option) for option in plan.refused],
         "chances": {
             name: {"kept_by_position": draft_rates(past, name).accepted, "is_counted": is_counted(past, name)}
@@ -53,6 +55,7 @@ def _option(option: Option) -> dict[str, Any]:
         "memory_bytes": option.memory_bytes,
         "tokens_per_second": option.tokens_per_second,
         "reason": option.reason,
+        "basis": "measured" if option.is_measured else "foreseen",
     }
 
 

@@ -1,6 +1,7 @@
 """From model folders to a plan, by measurements on this machine and the free memory."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -18,13 +19,16 @@ from edgespec.memory.estimate import (
     estimate_memory,
     sum_bytes,
 )
-from edgespec.memory.free_memory import free_memory
+from edgespec.memory.free_memory import ReadFreeMemory, free_memory
 from edgespec.memory.ladder import Bytes
+from edgespec.planning.case import shortage
 from edgespec.planning.measured_placements import MeasuredPlacements, known_stats
-from edgespec.planning.planner import Layout, MemoryNeeds, Plan, make_plan, shortage
+from edgespec.planning.option import Layout, MemoryNeeds, Plan
+from edgespec.planning.planner import Weighed, decide, weigh
 from edgespec.profiling.learned_stats import LearnedStats
 from edgespec.profiling.measure import LONGEST
 from edgespec.profiling.profile import MeasuringTime
+from edgespec.runtimes.devices import Device
 from edgespec.runtimes.tree import can_run_trees, tree_manifest
 from edgespec.types import Report
 
@@ -38,6 +42,16 @@ class Planned(NamedTuple):
     took: MeasuringTime
 
 
+class WeighedModels(NamedTuple):
+    """The options of models on given devices, and the measurements that they rest on."""
+
+    weighed: Sequence[Weighed]
+    layouts: Sequence[Layout]
+    learned_stats: LearnedStats
+    took: MeasuringTime
+    text_drafters: Sequence[str]
+
+
 def plan_for(
     target: ModelFolder,
     drafters: Sequence[ModelFolder],
@@ -48,12 +62,29 @@ def plan_for(
     memory_limit: int | None = None,
     report: Report = lambda line: None,
 ) -> Planned:
-    """Plan with what is known of this machine; what is missing is measured.
+    """Plan with what is known of this machine; arguments and errors as for weigh_models."""
+    free = partial(free_memory, memory_limit)
+    found = weigh_models(target, drafters, texts, placement, remeasure=remeasure, free=free, report=report)
+    plan = decide(found.weighed, found.text_drafters)
+    return Planned(plan, found.layouts, found.learned_stats, found.took)
+
+
+def weigh_models(
+    target: ModelFolder,
+    drafters: Sequence[ModelFolder],
+    texts: Collection[str],
+    placement: Placement,
+    *,
+    remeasure: bool,
+    free: ReadFreeMemory,
+    report: Report = lambda line: None,
+) -> WeighedModels:
+    """Weigh schedules on the devices of a placement by what is known of this machine; what is missing is measured.
 
     Args:
         texts: Names of text drafters; auto for those that pay.
         remeasure: Measure all of it again.
-        memory_limit: The most bytes that a process may hold.
+        free: Reads the free memory of the host, within the user's limit.
 
     Raises:
         VocabularyMismatch: A drafter has too few of the target's tokens.
@@ -61,7 +92,7 @@ def plan_for(
         MemoryExhausted: The target does not fit.
     """
     known_stats(target, report)  # damage is reported here, once
-    space = fit_memory(target, placement, partial(free_memory, memory_limit), report)
+    space = fit_memory(target, placement, free, report)
     if "lookahead" in texts:
         tree_manifest(target.manifest, placement.device)
     for drafter in drafters:
@@ -76,15 +107,19 @@ def plan_for(
     )
     layouts, took = placements.layouts(remeasure=remeasure)
     past = known_stats(target)
-    plan = make_plan(
+    weighed = weigh(
         target.manifest,
-        {drafter.manifest.name: drafter.manifest for drafter in drafters},
+        {each.manifest.name: without_trees(each.manifest, placement.drafter_device) for each in drafters},
         layouts,
         past.chances,
         _memory([target, *drafters], placement, space),
-        _text_drafters(texts, target, placement, layouts[0]),
     )
-    return Planned(plan, layouts, past, took)
+    return WeighedModels(weighed, layouts, past, took, _text_drafters(texts, target, placement, layouts[0]))
+
+
+def without_trees(drafter: Manifest, device: Device) -> Manifest:
+    """A drafter as its device can run it: with its graph for several branches, or without."""
+    return drafter if can_run_trees(drafter, device) else replace(drafter, tree_graph=None)
 
 
 def _memory(models: Sequence[ModelFolder], placement: Placement, space: MemoryFit) -> MemoryNeeds:

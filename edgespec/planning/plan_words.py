@@ -9,6 +9,7 @@ Document = Mapping[str, Any]
 
 _SHOWN_CHANCES = 4
 _SHOWN_WIDTHS = (1, 2, 4, 8, 16, 32)
+_FORESEEN = "  (~ is foreseen from the model's size and a short probe of the device; it was not measured)"
 _NOT_COUNTED = " (what drafts from the text comes on top, and only where it pays)"
 
 
@@ -16,6 +17,8 @@ def in_words(document: Document) -> str:
     lines = [_what(document), *_table(_summary(document))]
     if document["refused"]:
         lines += ["", "refused", *_table(_refused(document["refused"]))]
+        if any(option["basis"] == "foreseen" for option in document["refused"]):
+            lines.append(_FORESEEN)
     lines += ["", "measured here", *_table(_passes(document["measured"]))]
     lines += [f"  {line}" for line in (*_readings(document["measured"]), *_drafts(document["measured"]))]
     lines += [f"  {line}" for line in _kept(document["chances"])]
@@ -46,7 +49,8 @@ def _summary(document: Document) -> Iterator[tuple[str, str]]:
 def _refused(options: Sequence[Document]) -> Iterator[tuple[str, ...]]:
     yield "tokens/s", "schedule", "where", "drafter", "why not"
     for option in sorted(options, key=lambda option: not option["context_length"]):
-        rate = f"{option['tokens_per_second']:.1f}" if option["context_length"] else "-"
+        about = "~" if option["basis"] == "foreseen" else ""
+        rate = f"{about}{option['tokens_per_second']:.1f}" if option["context_length"] else "-"
         yield f"{rate:>8}", option["schedule"], _where(option), option["drafter"] or "", option["reason"]
 
 

@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 import tiny
+from imitated import CPU, EMULATOR, Machine
 
 from edgespec import load
 from edgespec.cli.main import main
-from edgespec.export.convert import export_model
+from edgespec.export.convert import export_model, plan_source
 from edgespec.manifest import read_manifest
 from edgespec.memory.estimate import RESERVE_BYTES, estimate_full_context, estimate_memory
 from edgespec.memory.free_memory import FreeMemory
+from edgespec.models.home import ModelHome
 from edgespec.models.pair import Pair, PairCheck, record_check
-from edgespec.planning.planner import SCHEDULES
+from edgespec.planning.option import SCHEDULES
+from edgespec.profiling.device_probe import DeviceProbe
 from edgespec.profiling.learned_stats import FILE_NAME
 
 
@@ -39,8 +42,9 @@ def test_plan_of_a_pair_is_one_document(
     assert "measuring" in err
     assert list(document) == [
         "model", "schedule", "target_device", "target_threads", "drafter", "drafter_device", "drafter_threads",
-        "draft_length", "wait", "context_length", "memory_bytes", "tokens_per_second", "reason", "drafters",
-        "downgrades", "command", "plain_tokens_per_second", "refused", "chances", "measured", "took",
+        "draft_length", "wait", "context_length", "memory_bytes", "tokens_per_second", "reason", "basis",
+        "drafters", "downgrades", "command", "plain_tokens_per_second", "options", "refused", "chances",
+        "measured", "took",
     ]  # fmt: skip
     assert 0 < document["took"]["opening_s"] + document["took"]["measuring_s"] < 10
     done = [document, *document["refused"]]
@@ -57,6 +61,58 @@ def test_plan_of_a_pair_is_one_document(
     assert kept["took"] == {"opening_s": 0.0, "measuring_s": 0.0}
     assert [each["passes_s"] for each in kept["measured"]] == [each["passes_s"] for each in document["measured"]]
     assert kept["tokens_per_second"] == pytest.approx(document["tokens_per_second"])
+
+
+def test_devices_are_compared_and_the_command_takes_the_best(
+    capsys: pytest.CaptureFixture[str], tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fast GPU, which is imitated; that a CPU is slower is foreseen, and nothing is exported for it."""
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    num_bytes = plan_source(tiny_gguf, "fp32")[1].write_bytes
+    rates = {"cpu": num_bytes / 0.03, "webgpu": num_bytes / 0.005}
+    probes = {name: DeviceProbe(bytes_per_s=rate, node_s=0.0, start_s=0.0) for name, rate in rates.items()}
+    pace_s = {("fp32", "webgpu"): 0.005, ("int4", "webgpu"): 0.02, ("int4", "cpu"): 0.001}
+    command = [f"{tiny_gguf}:fp32", "--drafter", f"{tiny_gguf}:int4"]
+    with Machine(pace_s, probes).in_use() as machine:
+        code, out, _ = run(capsys, *command, "--json")
+        document = json.loads(out)
+        assert (code, document["target_device"], document["drafter_device"]) == (0, "webgpu", "cpu")
+        assert document["schedule"] in ("pipelined", "hedged")
+        options = document["options"]
+        assert options[0] == {key: document[key] for key in options[0]}
+        assert options[1:] == document["refused"]
+        basis = {(each["target_device"], each["drafter_device"]): each["basis"] for each in options}
+        assert basis["webgpu", "cpu"] == "measured"
+        assert basis["cpu", "cpu"] == basis["cpu", None] == "foreseen"
+        assert all(each["reason"] and each["tokens_per_second"] > 0 for each in options)
+        assert {each["schedule"] for each in options} == {*SCHEDULES}
+        assert "--device webgpu --drafter-device cpu" in document["command"]
+        machine.opened.clear()
+        assert main([*document["command"].split()[1:], "--prompt", "the", "--max-tokens", "3"]) == 0
+        assert machine.opened == [("fp32", "webgpu"), ("int4", "cpu")]
+        text = run(capsys, *command)[1]
+        assert "~" in text
+        assert "foreseen from the model's size and a short probe" in text
+
+
+def test_emulator_is_compared_and_marked(
+    capsys: pytest.CaptureFixture[str], tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that were the fastest would not be chosen either."""
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    probes = {name: DeviceProbe(bytes_per_s=1e8, node_s=0.0, start_s=0.0) for name in ("cpu", "webgpu")}
+    pace_s = {("fp32", "webgpu"): 0.001, ("fp32", "cpu"): 0.005}
+    command = [f"{tiny_gguf}:fp32", "--drafter", "none", "--json"]
+    with Machine(pace_s, probes, [CPU, EMULATOR]).in_use() as machine:
+        document = json.loads(run(capsys, *command)[1])
+        assert (document["target_device"], machine.opened) == ("cpu", [("fp32", "cpu")])
+        (there,) = document["refused"]
+        assert there["reason"].startswith("webgpu: it only emulates a device")
+        assert there["basis"] == "foreseen"
+        ModelHome(tmp_path).resolve(f"{tiny_gguf}:fp32", "gpu")
+        document = json.loads(run(capsys, *command)[1])
+        assert document["target_device"] == "cpu"
+        assert [each["basis"] for each in document["options"]] == ["measured", "measured"]
 
 
 def test_plan_is_printed_as_text_and_measured_once(

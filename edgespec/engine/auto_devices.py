@@ -1,0 +1,288 @@
+"""The devices that auto stands for: those of an earlier decision, or of one that is made now by measuring."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from edgespec.config.drafter_names import SELF, DrafterNames
+from edgespec.engine.model_forms import forms_of, forms_of_self
+from edgespec.errors import DeviceUnavailable
+from edgespec.loading.open_model import ModelFolder
+from edgespec.loading.placement import Placement
+from edgespec.memory.free_memory import ReadFreeMemory
+from edgespec.models.home import ModelHome, split_precision
+from edgespec.models.pair import DRAFTER, TARGET
+from edgespec.planning.decision import Decision, in_one_line, read_decision, where_of, write_decision
+from edgespec.planning.device_options import DeviceOptions
+from edgespec.planning.device_search import Search, Where
+from edgespec.planning.model_forms import ModelForms
+from edgespec.planning.option import Plan
+from edgespec.profiling.device_probe import DeviceProbe, read_probes, write_probe
+from edgespec.runtimes.devices import Device, find_device, machine_key, usable_devices
+from edgespec.runtimes.hardware import may_have_accelerator
+from edgespec.runtimes.probe import probe_device
+
+_AUTO, _CPU = "auto", "cpu"
+_DESCRIPTIONS = ("edgespec.json", "pair.json", "genai_config.json", "config.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """The devices that auto chooses from for a target and for its drafters, by name; the CPU is always known.
+
+    asked: What the user has named for the two, auto or a device.
+    """
+
+    asked: tuple[str, str]
+    devices: Mapping[str, Device]
+    targets: Sequence[str]
+    drafters: Sequence[str]
+
+    @property
+    def named(self) -> set[str]:
+        """The devices that are not left to auto."""
+        lists = zip(self.asked, (self.targets, self.drafters), strict=True)
+        return {name for asked, names in lists if asked != _AUTO for name in names}
+
+    def without(self, names: Mapping[str, str]) -> "Candidates":
+        """The candidates without devices that did not run their model."""
+        return replace(
+            self,
+            targets=[name for name in self.targets if name not in names],
+            drafters=[name for name in self.drafters if name not in names],
+        )
+
+
+def find_candidates(device: str, drafter_device: str, *, has_emulators: bool = False) -> Candidates | None:
+    """The candidates for two devices as a user has named them; None where auto can only be the CPU.
+
+    On a machine without a GPU or an NPU nothing is loaded to find that out.
+
+    Args:
+        has_emulators: Emulators and software adapters are compared too, and never chosen.
+    """
+    asked = (device.lower(), drafter_device.lower())
+    if _AUTO not in asked or asked[0] == _CPU or not (has_emulators or may_have_accelerator()):
+        return None
+    there = [each for each in usable_devices() if has_emulators or not each.is_software]
+    # WebGPU keeps to the GPU that a process used first.
+    able = {each.name: each for each in there if each.memory != "webgpu" or each.index == 0}
+    chosen: list[Sequence[str]] = []
+    for name in asked:
+        if name == _AUTO:
+            chosen.append(list(able))
+        else:
+            try:
+                found = find_device(name)
+            except DeviceUnavailable:  # which is reported where the device is to be used
+                return None
+            able[found.name] = found
+            chosen.append([found.name])
+    targets, drafters = chosen
+    if len(able) == 1:
+        return None
+    return Candidates(asked=asked, devices=able, targets=targets, drafters=drafters)
+
+
+class Compared(NamedTuple):
+    """All options of a target and its drafters, the decision, and what was measured for it."""
+
+    plan: Plan
+    decision: Decision
+    options: DeviceOptions
+
+    @property
+    def target(self) -> ModelFolder:
+        """The target in the form of its device."""
+        return self.options.target.get(self.options.devices[self.decision.device])
+
+    @property
+    def drafters(self) -> list[ModelFolder]:
+        """The drafters in the form of their device."""
+        device = self.options.devices[self.decision.drafter_device]
+        return [drafter.get(device) for drafter in self.options.drafters]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoDevices:
+    """Chooses the devices of a target and its drafters.
+
+    names: Of the drafters, with those of a pair and of the catalogue.
+    placement: With the numbers of threads; its devices are of no account.
+    refused: Devices that were chosen before and did not run their model, with the reasons.
+    is_kept: Whether the decision is saved for the next time.
+    """
+
+    models: ModelHome
+    model: str
+    names: DrafterNames
+    candidates: Candidates
+    placement: Placement
+    free: ReadFreeMemory
+    refused: Mapping[str, str] = field(default_factory=dict)
+    is_kept: bool = True
+
+    def decide(self) -> Decision:
+        """The saved decision, if it was made for this machine as it is; a new one otherwise. It is told in a line.
+
+        Raises:
+            ModelError: A model is missing or invalid.
+            MemoryExhausted: No device has room for the target.
+        """
+        saved = None if self.refused else read_decision(self.models.path, self._asked, self._made_for)
+        decision = saved or self.compare().decision
+        self.models.report(decision.line)
+        return decision
+
+    def compare(self, *, remeasure: bool = False, measures_prepared: bool = False) -> Compared:
+        """Compare the devices by foreseeing and measuring, and save the decision.
+
+        Args:
+            remeasure: Measure again what was measured before.
+            measures_prepared: Measure every placement for which nothing has to be exported.
+        """
+        probes, refused = self._probe_all()
+        candidates = self.candidates.without(refused)
+        options = DeviceOptions(
+            target=self.target,
+            drafters=self.drafters,
+            texts=self.names.simple,
+            placement=self.placement,
+            devices={name: self.candidates.devices[name] for name in probes},
+            probes=probes,
+            named=self.candidates.named,
+            free=self.free,
+            report=self.models.report,
+            remeasure=remeasure,
+        )
+        placements = self._placements(candidates)
+        wanted = [
+            each
+            for each in placements
+            if options.is_known(each) or (measures_prepared and options.is_prepared(each))
+        ]
+        plan = Search(foresee=options.foresee, measure=options.measure, wanted=wanted).best_of(placements)
+        plan = options.with_text_drafters(plan)
+        where = where_of(plan)
+        shown = {name: options.devices[name] for name in dict.fromkeys((*candidates.targets, *where))}
+        decision = Decision(
+            made_for=self._made_for,
+            device=where.device,
+            drafter_device=where.drafter_device,
+            schedule=plan.chosen.schedule,
+            line=in_one_line(_short(self.model), plan, shown),
+            refused=refused,
+        )
+        if self.is_kept:
+            self._save(decision)
+        return Compared(plan, decision, options)
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether there is more than one placement; raises ModelError: there is no such model."""
+        return len(self._placements(self.candidates)) > 1
+
+    @cached_property
+    def target(self) -> ModelForms:
+        return forms_of(self.models, self.model, TARGET)
+
+    @cached_property
+    def drafters(self) -> list[ModelForms]:
+        """The drafter models; none where one drafts for another, whose speed no measurement here predicts."""
+        if any(len(cascade.models) > 1 for cascade in self.names.cascades):
+            return []
+        named = [cascade.models[0] for cascade in self.names.cascades]
+        return [
+            forms_of_self(self.target) if name == SELF else forms_of(self.models, name, DRAFTER) for name in named
+        ]
+
+    def _placements(self, candidates: Candidates) -> list[Where]:
+        """Devices that can have the models; a drafter's is the CPU, the target's own, or one of another kind."""
+        devices = self.candidates.devices
+        targets = [name for name in candidates.targets if self.target.can_have(devices[name])]
+        if not self.drafters:
+            return [Where(name, _CPU) for name in targets]
+        able = [
+            name for name in candidates.drafters if all(each.can_have(devices[name]) for each in self.drafters)
+        ]
+        return [
+            Where(name, other)
+            for name in targets
+            for other in able
+            if other in (_CPU, name) or devices[other].kind != devices[name].kind or len(able) == 1
+        ]
+
+    def _probe_all(self) -> tuple[dict[str, DeviceProbe], dict[str, str]]:
+        """Probes of the devices by name, and those that are refused, with the reasons."""
+        known, probes, refused = read_probes(self.models.path), {}, dict(self.refused)
+        names = [*dict.fromkeys((_CPU, *self.candidates.targets, *self.candidates.drafters))]
+        missing = [name for name in names if name not in refused and self._key(name) not in known]
+        if missing:
+            self.models.report(f"probing how fast devices of this machine are: {', '.join(missing)}")
+        for name in names:
+            if name in refused:
+                continue
+            key, device = self._key(name), self.candidates.devices[name]
+            try:
+                probes[name] = known.get(key) or probe_device(device, device.form, self.placement.num_threads)
+            except DeviceUnavailable as error:
+                refused[name] = str(error)
+                self.models.report(f"'{name}' is left out: {error}")
+                continue
+            if name in missing:
+                with suppress(OSError):  # it is short
+                    write_probe(self.models.path, key, probes[name])
+        return probes, refused
+
+    @property
+    def _made_for(self) -> tuple[str, ...]:
+        return tuple(sorted(map(self._key, self.candidates.devices)))
+
+    @property
+    def _asked(self) -> list[str]:
+        """What was asked, and the models as they are."""
+        drafters = [name for cascade in self.names.cascades for name in cascade.models]
+        place = self.placement
+        how = [place.num_threads, place.drafter_threads, place.deterministic, sorted(self.names.simple)]
+        return [*(_identity(name) for name in (self.model, *drafters)), json.dumps([*how, *self.candidates.asked])]
+
+    def _key(self, name: str) -> str:
+        """A device with the versions of all that its speed depends on."""
+        device = self.candidates.devices[name]
+        return f"{name} {device.hardware or ''}: {machine_key(device, self.placement.num_threads, False)}"
+
+    def _save(self, decision: Decision) -> None:
+        try:
+            write_decision(self.models.path, self._asked, decision)
+        except OSError as error:
+            self.models.report(
+                f"{self.models.path} cannot be written ({error.strerror}): the devices are compared anew next time"
+            )
+
+
+def _identity(name: str) -> str:
+    """A model by its name, a file by its state, a folder by that of what describes it."""
+    source, precision = split_precision(name)
+    if (path := _path(name) or _path(source)) is None:
+        return name
+    described = [path / each for each in ("", *_DESCRIPTIONS)] + sorted(path.glob(f"*/{_DESCRIPTIONS[0]}"))
+    files = [each for each in described if each.is_file()]
+    states = [(str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in files]
+    return json.dumps([str(path.resolve()), precision, states])
+
+
+def _short(name: str) -> str:
+    """A model's name, or the last part of its path."""
+    path = _path(name) or _path(split_precision(name)[0])
+    return name.rpartition(path.name)[1] + name.rpartition(path.name)[2] if path else name
+
+
+def _path(name: str) -> Path | None:
+    with suppress(RuntimeError, ValueError, OSError):  # which resolving the model reports
+        if (path := Path(name).expanduser()).exists():
+            return path
+    return None

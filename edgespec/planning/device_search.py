@@ -1,0 +1,99 @@
+"""Which placements are worth measuring, and which is the best: a search that measures as few as it can.
+
+All are foreseen first. Only one that promises nearly as much as the best is measured, for that means to prepare
+the model, which may write gigabytes. Knows nothing of how costs are foreseen or measured.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from edgespec.planning.option import Plan
+from edgespec.planning.planner import Weighed, decide
+
+# What is foreseen is right to about a third: attention, the way of logits, and other programs are not in it.
+_REACH = 0.7
+
+
+class Where(NamedTuple):
+    """Names of the devices of a target and its drafters."""
+
+    device: str
+    drafter_device: str
+
+
+class Refusal(NamedTuple):
+    """A device that does not run its model; where both are named, devices that do not run both models at once."""
+
+    device: str | None
+    drafter_device: str | None
+    reason: str
+
+    def hits(self, where: Where) -> bool:
+        pairs = zip((self.device, self.drafter_device), where, strict=True)
+        return all(refused in (None, name) for refused, name in pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How placements are weighed.
+
+    foresee: Options of a placement, with what is known by then of its target.
+    measure: Options of a placement whose models were measured there, or why there are none.
+    wanted: Placements that are measured whatever they promise.
+    text_drafters: Names of drafters that draft from the text, wherever models run.
+    """
+
+    foresee: Callable[[Where], Sequence[Weighed]]
+    measure: Callable[[Where], Sequence[Weighed] | Refusal]
+    wanted: Collection[Where] = ()
+    text_drafters: Sequence[str] = ("suffix",)
+
+    def best_of(self, placements: Sequence[Where]) -> Plan:
+        """The plan of all placements, of which the chosen one is always measured.
+
+        Raises MemoryExhausted: No placement has room for the target.
+        """
+        options = {where: self.foresee(where) for where in placements}
+        measured: set[Where] = set()
+        refused: dict[Where, str] = {}
+        while True:
+            plan = decide(_in_order(options, measured), self.text_drafters)
+            where = self._next(options, measured | refused.keys(), plan)
+            if where is None:
+                return plan
+            found = self.measure(where)
+            if isinstance(found, Refusal):
+                refused |= {each: found.reason for each in options if found.hits(each)}
+            else:
+                options[where] = found
+                measured.add(where)
+            for each in options.keys() - measured:
+                options[each] = [_refuse(one, refused.get(each, "")) for one in self.foresee(each)]
+
+    def _next(
+        self, options: Mapping[Where, Sequence[Weighed]], done: Collection[Where], plan: Plan
+    ) -> Where | None:
+        """The most promising placement that is not measured yet and may be the best one."""
+        waiting = {where: _best_rate(weighed) for where, weighed in options.items() if where not in done}
+        least = _REACH * plan.chosen.tokens_per_second
+        in_reach = [where for where, rate in waiting.items() if rate >= least]
+        wanted = [where for where in waiting if where in self.wanted]
+        return max(in_reach, key=waiting.__getitem__) if in_reach else next(iter(wanted), None)
+
+
+def _in_order(options: Mapping[Where, Sequence[Weighed]], measured: Collection[Where]) -> list[Weighed]:
+    """What was measured comes first: of equal options the first one counts."""
+    ordered = sorted(options, key=lambda where: where not in measured)
+    return [weighed for where in ordered for weighed in options[where]]
+
+
+def _best_rate(weighed: Sequence[Weighed]) -> float:
+    """The most tokens a second of what may be chosen; 0 where nothing may."""
+    possible = (option for _, option in weighed if option.context_length and not option.obstacle)
+    return max((option.tokens_per_second for option in possible), default=0.0)
+
+
+def _refuse(weighed: Weighed, reason: str) -> Weighed:
+    case, option = weighed
+    return (case, replace(option, obstacle=reason)) if reason else weighed

@@ -1,0 +1,51 @@
+"""Versions of the graphics drivers that WebGPU and DirectML go through, as the system states them.
+
+Tried on Linux only. Knows nothing of ONNX Runtime.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+_VULKAN = tuple(Path(root) / "vulkan" / "icd.d" for root in ("/etc", "/usr/local/share", "/usr/share"))
+_LARGEST_BYTES = 1 << 16
+_WINDOWS_DISPLAYS = r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08002be10318}"
+
+
+def graphics_drivers() -> tuple[str, ...]:
+    """Names and versions of drivers: on Linux those of Vulkan in one hash, on macOS the system's version."""
+    if sys.platform == "win32":
+        return tuple(_windows_drivers())
+    if sys.platform == "darwin":
+        return (f"macOS {platform.mac_ver()[0]}",)
+    listed = "\n".join(vulkan_drivers(os.environ))
+    return (f"Vulkan drivers {hashlib.sha256(listed.encode()).hexdigest()[:8]}",) if listed else ()
+
+
+def vulkan_drivers(environment: Mapping[str, str], folders: tuple[Path, ...] = _VULKAN) -> Iterator[str]:
+    """The files by which Vulkan's loader finds its drivers: the version that each states, and when it was made."""
+    named = environment.get("VK_DRIVER_FILES") or environment.get("VK_ICD_FILENAMES")
+    files = [Path(each) for each in named.split(os.pathsep)] if named else []
+    for path in files or sorted(path for folder in folders for path in folder.glob("*.json")):
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            if path.stat().st_size <= _LARGEST_BYTES:
+                version = str(json.loads(path.read_text(encoding="utf-8"))["ICD"]["api_version"])[:20]
+                yield f"{path.stem} {version} of {int(path.stat().st_mtime)}"
+
+
+def _windows_drivers() -> Iterator[str]:
+    if sys.platform != "win32":
+        return
+    import winreg
+
+    with suppress(OSError), winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, _WINDOWS_DISPLAYS) as displays:
+        for i in range(winreg.QueryInfoKey(displays)[0]):
+            with suppress(OSError), winreg.OpenKey(displays, winreg.EnumKey(displays, i)) as display:
+                name, _ = winreg.QueryValueEx(display, "DriverDesc")
+                version, _ = winreg.QueryValueEx(display, "DriverVersion")
+                yield f"{name} {version}"
