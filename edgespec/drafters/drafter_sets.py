@@ -42,7 +42,8 @@ class DrafterSet(NamedTuple):
 
     @property
     def tier(self) -> Tier:
-        return Tier(self.name, sum_bytes([{HOST: self.texts_bytes}, *(model.needed for model in self.models)]))
+        needed = sum_bytes([{HOST: self.texts_bytes}, *(model.needed for model in self.models)])
+        return Tier(self.name, needed, has_models=bool(self.models))
 
 
 def drafter_sets(

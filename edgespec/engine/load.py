@@ -183,6 +183,7 @@ def _open(resolved: Resolved, placement: Placement, options: _Options) -> Engine
             answers=answers,
             device_names=(placement.device.name, placement.drafter_device.name),
         )
+        pool.watch_while_idle()
         undone.pop_all()  # the engine closes them from here on
         return engine
 

@@ -11,8 +11,9 @@ from edgespec import load
 from edgespec.cli.main import main
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
-from edgespec.memory.estimate import RESERVE_BYTES, estimate_full_context, estimate_memory
+from edgespec.memory.estimate import estimate_full_context, estimate_memory
 from edgespec.memory.free_memory import FreeMemory
+from edgespec.memory.reserve import RESERVE_BYTES
 from edgespec.models.pair import PairCheck, write_pair
 from edgespec.planning.planner import SCHEDULES
 from edgespec.profiling.learned_stats import FILE_NAME

@@ -5,7 +5,6 @@ import pytest
 from edgespec.errors import MemoryExhausted
 from edgespec.manifest import KVCache, Manifest, Source
 from edgespec.memory.estimate import (
-    RESERVE_BYTES,
     arena_bytes,
     bytes_by_place,
     cache_bytes,
@@ -17,6 +16,7 @@ from edgespec.memory.estimate import (
     texts_bytes,
 )
 from edgespec.memory.free_memory import HOST, FreeMemory
+from edgespec.memory.reserve import RESERVE_BYTES
 
 MIB = 1 << 20
 KV = KVCache(num_layers=28, num_kv_heads=2, head_dim=128)  # of Qwen2.5-1.5B: 56 KiB a token
