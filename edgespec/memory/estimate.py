@@ -30,7 +30,7 @@ _LOGITS_COPIES = 3
 BYTES_PER_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "int8": 1.125, "int4": 0.75, "w8a16": 3.0}
 # A source that is quantised already grows so much: scales of two bytes are written as four.
 SOURCE_GROWTH = 1.3
-# A token of the text in an automaton of its suffixes or a pool of n-grams.
+# A token of the text in each drafter that remembers it: an automaton of its suffixes, a pool of n-grams.
 _REMEMBERED_BYTES = 1024
 _LIMIT_STEP = 16 << 20
 # The context that is foreseen before loading; a longer one grows as its text does.
@@ -180,7 +180,7 @@ def texts_bytes(manifest: Manifest, names: frozenset[str], max_draft_tokens: int
     """What drafting from the text takes: wide passes, and what is remembered of it."""
     if not names:
         return 0
-    num_remembered = min(FORESEEN_TOKENS, manifest.context_length) if names - {"ngram"} else 0
+    num_remembered = min(FORESEEN_TOKENS, manifest.context_length) * len(names - {"ngram"})
     return draft_bytes(manifest, max_draft_tokens) + _REMEMBERED_BYTES * num_remembered
 
 

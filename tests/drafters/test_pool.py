@@ -52,7 +52,8 @@ def test_from_all_that_was_named_to_plain_decoding() -> None:
     assert set_names_of([], "suffix") == ["suffix", "ngram", "plain decoding"]
     assert set_names_of([], "ngram") == ["ngram", "plain decoding"]
     assert set_names_of([]) == ["plain decoding"]
-    assert set_names_of([[big]]) == ["big", "lookahead+suffix", "ngram", "plain decoding"]
+    assert set_names_of([], "lookahead") == ["lookahead", "ngram", "plain decoding"]
+    assert set_names_of([[big]]) == ["big", "lookahead+suffix", "suffix", "ngram", "plain decoding"]
     assert set_names_of([[big], [small]], "suffix")[:3] == ["suffix+big+small", "suffix+small", "lookahead+suffix"]
     assert set_names_of([[big, small, tiny]])[:4] == ["big", "small", "tiny", "lookahead+suffix"]
 
