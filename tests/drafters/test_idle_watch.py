@@ -3,19 +3,28 @@
 import gc
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from time import monotonic, sleep
 
 import numpy as np
 import pytest
-from imitated_machine import MIB, PLENTY, ROOMY, Machine, target
+from fake_nvml import Gpu, opened
+from imitated_machine import MIB, PLENTY, ROOMY, VOCAB, Machine, target
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
+from edgespec.drafters.background_loader import BackgroundLoader
+from edgespec.drafters.change_log import ChangeLog
+from edgespec.drafters.drafter_sets import DrafterSet
+from edgespec.drafters.memory_watch import MemoryWatch
 from edgespec.drafters.pool import DrafterPool
+from edgespec.memory.device_memory import Drivers, Places
+from edgespec.memory.free_memory import HOST
 from edgespec.memory.pressure import Level, Pressure
 from edgespec.policy.speculation import Speculation
 
+TEXTS = frozenset({"suffix"})
 PROMPT = np.array([1, 2, 3, 1, 2], np.int32)
 SAMPLER = GumbelSampler(SamplingParams(temperature=0.8, seed=4), len(PROMPT))
 
@@ -70,7 +79,34 @@ def test_a_model_is_closed_and_comes_back_between_answers_and_is_reported_with_t
     answer(pool, speculation)
 
 
-def test_pressure_and_a_device_that_is_short_close_a_model_between_answers_too() -> None:
+def test_a_model_is_closed_between_answers_where_a_device_is_short() -> None:
+    machine, gpu = Machine(), Gpu("a GPU", 2000 * MIB, total=8192 * MIB)
+    sets = [
+        DrafterSet(
+            (replace(machine.candidate("model", 40), needed={HOST: 40 * MIB, "cuda": 300 * MIB}),), TEXTS, 0
+        ),
+        DrafterSet((), TEXTS, 0),
+        DrafterSet((), frozenset(), 0),
+    ]
+    places = Places(["cuda"], lambda: ROOMY[HOST], machine.reported.append, Drivers(opened(gpu)))
+    watch = MemoryWatch(
+        [each.tier for each in sets],
+        free=places,
+        place="cuda",
+        clock=machine.clock,
+        pressure=lambda: machine.pressure,
+    )
+    pool = DrafterPool(sets, VOCAB, machine.texts, watch, ChangeLog(), BackgroundLoader(machine.executor))
+    pool.start(places(), {HOST: 40 * MIB, "cuda": 1000 * MIB})
+    assert pool.has_models
+    for free_mib, is_open in [(256, True), (255, False), (811, False), (811, False), (812, False), (812, True)]:
+        gpu.free = free_mib * MIB
+        look(machine, pool, PLENTY)
+        assert pool.has_models == is_open, free_mib
+    assert pool.take_changes()[0].endswith("255 MiB are free within the memory of a GPU, and 256 MiB are to be")
+
+
+def test_pressure_closes_a_model_between_answers_too() -> None:
     machine = Machine(pressure=Pressure(Level.HIGH, "swap grows"))
     pool = started(machine)
     assert pool.look_while_idle()
