@@ -85,7 +85,10 @@ def self_test(folder: Path, num_threads: int | None) -> dict[str, Any]:
 
     Raises EdgeSpecError: The model does not load.
     """
-    with load(folder, num_threads=num_threads, deterministic=True, offline=True) as engine:
+    with (
+        load(folder, num_threads=num_threads, deterministic=True, offline=True) as engine,
+        engine.speculation.hold(),
+    ):
         compared = compare(
             engine.target,
             [engine.encode(prompt) for prompt in _PROMPTS],

@@ -163,9 +163,12 @@ def _compare(options: argparse.Namespace, texts: Sequence[str], mode: str) -> di
     is_deterministic = mode == "deterministic"
     # Noise decides sampled tokens as well, so the margins of logits explain no difference between them.
     samplings = [SamplingParams()] + [SamplingParams(temperature=0.8, seed=7)] * is_deterministic
-    with load_engine(
-        options, model=options.exactness, drafter=options.drafter, deterministic=is_deterministic
-    ) as engine:
+    with (
+        load_engine(
+            options, model=options.exactness, drafter=options.drafter, deterministic=is_deterministic
+        ) as engine,
+        engine.speculation.hold(),
+    ):
         fitting = _encode_fitting(engine, texts)
         if not fitting:
             raise UsageError("every prompt was skipped; give some that fit the context of this model")

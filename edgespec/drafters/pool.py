@@ -5,7 +5,8 @@ protocols, and how a drafter is opened only as a call.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event, RLock
 from typing import TypeVar
@@ -61,6 +62,7 @@ class DrafterPool:
     _is_refused: Event = field(init=False, default_factory=Event)
     _is_closed: bool = field(init=False, default=False)
     _is_in_round: bool = field(init=False, default=False)  # of an answer: drafters are at work
+    _num_holds: int = field(init=False, default=0)  # by those that run drafters without rounds
     _idle_watch: IdleWatch | None = field(init=False, default=None)
     _lock: RLock = field(init=False, default_factory=RLock)
 
@@ -130,6 +132,17 @@ class DrafterPool:
     def end_round(self) -> None:
         self._is_in_round = False
 
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Meanwhile open and close no model between rounds."""
+        with self._lock:
+            self._num_holds += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_holds -= 1
+
     def watch_while_idle(self, interval_s: float = IDLE_LOOK_S) -> None:
         """From now on look between answers too, in a thread that ends with close, if there is a model to close."""
         if self._idle_watch is None and any(each.models for each in self.drafter_sets):
@@ -143,7 +156,7 @@ class DrafterPool:
         with self._lock:
             if self._is_closed:
                 return False
-            if not self._is_in_round:
+            if not self._is_in_round and not self._num_holds:
                 try:
                     self._quarantine_faults()
                     self._look(0)

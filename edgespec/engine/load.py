@@ -177,7 +177,7 @@ def _open(resolved: Resolved, placement: Placement, options: _Options) -> Engine
                 target.manifest.context_length,
             ),
             decoders=[decoder],
-            speculation=replace(speculation, accept=_ACCEPTANCES[options.acceptance]),
+            speculation=replace(speculation, accept=_ACCEPTANCES[options.acceptance], hold=pool.hold),
             pool=pool,
             answers=answers,
             device_names=(placement.device.name, placement.drafter_device.name),

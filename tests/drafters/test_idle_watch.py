@@ -152,6 +152,16 @@ def test_nothing_is_closed_within_a_round_of_an_answer() -> None:
     policy.close()
 
 
+def test_nothing_is_closed_beside_a_measurement_that_holds_the_drafters() -> None:
+    machine = Machine()
+    pool = started(machine)
+    with pool.hold():
+        look(machine, pool, 0)
+        assert pool.has_models
+    look(machine, pool, 0)
+    assert not pool.has_models
+
+
 def test_a_round_that_fails_does_not_keep_the_models_for_ever() -> None:
     machine = Machine()
     pool = started(machine)
