@@ -16,6 +16,8 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.load import load
 from edgespec.errors import DeviceUnavailable, UsageError
 from edgespec.evaluation.exactness import compare
+from edgespec.memory.free_memory import ReadFreeMemory, free_memory
+from edgespec.memory.pressure import PressureReader, ReadPressure
 from edgespec.models.home import default_home
 from edgespec.policy.fixed import FixedLength
 from edgespec.runtimes.devices import import_onnxruntime
@@ -31,7 +33,6 @@ _DRAFT_LENGTH = 4
 
 def machine_document() -> dict[str, Any]:
     """Versions, cores, memory, configuration and model home."""
-    memory = psutil.virtual_memory()
     return {
         "edgespec": __version__,
         "python": platform.python_version(),
@@ -39,8 +40,24 @@ def machine_document() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "onnxruntime": _runtime_document(),
         "cores": asdict(cores()),
-        "memory": {"total_bytes": memory.total, "available_bytes": memory.available},
+        "memory": memory_document(),
         **_settings_document(),
+    }
+
+
+def memory_document(
+    read_free: ReadFreeMemory = free_memory, read_pressure: ReadPressure | None = None
+) -> dict[str, Any]:
+    """What this process may take, what of it stays free beside drafter models, and whether programs go short."""
+    memory, free, pressure = psutil.virtual_memory(), read_free(), (read_pressure or PressureReader())()
+    return {
+        "total_bytes": memory.total,
+        "available_bytes": memory.available,
+        "free_bytes": free.free_bytes,
+        "bound": free.bound,
+        "reserve_bytes": free.reserve.opening_bytes,
+        "pressure": pressure.level.name.lower(),
+        "pressure_sign": pressure.sign,
     }
 
 
@@ -68,7 +85,10 @@ def self_test(folder: Path, num_threads: int | None) -> dict[str, Any]:
 
     Raises EdgeSpecError: The model does not load.
     """
-    with load(folder, num_threads=num_threads, deterministic=True, offline=True) as engine:
+    with (
+        load(folder, num_threads=num_threads, deterministic=True, offline=True) as engine,
+        engine.speculation.hold(),
+    ):
         compared = compare(
             engine.target,
             [engine.encode(prompt) for prompt in _PROMPTS],

@@ -84,9 +84,25 @@ def _machine_lines(document: Mapping[str, Any]) -> list[str]:
         f"onnxruntime {runtime['version'] or ''}: {runtime['problem'] or ', '.join(runtime['providers'])}",
         f"{cores['physical']} cores ({cores['logical']} logical{kinds}), {memory['available_bytes'] / 1e9:.1f} of "
         f"{memory['total_bytes'] / 1e9:.1f} GB of memory available",
+        format_memory(memory),
         f"models in {home['path']}, {home['free_bytes'] / 1e9:.1f} GB free" if home else "models: unknown",
         f"configuration: {config['problem'] or ', '.join(config['set']) or 'nothing set'} ({config['path']})",
     ]
+
+
+def format_memory(memory: Mapping[str, Any]) -> str:
+    """What edgespec may take of the memory, and whether drafter models would be open now."""
+    free, reserve = (memory[name] >> 20 for name in ("free_bytes", "reserve_bytes"))
+    sign = f" ({memory['pressure_sign']})" if memory["pressure_sign"] else ""
+    effect = {
+        "none": "",
+        "some": "; no drafter model is opened meanwhile",
+        "high": "; drafter models are closed meanwhile",
+    }[memory["pressure"]]
+    return (
+        f"edgespec may take {free} MiB within {memory['bound']}; {reserve} MiB stay free when a drafter model is "
+        f"opened; memory pressure: {memory['pressure']}{sign}{effect}"
+    )
 
 
 def _run_self_test(options: argparse.Namespace) -> tuple[dict[str, Any] | None, int]:
@@ -147,9 +163,12 @@ def _compare(options: argparse.Namespace, texts: Sequence[str], mode: str) -> di
     is_deterministic = mode == "deterministic"
     # Noise decides sampled tokens as well, so the margins of logits explain no difference between them.
     samplings = [SamplingParams()] + [SamplingParams(temperature=0.8, seed=7)] * is_deterministic
-    with load_engine(
-        options, model=options.exactness, drafter=options.drafter, deterministic=is_deterministic
-    ) as engine:
+    with (
+        load_engine(
+            options, model=options.exactness, drafter=options.drafter, deterministic=is_deterministic
+        ) as engine,
+        engine.speculation.hold(),
+    ):
         fitting = _encode_fitting(engine, texts)
         if not fitting:
             raise UsageError("every prompt was skipped; give some that fit the context of this model")

@@ -42,7 +42,8 @@ class DrafterSet(NamedTuple):
 
     @property
     def tier(self) -> Tier:
-        return Tier(self.name, sum_bytes([{HOST: self.texts_bytes}, *(model.needed for model in self.models)]))
+        needed = sum_bytes([{HOST: self.texts_bytes}, *(model.needed for model in self.models)])
+        return Tier(self.name, needed, has_models=bool(self.models))
 
 
 def drafter_sets(
@@ -66,6 +67,8 @@ def drafter_sets(
         del max(left, key=lambda chain: sum(chain[0].needed.values()))[0]
         left = [chain for chain in left if chain]
     if chains or texts:
-        sets += [((), texts | fallback if chains else texts), ((), frozenset({"ngram"}))]
+        without_models = texts | fallback if chains else texts
+        smaller = without_models - {"lookahead"}
+        sets += [((), each) for each in (without_models, smaller, frozenset({"ngram"})) if each]
     sets.append(((), frozenset()))
     return [DrafterSet(*each, texts_bytes(each[1])) for each in dict.fromkeys(sets)]

@@ -1,4 +1,4 @@
-"""How much drafting the free memory has space for, looked at while answers are made.
+"""How much drafting there is memory for, by what is free and by whether other programs wait for memory.
 
 Knows tiers and bytes, and no drafters.
 """
@@ -9,19 +9,22 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from edgespec.errors import MemoryExhausted
-from edgespec.memory.estimate import RESERVE_BYTES
 from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory, free_memory
-from edgespec.memory.ladder import Bytes, Ladder, Tier
+from edgespec.memory.ladder import Bytes, Ladder, Margin, Tier
+from edgespec.memory.pressure import Level, Pressure, PressureReader
+from edgespec.memory.reserve import LIMIT_RESERVE, Reserve
 from edgespec.system.clock import Clock
 
-# This much of the reserve that was kept at loading must stay free.
-_MIN_FREE_BYTES = RESERVE_BYTES // 2
 # A look at what is free takes 0.25 ms, a pass of a small model 4 ms.
 _LOOK_S = 0.1
 # What the target takes for this many tokens more is kept free too.
 _LOOKAHEAD_TOKENS = 256
 # A pass runs no more tokens than this behind the text.
 _PASS_TOKENS = 64
+# Under high pressure a step down frees at least this, which only a drafter model has. Then its effect is waited
+# for: Linux reports means over 10 s.
+_WORTH_BYTES = 64 << 20
+_PRESSURE_STEP_S = 10.0
 
 
 @dataclass(slots=True)
@@ -32,6 +35,7 @@ class MemoryWatch:
     growth_bytes: What the target takes more for a text, by the longest text before it and its own length.
     free: Reads what is free, by place.
     place: Where the target lies.
+    pressure: Reads whether programs wait for the host's memory.
     """
 
     tiers: Sequence[Tier] = (Tier("plain decoding", {}),)
@@ -39,10 +43,12 @@ class MemoryWatch:
     free: Callable[[], FreeByPlace] = lambda: {HOST: free_memory()}
     place: str = HOST
     clock: Clock = perf_counter
+    pressure: Callable[[], Pressure] = field(default_factory=PressureReader)
     reason: str = field(init=False, default="")  # of the last move
     _ladder: Ladder = field(init=False)
     _num_held: int = field(init=False, default=0)  # tokens of the longest text so far
     _looked_s: float = field(init=False, default=float("-inf"))
+    _relieved_s: float = field(init=False, default=float("-inf"))  # when pressure last had a model closed
 
     def __post_init__(self) -> None:
         self._ladder = Ladder(self.tiers)
@@ -59,11 +65,18 @@ class MemoryWatch:
     def start(self, free: FreeByPlace, target: Bytes) -> None:
         """Choose the tier to load beside the target, for whose bytes space is kept."""
         beside = {place: each.free_bytes - target.get(place, 0) for place, each in free.items()}
-        if self._ladder.start(beside, dict.fromkeys(free, RESERVE_BYTES)):
-            first = self.tiers[0].needed
-            place = min(beside, key=lambda place: beside[place] - first.get(place, 0))
-            needed = f"{first.get(place, 0) + RESERVE_BYTES >> 20} MiB beside the {target.get(place, 0) >> 20}"
-            self.reason = f"the first needs {needed} of the target, and {_format_free(free[place])}"
+        spare = _margin(free, lambda reserve: reserve.opening_bytes, {})
+        if self._ladder.start(beside, spare):
+            first = self.tiers[0]
+            lacking = {at: num - first.needed.get(at, 0) - spare.of(first)[at] for at, num in beside.items()}
+            place = min(lacking, key=lacking.__getitem__)
+            first_mib, target_mib, reserve_mib = (
+                each.get(place, 0) >> 20 for each in (first.needed, target, spare.of(first))
+            )
+            self.reason = (
+                f"the first needs {first_mib} MiB beside the {target_mib} of the target and {reserve_mib} in "
+                f"reserve, and {_format_free(free[place])}"
+            )
 
     def fall(self, reason: str) -> None:
         """Go to a smaller tier: memory was refused."""
@@ -73,16 +86,41 @@ class MemoryWatch:
     def look(self, num_tokens: int) -> None:
         """Move along the ladder by what is free now, with num_tokens of text."""
         growth_bytes = self.growth_bytes(self._num_held, num_tokens + _LOOKAHEAD_TOKENS)
-        now_s, before = self.clock(), self._ladder.position
+        now_s = self.clock()
         if len(self.tiers) == 1 or not (growth_bytes or now_s - self._looked_s >= _LOOK_S):
             return
         self._looked_s = now_s
-        free = self.free()
-        wanted = {place: _MIN_FREE_BYTES + growth_bytes * (place == self.place) for place in free}
+        if not self._follow_pressure(now_s):
+            self._follow_free(growth_bytes, now_s)
+
+    def _follow_pressure(self, now_s: float) -> bool:
+        """Close a model if others wait for memory, once in a while; whether that was done.
+
+        No climb begins before they do not wait any more.
+        """
+        pressure, before = self.pressure(), self._ladder.position
+        if pressure.level > Level.NONE:
+            self._ladder.hold()
+        if pressure.level < Level.HIGH or now_s - self._relieved_s < _PRESSURE_STEP_S:
+            return False
+        if self._ladder.relieve(HOST, _WORTH_BYTES, now_s) == before:
+            return False
+        self._relieved_s = now_s
+        self.reason = f"other programs need the memory: {pressure.sign}"
+        return True
+
+    def _follow_free(self, growth_bytes: int, now_s: float) -> None:
+        free, before = self.free(), self._ladder.position
         free_bytes = {place: each.free_bytes for place, each in free.items()}
-        if self._ladder.look(free_bytes, wanted, now_s) != before:
+        growth = {self.place: growth_bytes}
+        floor = _margin(free, lambda reserve: reserve.floor_bytes, growth)
+        spare = _margin(free, lambda reserve: reserve.opening_bytes, growth)
+        after = self._ladder.look(free_bytes, floor, spare, now_s)
+        if after != before:
+            wanted = (floor if after > before else spare).of(self.tiers[min(before, after)])
             place = min(free, key=lambda place: free_bytes[place] - wanted[place])
-            self.reason = f"{_format_free(free[place])}, and {wanted[place] >> 20} MiB are to be"
+            least = f", and {wanted[place] >> 20} MiB are to be" if after > before else ""
+            self.reason = _format_free(free[place]) + least
 
     def require_growth(self, num_tokens: int, relieve: Callable[[], bool]) -> None:
         """Make sure that the next pass can grow the target's cache, which no system might refuse in time.
@@ -112,6 +150,14 @@ class MemoryWatch:
         """The longest text up to num_tokens that the target's cache has space for, or can have."""
         lengths = range(num_tokens)
         return bisect_right(lengths, free_bytes, key=lambda num: self.growth_bytes(self._num_held, num)) - 1
+
+
+def _margin(free: FreeByPlace, part: Callable[[Reserve], int], growth: Bytes) -> Margin:
+    """Bytes that are to stay free in each place: a part of its reserve, and what the target soon takes."""
+    return Margin(
+        {place: part(each.reserve) + growth.get(place, 0) for place, each in free.items()},
+        {place: part(LIMIT_RESERVE) + growth.get(place, 0) for place in free},
+    )
 
 
 def _format_free(free: FreeMemory) -> str:

@@ -1,10 +1,12 @@
 """The drafters of an engine: as many as memory has space for, without those that have failed.
 
-Knows protocols, and how a drafter is opened only as a call.
+One thread at a time makes answers; between two of their rounds a thread of the pool may look at memory. Knows
+protocols, and how a drafter is opened only as a call.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event, RLock
 from typing import TypeVar
@@ -15,6 +17,7 @@ from edgespec.decoding.scheduler import Round
 from edgespec.drafters.background_loader import BackgroundLoader, LoadResult
 from edgespec.drafters.change_log import ChangeLog
 from edgespec.drafters.drafter_sets import Candidate, DrafterSet, OpenModel
+from edgespec.drafters.idle_watch import IDLE_LOOK_S, IdleWatch
 from edgespec.drafters.memory_watch import MemoryWatch
 from edgespec.drafters.quarantine import GuardedDrafter, describe_error
 from edgespec.drafters.timeline import Interval
@@ -38,7 +41,7 @@ class _Slot:
     model: OpenModel | None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class DrafterPool:
     """Opens model drafters, closes them where memory is short, and quarantines drafters at fault."""
 
@@ -51,12 +54,16 @@ class DrafterPool:
     changes: ChangeLog = field(default_factory=ChangeLog)
     loader: BackgroundLoader = field(default_factory=BackgroundLoader)  # opens models while answers are made
     version: int = field(init=False, default=0)  # rises whenever other drafters are there
+    answered_version: int = field(init=False, default=0)  # with which an answer last drafted
     _position: int = field(init=False, default=0)  # of the set that drafts: the watch's once its models are open
     _slots: dict[Candidate, _Slot] = field(init=False, default_factory=dict)
     _quarantined: set[str] = field(init=False, default_factory=set)
     _faults: deque[tuple[str, str]] = field(init=False, default_factory=deque)
     _is_refused: Event = field(init=False, default_factory=Event)
     _is_closed: bool = field(init=False, default=False)
+    _is_in_round: bool = field(init=False, default=False)  # of an answer: drafters are at work
+    _num_holds: int = field(init=False, default=0)  # by those that run drafters without rounds
+    _idle_watch: IdleWatch | None = field(init=False, default=None)
     _lock: RLock = field(init=False, default_factory=RLock)
 
     @property
@@ -115,6 +122,48 @@ class DrafterPool:
                     self._look(num_tokens)
         self.watch.require_growth(num_tokens, self.relieve)
         return self.version
+
+    def begin_round(self, num_tokens: int) -> int:
+        """Look, as above; until the end of the round only its own thread opens and closes models."""
+        with self._lock:
+            self._is_in_round = True
+        return self.look(num_tokens)
+
+    def end_round(self) -> None:
+        self._is_in_round = False
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Meanwhile open and close no model between rounds."""
+        with self._lock:
+            self._num_holds += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_holds -= 1
+
+    def watch_while_idle(self, interval_s: float = IDLE_LOOK_S) -> None:
+        """From now on look between answers too, in a thread that ends with close, if there is a model to close."""
+        if self._idle_watch is None and any(each.models for each in self.drafter_sets):
+            self._idle_watch = IdleWatch(self.look_while_idle, interval_s)
+
+    def look_while_idle(self) -> bool:
+        """Look from another thread than that of answers; whether to go on with that.
+
+        What changes is reported with the next answer, and not in the midst of what a user is typing.
+        """
+        with self._lock:
+            if self._is_closed:
+                return False
+            if not self._is_in_round and not self._num_holds:
+                try:
+                    self._quarantine_faults()
+                    self._look(0)
+                except Exception as error:  # answers look for themselves, and have it if it lasts
+                    self.changes.add(f"memory is not watched between answers any more: {describe_error(error)}")
+                    return False
+            return True
 
     def relieve(self) -> bool:
         """Free memory for a pass of the target that was refused it; whether there was any to free."""
@@ -176,6 +225,8 @@ class DrafterPool:
                 if slot.model:
                     slot.model.lane.stop()
             self.loader.close()
+        if self._idle_watch:  # which may be waiting for the lock
+            self._idle_watch.close()
 
     def _guard(self, drafter: Drafter) -> GuardedDrafter:
         faults = self._faults  # without the pool, or its models would stay until garbage is collected
@@ -295,25 +346,34 @@ class PoolPolicy:
     _version: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._version = self.pool.version
-        self._inner = self.speculation.policy()
+        self._start(self.pool.version)
 
     def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Round:
-        version = self.pool.look(len(tokens))
+        version = self.pool.begin_round(len(tokens))
         if version != self._version:
-            self._version = version
-            self.close()
-            for stats in self.speculation.models.values():  # a model that was opened again has an empty cache
-                stats.read = np.zeros(0, np.int32)
-            self._inner = self.speculation.policy()
+            self._end()
+            self._start(version)
         return self._inner.propose(tokens, max_tokens, sampler)
 
     def observe(self, round: Round, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
         if round.num_refused:
             self.pool.report_refused_draft(round.num_refused)
         self._inner.observe(round, logits, emitted, verify_s)
+        self.pool.end_round()
 
     def close(self) -> None:
         """Keep what was learned, and let the drafters rest."""
+        self._end()
+        self.pool.end_round()
+
+    def _start(self, version: int) -> None:
+        self._version = version
+        if version != self.pool.answered_version:
+            self.pool.answered_version = version
+            for stats in self.speculation.models.values():  # a model that was opened again has an empty cache
+                stats.read = np.zeros(0, np.int32)
+        self._inner = self.speculation.policy()
+
+    def _end(self) -> None:
         self._inner.close()
         self.speculation.learn_from(self._inner)

@@ -40,8 +40,9 @@ def lookahead_window(
         tree_manifest(manifest, placement.device)
     elif "auto" not in names or length is not None or not can_run_trees(manifest, placement.device):
         return None
-    ratios = read_learned_stats(folder).ratios.get(placement.machine)
-    window = best_window(PassCosts(dict(ratios))) if ratios else None
+    learned = read_learned_stats(folder)
+    ratios = learned.ratios.get(placement.machine)
+    window = best_window(PassCosts(dict(ratios)), learned.chances) if ratios else None
     if "lookahead" not in names:
         return window
     window = window or SMALLEST

@@ -271,6 +271,7 @@ class Engine:
                 f"{self.manifest.vocab_size}; they are not of one model, export it again"
             )
         target = self.target
+        self._pool.report_changes()  # those of the time without answers
         ticket = Ticket(partial(_interrupt, target, self._pool))
         request = Request(prompt, sampling, max_tokens or 2 * self.context_length, _stop_strings(stop))
         chunks = self._generation().chunks(target, request, self._queue, ticket)

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import NamedTuple, cast, get_args
@@ -204,11 +203,12 @@ def _open(resolved: Resolved, placement: Placement, options: _Options) -> Engine
                 target.manifest.context_length,
             ),
             decoders=[decoder],
-            speculation=replace(speculation, accept=_ACCEPTANCES[options.acceptance]),
+            speculation=replace(speculation, accept=_ACCEPTANCES[options.acceptance], hold=pool.hold),
             pool=pool,
             answers=answers,
             device_names=(placement.device.name, placement.drafter_device.name),
         )
+        pool.watch_while_idle()
         undone.pop_all()  # the engine closes them from here on
         return engine
 
@@ -264,11 +264,16 @@ def _drafter_pool(
     cached = [AnswerDrafter(answers)] if answers else []
     ahead = {"lookahead"} if window else set()
     texts = names.simple & set(TEXT) | ({"suffix"} if "auto" in names.simple else set())
+
+    def bytes_of_texts(names: frozenset[str]) -> int:
+        widest = max(max_draft_tokens, window.width - 1) if window and "lookahead" in names else max_draft_tokens
+        return texts_bytes(manifest, names, widest)
+
     sets = drafter_sets(
         cascades,
         texts | ahead | {each.name for each in cached},
         frozenset({"suffix"} | ahead),
-        partial(texts_bytes, manifest, max_draft_tokens=max_draft_tokens),
+        bytes_of_texts,
     )
     return DrafterPool(
         sets,

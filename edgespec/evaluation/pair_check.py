@@ -11,6 +11,7 @@ from statistics import median
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, speculative_decode
 from edgespec.engine.engine import Engine
+from edgespec.errors import MemoryExhausted
 from edgespec.models.pair import PairCheck
 from edgespec.policy.expected import best_length, expected_tokens
 from edgespec.policy.fixed import FixedLength
@@ -45,7 +46,26 @@ def measure_pair(
 
     names: Names of target and drafter.
     same_tokens: Whether the drafter has the target's vocabulary; otherwise its drafts are translated.
+
+    Raises MemoryExhausted: The drafter was not opened for lack of memory, so that nothing can be measured.
     """
+    with engine.speculation.hold():
+        if all(each.is_free for each in engine.speculation.drafters()):
+            raise MemoryExhausted(
+                f"{names[1]} cannot be measured: there was no memory to open it beside {names[0]}; close other "
+                "programs, raise the memory limit, or use a smaller drafter"
+            )
+        return _measure(engine, names, same_special_tokens, same_chat_template, same_tokens, report)
+
+
+def _measure(
+    engine: Engine,
+    names: tuple[str, str],
+    same_special_tokens: bool,
+    same_chat_template: bool,
+    same_tokens: bool,
+    report: Report,
+) -> PairCheck:
     greedy, sampled = SamplingParams(), SamplingParams(temperature=1.0, seed=1)
     plain: list[Block] = []
     drafted: dict[SamplingParams, list[Block]] = {greedy: [], sampled: []}

@@ -15,6 +15,7 @@ from typing import Any
 from edgespec.errors import UnknownMemory
 from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory, ReadFreeMemory
 from edgespec.memory.nvml import open_nvml, visible_gpus
+from edgespec.memory.reserve import device_reserve
 
 # The share of the host's memory that an APU reserves is smaller by default; it takes more of the host's as needed.
 _LEAST_OWN_BYTES = 4 << 30
@@ -107,7 +108,8 @@ def nvidia_reader(open_nvml: Callable[[], Any], environment: Mapping[str, str], 
 
     def read() -> FreeMemory:
         with _nvml_errors():
-            return FreeMemory(int(nvml.nvmlDeviceGetMemoryInfo(device).free), bound)
+            memory = nvml.nvmlDeviceGetMemoryInfo(device)
+            return FreeMemory(int(memory.free), bound, reserve=device_reserve(int(memory.total)))
 
     read()  # some devices have a name and no figures
     return read
@@ -138,4 +140,5 @@ def _read_amd(device: Path) -> FreeMemory:
         total, used = (int((device / f"mem_info_vram_{each}").read_text()) for each in ("total", "used"))
     except (OSError, ValueError) as error:
         raise UnknownMemory(f"{device} does not report it ({error})") from None
-    return FreeMemory(max(0, total - used), f"the memory of {device.parent.name}")
+    bound = f"the memory of {device.parent.name}"
+    return FreeMemory(max(0, total - used), bound, reserve=device_reserve(total))

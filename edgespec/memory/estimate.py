@@ -11,6 +11,7 @@ from edgespec.errors import MemoryExhausted
 from edgespec.manifest import KVCache, Manifest
 from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory
 from edgespec.memory.ladder import Bytes
+from edgespec.memory.reserve import RESERVE_BYTES
 from edgespec.policy.limits import MAX_DRAFT_TOKENS
 
 # The most that opening a model took, as a multiple of its weights file: resident memory, and address space.
@@ -29,9 +30,7 @@ _LOGITS_COPIES = 3
 BYTES_PER_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "int8": 1.125, "int4": 0.75, "w8a16": 3.0}
 # A source that is quantised already grows so much: scales of two bytes are written as four.
 SOURCE_GROWTH = 1.3
-# Stays free beyond what is foreseen, for texts, Python and the rounding of allocators.
-RESERVE_BYTES = 96 << 20
-# A token of the text in an automaton of its suffixes or a pool of n-grams.
+# A token of the text in each drafter that remembers it: an automaton of its suffixes, a pool of n-grams.
 _REMEMBERED_BYTES = 1024
 _LIMIT_STEP = 16 << 20
 # The context that is foreseen before loading; a longer one grows as its text does.
@@ -108,7 +107,7 @@ def sum_bytes(parts: Iterable[Bytes]) -> Bytes:
 def fitting_context(
     manifest: Manifest, file_bytes: int, place: str, free: FreeByPlace, max_draft_tokens: int = MAX_DRAFT_TOKENS
 ) -> int:
-    """The longest context that plain decoding has room for; 1024, or what the model has at least, where none is.
+    """The longest context that plain decoding has room for beside the reserve; 1024, or the model's own, at least.
 
     Place is where the device that the model is to run on has its memory.
     """
@@ -117,7 +116,9 @@ def fitting_context(
         needed = bytes_by_place(
             estimate_full_context(manifest, file_bytes, num_tokens, max_draft_tokens), place, free
         )
-        return any(needed.get(at, 0) + RESERVE_BYTES > there.free_bytes for at, there in free.items())
+        return any(
+            needed.get(at, 0) + there.reserve.context_bytes > there.free_bytes for at, there in free.items()
+        )
 
     lengths = context_lengths(manifest)
     return lengths[max(0, bisect_left(lengths, True, key=is_short) - 1)]
@@ -179,12 +180,15 @@ def texts_bytes(manifest: Manifest, names: frozenset[str], max_draft_tokens: int
     """What drafting from the text takes: wide passes, and what is remembered of it."""
     if not names:
         return 0
-    num_remembered = min(FORESEEN_TOKENS, manifest.context_length) if names - {"ngram"} else 0
+    num_remembered = min(FORESEEN_TOKENS, manifest.context_length) * len(names - {"ngram"})
     return draft_bytes(manifest, max_draft_tokens) + _REMEMBERED_BYTES * num_remembered
 
 
 def require_memory(name: str, estimate: MemoryEstimate, place: str, free: FreeByPlace) -> None:
-    """Raises MemoryExhausted: not even plain decoding on the device of a place fits, there or on the host."""
+    """Raises MemoryExhausted: not even plain decoding on the device of a place fits, there or on the host.
+
+    What a user asked for may take of the reserve of a machine or a device; only what makes it faster leaves that.
+    """
     for at, num_bytes in bytes_by_place(estimate, place, free).items():
         needed_bytes, there = num_bytes + RESERVE_BYTES, free.get(at)
         if there is None or needed_bytes <= there.free_bytes:

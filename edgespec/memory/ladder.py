@@ -12,8 +12,6 @@ LONGEST_COOLDOWN_S = 300.0
 # A fall within so many cooldowns after a climb means that the climb came too soon. With 5, memory that came and
 # went each 32 s had a model opened each time, which at 1.5 billion parameters takes 5 s.
 _TOO_SOON = 15.0
-# What must stay free after a climb beyond what must be free anyway, as a share of that.
-_SLACK = 0.5
 
 Bytes = Mapping[str, int]
 """By place: the host, and devices with memory of their own."""
@@ -24,6 +22,21 @@ class Tier(NamedTuple):
 
     name: str
     needed: Bytes
+    has_models: bool = False
+
+
+class Margin(NamedTuple):
+    """Bytes that are to stay free in each place, beside drafter models and without any.
+
+    Drafter models leave the reserve of the machine to other programs. Without them there is next to nothing to
+    leave.
+    """
+
+    with_models: Bytes
+    without: Bytes
+
+    def of(self, tier: Tier) -> Bytes:
+        return self.with_models if tier.has_models else self.without
 
 
 @dataclass(slots=True)
@@ -32,7 +45,7 @@ class Ladder:
 
     As soon as a place has less free than must be, the ladder falls as far as the tiers' figures say that it must,
     and no further than that frees anything there. It climbs one tier once the next one has fitted for a whole
-    cooldown with half of what must be free to spare. A fall soon after a climb doubles the cooldown and a long
+    cooldown, with more to spare than what makes it fall. A fall soon after a climb doubles the cooldown and a long
     stay restores it, so that memory that comes and goes does not open a model time and again. A place without
     figures has room.
     """
@@ -51,19 +64,19 @@ class Ladder:
     def is_at_bottom(self) -> bool:
         return self.position == len(self.tiers) - 1
 
-    def start(self, free: Bytes, required: Bytes) -> int:
-        """Take the highest tier that leaves the required bytes free, while none is in use yet."""
+    def start(self, free: Bytes, spare: Margin) -> int:
+        """Take the highest tier that leaves the spare bytes free, while none is in use yet."""
         last = len(self.tiers) - 1
-        fits = (i for i in range(last) if not self._lacking_places(free, required, last, i))
+        fits = (i for i in range(last) if not self._lacking_places(free, spare, last, i))
         self.position = next(fits, last)
         return self.position
 
-    def look(self, free: Bytes, required: Bytes, now_s: float) -> int:
-        """The tier to use now that so much is free and so much must be."""
-        if any(free[place] < required[place] for place in free):
+    def look(self, free: Bytes, required: Margin, spare: Margin, now_s: float) -> int:
+        """The tier to use now that so much is free, so much must be, and spare bytes are to be after a climb."""
+        if any(num_bytes < required.of(self.tiers[self.position])[place] for place, num_bytes in free.items()):
             for _ in range(self.position, self._find_relief(free, required)):
                 self._step_down(now_s)
-        elif self.position > 0 and self._can_climb(free, required):
+        elif self.position > 0 and self._can_climb(free, spare):
             if self._enough_since_s is None:
                 self._enough_since_s = now_s
             if now_s - self._enough_since_s < self._current_cooldown_s:
@@ -80,6 +93,19 @@ class Ladder:
             self._step_down(now_s)
         return self.position
 
+    def relieve(self, place: str, num_bytes: int, now_s: float) -> int:
+        """The tier to use where others wait for memory: the first one down that frees so many bytes in a place."""
+        here = self.tiers[self.position].needed.get(place, 0)
+        below = range(self.position + 1, len(self.tiers))
+        freeing = (i for i in below if here - self.tiers[i].needed.get(place, 0) >= num_bytes)
+        for _ in range(self.position, next(freeing, self.position)):
+            self._step_down(now_s)
+        return self.position
+
+    def hold(self) -> None:
+        """Begin the cooldown before a climb again."""
+        self._enough_since_s = None
+
     def _step_down(self, now_s: float) -> None:
         if self._climbed_s is not None:
             is_too_soon = now_s - self._climbed_s < _TOO_SOON * self._current_cooldown_s
@@ -88,11 +114,12 @@ class Ladder:
         self.position += 1
         self._enough_since_s = self._climbed_s = None
 
-    def _find_relief(self, free: Bytes, required: Bytes) -> int:
+    def _find_relief(self, free: Bytes, required: Margin) -> int:
         """The first tier down that gives each place what a fall can give it, or else frees all that it can."""
-        here, last = self.tiers[self.position].needed, len(self.tiers) - 1
-        relievable = {at: num for at, num in free.items() if num >= required[at] or here.get(at, 0)}
-        lacking = [at for at, num in relievable.items() if num < required[at]]
+        here, last = self.tiers[self.position], len(self.tiers) - 1
+        wanted = required.of(here)
+        relievable = {at: num for at, num in free.items() if num >= wanted[at] or here.needed.get(at, 0)}
+        lacking = [at for at, num in relievable.items() if num < wanted[at]]
         if not lacking:
             return self.position
         for position in range(self.position + 1, last):
@@ -105,18 +132,20 @@ class Ladder:
         )
         return next(freeing, self.position)
 
-    def _lacking_places(self, free: Bytes, required: Bytes, here: int, there: int) -> list[str]:
+    def _lacking_places(self, free: Bytes, required: Margin, here: int, there: int) -> list[str]:
         """Places with less free than required after a move from one tier to another."""
         now, then = self.tiers[here].needed, self.tiers[there].needed
-        return [at for at, num in free.items() if num + now.get(at, 0) - then.get(at, 0) < required[at]]
+        wanted = required.of(self.tiers[there])
+        return [at for at, num in free.items() if num + now.get(at, 0) - then.get(at, 0) < wanted[at]]
 
     def _freed_below(self, position: int) -> dict[str, int]:
         above, below = self.tiers[position].needed, self.tiers[position + 1].needed
         return {place: above.get(place, 0) - below.get(place, 0) for place in {*above, *below}}
 
-    def _can_climb(self, free: Bytes, required: Bytes) -> bool:
+    def _can_climb(self, free: Bytes, spare: Margin) -> bool:
+        wanted = spare.of(self.tiers[self.position - 1])
         return all(
-            free[place] >= taken + int((1 + _SLACK) * required[place])
+            free[place] >= taken + wanted[place]
             for place, taken in self._freed_below(self.position - 1).items()
             if taken > 0 and place in free
         )

@@ -1,7 +1,8 @@
 """Upper bounds of the memory and disk that a model of the catalogue will take, by its shape. Pure."""
 
 from edgespec.manifest import KVCache, Manifest, Source
-from edgespec.memory.estimate import BYTES_PER_WEIGHT, RESERVE_BYTES, SOURCE_GROWTH, estimate_memory
+from edgespec.memory.estimate import BYTES_PER_WEIGHT, SOURCE_GROWTH, estimate_memory
+from edgespec.memory.reserve import RESERVE_BYTES
 from edgespec.models.catalog import CatalogEntry, CatalogFile, Shape
 
 

@@ -13,7 +13,6 @@ from edgespec.loading.placement import Placement
 from edgespec.manifest import Manifest
 from edgespec.memory.estimate import (
     FORESEEN_TOKENS,
-    RESERVE_BYTES,
     bytes_by_place,
     estimate_full_context,
     estimate_memory,
@@ -134,7 +133,7 @@ def _memory(models: Sequence[ModelFolder], placement: Placement, space: MemoryFi
 
 
 def _free(space: MemoryFit) -> Bytes:
-    return {place: room.free_bytes - RESERVE_BYTES for place, room in space.free_memory.items()}
+    return {place: room.free_bytes - room.reserve.context_bytes for place, room in space.free_memory.items()}
 
 
 def _lacking(target: ModelFolder, drafter: ModelFolder | None, space: MemoryFit, num_tokens: int) -> str:

@@ -1,6 +1,7 @@
 """What an engine knows of drafting, from answer to answer: its drafters, what passes cost, what was accepted."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -27,6 +28,7 @@ class Speculation:
     rates: Mapping[Key, tuple[float, float]] = field(default_factory=dict)  # as AcceptanceRates holds them
     save: Callable[["Speculation"], None] = lambda learned: None  # called at the end if answers were weighed
     accept: Acceptance = equality
+    hold: Callable[[], AbstractContextManager[None]] = nullcontext  # meanwhile no drafter goes between answers
     _lock: Lock = field(default_factory=Lock)
     _has_news: bool = False
 

@@ -15,6 +15,11 @@ from edgespec.types import Draft, Drafter, DraftRequest, Sampler, TokenIds
 _WARM_UP = 8
 
 
+def runs_of(name: str) -> str:
+    """The name under which whole rounds of a drafter's trees are counted, by the highest bucket of their nodes."""
+    return f"{name}, run"
+
+
 @dataclass(slots=True)
 class TextSource:
     """A free drafter in one answer.
@@ -32,11 +37,6 @@ class TextSource:
     _num_run: int = field(init=False, default=0)  # rounds of trees that were verified
     _trial_left: int = field(init=False, default=0)  # rounds of the burst
 
-    @property
-    def _runs(self) -> str:
-        """The name under which whole rounds of trees are counted."""
-        return f"{self.drafter.name}, run"
-
     def weigh(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Option | None:
         offer = self.drafter.draft(tokens, request, sampler)
         if not len(offer.tokens):
@@ -47,14 +47,14 @@ class TextSource:
             pass_times_s = self.costs.pass_times_s(len(rates) + 1)
             rate, length = best_length(expected_tokens(rates), pass_times_s.__getitem__)
             return Option(rate, length, self, offer)
-        total = max(trees.expected_tokens(offer.parents, rates), self._recent_yield())
+        total = max(trees.expected_tokens(offer.parents, rates), self._recent_yield(offer))
         return Option(total / self.costs.pass_s(len(rates) + 1), len(rates), self, offer)
 
     def trial(self, option: Option, best: Option, tokens: TokenIds) -> Option | None:
         """The option of a tree while its source is on trial."""
         if option.offer.parents is None:
             return None
-        lost_s = self.costs.pass_s(option.num_tokens + 1) - self._recent_yield() / best.rate
+        lost_s = self.costs.pass_s(option.num_tokens + 1) - self._recent_yield(option.offer) / best.rate
         if option is not best and not self._trial_left and self._budget.spend(2 * _WARM_UP * lost_s):
             self._trial_left = 2 * _WARM_UP
         if not self._trial_left:
@@ -75,8 +75,9 @@ class TextSource:
         self._num_run += 1
         if self._num_run > _WARM_UP:
             for is_more in [True] * (len(emitted) - 1) + [False]:
-                self.rates.observe(self._runs, 0, is_more)
+                self.rates.observe(runs_of(self.drafter.name), max(round.draft.buckets), is_more)
 
-    def _recent_yield(self) -> float:
-        """Tokens that a pass over a tree has given lately, from the chance of one more."""
-        return 1 / max(1 - self.rates.rate(self._runs, 0), 1 / self.max_tokens)
+    def _recent_yield(self, tree: Draft) -> float:
+        """Tokens that a pass over such a tree has given lately, from the chance of one more."""
+        rate = self.rates.rate(runs_of(self.drafter.name), max(tree.buckets))
+        return 1 / max(1 - rate, 1 / self.max_tokens)

@@ -495,6 +495,8 @@ def test_doctor_tells_what_is_here(capsys: pytest.CaptureFixture[str], tmp_path:
     assert document["home"]["path"] == str(tmp_path / "home")
     assert "CPUExecutionProvider" in document["onnxruntime"]["providers"]
     assert document["memory"]["total_bytes"] >= document["memory"]["available_bytes"] > 0
+    assert document["memory"]["reserve_bytes"] >= 96 << 20
+    assert document["memory"]["pressure"] in ("none", "some", "high")
     assert document["self_test"] is None
     assert next(device["device"] for device in document["devices"] if device["is_usable"]) == "cpu"
     code, out, _ = run(capsys, "doctor")

@@ -12,8 +12,9 @@ from edgespec import load
 from edgespec.cli.main import main
 from edgespec.export.convert import export_model, plan_source
 from edgespec.manifest import read_manifest
-from edgespec.memory.estimate import RESERVE_BYTES, estimate_full_context, estimate_memory
+from edgespec.memory.estimate import estimate_full_context, estimate_memory
 from edgespec.memory.free_memory import FreeMemory
+from edgespec.memory.reserve import RESERVE_BYTES
 from edgespec.models.home import ModelHome
 from edgespec.models.pair import Pair, PairCheck, record_check
 from edgespec.planning.option import SCHEDULES

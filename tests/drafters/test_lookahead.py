@@ -14,7 +14,7 @@ from edgespec.decoding import trees
 from edgespec.decoding.acceptance import equality
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, speculative_decode
-from edgespec.drafters.lookahead import SMALLEST, Lookahead, NgramTable, Window, best_window
+from edgespec.drafters.lookahead import SMALLEST, Lookahead, NgramTable, Window, best_window, window_bucket
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts, pass_costs
 from edgespec.policy.fixed import FixedLength
@@ -112,6 +112,49 @@ def test_window_fits_where_rows_are_cheap(passes: dict[int, float], fits: bool) 
     window = best_window(pass_costs(passes))
     assert (window is not None) == fits
     assert SMALLEST.width < 12
+
+
+def rows_cost(share: float) -> PassCosts:
+    """Costs of passes whose rows beyond the first cost a share of a step each."""
+    return pass_costs({width: 1.0 + share * (width - 1) for width in (1, 2, 4, 8, 16)})
+
+
+@pytest.mark.parametrize(
+    ("share", "wanted"),
+    [(0.0, Window(7, 4, 7)), (0.004, Window(5, 3, 5)), (0.03, Window(3, 3, 2)), (0.05, None), (0.25, None)],
+)
+def test_window_is_as_wide_as_rows_are_cheap(share: float, wanted: Window | None) -> None:
+    assert best_window(rows_cost(share)) == wanted
+
+
+def test_rows_of_an_a100_are_too_dear_for_it() -> None:
+    """2, 4, 8 and 16 rows by ONNX Runtime's table of quantised matrices, summed over a Qwen3-8B."""
+    assert best_window(pass_costs({1: 1.0, 2: 1.19, 4: 1.39, 8: 2.0, 16: 3.3})) is None
+
+
+def test_what_a_window_has_yielded_counts_if_it_is_more_than_what_most_texts_yield() -> None:
+    window = Window(7, 4, 7)
+    key = ("lookahead, run", window_bucket(window))
+    assert best_window(rows_cost(0.03), {key: (130.0, 200.0)}) == window  # 2.86 tokens a pass of 2.23 steps
+    assert best_window(rows_cost(0.03), {key: (20.0, 30.0)}) == SMALLEST, "too few to count"
+    assert best_window(rows_cost(0.03), {key: (5.0, 200.0)}) == SMALLEST, "other texts may yield more"
+
+
+def test_rounds_are_counted_for_the_window_that_they_ran() -> None:
+    """So that the next load can choose by them."""
+    window = Window(5, 3, 5)
+    costs = rows_cost(0.01)
+    rates = AcceptanceRates()
+    policy = MeasuredPolicy([Lookahead(window)], costs, rates)
+    tokens, decoder = PROMPT, TableDecoder(VOCAB, seed=1)
+    for _ in range(200):
+        round = policy.propose(tokens, 100, GREEDY)
+        logits = decoder.tree_logits(tokens, round.draft.tokens, round.draft.parents or ())
+        emitted = equality(tokens, round.draft, logits, GREEDY)
+        policy.observe(round, logits, emitted, costs.pass_s(len(round.draft.tokens) + 1))
+        tokens = append(tokens, emitted)
+    counted = {bucket for source, bucket in rates.snapshot() if source == "lookahead, run" and bucket >= 0}
+    assert counted == {window_bucket(window)}
 
 
 def near_cycle(seed: int, seconds_ms: dict[int, float], num_rounds: int) -> tuple[float, int]:

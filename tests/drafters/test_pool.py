@@ -1,20 +1,18 @@
 """Models are let go and opened again, faults are parked, and the text is that of plain decoding."""
 
-import gc
 import threading
-import weakref
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import pytest
 from fake_nvml import Gpu, opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from imitated_machine import MIB, PLENTY, ROOMY, VOCAB, Machine, target
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, Plain, speculative_decode
@@ -25,111 +23,19 @@ from edgespec.drafters.lane_drafter import LaneDrafter
 from edgespec.drafters.lanes import ThreadLane
 from edgespec.drafters.memory_watch import MemoryWatch
 from edgespec.drafters.model_drafter import ModelDrafter
-from edgespec.drafters.ngram import NgramDrafter
 from edgespec.drafters.pool import DrafterPool
-from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.errors import MemoryExhausted, VocabularyMismatch
 from edgespec.memory.device_memory import Drivers, Places
-from edgespec.memory.estimate import RESERVE_BYTES
 from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory
+from edgespec.memory.pressure import NO_PRESSURE, Level, Pressure
+from edgespec.memory.reserve import RESERVE_BYTES, Reserve, device_reserve, machine_reserve
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.speculation import Speculation
 from edgespec.runtimes.table import TableDecoder
 from edgespec.system.cancel import Cancel
-from edgespec.system.clock import VirtualClock
 from edgespec.types import Draft, Drafter, DraftRequest, Logits, Sampler, TokenIds
 
-VOCAB = 12
 PROMPT = np.array([1, 2, 3, 1, 2], np.int32)
-MIB = 1 << 20
-PLENTY = 1 << 40
-ROOMY = {HOST: FreeMemory(PLENTY, "a test")}
-
-
-def target() -> TableDecoder:
-    return TableDecoder(VOCAB, seed=1)
-
-
-class Weights(TableDecoder):
-    """A decoder that a weak reference can watch."""
-
-    __slots__ = ("__weakref__",)
-
-
-class AtOnce(Executor):
-    """Has done what it is given when it answers."""
-
-    def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> "Future[Any]":
-        done: Future[Any] = Future()
-        try:
-            done.set_result(work(*arguments, **named))
-        except Exception as error:
-            done.set_exception(error)
-        return done
-
-
-@dataclass
-class Machine:
-    """Memory that a test sets, and what was opened in it."""
-
-    free_bytes: int = PLENTY
-    clock: VirtualClock = field(default_factory=VirtualClock)
-    opened: list[str] = field(default_factory=list)
-    watched: list["weakref.ref[Weights]"] = field(default_factory=list)
-    refuses: set[str] = field(default_factory=set)
-    errors: dict[str, Exception] = field(default_factory=dict)
-    num_closed: int = 0
-    executor: Executor = field(default_factory=AtOnce)
-    reported: list[str] = field(default_factory=list)
-
-    def rooms(self) -> FreeByPlace:
-        return {HOST: FreeMemory(self.free_bytes, "a test")}
-
-    def candidate(self, name: str, needed_mib: int, drafter: Callable[[], Drafter] | None = None) -> Candidate:
-        def opened(cancel: Cancel, report: Callable[[str], None]) -> OpenModel:
-            if name in self.refuses:
-                raise MemoryExhausted(f"no room for {name}")
-            if name in self.errors:
-                raise self.errors[name]
-            decoder = Weights(VOCAB, seed=2, near=target())
-            self.watched.append(weakref.ref(decoder))
-            self.opened.append(name)
-            made = drafter() if drafter else ModelDrafter(decoder, VOCAB, name)
-            return OpenModel(made, decoder, self)
-
-        return Candidate(name, {HOST: needed_mib * MIB}, opened)
-
-    @property
-    def alive(self) -> int:
-        """How many of the decoders that were opened anybody holds."""
-        gc.collect()
-        return sum(each() is not None for each in self.watched)
-
-    def stop(self) -> None:
-        self.num_closed += 1
-
-    def pool(self, *candidates: Candidate, texts: frozenset[str] = frozenset({"suffix"})) -> DrafterPool:
-        sets = drafter_sets(
-            [[each] for each in candidates], texts, frozenset({"suffix"}), lambda names: len(names) * MIB
-        )
-        return DrafterPool(
-            sets,
-            VOCAB,
-            self.texts,
-            watch=MemoryWatch([each.tier for each in sets], free=self.rooms, clock=self.clock),
-            changes=ChangeLog(self.reported.append),
-            loader=BackgroundLoader(self.executor),
-        )
-
-    def texts(self, names: frozenset[str]) -> list[Drafter]:
-        made: dict[str, Drafter] = {"suffix": SuffixDrafter(), "ngram": NgramDrafter()}
-        return [made[name] for name in sorted(names)]
-
-    def look(self, pool: DrafterPool, free_bytes: int, after_s: float = 0.2) -> list[str]:
-        self.free_bytes = free_bytes
-        self.clock.sleep(after_s)
-        pool.look(10)
-        return [drafter.name for drafter in pool.drafters()]
 
 
 def names_of(sets: list[DrafterSet]) -> list[str]:
@@ -146,7 +52,8 @@ def test_from_all_that_was_named_to_plain_decoding() -> None:
     assert set_names_of([], "suffix") == ["suffix", "ngram", "plain decoding"]
     assert set_names_of([], "ngram") == ["ngram", "plain decoding"]
     assert set_names_of([]) == ["plain decoding"]
-    assert set_names_of([[big]]) == ["big", "lookahead+suffix", "ngram", "plain decoding"]
+    assert set_names_of([], "lookahead") == ["lookahead", "ngram", "plain decoding"]
+    assert set_names_of([[big]]) == ["big", "lookahead+suffix", "suffix", "ngram", "plain decoding"]
     assert set_names_of([[big], [small]], "suffix")[:3] == ["suffix+big+small", "suffix+small", "lookahead+suffix"]
     assert set_names_of([[big, small, tiny]])[:4] == ["big", "small", "tiny", "lookahead+suffix"]
 
@@ -157,7 +64,7 @@ def test_models_that_fit_are_opened_and_the_others_are_reported() -> None:
     pool.start({HOST: FreeMemory(RESERVE_BYTES + 300 * MIB, "a test")}, {HOST: 100 * MIB})
     assert machine.opened == ["small"]
     (line,) = machine.reported
-    assert line.startswith("drafting steps down from suffix+big+small to suffix+small: the first needs 1097 MiB")
+    assert line.startswith("drafting steps down from suffix+big+small to suffix+small: the first needs 1001 MiB")
     assert pool.take_changes() == (line,)
     assert pool.take_changes() == ()
 
@@ -335,6 +242,76 @@ def test_a_cache_that_has_no_room_to_grow_is_an_error_before_it_is_asked_for() -
     pool.look(40)
     machine.free_bytes = 0
     pool.look(90)
+
+
+HIGH = Pressure(Level.HIGH, "programs waited for memory in 50% of the last 10 seconds")
+SOME = Pressure(Level.SOME, "programs waited for memory in 15% of the last 10 seconds")
+
+
+def test_high_pressure_closes_a_model_however_much_is_free() -> None:
+    machine = Machine()
+    pool = machine.pool(machine.candidate("big", 900), machine.candidate("small", 100))
+    pool.start(ROOMY, {})
+    machine.pressure = HIGH
+    assert machine.look(pool, PLENTY) == ["suffix", "small"], "one at a time"
+    assert machine.alive == 1
+    assert machine.look(pool, PLENTY, 9.0) == ["suffix", "small"], "what closing the first has changed shows later"
+    assert machine.look(pool, PLENTY, 2.0) == ["suffix"]
+    for _ in range(100):
+        assert machine.look(pool, PLENTY, 5.0) == ["suffix"], "text drafters hold too little to matter"
+    news = pool.take_changes()
+    assert [line.split(":")[0] for line in news] == [
+        "drafting steps down from suffix+big+small to suffix+small",
+        "drafting steps down from suffix+small to suffix",
+    ]
+    assert news[0].endswith("other programs need the memory: " + HIGH.sign)
+
+
+def test_no_model_is_opened_again_while_programs_wait_for_memory() -> None:
+    machine = Machine()
+    pool = machine.pool(machine.candidate("model", 200))
+    pool.start(ROOMY, {})
+    machine.look(pool, 0)
+    machine.pressure = SOME
+    for _ in range(50):
+        assert machine.look(pool, PLENTY, 5.0) == ["suffix"]
+    machine.pressure = NO_PRESSURE
+    assert machine.look(pool, PLENTY, 0.2) == ["suffix"], "not for long enough"
+    assert machine.look(pool, PLENTY, 3.0) == ["suffix", "model"]
+
+
+def test_some_pressure_closes_nothing() -> None:
+    machine = Machine(pressure=SOME)
+    pool = machine.pool(machine.candidate("model", 200))
+    pool.start(ROOMY, {})
+    for _ in range(50):
+        assert machine.look(pool, PLENTY, 5.0) == ["suffix", "model"]
+
+
+@pytest.mark.parametrize("reserve", [machine_reserve(16 << 30), machine_reserve(4 << 30), device_reserve(8 << 30)])
+def test_a_model_leaves_the_reserve_and_text_drafters_need_none_of_it(reserve: Reserve) -> None:
+    machine = Machine()
+    pool = machine.pool(machine.candidate("model", 200))
+    pool.watch.free = lambda: {HOST: FreeMemory(machine.free_bytes, "a test", reserve=reserve)}
+    pool.start({HOST: FreeMemory(reserve.opening_bytes + 201 * MIB, "a test", reserve=reserve)}, {})
+    assert machine.look(pool, reserve.floor_bytes) == ["suffix", "model"]
+    assert machine.look(pool, reserve.floor_bytes - 1) == ["suffix"]
+    for free_bytes in (RESERVE_BYTES, reserve.opening_bytes + 200 * MIB - 1):
+        assert machine.look(pool, free_bytes, 5.0) == machine.look(pool, free_bytes, 5.0) == ["suffix"]
+    machine.look(pool, reserve.opening_bytes + 200 * MIB)
+    assert machine.look(pool, reserve.opening_bytes + 200 * MIB, 5.0) == ["suffix", "model"]
+
+
+@pytest.mark.parametrize(("missing", "name"), [(0, "suffix+model"), (1, "suffix")])
+def test_a_model_is_loaded_where_the_reserve_remains(missing: int, name: str) -> None:
+    machine, reserve = Machine(), machine_reserve(16 << 30)
+    pool = machine.pool(machine.candidate("model", 200))
+    free_bytes = reserve.opening_bytes + (500 + 201) * MIB - missing  # the target, suffix and the model
+    pool.start({HOST: FreeMemory(free_bytes, "a test", reserve=reserve)}, {HOST: 500 * MIB})
+    assert pool.drafter_set.name == name
+    if missing:
+        (line,) = machine.reported
+        assert "needs 201 MiB beside the 500 of the target and 1024 in reserve, and 1724 MiB are free" in line
 
 
 class Broken(Drafter):
@@ -678,7 +655,7 @@ def on_cuda(name: str, needed_mib: int, machine: Machine) -> Candidate:
 
 
 def test_a_drafter_on_a_device_is_let_go_when_its_driver_tells_less_and_no_token_changes() -> None:
-    machine, gpu = Machine(), Gpu("NVIDIA H200", 900 * MIB)
+    machine, gpu = Machine(), Gpu("NVIDIA H200", 900 * MIB, total=1024 * MIB)
     sets = drafter_sets([[on_cuda("model", 300, machine)]], frozenset({"suffix"}), frozenset(), lambda names: MIB)
     pool = DrafterPool(
         sets,
@@ -689,6 +666,7 @@ def test_a_drafter_on_a_device_is_let_go_when_its_driver_tells_less_and_no_token
             free=Places(["cuda"], lambda: ROOMY[HOST], machine.reported.append, Drivers(opened(gpu))),
             place="host",
             clock=machine.clock,
+            pressure=lambda: machine.pressure,
         ),
         changes=ChangeLog(machine.reported.append),
         loader=BackgroundLoader(machine.executor),

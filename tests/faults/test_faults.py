@@ -467,6 +467,27 @@ def test_a_report_that_raises_reaches_the_reader_once(manifest: Manifest, tokeni
     assert len(told) == 1
 
 
+# F41: drafters that change between answers
+
+
+def test_what_changes_between_answers_is_reported_as_the_next_one_begins(
+    manifest: Manifest, tokenizer: Tokenizer
+) -> None:
+    table, told = TableDecoder(tiny.VOCAB, 3, context_length=400), list[str]()
+    drafter = TableDecoder(tiny.VOCAB, 4, table)
+    with drafted_engine(manifest, tokenizer, table, drafter, report=told.append) as engine:
+        wanted = engine.generate(PROMPT, sampling=HOT, max_tokens=30).token_ids
+        engine._pool.changes.add("drafting steps down")  # as the thread that looks between answers does
+        assert told == [], "a user may be typing"
+        with engine.stream(PROMPT, sampling=HOT, max_tokens=30) as answer:
+            assert told == ["drafting steps down"], "before its first chunk"
+            chunks = list(answer)
+        assert told == ["drafting steps down"]
+        assert chunks[-1].stats is not None
+        assert chunks[-1].stats.downgrades == ("drafting steps down",)
+        assert tuple(token for chunk in chunks for token in chunk.token_ids) == wanted
+
+
 # F22: forks
 
 

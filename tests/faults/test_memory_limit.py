@@ -56,10 +56,51 @@ with load(model, **named, draft_length=3, deterministic=True, report=said.append
         "said": said, "sizes": sizes, "num_open": num_open,
     }))
 """
+# Another part of the program takes memory while no answer is made, and gives it back.
+BETWEEN = """
+import json, resource, sys, time, weakref
+import numpy as np, psutil
+from edgespec import SamplingParams, load
+
+model, drafter, prompt, num_tokens, growth = *sys.argv[1:4], *map(int, sys.argv[4:])
+process = psutil.Process()
+said, sizes, num_open = [], {}, []
+
+def wait_until(is_open):
+    end = time.monotonic() + 60
+    while bool(engine._pool.decoders) != is_open:
+        assert time.monotonic() < end, said
+        time.sleep(0.05)
+    num_open.append(len(engine._pool.decoders))
+
+named = dict(drafter=drafter, schedule="serial", draft_length=3, deterministic=True)
+with load(model, **named, report=said.append) as engine:
+    ask = dict(sampling=SamplingParams(temperature=0.8, seed=7), max_tokens=num_tokens)
+    wanted = engine.plain().generate(prompt, **ask).token_ids
+    num_said = [len(said)]
+    wait_until(True)
+    limit = process.memory_info().vms + (growth << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    sizes["before"] = process.memory_info().rss
+    held = np.empty(limit - process.memory_info().vms - (20 << 20), np.uint8)
+    wait_until(False)
+    sizes["after"] = process.memory_info().rss
+    small = engine.generate(prompt, **ask)
+    num_said.append(len(said))
+    held = np.empty(0, np.uint8)
+    wait_until(True)
+    num_said.append(len(said))
+    large = engine.generate(prompt, **ask)
+    num_said.append(len(said))
+    print(json.dumps({
+        "same": small.token_ids == large.token_ids == wanted, "num_open": num_open, "said": said, "sizes": sizes,
+        "num_said": num_said, "downgrades": [*small.stats.downgrades, *large.stats.downgrades],
+    }))
+"""
 
 
-def run(*arguments: object) -> dict[str, Any]:
-    command = [sys.executable, "-c", ANSWER, *map(str, arguments)]
+def run(*arguments: object, program: str = ANSWER) -> dict[str, Any]:
+    command = [sys.executable, "-c", program, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -102,6 +143,33 @@ def test_a_real_model_is_let_go_and_comes_back_under_a_limit(
     assert "down from" in found["downgrades"][0]
     assert changes(found["num_open"]) == [1, 0, 1], found["downgrades"]
     assert "up from" in found["downgrades"][-1]
+
+
+def require_moves_between_answers(found: dict[str, Any]) -> None:
+    assert found["same"]
+    assert found["num_open"] == [1, 0, 1]
+    ways = [line.split(":")[0].split()[2] for line in found["downgrades"]]
+    assert set(ways) == {"down", "up"}
+    assert ways == sorted(ways), "first down, then up"
+    assert [line for line in found["said"] if "drafting steps" in line] == found["downgrades"]
+    first, small, idle, large = found["num_said"]
+    assert small > first
+    assert idle == small, "it is reported with answers and not between them"
+    assert large > idle
+
+
+@linux
+@pytest.mark.slow
+def test_a_drafter_is_closed_and_opened_again_between_answers(tiny_model: Path, tiny_drafter: Path) -> None:
+    require_moves_between_answers(run(tiny_model, tiny_drafter, "in the an", 60, 400, program=BETWEEN))
+
+
+@linux
+@pytest.mark.model
+def test_a_real_drafter_gives_its_memory_to_others_between_answers(smollm2: Path, smollm2_int8: Path) -> None:
+    found = run(smollm2, smollm2_int8, PROMPT, 60, 800, program=BETWEEN)
+    require_moves_between_answers(found)
+    assert found["sizes"]["before"] - found["sizes"]["after"] > 100 << 20, "its memory is the system's again"
 
 
 @linux

@@ -9,9 +9,14 @@ from edgespec.errors import UnknownMemory
 from edgespec.memory.device_memory import Drivers, Places, amd_readers, nvidia_reader
 from edgespec.memory.free_memory import HOST, FreeMemory
 from edgespec.memory.nvml import open_nvml, read_nvidia_driver
+from edgespec.memory.reserve import device_reserve
 
 GIB = 1 << 30
 HOST_ROOM = FreeMemory(7 * GIB, "the memory of this machine")
+
+
+def on_device(free: int, name: str, total: int) -> FreeMemory:
+    return FreeMemory(free, f"the memory of {name}", reserve=device_reserve(total))
 
 
 def drivers(*gpus: Gpu, sysfs: Path = Path("/none"), has_driver: bool = True) -> Drivers:
@@ -83,7 +88,7 @@ def test_free_memory_is_asked_of_the_driver_each_time() -> None:
     library = FakeNvml([gpu])
     found = places(["cpu", "cuda"], Drivers(library.open, Path("/none"), {}))
     assert (found.place_of("cpu"), found.place_of("cuda")) == (HOST, "cuda")
-    assert found() == {HOST: HOST_ROOM, "cuda": FreeMemory(3 * GIB, "the memory of NVIDIA H200")}
+    assert found() == {HOST: HOST_ROOM, "cuda": on_device(3 * GIB, "NVIDIA H200", 24 * GIB)}
     gpu.free = GIB
     assert found()["cuda"].free_bytes == GIB
     assert library.num_inits == 1
@@ -118,7 +123,7 @@ def test_amdgpu_tells_what_is_free_in_files(tmp_path: Path) -> None:
     device = card(tmp_path, "card1", 16 * GIB, 4 * GIB)
     (tmp_path / "card1-DP-1").mkdir()
     (read,) = amd_readers(tmp_path)
-    assert read() == FreeMemory(12 * GIB, "the memory of card1")
+    assert read() == on_device(12 * GIB, "card1", 16 * GIB)
     (device / "mem_info_vram_used").write_text(f"{17 * GIB}\n")
     assert read().free_bytes == 0
     (device / "mem_info_vram_used").write_text("busy\n")
@@ -138,6 +143,6 @@ def test_of_several_gpus_that_webgpu_may_run_on_the_roomiest_counts(tmp_path: Pa
     card(tmp_path, "card0", 8 * GIB, 2 * GIB)
     gpu = Gpu("NVIDIA", 5 * GIB)
     found = places(["webgpu"], drivers(gpu, sysfs=tmp_path))
-    assert found()["webgpu"] == FreeMemory(6 * GIB, "the memory of card0")
+    assert found()["webgpu"] == on_device(6 * GIB, "card0", 8 * GIB)
     gpu.free = 7 * GIB
-    assert found()["webgpu"] == FreeMemory(7 * GIB, "the memory of NVIDIA")
+    assert found()["webgpu"] == on_device(7 * GIB, "NVIDIA", 24 * GIB)

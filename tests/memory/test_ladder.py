@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.memory.ladder import COOLDOWN_S, LONGEST_COOLDOWN_S, Ladder, Tier
+from edgespec.memory.ladder import COOLDOWN_S, LONGEST_COOLDOWN_S, Bytes, Ladder, Margin, Tier
 
 
 def tiers(**needed: int) -> list[Tier]:
@@ -14,11 +14,24 @@ def tiers(**needed: int) -> list[Tier]:
 
 
 TIERS = tiers(two=900, one=300, suffix=20, ngram=5, plain=0)
-WANTED = {"host": 100}
+
+
+def margin(wanted: Bytes, times: float = 1.0) -> Margin:
+    """The same with and without models."""
+    both = {place: int(times * num_bytes) for place, num_bytes in wanted.items()}
+    return Margin(both, both)
+
+
+WANTED = margin({"host": 100})
+
+
+def look_at(ladder: Ladder, free: Bytes, wanted: Bytes, now_s: float) -> int:
+    """A climb leaves half as much again as must be free."""
+    return ladder.look(free, margin(wanted), margin(wanted, 1.5), now_s)
 
 
 def look(ladder: Ladder, free: int, wanted: int, now_s: float) -> int:
-    return ladder.look({"host": free}, {"host": wanted}, now_s)
+    return look_at(ladder, {"host": free}, {"host": wanted}, now_s)
 
 
 @pytest.mark.parametrize(
@@ -124,25 +137,25 @@ EACH = {"host": 100, "cuda": 100}
 def test_what_starts_fits_in_each_place(host: int, cuda: int, position: int) -> None:
     wanted = {"host": 100, "cuda": 0}
     wanted["cuda"] = 100 if cuda else 0
-    assert Ladder(ON_TWO).start({"host": host, "cuda": cuda}, wanted) == position
+    assert Ladder(ON_TWO).start({"host": host, "cuda": cuda}, margin(wanted)) == position
 
 
 def test_it_falls_for_the_place_that_is_short_and_not_where_that_frees_nothing_there() -> None:
     ladder = Ladder(ON_TWO)
-    assert ladder.look({"host": 1000, "cuda": 99}, EACH, 0.0) == 1
-    assert ladder.look({"host": 1000, "cuda": 0}, EACH, 1.0) == 1, "nothing on the device can be freed"
-    assert ladder.look({"host": 99, "cuda": 0}, EACH, 2.0) == 2
+    assert look_at(ladder, {"host": 1000, "cuda": 99}, EACH, 0.0) == 1
+    assert look_at(ladder, {"host": 1000, "cuda": 0}, EACH, 1.0) == 1, "nothing on the device can be freed"
+    assert look_at(ladder, {"host": 99, "cuda": 0}, EACH, 2.0) == 2
 
 
 def test_it_climbs_where_there_is_room_in_each_place_that_the_tier_takes_of() -> None:
     for cuda, wanted in ((449, 1), (450, 0)):
         ladder = Ladder(ON_TWO, position=1)
         for second in (0.0, 5.0):
-            position = ladder.look({"host": 110, "cuda": cuda}, EACH, second)
+            position = look_at(ladder, {"host": 110, "cuda": cuda}, EACH, second)
         assert position == wanted
 
 
 def test_a_place_of_which_nothing_is_known_has_room() -> None:
     ladder = Ladder(ON_TWO, position=1)
-    assert ladder.start({"host": 140}, {"host": 100}) == 0
-    assert ladder.look({"host": 100}, {"host": 100}, 0.0) == 0
+    assert ladder.start({"host": 140}, WANTED) == 0
+    assert look_at(ladder, {"host": 100}, {"host": 100}, 0.0) == 0

@@ -11,12 +11,14 @@ import tiny
 
 from edgespec import load
 from edgespec.cli.main import main
-from edgespec.errors import DiskFull, ManifestError, VocabularyMismatch
+from edgespec.errors import DiskFull, ManifestError, MemoryExhausted, VocabularyMismatch
 from edgespec.evaluation.pair_check import best_gain
 from edgespec.evaluation.pairing import PairHalf, check_pair, export_pair
 from edgespec.export.convert import export_model, plan_source
 from edgespec.export.output import RESERVE_BYTES
 from edgespec.manifest import read_manifest
+from edgespec.memory.free_memory import free_memory
+from edgespec.memory.reserve import machine_reserve
 from edgespec.models.hub import LocalSource
 from edgespec.models.pair import DRAFTER, FILE_NAME, TARGET, PairCheck, have_same_tokens, read_pair, write_pair
 from edgespec.tokenization.tokenizer import Tokenizer
@@ -61,6 +63,16 @@ def test_a_model_keeps_all_of_its_own_drafts(tiny_model: Path) -> None:
     assert check.same_special_tokens
     assert check.same_chat_template
     assert check.pays == (check.expected_gain >= 1.05)
+
+
+def test_a_drafter_that_there_is_no_memory_for_is_not_judged(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it every pair would seem not to pay, and that would be stored."""
+    least = free_memory()._replace(free_bytes=260 << 20, reserve=machine_reserve(16 << 30))
+    monkeypatch.setattr("edgespec.engine.resolve.free_memory", lambda limit_bytes=None: least)
+    with pytest.raises(MemoryExhausted, match=r"tiny.* cannot be measured: there was no memory to open it beside"):
+        check_pair(str(tiny_model), str(tiny_model))
 
 
 def test_best_gain_follows_acceptance_and_costs() -> None:
