@@ -9,7 +9,7 @@ from edgespec.loading.open_model import ModelFolder
 from edgespec.loading.placement import Placement
 from edgespec.manifest import Manifest
 from edgespec.memory.device_memory import Places
-from edgespec.memory.estimate import RESERVE_BYTES, bytes_by_place, estimate_full_context
+from edgespec.memory.estimate import bytes_by_place, estimate_full_context
 from edgespec.memory.free_memory import ReadFreeMemory
 from edgespec.memory.ladder import Bytes
 from edgespec.planning.device_search import Refusal, Where
@@ -199,7 +199,7 @@ class DeviceOptions:
             estimate = estimate_full_context(manifest, sizes[manifest.name, device], context)
             return bytes_by_place(estimate, at[device], free)
 
-        return MemoryNeeds(needed, {place: room.free_bytes - RESERVE_BYTES for place, room in free.items()})
+        return MemoryNeeds(needed, {place: room.free_bytes - room.reserve.opening_bytes for place, room in free.items()})
 
 
 def _refuse_form(error: EdgeSpecError, device: Device, where: Where) -> Refusal:
