@@ -23,6 +23,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.learned_speculation import learned_speculation
 from edgespec.engine.resolve import NamedDrafter, Resolved, resolve
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted, UsageError
+from edgespec.loading.device_choice import require_together
 from edgespec.loading.device_forms import explain_form, require_form
 from edgespec.loading.memory_fit import MemoryFit, fit_memory
 from edgespec.loading.open_model import ModelFolder, open_model, read_chat_template, read_tokenizer, weights_bytes
@@ -77,8 +78,9 @@ def load(
             accepts more tokens of a drafter model at a temperature. Both keep the target's distribution.
         schedule: When a drafter model works: serial, between passes of the target; pipelined, also during them;
             hedged, also on other outcomes of the pass; auto, whichever was measured to be fastest.
-        device: Where the target runs, a name that edgespec devices prints. auto is the CPU, or for a folder that
-            was exported for a GPU or an NPU the first of that kind that can be used.
+        device: Where the target runs, and for which it is prepared: gpu, npu or a name that edgespec devices
+            prints. auto is the CPU, or for a folder that was exported for a GPU or an NPU the first of that kind
+            that can be used.
         drafter_device: Where a drafter model runs.
         num_threads: Threads of the target; by default all physical cores.
         drafter_threads: Threads of a drafter model; by default as many as the target has, or separate cores where
@@ -168,6 +170,7 @@ class _Options(NamedTuple):
 
 def _open(resolved: Resolved, placement: Placement, options: _Options) -> Engine:
     """Open the models in a placement."""
+    require_together(placement.device, placement.drafter_device, has_drafter_model=bool(resolved.drafters))
     require_form(resolved.target, placement.device)
     for model in [model for drafter in resolved.drafters for model in drafter.models]:
         require_form(model, placement.drafter_device)
