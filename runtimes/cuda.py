@@ -4,6 +4,7 @@ Written from ONNX Runtime's documentation and tried with its 1.31 build on a mac
 """
 
 import io
+import os
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from typing import Any
@@ -59,7 +60,12 @@ def opening_problem(ort: Any) -> str | None:
 
 
 def preload_libraries(ort: Any) -> str:
-    """Load CUDA and cuDNN from their wheels; returns the first line that ONNX Runtime prints of a failure."""
+    """Load CUDA and cuDNN from their wheels; returns the first line that ONNX Runtime prints of a failure.
+
+    Before, CUDA is told to count GPUs as NVIDIA's driver and nvidia-smi do, unless the user has told it otherwise:
+    by itself it counts the fastest first, and an index would name another GPU than the one whose memory is read.
+    """
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if not hasattr(ort, "preload_dlls"):
         return ""
     printed = io.StringIO()

@@ -4,9 +4,9 @@ import importlib
 import importlib.metadata
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import psutil
 
 from edgespec.errors import DeviceUnavailable
-from edgespec.memory.nvml import read_nvidia_driver
+from edgespec.memory.nvml import Nvidia, read_nvidia_driver
 from edgespec.runtimes import cuda
+from edgespec.runtimes.device_names import BY_KIND, KINDS, DeviceName, Kind, format_device_name, parse_device_name
 from edgespec.runtimes.missing import Missing
-from edgespec.runtimes.plugins import PLUGINS, register_plugin
+from edgespec.runtimes.plugins import PLUGINS, Plugin, list_devices, register_plugin
 from edgespec.system.signals import defer_signals
 from edgespec.system.system_info import processor_name
 
@@ -54,17 +55,19 @@ PROVIDERS = {
     **{name: each.provider for name, each in _BUILT_IN.items()},
     **{plugin.name: plugin.provider for plugin in PLUGINS},
 }
-_KINDS = {"gpu": ("cuda", "tensorrt-rtx", "webgpu", "directml"), "npu": ("qnn", "openvino")}
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 THREADS_PER_CORE = 4  # more are taken for a mistake
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """An execution provider and the name that users give it.
+    """An execution provider on one piece of hardware, and the name that users give it.
 
-    memory: what ONNX Runtime calls the place of its arrays. handles: the OrtEpDevices of a plugin. options: for
-    the provider; entries: for the session. host_threads: enough where the host has next to nothing to do.
+    name: as edgespec devices prints it: cpu, cuda, cuda:1, openvino:npu. memory: what ONNX Runtime calls the place
+    of its arrays; memory_index: which of several. handles: the OrtEpDevice of a plugin. options: for the provider;
+    entries: for the session. host_threads: enough where the host has next to nothing to do. kind: an emulator's is
+    that of what it emulates. index: among the devices of its provider and kind. hardware: its name or its maker,
+    where known.
     """
 
     name: str
@@ -74,15 +77,35 @@ class Device:
     options: tuple[tuple[str, str], ...] = ()
     entries: tuple[tuple[str, str], ...] = ()
     host_threads: int | None = None
+    kind: Kind = "cpu"
+    index: int = 0
+    memory_index: int = 0
+    hardware: str | None = None
 
     @property
     def is_software(self) -> bool:
         """An emulator or a software adapter, which gives a device's results and is slower than the CPU."""
         return bool(self.handles) and str(self.handles[0].device.type).endswith("CPU")
 
+    @property
+    def form(self) -> Kind:
+        """The form of a model folder that suits it."""
+        return self.kind
+
+    @property
+    def place(self) -> str:
+        """The memory that its arrays lie in, apart from that of other devices: cpu, cuda, cuda:1."""
+        return f"{self.memory}:{self.memory_index}" if self.memory_index else self.memory
+
 
 CUDA = Device(
-    "cuda", cuda.PROVIDER, "cuda", options=cuda.OPTIONS, entries=cuda.ENTRIES, host_threads=cuda.HOST_THREADS
+    "cuda",
+    cuda.PROVIDER,
+    "cuda",
+    options=cuda.OPTIONS,
+    entries=cuda.ENTRIES,
+    host_threads=cuda.HOST_THREADS,
+    kind="gpu",
 )
 
 
@@ -129,65 +152,127 @@ def installed_builds() -> list[str]:
 
 
 def find_device(name: str) -> Device:
-    """Find a device by its name; gpu and npu are the first usable one of their kind, auto is the CPU.
+    """Find a device by its name; gpu and npu are the first real one of their kind, auto is the CPU.
 
     Raises DeviceUnavailable: An unknown name, or a device that cannot be used here, with how to fix that.
     """
-    name = "cpu" if name.lower() == "auto" else name.lower()
-    if name in PROVIDERS:
-        found = look_up(name)
-        if isinstance(found, Missing):
-            raise found.as_error(name)
-        return found
-    if name not in _KINDS:
-        near = get_close_matches(name, ["auto", *device_names()], n=1)
-        guess = f"did you mean {near[0]}? " if near else ""
+    asked = parse_device_name(name)
+    if asked.provider is None:
+        assert asked.kind is not None
+        return _first_of_kind(asked.kind)
+    found = find_devices(asked.provider)
+    if isinstance(found, Missing):
+        raise found.as_error(name.lower())
+    same = [each for each in found if each.index == asked.index and asked.kind in (None, each.kind)]
+    if len(same) == 1:
+        return same[0]
+    raise _choose_error(name.lower(), asked, same or found)
+
+
+def _choose_error(name: str, asked: DeviceName, there: Sequence[Device]) -> DeviceUnavailable:
+    names = ", ".join(f"{each.name} ({each.hardware})" if each.hardware else each.name for each in there)
+    if asked.kind is None and len(there) > 1:
+        return DeviceUnavailable(f"'{name}' is more than one device here; name one of: {names}", device=name)
+    return DeviceUnavailable(f"there is no device '{name}' here; {asked.provider} has: {names}", device=name)
+
+
+def _first_of_kind(kind: str) -> Device:
+    """Raises DeviceUnavailable: None of the kind can be used, or only an emulator, which has to be named."""
+    found, problems = _look_for(kind)
+    for device in found:
+        if not device.is_software:
+            return device
+    if found:
+        names = " or ".join(f"--device {each.name}" for each in found)
         raise DeviceUnavailable(
-            f"unknown device '{name}'; {guess}the devices are auto, {', '.join(device_names())}"
+            f"no real {kind} can be used: {found[0].name} only emulates one on the processor; to use it all the "
+            f"same, name it: {names}; otherwise use --device cpu",
+            device=kind,
         )
-    problems = []
-    for each in _KINDS[name]:
-        try:
-            return find_device(each)
-        except DeviceUnavailable as error:
-            problems.append(str(error))
     raise DeviceUnavailable(
-        f"no {name} can be used; use --device cpu, or fix one of these: {'; '.join(problems)}", device=name
+        f"no {kind} can be used; use --device cpu, or fix one of these: {'; '.join(problems)}", device=kind
     )
 
 
-def device_names() -> list[str]:
-    return [*PROVIDERS, *_KINDS]
+def _look_for(kind: str) -> tuple[list[Device], list[str]]:
+    """The devices of a kind, emulators among them, and why providers have none."""
+    found, problems = [], []
+    for provider in BY_KIND[kind]:
+        devices = find_devices(provider)
+        if isinstance(devices, Missing):
+            problems.append(str(devices.as_error(provider)))
+        else:
+            found += [each for each in devices if each.kind == kind]
+    return found, problems
 
 
 def find_accelerator(kind: str) -> Device | None:
     """The first device of a kind (gpu, npu) that can be used and is no emulator; None where there is none."""
-    for name in _KINDS[kind]:
-        with suppress(DeviceUnavailable):
-            if not (found := find_device(name)).is_software:
-                return found
-    return None
+    return next((device for device in _look_for(kind)[0] if not device.is_software), None)
 
 
-def look_up(name: str) -> Device | Missing:
-    """Find one of PROVIDERS, or what keeps it from working.
+def usable_devices() -> list[Device]:
+    """Every device that can be used, emulators included: the CPU first, then GPUs, then NPUs.
+
+    Raises DeviceUnavailable: ONNX Runtime is not installed properly.
+    """
+    return [find_device("cpu"), *(device for kind in BY_KIND for device in _look_for(kind)[0])]
+
+
+def find_devices(provider: str) -> tuple[Device, ...] | Missing:
+    """All devices of one of PROVIDERS, at least one, or what keeps it from working.
 
     Raises DeviceUnavailable: ONNX Runtime is not installed properly.
     """
     ort = import_onnxruntime()
-    if name == "cpu":
-        return Device("cpu", PROVIDERS["cpu"])
+    if provider == "cpu":
+        return (Device("cpu", PROVIDERS["cpu"]),)
     for plugin in PLUGINS:
-        if plugin.name == name:
-            found = register_plugin(ort, plugin)
-            if isinstance(found, Missing):
-                return found
-            return Device(name, plugin.provider, plugin.memory, found, plugin.options)
+        if plugin.name == provider:
+            handles = register_plugin(ort, plugin)
+            return handles if isinstance(handles, Missing) else _plugin_devices(plugin, handles)
     available = list(ort.get_available_providers())
-    if name == "cuda":
-        return cuda.find_missing(read_nvidia_driver(), available, partial(cuda.opening_problem, ort)) or CUDA
-    missing = find_missing(name, available, sys.platform)
-    return missing or Device(name, PROVIDERS[name], _BUILT_IN[name].memory)
+    if provider == "cuda":
+        driver = read_nvidia_driver()
+        missing = cuda.find_missing(driver, available, partial(cuda.opening_problem, ort))
+        return missing or _cuda_devices(driver)
+    built_in = _BUILT_IN[provider]
+    return find_missing(provider, available, sys.platform) or (
+        Device(provider, built_in.provider, built_in.memory, kind=KINDS[provider][0]),
+    )
+
+
+def _plugin_devices(plugin: Plugin, handles: Sequence[Any]) -> tuple[Device, ...]:
+    return tuple(
+        Device(
+            format_device_name(plugin.name, each.kind, each.index),
+            plugin.provider,
+            plugin.memory,
+            (each.handle,),
+            (*plugin.options, *each.options),
+            kind=each.kind,
+            index=each.index,
+            memory_index=each.index if plugin.memory == "cuda" else 0,
+            hardware=each.hardware,
+        )
+        for each in list_devices(plugin, handles)
+    )
+
+
+def _cuda_devices(driver: Nvidia | None) -> tuple[Device, ...]:
+    """One for each GPU that NVIDIA's driver lists; one that has no name where it lists none, and one works."""
+    gpus = driver.gpus if driver else ()
+    return tuple(
+        replace(
+            CUDA,
+            name=format_device_name("cuda", "gpu", index),
+            options=(*CUDA.options, *((("device_id", str(index)),) if index else ())),
+            index=index,
+            memory_index=index,
+            hardware=gpu.name,
+        )
+        for index, gpu in enumerate(gpus)
+    ) or (CUDA,)
 
 
 def find_missing(name: str, available: list[str], platform: str) -> Missing | None:
@@ -202,7 +287,7 @@ def find_missing(name: str, available: list[str], platform: str) -> Missing | No
 
 def limit_arena(device: Device, arena_bytes: int) -> Device:
     """Limit what a session takes apart from its weights and its KV cache, where a provider can."""
-    if device.name != "cuda":
+    if device.provider != cuda.PROVIDER:
         return device
     return replace(device, options=(*device.options, ("gpu_mem_limit", str(arena_bytes))))
 
@@ -221,7 +306,9 @@ def machine_key(device: Device, num_threads: int | None, deterministic: bool) ->
     threads = f"{num_threads or physical_cores()} threads of {os.cpu_count()}"
     passes = "padded" if deterministic else "as they are"
     runtime = f"onnxruntime {import_onnxruntime().__version__}"
-    return ", ".join([device.provider, threads, passes, runtime, processor_name(), *driver_versions(device)])
+    # One name for the first device of a provider, as before there were others.
+    name = device.provider if ":" not in device.name else f"{device.provider} {device.name}"
+    return ", ".join([name, threads, passes, runtime, processor_name(), *driver_versions(device)])
 
 
 def driver_versions(device: Device) -> tuple[str, ...]:
@@ -230,7 +317,7 @@ def driver_versions(device: Device) -> tuple[str, ...]:
         return ()
     found = []
     for plugin in PLUGINS:
-        if plugin.name == device.name:
+        if plugin.provider == device.provider:
             with suppress(importlib.metadata.PackageNotFoundError):
                 found.append(f"{plugin.package} {importlib.metadata.version(plugin.package)}")
     with suppress(OSError, IndexError):

@@ -8,19 +8,19 @@ import psutil
 
 from edgespec.memory.nvml import Nvidia, read_nvidia_driver
 from edgespec.runtimes import cuda
-from edgespec.runtimes.devices import PROVIDERS, Device, import_onnxruntime, look_up
+from edgespec.runtimes.device_names import KINDS
+from edgespec.runtimes.devices import PROVIDERS, Device, find_devices, import_onnxruntime
 from edgespec.runtimes.hardware import Accelerator, accelerators
 from edgespec.runtimes.missing import Missing
 from edgespec.runtimes.plugins import PLUGINS
 from edgespec.system.system_info import processor_name
 
-_KINDS = {"openvino": "npu", "qnn": "npu", "coreml": "npu", "cpu": "cpu"}
 # The device of an accelerator that nothing uses yet, and how to install its provider.
 _INSTALLS = {
     ("gpu", "NVIDIA"): ("cuda", cuda.EXTRA),
     ("gpu", "AMD"): ("webgpu", 'pip install "edgespec[webgpu]"'),
     ("gpu", "Intel"): ("webgpu", 'pip install "edgespec[webgpu]"'),
-    ("npu", "Intel"): ("openvino", "pip install onnxruntime-ep-openvino"),
+    ("npu", "Intel"): ("openvino:npu", "pip install onnxruntime-ep-openvino"),
     ("npu", "Qualcomm"): ("qnn", 'pip install "edgespec[qnn]"'),
 }
 
@@ -62,17 +62,25 @@ def discover() -> Discovery:
 
     Raises DeviceUnavailable: ONNX Runtime is not installed properly.
     """
-    facts = {"cpu": _cpu_facts(import_onnxruntime()), "cuda": nvidia_facts(read_nvidia_driver())}
-    reports = [describe(name, look_up(name), **facts.get(name, {})) for name in PROVIDERS]
+    cpu, driver = _cpu_facts(import_onnxruntime()), read_nvidia_driver()
+    reports = []
+    for provider in PROVIDERS:
+        found = find_devices(provider)
+        for each in (found,) if isinstance(found, Missing) else found:
+            index = each.index if isinstance(each, Device) else 0
+            facts = {"cpu": cpu, "cuda": nvidia_facts(driver, index)}.get(provider, {})
+            reports.append(describe(provider, each, **facts))
     return Discovery((*reports, *_unknown_plugins()), tuple(find_unused(reports, accelerators())))
 
 
-def describe(device: str, found: Device | Missing, **facts: Any) -> DeviceReport:
-    about = {"device": device, "kind": _KINDS.get(device, "gpu"), "provider": PROVIDERS[device], **facts}
+def describe(provider: str, found: Device | Missing, **facts: Any) -> DeviceReport:
+    about = {"device": provider, "kind": KINDS[provider][0], "provider": PROVIDERS[provider], **facts}
     if isinstance(found, Missing):
         return DeviceReport(**about, problem=found.problem, fix=found.fix)
+    about |= {"device": found.name, "kind": found.kind}
     if found.handles:
         about["vendor"] = found.handles[0].device.vendor or None
+        about["name"] = found.hardware if found.hardware != about["vendor"] else None
     if found.is_software:
         about["name"] = "in software on the processor, for its text and not its speed"
     return DeviceReport(**about, is_usable=True)
@@ -89,10 +97,10 @@ def _cpu_facts(ort: Any) -> dict[str, Any]:
     }
 
 
-def nvidia_facts(driver: Nvidia | None) -> dict[str, Any]:
-    """What NVIDIA's driver reports of itself and of the first GPU."""
+def nvidia_facts(driver: Nvidia | None, index: int = 0) -> dict[str, Any]:
+    """What NVIDIA's driver reports of itself and of a GPU."""
     facts: dict[str, Any] = {"vendor": "NVIDIA", "driver": driver.driver if driver else None}
-    for gpu in driver.gpus[:1] if driver else ():
+    for gpu in driver.gpus[index : index + 1] if driver else ():
         facts |= {"name": gpu.name, "memory_bytes": gpu.memory_bytes, "free_bytes": gpu.free_bytes}
     return facts
 

@@ -71,7 +71,7 @@ class Passes:
             self._outputs[self._names.best] = 2
         kinds = {value.name: value.type for value in self._session.get_outputs()}
         self._types = {name: np.float16 if kinds[name] == _HALF else np.float32 for name in self._outputs}
-        self._memory = device.memory
+        self._memory = device.memory, device.memory_index
         self._own = local()
         self._new_options = import_onnxruntime().RunOptions
         self._options = self._new_options()  # for the runs that go on, or the last one
@@ -131,7 +131,7 @@ class Passes:
         if self._names.num_logits_to_keep:
             self._bind_input(self._names.num_logits_to_keep, np.array([num_rows], np.int64))
         for name in self._outputs.keys() - {fetched}:  # stays where it is made
-            self._binding.bind_output(name, self._memory, 0)
+            self._binding.bind_output(name, *self._memory)
         held: dict[str, npt.NDArray[Any]] = self._own.__dict__.setdefault("held", {})
         shape, kind = (1, num_rows, self._outputs[fetched]), self._types[fetched]
         if fetched not in held or held[fetched].shape != shape:

@@ -6,12 +6,15 @@ By ONNX Runtime's convention such a wheel has a module with get_library_path() a
 import importlib
 import importlib.util
 import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from edgespec.runtimes.device_names import KINDS, Kind
 from edgespec.runtimes.missing import Missing
 
 _ERROR = 3  # a severity of ONNX Runtime
-_BY_SPEED = ("NPU", "GPU", "CPU")
+_BY_SPEED: tuple[Kind, ...] = ("npu", "gpu", "cpu")
 
 
 class Plugin(NamedTuple):
@@ -23,6 +26,21 @@ class Plugin(NamedTuple):
     package: str
     memory: str = "cpu"
     options: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PluginDevice:
+    """One device of a plugin. index: among those of its kind. options: for the provider, beside the plugin's."""
+
+    kind: Kind
+    index: int
+    handle: Any  # an OrtEpDevice
+    options: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def hardware(self) -> str | None:
+        """The hardware's name, where the system tells ONNX Runtime; its maker otherwise."""
+        return _facts(self.handle).get("Description") or getattr(self.handle.device, "vendor", None) or None
 
 
 def _qnn_options(processor: str) -> tuple[tuple[str, str], ...]:
@@ -101,8 +119,51 @@ def driver_fix(name: str) -> str | None:
 
 
 def _devices(ort: Any, plugin: Plugin) -> tuple[Any, ...]:
-    """The devices of the fastest kind: OpenVINO lists the NPU, the GPU and the CPU of one machine."""
-    found = [device for device in ort.get_ep_devices() if device.ep_name == plugin.provider]
-    kinds = [str(each.device.type).rpartition(".")[2] for each in found]
-    best = min(kinds, key=_BY_SPEED.index, default="")
-    return tuple(each for each, kind in zip(found, kinds, strict=True) if kind == best)
+    return tuple(device for device in ort.get_ep_devices() if device.ep_name == plugin.provider)
+
+
+def list_devices(plugin: Plugin, handles: Sequence[Any]) -> list[PluginDevice]:
+    """The devices of a plugin by kind and in a fixed order, as far as it lets one be chosen.
+
+    Hardware that is no device of the plugin's kind (the processor, for a software adapter) counts where there is
+    no other.
+    """
+    if plugin.name == "webgpu":
+        return _by_power(handles)
+    by_kind = {kind: [each for each in handles if _hardware_kind(each) == kind] for kind in _BY_SPEED}
+    found = [kind for kind in _BY_SPEED if by_kind[kind]]
+    kinds = KINDS[plugin.name]
+    if len(kinds) == 1:  # all that the plugin lists are its own, real or emulated
+        return [PluginDevice(kinds[0], i, each) for i, each in enumerate(_in_order(by_kind[found[0]]))]
+    real = [kind for kind in found if kind != "cpu"] or found
+    return [PluginDevice(kind, i, each) for kind in real for i, each in enumerate(_in_order(by_kind[kind]))]
+
+
+def _by_power(handles: Sequence[Any]) -> list[PluginDevice]:
+    """One or two GPUs: WebGPU takes no handle, but a fast adapter or a frugal one, for the life of the process."""
+    gpus = _in_order([each for each in handles if _hardware_kind(each) == "gpu"])
+    discrete = [each for each in gpus if _facts(each).get("Discrete") == "1"]
+    integrated = [each for each in gpus if each not in discrete]
+    if not (discrete and integrated):
+        return [PluginDevice("gpu", 0, each) for each in (gpus or list(handles))[:1]]
+    frugal = (("powerPreference", "low-power"),)
+    return [PluginDevice("gpu", 0, discrete[0]), PluginDevice("gpu", 1, integrated[0], frugal)]
+
+
+def _in_order(handles: Sequence[Any]) -> list[Any]:
+    """ONNX Runtime lists hardware in no fixed order; OpenVINO's names (GPU.0, GPU.1) or the bus give one."""
+
+    def place(handle: Any) -> tuple[str, str]:
+        named = dict(getattr(handle, "ep_metadata", {})).get("ov_device", "")
+        facts = _facts(handle)
+        return named, facts.get("pci_bus_id") or facts.get("LUID") or facts.get("card_idx") or ""
+
+    return sorted(handles, key=place)
+
+
+def _facts(handle: Any) -> dict[str, str]:
+    return dict(getattr(handle.device, "metadata", {}))
+
+
+def _hardware_kind(handle: Any) -> str:
+    return str(handle.device.type).rpartition(".")[2].lower()

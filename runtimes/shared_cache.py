@@ -92,7 +92,7 @@ class SharedCache:
     def _allocate(self, past: str, shape: tuple[int, ...], num_past: int) -> Any:
         if self._device.memory != "cpu":
             return self._ort.OrtValue.ortvalue_from_shape_and_type(
-                shape, np.dtype(self._kv.dtype).type, self._device.memory, 0
+                shape, np.dtype(self._kv.dtype).type, self._device.memory, self._device.memory_index
             )
         buffer = np.zeros(shape, self._kv.dtype)
         if num_past:

@@ -251,7 +251,7 @@ def speed(answer: Any) -> float:
 @contextmanager
 def record_peak_memory(device: Device, found: dict[str, Any]) -> Iterator[None]:
     """Record the growth of the device's memory in use at its peak, and the peak of this process on the host."""
-    places, ended = Places([device.memory], free_memory, report), Event()
+    places, ended = Places([device.place], free_memory, report), Event()
     place = places.place_of(device.memory)
     reads: dict[str, Callable[[], int]] = {"host": lambda: psutil.Process().memory_info().rss}
     if place != HOST and place in places():

@@ -71,7 +71,7 @@ def _config_values(parsed_args: argparse.Namespace, **_: Any) -> Iterable[str]:
 
 
 def _devices(**_: Any) -> Iterable[str]:
-    from edgespec.runtimes.devices import device_names
+    from edgespec.runtimes.device_names import device_names
 
     return ["auto", *device_names()]
 

@@ -11,6 +11,15 @@ from edgespec.runtimes.devices import Device, find_accelerator, find_device
 _AUTO = "auto"
 
 
+def require_together(device: Device, drafter_device: Device) -> None:
+    """Raises DeviceUnavailable: A process cannot use both devices: WebGPU keeps to the GPU that it used first."""
+    if device.memory == drafter_device.memory == "webgpu" and device != drafter_device:
+        raise DeviceUnavailable(
+            f"'{device.name}' and '{drafter_device.name}' cannot be used together: WebGPU uses one GPU in a process; "
+            "name one of them for both, or --drafter-device cpu"
+        )
+
+
 class DeviceChoice:
     """The devices that a user has named for a target and its drafters.
 
@@ -30,9 +39,10 @@ class DeviceChoice:
     ) -> Placement:
         """Find the devices by their names; auto is the CPU until the models are known.
 
-        Raises DeviceUnavailable: One of them cannot be used here.
+        Raises DeviceUnavailable: One of them cannot be used here, or not beside the other.
         """
         device, drafter_device = (self._find(name) for name in self._names)
+        require_together(device, drafter_device)
         return Placement(
             device=device,
             drafter_device=drafter_device,

@@ -39,7 +39,7 @@ def fit_memory(
 
     Raises MemoryExhausted: Not even plain decoding with a short context fits.
     """
-    memories = placement.device.memory, placement.drafter_device.memory
+    memories = placement.device.place, placement.drafter_device.place
     places = Places(memories, host, report)
     target_place, drafter_place = (places.place_of(memory) for memory in memories)
     free_memory = places()

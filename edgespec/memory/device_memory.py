@@ -14,7 +14,7 @@ from typing import Any
 
 from edgespec.errors import UnknownMemory
 from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory, ReadFreeMemory
-from edgespec.memory.nvml import open_nvml
+from edgespec.memory.nvml import open_nvml, visible_gpus
 
 # The share of the host's memory that an APU reserves is smaller by default; it takes more of the host's as needed.
 _LEAST_OWN_BYTES = 4 << 30
@@ -35,7 +35,7 @@ DRIVERS = Drivers()
 class Places:
     """The memory that the arrays of each device lie in, and how much of it is free.
 
-    kinds: ONNX Runtime's names for the memory of the devices: cpu, cuda, …
+    kinds: ONNX Runtime's names for the memory of the devices, with an index after the first: cpu, cuda, cuda:1, …
     read_host: Reads the free memory of the host.
     report: Takes a line for each place whose free memory no driver reports, now or any more; it is not checked.
     """
@@ -83,26 +83,26 @@ def _find_reader(kind: str, drivers: Drivers) -> ReadFreeMemory | None:
     """
     if kind == "cpu":
         return None
+    kind, _, index = kind.partition(":")
     if kind == "cuda":
-        return nvidia_reader(drivers.open_nvml, drivers.environment.get("CUDA_VISIBLE_DEVICES", ""))
+        return nvidia_reader(drivers.open_nvml, drivers.environment, int(index or 0))
     readers = amd_readers(drivers.sysfs)
     with suppress(UnknownMemory):
-        readers.append(nvidia_reader(drivers.open_nvml, ""))
+        readers.append(nvidia_reader(drivers.open_nvml, {}))
     # No driver says which of several GPUs is used; a model that does not fit the one with the most room fits none.
     return (lambda: max((read() for read in readers), key=lambda free: free.free_bytes)) if readers else None
 
 
-def nvidia_reader(open_nvml: Callable[[], Any], visible: str) -> ReadFreeMemory:
-    """Reads the memory of CUDA's first device; raises UnknownMemory: there is no driver, or no such device.
-
-    visible is CUDA_VISIBLE_DEVICES: indices or UUIDs, the first of which is CUDA's first. NVML counts in the order
-    of the bus, as CUDA does among equal GPUs, or with CUDA_DEVICE_ORDER=PCI_BUS_ID.
-    """
-    first = visible.split(",")[0].strip() or "0"
+def nvidia_reader(open_nvml: Callable[[], Any], environment: Mapping[str, str], index: int = 0) -> ReadFreeMemory:
+    """Reads the memory of one of CUDA's devices; raises UnknownMemory: there is no driver, or no such device."""
     with _nvml_errors():
         nvml = open_nvml()  # never closed: it ends with the process
-        is_index = first.isdecimal()
-        device = nvml.nvmlDeviceGetHandleByIndex(int(first)) if is_index else nvml.nvmlDeviceGetHandleByUUID(first)
+        gpus = visible_gpus(nvml, environment)
+        if index >= len(gpus):
+            raise UnknownMemory(
+                f"NVIDIA's driver does not report it (it lists {len(gpus)} GPUs that CUDA may use)"
+            )
+        device = gpus[index]
         bound = f"the memory of {nvml.nvmlDeviceGetName(device)}"
 
     def read() -> FreeMemory:

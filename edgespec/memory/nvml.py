@@ -3,7 +3,8 @@
 Reads figures and decides nothing. It has run on an imitation of the driver alone, and on no GPU.
 """
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -35,25 +36,48 @@ def open_nvml() -> Any:
     return pynvml
 
 
-def read_nvidia_driver(open_nvml: Callable[[], Any] = open_nvml) -> Nvidia | None:
-    """What NVIDIA's driver reports; None where there is none that answers."""
+def read_nvidia_driver(
+    open_nvml: Callable[[], Any] = open_nvml, environment: Mapping[str, str] = os.environ
+) -> Nvidia | None:
+    """What NVIDIA's driver reports, with the GPUs that CUDA may use; None where there is none that answers."""
     from pynvml import NVMLError
 
     with suppress(NVMLError):
         nvml = open_nvml()
         try:
             version = nvml.nvmlSystemGetCudaDriverVersion_v2()
-            gpus = tuple(_read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+            gpus = tuple(_read_gpu(nvml, handle) for handle in visible_gpus(nvml, environment))
             return Nvidia(nvml.nvmlSystemGetDriverVersion(), (version // 1000, version % 1000 // 10), gpus)
         finally:
             nvml.nvmlShutdown()
     return None
 
 
-def _read_gpu(nvml: Any, index: int) -> NvidiaGpu:
+def visible_gpus(nvml: Any, environment: Mapping[str, str]) -> list[Any]:
+    """NVML's handles of the GPUs that CUDA may use, in the order of CUDA_VISIBLE_DEVICES, up to its first mistake.
+
+    It holds indices and UUIDs. NVML counts by the bus, as CUDA does with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    """
     from pynvml import NVMLError
 
-    device = nvml.nvmlDeviceGetHandleByIndex(index)
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    found: list[Any] = []
+    with suppress(NVMLError):
+        for name in map(str.strip, visible.split(",")):
+            if not name:
+                break
+            if name.isdecimal():
+                found.append(nvml.nvmlDeviceGetHandleByIndex(int(name)))
+            else:
+                found.append(nvml.nvmlDeviceGetHandleByUUID(name))
+    return found
+
+
+def _read_gpu(nvml: Any, device: Any) -> NvidiaGpu:
+    from pynvml import NVMLError
+
     total = free = None
     with suppress(NVMLError):  # a GPU that shares the host's memory reports no figures
         memory = nvml.nvmlDeviceGetMemoryInfo(device)

@@ -13,7 +13,7 @@ import pytest
 from edgespec.cli.completion import _SHELLS, answer_shell
 from edgespec.cli.main import command_parser, main
 from edgespec.models.catalog import CATALOG
-from edgespec.runtimes.devices import device_names
+from edgespec.runtimes.device_names import device_names
 
 
 @pytest.fixture(autouse=True)

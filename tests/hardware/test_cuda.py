@@ -1,5 +1,6 @@
 """NVIDIA's provider as values: what is missing, and the options of its sessions. No GPU is used."""
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -106,6 +107,7 @@ def test_sessions_of_the_device_are_set_up_for_it(device: devices.Device) -> Non
         options=(("arena_extend_strategy", "kSameAsRequested"),),
         entries=(("session.use_device_allocator_for_initializers", "1"),),
         host_threads=1,
+        kind="gpu",
     )
     bounded = devices.limit_arena(device, 1 << 30)
     options = onnxruntime.SessionOptions()
@@ -123,3 +125,14 @@ def test_missing_libraries_are_refused_with_exit_code_4(monkeypatch: pytest.Monk
     with pytest.raises(DeviceUnavailable, match=r"do not load\. To fix that: pip install --force") as refused:
         devices.find_device("cuda")
     assert (refused.value.exit_code, refused.value.device) == (4, "cuda")
+
+
+def test_cuda_counts_gpus_as_the_driver_does_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    cuda.preload_libraries(SimpleNamespace())
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    cuda.preload_libraries(SimpleNamespace())
+    assert os.environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"

@@ -49,7 +49,7 @@ def drafter(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def test_both_graphs_run_there_whole(drafter: Path) -> None:
-    decoder = StaticDecoder(drafter, read_manifest(drafter), find_device("npu"))
+    decoder = StaticDecoder(drafter, read_manifest(drafter), find_device("qnn"))
     assert sorted(decoder.placements) == [1, 64]
     for nodes in decoder.placements.values():
         assert list(nodes) == ["QNNExecutionProvider"]

@@ -4,7 +4,6 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from edgespec.loading import device_choice
 from edgespec.loading import open_model as opening
 from edgespec.loading.device_choice import DeviceChoice
 from edgespec.manifest import Manifest, read_manifest
-from edgespec.runtimes import devices
 from edgespec.runtimes.devices import Device, find_device
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
@@ -53,6 +51,13 @@ def test_a_device_that_cannot_be_used_is_refused_unless_it_may_give_way() -> Non
     assert choice.downgrades == ["the CPU is used instead of 'cuda': device 'cuda': none here"]
     with pytest.raises(DeviceUnavailable, match="'typo'"):
         DeviceChoice("typo", "cpu", print, allow_fallback=True).initial_placement(**PLACE)
+
+
+def test_two_gpus_of_webgpu_are_refused_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NAMES, "webgpu:1", replace(GPU, name="webgpu:1", index=1))
+    with pytest.raises(DeviceUnavailable, match="'webgpu' and 'webgpu:1' cannot be used together"):
+        DeviceChoice("webgpu", "webgpu:1", print).initial_placement(**PLACE)
+    DeviceChoice("webgpu", "webgpu", print).initial_placement(**PLACE)
 
 
 @pytest.mark.parametrize(
@@ -120,18 +125,6 @@ def test_what_would_not_run_a_model_gives_way_where_it_may(
     placement = choice.fall_back(error, placement)
     assert (placement.device, placement.drafter_device) == fallen
     assert choice.downgrades == ["the CPU is used instead of 'webgpu': no kernel"]
-
-
-def test_an_emulator_is_no_device_for_auto(monkeypatch: pytest.MonkeyPatch) -> None:
-    handle = SimpleNamespace(device=SimpleNamespace(type="OrtHardwareDeviceType.CPU"))
-    real = SimpleNamespace(device=SimpleNamespace(type="OrtHardwareDeviceType.NPU"))
-    there = {"qnn": replace(NPU, handles=(handle,)), "openvino": Device("openvino", "O", handles=(real,))}
-    monkeypatch.setattr(devices, "find_device", there.__getitem__)
-    assert devices.find_accelerator("npu") == there["openvino"]
-    monkeypatch.setattr(devices, "find_device", found)
-    assert devices.find_accelerator("npu") == NPU
-    monkeypatch.setitem(NAMES, "qnn", there["qnn"])
-    assert devices.find_accelerator("npu") is None
 
 
 class Refusing:

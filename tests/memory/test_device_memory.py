@@ -32,7 +32,7 @@ def card(sysfs: Path, name: str, total: int | str, used: int | str) -> Path:
 
 def test_the_real_library_tells_figures_or_that_there_is_no_driver() -> None:
     try:
-        free = nvidia_reader(open_nvml, "")()
+        free = nvidia_reader(open_nvml, {})()
     except UnknownMemory as error:
         assert "NVIDIA's driver does not report it" in str(error)  # noqa: PT017
         assert read_nvidia_driver() is None
@@ -42,17 +42,40 @@ def test_the_real_library_tells_figures_or_that_there_is_no_driver() -> None:
 
 @pytest.mark.parametrize(
     ("visible", "wanted"),
-    [("", "first"), ("1", "second"), ("1,0", "second"), ("GPU-b", "second"), (" 0", "first")],
+    [
+        (None, ["first", "second"]),
+        ("1", ["second"]),
+        ("1,0", ["second", "first"]),
+        ("GPU-b", ["second"]),
+        (" 0", ["first"]),
+        ("0,7,1", ["first"]),
+    ],
 )
-def test_the_device_is_the_first_that_cuda_sees(visible: str, wanted: str) -> None:
+def test_devices_are_those_that_cuda_sees_in_its_order(visible: str | None, wanted: list[str]) -> None:
     driver = opened(Gpu("first", GIB, uuid="GPU-a"), Gpu("second", 2 * GIB, uuid="GPU-b"))
-    assert nvidia_reader(driver, visible)().bound == f"the memory of {wanted}"
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    bounds = [nvidia_reader(driver, environment, index)().bound for index in range(len(wanted))]
+    assert bounds == [f"the memory of {name}" for name in wanted]
+    with pytest.raises(UnknownMemory, match=rf"lists {len(wanted)} GPUs"):
+        nvidia_reader(driver, environment, len(wanted))
+    found = read_nvidia_driver(driver, environment)
+    assert found is not None
+    assert [gpu.name for gpu in found.gpus] == wanted
 
 
-@pytest.mark.parametrize("visible", ["7", "-1", "GPU-none"])
+@pytest.mark.parametrize("visible", ["", "7", "-1", "GPU-none"])
 def test_a_device_that_is_not_there_tells_nothing(visible: str) -> None:
     with pytest.raises(UnknownMemory):
-        nvidia_reader(opened(Gpu("it", GIB)), visible)
+        nvidia_reader(opened(Gpu("it", GIB)), {"CUDA_VISIBLE_DEVICES": visible})
+
+
+def test_the_memory_of_each_device_of_a_provider_is_a_place_of_its_own() -> None:
+    found = places(["cuda", "cuda:1"], drivers(Gpu("first", GIB), Gpu("second", 2 * GIB)))
+    assert [found.place_of(kind) for kind in ("cuda", "cuda:1")] == ["cuda", "cuda:1"]
+    assert {place: free.free_bytes for place, free in found().items() if place != HOST} == {
+        "cuda": GIB,
+        "cuda:1": 2 * GIB,
+    }
 
 
 def test_free_memory_is_asked_of_the_driver_each_time() -> None:

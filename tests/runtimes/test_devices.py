@@ -2,12 +2,19 @@ import importlib
 import importlib.metadata
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from edgespec.errors import DeviceUnavailable
+from edgespec.memory.nvml import Nvidia, NvidiaGpu
 from edgespec.runtimes import devices, plugins
+from edgespec.runtimes.device_names import form_of
+from edgespec.runtimes.missing import Missing
+from edgespec.runtimes.plugins import Plugin
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -95,6 +102,8 @@ def test_unknown_device_lists_the_known(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Providers:
+    __version__ = "1.0"
+
     def __init__(self, *names: str) -> None:
         self.names = list(names)
 
@@ -119,7 +128,7 @@ def test_kind_is_the_first_device_of_it_that_can_be_used(monkeypatch: pytest.Mon
     monkeypatch.setattr(devices, "import_onnxruntime", lambda: Providers("DmlExecutionProvider"))
     monkeypatch.setattr(devices, "read_nvidia_driver", lambda: None)
     monkeypatch.setattr(plugins.importlib.util, "find_spec", lambda name: None)
-    directml = devices.Device("directml", "DmlExecutionProvider", "dml")
+    directml = devices.Device("directml", "DmlExecutionProvider", "dml", kind="gpu")
     assert devices.find_device("gpu") == devices.find_device("directml") == directml
 
 
@@ -128,6 +137,106 @@ def test_kind_that_is_not_there_says_why_of_each(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(plugins.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DeviceUnavailable, match=r"no npu.*pip install onnxruntime-qnn.*onnxruntime-ep-openvino"):
         devices.find_device("npu")
+
+
+def handle(kind: str, named: str = "") -> Any:
+    device = SimpleNamespace(type=f"OrtHardwareDeviceType.{kind}", vendor="Maker", metadata={})
+    return SimpleNamespace(device=device, ep_metadata={"ov_device": named})
+
+
+class Machine:
+    """A machine by what its providers list: handles of plugins, and GPUs of NVIDIA's driver."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, cuda: Sequence[str] = (), **plugins: Sequence[Any]
+    ) -> None:
+        def register(ort: object, plugin: Plugin) -> tuple[Any, ...] | Missing:
+            return tuple(plugins.get(plugin.name, ())) or Missing("nothing here")
+
+        gpus = tuple(NvidiaGpu(name, 24 << 30, 20 << 30) for name in cuda)
+        monkeypatch.setattr(devices, "import_onnxruntime", lambda: Providers("CPUExecutionProvider"))
+        monkeypatch.setattr(devices, "register_plugin", register)
+        monkeypatch.setattr(devices, "read_nvidia_driver", lambda: Nvidia("580", (13, 0), gpus) if gpus else None)
+        monkeypatch.setattr(devices.cuda, "find_missing", lambda driver, *rest: None if driver else Missing("no"))
+
+
+def test_several_gpus_have_an_index_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine(monkeypatch, cuda=["RTX A", "RTX B"])
+    first, second = devices.find_device("cuda"), devices.find_device("cuda:1")
+    assert devices.find_device("CUDA:0") == first == devices.find_device("gpu")
+    assert (first.name, first.hardware, first.place, dict(first.options).get("device_id")) == (
+        "cuda", "RTX A", "cuda", None,
+    )  # fmt: skip
+    assert (second.name, second.hardware, second.place, dict(second.options)["device_id"]) == (
+        "cuda:1", "RTX B", "cuda:1", "1",
+    )  # fmt: skip
+    assert second.memory_index == 1
+    assert devices.machine_key(first, 1, False) != devices.machine_key(second, 1, False)
+    assert dict(devices.limit_arena(second, 7).options)["gpu_mem_limit"] == "7"
+    with pytest.raises(
+        DeviceUnavailable, match=r"no device 'cuda:2' here; cuda has: cuda \(RTX A\), cuda:1 \(RTX B\)"
+    ) as refused:
+        devices.find_device("cuda:2")
+    assert refused.value.device == "cuda:2"
+    assert refused.value.exit_code == 4
+
+
+def test_a_core_ultra_has_an_npu_and_a_gpu_of_one_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine(monkeypatch, openvino=[handle("GPU", "GPU"), handle("CPU", "CPU"), handle("NPU", "NPU")])
+    npu, gpu = devices.find_device("openvino:npu"), devices.find_device("openvino:gpu")
+    assert (npu.form, gpu.form) == ("npu", "gpu")
+    assert devices.find_device("npu") == npu
+    assert devices.find_device("gpu") == gpu
+    assert [each.name for each in devices.usable_devices()] == ["cpu", "openvino:gpu", "openvino:npu"]
+    with pytest.raises(DeviceUnavailable, match="more than one device here; name one of: openvino:npu"):
+        devices.find_device("openvino")
+    with pytest.raises(DeviceUnavailable, match="no device 'openvino:gpu:1' here; openvino has: openvino:npu"):
+        devices.find_device("openvino:gpu:1")
+
+
+def test_an_emulator_is_no_device_for_a_kind_and_has_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine(monkeypatch, qnn=[handle("CPU")], webgpu=[handle("CPU")])
+    with pytest.raises(
+        DeviceUnavailable, match=r"only emulates one on the processor; .*: --device qnn;"
+    ) as refused:
+        devices.find_device("npu")
+    assert refused.value.exit_code == 4
+    assert devices.find_accelerator("gpu") is None
+    emulator = devices.find_device("qnn")
+    assert (emulator.kind, emulator.is_software) == ("npu", True)
+    assert [(each.name, each.is_software) for each in devices.usable_devices()] == [
+        ("cpu", False), ("webgpu", True), ("qnn", True),
+    ]  # fmt: skip
+    Machine(monkeypatch, qnn=[handle("CPU")], openvino=[handle("NPU", "NPU")])
+    assert devices.find_device("npu").name == "openvino:npu"
+    assert devices.find_accelerator("npu") == devices.find_device("openvino")
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("auto", "cpu"), ("cpu", "cpu"), ("GPU", "gpu"), ("npu", "npu"), ("cuda", "gpu"), ("cuda:3", "gpu"),
+        ("webgpu:1", "gpu"), ("openvino:npu", "npu"), ("openvino:gpu:1", "gpu"), ("qnn", "npu"),
+    ],
+)  # fmt: skip
+def test_form_is_known_by_the_name_of_a_device_that_is_not_here(name: str, form: str) -> None:
+    assert form_of(name) == form
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("cuda:x", "wanted a name such as cuda or cuda:1"),
+        ("cuda:npu", "wanted a name such as cuda or cuda:1"),
+        ("openvino:1:gpu", "wanted a name such as openvino:npu"),
+        ("gpu:1", "the devices are auto"),
+        ("openvino", "name one: openvino:gpu or openvino:npu"),
+        ("cuda:", "wanted a name such as"),
+    ],
+)
+def test_names_that_make_no_sense_say_which_do(name: str, problem: str) -> None:
+    with pytest.raises(DeviceUnavailable, match=problem):
+        form_of(name)
 
 
 def test_what_is_measured_on_an_accelerator_is_kept_by_its_driver(

@@ -21,7 +21,7 @@ GPU = NvidiaGpu("NVIDIA Test", 24 << 30, 20 << 30)
 
 def test_gpu_is_described_by_its_driver_and_by_what_is_missing() -> None:
     facts = discovery.nvidia_facts(Nvidia("580.65.06", (13, 0), (GPU,)))
-    found = discovery.describe("cuda", Device("cuda", cuda.PROVIDER), **facts)
+    found = discovery.describe("cuda", Device("cuda", cuda.PROVIDER, kind="gpu"), **facts)
     assert (found.is_usable, found.name, found.memory_bytes) == (True, "NVIDIA Test", 24 << 30)
     found = discovery.describe("cuda", Missing("libcudnn is missing", "install it"), **facts)
     assert (found.is_usable, found.problem, found.fix) == (False, "libcudnn is missing", "install it")
@@ -57,7 +57,7 @@ def test_plugin_on_the_processor_is_described_as_software(kind: str, is_software
     ort = SimpleNamespace(get_ep_devices=lambda: [SimpleNamespace(ep_name=installed.provider, device=chip)])
     handles = register_plugin(ort, installed)
     assert not isinstance(handles, Missing)
-    found = discovery.describe("webgpu", Device("webgpu", installed.provider, handles=handles))
+    found = discovery.describe("webgpu", Device("webgpu", installed.provider, handles=handles, kind="gpu"))
     assert (found.is_usable, found.vendor, bool(found.name)) == (True, "Maker", is_software)
 
 

@@ -10,9 +10,9 @@ import pytest
 from edgespec.errors import DeviceUnavailable
 from edgespec.runtimes import devices
 from edgespec.runtimes.missing import Missing
-from edgespec.runtimes.plugins import PLUGINS, how_to_load, register_plugin
+from edgespec.runtimes.plugins import PLUGINS, how_to_load, list_devices, register_plugin
 
-WEBGPU = PLUGINS[0]
+WEBGPU, OPENVINO = PLUGINS[:2]
 
 
 class Runtime:
@@ -58,13 +58,37 @@ def test_plugin_is_registered_once_and_keeps_its_devices() -> None:
     assert len(again) == 1
 
 
-@pytest.mark.usefixtures("installed")
-def test_of_several_devices_of_a_plugin_those_of_the_fastest_kind_are_taken() -> None:
-    ort = Runtime(*(f"{WEBGPU.provider} on {kind}" for kind in ("CPU", "NPU", "GPU")))
-    found = register_plugin(ort, WEBGPU)
-    assert not isinstance(found, Missing)
-    (device,) = found
-    assert device.device.type == "OrtHardwareDeviceType.NPU"
+def handle(kind: str, named: str = "", **facts: str) -> Any:
+    device = SimpleNamespace(type=f"OrtHardwareDeviceType.{kind}", vendor="Maker", metadata=facts)
+    return SimpleNamespace(device=device, ep_metadata={"ov_device": named} if named else {})
+
+
+def named(plugin: str, *handles: Any) -> list[tuple[str, int]]:
+    found = list_devices(next(each for each in PLUGINS if each.name == plugin), handles)
+    return [(each.kind, each.index) for each in found]
+
+
+def test_devices_of_one_maker_are_told_apart_by_kind_and_index() -> None:
+    gpus = handle("GPU", "GPU.1"), handle("GPU", "GPU.0")
+    found = list_devices(OPENVINO, [handle("CPU", "CPU"), *gpus, handle("NPU", "NPU")])
+    assert [(each.kind, each.index) for each in found] == [("npu", 0), ("gpu", 0), ("gpu", 1)]
+    assert [each.handle for each in found[1:]] == [gpus[1], gpus[0]]
+    assert named("openvino", handle("CPU")) == [("cpu", 0)]
+    assert named("qnn", handle("CPU"), handle("NPU")) == [("npu", 0)]
+    assert named("qnn", handle("CPU")) == [("npu", 0)], "its emulator"
+    assert named("tensorrt-rtx", handle("GPU"), handle("GPU")) == [("gpu", 0), ("gpu", 1)]
+
+
+def test_webgpu_has_a_fast_and_a_frugal_gpu_at_most() -> None:
+    fast, frugal = handle("GPU", Discrete="1", Description="RTX"), handle("GPU", Discrete="0")
+    found = list_devices(WEBGPU, [handle("CPU"), frugal, fast])
+    assert [(each.index, each.handle, each.options) for each in found] == [
+        (0, fast, ()),
+        (1, frugal, (("powerPreference", "low-power"),)),
+    ]
+    assert [each.hardware for each in found] == ["RTX", "Maker"]
+    assert named("webgpu", fast, fast) == [("gpu", 0)], "which of two fast ones runs is the driver's choice"
+    assert named("webgpu", handle("CPU")) == [("gpu", 0)], "a software adapter"
 
 
 @pytest.mark.usefixtures("installed")

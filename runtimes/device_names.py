@@ -1,0 +1,98 @@
+"""The names that users give devices, and what a name alone says of a device, which need not be in this machine.
+
+A name is a provider (`cuda`), one of several devices of it (`cuda:1`), a kind of device of a provider that has
+several kinds (`openvino:npu`, `openvino:gpu:1`), or a kind alone (`gpu`, `npu`).
+"""
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal, cast
+
+from edgespec.errors import DeviceUnavailable
+
+Kind = Literal["cpu", "gpu", "npu"]
+
+# What each provider's devices are; the fastest kind first where there are several.
+KINDS: dict[str, tuple[Kind, ...]] = {
+    "cpu": ("cpu",),
+    "cuda": ("gpu",),
+    "coreml": ("npu",),
+    "directml": ("gpu",),
+    "webgpu": ("gpu",),
+    "openvino": ("npu", "gpu", "cpu"),
+    "qnn": ("npu",),
+    "tensorrt-rtx": ("gpu",),
+}
+# The order in which a kind is looked for.
+BY_KIND: dict[str, tuple[str, ...]] = {
+    "gpu": ("cuda", "tensorrt-rtx", "webgpu", "directml", "openvino"),
+    "npu": ("qnn", "openvino"),
+}
+_NAME = re.compile(r"([a-z-]+)(?::(cpu|gpu|npu))?(?::(\d{1,3}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceName:
+    """provider: None for a kind alone. kind: None where the provider has several, and the name says none."""
+
+    provider: str | None
+    kind: Kind | None
+    index: int
+
+
+def parse_device_name(name: str) -> DeviceName:
+    """Parse a name; auto is the CPU.
+
+    Raises DeviceUnavailable: It is no name of a device.
+    """
+    name = "cpu" if name.lower() == "auto" else name.lower()
+    if name in BY_KIND:
+        return DeviceName(None, cast(Kind, name), 0)
+    match = _NAME.fullmatch(name)
+    provider, kind, index = match.groups() if match else (name.partition(":")[0], None, None)
+    if provider not in KINDS:
+        near = get_close_matches(name, ["auto", *device_names()], n=1)
+        guess = f"did you mean {near[0]}? " if near else ""
+        raise DeviceUnavailable(
+            f"unknown device '{name}'; {guess}the devices are auto, {', '.join(device_names())}"
+        )
+    kinds = KINDS[provider]
+    if match is None or (kind is not None and kind not in kinds):
+        raise DeviceUnavailable(f"unknown device '{name}'; wanted a name such as {_example(provider)}")
+    return DeviceName(provider, cast(Kind, kind or kinds[0]) if kind or len(kinds) == 1 else None, int(index or 0))
+
+
+def _example(provider: str) -> str:
+    kinds = KINDS[provider]
+    first = f"{provider}:{kinds[0]}" if len(kinds) > 1 else provider
+    return first if provider == "cpu" else f"{first} or {first}:1"
+
+
+def format_device_name(provider: str, kind: Kind, index: int) -> str:
+    """The name that edgespec devices prints: the first device of its kind has no index."""
+    parts = [provider, *([kind] if len(KINDS[provider]) > 1 else []), *([str(index)] if index else [])]
+    return ":".join(parts)
+
+
+def device_names() -> list[str]:
+    """Names of first devices and of kinds, whether or not this machine has them."""
+    named = [
+        format_device_name(provider, kind, 0)
+        for provider, kinds in KINDS.items()
+        for kind in kinds
+        if len(kinds) == 1 or kind != "cpu"
+    ]
+    return [*named, *BY_KIND]
+
+
+def form_of(name: str) -> Kind:
+    """The form of a model folder that suits a device, known by its name alone.
+
+    Raises DeviceUnavailable: It is no name of a device, or does not say of which kind.
+    """
+    parsed = parse_device_name(name)
+    if parsed.kind is None:
+        choices = " or ".join(f"{parsed.provider}:{kind}" for kind in ("gpu", "npu"))
+        raise DeviceUnavailable(f"the device '{name}' may be a GPU or an NPU; name one: {choices}")
+    return parsed.kind
