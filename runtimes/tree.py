@@ -110,7 +110,6 @@ class OnnxTreeDecoder(ForwardingDecoder):
         if path := trees.matching_path(tree.nodes, tree.parents, tokens[len(held) :]):
             self._chain.adopt(tree.nodes[path], [len(held) + node for node in path])
 
-
     def _is_sound(self, device: Device) -> bool:
         """Whether the device gives the rows of a tree's branches in one pass."""
         tokens = probe_tokens(self.vocab_size, self.context_length)[: _PROBE_TOKENS + len(_PROBE_PARENTS)]

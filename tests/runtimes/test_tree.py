@@ -203,7 +203,7 @@ def test_folder_without_a_tree_graph_is_refused(tiny_model: Path) -> None:
     manifest = read_manifest(tiny_model)
     with pytest.raises(ManifestError, match="export it again"):
         tree_manifest(replace(manifest, tree_graph=None), find_device("cpu"))
-    with pytest.raises(DeviceUnavailable, match="cpu alone"):
+    with pytest.raises(DeviceUnavailable, match="the CPU and on WebGPU"):
         tree_manifest(manifest, Device("cuda", "CUDAExecutionProvider"))
 
 
