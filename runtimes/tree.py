@@ -121,8 +121,8 @@ class OnnxTreeDecoder(ForwardingDecoder):
         self.forget()
         if not is_sound:
             _log.warning(
-                "'%s' computes trees of drafts wrongly; each of their branches runs in a pass of its own (a folder "
-                "of an earlier edgespec may be at fault: export it again)",
+                "'%s' computes trees of drafts wrongly, so each branch runs in a pass of its own; if an earlier "
+                "edgespec exported the model, export it again",
                 device.name,
             )
         return is_sound
