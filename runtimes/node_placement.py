@@ -11,7 +11,7 @@ _HEAVY = frozenset({
     "Attention", "FusedMatMul", "Gemm", "GroupQueryAttention", "MatMul", "MatMulNBits", "MultiHeadAttention",
     "RotaryEmbedding", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "Softmax",
 })  # fmt: skip
-_FIX = "export the model for that device (edgespec export --form), or use --device cpu"
+_FIX = "use --device cpu"
 
 NodePlacement = dict[str, Counter[str]]  # provider to how many nodes of which kind it runs
 

@@ -10,6 +10,7 @@ from edgespec.errors import DeviceUnavailable, EdgeSpecError, ManifestError, Mem
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
 from edgespec.runtimes.driver_check import adapter_problem
+from edgespec.runtimes.half_floats import NO_HALF_FLOATS
 from edgespec.runtimes.missing import Missing
 from edgespec.runtimes.node_placement import read_node_placement, request_device, require_placement
 from edgespec.runtimes.plugins import driver_fix
@@ -88,8 +89,11 @@ def refuse_device(device: Device) -> Iterator[None]:
 
 def _device_refusal(error: EdgeSpecError, device: Device) -> DeviceUnavailable:
     problem, fix = str(error), "use --device cpu"
-    if "requires f16" in problem:  # words of the WebGPU provider
-        fix = f"it has no half floats: export the model again with --precision fp32, or {fix}"
+    if NO_HALF_FLOATS in problem:
+        fix = (
+            "it has no half floats: export the model again with --precision fp32 (or name its source as "
+            f"SOURCE:fp32), or {fix}"
+        )
     return DeviceUnavailable(
         f"'{device.name}' does not run this model: {problem.rstrip('.')}; {fix}", device=device.name
     )
