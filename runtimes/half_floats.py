@@ -6,7 +6,10 @@ import numpy as np
 
 from edgespec.errors import DeviceUnavailable
 from edgespec.runtimes.devices import Device, find_device, import_onnxruntime
+from edgespec.runtimes.driver_check import adapter_problem
+from edgespec.runtimes.missing import Missing
 from edgespec.runtimes.node_placement import request_device
+from edgespec.runtimes.plugins import driver_fix
 
 NO_HALF_FLOATS = "requires f16"  # words of the WebGPU provider
 
@@ -27,6 +30,8 @@ def lacks_half_floats(device: Device) -> bool:
     except Exception as error:  # ONNX Runtime has no common base of its own
         if NO_HALF_FLOATS in str(error):
             return True
+        if problem := adapter_problem(str(error)):
+            raise Missing(problem, driver_fix(device.name.partition(":")[0])).as_error(device.name) from error
         raise DeviceUnavailable(
             f"'{device.name}' does not compute: {str(error)[:200].rstrip('.')}; update its driver, or use "
             "--device cpu",

@@ -199,7 +199,8 @@ class DeviceOptions:
             estimate = estimate_full_context(manifest, sizes[manifest.name, device], context)
             return bytes_by_place(estimate, at[device], free)
 
-        return MemoryNeeds(needed, {place: room.free_bytes - room.reserve.opening_bytes for place, room in free.items()})
+        rooms = {place: room.free_bytes - room.reserve.opening_bytes for place, room in free.items()}
+        return MemoryNeeds(needed, rooms)
 
 
 def _refuse_form(error: EdgeSpecError, device: Device, where: Where) -> Refusal:

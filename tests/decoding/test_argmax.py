@@ -1,6 +1,7 @@
 """A target that chooses where it runs gives greedy answers the tokens of its whole rows."""
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -12,6 +13,7 @@ import tiny
 from faulty import edit_graph
 
 from edgespec import EdgeSpecError, ManifestError, SamplingParams, load
+from edgespec.decoding import trees
 from edgespec.decoding.acceptance import equality
 from edgespec.decoding.argmax import ArgmaxRows, decoder_for
 from edgespec.decoding.rejection import rejection
@@ -25,7 +27,7 @@ from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.soundness import is_argmax_sound
 from edgespec.runtimes.table import TableDecoder
-from edgespec.types import Acceptance, Argmax, Logits, TokenIds
+from edgespec.types import Acceptance, Argmax, Logits, TokenIds, TreeDecoder
 
 PROMPT = "the in the an the in"
 HALF = tiny.VOCAB // 2
@@ -246,3 +248,32 @@ def test_device_that_chooses_otherwise_than_its_rows_say_is_not_asked_to(
     assert not decoder._can_choose(device)
     assert decoder.num_fed == 0
     assert caplog.messages == []
+
+
+class TreeChooser(Chooser):
+    """A Chooser that runs trees, branch by branch."""
+
+    def tree_logits(
+        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
+    ) -> Logits:
+        rows = trees.logits_by_branch(self, tokens, nodes, parents)
+        return rows if num_last is None else rows[-num_last:]
+
+    def tree_argmax(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Argmax:
+        rows = trees.logits_by_branch(self.table, tokens, nodes, parents)
+        return Argmax(rows.argmax(1), np.full(len(rows), self.damaged is None))
+
+
+def test_tokens_of_a_tree_are_chosen_too_and_damaged_rows_are_fetched() -> None:
+    tokens, nodes, parents = np.arange(5, dtype=np.int32), np.arange(9, 13, dtype=np.int32), (-1, 0, -1, 2)
+    wanted = trees.logits_by_branch(TableDecoder(40, 0), tokens, nodes, parents).argmax(1).tolist()
+    target = TreeChooser()
+    rows = decoder_for(SamplingParams(), target)
+    assert isinstance(rows, TreeDecoder)
+    for num_last in (None, 2):
+        found = rows.tree_logits(tokens, nodes, parents, num_last)
+        assert [int(row.argmax()) for row in found] == (wanted if num_last is None else wanted[-num_last:])
+    assert target.num_rows == 0
+    target.damaged = np.nan
+    assert np.isnan(rows.tree_logits(tokens, nodes, parents)).any()
+    assert decoder_for(SamplingParams(temperature=1.0), target) is target
