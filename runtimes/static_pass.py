@@ -86,7 +86,8 @@ class Mask:
         """Write all of the mask of a pass that begins at the first position."""
         self._array, self._window = array, window
         self._num_tokens, width = array.shape
-        self._capacity, self._num_past = width - self._num_tokens, 0
+        self._capacity = width - self._num_tokens
+        self._low = self._high = 0  # num_past of the pass before; apart where a move was interrupted
         tokens = np.arange(self._num_tokens)
         array[:, : self._capacity] = HIDDEN
         array[:, self._capacity :] = np.where(is_hidden(tokens[:, None] - tokens, window), HIDDEN, 0)
@@ -94,12 +95,13 @@ class Mask:
 
     def move(self, num_past: int) -> None:
         """Show the first num_past positions of the cache, and of these what lies in the window."""
-        low, high = sorted((self._num_past, num_past))
+        low, high = min(self._low, num_past), max(self._high, num_past)
+        self._low, self._high = low, high
         self._write(low, high, num_past)
         if self._window is not None:
             # A token at position p sees p − window + 1 and what follows; the last one of the pass the fewest.
             self._write(low - self._window + 1, min(low, high - self._window + self._num_tokens), num_past)
-        self._num_past = num_past
+        self._low = self._high = num_past
 
     def _write(self, low: int, high: int, num_past: int) -> None:
         slots = np.arange(max(0, low), min(high, self._capacity))

@@ -73,6 +73,8 @@ def _simulate(options: argparse.Namespace) -> None:
         _require_picture(options.trace)
     for line in describe(machine, options.drafter_device) if machine else ():
         info(line)
+    if scenario.recording and not options.draft_length:
+        info("serial drafts as many tokens as were recorded, which may be too many here: try --draft-length")
     speeds, most = simulate(scenario, info), best_possible(scenario)
     acceptance = scenario.acceptance if scenario.recording else text_acceptance(scenario)
     plain = speeds["plain"].tokens_per_second

@@ -52,6 +52,29 @@ def test_a_mask_that_is_moved_is_the_mask_of_its_place(
         assert np.array_equal(mask, plain_mask(num_past, num_tokens, 14, window))
 
 
+@pytest.mark.parametrize("num_writes", [0, 1])
+def test_a_move_that_was_interrupted_leaves_nothing_behind(
+    num_writes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mask = np.empty((2, 32), np.float32)
+    moved = Mask(mask, 5)
+    moved.move(10)
+    write, calls = moved._write, []
+
+    def interrupted(low: int, high: int, num_past: int) -> None:
+        calls.append(low)
+        write(low, high, num_past)
+        if len(calls) > num_writes:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(moved, "_write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        moved.move(20)
+    monkeypatch.undo()
+    moved.move(12)
+    assert np.array_equal(mask, plain_mask(12, 2, 30, 5))
+
+
 class FedDecoder:
     """Feeds the whole cache to every pass as arrays of its own."""
 
