@@ -9,6 +9,7 @@ from typing import Any, TypedDict, Unpack
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, ManifestError, MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
+from edgespec.runtimes.memory_errors import is_memory_error
 from edgespec.runtimes.node_placement import read_node_placement, request_device, require_placement
 from edgespec.system.cancel import Cancel
 
@@ -92,19 +93,22 @@ def _device_refusal(error: EdgeSpecError, device: Device) -> DeviceUnavailable:
 
 @contextmanager
 def translate_memory_errors(doing: str) -> Iterator[None]:
-    """Raises MemoryExhausted: an array did not fit."""
+    """Raises MemoryExhausted: an array did not fit, of numpy's or of ONNX Runtime's."""
     try:
         yield
-    except MemoryError as error:
+    except EdgeSpecError:
+        raise
+    except Exception as error:  # ONNX Runtime has no common base of its own
+        if not is_memory_error(error):
+            raise
         raise translate_error(error, doing) from error
 
 
 def translate_error(error: Exception, doing: str, kind: type[EdgeSpecError] = EdgeSpecError) -> EdgeSpecError:
     """An error of edgespec's own for one that ONNX Runtime raised."""
-    message = str(error)
-    if isinstance(error, MemoryError) or "allocate memory" in message or "bad_alloc" in message:
+    if is_memory_error(error):
         return MemoryExhausted(f"out of memory while {doing}; close other programs or use a smaller model")
-    return kind(f"ONNX Runtime failed {doing}: {message}")
+    return kind(f"ONNX Runtime failed {doing}: {error}")
 
 
 def _check_signature(graph: Path, manifest: Manifest, session: Any) -> None:

@@ -104,14 +104,14 @@ def test_sessions_of_the_device_are_set_up_for_it(device: devices.Device) -> Non
         "cuda",
         "CUDAExecutionProvider",
         "cuda",
-        options=(("arena_extend_strategy", "kSameAsRequested"),),
+        options=(("arena_extend_strategy", "kSameAsRequested"), ("use_ep_level_unified_stream", "1")),
         entries=(("session.use_device_allocator_for_initializers", "1"),),
         host_threads=1,
         kind="gpu",
     )
     bounded = devices.limit_arena(device, 1 << 30)
     options = onnxruntime.SessionOptions()
-    expected = {"arena_extend_strategy": "kSameAsRequested", "gpu_mem_limit": "1073741824"}
+    expected = dict((*device.options, ("gpu_mem_limit", "1073741824")))
 
     assert request_device(options, bounded) == {"providers": [(cuda.PROVIDER, expected)], "enable_fallback": 0}
     assert options.get_session_config_entry("session.use_device_allocator_for_initializers") == "1"
