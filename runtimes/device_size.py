@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# ONNX Runtime's CUDA provider unpacks a matrix of blocks to half floats for a pass of more than some rows, in slices
-# if it is larger and has more rows than this (docs/contrib_ops/cuda/matmul_nbits.md of ONNX Runtime, section 5).
+# ONNX Runtime's CUDA provider unpacks a matrix of blocks to half floats for a pass of more than some rows, in
+# slices if it has more bytes and rows than this (its docs/contrib_ops/cuda/matmul_nbits.md, section 5).
 _WHOLE_BYTES, _WHOLE_ROWS, _SLICE_ROWS = 256 << 20, 65536, 32768
 _HALF_BYTES = 2
 
@@ -36,9 +36,9 @@ def _num_bytes(tensor: Any) -> int:
 
 
 def _unpacked_bytes(node: Any) -> int:
-    sizes = {attribute.name: attribute.i for attribute in node.attribute}
+    sizes: dict[str, int] = {attribute.name: attribute.i for attribute in node.attribute}
     rows, columns = sizes["N"], -(-sizes["K"] // sizes["block_size"]) * sizes["block_size"]
     whole = rows * columns * _HALF_BYTES
     if whole > _WHOLE_BYTES and rows > _WHOLE_ROWS:
         return _SLICE_ROWS * columns * _HALF_BYTES
-    return int(whole)
+    return whole
