@@ -5,6 +5,7 @@ The cache is a memo of the tokens that were run: a call keeps their longest comm
 
 import logging
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from threading import Lock
 from typing import Unpack
@@ -51,7 +52,8 @@ class OnnxDecoder:
         self._chunk_tokens = _CHUNK_TOKENS
         # Where rows are the host's already numpy chooses: 15 µs a row of 151,936, the graph on the CPU 150.
         self._has_argmax = False
-        if device.memory != "cpu":
+        self._is_on_host = device.memory == "cpu"
+        if not self._is_on_host:
             self._chunk_tokens = self._find_chunk_tokens(device)
             self._has_argmax = self._can_choose(device)
 
@@ -84,6 +86,11 @@ class OnnxDecoder:
             self._passes.cache.clear()
 
     @property
+    def max_pass_tokens(self) -> int:
+        """How many tokens a pass may run."""
+        return self._chunk_tokens
+
+    @property
     def held_tokens(self) -> TokenIds:
         """The tokens whose keys and values fill the first slots of the cache, [num_held]."""
         return self._held
@@ -108,20 +115,30 @@ class OnnxDecoder:
                 first = self._rows(tokens, 1, self._logits_name).copy()
                 rows = np.concatenate([first, self._passes.run(nodes, 1, len(nodes), layout)])
             else:
-                if reusable_prefix(self._held, tokens, 1) < len(before):
+                start = reusable_prefix(self._held, tokens, 1)
+                if start == 0 or len(tokens) - start + len(nodes) > self._chunk_tokens:
                     self._rows(before, 1, self._logits_name)
-                self._held = before
-                rows = self._passes.run(append(tokens[-1:], nodes), len(before), len(nodes) + 1, layout)
-                self.num_fed += 1
+                    start = len(before)
+                self._held = tokens[:start]
+                rows = self._passes.run(append(tokens[start:], nodes), start, len(nodes) + 1, layout)
+                self.num_fed += len(tokens) - start
             self.num_fed += len(nodes)
             self._held = tokens
             return rows
 
     def adopt(self, tokens: TokenIds, slots: Sequence[int]) -> None:
-        """Append tokens to the held ones; their keys and values lie in slots, in rising order."""
+        """Append tokens to the held ones; their keys and values lie in slots, in rising order.
+
+        Where the cache is no memory of the host, tokens from the first one in another slot than its own are left
+        out, and run again: on a GPU a row more costs less than a pass that moves them.
+        """
         with self._lock, translate_memory_errors("moving a branch"):
             assert isinstance(self._passes.cache, SharedCache)
-            self._passes.cache.move(slots, len(self._held))
+            start = len(self._held)
+            if self._is_on_host:
+                self._passes.cache.move(slots, start)
+            else:
+                tokens = tokens[: sum(takewhile(bool, (slot == start + i for i, slot in enumerate(slots))))]
             self._held = append(self._held, tokens)
 
     def _run(self, tokens: TokenIds, num_last: int, output: str) -> Logits:

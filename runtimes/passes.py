@@ -175,8 +175,9 @@ def _bias(
 ) -> npt.NDArray[np.float32]:
     """Addends of the attention scores, [1, 1, num_tokens, total], from the positions of all slots, [total]."""
     hidden = is_hidden(positions[-num_tokens:, None] - positions, window)
-    if layout is not None:
-        hidden[:, -len(layout.positions) :] |= ~layout.sees[-num_tokens:]
+    if layout is not None:  # tokens before those of the layout are a chain
+        num_placed = len(layout.positions)
+        hidden[-num_placed:, -num_placed:] |= ~layout.sees[-num_tokens:]
     return np.where(hidden, np.float32(HIDDEN), np.float32(0))[None, None]
 
 

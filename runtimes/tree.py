@@ -1,9 +1,11 @@
 """A decoder that runs trees of drafts, over the graph that takes positions and a mask.
 
 The nodes of a tree fill slots of the cache behind the committed tokens. The next call moves the branch that its
-tokens run through together: keys are rotated by position, so that the slot does not matter.
+tokens run through together: keys are rotated by position, so that the slot does not matter. On a GPU it keeps what
+lies in place and runs the rest again.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +20,13 @@ from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.passes import TreeLayout
-from edgespec.runtimes.session import SessionOptions
+from edgespec.runtimes.session import SessionOptions, refuse_device
+from edgespec.runtimes.soundness import are_close, probe_tokens
 from edgespec.types import ForwardingDecoder, Logits, TokenIds
 
-_DEVICE = "cpu"  # where the cache is memory that numpy can move
+_PROVIDERS = ("CPUExecutionProvider", "WebGpuExecutionProvider")  # whose attention takes a bias
+_PROBE_TOKENS, _PROBE_PARENTS = 24, (-1, 0, -1, 2, 2, 0)
+_log = logging.getLogger(__name__)
 
 
 class _Tree(NamedTuple):
@@ -47,6 +52,7 @@ class OnnxTreeDecoder(ForwardingDecoder):
         self._deterministic = options.get("deterministic", False)
         self._tree = _Tree()
         self._lock = Lock()
+        self._runs_trees = device.memory == "cpu" or self._is_sound(device)
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         with self._lock:
@@ -71,7 +77,8 @@ class OnnxTreeDecoder(ForwardingDecoder):
             raise ContextOverflow(longest, self.context_length)
         with self._lock:
             has_slots = len(tokens) + len(nodes) <= self.context_length
-            if self._deterministic or not has_slots or not len(nodes):
+            is_one_pass = self._runs_trees and len(nodes) < self._chain.max_pass_tokens
+            if self._deterministic or not has_slots or not is_one_pass or not len(nodes):
                 self._settle(tokens)
                 rows = trees.logits_by_branch(self._chain, tokens, nodes, parents)
             else:
@@ -104,8 +111,26 @@ class OnnxTreeDecoder(ForwardingDecoder):
             self._chain.adopt(tree.nodes[path], [len(held) + node for node in path])
 
 
+    def _is_sound(self, device: Device) -> bool:
+        """Whether the device gives the rows of a tree's branches in one pass."""
+        tokens = probe_tokens(self.vocab_size, self.context_length)[: _PROBE_TOKENS + len(_PROBE_PARENTS)]
+        tokens, nodes = tokens[: -len(_PROBE_PARENTS)], tokens[-len(_PROBE_PARENTS) :]
+        with refuse_device(device):
+            expected = trees.logits_by_branch(self._chain, tokens, nodes, _PROBE_PARENTS)
+            rows = self._rows(tokens, _Tree(nodes, _PROBE_PARENTS), None)
+        is_sound = are_close(rows, expected)
+        self.forget()
+        if not is_sound:
+            _log.warning(
+                "'%s' computes trees of drafts wrongly; each of their branches runs in a pass of its own (a folder "
+                "of an earlier edgespec may be at fault: export it again)",
+                device.name,
+            )
+        return is_sound
+
+
 def can_run_trees(manifest: Manifest, device: Device) -> bool:
-    return _has_trees(manifest) and device.name == _DEVICE
+    return _has_trees(manifest) and device.provider in _PROVIDERS
 
 
 def _has_trees(manifest: Manifest) -> bool:
@@ -124,9 +149,9 @@ def tree_manifest(manifest: Manifest, device: Device) -> Manifest:
             f"{manifest.name} has no graph for trees of drafts; export it again, with edgespec export "
             "and without --form npu, or use another drafter"
         )
-    if device.name != _DEVICE:
+    if device.provider not in _PROVIDERS:
         raise DeviceUnavailable(
-            f"trees of drafts run on the {_DEVICE} alone, not on {device.name}; use another drafter or device"
+            f"trees of drafts run on the CPU and on WebGPU, not on '{device.name}'; use another drafter or device"
         )
     assert manifest.tree_graph is not None
     signature = replace(
