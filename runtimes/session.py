@@ -1,5 +1,6 @@
 """Opens a graph on ONNX Runtime, and checks that it is the one that its manifest describes."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -10,7 +11,12 @@ from edgespec.errors import DeviceUnavailable, EdgeSpecError, ManifestError, Mem
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
 from edgespec.runtimes.memory_errors import is_memory_error
-from edgespec.runtimes.node_placement import read_node_placement, request_device, require_placement
+from edgespec.runtimes.node_placement import (
+    find_strays,
+    read_node_placement,
+    request_device,
+    require_placement,
+)
 from edgespec.system.cancel import Cancel
 
 # A dimension is a number, or a word where any number has to be allowed, or _ANY where the graph may choose.
@@ -18,6 +24,7 @@ _Dimensions = Sequence[int | str | None]
 _Values = dict[str, tuple[tuple[str, ...], _Dimensions]]  # name to the types that serve and the shape
 _ANY = "any size"
 _HIDDEN = "hidden_states."
+_log = logging.getLogger(__name__)
 _NUM_NAMED = 4  # differences named in a message; a wrong layer count alone makes dozens
 
 
@@ -41,7 +48,10 @@ def open_session(graph: Path, manifest: Manifest, device: Device, **options: Unp
     """
     session = load_graph(graph, device, **options)
     _check_signature(graph, manifest, session)
-    require_placement(read_node_placement(session), device, str(graph))
+    placement = read_node_placement(session)
+    require_placement(placement, device, str(graph))
+    if strays := find_strays(placement, device, manifest.kv_cache.num_layers):
+        _log.warning("%s", strays)
     return session
 
 

@@ -52,7 +52,9 @@ def main() -> int:
     cache = os.environ.get("EDGESPEC_TEST_CACHE") or platformdirs.user_cache_dir(_CACHE, appauthor=False)
     found = find_driver(drivers, Path(cache) / "software-gpu")
     if found is None:
-        print("no Vulkan driver that runs on the processor can be had here; the lines above say why", file=sys.stderr)
+        print(
+            "no Vulkan driver that runs on the processor can be had here; the lines above say why", file=sys.stderr
+        )
         return 1
     os.environ.update(found)
     return subprocess.run(arguments.command).returncode if arguments.command else 0

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from itertools import chain, repeat
 from pathlib import Path
 
-import numpy as np
 import pytest
 from fake_cuda import ARENA, KERNEL, FakeGpu, install
 
@@ -13,9 +12,6 @@ from edgespec import MemoryExhausted, load
 from edgespec.cli.main import main
 from edgespec.errors import DeviceUnavailable
 from edgespec.export.convert import export_model
-from edgespec.manifest import read_manifest
-from edgespec.runtimes.devices import find_device
-from edgespec.runtimes.onnx import OnnxDecoder
 
 PROMPT = "in the an"
 # What each library says, as ONNX Runtime 1.31 passes it on.
@@ -135,28 +131,3 @@ def test_the_ladder_frees_a_drafter_on_the_gpu_for_its_target(gpu: FakeGpu, mode
     engine = None
     gc.collect()
     assert gpu.used == gpu.kept == 0, "closing gives everything back"
-
-
-def test_the_cache_grows_in_steps_and_what_it_has_let_go_is_given_back(gpu: FakeGpu, model: Path) -> None:
-    manifest = read_manifest(model)
-    decoder = OnnxDecoder(model, manifest, find_device("cuda"))
-    weights = gpu.used - 512 * manifest.kv_cache.bytes_per_token
-    fresh = OnnxDecoder(model, manifest, find_device("cpu"))
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(0, manifest.vocab_size, 690).astype(np.int32)
-    for length in (100, 300, 520, 521, 690, 40):
-        assert np.abs(decoder.logits(tokens[:length], 2) - fresh.logits(tokens[:length], 2)).max() < 0.05, length
-    assert gpu.used - weights == 700 * manifest.kv_cache.bytes_per_token
-    assert (gpu.kept, gpu.num_shrunk) == (0, 1)
-    decoder.forget()
-    assert gpu.used == weights
-    del decoder
-    gc.collect()
-    assert gpu.used == gpu.kept == 0
-
-
-def test_a_second_gpu_holds_what_it_is_given(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    gpu = install(monkeypatch, FakeGpu(), FakeGpu())
-    decoder = OnnxDecoder(model, read_manifest(model), find_device("cuda:1"))
-    assert decoder.logits(np.arange(5, dtype=np.int32), 1).shape == (1, decoder.vocab_size)
-    assert gpu.devices == [1]
