@@ -151,7 +151,10 @@ def _resolve_precision(form: str, precision: str, drafting: Drafting, hidden_lay
         raise UsageError(f"unknown form '{form}'; choose one of {', '.join(FORMS)}")
     if form != "npu":
         if precision == "w8a16":
-            raise UsageError("w8a16 is a precision of the npu form; add --form npu, or choose --precision int8")
+            raise UsageError(
+                "w8a16 is a precision of the npu form; name an NPU (--device npu, or --drafter-device npu for a "
+                "drafter), or choose --precision int8"
+            )
         return precision
     if drafting != Drafting() or hidden_layers:
         raise UsageError("the npu form has no drafters and no hidden states; leave these options out")
@@ -172,7 +175,8 @@ def _require_supported(
     is_half = form != "cpu" and precision != "fp32"  # in w8a16 within norms
     if is_half and config.architecture in _LARGE_ACTIVATIONS:
         raise UsageError(
-            f"activations of {config.architecture} exceed what fp16 holds; use --form cpu, or --precision fp32"
+            f"activations of {config.architecture} exceed what fp16 holds; use --form cpu, or --precision fp32 for "
+            "a device other than cuda, which has attention in half floats only"
         )
 
 

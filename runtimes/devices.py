@@ -311,6 +311,13 @@ def machine_key(device: Device, num_threads: int | None, deterministic: bool) ->
     return ", ".join([name, threads, passes, runtime, processor_name(), *driver_versions(device)])
 
 
+def device_key(device: Device) -> str:
+    """What speed depends on, apart from the model and the processor: the device, the hardware, its drivers."""
+    if device.name == "cpu":
+        return "cpu"
+    return ", ".join([device.name, *([device.hardware] if device.hardware else []), *driver_versions(device)])
+
+
 def driver_versions(device: Device) -> tuple[str, ...]:
     """Versions of an accelerator's drivers, where the system or the wheel of its plugin has them."""
     if device.name == "cpu":

@@ -9,7 +9,9 @@ from typing import Any, TypedDict, Unpack
 
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, ManifestError, MemoryExhausted
 from edgespec.manifest import Manifest
+from edgespec.runtimes import cuda
 from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
+from edgespec.runtimes.half_floats import NO_HALF_FLOATS
 from edgespec.runtimes.memory_errors import is_memory_error
 from edgespec.runtimes.node_placement import (
     find_strays,
@@ -46,6 +48,7 @@ def open_session(graph: Path, manifest: Manifest, device: Device, **options: Unp
         ManifestError: The graph does not load, or is not the one that the manifest describes.
         MemoryExhausted: The weights do not fit.
     """
+    _require_half_floats(manifest, device)
     session = load_graph(graph, device, **options)
     _check_signature(graph, manifest, session)
     placement = read_node_placement(session)
@@ -53,6 +56,21 @@ def open_session(graph: Path, manifest: Manifest, device: Device, **options: Unp
     if strays := find_strays(placement, device, manifest.kv_cache.num_layers):
         _log.warning("%s", strays)
     return session
+
+
+def _require_half_floats(manifest: Manifest, device: Device) -> None:
+    """Raises DeviceUnavailable: NVIDIA's provider has no attention in the type of the model's cache."""
+    if device.provider != cuda.PROVIDER or manifest.kv_cache.dtype == "float16":
+        return
+    if manifest.form == "gpu":
+        fix = "export it in int4 or fp16; a model whose activations exceed fp16 (Gemma) runs with --device webgpu"
+    else:
+        fix = f"export it again with --device {device.name}"
+    raise DeviceUnavailable(
+        f"{manifest.name} has its KV cache in {manifest.kv_cache.dtype}, and attention on '{device.name}' takes "
+        f"half floats only: {fix}, or use --device cpu",
+        device=device.name,
+    )
 
 
 def load_graph(graph: Path, device: Device, **options: Unpack[SessionOptions]) -> Any:
@@ -94,8 +112,11 @@ def refuse_device(device: Device) -> Iterator[None]:
 
 def _device_refusal(error: EdgeSpecError, device: Device) -> DeviceUnavailable:
     problem, fix = str(error), "use --device cpu"
-    if "requires f16" in problem:  # words of the WebGPU provider
-        fix = f"it has no half floats: export the model again with --precision fp32, or {fix}"
+    if NO_HALF_FLOATS in problem:
+        fix = (
+            "it has no half floats: export the model again with --precision fp32 (or name its source as "
+            f"SOURCE:fp32), or {fix}"
+        )
     return DeviceUnavailable(
         f"'{device.name}' does not run this model: {problem.rstrip('.')}; {fix}", device=device.name
     )

@@ -152,7 +152,8 @@ def tree_manifest(manifest: Manifest, device: Device) -> Manifest:
         )
     if device.provider not in _PROVIDERS:
         raise DeviceUnavailable(
-            f"trees of drafts run on the CPU, WebGPU and CUDA, not on '{device.name}'; use another drafter or device"
+            f"trees of drafts run on the CPU, WebGPU and CUDA, not on '{device.name}'; use another drafter or "
+            "another device"
         )
     assert manifest.tree_graph is not None
     signature = replace(

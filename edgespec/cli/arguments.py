@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from edgespec.system.console import info
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
-    from edgespec.export.convert import OpenDecoder
+    from edgespec.export.convert import MeasureRanges, OpenDecoder
     from edgespec.models.home import ModelHome
 
 
@@ -92,11 +93,31 @@ def load_engine(options: argparse.Namespace, **settings: Any) -> "Engine":
     return load(**{"model": options.model, **chosen, **settings}, report=info)
 
 
-def model_home(*, offline: bool = True, open_decoder: "OpenDecoder | None" = None) -> "ModelHome":
+def model_home(
+    *,
+    offline: bool = True,
+    open_decoder: "OpenDecoder | None" = None,
+    measure_ranges: "MeasureRanges | None" = None,
+) -> "ModelHome":
     """The user's model home."""
     from edgespec.models.home import ModelHome, default_home
 
-    return ModelHome(default_home(), offline, info, open_decoder)
+    return ModelHome(default_home(), offline, info, open_decoder, measure_ranges)
+
+
+def range_measurement(calibration: Path | None = None) -> "MeasureRanges":
+    """The function that runs a graph over prompts, from a file or our own, for an export in w8a16.
+
+    Raises:
+        DeviceUnavailable: ONNX Runtime is missing or does not load.
+        UsageError: The file cannot be read.
+    """
+    from edgespec.evaluation.prompts import own_prompts, read_prompts
+    from edgespec.loading.open_model import measure_ranges, require_runtime
+
+    require_runtime()
+    prompts = own_prompts() if calibration is None else read_prompts(calibration, None)
+    return partial(measure_ranges, prompts=[prompt.turns[0] for prompt in prompts])
 
 
 def print_result(options: argparse.Namespace, document: object, *lines: object) -> None:

@@ -2,26 +2,43 @@
 
 import argparse
 import json
+import logging
 import shlex
+from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from edgespec.cli.arguments import add_count, add_file, add_options, attribute_name, model_home, print_result
+from edgespec.cli.arguments import (
+    add_count,
+    add_file,
+    add_options,
+    attribute_name,
+    model_home,
+    print_result,
+    range_measurement,
+)
 from edgespec.cli.parser import CommandParser
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, UsageError
 from edgespec.system.console import info, warn
 
 if TYPE_CHECKING:
+    from edgespec.evaluation.pairing import PairHalf
     from edgespec.export.convert import MeasureRanges, OpenDecoder
     from edgespec.export.drafting import Drafting
+    from edgespec.models.home import ModelHome
     from edgespec.models.pair import PairCheck
 
+TARGET, DRAFTER = "target", "drafter"
+_UNKNOWN = "the pair is exported; whether its drafter pays is unknown until it is measured on its devices"
+_LOG = logging.getLogger(__name__)
 _PRECISIONS = ("auto", "source", "fp32", "fp16", "int8", "int4", "w8a16")
-# Options that only the native exporter of a single model takes.
-_DRAFTING = ("keep-layers", "skip-layers", "vocab-subset", "vocab-corpus", "hidden-states")
-_NATIVE = ("block-size", "form", "calibration", *_DRAFTING)
+_FORMS = ("cpu", "gpu", "npu")
+# Options that only the export of a single model takes, and those that only the native exporter takes.
+_SINGLE = ("block-size", "keep-layers", "skip-layers", "vocab-subset", "vocab-corpus", "hidden-states")
+_NATIVE = ("form", "device", "calibration", *_SINGLE)
+# Options that only a pair has.
+_PAIRED = ("drafter-precision", "drafter-form", "drafter-device", "add-to")
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
@@ -31,9 +48,18 @@ def add_export(parser: argparse.ArgumentParser) -> None:
         help="a .gguf file, a folder with safetensors, or an id on the Hugging Face hub: org/name, "
         "org/name:Q4_K_M, org/name:FILE.gguf",
     )
-    parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="the model folder to create")
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("--output", metavar="DIR", type=Path, help="the model folder to create")
+    place.add_argument(
+        "--add-to",
+        metavar="PAIR",
+        type=Path,
+        help="a pair folder, to which to add the forms for the named devices",
+    )
     parser.add_argument(
-        "--precision", default="source", choices=_PRECISIONS, help="of the weights (default: that of SOURCE)"
+        "--precision",
+        choices=_PRECISIONS,
+        help="of the weights (default: source, that of SOURCE; fp16 for an NPU; fp32 for a GPU here without fp16)",
     )
     parser.add_argument("--dry-run", action="store_true", help="print what the export would take, and exit")
     parser.add_argument(
@@ -51,6 +77,9 @@ def add_export(parser: argparse.ArgumentParser) -> None:
         metavar="PRECISION",
         help="as for --precision (default: source)",
     )
+    pair.add_argument(
+        "--drafter-form", choices=_FORMS, help="as for --form (default: what --drafter-device needs)"
+    )
     own = parser.add_argument_group("drafter from the model's own layers")
     layers = own.add_mutually_exclusive_group()
     _add_layers(layers, "--keep-layers", "write a drafter of these layers too, such as 0-5,9")
@@ -59,8 +88,13 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     add_file(own, "--vocab-corpus", "the text in which tokens are counted")
     _add_layers(own, "--hidden-states", "let the model output the hidden states of these layers")
     advanced = parser.add_argument_group("advanced")
+    advanced.add_argument(
+        "--form",
+        choices=_FORMS,
+        help="gpu: fp16 activations and cache; npu: fixed shapes and basic operators (default: what --device "
+        "needs)",
+    )
     choices: dict[str, tuple[list[Any], str]] = {
-        "form": (["cpu", "gpu", "npu"], "gpu: fp16 activations and cache; npu: fixed shapes and basic operators"),
         "block-size": ([32, 64, 128], "weights that share a scale, in int4 and int8"),
         "exporter": (["native", "optimum"], "optimum: export other architectures through PyTorch, in fp32"),
     }
@@ -85,7 +119,13 @@ def add_pair(parser: CommandParser) -> None:
         "check", "compare their tokens, and measure how much faster the drafter makes the target"
     )
     check.add_argument("target", metavar="TARGET", help="a model, as for chat")
-    check.add_argument("drafter", metavar="DRAFTER", help="a smaller model, which guesses tokens for the target")
+    check.add_argument(
+        "drafter",
+        metavar="DRAFTER",
+        nargs="?",
+        help="a smaller model, which guesses tokens for the target; none where TARGET is a pair folder, which "
+        "then records what was measured",
+    )
     add_options(check)
     check.set_defaults(run=_pair_check)
 
@@ -94,10 +134,14 @@ def _export(options: argparse.Namespace) -> int:
     from edgespec.export.output import require_absent
 
     _require_compatible(options)
-    require_absent(options.output)  # before anything is downloaded
+    if options.output is not None:
+        require_absent(options.output)  # before anything is downloaded
     if options.dry_run:
         return _plan(options)
-    (_export_model if options.drafter is None else _export_pair)(options)
+    if options.add_to is not None:
+        _add_forms(options)
+    else:
+        (_export_model if options.drafter is None else _export_pair)(options)
     return 0
 
 
@@ -107,25 +151,66 @@ def _require_compatible(options: argparse.Namespace) -> None:
         if getattr(options, name) == "":
             raise UsageError(f"the {name} is empty; give a .gguf file, a folder with safetensors or a hub id")
     _drafting(options).require_valid()  # before anything is downloaded
-    native = [f"--{name}" for name in _NATIVE if _is_given(options, name)]
-    if is_pair and options.exporter != "native":
-        native.append("--exporter")
-    if is_pair and "w8a16" in (options.precision, options.drafter_precision):
-        raise UsageError(
-            "w8a16 is a precision of the npu form, which no pair has; export the drafter alone, with --form npu "
-            "--precision w8a16, and name its folder: edgespec chat TARGET --drafter DIR"
-        )
-    if native and (is_pair or options.exporter != "native"):
-        other = "--drafter" if is_pair else f"--exporter {options.exporter}"
-        raise UsageError(f"{', '.join(native)} cannot be combined with {other}; leave one of them out")
-    if not is_pair and options.drafter_precision is not None:
-        raise UsageError("--drafter-precision is for a pair; give --drafter too")
-    if _is_given(options, "block-size") and (chosen := _choice_without_blocks(options)) is not None:
+    for name, names in ((options.exporter, _NATIVE), *([("native", _SINGLE)] if is_pair else [])):
+        given = [f"--{each}" for each in names if _is_given(options, each)]
+        if name != "native" and is_pair:
+            given.append("--drafter")
+        if given and (is_pair or name != "native"):
+            other = f"--exporter {name}" if name != "native" else "--drafter"
+            raise UsageError(f"{', '.join(given)} cannot be combined with {other}; leave one of them out")
+    paired = [f"--{name}" for name in _PAIRED if _is_given(options, name)]
+    if not is_pair and paired:
+        raise UsageError(f"{paired[0]} is for a pair; give --drafter too")
+    form = _form(options)
+    drafter_form = _form(options, "drafter-") if is_pair else None
+    if _is_given(options, "block-size") and (chosen := _choice_without_blocks(options, form)) is not None:
         raise UsageError(f"--block-size is for --precision int4 and int8, not {chosen}; leave it out")
-    if options.calibration is not None and options.precision != "w8a16":
-        raise UsageError(f"--calibration is for --precision w8a16, not {options.precision}; leave it out")
+    precisions = [options.precision or "source", options.drafter_precision or "source"]
+    if options.calibration is not None and "w8a16" not in precisions:
+        raise UsageError(f"--calibration is for --precision w8a16, not {precisions[0]}; leave it out")
     if options.dry_run and options.exporter != "native":
         raise UsageError("--dry-run estimates the native exporter only; leave out --dry-run or --exporter")
+    if options.add_to is not None and not _named_parts(options):
+        raise UsageError("--add-to adds forms for devices; give --device or --drafter-device")
+    _LOG.debug("exporting the %s form%s", form, f", and the drafter's {drafter_form} form" if is_pair else "")
+
+
+def _form(options: argparse.Namespace, prefix: str = "") -> str:
+    """The form of the target, or of the drafter: the one that is named, or what its device needs.
+
+    Raises:
+        DeviceUnavailable: The device has no such name.
+        UsageError: The device that was named needs another form than the one that was named.
+    """
+    from edgespec.runtimes.device_names import form_of
+
+    device, form = (getattr(options, attribute_name(prefix + name)) for name in ("device", "form"))
+    needed = form_of(device)
+    if form is None:
+        return needed
+    if form != needed and _is_given(options, f"{prefix}device"):
+        raise UsageError(
+            f"--{prefix}form {form} contradicts --{prefix}device {device}, which needs the {needed} form; leave "
+            "one of them out"
+        )
+    return str(form)
+
+
+def _device(options: argparse.Namespace, prefix: str = "") -> str:
+    """The device that the target or the drafter is exported for; without a name, any of the kind of its form."""
+    form, device = _form(options, prefix), getattr(options, attribute_name(f"{prefix}device"))
+    from edgespec.runtimes.device_names import form_of
+
+    return str(device) if device != "auto" and form_of(device) == form else form
+
+
+def _named_parts(options: argparse.Namespace) -> list[str]:
+    """The prefixes of the options of those halves of a pair whose device or form was named."""
+    return [
+        prefix
+        for prefix in ("", "drafter-")
+        if getattr(options, attribute_name(f"{prefix}form")) or _is_given(options, f"{prefix}device")
+    ]
 
 
 def _is_given(options: argparse.Namespace, name: str) -> bool:
@@ -133,11 +218,11 @@ def _is_given(options: argparse.Namespace, name: str) -> bool:
     return bool(getattr(options, name) != options.parser.get_default(name))
 
 
-def _choice_without_blocks(options: argparse.Namespace) -> str | None:
+def _choice_without_blocks(options: argparse.Namespace, form: str) -> str | None:
     """The precision or form under which no weights are quantised in blocks; None where some are."""
     if options.precision not in ("auto", "int8", "int4"):
-        return str(options.precision)
-    return "--form npu" if options.form == "npu" else None
+        return options.precision or "source"
+    return "--form npu" if form == "npu" else None
 
 
 def _decoder_for_check(options: argparse.Namespace) -> "OpenDecoder | None":
@@ -159,14 +244,9 @@ def _decoder_for_check(options: argparse.Namespace) -> "OpenDecoder | None":
 
 def _range_measurement(options: argparse.Namespace) -> "MeasureRanges | None":
     """The function that runs a graph over prompts, which only w8a16 needs."""
-    if options.precision != "w8a16":
+    if "w8a16" not in (options.precision, options.drafter_precision):
         return None
-    from edgespec.evaluation.prompts import own_prompts, read_prompts
-    from edgespec.loading.open_model import measure_ranges, require_runtime
-
-    require_runtime()
-    prompts = own_prompts() if options.calibration is None else read_prompts(options.calibration, None)
-    return partial(measure_ranges, prompts=[prompt.turns[0] for prompt in prompts])
+    return range_measurement(options.calibration)
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -177,68 +257,156 @@ def _plan(options: argparse.Namespace) -> int:
 
     is_checked = _decoder_for_check(options) is not None
     home = model_home(offline=options.offline)
-    plans, loaded = [], []
-    wanted = [(options.source, options.precision, options.revision)]
-    if options.drafter is not None:
-        wanted.append((options.drafter, options.drafter_precision or "source", None))
-    own = () if options.drafter else (options.form, _drafting(options), tuple(sorted(options.hidden_states or ())))
-    for source, precision, revision in wanted:
-        if (sizes := home.sizes(source, revision)) is None:
-            read, plan = plan_source(Path(source), precision, *own, is_checked=is_checked)
+    plans, loaded, forms = [], [], []
+    for part in _parts(options):
+        if (sizes := home.sizes(part.source, part.revision)) is None:
+            own = () if options.drafter else (_drafting(options), tuple(sorted(options.hidden_states or ())))
+            read, plan = plan_source(Path(part.source), part.precision, part.form, *own, is_checked=is_checked)
             loaded.append(read)
         else:
             plan = estimate(
-                source,
-                precision,
+                part.source,
+                part.precision,
                 sizes[0] // 2,  # weights: on the hub, one usually takes two bytes
                 sizes[0],
-                is_blocks="gguf" in source.lower() or ":" in source,
+                is_blocks="gguf" in part.source.lower() or ":" in part.source,
                 fetch_bytes=sizes[1],
-                form=options.form,
+                form=part.form,
                 is_checked=is_checked,
             )
         plans.append(plan)
+        forms.append(part.form)
     if len(loaded) == 2:
         require_shared_tokens(*loaded)
     code = 0
     try:
-        require_writable(options.output, sum(plan.write_bytes for plan in plans))
+        require_writable(options.output or options.add_to / "new", sum(plan.write_bytes for plan in plans))
     except EdgeSpecError as error:
         plans = [replace(plan, problem=str(error)) for plan in plans]
         code = error.exit_code
         warn(f"this export is not possible: {error}")
     lines = [
-        f"{plan.source}, {plan.precision}{f' ({plan.reason})' if plan.reason else ''}: download "
+        f"{plan.source}, {form} form, {plan.precision}{f' ({plan.reason})' if plan.reason else ''}: download "
         f"{plan.fetch_bytes / 1e6:.0f} MB, write at most {plan.write_bytes / 1e6:.0f} MB, peak memory about "
         f"{plan.peak_bytes / 1e6:.0f} MB, about {plan.seconds:.0f} s without the download"
         f"{', check included' if is_checked else ''}"
-        for plan in plans
+        for plan, form in zip(plans, forms, strict=True)
     ]
-    print_result(options, [asdict(plan) for plan in plans], *lines)
+    document = [{**asdict(plan), "form": form} for plan, form in zip(plans, forms, strict=True)]
+    print_result(options, document, *(lines or ["nothing to add: the pair has these forms"]))
     return code
+
+
+class _Part(NamedTuple):
+    """A model to export: the only one, or half of a pair. precision: source where none was named."""
+
+    name: str
+    source: str
+    revision: str | None
+    form: str
+    device: str
+    precision: str
+
+
+def _parts(options: argparse.Namespace) -> list[_Part]:
+    """What is to be exported: of a pair to which forms are added those that it does not have."""
+    from edgespec.evaluation.pairing import usual_added_precision
+
+    found = []
+    sources = ((TARGET, "", options.source, options.revision), (DRAFTER, "drafter-", options.drafter, None))
+    named = _named_parts(options) if options.add_to else ["", "drafter-"]
+    for name, prefix, source, revision in sources:
+        if source is not None and prefix in named:
+            form, device = _form(options, prefix), _device(options, prefix)
+            usual = usual_precision(form, device)
+            if options.add_to is not None:
+                if (own := usual_added_precision(options.add_to, name, form)) is None:
+                    continue
+                usual = own if usual == "source" else usual
+            asked = getattr(options, attribute_name(f"{prefix}precision"))
+            found.append(_Part(name, source, revision, form, device, asked or usual))
+    return found
+
+
+def usual_precision(form: str, device: str) -> str:
+    """The precision of an export for a device where none was named: source, or fp32 on a GPU without half floats.
+
+    A device that is not in this machine is taken to have them.
+    """
+    from edgespec.runtimes.devices import find_device
+    from edgespec.runtimes.half_floats import lacks_half_floats
+
+    if form == "gpu" and device != form:
+        with suppress(DeviceUnavailable):
+            if lacks_half_floats(find_device(device)):
+                info(f"'{device}' has no half floats: the export for it is in fp32")
+                return "fp32"
+    return "source"
+
+
+def _half(part: _Part, home: "ModelHome") -> "PairHalf":
+    from edgespec.evaluation.pairing import PairHalf
+
+    return PairHalf(
+        part=part.name,
+        source=home.locate(part.source, part.revision),
+        form=part.form,
+        device=part.device,
+        precision=part.precision,
+    )
 
 
 def _export_pair(options: argparse.Namespace) -> None:
     from edgespec.evaluation.pairing import export_pair
 
     home = model_home(offline=options.offline)
+    target, drafter = (_half(part, home) for part in _parts(options))
     check = export_pair(
-        home.locate(options.source, options.revision),
-        home.locate(options.drafter),
+        target,
+        drafter,
         options.output,
-        precision=options.precision,
-        drafter_precision=options.drafter_precision or "source",
         open_decoder=_decoder_for_check(options),
+        measure_ranges=_range_measurement(options),
         report=info,
     )
-    print_result(options, asdict(check), _format_pair(check))
+    print_result(options, check and asdict(check), *([_format_pair(check)] if check else [_UNKNOWN]))
     info(f"use it with: edgespec chat {_as_argument(options.output)}")
 
 
-def _pair_check(options: argparse.Namespace) -> None:
-    from edgespec.evaluation.pairing import check_pair
+def _add_forms(options: argparse.Namespace) -> None:
+    from edgespec.evaluation.pairing import add_forms
 
-    check = check_pair(options.target, options.drafter, offline=options.offline, report=info)
+    home = model_home(offline=options.offline)
+    parts = _parts(options)
+    added = add_forms(
+        options.add_to,
+        [_half(part, home) for part in parts],
+        open_decoder=_decoder_for_check(options),
+        measure_ranges=_range_measurement(options),
+        report=info,
+    )
+    lines = [f"wrote {folder}" for folder in added] or [f"{options.add_to} has these forms already"]
+    print_result(options, {"added": [str(folder) for folder in added]}, *lines)
+    devices = " ".join(
+        f"--{'drafter-' if part.name == DRAFTER else ''}device {part.device}" for part in parts if added
+    )
+    if devices:
+        info(f"measure its speed there with: edgespec pair check {_as_argument(options.add_to)} {devices}")
+
+
+def _pair_check(options: argparse.Namespace) -> None:
+    from edgespec.evaluation.pairing import check_folder, check_pair
+
+    how = {
+        "device": options.device,
+        "drafter_device": options.drafter_device,
+        "offline": options.offline,
+        "report": info,
+    }
+    if options.drafter is None:
+        check = check_folder(Path(options.target), **how)
+    else:
+        check = check_pair(options.target, options.drafter, **how)
     print_result(options, asdict(check), _format_pair(check))
 
 
@@ -260,8 +428,9 @@ def _export_model(options: argparse.Namespace) -> None:
     from edgespec.export.convert import export_model
 
     source = model_home(offline=options.offline).locate(options.source, options.revision)
+    (part,) = _parts(options)
     settings: dict[str, Any] = {
-        "precision": options.precision,
+        "precision": part.precision,
         "repository": source.repository,
         "revision": source.revision,
         "license": source.license,
@@ -277,7 +446,7 @@ def _export_model(options: argparse.Namespace) -> None:
             source.path,
             options.output,
             block_size=options.block_size,
-            form=options.form,
+            form=part.form,
             drafting=_drafting(options),
             hidden_layers=tuple(sorted(options.hidden_states or ())),
             measure_ranges=_range_measurement(options),

@@ -3,11 +3,12 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from edgespec.cli.arguments import add_options, model_home, print_result
+from edgespec.cli.arguments import add_options, model_home, print_result, range_measurement
 from edgespec.cli.parser import CommandParser
-from edgespec.errors import EdgeSpecError
+from edgespec.errors import DeviceUnavailable, EdgeSpecError
 from edgespec.models.catalog import CATALOG, CatalogEntry
 from edgespec.system.printable import printable
 
@@ -44,7 +45,7 @@ def _list(options: argparse.Namespace) -> None:
     head = ["CAN BE PULLED", "DOWNLOAD", "MEMORY", "PRECISION", "DRAFTER", "LICENCE", "TESTED"]
     lines = _table(head, *(_catalog_row(name, CATALOG[name]) for name in others))
     if found:
-        head = ["PREPARED", "SIZE", "MEMORY", "PRECISION", "LAST USED", "CHECK", "FROM"]
+        head = ["PREPARED", "SIZE", "MEMORY", "FORM", "PRECISION", "LAST USED", "CHECK", "FROM"]
         lines = [*_table(head, *map(_row, found)), "", *lines]
     catalogue = {name: _entry_document(entry) for name, entry in CATALOG.items()}
     print_result(options, {"prepared": [asdict(model) for model in found], "catalogue": catalogue}, *lines)
@@ -65,11 +66,12 @@ def _entry_document(entry: CatalogEntry) -> dict[str, Any]:
 
 def _row(model: "PreparedModel") -> list[str]:
     if model.problem is not None:
-        return [model.name, _size(model.bytes), "", "", "", "", f"PROBLEM: {model.problem}"]
+        return [model.name, _size(model.bytes), "", "", "", "", "", f"PROBLEM: {model.problem}"]
     return [
         model.name,
         _size(model.bytes),
         _size(model.memory_bytes or 0),
+        model.form or "",
         model.precision or "",
         (model.last_used or "never")[:10],
         model.check or "not compared",
@@ -104,14 +106,33 @@ def _table(*rows: Sequence[str]) -> list[str]:
 def _pull(options: argparse.Namespace) -> None:
     from edgespec.loading.open_model import open_decoder
     from edgespec.models.home import split_precision
+    from edgespec.runtimes.device_names import form_of
 
-    home = model_home(offline=options.offline, open_decoder=open_decoder if options.check else None)
-    entry = CATALOG.get(split_precision(options.model)[0])
-    names = {"path": options.model}
-    if entry and entry.drafter and not options.no_drafter:
-        names["drafter"] = entry.drafter
-    folders = {part: str(home.resolve(name)) for part, name in names.items()}
+    name, precision = split_precision(options.model)
+    home = model_home(
+        offline=options.offline,
+        open_decoder=open_decoder if options.check else None,
+        measure_ranges=range_measurement() if precision == "w8a16" else None,
+    )
+    wanted = {"path": (options.model, options.device)}
+    if (entry := CATALOG.get(name)) and entry.drafter and not options.no_drafter:
+        wanted["drafter"] = (entry.drafter, options.drafter_device)
+    folders = {
+        part: str(home.resolve(model, form_of(device), lacks_half_floats=partial(_lacks_half_floats, device)))
+        for part, (model, device) in wanted.items()
+    }
     print_result(options, folders, *folders.values())
+
+
+def _lacks_half_floats(device: str) -> bool:
+    """Whether a device has no half floats; one that is not in this machine is taken to have them."""
+    from edgespec.runtimes.devices import find_device
+    from edgespec.runtimes.half_floats import lacks_half_floats
+
+    try:
+        return lacks_half_floats(find_device(device))
+    except DeviceUnavailable:
+        return False
 
 
 def _path(options: argparse.Namespace) -> None:

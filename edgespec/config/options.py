@@ -27,6 +27,8 @@ GROUPS = {
 # Commands that load a model, and those that choose a drafter for it.
 _SPECULATING = ("bench", "chat")
 _LOADING = (*_SPECULATING, "plan", "score")
+# Commands that export a model, or a pair, for devices.
+_PREPARING = ("export", "models pull", "pair check")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ OPTIONS: Mapping[str, Option] = {
         "switch",
         "never use the network",
         False,
-        commands=(*_LOADING, "doctor", "export", "models pull", "pair check"),
+        commands=(*_LOADING, "doctor", *_PREPARING),
         in_environment=True,
     ),
     "temperature": _sampling("number", "0 is greedy; higher values vary the text more", 0.0, metavar="T"),
@@ -127,13 +129,18 @@ OPTIONS: Mapping[str, Option] = {
     ),
     "device": _devices(
         "text",
-        "where MODEL runs: auto, or a name that `edgespec devices` lists",
+        "where MODEL runs, which is prepared for it on first use: auto, gpu, npu, or a name that "
+        "`edgespec devices` lists",
         "auto",
-        commands=_LOADING,
+        commands=(*_LOADING, *_PREPARING),
         metavar="NAME",
     ),
     "drafter-device": _devices(
-        "text", "where a drafter model runs", "auto", commands=(*_SPECULATING, "plan"), metavar="NAME"
+        "text",
+        "where a drafter model runs",
+        "auto",
+        commands=(*_SPECULATING, "plan", *_PREPARING),
+        metavar="NAME",
     ),
     "allow-fallback": _devices(
         "switch",

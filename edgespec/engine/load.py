@@ -24,6 +24,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.learned_speculation import learned_speculation
 from edgespec.engine.resolve import NamedDrafter, Resolved, resolve
 from edgespec.errors import DeviceUnavailable, UsageError
+from edgespec.loading.device_forms import explain_form, require_form
 from edgespec.loading.memory_fit import MemoryFit, fit_memory
 from edgespec.loading.open_model import ModelFolder, open_model, read_chat_template, read_tokenizer, weights_size
 from edgespec.loading.placement import Placement
@@ -131,7 +132,16 @@ def load(
         try:
             return _open(resolved, placement, options)
         except DeviceUnavailable as error:
-            placement = resolved.devices.fall_back(error, placement)
+            placement = resolved.devices.fall_back(_explain(error, resolved, placement), placement)
+
+
+def _explain(error: DeviceUnavailable, resolved: Resolved, placement: Placement) -> DeviceUnavailable:
+    """The error with advice on the first model that is in the form for another device."""
+    drafters = [(model, placement.drafter_device) for drafter in resolved.drafters for model in drafter.models]
+    for model, device in [(resolved.target, placement.device), *drafters]:
+        if (explained := explain_form(error, model, device)) is not error:
+            return explained
+    return error
 
 
 class _Options(NamedTuple):
@@ -147,6 +157,9 @@ class _Options(NamedTuple):
 
 def _open(resolved: Resolved, placement: Placement, options: _Options) -> Engine:
     """Open the models in a placement."""
+    require_form(resolved.target, placement.device)
+    for model in [model for drafter in resolved.drafters for model in drafter.models]:
+        require_form(model, placement.drafter_device)
     stated, names, report = resolved.target, resolved.names, resolved.home.report
     chains = [_chain(stated, drafter, placement, options) for drafter in resolved.drafters]
     window = lookahead_window(names.simple, options.length, stated, placement)

@@ -10,12 +10,16 @@ from edgespec.config.config_file import default_home
 from edgespec.config.drafter_names import SELF, Cascade, DrafterNames, parse
 from edgespec.errors import ModelError, UsageError
 from edgespec.loading.device_choice import DeviceChoice
+from edgespec.loading.device_forms import require_part
 from edgespec.loading.open_model import ModelFolder, read_any_manifest, self_drafter
 from edgespec.loading.placement import Placement
 from edgespec.memory.free_memory import ReadFreeMemory, free_memory
 from edgespec.models.home import ModelHome
-from edgespec.models.pair import DRAFTER, TARGET, part_of_pair, read_pair
-from edgespec.runtimes.devices import THREADS_PER_CORE, max_threads
+from edgespec.models.pair import DRAFTER, TARGET, Pair, forms_of, read_pair
+from edgespec.runtimes.device_names import Kind
+from edgespec.runtimes.devices import THREADS_PER_CORE, Device, device_key, max_threads
+from edgespec.runtimes.half_floats import lacks_half_floats
+from edgespec.types import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ def resolve(
     What can be known before fetching and exporting is checked before.
 
     Raises:
-        DeviceUnavailable: A device cannot be used.
+        DeviceUnavailable: A device cannot be used, or a model folder is not in a form for it.
         ModelError: A model is missing or invalid.
         UsageError: A name, a number of threads or a memory limit makes no sense.
     """
@@ -73,11 +77,19 @@ def resolve(
     placement = devices.initial_placement(num_threads, drafter_threads, deterministic=deterministic)
     free = partial(free_memory, None if memory_limit is None else parse_bytes(memory_limit))
     models = ModelHome(Path(home or default_home()), offline, report)
-    target, names = _find_models(models, model, parse(drafter))
+    target_form, drafter_form = devices.forms(placement)
+    finder = _Finder(models, placement.device, target_form, allow_fallback)
+    drafter_finder = _Finder(models, placement.drafter_device, drafter_form, allow_fallback)
+    target, pair = finder.find(model, TARGET)
+    _require_whole_head(target, model)
+    names, has_drafter_of_pair = _name_drafters(models, model, parse(drafter), pair, drafter_form)
     drafters = [
-        NamedDrafter(tuple(_drafter_folder(models, target, name) for name in each.models), each.text)
+        NamedDrafter(tuple(drafter_finder.find_drafter(name, target) for name in each.models), each.text)
         for each in names.cascades
     ]
+    placement = devices.resolve_auto(placement, target.manifest, [each.models[0].manifest for each in drafters])
+    if pair and has_drafter_of_pair and not _pays(pair, placement, report):
+        names, drafters = names._replace(cascades=names.cascades[:-1]), drafters[:-1]
     _require_distinct([each.name for each in drafters])
     return Resolved(
         home=models,
@@ -85,41 +97,83 @@ def resolve(
         names=names,
         drafters=drafters,
         devices=devices,
-        placement=devices.resolve_auto(placement, target.manifest, [each.models[0].manifest for each in drafters]),
+        placement=placement,
         free=free,
     )
 
 
-def _find_models(models: ModelHome, model: str, names: DrafterNames) -> tuple[ModelFolder, DrafterNames]:
-    """The target, and the names of its drafters.
+@dataclass(frozen=True, slots=True)
+class _Finder:
+    """Finds models for a device, in the form that it needs if the device was named."""
 
-    auto also takes the drafter of a pair, if it pays, and the one that the catalogue has, if it is prepared.
+    models: ModelHome
+    device: Device
+    form: Kind | None
+    allow_fallback: bool
 
-    Raises ModelError: The target is missing or invalid, or cannot serve as one.
-    """
-    folder = models.resolve(model)
-    named = {drafter for cascade in names.cascades for drafter in cascade.models}
-    if (pair := read_pair(folder)) is not None and "auto" in names.simple:
-        if pair.pays:
-            names = names._replace(cascades=(*names.cascades, Cascade((str(folder / DRAFTER),), None)))
-        else:
-            models.report(f"drafting without the pair's drafter: {pair.verdict} ({pair.reason})")
-    elif "auto" in names.simple and (drafter := models.drafter_of(model)) and drafter not in named:
-        names = names._replace(cascades=(*names.cascades, Cascade((drafter,), None)))
-    folder = part_of_pair(folder, TARGET)
-    target = ModelFolder(folder, read_any_manifest(folder, models.report))
+    def find(self, model: str, part: str) -> tuple[ModelFolder, Pair | None]:
+        """The folder of a model, or of that part of a pair; and the pair.
+
+        Raises DeviceUnavailable: A pair has that part in other forms alone.
+        """
+        lacks = partial(lacks_half_floats, self.device)
+        folder = self.models.resolve(model, self.form or "cpu", lacks_half_floats=lacks)
+        pair = read_pair(folder)
+        if pair is not None:
+            may_differ = self.allow_fallback and pair.part(part, self.form) is None
+            folder = require_part(pair, part, None if may_differ else self.form)
+        return ModelFolder(folder, read_any_manifest(folder, self.models.report)), pair
+
+    def find_drafter(self, name: str, target: ModelFolder) -> ModelFolder:
+        if name == SELF:
+            return ModelFolder(target.folder, self_drafter(target.manifest))
+        return self.find(name, DRAFTER)[0]
+
+
+def _require_whole_head(target: ModelFolder, name: str) -> None:
+    """Raises ModelError: The model cannot serve as a target."""
     if target.manifest.vocab_subset:
         raise ModelError(
-            f"{target.manifest.name} is a drafter whose head was trimmed; use it with --drafter {model}"
+            f"{target.manifest.name} is a drafter whose head was trimmed; use it with --drafter {name}"
         )
-    return target, names
 
 
-def _drafter_folder(models: ModelHome, target: ModelFolder, name: str) -> ModelFolder:
-    if name == SELF:
-        return ModelFolder(target.folder, self_drafter(target.manifest))
-    folder = part_of_pair(models.resolve(name), DRAFTER)
-    return ModelFolder(folder, read_any_manifest(folder, models.report))
+def _name_drafters(
+    models: ModelHome, model: str, names: DrafterNames, pair: Pair | None, form: Kind | None
+) -> tuple[DrafterNames, bool]:
+    """The names of drafters, and whether the last is that of the pair.
+
+    auto also takes the drafter of a pair, and the one that the catalogue has, if it is prepared.
+    """
+    if "auto" not in names.simple:
+        return names, False
+    if pair is not None:
+        if forms_of(pair.folder, DRAFTER):
+            return _add_drafter(names, str(pair.folder)), True
+        missing = pair.folder / DRAFTER
+        models.report(f"drafting without the pair's drafter: {missing} is no model folder; export the pair again")
+        return names, False
+    drafter = models.drafter_of(model, form or "cpu")
+    is_named = drafter in {drafter for cascade in names.cascades for drafter in cascade.models}
+    return names if drafter is None or is_named else _add_drafter(names, drafter), False
+
+
+def _add_drafter(names: DrafterNames, drafter: str) -> DrafterNames:
+    return names._replace(cascades=(*names.cascades, Cascade((drafter,), None)))
+
+
+def _pays(pair: Pair, placement: Placement, report: Report) -> bool:
+    """Whether the drafter of a pair may draft on these devices: yes, unless it was measured there not to pay."""
+    devices = placement.device, placement.drafter_device
+    check = pair.check_on(*map(device_key, devices))
+    if check is None:
+        report(
+            f"this pair was not measured on {devices[0].name} with its drafter on {devices[1].name}; to measure "
+            f"it: edgespec pair check {pair.folder} --device {devices[0].name} --drafter-device {devices[1].name}"
+        )
+    elif not check.pays:
+        report(f"drafting without the pair's drafter: {check.verdict} ({check.reason})")
+    return check is None or check.pays
 
 
 def _require_distinct(names: Sequence[str]) -> None:

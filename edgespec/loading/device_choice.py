@@ -6,6 +6,7 @@ from dataclasses import replace
 from edgespec.errors import DeviceUnavailable
 from edgespec.loading.placement import Placement
 from edgespec.manifest import Manifest
+from edgespec.runtimes.device_names import Kind
 from edgespec.runtimes.devices import Device, find_accelerator, find_device
 
 _AUTO = "auto"
@@ -15,8 +16,8 @@ def require_together(device: Device, drafter_device: Device) -> None:
     """Raises DeviceUnavailable: A process cannot use both devices: WebGPU keeps to the GPU that it used first."""
     if device.memory == drafter_device.memory == "webgpu" and device != drafter_device:
         raise DeviceUnavailable(
-            f"'{device.name}' and '{drafter_device.name}' cannot be used together: WebGPU uses one GPU in a process; "
-            "name one of them for both, or --drafter-device cpu"
+            f"'{device.name}' and '{drafter_device.name}' cannot be used together: WebGPU uses one GPU in a "
+            "process; name one of them for both, or --drafter-device cpu"
         )
 
 
@@ -50,6 +51,14 @@ class DeviceChoice:
             drafter_threads=drafter_threads,
             deterministic=deterministic,
         )
+
+    def forms(self, placement: Placement) -> tuple[Kind | None, Kind | None]:
+        """The forms in which to prepare target and drafters for their devices; None where none was named."""
+        devices = placement.device, placement.drafter_device
+        target, drafter = (
+            None if name == _AUTO else device.form for name, device in zip(self._names, devices, strict=True)
+        )
+        return target, drafter
 
     def resolve_auto(self, placement: Placement, target: Manifest, drafters: Sequence[Manifest]) -> Placement:
         """Replace auto by a device of the kind that a folder was exported for, if there is one."""

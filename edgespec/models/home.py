@@ -22,7 +22,9 @@ from edgespec.system.split_files import part_paths, whole_name
 from edgespec.types import Report
 
 if TYPE_CHECKING:
-    from edgespec.export.convert import OpenDecoder
+    from edgespec.export.convert import MeasureRanges, OpenDecoder
+
+_PRECISIONS = ("source", "fp32", "fp16", "int8", "int4", "w8a16")  # that may follow the name of a model
 
 
 @dataclass(frozen=True)
@@ -33,31 +35,39 @@ class ModelHome:
     offline: bool = False  # fetch nothing
     report: Report = lambda line: None  # takes one line a stage
     open_decoder: "OpenDecoder | None" = None  # with which each export is compared with its source
+    measure_ranges: "MeasureRanges | None" = None  # which an export in w8a16 needs
 
-    def resolve(self, model: str) -> Path:
+    def resolve(
+        self, model: str, form: str = "cpu", *, lacks_half_floats: Callable[[], bool] = lambda: False
+    ) -> Path:
         """The model or pair folder for a folder, a name of the catalogue, a .gguf file, safetensors or a hub id.
 
         All but a model folder may be followed by :PRECISION; sources are exported on first use. Files and folders
-        on this machine come before the hub. A folder made by ONNX Runtime GenAI is used unchanged. The catalogue
-        states a precision and a commit for each name.
+        on this machine come before the hub. A model or pair folder, also one made by ONNX Runtime GenAI, is used
+        unchanged, whatever its form. The catalogue states a precision and a commit for each name.
+
+        Args:
+            form: The kind of device to prepare the model for: cpu, gpu or npu.
+            lacks_half_floats: Whether that device has none; asked where nobody has named a precision and the gpu
+                form is not prepared yet, which then is in fp32.
 
         Raises ModelError: There is nothing of that name, with similar known names; or the hub refuses it.
         """
         if not model.strip():
             raise ModelError("the name of the model is empty; edgespec models list has the names")
         name, asked = split_precision(model)
-        precision = asked or "source"
+        wanted = _Wanted(form, asked, lacks_half_floats)
         try:
             path, plain = Path(name).expanduser(), Path(model).expanduser()
             if any((plain / file).is_file() for file in (FILE_NAME, PAIR_FILE_NAME, genai.FILE_NAME)):
                 return plain
             if name in CATALOG:
-                return self._from_catalog(name, CATALOG[name], asked)
+                entry = CATALOG[name]
+                return self._prepare(name, wanted, entry.precision, lambda: self._fetch(entry))
             if path.is_file() or ((path / "config.json").is_file() and not (path / FILE_NAME).exists()):
-                return self._from_path(path.resolve(), precision)
+                return self._from_path(path.resolve(), wanted)
             if hub_id := _hub_id(name):
-                folder = self._folder(hub_id.name, precision)
-                return self._prepare(folder, precision, lambda: self._fetch_snapshot(hub_id))
+                return self._prepare(hub_id.name, wanted, "source", lambda: self._fetch_snapshot(hub_id))
             raise ModelError(_unknown(model, path))
         except PermissionError as error:
             raise ModelError(
@@ -98,10 +108,6 @@ class ModelHome:
     def _fetch_snapshot(self, hub_id: HubId, revision: str = "main") -> LocalSource:
         return fetch_snapshot(hub_id, self._hub_folder, self.report, revision=revision, offline=self.offline)
 
-    def _from_catalog(self, name: str, entry: CatalogEntry, asked: str | None) -> Path:
-        folder = self.models / (name if asked in (None, entry.precision) else f"{name}-{asked}")
-        return self._prepare(folder, asked or entry.precision, lambda: self._fetch(entry))
-
     def _fetch(self, entry: CatalogEntry) -> LocalSource:
         source = entry.source
         if isinstance(source, HubRepository):
@@ -112,12 +118,13 @@ class ModelHome:
         origin = {"repository": hub.repository, "revision": hub.revision} if hub else {}
         return LocalSource(path=path, license=entry.license, **origin)
 
-    def drafter_of(self, model: str) -> str | None:
-        """The drafter that the catalogue has for a model, once it is prepared in this home."""
+    def drafter_of(self, model: str, form: str = "cpu") -> str | None:
+        """The drafter that the catalogue has for a model, once it is prepared in this home in a form."""
         entry = CATALOG.get(split_precision(model)[0])
         if entry is None or entry.drafter is None:
             return None
-        return entry.drafter if (self.models / entry.drafter / FILE_NAME).is_file() else None
+        folder = self.models / _folder_name(entry.drafter, form, None)
+        return entry.drafter if (folder / FILE_NAME).is_file() else None
 
     def mark_used(self, folder: Path) -> None:
         """Record that a model of this home was loaded now, if the home can be written to."""
@@ -140,19 +147,34 @@ class ModelHome:
     def _use_marks(self) -> Path:
         return self.path / "used"
 
-    def _from_path(self, source: Path, precision: str) -> Path:
+    def _from_path(self, source: Path, wanted: "_Wanted") -> Path:
         files = sorted(source.iterdir()) if source.is_dir() else filter(Path.exists, part_paths(source))
         states = [f"{os.fsencode(file)!r} {(stat := file.stat()).st_size} {stat.st_mtime_ns}" for file in files]
         key = hashlib.sha256("\n".join(states).encode()).hexdigest()[:8]
-        folder = self._folder(f"{Path(whole_name(source.name)).stem}-{key}", precision)
-        return self._prepare(folder, precision, lambda: LocalSource(path=source))
+        name = f"{Path(whole_name(source.name)).stem}-{key}"
+        return self._prepare(name, wanted, "source", lambda: LocalSource(path=source))
 
-    def _folder(self, name: str, precision: str) -> Path:
-        return self.models / (name if precision == "source" else f"{name}-{precision}")
+    def _prepare(self, name: str, wanted: "_Wanted", usual: str, fetch_source: Callable[[], LocalSource]) -> Path:
+        """The folder of a source, by its name and what is wanted of it, exported unless it is there.
 
-    def _prepare(self, folder: Path, precision: str, fetch_source: Callable[[], LocalSource]) -> Path:
+        usual: The precision that a folder without a precision in its name has.
+        """
+        form, asked = wanted.form, _asked_precision(wanted.form, wanted.precision, usual)
+        folder = self.models / _folder_name(name, form, asked)
         if (folder / FILE_NAME).is_file():
             return folder
+        if form == "gpu" and asked is None and wanted.lacks_half_floats():
+            asked = "fp32"
+            folder = self.models / _folder_name(name, form, asked)
+            if (folder / FILE_NAME).is_file():
+                return folder
+            self.report("the device has no half floats: the model is prepared in fp32, which takes more memory")
+        precision = asked or ("fp16" if form == "npu" else usual)
+        if precision == "w8a16" and form == "npu" and self.measure_ranges is None:
+            raise ModelError(
+                f"{name} is not prepared in w8a16, for which its activations are measured on prompts; "
+                f"run: edgespec models pull MODEL:w8a16 --device npu"
+            )
         source = fetch_source()
         from edgespec.export.convert import export_model  # 0.3 s, and only a first use needs it
 
@@ -161,10 +183,12 @@ class ModelHome:
                 source.path,
                 folder,
                 precision=precision,
+                form=form,
                 repository=source.repository,
                 revision=source.revision,
                 license=source.license,
                 open_decoder=self.open_decoder,
+                measure_ranges=self.measure_ranges,
                 report=self.report,
             )
         except UsageError:
@@ -172,6 +196,26 @@ class ModelHome:
                 raise
             self.report("another process has prepared this model in the meantime")
         return folder
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a user wants of a model: a form, and the precision if one was named."""
+
+    form: str
+    precision: str | None
+    lacks_half_floats: Callable[[], bool]
+
+
+def _asked_precision(form: str, precision: str | None, usual: str) -> str | None:
+    """None where a precision is the one that nobody has to name; the npu form is in fp16 then."""
+    usuals = ("source", "fp16") if form == "npu" else (usual,)
+    return None if precision in usuals else precision
+
+
+def _folder_name(name: str, form: str, precision: str | None) -> str:
+    """Example: tiny, tiny-int8, tiny-gpu, tiny-fp32-gpu."""
+    return "-".join([name, *([precision] if precision else []), *([form] if form != "cpu" else [])])
 
 
 def _hub_id(name: str) -> HubId | None:
@@ -183,7 +227,7 @@ def _hub_id(name: str) -> HubId | None:
 def split_precision(model: str) -> tuple[str, str | None]:
     """The name of a model, and the precision behind it if there is one."""
     name, _, precision = model.rpartition(":")
-    return (name, precision) if precision in ("source", "fp32", "fp16", "int8", "int4") else (model, None)
+    return (name, precision) if precision in _PRECISIONS else (model, None)
 
 
 def _unknown(model: str, path: Path) -> str:

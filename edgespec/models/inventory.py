@@ -10,17 +10,21 @@ from edgespec.errors import EdgeSpecError, ModelError
 from edgespec.manifest import FILE_NAME, Check, Manifest, read_manifest, unlisted_files, verify_files
 from edgespec.models.forecast import needed_bytes
 from edgespec.models.home import ModelHome
-from edgespec.models.pair import DRAFTER, TARGET, read_pair
+from edgespec.models.pair import DRAFTER, TARGET, part_folders, read_pair
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedModel:
-    """A model or pair folder of the home; a pair joins what its target and drafter state by " + "."""
+    """A model or pair folder of the home; a pair joins what its target and drafter state by " + ".
+
+    Forms that were added to a pair follow its own in brackets.
+    """
 
     name: str
     path: str
     bytes: int
     kind: str = "model"  # or pair
+    form: str | None = None  # the kind of device it was prepared for: cpu, gpu or npu
     precision: str | None = None
     architecture: str | None = None
     source: str | None = None
@@ -42,7 +46,9 @@ def prepared_models(home: ModelHome) -> Iterator[PreparedModel]:
         try:
             size = sum(path.stat().st_size for path in _files(folder))
             is_pair = read_pair(folder) is not None
-            manifests = [read_manifest(folder / part) for part in ((TARGET, DRAFTER) if is_pair else ("",))]
+            first = [folder / TARGET, folder / DRAFTER] if is_pair else [folder]
+            manifests = [read_manifest(part) for part in first]
+            others = [read_manifest(part) for part in part_folders(folder) if part not in first] if is_pair else []
         except (EdgeSpecError, OSError) as error:
             yield PreparedModel(name=folder.name, path=str(folder), bytes=size, problem=str(error))
             continue
@@ -53,6 +59,7 @@ def prepared_models(home: ModelHome) -> Iterator[PreparedModel]:
             path=str(folder),
             bytes=size,
             kind="pair" if is_pair else "model",
+            form=_describe_forms(manifests, others),
             precision=" + ".join(manifest.precision for manifest in manifests),
             architecture=" + ".join(manifest.architecture for manifest in manifests),
             source=" + ".join(map(_origin, manifests)),
@@ -63,12 +70,17 @@ def prepared_models(home: ModelHome) -> Iterator[PreparedModel]:
         )
 
 
+def _describe_forms(manifests: list[Manifest], others: list[Manifest]) -> str:
+    own = " + ".join(manifest.form for manifest in manifests)
+    return f"{own} ({', '.join(manifest.form for manifest in others)})" if others else own
+
+
 def _describe_check(check: Check) -> str:
     return f"{check.agreement:.0%} same tokens, {check.divergence:.4f} nats apart"
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for place in (folder, folder / TARGET, folder / DRAFTER):
+    for place in (folder, *part_folders(folder)):
         if place.is_dir():
             yield from (path for path in place.iterdir() if path.is_file())
 
@@ -87,8 +99,8 @@ def verify(home: ModelHome, model: str) -> tuple[int, list[str]]:
         IntegrityError: A file differs.
     """
     folder = find_prepared(home, model)
-    parts = (TARGET, DRAFTER) if read_pair(folder) is not None else ("",)
-    found = [_verify_folder(folder / part) for part in parts]
+    parts = part_folders(folder) if read_pair(folder) is not None else [folder]
+    found = [_verify_folder(part) for part in parts]
     return sum(num_files for num_files, _ in found), [name for _, names in found for name in names]
 
 

@@ -1,24 +1,35 @@
-"""A target and its drafter: whether their tokens agree, and the pair.json of a folder that holds both."""
+"""A pair folder: a target and its drafter, each in one form or more, and pair.json with what drafting gained.
+
+target/        the form that the pair was exported in, whichever that is; so drafter/
+target-gpu/    another form of the same model, added later; so drafter-npu/ and so on
+pair.json      a check for each pair of devices on which the speed was measured
+"""
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, cast
 
 from msgspec import Meta
 
 from edgespec.errors import ManifestError
 from edgespec.manifest import FILE_NAME as MANIFEST_FILE
-from edgespec.manifest import file_record
+from edgespec.manifest import file_record, read_manifest
 from edgespec.system.json_file import read_json
 from edgespec.system.typed_json import read_as, require_known_fields
 from edgespec.tokenization.tokenizer import Tokenizer
 
 FILE_NAME = "pair.json"
-SCHEMA_VERSION = 1
-_LARGEST_BYTES = 1 << 20  # a real one has 1 kB
+SCHEMA_VERSION = 2
+_LARGEST_BYTES = 1 << 20  # a check has 1 kB
 TARGET, DRAFTER = "target", "drafter"  # the folders beside it
+_FORMS = ("cpu", "gpu", "npu")
+_CPUS = ("cpu", "cpu")  # the devices of all checks before schema 2
 
+PartName = Literal[
+    "target", "target-cpu", "target-gpu", "target-npu", "drafter", "drafter-cpu", "drafter-gpu", "drafter-npu"
+]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Ratio = Annotated[float, Meta(ge=0, le=1e9)]
 
@@ -46,11 +57,64 @@ class PairCheck:
     reason: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class DeviceCheck:
+    """A check on two devices, each with the versions that its speed depends on, and by the folders that ran there.
+
+    manifests: The SHA-256 of the manifest of each of the two folders, by the folder's name.
+    """
+
+    target_device: str
+    drafter_device: str
+    manifests: dict[PartName, str]
+    check: PairCheck
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A pair folder and its checks, one at most for each pair of devices."""
+
+    folder: Path
+    checks: tuple[DeviceCheck, ...]
+
+    def check_on(self, target_device: str, drafter_device: str) -> PairCheck | None:
+        """The check on a pair of devices; None where there is none.
+
+        Where one of the models was changed since, the check says that the pair does not pay, and why.
+        """
+        devices = (target_device, drafter_device)
+        found = next((each for each in self.checks if (each.target_device, each.drafter_device) == devices), None)
+        if found is None:
+            return None
+        if found.manifests == _manifest_hashes(self.folder, found.manifests):
+            return found.check
+        reason = "the models have changed since; check them again with edgespec pair check"
+        return replace(found.check, pays=False, verdict="this pair was checked with other models", reason=reason)
+
+    def part(self, part: str, form: str | None = None) -> Path | None:
+        """The folder of the target or of the drafter in a form; None where the pair does not have it.
+
+        Without a form, the one that the pair was exported in. A CPU runs every form: where the cpu form is missing
+        that one serves.
+        """
+        forms = forms_of(self.folder, part)
+        first = next(iter(forms.values()), None)
+        return first if form is None else forms.get(form, first if form == "cpu" else None)
+
+
 @dataclass(frozen=True)
 class _Document:
     schema_version: int
+    checks: tuple[DeviceCheck, ...]
+
+
+@dataclass(frozen=True)
+class _FirstDocument:
+    """pair.json of schema 1: one check, on the CPU."""
+
+    schema_version: int
     check: PairCheck
-    manifests: dict[str, str]
+    manifests: dict[PartName, str]
 
 
 def have_same_tokens(target: Tokenizer, drafter: Tokenizer) -> bool:
@@ -59,10 +123,13 @@ def have_same_tokens(target: Tokenizer, drafter: Tokenizer) -> bool:
     return all(in_target[token] == in_drafter[token] for token in in_target.keys() & in_drafter.keys())
 
 
-def read_pair(folder: Path) -> PairCheck | None:
-    """The check of a pair folder; None where the folder holds no pair.
+def is_pair(folder: Path) -> bool:
+    return (folder / FILE_NAME).is_file()
 
-    Where a model is missing or was changed since, the check says that the pair does not pay, and why.
+
+def read_pair(folder: Path) -> Pair | None:
+    """The checks of a pair folder; None where the folder holds no pair.
+
     Raises ManifestError: the file is damaged or of another schema.
     """
     path = folder / FILE_NAME
@@ -70,39 +137,77 @@ def read_pair(folder: Path) -> PairCheck | None:
         return None
     try:
         stated = read_json(path, _LARGEST_BYTES)
-        document = read_as(_Document, stated)
-        require_known_fields(stated["check"], document.check)
+        version = stated.get("schema_version") if isinstance(stated, dict) else None
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise ManifestError(f"{path} has schema version {version}; export the pair again")
+        checks = _first_check(stated) if version == 1 else _checks(stated)
     except (ValueError, OSError) as error:
         raise ManifestError(f"{path} is damaged ({error}); export the pair again") from None
-    if document.schema_version != SCHEMA_VERSION:
-        raise ManifestError(f"{path} has schema version {document.schema_version}; export the pair again")
-    check = document.check
-    for part in (TARGET, DRAFTER):
-        if not (folder / part / MANIFEST_FILE).is_file():
-            reason = f"{folder / part} is no model folder; export the pair again"
-            return replace(check, pays=False, verdict="this pair is not complete", reason=reason)
-    if document.manifests == _manifest_hashes(folder):
-        return check
-    reason = "the models have changed since; check them again with edgespec pair check"
-    return replace(check, pays=False, verdict="this pair was checked with other models", reason=reason)
+    return Pair(folder, checks)
 
 
-def part_of_pair(folder: Path, part: str) -> Path:
-    """The target or drafter of a pair folder; any other folder itself."""
-    return folder / part if (folder / FILE_NAME).is_file() else folder
+def _first_check(stated: dict[str, object]) -> tuple[DeviceCheck, ...]:
+    document = read_as(_FirstDocument, stated)
+    require_known_fields(stated["check"], document.check)
+    target, drafter = _CPUS
+    return (
+        DeviceCheck(
+            target_device=target, drafter_device=drafter, manifests=document.manifests, check=document.check
+        ),
+    )
 
 
-def write_pair(folder: Path, check: PairCheck) -> None:
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "target": TARGET,
-        "drafter": DRAFTER,
-        "manifests": _manifest_hashes(folder),
-        "check": asdict(check),
-    }
-    (folder / FILE_NAME).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+def _checks(stated: dict[str, object]) -> tuple[DeviceCheck, ...]:
+    document = read_as(_Document, stated)
+    listed = stated["checks"]
+    assert isinstance(listed, list)
+    for each, check in zip(listed, document.checks, strict=True):
+        require_known_fields(each, check)
+        require_known_fields(each["check"], check.check)
+    return document.checks
 
 
-def _manifest_hashes(folder: Path) -> dict[str, str]:
+def write_pair(folder: Path, checks: Sequence[DeviceCheck] = ()) -> None:
+    """Write the checks of a pair folder; without any, its speed is unknown."""
+    document = {"schema_version": SCHEMA_VERSION, "checks": [asdict(check) for check in checks]}
+    new = folder / f".{FILE_NAME}.new"
+    new.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    new.replace(folder / FILE_NAME)
+
+
+def record_check(pair: Pair, check: PairCheck, devices: tuple[str, str], parts: tuple[Path, Path]) -> None:
+    """Write a check on two devices into a pair folder, in place of an earlier one on them."""
+    target, drafter = devices
+    others = [each for each in pair.checks if (each.target_device, each.drafter_device) != devices]
+    manifests = _manifest_hashes(pair.folder, [cast(PartName, part.name) for part in parts])
+    new = DeviceCheck(target_device=target, drafter_device=drafter, manifests=manifests, check=check)
+    write_pair(pair.folder, [*others, new])
+
+
+def forms_of(folder: Path, part: str) -> dict[str, Path]:
+    """The folders of the target or the drafter of a pair by their forms; that of its export is the first."""
+    found: dict[str, Path] = {}
+    for name in _part_names(part):
+        if (folder / name / MANIFEST_FILE).is_file():
+            found.setdefault(read_manifest(folder / name).form, folder / name)
+    return found
+
+
+def part_folders(folder: Path) -> list[Path]:
+    """All model folders of a pair folder; its target/ and drafter/ also where they are missing."""
+    return [
+        folder / name
+        for part in (TARGET, DRAFTER)
+        for name in _part_names(part)
+        if name == part or (folder / name).is_dir()
+    ]
+
+
+def _part_names(part: str) -> list[str]:
+    return [part, *(f"{part}-{form}" for form in _FORMS)]
+
+
+def _manifest_hashes(folder: Path, names: Iterable[PartName]) -> dict[PartName, str]:
     # Each manifest states the hashes of all other files.
-    return {name: file_record(folder / name / MANIFEST_FILE).sha256 for name in (TARGET, DRAFTER)}
+    paths = {name: folder / name / MANIFEST_FILE for name in names}
+    return {name: file_record(path).sha256 for name, path in paths.items() if path.is_file()}

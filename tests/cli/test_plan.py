@@ -13,7 +13,7 @@ from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
 from edgespec.memory.estimate import RESERVE_BYTES, estimate_full_context, estimate_memory
 from edgespec.memory.free_memory import FreeMemory
-from edgespec.models.pair import PairCheck, write_pair
+from edgespec.models.pair import Pair, PairCheck, record_check
 from edgespec.planning.planner import SCHEDULES
 from edgespec.profiling.learned_stats import FILE_NAME
 
@@ -130,7 +130,8 @@ def test_drafter_of_a_pair_is_planned_without_its_name(
     gains = {"greedy_acceptance": 0.9, "sampled_acceptance": 0.9, "draft_cost": 0.1, "expected_gain": 2.0}
     verdict = {"target": "tiny", "drafter": "tiny-int4", "verdict": "it pays", "reason": ""}
     alike = {"same_special_tokens": True, "same_chat_template": True, "num_draft": 2, "pays": True}
-    write_pair(tmp_path, PairCheck(**gains, **verdict, **alike))
+    check = PairCheck(**gains, **verdict, **alike)
+    record_check(Pair(tmp_path, ()), check, ("cpu", "cpu"), (tmp_path / "target", tmp_path / "drafter"))
     code, out, _ = run(capsys, tmp_path, "--json")
     document = json.loads(out)
     assert (code, list(document["chances"])) == (0, ["tiny-int4"])

@@ -1,6 +1,7 @@
 """Passes on NVIDIA's provider in imitation: caches, trees and several GPUs. What is computed is the CPU's."""
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from fake_cuda import FakeGpu, install
 
 from edgespec.decoding import trees
+from edgespec.errors import DeviceUnavailable
 from edgespec.export.convert import export_model
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.runtimes.devices import find_device
@@ -79,6 +81,23 @@ def test_trees_are_probed_and_run(gpu: FakeGpu, model: Path, manifest: Manifest)
         assert decoder.num_fed - num_fed <= len(tokens) + len(nodes), "one pass behind the text"
         assert np.abs(rows - trees.logits_by_branch(fresh, tokens, nodes, parents)).max() < CLOSE
         tokens = append(tokens, nodes[trees.path(parents, 4)])
+
+
+@pytest.mark.parametrize(
+    ("form", "fix"),
+    [
+        ("cpu", "export it again with --device cuda, or use --device cpu"),
+        ("gpu", r"\(Gemma\) runs with --device webgpu"),
+    ],
+)
+def test_a_model_in_single_floats_is_refused_before_it_is_opened(
+    form: str, fix: str, gpu: FakeGpu, model: Path, manifest: Manifest
+) -> None:
+    single = replace(manifest, form=form, kv_cache=replace(manifest.kv_cache, dtype="float32"))
+    with pytest.raises(DeviceUnavailable, match=fix) as refused:
+        OnnxDecoder(model, single, find_device("cuda"))
+    assert refused.value.exit_code == 4
+    assert not gpu.devices
 
 
 def test_a_second_gpu_holds_what_it_is_given(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:

@@ -142,10 +142,10 @@ def test_wrong_combinations_are_refused(
     short = tmp_path / "short.jsonl"
     short.write_text(json.dumps({"prompt": "the"}))
     for options, message in (
-        (["--precision", "w8a16"], "add --form npu"),
-        (["--precision", "w8a16", "--form", "gpu"], "add --form npu"),
-        (["--precision", "w8a16", "--drafter", str(tiny_gguf)], "export the drafter alone"),
-        (["--drafter", str(tiny_gguf), "--drafter-precision", "w8a16"], "export the drafter alone"),
+        (["--precision", "w8a16"], "name an NPU (--device npu"),
+        (["--precision", "w8a16", "--form", "gpu"], "name an NPU (--device npu"),
+        (["--precision", "w8a16", "--drafter", str(tiny_gguf)], "name an NPU (--device npu"),
+        (["--drafter", str(tiny_gguf), "--drafter-precision", "w8a16"], "--drafter-device npu for a drafter"),
         (["--form", "npu", "--precision", "w8a16", "--block-size", "64"], "int4 and int8, not w8a16"),
         (["--form", "npu", "--precision", "auto", "--block-size", "64"], "int4 and int8, not --form npu"),
         (["--block-size", "128"], "int4 and int8, not source"),

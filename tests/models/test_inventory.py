@@ -12,7 +12,7 @@ import pytest
 from edgespec.cli.main import main
 from edgespec.engine.load import load
 from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
-from edgespec.evaluation.pairing import export_pair
+from edgespec.evaluation.pairing import PairHalf, export_pair
 from edgespec.export.card import model_card
 from edgespec.export.convert import export_model
 from edgespec.export.plan import plan_export
@@ -201,7 +201,11 @@ def test_pair_in_the_home_is_listed_as_one_with_its_size(
     home: ModelHome, tiny_gguf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = LocalSource(path=tiny_gguf)
-    export_pair(source, source, home.models / "pair", precision="fp32", drafter_precision="int8")
+    halves = [
+        PairHalf(part=part, source=source, precision=precision)
+        for part, precision in (("target", "fp32"), ("drafter", "int8"))
+    ]
+    export_pair(*halves, home.models / "pair")
     pair, _ = prepared_models(home)
     size = sum(path.stat().st_size for path in (home.models / "pair").rglob("*") if path.is_file())
     assert (pair.kind, pair.precision, pair.bytes, pair.problem) == ("pair", "fp32 + int8", size, None)

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -12,12 +13,12 @@ from edgespec import load
 from edgespec.cli.main import main
 from edgespec.errors import DiskFull, ManifestError, VocabularyMismatch
 from edgespec.evaluation.pair_check import best_gain
-from edgespec.evaluation.pairing import check_pair, export_pair
+from edgespec.evaluation.pairing import PairHalf, check_pair, export_pair
 from edgespec.export.convert import export_model, plan_source
 from edgespec.export.output import RESERVE_BYTES
 from edgespec.manifest import read_manifest
 from edgespec.models.hub import LocalSource
-from edgespec.models.pair import FILE_NAME, have_same_tokens, read_pair, write_pair
+from edgespec.models.pair import DRAFTER, FILE_NAME, TARGET, PairCheck, have_same_tokens, read_pair, write_pair
 from edgespec.tokenization.tokenizer import Tokenizer
 
 pytestmark = [
@@ -29,14 +30,29 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def pair(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pairs") / "pair"
-    export_pair(
-        LocalSource(path=tiny_gguf),
-        LocalSource(path=tiny_gguf),
-        folder,
-        precision="fp32",
-        drafter_precision="int4",
-    )
+    assert export_pair(half(TARGET, tiny_gguf, "fp32"), half(DRAFTER, tiny_gguf, "int4"), folder) is not None
     return folder
+
+
+def half(part: str, source: Path, precision: str = "source") -> PairHalf:
+    return PairHalf(part=part, source=LocalSource(path=source), precision=precision)
+
+
+def check_of(folder: Path) -> PairCheck:
+    """The check on the CPU."""
+    pair = read_pair(folder)
+    assert pair is not None
+    check = pair.check_on("cpu", "cpu")
+    assert check is not None
+    return check
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    """Change what the check on the CPU says."""
+    pair = read_pair(folder)
+    assert pair is not None
+    (placed,) = pair.checks
+    write_pair(folder, [replace(placed, check=replace(placed.check, **changes))])
 
 
 def test_a_model_keeps_all_of_its_own_drafts(tiny_model: Path) -> None:
@@ -55,10 +71,8 @@ def test_best_gain_follows_acceptance_and_costs() -> None:
 
 
 def test_pair_folder_drafts_with_its_drafter_where_that_pays(pair: Path) -> None:
-    check = read_pair(pair)
-    assert check is not None
     for pays, drafter in ((True, "suffix+tiny"), (False, "suffix")):
-        write_pair(pair, replace(check, pays=pays))
+        rewrite(pair, pays=pays)
         lines: list[str] = []
         with load(pair, report=lines.append) as engine:
             assert engine.speculation.name.replace("lookahead+", "").replace("+lookahead", "") == drafter
@@ -70,9 +84,7 @@ def test_pair_folder_drafts_with_its_drafter_where_that_pays(pair: Path) -> None
 
 def test_check_of_other_models_does_not_count(pair: Path, tiny_gguf: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(pair, tmp_path / "pair"))
-    check = read_pair(folder)
-    assert check is not None
-    write_pair(folder, replace(check, pays=True))
+    rewrite(folder, pays=True)
     shutil.rmtree(folder / "drafter")
     export_model(tiny_gguf, folder / "drafter", precision="int8")
     lines: list[str] = []
@@ -103,10 +115,7 @@ def test_pair_that_cannot_be_made_leaves_nothing(tiny_gguf: Path, tmp_path: Path
     said: list[str] = []
     with pytest.raises(VocabularyMismatch):
         export_pair(
-            LocalSource(path=tiny_gguf),
-            LocalSource(path=tmp_path / "other.gguf"),
-            tmp_path / "pair",
-            report=said.append,
+            half(TARGET, tiny_gguf), half(DRAFTER, tmp_path / "other.gguf"), tmp_path / "pair", report=said.append
         )
     assert said == []  # before any work
     arguments = ["export", str(tiny_gguf), "--drafter", str(tmp_path / "other.gguf"), "--dry-run"]
@@ -124,7 +133,15 @@ def test_pair_of_two_vocabularies_is_judged_as_such(tiny_model: Path, tmp_path: 
 
 
 def test_damaged_pair_file_is_refused(pair: Path, tmp_path: Path) -> None:
-    for text in ("{", '{"schema_version": 9}', '{"schema_version": 1, "check": {"x": 1}}', "[]"):
+    for text in (
+        "{",
+        '{"schema_version": 9}',
+        '{"schema_version": 1, "check": {"x": 1}}',
+        "[]",
+        '{"schema_version": 2, "checks": {}}',
+        '{"schema_version": 2, "checks": [{"target_device": "cpu"}]}',
+        "{}",
+    ):
         (tmp_path / FILE_NAME).write_text(text)
         with pytest.raises(ManifestError, match="export the pair again"):
             read_pair(tmp_path)
@@ -155,9 +172,9 @@ def test_room_for_both_models_is_checked_before_either_is_written(
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=RESERVE_BYTES + 3 * one // 2))
     said: list[str] = []
-    source = LocalSource(path=tiny_gguf)
+    halves = half(TARGET, tiny_gguf, "fp32"), half(DRAFTER, tiny_gguf, "fp32")
     with pytest.raises(DiskFull, match=r"64\.0 MiB more must stay free") as raised:
-        export_pair(source, source, tmp_path / "p", precision="fp32", drafter_precision="fp32", report=said.append)
+        export_pair(*halves, tmp_path / "p", report=said.append)
     assert raised.value.needed_bytes == 2 * one
     assert said == []
 
@@ -170,7 +187,7 @@ def test_values_of_other_kinds_in_a_pair_file_are_refused(
 ) -> None:
     folder = Path(shutil.copytree(pair, tmp_path / "pair"))
     document = json.loads((folder / FILE_NAME).read_text())
-    document["check"] |= change
+    document["checks"][0]["check"] |= change
     (folder / FILE_NAME).write_text(json.dumps(document))
     with pytest.raises(ManifestError, match=next(iter(change))):
         read_pair(folder)
@@ -190,6 +207,5 @@ def test_pair_without_its_drafter_still_answers_and_says_what_is_missing(pair: P
 
 def test_parts_of_a_pair_are_called_by_their_sources(pair: Path) -> None:
     assert [read_manifest(pair / part).name for part in ("target", "drafter")] == ["tiny", "tiny"]
-    check = read_pair(pair)
-    assert check is not None
+    check = check_of(pair)
     assert (check.target, check.drafter) == ("tiny (fp32)", "tiny (int4)")
