@@ -28,12 +28,15 @@ from typing import Any
 import numpy as np
 import onnx
 
+from edgespec.decoding import trees
 from edgespec.loading.open_model import ModelFolder, weights_size
 from edgespec.manifest import read_manifest
 from edgespec.runtimes import devices
 from edgespec.runtimes.devices import Device, limit_arena
-from edgespec.runtimes.node_placement import read_node_placement, request_device
+from edgespec.runtimes.node_placement import find_strays, read_node_placement, request_device
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.passes import TreeLayout
+from edgespec.runtimes.tree import tree_manifest
 
 _PROVIDER = "onnxruntime/capi/libonnxruntime_providers_cuda.so"
 # The functions that have to do something; all others return 0. Further arguments are ignored, as the calling
@@ -144,6 +147,7 @@ def inspect_provider(model: Path, wheel: Path, workplace: Path) -> int:
     _check_cache(found, gpu, decoder, folder)
     _check_threads(found, gpu, decoder)
     _check_shortage(found, gpu, decoder, folder, device)
+    _run_tree(folder, device)
     del decoder
     gc.collect()
     found.equal("bytes that are left after closing", gpu.used, 0)
@@ -245,6 +249,18 @@ def _check_shortage(
     )
     grow()
     print("  passes ran again")
+
+
+def _run_tree(folder: ModelFolder, device: Device) -> None:
+    """A pass over a tree of drafts behind a text, by the graph that takes a bias."""
+    manifest = tree_manifest(folder.manifest, device)
+    decoder = _open_unchecked(ModelFolder(folder.folder, manifest), device)
+    parents = (-1, 0, -1)
+    layout = TreeLayout(np.array([4, 5, 6, 5]), trees.attention_mask(parents))
+    rows = decoder.tree_rows(np.arange(5, dtype=np.int32), np.arange(3, dtype=np.int32), layout)
+    assert rows.shape == (len(parents) + 1, decoder.vocab_size)
+    strays = find_strays(read_node_placement(decoder._passes._session), device, manifest.kv_cache.num_layers)
+    print(f"  a tree of drafts ran in one pass; {strays or 'nothing strays to the host'}")
 
 
 def _error_of(act: Callable[[], Any]) -> str:
