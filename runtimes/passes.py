@@ -56,7 +56,7 @@ class Passes:
         self._names = manifest.signature
         self._session = open_session(graph, manifest, device, **options)
         self._binding = self._session.io_binding()
-        self.cache: Cache = _make_cache(self._session, self._binding, manifest, device)
+        self.cache: Cache = make_cache(self._session, self._binding, manifest, device)
         # Inputs other than the caches live here until their run is over, for the binding knows only addresses.
         self._bound: dict[str, npt.NDArray[Any]] = {}
         self._ones = np.ones((1, 0), np.int64)
@@ -157,7 +157,7 @@ class Passes:
         self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
-def _make_cache(session: Any, binding: Any, manifest: Manifest, device: Device) -> Cache:
+def make_cache(session: Any, binding: Any, manifest: Manifest, device: Device) -> Cache:
     """Raises DeviceUnavailable: The cache's form is not for the device."""
     if manifest.kv_cache.form == "shared_buffer":
         return SharedCache(session, binding, manifest, device)

@@ -88,6 +88,17 @@ def test_libraries_are_loaded_before_the_first_session_and_what_they_say_is_the_
     assert cuda.opening_problem(Ort(BUILD)) is None
 
 
+def test_a_gpu_that_is_full_is_there_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What loading a model then says is the lack of memory, with exit code 5."""
+
+    def refuse(*arguments: Any, **named: Any) -> Any:
+        raise RuntimeError("CUDA failure 2: out of memory ; GPU=0 ; hostname=box")
+
+    ort = Ort(BUILD)
+    monkeypatch.setattr(ort, "InferenceSession", refuse)
+    assert cuda.opening_problem(ort) is None
+
+
 def test_a_build_without_the_provider_opens_no_graph_on_it() -> None:
     assert "CUDAExecutionProvider" in onnxruntime.get_available_providers() or cuda.opening_problem(onnxruntime)
     assert cuda.preload_libraries(SimpleNamespace()) == ""

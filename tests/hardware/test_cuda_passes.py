@@ -4,6 +4,7 @@ import gc
 from dataclasses import replace
 from pathlib import Path
 
+import growing
 import numpy as np
 import pytest
 from fake_cuda import FakeGpu, install
@@ -14,6 +15,7 @@ from edgespec.export.convert import export_model
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.passes import make_cache
 from edgespec.runtimes.tree import OnnxTreeDecoder
 from edgespec.types import append
 
@@ -98,6 +100,14 @@ def test_a_model_in_single_floats_is_refused_before_it_is_opened(
         OnnxDecoder(model, single, find_device("cuda"))
     assert refused.value.exit_code == 4
     assert not gpu.devices
+
+
+def test_a_cache_that_is_copied_each_pass_is_refused(gpu: FakeGpu, tmp_path: Path) -> None:
+    growing.write_growing(tmp_path / "growing")
+    manifest = read_manifest(tmp_path / "growing")
+    half = replace(manifest, kv_cache=replace(manifest.kv_cache, dtype="float16"))
+    with pytest.raises(DeviceUnavailable, match="copied each pass, which 'cuda' does not run: export"):
+        make_cache(None, None, half, find_device("cuda"))
 
 
 def test_a_second_gpu_holds_what_it_is_given(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
