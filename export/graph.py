@@ -15,8 +15,8 @@ A tree graph also takes
     position_ids         int64 [batch, num_tokens]
     attention_bias       float32 [batch, 1, num_tokens, total]   added to the scores, large and negative to hide
     local_attention_bias the bias of layers that see a window, if there are any; it states the window
-and needs a past that is not empty: ONNX Runtime's CPU provider ignores position_ids otherwise. In the gpu form nodes
-of their own rotate queries and keys, for attention on WebGPU ignores position_ids always.
+and needs a past that is not empty: ONNX Runtime's CPU provider ignores position_ids otherwise. In the gpu form
+RotaryEmbedding rotates queries and keys before attention, since WebGPU's attention never reads position_ids.
 A graph with hidden states also outputs, for some layers,
     hidden_states.{i}    float32 [batch, num_tokens, hidden_size]   the residual stream behind layer i
 

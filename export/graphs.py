@@ -43,7 +43,10 @@ def build_graphs(
     variants = {manifest.graph: Variant(hidden_layers=manifest.hidden_layers, head=head, has_best=has_best)}
     if manifest.tree_graph:
         variants[manifest.tree_graph] = Variant(
-            has_tree_inputs=True, rotates_apart=manifest.form == "gpu", hidden_layers=manifest.hidden_layers
+            has_tree_inputs=True,
+            rotates_apart=manifest.form == "gpu",
+            has_best=has_best,
+            hidden_layers=manifest.hidden_layers,
         )
     if drafter := manifest.self_drafter:
         head = DRAFT_HEAD if drafter.vocab_subset else "head"

@@ -68,6 +68,10 @@ class OnnxDecoder:
         assert self._best_name is not None
         return self._to_argmax(self._run(tokens, num_last, self._best_name))
 
+    def tree_argmax(self, tokens: TokenIds, nodes: TokenIds, layout: TreeLayout) -> Argmax:
+        """The likeliest tokens behind the last of tokens and behind each of nodes, [num_nodes + 1]."""
+        return self._to_argmax(self.tree_rows(tokens, nodes, layout, output=self._best_name))
+
     def interrupt(self) -> None:
         """End the pass that another thread runs: it raises an error, and the cache holds what it held before."""
         self._passes.interrupt()
@@ -95,7 +99,9 @@ class OnnxDecoder:
         """The tokens whose keys and values fill the first slots of the cache, [num_held]."""
         return self._held
 
-    def tree_rows(self, tokens: TokenIds, nodes: TokenIds, layout: TreeLayout, num_held: int = 0) -> Logits:
+    def tree_rows(
+        self, tokens: TokenIds, nodes: TokenIds, layout: TreeLayout, num_held: int = 0, output: str | None = None
+    ) -> Logits:
         """Logits behind the last of tokens and behind each of nodes, [num_nodes + 1, vocab_size].
 
         The nodes are left in the slots behind tokens, which are held. Where the first num_held of them lie there
@@ -103,24 +109,27 @@ class OnnxDecoder:
 
         Args:
             layout: Positions of the last of tokens and of the nodes.
+            output: Rows of another of the graph's outputs, [num_nodes + 1, …].
         """
+        output = output or self._logits_name
         with self._lock, translate_memory_errors("running a tree"):
             self._passes.begin()
             before = tokens[:-1]
             if num_held:
                 self._held = tokens
-                rows = self._passes.run(nodes[num_held:], len(tokens) + num_held, len(nodes) - num_held, layout)
+                start, num_rows = len(tokens) + num_held, len(nodes) - num_held
+                rows = self._passes.run(nodes[num_held:], start, num_rows, layout, output)
                 self.num_fed -= num_held
             elif len(before) == 0:  # ONNX Runtime's CPU provider reads positions only of passes behind a past
-                first = self._rows(tokens, 1, self._logits_name).copy()
-                rows = np.concatenate([first, self._passes.run(nodes, 1, len(nodes), layout)])
+                first = self._rows(tokens, 1, output).copy()
+                rows = np.concatenate([first, self._passes.run(nodes, 1, len(nodes), layout, output)])
             else:
                 start = reusable_prefix(self._held, tokens, 1)
                 if start == 0 or len(tokens) - start + len(nodes) > self._chunk_tokens:
-                    self._rows(before, 1, self._logits_name)
+                    self._rows(before, 1, output)
                     start = len(before)
                 self._held = tokens[:start]
-                rows = self._passes.run(append(tokens[start:], nodes), start, len(nodes) + 1, layout)
+                rows = self._passes.run(append(tokens[start:], nodes), start, len(nodes) + 1, layout, output)
                 self.num_fed += len(tokens) - start
             self.num_fed += len(nodes)
             self._held = tokens

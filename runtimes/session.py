@@ -11,14 +11,17 @@ from edgespec.errors import DeviceUnavailable, EdgeSpecError, ManifestError, Mem
 from edgespec.manifest import Manifest
 from edgespec.runtimes import cuda
 from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
+from edgespec.runtimes.driver_check import adapter_problem
 from edgespec.runtimes.half_floats import NO_HALF_FLOATS
 from edgespec.runtimes.memory_errors import is_memory_error
+from edgespec.runtimes.missing import Missing
 from edgespec.runtimes.node_placement import (
     find_strays,
     read_node_placement,
     request_device,
     require_placement,
 )
+from edgespec.runtimes.plugins import driver_fix
 from edgespec.system.cancel import Cancel
 
 # A dimension is a number, or a word where any number has to be allowed, or _ANY where the graph may choose.
@@ -95,6 +98,8 @@ def _loading_error(error: Exception, graph: Path, device: Device) -> EdgeSpecErr
     """On the CPU the graph is at fault; elsewhere kernels, compilers and drivers may be."""
     if device.name == "cpu":
         return translate_error(error, f"loading {graph}", ManifestError)
+    if problem := adapter_problem(str(error)):
+        return Missing(problem, driver_fix(device.name.partition(":")[0])).as_error(device.name)
     found = translate_error(error, f"loading {graph} on '{device.name}'")
     return found if isinstance(found, MemoryExhausted) else _device_refusal(found, device)
 

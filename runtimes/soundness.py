@@ -1,4 +1,4 @@
-"""How wide a device's passes may be before it chooses wrong kernels, and whether it runs trees and picks rightly."""
+"""How wide a device's passes may be before it chooses wrong kernels, and whether it picks the right tokens."""
 
 from collections.abc import Callable
 

@@ -23,7 +23,7 @@ from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.passes import TreeLayout
 from edgespec.runtimes.session import SessionOptions, refuse_device
 from edgespec.runtimes.soundness import are_close, probe_tokens
-from edgespec.types import ForwardingDecoder, Logits, TokenIds
+from edgespec.types import Argmax, ForwardingDecoder, Logits, TokenIds
 
 # Whose attention takes a bias. CUDA's does since ONNX Runtime 1.29, by its slowest kernel (docs/log/devices.md).
 _PROVIDERS = ("CPUExecutionProvider", "WebGpuExecutionProvider", PROVIDER)
@@ -61,6 +61,15 @@ class OnnxTreeDecoder(ForwardingDecoder):
             self._settle(tokens)
             return self._chain.logits(tokens, num_last)
 
+    @property
+    def has_argmax(self) -> bool:
+        return self._chain.has_argmax
+
+    def argmax(self, tokens: TokenIds, num_last: int) -> Argmax:
+        with self._lock:
+            self._settle(tokens)
+            return self._chain.argmax(tokens, num_last)
+
     def pretend(self, tokens: TokenIds) -> None:
         with self._lock:
             self._tree = _Tree()
@@ -74,18 +83,33 @@ class OnnxTreeDecoder(ForwardingDecoder):
     def tree_logits(
         self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
     ) -> Logits:
+        with self._lock:
+            if self._is_one_pass(tokens, nodes, parents):
+                rows = self._rows(tokens, _Tree(nodes, tuple(parents)), num_last)
+            else:
+                self._settle(tokens)
+                rows = trees.logits_by_branch(self._chain, tokens, nodes, parents)
+            return rows if num_last is None else rows[-num_last:]
+
+    def tree_argmax(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Argmax:
+        with self._lock:
+            if self._is_one_pass(tokens, nodes, parents):
+                self._settle(tokens)
+                found = self._chain.tree_argmax(tokens, nodes, _layout(tokens, parents))
+                self._tree = _Tree(nodes, tuple(parents))
+                return found
+            self._settle(tokens)
+            rows = trees.logits_by_branch(self._chain, tokens, nodes, parents)
+        return Argmax(rows.argmax(1), np.asarray(np.isfinite(rows).all(1)))
+
+    def _is_one_pass(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> bool:
+        """Whether a tree may run in one pass; raises ContextOverflow where a branch does not fit."""
         longest = len(tokens) + int(trees.depths(parents).max(initial=0))
         if longest > self.context_length:
             raise ContextOverflow(longest, self.context_length)
-        with self._lock:
-            has_slots = len(tokens) + len(nodes) <= self.context_length
-            is_one_pass = self._runs_trees and len(nodes) < self._chain.max_pass_tokens
-            if self._deterministic or not has_slots or not is_one_pass or not len(nodes):
-                self._settle(tokens)
-                rows = trees.logits_by_branch(self._chain, tokens, nodes, parents)
-            else:
-                rows = self._rows(tokens, _Tree(nodes, tuple(parents)), num_last)
-            return rows if num_last is None else rows[-num_last:]
+        has_slots = len(tokens) + len(nodes) <= self.context_length
+        is_possible = self._runs_trees and not self._deterministic and has_slots
+        return is_possible and 0 < len(nodes) < self._chain.max_pass_tokens
 
     def _rows(self, tokens: TokenIds, tree: _Tree, num_last: int | None) -> Logits:
         """Logits behind all nodes, or at least behind the last num_last and the nodes that lie in no slot yet."""
@@ -98,8 +122,7 @@ class OnnxTreeDecoder(ForwardingDecoder):
             self._tree = _Tree(nodes[:num_held], parents[:num_held])
         else:
             self._settle(tokens)
-        layout = TreeLayout(len(tokens) - 1 + np.append(0, trees.depths(parents)), trees.attention_mask(parents))
-        rows = self._chain.tree_rows(tokens, nodes, layout, num_held)
+        rows = self._chain.tree_rows(tokens, nodes, _layout(tokens, parents), num_held)
         self._tree = tree
         return rows
 
@@ -123,11 +146,15 @@ class OnnxTreeDecoder(ForwardingDecoder):
         self.forget()
         if not is_sound:
             _log.warning(
-                "'%s' computes trees of drafts wrongly; each of their branches runs in a pass of its own (a folder "
-                "of an earlier edgespec may be at fault: export it again)",
+                "'%s' computes trees of drafts wrongly, so each branch runs in a pass of its own; if an earlier "
+                "edgespec exported the model, export it again",
                 device.name,
             )
         return is_sound
+
+
+def _layout(tokens: TokenIds, parents: Sequence[int]) -> TreeLayout:
+    return TreeLayout(len(tokens) - 1 + np.append(0, trees.depths(parents)), trees.attention_mask(parents))
 
 
 def can_run_trees(manifest: Manifest, device: Device) -> bool:
@@ -161,6 +188,7 @@ def tree_manifest(manifest: Manifest, device: Device) -> Manifest:
         position_ids="position_ids",
         attention_bias="attention_bias",
         local_attention_bias="local_attention_bias",
-        best=None,
+        # Tokens are chosen in the graph where rows are not the host's.
+        best=None if device.memory == "cpu" else manifest.signature.best,
     )
     return replace(manifest, graph=manifest.tree_graph, signature=signature)

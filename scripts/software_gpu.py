@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def find_driver(drivers: Sequence[Driver], cache: Path) -> dict[str, str] | None:
-    """The environment of the first driver that computes here: the system's own, one unpacked before, or a new one."""
+    """The environment of the first driver that computes: the system's own, one unpacked before, or a new one."""
     for driver in drivers:
         for root in (Path("/usr"), cache / driver.name / "usr", None):
             root = root or _fetch(driver, cache)
