@@ -21,14 +21,18 @@ import tempfile
 import zipfile
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import onnx
 
+from edgespec import load
 from edgespec.decoding import trees
+from edgespec.errors import EdgeSpecError
 from edgespec.loading.open_model import ModelFolder, weights_size
 from edgespec.manifest import read_manifest
 from edgespec.runtimes import devices
@@ -151,6 +155,9 @@ def inspect_provider(model: Path, wheel: Path, workplace: Path) -> int:
     del decoder
     gc.collect()
     found.equal("bytes that are left after closing", gpu.used, 0)
+    found.equal("bytes that an engine takes", _use_engine(gpu, model) > size.device_bytes, True)
+    gc.collect()
+    found.equal("bytes that are left after closing the engine", gpu.used, 0)
     return int(found.has_failed)
 
 
@@ -261,6 +268,18 @@ def _run_tree(folder: ModelFolder, device: Device) -> None:
     assert rows.shape == (len(parents) + 1, decoder.vocab_size)
     strays = find_strays(read_node_placement(decoder._passes._session), device, manifest.kv_cache.num_layers)
     print(f"  a tree of drafts ran in one pass; {strays or 'nothing strays to the host'}")
+
+
+def _use_engine(gpu: StubGpu, model: Path) -> int:
+    """Load a model as a user does and ask for an answer, which is nonsense; the bytes that were held then."""
+    with (
+        patch.object(OnnxDecoder, "_find_chunk_tokens", lambda *device: 256),
+        patch.object(OnnxDecoder, "_can_choose", lambda *device: False),
+        load(model, device="cuda", drafter="none") as engine,
+    ):
+        with suppress(EdgeSpecError):  # logits that are no numbers
+            engine.generate("Why is the sky blue?", max_tokens=4)
+        return gpu.used
 
 
 def _error_of(act: Callable[[], Any]) -> str:
