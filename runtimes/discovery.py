@@ -1,7 +1,7 @@
 """Which devices can run a model, by every name that --device takes, why the others cannot, and how to fix that."""
 
 import importlib.metadata
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import psutil
@@ -10,11 +10,13 @@ from edgespec.memory.nvml import Nvidia, read_nvidia_driver
 from edgespec.runtimes import cuda
 from edgespec.runtimes.device_names import KINDS
 from edgespec.runtimes.devices import PROVIDERS, Device, find_devices, import_onnxruntime
+from edgespec.runtimes.driver_check import check_driver
 from edgespec.runtimes.hardware import Accelerator, accelerators
 from edgespec.runtimes.missing import Missing
 from edgespec.runtimes.plugins import PLUGINS
 from edgespec.system.system_info import processor_name
 
+_CHECKED = ("webgpu",)  # list every GPU of the machine, with a driver or without
 # The device of an accelerator that nothing uses yet, and how to install its provider.
 _INSTALLS = {
     ("gpu", "NVIDIA"): ("cuda", cuda.EXTRA),
@@ -69,8 +71,17 @@ def discover() -> Discovery:
         for each in (found,) if isinstance(found, Missing) else found:
             index = each.index if isinstance(each, Device) else 0
             facts = {"cpu": cpu, "cuda": nvidia_facts(driver, index)}.get(provider, {})
-            reports.append(describe(provider, each, **facts))
+            report = describe(provider, each, **facts)
+            reports.append(check_usable(report) if provider in _CHECKED else report)
     return Discovery((*reports, *_unknown_plugins()), tuple(find_unused(reports, accelerators())))
+
+
+def check_usable(report: DeviceReport) -> DeviceReport:
+    """A report that says what is wrong with a device's driver, found out by letting the device compute."""
+    found = check_driver(report.device) if report.is_usable else None
+    if not isinstance(found, Missing):
+        return report
+    return replace(report, is_usable=False, problem=found.problem, fix=found.fix)
 
 
 def describe(provider: str, found: Device | Missing, **facts: Any) -> DeviceReport:

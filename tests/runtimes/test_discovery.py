@@ -12,6 +12,7 @@ from edgespec.memory.nvml import Nvidia, NvidiaGpu
 from edgespec.runtimes import cuda, devices, discovery, hardware
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.discovery import DeviceReport, Discovery
+from edgespec.runtimes.driver_check import Abilities
 from edgespec.runtimes.hardware import Accelerator
 from edgespec.runtimes.missing import Missing
 from edgespec.runtimes.plugins import PLUGINS, register_plugin
@@ -59,6 +60,17 @@ def test_plugin_on_the_processor_is_described_as_software(kind: str, is_software
     assert not isinstance(handles, Missing)
     found = discovery.describe("webgpu", Device("webgpu", installed.provider, handles=handles, kind="gpu"))
     assert (found.is_usable, found.vendor, bool(found.name)) == (True, "Maker", is_software)
+
+
+def test_device_whose_driver_does_not_compute_is_not_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = DeviceReport(device="webgpu:1", kind="gpu", provider="WebGpu", vendor="Maker", is_usable=True)
+    answers = {"webgpu:1": Missing("its driver crashed (SIGSEGV)", "install another")}
+    monkeypatch.setattr(discovery, "check_driver", answers.__getitem__)
+    found = discovery.check_usable(listed)
+    assert (found.device, found.vendor, found.is_usable) == ("webgpu:1", "Maker", False)
+    assert (found.problem, found.fix) == ("its driver crashed (SIGSEGV)", "install another")
+    monkeypatch.setattr(discovery, "check_driver", lambda name: Abilities(has_half_floats=True))
+    assert discovery.check_usable(listed) == listed
 
 
 def test_accelerator_that_nothing_uses_comes_with_what_would() -> None:

@@ -18,7 +18,7 @@ from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.table import TableDecoder
 from edgespec.runtimes.tree import OnnxTreeDecoder, tree_manifest
-from edgespec.types import TokenIds, TreeDecoder, append
+from edgespec.types import Logits, TokenIds, TreeDecoder, append
 
 
 def decoder(folder: Path, *, deterministic: bool = False) -> OnnxTreeDecoder:
@@ -227,3 +227,52 @@ def test_table_runs_trees_and_keeps_what_they_left() -> None:
     fed = table.num_fed
     table.logits(append(tokens, [7, 8, 9]), 1)
     assert table.num_fed - fed == 1
+
+
+@pytest.fixture(scope="module")
+def gpu_form(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model in single precision, whose tree graph rotates apart from attention."""
+    folder = tmp_path_factory.mktemp("gpu")
+    tiny.write_gguf(folder / "tiny.gguf", tiny.random_weights())
+    export_model(folder / "tiny.gguf", folder / "model", precision="fp32", form="gpu")
+    return folder / "model"
+
+
+@pytest.mark.parametrize("is_on_host", [True, False])
+def test_trees_of_the_gpu_form_hold_where_the_cache_can_be_moved_and_where_not(
+    gpu_form: Path, is_on_host: bool
+) -> None:
+    """What lies in another slot than its own is moved, or run again in the same pass."""
+    grown, plain = decoder(gpu_form), chain_decoder(gpu_form)
+    grown._chain._is_on_host = is_on_host
+    rng = np.random.default_rng(4)
+    tokens, num_again = random_tokens(rng, 9), 0
+    grown.logits(tokens[:-1], 1)
+    for kept in ((0, 1), (2,), (), (0,), (4, 5), (4,)):
+        parents = (-1, 0, -1, 2, -1, 4)
+        nodes = rng.choice(tiny.VOCAB, len(parents), replace=False).astype(np.int32)
+        before = grown.num_fed
+        wanted = trees.logits_by_branch(plain, tokens, nodes, parents)
+        assert np.allclose(grown.tree_logits(tokens, nodes, parents), wanted, rtol=0, atol=2e-4)
+        num_again += grown.num_fed - before - len(nodes) - 1
+        tokens = append(append(tokens, nodes[list(kept)]), random_tokens(rng, 1))
+    assert num_again == (0 if is_on_host else 1 + 2)  # behind (2,) and (4, 5)
+
+
+def test_device_that_computes_trees_wrongly_runs_each_branch(
+    gpu_form: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def wrong(self: OnnxDecoder, *arguments: object, **options: object) -> Logits:
+        rows: Logits = tree_rows(self, *arguments, **options)  # type: ignore[arg-type]
+        return np.roll(rows, 1, axis=0)
+
+    found, plain, tree_rows = decoder(gpu_form), chain_decoder(gpu_form), OnnxDecoder.tree_rows
+    assert found._is_sound(Device("webgpu", "WebGpuExecutionProvider"))
+    monkeypatch.setattr(OnnxDecoder, "tree_rows", wrong)
+    found._runs_trees = found._is_sound(Device("webgpu", "WebGpuExecutionProvider"))
+    assert "'webgpu' computes trees of drafts wrongly" in caplog.text
+    rng = np.random.default_rng(5)
+    tokens, nodes, parents = random_tokens(rng, 9), random_tokens(rng, 4), (-1, -1, 0, 2)
+    wanted = trees.logits_by_branch(plain, tokens, nodes, parents)
+    assert np.allclose(found.tree_logits(tokens, nodes, parents), wanted, rtol=0, atol=2e-4)
+    assert found.tree_argmax(tokens, nodes, parents).ids.tolist() == wanted.argmax(1).tolist()
