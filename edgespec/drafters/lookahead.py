@@ -140,7 +140,7 @@ class Lookahead(Drafter):
     def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
         if draft.source != self.name or not self._lowest:
             return
-        latest = logits[self._lowest].argmax(axis=1).tolist()
+        latest = [int(logits[row].argmax()) for row in self._lowest]
         self._levels[0][0] = int(tokens[-1])
         for ngram in zip(*self._levels, latest, strict=True):
             self._ngrams.add(ngram)

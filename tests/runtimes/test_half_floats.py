@@ -43,12 +43,15 @@ def test_a_device_is_believed_by_what_its_provider_says(
         session, "error", RuntimeError("Program Mul requires f16 but the device does not support it")
     )
     assert lacks_half_floats(WEBGPU)
-    monkeypatch.setattr(session, "error", RuntimeError("Failed to get a WebGPU adapter."))
-    with pytest.raises(
-        DeviceUnavailable, match=r"'webgpu' does not compute: Failed .*; update its driver"
-    ) as refused:
-        lacks_half_floats(WEBGPU)
-    assert refused.value.device == "webgpu"
+    problems = {
+        "Failed to get a WebGPU adapter.": "'webgpu': it finds no GPU with a driver that it can use. To fix",
+        "Device lost": r"'webgpu' does not compute: Device lost; update its driver",
+    }
+    for error, problem in problems.items():
+        monkeypatch.setattr(session, "error", RuntimeError(error))
+        with pytest.raises(DeviceUnavailable, match=problem) as refused:
+            lacks_half_floats(WEBGPU)
+        assert refused.value.device == "webgpu"
 
 
 def test_other_devices_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
