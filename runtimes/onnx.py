@@ -168,6 +168,9 @@ class OnnxDecoder:
         start = reusable_prefix(self._held, tokens, num_last)
         rows: list[Logits] = []
         chunk_tokens = self._chunk_tokens
+        if num_tokens - start > chunk_tokens:
+            self._held = tokens[:start]
+            self._passes.reserve(start, num_tokens)
         while start < num_tokens:
             stop = min(start + chunk_tokens, num_tokens)
             self._held = tokens[:start]

@@ -17,6 +17,7 @@ import numpy as np
 from edgespec.decoding import trees
 from edgespec.errors import ContextOverflow, DeviceUnavailable, ManifestError
 from edgespec.manifest import Manifest
+from edgespec.runtimes.cuda import PROVIDER
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.passes import TreeLayout
@@ -24,7 +25,8 @@ from edgespec.runtimes.session import SessionOptions, refuse_device
 from edgespec.runtimes.soundness import are_close, probe_tokens
 from edgespec.types import Argmax, ForwardingDecoder, Logits, TokenIds
 
-_PROVIDERS = ("CPUExecutionProvider", "WebGpuExecutionProvider")  # whose attention takes a bias
+# Whose attention takes a bias. CUDA's does since ONNX Runtime 1.29, by its slowest kernel (docs/log/devices.md).
+_PROVIDERS = ("CPUExecutionProvider", "WebGpuExecutionProvider", PROVIDER)
 _PROBE_TOKENS, _PROBE_PARENTS = 24, (-1, 0, -1, 2, 2, 0)
 _log = logging.getLogger(__name__)
 
@@ -177,7 +179,8 @@ def tree_manifest(manifest: Manifest, device: Device) -> Manifest:
         )
     if device.provider not in _PROVIDERS:
         raise DeviceUnavailable(
-            f"trees of drafts run on the CPU and on WebGPU, not on '{device.name}'; use another drafter or device"
+            f"trees of drafts run on the CPU, WebGPU and CUDA, not on '{device.name}'; use another drafter or "
+            "another device"
         )
     assert manifest.tree_graph is not None
     signature = replace(
