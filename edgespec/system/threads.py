@@ -2,7 +2,7 @@
 
 import sys
 
-# By default a thread that computes keeps the interpreter for 5 ms at a time, longer than a pass of a fast GPU takes.
+# By default a thread that computes keeps the interpreter for 5 ms at a time; a pass of a fast GPU takes 3.
 # Not less than this: what Python does between two passes would be interrupted itself.
 _SWITCH_S = 2e-4
 
