@@ -17,6 +17,7 @@ from edgespec.types import (
     Decoder,
     ForwardingDecoder,
     Logits,
+    Row,
     TokenIds,
     TreeDecoder,
 )
@@ -41,18 +42,28 @@ class _KnownRow(np.ndarray[Any, np.dtype[np.float32]]):
         return self.largest
 
 
-class _KnownRows(np.ndarray[Any, np.dtype[np.float32]]):
-    """Rows whose largest entries are known."""
+class _KnownRows(Sequence[Any]):
+    """Rows of −inf with a single 0 each, as an array of rows but without its memory.
 
-    largest: npt.NDArray[np.int64]  # [num_rows]
+    Each is a piece of one line, so that making them touches no row.
+    """
+
+    def __init__(self, line: Row, ids: npt.NDArray[np.int64]) -> None:
+        """line has −inf for a vocabulary, 0, and −inf for a vocabulary; ids are where the rows have their 0."""
+        self._line, self._ids = line, ids.tolist()
+
+    def __len__(self) -> int:
+        return len(self._ids)
 
     def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
-        if not isinstance(index, (int, np.integer)):
-            return found.view(np.ndarray)
-        row = found.view(_KnownRow)
-        row.largest = int(self.largest[index])
+        largest = self._ids[index]
+        size = len(self._line) // 2
+        row = self._line[size - largest : 2 * size - largest].view(_KnownRow)
+        row.largest = largest
         return row
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.stack([np.asarray(row) for row in self]).astype(dtype or np.float32)
 
 
 class ArgmaxRows(ForwardingDecoder):
@@ -62,11 +73,12 @@ class ArgmaxRows(ForwardingDecoder):
 
     def __init__(self, decoder: ArgmaxDecoder) -> None:
         super().__init__(decoder)
-        self._rows = np.zeros((0, decoder.vocab_size), np.float32)
-        self._ids = np.zeros(0, np.int64)  # where its first rows are not −inf
+        self._line = np.full(2 * decoder.vocab_size + 1, -np.inf, np.float32)
+        self._line[decoder.vocab_size] = 0
+        self._line.flags.writeable = False
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        """Rows behind the last num_last tokens, [num_last, vocab_size], read-only, until the next call.
+        """Rows behind the last num_last tokens, [num_last, vocab_size], read-only.
 
         Where one holds a value that is not finite the target's own rows come instead, for the sampler to judge.
         """
@@ -74,17 +86,7 @@ class ArgmaxRows(ForwardingDecoder):
         return self._rows_of(found.ids) if found.is_sound.all() else self._decoder.logits(tokens, num_last)
 
     def _rows_of(self, ids: npt.NDArray[np.int64]) -> Logits:
-        # The array is reused: to fill a row of 152,000 takes as long as to search it.
-        self._rows[np.arange(len(self._ids)), self._ids] = -np.inf
-        if len(ids) > len(self._rows):
-            num_rows = max(len(ids), 2 * len(self._rows))  # few growths: each fills a megabyte in 0.3 ms
-            self._rows = np.full((num_rows, self.vocab_size), -np.inf, np.float32)
-        self._ids = ids
-        self._rows[np.arange(len(ids)), ids] = 0
-        rows = self._rows[: len(ids)].view(_KnownRows)
-        rows.flags.writeable = False
-        rows.largest = ids
-        return rows
+        return _KnownRows(self._line, ids)  # type: ignore[return-value]  # serves as an array of rows
 
 
 class ArgmaxTreeRows(ArgmaxRows):

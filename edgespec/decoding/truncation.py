@@ -18,7 +18,9 @@ Weights = npt.NDArray[np.floating[Any]]
 Peak = np.floating[Any]  # the best logit
 
 _FOLD = 64
-_FEW_COLUMNS = 8  # where fewer than one of so many can hold a large logit only these are looked through
+# Only the columns that can hold a large logit are looked through where they are few of many: 0.046 ms instead of
+# 0.060 for 152,000 logits; for 49,000 it would be 0.034 instead of 0.028.
+_FEW_COLUMNS, _MANY_COLUMNS = 8, 1024
 _DEEP, _COARSE = -11.5, 16
 _FEW = 512  # up to here a sort of all is fastest
 _COLDEST = 1e-30  # the lowest temperature for single precision
@@ -72,10 +74,12 @@ def top_k(logits: Row, k: int) -> Ids:
 
 def _at_least(logits: Row, bound: np.floating[Any] | float, maxima: Row) -> Ids:
     """Indices, rising, of the logits that are bound or more, given the maxima of top_k's columns."""
-    columns = np.flatnonzero(maxima >= bound)
-    if len(columns) * _FEW_COLUMNS > len(maxima):
-        return np.flatnonzero(logits >= bound)
     num_columns = len(maxima)
+    if num_columns < _MANY_COLUMNS:
+        return np.flatnonzero(logits >= bound)
+    columns = np.flatnonzero(maxima >= bound)
+    if len(columns) * _FEW_COLUMNS > num_columns:
+        return np.flatnonzero(logits >= bound)
     values = logits[: num_columns * _FOLD].reshape(_FOLD, num_columns)[:, columns]
     rows, places = np.nonzero(values >= bound)
     behind = num_columns * _FOLD + np.flatnonzero(logits[num_columns * _FOLD :] >= bound)

@@ -48,19 +48,20 @@ class RunAhead(Iterator[Pass]):
         passes: Generator[Pass, None, None],
         queue: RequestQueue,
         ticket: Ticket,
-        max_ahead: int = MAX_AHEAD,
+        max_ahead: int | None = None,
         *,
         is_prompt: bool = True,
     ) -> None:
         """Nothing is made before a pass is asked for.
 
         Args:
+            max_ahead: MAX_AHEAD unless given.
             is_prompt: Hand each pass over at once. Otherwise the generator calls hand_over when its next pass
                 begins: a reader that wakes before would compete with it for the interpreter.
         """
         self._passes = passes
         self._queue, self._ticket = queue, ticket
-        self._max_ahead = max_ahead
+        self._max_ahead = MAX_AHEAD if max_ahead is None else max_ahead
         self._requests: SimpleQueue[_Asked | None] = SimpleQueue()  # None ends the thread
         self._made: SimpleQueue[_Made[Pass]] = SimpleQueue()
         self._is_prompt = is_prompt

@@ -2,8 +2,9 @@
 
 import sys
 
-# A pass of a fast GPU takes 3 ms; by default a thread that computes keeps the interpreter for 5 ms at a time.
-_SWITCH_S = 1e-4
+# By default a thread that computes keeps the interpreter for 5 ms at a time; a pass of a fast GPU takes 3.
+# Not less than this: what Python does between two passes would be interrupted itself.
+_SWITCH_S = 2e-4
 
 
 def hand_over_soon() -> None:

@@ -19,7 +19,7 @@ from edgespec.chat.plain import PlainPrinter
 from edgespec.cli.export import _as_argument
 from edgespec.cli.main import main
 from edgespec.config.drafter_names import TARGET, TEXT
-from edgespec.engine.answers import Chunk
+from edgespec.engine.answers import AnswerStream, Chunk
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.types import Logits, TokenIds
 
@@ -463,8 +463,13 @@ def test_trace_holds_an_answer_that_was_stopped(
 
 
 @pytest.mark.usefixtures("heeds_ctrl_c")
-def test_an_answer_that_was_left_before_its_trace_is_reported(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("hangs", [False, True])
+def test_an_answer_that_was_left_is_in_the_trace_or_reported(
+    tiny_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    hangs: bool,
 ) -> None:
     def push(self: PlainPrinter, chunk: Chunk) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -472,10 +477,13 @@ def test_an_answer_that_was_left_before_its_trace_is_reported(
 
     monkeypatch.setattr(PlainPrinter, "push", push)
     monkeypatch.setattr(interrupt, "_ONE_PRESS_S", -1.0)
+    if hangs:  # its thread has not ended, so that there is no last chunk
+        monkeypatch.setattr(AnswerStream, "last", None)
     path = tmp_path / "trace.json"
     code, _, err = run(capsys, "chat", tiny_model, "--prompt", "the", "--drafter", "none", "--trace", path)
-    assert (code, json.loads(path.read_text())["traceEvents"]) == (130, [])
-    assert "the trace does not have the last answer" in err
+    events = [event["name"] for event in json.loads(path.read_text())["traceEvents"]]
+    assert (code, events) == (130, [] if hangs else ["thread_name", "verify"])
+    assert ("the trace does not have the last answer" in err) == hangs
 
 
 def test_trace_that_cannot_be_written_is_refused(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:

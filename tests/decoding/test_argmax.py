@@ -59,17 +59,20 @@ class Chooser:
         return rows
 
 
-def test_only_the_likeliest_token_has_a_chance_and_the_buffer_stays_clean() -> None:
+def test_only_the_likeliest_token_has_a_chance_and_rows_cannot_be_written() -> None:
     target = Chooser()
     rows = ArgmaxRows(target)
     rng = np.random.default_rng(0)
     for num_last in (1, 5, 2, 5, 1, 8):
         tokens = rng.integers(0, 40, 12).astype(np.int32)
         found = rows.logits(tokens, num_last)
-        assert found.argmax(1).tolist() == target.table.logits(tokens, num_last).argmax(1).tolist()
+        wanted = target.table.logits(tokens, num_last).argmax(1).tolist()
+        assert [row.argmax() for row in found] == np.array(found).argmax(1).tolist() == wanted
+        assert np.array(found).shape == (num_last, 40)
+        assert np.array(found).max(1).tolist() == [0] * num_last
         assert np.isfinite(found).sum(1).tolist() == [1] * num_last
         with pytest.raises(ValueError, match="read-only"):
-            found[0, 0] = 0
+            found[0][0] = 0
     assert target.num_rows == 0
 
 

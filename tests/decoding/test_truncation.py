@@ -20,7 +20,7 @@ def test_top_k_keeps_the_k_largest(seed: int, size: int, k: int) -> None:
 
 @given(
     seed=seeds,
-    size=st.integers(65, 40_000),
+    size=st.integers(65, 1000) | st.integers(60_000, 160_000),
     k=st.integers(1, 60),
     step=st.sampled_from([0.0, 0.5, 4.0]),
     share=st.sampled_from([0.0, 0.5, 0.999]),
