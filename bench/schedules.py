@@ -25,9 +25,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from interleaved import command_line
 
-from edgespec.policy.draft_policy import LONGEST_DRAFT
+from edgespec.policy.limits import MAX_DRAFT_TOKENS
 from edgespec.policy.overlap import best_serial
 from edgespec.simulation.device_pair import Machine
 from edgespec.simulation.schedules import Scenario, real_devices, run, virtual_devices
@@ -35,7 +36,9 @@ from edgespec.system.console import print_stderr
 
 STEPS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 ACCEPTANCES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-INFLATION = 0.03
+# Time of a pass by its width: each further token 3 % of a step, or as ONNX Runtime's table of its kernels on an A100
+# has it, summed over the matrices of an 8B model (docs/contrib_ops/cuda/matmul_nbits_small_m_experiments.md).
+ROWS = {"flat": {1: 1.0, 2: 1.03}, "a100": {1: 1.0, 2: 1.19, 4: 1.39, 8: 2.0, 16: 3.3}}
 MIDDLE = (0.3, 0.8)
 SCHEDULES = ("serial", "pipelined", "hedged")
 
@@ -54,8 +57,8 @@ class Cell(NamedTuple):
 
 def measure(step: float, acceptance: float, options: Namespace) -> Cell:
     target_s = options.target_ms / 1e3
-    machine = Machine(target_s=target_s, draft_s=step * target_s, ratios=(1.0, 1.0 + INFLATION))
-    best = best_serial([acceptance] * LONGEST_DRAFT, machine.ratio, step, LONGEST_DRAFT)
+    machine = Machine(target_s=target_s, draft_s=step * target_s, ratios=ratios_by_width(options.rows))
+    best = best_serial([acceptance] * MAX_DRAFT_TOKENS, machine.ratio, step, MAX_DRAFT_TOKENS)
     scenario = Scenario(
         machine=machine, acceptance=acceptance, draft_length=best.length, num_tokens=options.virtual_tokens
     )
@@ -71,6 +74,11 @@ def measure(step: float, acceptance: float, options: Namespace) -> Cell:
             ideal = run(short, schedule, virtual_devices())
             wall[name] = ideal.tokens_per_second / run(short, schedule, real_devices()).tokens_per_second
     return Cell(step, acceptance, best.length, speeds, wall)
+
+
+def ratios_by_width(rows: str) -> tuple[float, ...]:
+    known = ROWS[rows]
+    return tuple(np.interp(range(1, max(known) + 1), list(known), list(known.values())).tolist())
 
 
 def schedule_of(name: str, length: int) -> str:
@@ -117,6 +125,7 @@ def parse_numbers(text: str, most: float) -> tuple[float, ...]:
 def main() -> int:
     parser = command_line(__doc__)
     parser.add_argument("--virtual", action="store_true", help="use the virtual clock alone")
+    parser.add_argument("--rows", choices=ROWS, default="flat", help="what a further token of a pass takes")
     parser.add_argument("--steps", type=partial(parse_numbers, most=1e6), default=STEPS, metavar="C,…")
     parser.add_argument("--acceptances", type=partial(parse_numbers, most=1), default=ACCEPTANCES, metavar="A,…")
     parser.add_argument("--target-ms", type=float, default=40.0, metavar="T", help="ms of a pass (default 40)")
