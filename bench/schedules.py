@@ -36,8 +36,8 @@ from edgespec.system.console import print_stderr
 
 STEPS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 ACCEPTANCES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-# Time of a pass by its width: each further token 3 % of a step, or as ONNX Runtime's table of its kernels on an A100
-# has it, summed over the matrices of an 8B model (docs/contrib_ops/cuda/matmul_nbits_small_m_experiments.md).
+# Time of a pass by its width. A further token takes 3 % of a step, or what ONNX Runtime's table of its kernels on
+# an A100 says (docs/contrib_ops/cuda/matmul_nbits_small_m_experiments.md), summed over the matrices of an 8B model.
 ROWS = {"flat": {1: 1.0, 2: 1.03}, "a100": {1: 1.0, 2: 1.19, 4: 1.39, 8: 2.0, 16: 3.3}}
 MIDDLE = (0.3, 0.8)
 SCHEDULES = ("serial", "pipelined", "hedged")

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal, NamedTuple
 
-from edgespec.drafters.branches import BranchPlan
+from edgespec.drafters.branches import typical_branching
 from edgespec.errors import MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.memory.estimate import context_lengths, sum_bytes
 from edgespec.memory.ladder import Bytes
 from edgespec.policy.acceptance_rates import AcceptanceRates, Key, position_bucket
-from edgespec.policy.costs import PassCosts
-from edgespec.policy.draft_model import HOPE, MAX_PREFETCHED, alternatives_key
-from edgespec.policy.limits import MAX_PLANNED_TOKENS, MIN_GAIN_OF_SCHEDULE
+from edgespec.policy.costs import RowCosts
+from edgespec.policy.draft_model import HOPE, alternatives_key
+from edgespec.policy.limits import MAX_BRANCHES, MAX_PLANNED_TOKENS, MIN_GAIN_OF_SCHEDULE
 from edgespec.policy.overlap import AheadPlan, Ratio, best_pipelined, best_serial, serial_rate
 from edgespec.profiling.profile import DrafterProfile, Place, Profile, drafter_key
 
@@ -193,9 +193,21 @@ def plan_on(
     return make_plan(target, {drafter.name: drafter}, layouts, past, unbounded)
 
 
-def branching_cost(drafter: DrafterProfile) -> float:
-    """How much longer a step takes that drafts on from all alternatives; earlier tokens lie in its cache."""
-    return PassCosts(dict(drafter.branches)).ratio(BranchPlan().num_alternatives + 1)
+class BranchingCost(NamedTuple):
+    """What drafting on from other outcomes costs a drafter, and is good for.
+
+    step: How much longer a step takes that has all branches that are worth it; earlier tokens lie in its cache.
+    coverage: The share of misses whose outcome is among them.
+    """
+
+    step: float
+    coverage: float
+
+
+def branching_cost(drafter: DrafterProfile) -> BranchingCost:
+    costs = RowCosts(drafter.branches)
+    num_rows, coverage = typical_branching([costs.ratio(num_rows) for num_rows in range(1, MAX_BRANCHES + 1)])
+    return BranchingCost(costs.ratio(num_rows), coverage)
 
 
 def _case(layout: Layout, target: Manifest, drafter: Manifest | None, memory: MemoryNeeds) -> _Case:
@@ -268,7 +280,9 @@ def _draft_options(case: _Case, rates: DraftRates) -> Iterator[Option]:
     yield _option(case, "serial", serial)
     verify, draft = case.drafter.slowed
     yield _option(case, "pipelined", best_pipelined(*placement, (verify, draft)))
-    contention, prefetched = (verify, draft * branching_cost(case.drafter)), (rates.prefetched, MAX_PREFETCHED)
+    branching = branching_cost(case.drafter)
+    contention = (verify, draft * branching.step)
+    prefetched = (min(rates.prefetched, branching.coverage), MAX_PLANNED_TOKENS)
     hedged = _option(case, "hedged", best_pipelined(*placement, contention, prefetched))
     yield replace(hedged, context_length=0) if case.no_branches else hedged
 
@@ -321,7 +335,10 @@ def _argument_against(case: _Case, option: Option, chosen: Option) -> str:
         reasons.append(f"a drafted token takes {case.step:.0%} of a pass")
     if option.schedule == "hedged":
         cost = branching_cost(case.drafter)
-        reasons.append(f"a step with all alternatives takes the drafter {cost:.1f} times as long")
+        reasons.append(
+            f"a step with the alternatives that pay takes the drafter {cost.step:.1f} times as long and covers "
+            f"{cost.coverage:.0%} of its misses"
+        )
     if option.schedule in ("pipelined", "hedged"):
         verify, draft = case.drafter.slowed
         reasons.append(f"beside each other passes take {verify:.2f} and draft steps {draft:.2f} times as long")

@@ -77,9 +77,8 @@ class MeasuredPolicy:
 
     def observe(self, round: Round, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
         self._num_rounds += 1
-        for source in self._sources:
-            source.observe(round, emitted, verify_s)
-        if self._num_rounds > 1:  # the prompt is read in the first pass
+        has_learned = [source.observe(round, emitted, verify_s) for source in self._sources]
+        if self._num_rounds > 1 and not any(has_learned):  # the prompt is read in the first pass
             self.costs.observe(len(round.draft.tokens) + 1, verify_s / round.contention)
         for offer in round.offers:
             self._judge(offer, emitted)

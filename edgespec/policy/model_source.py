@@ -1,18 +1,34 @@
 """A drafter model, as a policy weighs it: before a pass or while the target verifies, and on trial."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
 from edgespec.decoding.scheduler import Round
 from edgespec.policy.acceptance_rates import AcceptanceRates, position_bucket
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.draft_model import HOPE, MAX_PREFETCHED, DraftModelStats, alternatives_key
+from edgespec.policy.draft_model import HOPE, UNKNOWN_BRANCHING, DraftModelStats, alternatives_key, others_key
 from edgespec.policy.expected import best_length, expected_tokens
-from edgespec.policy.limits import MIN_GAIN, MIN_GAIN_TO_STAY
+from edgespec.policy.limits import (
+    MAX_BRANCHES,
+    MAX_DRAFT_TOKENS,
+    MAX_OTHERS,
+    MIN_GAIN,
+    MIN_GAIN_TO_STAY,
+    MIN_USED_TOKENS,
+)
 from edgespec.policy.option import Option
-from edgespec.policy.overlap import AheadPlan, best_pipelined, best_serial, max_ahead, pass_beside, wait_for_step_s
+from edgespec.policy.overlap import (
+    AheadPlan,
+    best_pipelined,
+    best_serial,
+    max_ahead,
+    pass_beside,
+    time_beside,
+    wait_for_step_s,
+)
 from edgespec.system.clock import Clock
-from edgespec.types import Draft, Drafter, DraftRequest, Sampler, TokenIds, append
+from edgespec.types import Branching, Draft, DraftAhead, Drafter, DraftRequest, Sampler, TokenIds, append
 
 # A trial never counts as cheaper than this share of a step, or a source at break-even were tried always.
 _MIN_LOSS = 0.05
@@ -49,10 +65,17 @@ class ModelSource:
     _planned_step: float = 0.0  # cost of a step that the plan was made with
     _trial: int = 0  # tokens of the trial that is going on
     _has_missed: bool = False  # in the last round
+    _branching: Branching = UNKNOWN_BRANCHING  # as of the last plan
+    _pass: tuple[int, float] | None = None  # width and seconds of the last pass beside the lane
 
     def __post_init__(self) -> None:
         self.rates.assume(self.drafter.name, HOPE)
         self.rates.assume(self._alternatives, HOPE)
+        self.rates.assume(self._others, HOPE)
+
+    @property
+    def _others(self) -> str:
+        return others_key(self.drafter.name)
 
     @property
     def _alternatives(self) -> str:
@@ -97,9 +120,12 @@ class ModelSource:
             )
         return self.drafter.draft(tokens, request, sampler)
 
-    def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> None:
+    def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> bool:
         self._num_rounds += 1
         self.stats.budget.save(1.0)
+        is_beside = round.is_ahead and self._ahead is not None
+        if is_beside and self._num_rounds > 1:  # the prompt is read in the first pass
+            self._pass = (len(round.draft.tokens) + 1, verify_s)  # how far the lane was at work it says later
         num_draft, num_accepted = len(round.draft.tokens), len(emitted) - 1
         is_run = num_draft > 0 and round.draft.source == self.drafter.name
         if is_run:
@@ -113,6 +139,7 @@ class ModelSource:
         self._has_news |= is_run or (self._ahead is not None and has_offer)
         # A trial goes on, a token further, as long as all of it is accepted.
         self._trial = self._trial + 1 if is_run and self._trial and num_accepted >= self._trial else 0
+        return is_beside
 
     def _can_afford_trial(self, rate: float, tokens: TokenIds) -> bool:
         """Whether to try a draft of self._trial tokens, 1 at first, though another option has the better rate."""
@@ -147,10 +174,11 @@ class ModelSource:
             self.stats.costs.step,
             self.max_tokens,
         )
+        self._branching = self._odds(pair[0])
         best = best_pipelined(*pair, self.stats.contention)
         if self.drafter.num_alternatives and not request.with_distributions:
             verify, draft = self.stats.contention
-            prefetched = (self.rates.rate(self._alternatives, 0), MAX_PREFETCHED)
+            prefetched = (self.rates.rate(self._alternatives, 0), MAX_DRAFT_TOKENS)
             hedged = best_pipelined(*pair, (verify, draft * self.stats.branched), prefetched)
             best = max(best, hedged._replace(is_hedged=True))
         min_gain = MIN_GAIN_TO_STAY if self._ahead else MIN_GAIN
@@ -173,12 +201,10 @@ class ModelSource:
 
     def _weigh_ahead(self, plan: AheadPlan, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Option:
         """Verify as many of the tokens that are ready as pay, or as are to be waited for."""
-        step_s = self.stats.costs.step * self.costs.pass_s(1)
-        asked = self._ahead_request(request, plan.length, step_s=step_s if plan.is_hedged else None)
-        ahead = self.drafter.draft_ahead(tokens, asked, sampler)
+        ahead = self.drafter.draft_ahead(tokens, self._ahead_request(request, plan.length), sampler)
         num_ready = len(ahead.draft.tokens)
-        ended, pass_s = [taken_s / self.costs.pass_s(1) for taken_s in ahead.step_times_s], self.costs.pass_s(1)
-        self.stats.observe_steps(ended, ahead.unfinished_s / pass_s, is_branched=plan.is_hedged)
+        self._learn_costs(ahead)
+        self._learn_others(ahead)
         if self._has_missed and plan.is_hedged:
             self.rates.observe(self._alternatives, 0, num_ready > 0)
             self._has_news = True
@@ -200,6 +226,29 @@ class ModelSource:
         rate = expected_tokens(self._rates(length))[-1] / (beside_s + waited_s)
         return Option(rate, length, self, ahead.draft, timeout_s, beside_s / alone_s, is_ahead=True)
 
+    def _learn_costs(self, ahead: DraftAhead) -> None:
+        """Learn from the steps of the lane, and from the last pass, how far the two slow each other down."""
+        unit_s = self.costs.pass_s(1)
+        steps = [step._replace(taken_s=step.taken_s / unit_s) for step in ahead.steps]
+        running = ahead.unfinished and ahead.unfinished._replace(taken_s=ahead.unfinished.taken_s / unit_s)
+        self.stats.observe_steps(steps, running)
+        seen, self._pass = self._pass, None
+        if seen is None or ahead.beside is None:
+            return
+        width, taken_s = seen
+        alone_s = self.costs.pass_s(width)
+        surprise = taken_s / time_beside(alone_s, self.stats.contention[0], ahead.beside)
+        self.costs.observe(width, alone_s * self.stats.observe_pass(surprise, ahead.beside))
+
+    def _learn_others(self, ahead: DraftAhead) -> None:
+        """Learn how often the next best choices come true where a guess does not."""
+        if ahead.missed is None:
+            return
+        for rank in range(ahead.missed.num_before):
+            self.rates.observe(self._others, rank, False)
+        if ahead.missed.is_named:
+            self.rates.observe(self._others, ahead.missed.num_before, True)
+
     def _paying_length(self, rate: float, num_ready: int) -> int:
         """How many of the tokens that are ready to verify, where a step of time is worth rate tokens."""
         totals = expected_tokens(self._rates(num_ready))
@@ -217,7 +266,6 @@ class ModelSource:
         num_tokens: int,
         *,
         timeout_s: float | None = None,
-        step_s: float | None = None,
     ) -> DraftRequest:
         return DraftRequest(
             num_tokens,
@@ -226,8 +274,21 @@ class ModelSource:
             is_ahead=True,
             min_tokens=num_tokens,
             timeout_s=timeout_s,
-            step_s=step_s,
-            prefetches_alternatives=self._ahead is not None and self._ahead.is_hedged,
+            branching=self._branching if self._ahead is not None and self._ahead.is_hedged else None,
+        )
+
+    def _odds(self, accepted: Sequence[float]) -> Branching:
+        """What branches are worth, and their cost.
+
+        A step beside the target takes from its pass what the two slow each other down, and gives at best the time
+        of a step for each of its tokens that comes to be used.
+        """
+        verify, draft = self.stats.contention
+        return Branching(
+            accepted,
+            [self.rates.rate(self._others, rank) for rank in range(MAX_OTHERS)],
+            [self.stats.rows.ratio(num_rows) for num_rows in range(1, MAX_BRANCHES + 1)],
+            max(MIN_USED_TOKENS, draft * (1 - 1 / verify)),
         )
 
     def _rates(self, num_tokens: int) -> list[float]:

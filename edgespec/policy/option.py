@@ -35,5 +35,5 @@ class Source(Protocol):
     def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         """The draft of an option that was chosen."""
 
-    def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> None:
-        """Learn from a round, whoever drafted in it."""
+    def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> bool:
+        """Learn from a round, whoever drafted in it; whether the source learns what the pass took too."""

@@ -18,14 +18,15 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
 from operator import mul
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.policy.expected import best_length, expected_tokens
 
-_Floats, _Ints = npt.NDArray[np.float64], npt.NDArray[np.int64]
+_Floats: TypeAlias = npt.NDArray[np.float64]
+_Ints: TypeAlias = npt.NDArray[np.int64]
 Count = TypeVar("Count", int, _Ints)
 Ratio = Callable[[int], float]  # of a pass over so many drafted tokens to a step
 
@@ -60,6 +61,17 @@ def pass_beside(alone: float, contention: float, busy: float) -> float:
         contention: How much longer it takes while the drafter works.
     """
     return alone + min(busy, contention * alone) * (1 - 1 / contention)
+
+
+def time_beside(alone: float, contention: float, share: float) -> float:
+    """Time of work of which a share is done beside the other lane.
+
+    Args:
+        alone: Time of the work by itself.
+        contention: How much longer it takes while the other lane works.
+        share: Of the time that it takes.
+    """
+    return alone / (1 - share + share / contention)
 
 
 def wait_for_step_s(step_s: float, running_s: float | None) -> float | None:

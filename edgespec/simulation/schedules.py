@@ -12,15 +12,14 @@ import numpy as np
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import DraftPolicy, Plain, Round, speculative_decode
-from edgespec.drafters.branches import BranchPlan
 from edgespec.drafters.lane_drafter import LaneDrafter
 from edgespec.drafters.lanes import Lane, ThreadLane, VirtualLane
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.policy.acceptance_rates import AcceptanceRates
-from edgespec.policy.costs import DraftCosts, PassCosts
+from edgespec.policy.costs import DraftCosts, PassCosts, RowCosts
 from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.fixed import FixedLength
-from edgespec.policy.limits import MAX_DRAFT_TOKENS
+from edgespec.policy.limits import MAX_BRANCHES, MAX_DRAFT_TOKENS
 from edgespec.policy.measured import MeasuredPolicy
 from edgespec.runtimes.paced import PacedDecoder
 from edgespec.runtimes.synthetic import WINDOW, synthetic_drafter, synthetic_target
@@ -149,7 +148,7 @@ def _policy(scenario: Scenario, schedule: str, devices: Devices) -> DraftPolicy:
     outcomes = [None, *recording.outcomes] if recording else []
     decoder = PacedDecoder(
         synthetic_drafter(scenario.acceptance, scenario.seed, outcomes),
-        lambda num_fed, rows: machine.draft_s,
+        lambda num_fed, rows: machine.draft_rows_s(rows),
         devices.lane_sleep,
         devices.lane_clock,
     )
@@ -157,14 +156,15 @@ def _policy(scenario: Scenario, schedule: str, devices: Devices) -> DraftPolicy:
         ModelDrafter(decoder, decoder.vocab_size),
         devices.lane,
         can_run_ahead=schedule != "serial",
-        branch_plan=BranchPlan() if schedule == "hedged" else None,
+        max_rows=MAX_BRANCHES if schedule == "hedged" else 0,
     )
     if schedule == "serial" and scenario.draft_length is not None:
         return FixedLength([drafter], scenario.draft_length)
     if schedule == "serial" and recording is not None:
         return _RecordedPolicy(drafter, recording.lengths)
     ratios = {width: machine.ratio(width - 1) for width in range(1, MAX_DRAFT_TOKENS + 2)}
-    models = {drafter.name: DraftModelStats(DraftCosts(machine.step, 0.0))}
+    row_costs = {rows: machine.draft_ratio(rows) for rows in range(1, MAX_BRANCHES + 1)}
+    models = {drafter.name: DraftModelStats(DraftCosts(machine.step, 0.0), rows=RowCosts(row_costs))}
     return MeasuredPolicy(
         [drafter], PassCosts(ratios, machine.target_s), AcceptanceRates(), models, clock=devices.clock
     )
