@@ -23,6 +23,7 @@ from edgespec.policy.limits import MAX_BRANCHES, MAX_DRAFT_TOKENS
 from edgespec.policy.measured import MeasuredPolicy
 from edgespec.runtimes.paced import PacedDecoder
 from edgespec.runtimes.synthetic import WINDOW, synthetic_drafter, synthetic_target
+from edgespec.simulation.decisions import Calls, RecordedDrafter, ReplayPolicy
 from edgespec.simulation.device_pair import Machine, bound
 from edgespec.simulation.recording import Recording
 from edgespec.system.clock import Clock, VirtualClock
@@ -97,12 +98,23 @@ def _num_first(scenario: Scenario) -> int:
     return 0 if scenario.recording else int(_WARM_UP_SHARE * scenario.num_tokens)
 
 
-def run(scenario: Scenario, schedule: str, devices: "Devices") -> Speed:
-    """The speed of one of SCHEDULES."""
+def run(
+    scenario: Scenario,
+    schedule: str,
+    devices: "Devices",
+    record: list[Calls] | None = None,
+    replay: Sequence[Calls] | None = None,
+) -> Speed:
+    """The speed of one of SCHEDULES.
+
+    Args:
+        record: Gets what the policy asked of the drafter in each round.
+        replay: Asks the drafter for just that instead: the time that these decisions take.
+    """
     clock, wanted, num_first = devices.clock, _num_wanted(scenario), _num_first(scenario)
     num_tokens = num_passes = since_tokens = since_passes = 0
     since_s = clock()
-    for num_emitted in _tokens_by_pass(scenario, schedule, devices):
+    for num_emitted in _tokens_by_pass(scenario, schedule, devices, record, replay):
         num_tokens, num_passes = num_tokens + num_emitted, num_passes + 1
         if num_tokens <= num_first:
             since_tokens, since_passes, since_s = num_tokens, num_passes, clock()
@@ -132,16 +144,28 @@ def real_devices() -> Devices:
     return Devices(perf_counter, ThreadLane("drafter"), perf_counter)
 
 
-def _tokens_by_pass(scenario: Scenario, schedule: str, devices: Devices) -> Iterator[int]:
+def _tokens_by_pass(
+    scenario: Scenario,
+    schedule: str,
+    devices: Devices,
+    record: list[Calls] | None,
+    replay: Sequence[Calls] | None,
+) -> Iterator[int]:
     machine = scenario.machine
     text = synthetic_target(scenario.seed)
     target = PacedDecoder(text, lambda num_fed, rows: machine.verify_s(num_fed), devices.sleep, devices.clock)
-    policy = _policy(scenario, schedule, devices)
+    policy = _policy(scenario, schedule, devices, record, replay)
     for block in speculative_decode(_PROMPT, target, GumbelSampler(SamplingParams()), policy, clock=devices.clock):
         yield len(block.tokens)
 
 
-def _policy(scenario: Scenario, schedule: str, devices: Devices) -> DraftPolicy:
+def _policy(
+    scenario: Scenario,
+    schedule: str,
+    devices: Devices,
+    record: list[Calls] | None,
+    replay: Sequence[Calls] | None,
+) -> DraftPolicy:
     if schedule == "plain":
         return Plain()
     machine, recording = scenario.machine, scenario.recording
@@ -152,12 +176,16 @@ def _policy(scenario: Scenario, schedule: str, devices: Devices) -> DraftPolicy:
         devices.lane_sleep,
         devices.lane_clock,
     )
-    drafter = LaneDrafter(
+    drafter: Drafter = LaneDrafter(
         ModelDrafter(decoder, decoder.vocab_size),
         devices.lane,
         can_run_ahead=schedule != "serial",
         max_rows=MAX_BRANCHES if schedule == "hedged" else 0,
     )
+    if replay is not None:
+        return ReplayPolicy(drafter, replay)
+    if record is not None:
+        drafter = RecordedDrafter(drafter, record)
     if schedule == "serial" and scenario.draft_length is not None:
         return FixedLength([drafter], scenario.draft_length)
     if schedule == "serial" and recording is not None:
