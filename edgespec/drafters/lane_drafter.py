@@ -67,6 +67,9 @@ class LaneDrafter(Drafter):
     is_free: bool = False
     _text: TokenIds | None = None  # the text before the lane's tree
     _tree: GuessTree = field(default_factory=GuessTree)
+    _advanced: TokenIds | None = None  # the text that the lane was last set on
+    _searched: TokenIds | None = None  # the text behind which guesses were last looked up in the tree
+    _found: Sequence[Guess] | None = None  # and those guesses
     _limit: int = 0  # the most tokens of text and chain together
     _goal: _Goal | None = None  # None for a lane that drafts the likeliest tokens alone
     _num_seen: int = 0  # steps of the job that are in the tree
@@ -97,7 +100,8 @@ class LaneDrafter(Drafter):
         with self._lock:
             if not (request.is_ahead and self.can_run_ahead):
                 return self._draft_once(tokens, request, sampler) if request.num_tokens > 0 else NO_DRAFT
-            self._advance(tokens, request, sampler)
+            if tokens is not self._advanced:
+                self._advance(tokens, request, sampler)
             path = self._wait_for_tokens(tokens, request)
             if self._can_branch(request):
                 num_verifying = min(len(path), request.num_tokens)
@@ -126,11 +130,15 @@ class LaneDrafter(Drafter):
 
     def pause(self) -> None:
         with self._lock:
-            self._text = None
+            self._forget()
             self.lane.stop()
 
     def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
         self.drafter.learn(tokens, draft, logits)
+
+    def _forget(self) -> None:
+        """The lane does not draft behind any text."""
+        self._text = self._advanced = self._searched = self._found = None
 
     def _can_branch(self, request: DraftRequest) -> bool:
         return self.max_rows > 0 and request.branching is not None
@@ -165,7 +173,7 @@ class LaneDrafter(Drafter):
         def steps(cancel: Flag) -> Iterator[Draft]:
             yield self.drafter.draft(tokens, replace(request, cancel=cancel), sampler)
 
-        self._text = None
+        self._forget()
         self.lane.start(Job(steps, DRAFT, self.drafter.interrupt))
         return self.lane.ready()[0] if self._wait(1) else NO_DRAFT
 
@@ -191,7 +199,7 @@ class LaneDrafter(Drafter):
 
     def _advance(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Sequence[Guess]:
         """The guesses behind tokens that are ready; starts the lane where it has no more to do behind tokens."""
-        path = self._path(tokens)
+        path, self._advanced = self._path(tokens), tokens
         limit = min(len(tokens) + max_ahead(request.num_tokens), self.drafter.decoder.context_length)
         self._limit = limit if path is None else max(limit, self._limit)
         is_over = self.lane.is_over
@@ -203,20 +211,22 @@ class LaneDrafter(Drafter):
             self._goal = _Goal(tokens, request.branching)
         return path or []
 
-    def _path(self, tokens: TokenIds) -> list[Guess] | None:
+    def _path(self, tokens: TokenIds) -> Sequence[Guess] | None:
         """The guesses behind tokens; None where the lane drafts behind another text."""
-        self._take_steps()
-        text = self._text
-        if text is None or not np.array_equal(tokens[: len(text)], text):
-            return None
-        path = self._tree.path_behind(tokens[len(text) :])
-        self._missed = self._tree.take_missed() or self._missed
-        return path
+        has_more = self._take_steps()
+        if tokens is self._searched and not has_more:
+            return self._found
+        text, self._searched, self._found = self._text, tokens, None
+        if text is not None and np.array_equal(tokens[: len(text)], text):
+            self._found = self._tree.path_behind(tokens[len(text) :])
+            self._missed = self._tree.take_missed() or self._missed
+        return self._found
 
-    def _take_steps(self) -> None:
-        """Put the lane's new steps into the tree."""
+    def _take_steps(self) -> bool:
+        """Put the lane's new steps into the tree; whether there are any."""
         if self._text is None:
-            return
+            return False
+        num_before = self._num_seen
         for step, time in self.lane.new_steps(self._num_seen):
             self._num_seen += 1
             if step.text is not None:
@@ -227,6 +237,7 @@ class LaneDrafter(Drafter):
                 self._is_cold = False
                 taken_s = time.ended_s - time.begun_s
                 self._steps.append(DraftStep(taken_s, step.num_rows, self._beside(time)))
+        return self._num_seen > num_before
 
     def _unfinished(self) -> DraftStep | None:
         running_s = self._running_s()
@@ -252,6 +263,7 @@ class LaneDrafter(Drafter):
             self._goal, run = _Goal(tokens, request.branching, num_verifying), self._branching_steps
             ahead = replace(ahead, num_others=MAX_OTHERS)
         self._text, self._tree, self._num_seen, self._is_cold = tokens, GuessTree(), 0, is_cold
+        self._searched = None
         tree = Branches(tokens, path)
 
         def steps(cancel: Flag) -> Iterator[Step]:

@@ -52,7 +52,9 @@ class ContextCosts(NamedTuple):
 
     def steps(self, width: int, context_length: int) -> float:
         """Added cost, in steps of one token at the base."""
-        return max(0, context_length - self.base) * self.added[min(width, len(self.added) - 1)]
+        if context_length <= self.base:
+            return 0.0
+        return (context_length - self.base) * self.added[min(width, len(self.added) - 1)]
 
 
 NO_CONTEXT_COSTS = ContextCosts()
@@ -98,6 +100,8 @@ class PassCosts:
 
     def ratio(self, width: int) -> float:
         """A pass to a step, both behind the present text."""
+        if self.context_length <= self.context_costs.base:
+            return self._ratio(width)
         return (self._ratio(width) + self.context_costs.steps(width, self.context_length)) / self._step()
 
     def _step(self) -> float:
@@ -148,10 +152,11 @@ class RowCosts:
     """
 
     measured: Mapping[int, float] = field(default_factory=lambda: {1: 1.0})
-    _excess: dict[int, float] = field(init=False, default_factory=dict)  # by rows, over what was measured
+    _excess: dict[int, float] = field(init=False, default_factory=dict)  # by row class, over what was measured
+    _known: dict[int, float] = field(init=False, default_factory=dict)  # what was measured, by rows
 
     def ratio(self, num_rows: int) -> float:
-        return self._measured(num_rows) * self._known_excess(num_rows)
+        return self._measured(num_rows) * self._known_excess(num_rows) if num_rows > 1 else 1.0
 
     def observe(self, num_rows: int, factor: float) -> float:
         """Correct the cost of a step of num_rows by a factor; returns what of it does not lie in the rows."""
@@ -167,13 +172,15 @@ class RowCosts:
 
     def _known_excess(self, num_rows: int) -> float:
         """Of the nearest number of rows that was observed."""
-        if num_rows <= 1 or not self._excess:
+        if not self._excess:
             return 1.0
         rows = _row_class(num_rows)
         return self._excess[min(self._excess, key=lambda known: abs(known - rows))]
 
     def _measured(self, num_rows: int) -> float:
-        return PassCosts(dict(self.measured)).ratio(num_rows)
+        if num_rows not in self._known:
+            self._known[num_rows] = PassCosts(dict(self.measured)).ratio(num_rows)
+        return self._known[num_rows]
 
 
 def _row_class(num_rows: int) -> int:

@@ -36,7 +36,7 @@ _NEGLIGIBLE = 1e-3
 _CERTAIN = 1 - 1e-9
 # The share of a step by which the end of a pass and that of a step may miss each other.
 _NEARLY = 0.15
-_SETTLED = 32  # passes in a row without a miss, after which as many more are like all that follow
+_SETTLED = 12  # passes in a row without a miss, after which as many more are like all that follow
 
 
 class AheadPlan(NamedTuple):

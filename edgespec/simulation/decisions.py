@@ -13,7 +13,7 @@ from edgespec.types import NO_DRAFT, Draft, DraftAhead, Drafter, DraftRequest, L
 
 
 class Call(NamedTuple):
-    """A call of a drafter: draft_ahead, draft with the number of tokens it gave, or pause, which has no request."""
+    """A call of draft_ahead, of draft with the number of tokens that it gave, or of pause, without a request."""
 
     request: DraftRequest | None = None
     num_drafted: int | None = None
