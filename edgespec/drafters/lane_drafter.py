@@ -139,6 +139,7 @@ class LaneDrafter(Drafter):
     def _forget(self) -> None:
         """The lane does not draft behind any text."""
         self._text = self._advanced = self._searched = self._found = None
+        self._pass = self._pass._replace(ended_s=min(self._pass.ended_s, self.lane.now()))
 
     def _can_branch(self, request: DraftRequest) -> bool:
         return self.max_rows > 0 and request.branching is not None

@@ -19,6 +19,8 @@ HOPE = (4.0, 6.0)
 _STEPS_A_ROUND = 2
 _BRANCHED_DECAY = 0.9
 _COUPLED = 0.25
+# A pass beside a drafter for less than this share says what a pass takes alone.
+_LEAST_BESIDE = 0.25
 
 
 # What branches are worth where nothing was measured: as much as one hopes for, and rows that cost nothing.
@@ -88,15 +90,18 @@ class DraftModelStats:
         self.contention = (verify, draft)
 
     def observe_pass(self, surprise: float, beside: float) -> float:
-        """Learn from a pass that took surprise times what was expected, beside a drafter for a share of it.
+        """Learn from a pass that took surprise times what it takes alone, beside a drafter for a share of it.
 
         Returns:
-            What of the surprise is not contention.
+            What of the surprise the machine's speed is to be blamed for.
         """
         verify, draft = self.contention
-        self.contention = (split_surprise(correction(surprise), beside, verify)[1], draft)
-        # Without contention a pass that is faster than expected shows a faster machine.
-        return surprise if surprise < 1 and verify == 1 else surprise ** (1 - beside)
+        if beside < _LEAST_BESIDE:
+            return surprise * (1 - beside + beside / verify)
+        # The contention that explains the pass; without any, a fast pass shows a fast machine.
+        seen = beside / max(1 / surprise - (1 - beside), beside / MAX_CONTENTION)
+        self.contention = (min(max(1.0, verify * correction(seen / verify)), MAX_CONTENTION), draft)
+        return surprise if verify == 1 and surprise < 1 else 1.0
 
     def _expected(self, step: DraftStep) -> float:
         """Cost of a step, in part beside the target."""

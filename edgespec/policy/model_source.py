@@ -20,11 +20,12 @@ from edgespec.policy.limits import (
 from edgespec.policy.option import Option
 from edgespec.policy.overlap import (
     AheadPlan,
+    Ratio,
     best_pipelined,
     best_serial,
     max_ahead,
     pass_beside,
-    time_beside,
+    pipelined_rate,
     wait_for_step_s,
 )
 from edgespec.system.clock import Clock
@@ -41,6 +42,9 @@ _NEW_PACE = 1.5
 # The target does not wait for a drafter that still has to read more tokens than this.
 _MAX_UNREAD_TO_WAIT = 32
 _MAX_MIN_PROBABILITY = 0.9
+
+
+_Pair = tuple[Sequence[float], Ratio, float, int]  # rates, ratio, step and longest draft, as plans take them
 
 
 @dataclass(slots=True)
@@ -66,6 +70,7 @@ class ModelSource:
     _trial: int = 0  # tokens of the trial that is going on
     _has_missed: bool = False  # in the last round
     _branching: Branching = UNKNOWN_BRANCHING  # as of the last plan
+    _num_beside: int = 0  # passes since one for most of which the lane was at rest
     _pass: tuple[int, float] | None = None  # width and seconds of the last pass beside the lane
 
     def __post_init__(self) -> None:
@@ -85,7 +90,7 @@ class ModelSource:
         if self.drafter.can_run_ahead:
             if self._is_plan_due():
                 self._plan(request)
-            if self._ahead:
+            if self._ahead and not self._rests_for_once(self._ahead):
                 return self._weigh_ahead(self._ahead, tokens, request, sampler)
         if self.costs.step_s is None:
             return Option(0.0, 0, self)
@@ -182,14 +187,34 @@ class ModelSource:
             hedged = best_pipelined(*pair, (verify, draft * self.stats.branched), prefetched)
             best = max(best, hedged._replace(is_hedged=True))
         min_gain = MIN_GAIN_TO_STAY if self._ahead else MIN_GAIN
-        is_best = best.rate > max(min_gain, best_serial(*pair).rate)
+        serial = best_serial(*pair).rate
+        is_best = best.rate > max(min_gain, serial)
         if self._ahead and not is_best:
             self.drafter.pause()
-        self._ahead = best if is_best else self._trial_ahead()
+        self._ahead = best if is_best else self._trial_of_less_contention(pair, serial) or self._trial_ahead()
         self._planned_step = self.stats.step(self._ahead) if self._ahead else 0.0
         wanted_rounds = (self.clock() - started) / _PLANNING_SHARE / self.costs.pass_s(1)
         least, most = _PLANNED_ROUNDS
         self._next_plan, self._has_news = self._num_rounds + int(min(max(wanted_rounds, least), most)), False
+
+    def _rests_for_once(self, plan: AheadPlan) -> bool:
+        """Let the lane rest in this round: what a pass takes alone is not seen where the lane always works."""
+        if self._num_beside < _PLANNED_ROUNDS[0] or max(self.stats.contention) == 1:
+            return False
+        if not self.stats.budget.spend(max(plan.rate - 1, _MIN_LOSS) + plan.wait * self.stats.costs.step):
+            return False
+        self._num_beside, self._pass = 0, None
+        self.drafter.pause()
+        return True
+
+    def _trial_of_less_contention(self, pair: _Pair, serial: float) -> AheadPlan | None:
+        """Draft ahead for a while where it would pay if the two slowed each other down less than they did."""
+        verify, draft = self.stats.contention
+        plan = best_pipelined(*pair, (verify**0.5, draft**0.5))
+        rate = pipelined_rate(*pair[:3], plan.wait, plan.length, (verify, draft))
+        lost = _PLANNED_ROUNDS[0] * verify * self.costs.ratio(plan.length + 1) * max(1 - rate / serial, _MIN_LOSS)
+        is_hopeful = max(verify, draft) > 1 and plan.rate > max(MIN_GAIN, serial)
+        return plan if is_hopeful and self.stats.budget.spend(lost) else None
 
     def _trial_ahead(self) -> AheadPlan | None:
         """Draft ahead for a while without being waited for, where nothing was learned for long."""
@@ -235,10 +260,10 @@ class ModelSource:
         seen, self._pass = self._pass, None
         if seen is None or ahead.beside is None:
             return
+        self._num_beside = self._num_beside + 1 if ahead.beside > 1 / 2 else 0
         width, taken_s = seen
         alone_s = self.costs.pass_s(width)
-        surprise = taken_s / time_beside(alone_s, self.stats.contention[0], ahead.beside)
-        self.costs.observe(width, alone_s * self.stats.observe_pass(surprise, ahead.beside))
+        self.costs.observe(width, alone_s * self.stats.observe_pass(taken_s / alone_s, ahead.beside))
 
     def _learn_others(self, ahead: DraftAhead) -> None:
         """Learn how often the next best choices come true where a guess does not."""
