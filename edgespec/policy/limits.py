@@ -22,7 +22,7 @@ MAX_CONTENTION = 16.0
 # The best of many estimates is mostly lucky where it promises less than this over plain decoding. On recorded
 # answers the mean over categories stays (+0.001 and -0.001) and the worst gains (docs/log/draft-policy.md).
 MIN_GAIN = 1.06
-# A model that drafts ahead goes on while it promises this much: by then its gain is no luck.
+# A model that drafts goes on while it promises this much: by then its gain is no luck.
 MIN_GAIN_TO_STAY = 1.01
 # A more involved schedule has to promise this much more than a simpler one: plans are not more exact than that.
 MIN_GAIN_OF_SCHEDULE = 1.03

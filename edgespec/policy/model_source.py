@@ -42,6 +42,8 @@ _NEW_PACE = 1.5
 # The target does not wait for a drafter that still has to read more tokens than this.
 _MAX_UNREAD_TO_WAIT = 32
 _MAX_MIN_PROBABILITY = 0.9
+# A rate that rests on this many judged tokens may be as lucky as MIN_GAIN supposes; luck falls with their root.
+_NUM_LUCKY = 30.0
 
 
 _Pair = tuple[Sequence[float], Ratio, float, int]  # rates, ratio, step and longest draft, as plans take them
@@ -68,6 +70,7 @@ class ModelSource:
     _has_news: bool = True  # since the last plan
     _planned_step: float = 0.0  # cost of a step that the plan was made with
     _trial: int = 0  # tokens of the trial that is going on
+    _is_run: bool = False  # in the last round
     _has_missed: bool = False  # in the last round
     _branching: Branching = UNKNOWN_BRANCHING  # as of the last plan
     _num_beside: int = 0  # passes since one for most of which the lane was at rest
@@ -77,6 +80,14 @@ class ModelSource:
         self.rates.assume(self.drafter.name, HOPE)
         self.rates.assume(self._alternatives, HOPE)
         self.rates.assume(self._others, HOPE)
+
+    @property
+    def _min_gain(self) -> float:
+        """The gain that a draft has to promise: the less, the more of its source was judged."""
+        if self._is_run:
+            return MIN_GAIN_TO_STAY
+        judged = max(self.rates.num_judged(self.drafter.name), _NUM_LUCKY)
+        return float(1 + (MIN_GAIN - 1) * (_NUM_LUCKY / judged) ** 0.5)
 
     @property
     def _others(self) -> str:
@@ -102,7 +113,7 @@ class ModelSource:
             return self.costs.pass_s(length + 1) + (length * step + (reading if length else 0.0)) * step_s
 
         rate, length = best_length(expected_tokens(self._rates(request.num_tokens)), cost)
-        return Option(rate, length, self)
+        return Option(rate, length, self, min_gain=self._min_gain)
 
     def trial(self, option: Option, best: Option, tokens: TokenIds) -> Option | None:
         is_wanted = option is not best and self.costs.step_s is not None and not self.drafter.can_run_ahead
@@ -138,6 +149,7 @@ class ModelSource:
                 unread = self.stats.num_unread(round.tokens)
                 self.stats.costs.observe(num_draft, unread, round.draft_s / self.costs.pass_s(1))
             self.stats.read = append(round.tokens, round.draft.tokens[:-1])
+        self._is_run = is_run
         # A pass for which nothing was ready in time is a miss too: its outcome may have been prefetched.
         self._has_missed = num_accepted < num_draft if is_run else self._ahead is not None
         has_offer = any(offer.source == self.drafter.name for offer in round.offers)
@@ -186,7 +198,7 @@ class ModelSource:
             prefetched = (self.rates.rate(self._alternatives, 0), MAX_DRAFT_TOKENS)
             hedged = best_pipelined(*pair, (verify, draft * self.stats.branched), prefetched)
             best = max(best, hedged._replace(is_hedged=True))
-        min_gain = MIN_GAIN_TO_STAY if self._ahead else MIN_GAIN
+        min_gain = MIN_GAIN_TO_STAY if self._ahead else self._min_gain
         serial = best_serial(*pair).rate
         is_best = best.rate > max(min_gain, serial)
         if self._ahead and not is_best:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edgespec.decoding.scheduler import Round
+from edgespec.policy.limits import MIN_GAIN
 from edgespec.types import NO_DRAFT, Draft, Drafter, DraftRequest, Sampler, TokenIds
 
 
@@ -17,6 +18,7 @@ class Option:
     offer: Draft = NO_DRAFT  # what the source has drafted already
     timeout_s: float | None = None  # how long to wait for tokens that are nearly ready; None: as long as they take
     contention: float = 1.0  # how much longer the pass takes because the source works beside it
+    min_gain: float = MIN_GAIN  # what it has to promise over plain decoding
     is_ahead: bool = False  # the source drafts while the target verifies
 
 
