@@ -42,6 +42,8 @@ _NEW_PACE = 1.5
 # The target does not wait for a drafter that still has to read more tokens than this.
 _MAX_UNREAD_TO_WAIT = 32
 _MAX_MIN_PROBABILITY = 0.9
+# Contention below this decides nothing, so nothing is spent on telling it from the machine's speed.
+_NOTABLE = 1.05
 # A rate that rests on this many judged tokens may be as lucky as MIN_GAIN supposes; luck falls with their root.
 _NUM_LUCKY = 30.0
 
@@ -211,7 +213,7 @@ class ModelSource:
 
     def _rests_for_once(self, plan: AheadPlan) -> bool:
         """Let the lane rest in this round: what a pass takes alone is not seen where the lane always works."""
-        if self._num_beside < _PLANNED_ROUNDS[0] or max(self.stats.contention) == 1:
+        if self._num_beside < _PLANNED_ROUNDS[0] or max(self.stats.contention) < _NOTABLE:
             return False
         if not self.stats.budget.spend(max(plan.rate - 1, _MIN_LOSS) + plan.wait * self.stats.costs.step):
             return False
@@ -225,7 +227,7 @@ class ModelSource:
         plan = best_pipelined(*pair, (verify**0.5, draft**0.5))
         rate = pipelined_rate(*pair[:3], plan.wait, plan.length, (verify, draft))
         lost = _PLANNED_ROUNDS[0] * verify * self.costs.ratio(plan.length + 1) * max(1 - rate / serial, _MIN_LOSS)
-        is_hopeful = max(verify, draft) > 1 and plan.rate > max(MIN_GAIN, serial)
+        is_hopeful = max(verify, draft) > _NOTABLE and plan.rate > max(MIN_GAIN, serial)
         return plan if is_hopeful and self.stats.budget.spend(lost) else None
 
     def _trial_ahead(self) -> AheadPlan | None:
