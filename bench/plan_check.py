@@ -31,6 +31,7 @@ from edgespec.planning.measured_placements import MeasuredPlacements, splits_of
 from edgespec.planning.option import MemoryNeeds, Option, Schedule
 from edgespec.planning.planner import draft_rates, make_plan
 from edgespec.policy.acceptance_rates import AcceptanceRates, Key
+from edgespec.policy.draft_model import UNKNOWN_BRANCHING
 from edgespec.profiling.measure import LONGEST
 from edgespec.profiling.profile import Place
 from edgespec.runtimes.devices import find_device
@@ -59,7 +60,7 @@ class PlannedPolicy:
             draft = self.drafter.draft(tokens, DraftRequest(length), sampler) if length else NO_DRAFT
             return Round(tokens, draft)
         is_hedged = self.drafter.num_alternatives > 0
-        request = DraftRequest(length, is_ahead=True, prefetches_alternatives=is_hedged)
+        request = DraftRequest(length, is_ahead=True, branching=UNKNOWN_BRANCHING if is_hedged else None)
         num_ready = len(self.drafter.draft_ahead(tokens, request, sampler).draft.tokens)
         least = min(max(num_ready, self.wait), length)
         return Round(

@@ -1,76 +1,122 @@
 """Tokens a second of the schedules on two paced devices, on a grid of draft costs and acceptance rates.
 
-    python bench/schedules.py [--virtual] [--steps C,…] [--acceptances A,…] [--json FILE]
+    python bench/schedules.py [--rows flat|a100] [--repeat N] [--virtual] [--steps C,…] [--acceptances A,…]
 
 Rows are c, the time of a drafted token in passes of the target; columns are a, the chance that a drafted token is
-accepted. Each further token makes a pass 3 % longer, and branches cost the drafter no more than a chain. Target
-and drafter are synthetic and sleep as long as a device would compute: in two real threads, or with --virtual under
-a virtual clock, where nothing but the devices takes time.
+accepted. Target and drafter are synthetic and sleep as long as a device would compute: in two real threads, or
+with --virtual under a virtual clock, where nothing but the devices takes time. The grid takes some 4 minutes.
 
 Printed are the tokens in the time of a pass with the best fixed draft length in sequence; the speed of drafting
-ahead and of hedging relative to it; and wall time relative to the same run under the virtual clock. A ratio of
-speeds is the ratio of long virtual runs, divided by what wall time adds to both: a short real run measures time
-well and acceptance badly.
+ahead and of hedging relative to it; and wall time relative to the ideal: the time that the decisions of that run
+take under the virtual clock. A ratio of speeds is the ratio of virtual runs, divided by what real runs took more
+than the virtual ones: a short real run measures time well and acceptance badly.
 
-Targets: wall time at most 1.03 of the ideal; ahead at least 0.99 of the best in sequence everywhere, and 1.15 at
-c = 0.3, a = 0.8; hedged at least 0.99 everywhere and 1.4 there. The exit code is 1 where one is missed.
+Targets, pipelined and hedged: wall time at most 1.03 of the ideal; at least 0.98 of the best in sequence
+everywhere, and 1.25 and 1.56 at c = 0.3, a = 0.8. The exit code is 1 where one is missed.
 """
 
 import json
 import sys
-from argparse import ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
+import numpy as np
 from interleaved import command_line
 
-from edgespec.policy.draft_policy import LONGEST_DRAFT
+from edgespec.policy.limits import MAX_DRAFT_TOKENS
 from edgespec.policy.overlap import best_serial
+from edgespec.simulation.decisions import Calls
 from edgespec.simulation.device_pair import Machine
 from edgespec.simulation.schedules import Scenario, real_devices, run, virtual_devices
 from edgespec.system.console import print_stderr
 
 STEPS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 ACCEPTANCES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-INFLATION = 0.03
+# Time of a pass by its width. A further token takes 3 % of a step, or what ONNX Runtime's table of its kernels on
+# an A100 says (docs/contrib_ops/cuda/matmul_nbits_small_m_experiments.md), summed over an 8B model's matrices.
+ROWS = {"free": {1: 1.0}, "flat": {1: 1.0, 2: 1.03}, "a100": {1: 1.0, 2: 1.19, 4: 1.39, 8: 2.0, 16: 3.3}}
 MIDDLE = (0.3, 0.8)
 SCHEDULES = ("serial", "pipelined", "hedged")
+WANTED = {"pipelined": 0.98, "hedged": 0.98}
+WANTED_IN_THE_MIDDLE = {"pipelined": 1.25, "hedged": 1.56}
+WALL = 1.03
 
 
 class Cell(NamedTuple):
     step: float
     acceptance: float
     length: int  # the best draft length in sequence; 0 is plain decoding
-    speeds: dict[str, float]  # tokens in the time of a pass, by schedule, in long virtual runs
-    wall: dict[str, float]  # real time over virtual time, by schedule; 1 without real runs
+    speeds: dict[str, float]  # tokens in the time of a pass, by schedule, in virtual runs
+    wall: dict[str, float]  # real time over the virtual time of the decisions taken, by schedule
+    slowdown: dict[str, float]  # real time over the time of a virtual run; 1 without real runs, as wall is
 
     def gain(self, schedule: str) -> float:
         """The speed relative to the best draft length in sequence."""
-        return self.speeds[schedule] / self.wall[schedule] / (self.speeds["serial"] / self.wall["serial"])
+        serial = self.speeds["serial"] / self.slowdown["serial"]
+        return self.speeds[schedule] / self.slowdown[schedule] / serial
 
 
-def measure(step: float, acceptance: float, options: Namespace) -> Cell:
-    target_s = options.target_ms / 1e3
-    machine = Machine(target_s=target_s, draft_s=step * target_s, ratios=(1.0, 1.0 + INFLATION))
-    best = best_serial([acceptance] * LONGEST_DRAFT, machine.ratio, step, LONGEST_DRAFT)
-    scenario = Scenario(
-        machine=machine, acceptance=acceptance, draft_length=best.length, num_tokens=options.virtual_tokens
-    )
+class Conditions(NamedTuple):
+    """What all cells share."""
+
+    target_s: float
+    rows: str
+    draft_rows: str
+    virtual_tokens: int
+
+
+def simulate(cell: tuple[float, float], conditions: Conditions) -> Cell:
+    """A cell in virtual time."""
+    scenario = scenario_of(*cell, conditions)
+    length = scenario.draft_length or 0
     speeds = {
-        name: target_s * run(scenario, schedule_of(name, best.length), virtual_devices()).tokens_per_second
+        name: conditions.target_s * run(scenario, schedule_of(name, length), virtual_devices()).tokens_per_second
         for name in SCHEDULES
     }
-    wall = dict.fromkeys(SCHEDULES, 1.0)
-    if not options.virtual:
-        short = replace(scenario, num_tokens=options.tokens)
-        for name in SCHEDULES:
-            schedule = schedule_of(name, best.length)
-            ideal = run(short, schedule, virtual_devices())
-            wall[name] = ideal.tokens_per_second / run(short, schedule, real_devices()).tokens_per_second
-    return Cell(step, acceptance, best.length, speeds, wall)
+    ones = dict.fromkeys(SCHEDULES, 1.0)
+    return Cell(*cell, length, speeds, ones, ones)
+
+
+def measure(cell: Cell, conditions: Conditions, seconds: float, num_rounds: int) -> Cell:
+    """A cell on real threads."""
+    scenario = scenario_of(cell.step, cell.acceptance, conditions)
+    wall, slowdown = {}, {}
+    for name in SCHEDULES:
+        num_tokens = max(20, round(seconds * cell.speeds[name] / conditions.target_s))
+        short, schedule = replace(scenario, num_tokens=num_tokens), schedule_of(name, cell.length)
+        ideal, ratios = run(short, schedule, virtual_devices()).tokens_per_second, []
+        for _ in range(num_rounds):
+            calls: list[Calls] = []
+            real = run(short, schedule, real_devices(), record=calls).tokens_per_second
+            # Plain decoding asks nothing of a drafter.
+            again = run(short, schedule, virtual_devices(), replay=calls) if calls else None
+            ratios.append((again.tokens_per_second / real if again else ideal / real, ideal / real))
+        wall[name], slowdown[name] = (median(each) for each in zip(*ratios, strict=True))
+    return cell._replace(wall=wall, slowdown=slowdown)
+
+
+def scenario_of(step: float, acceptance: float, conditions: Conditions) -> Scenario:
+    """Target and drafter of a cell, with the best draft length in sequence."""
+    target_s, rows, draft_rows, num_tokens = conditions
+    machine = Machine(
+        target_s=target_s,
+        draft_s=step * target_s,
+        ratios=ratios_by_width(rows),
+        draft_ratios=ratios_by_width(draft_rows),
+    )
+    best = best_serial([acceptance] * MAX_DRAFT_TOKENS, machine.ratio, step, MAX_DRAFT_TOKENS)
+    return Scenario(machine=machine, acceptance=acceptance, draft_length=best.length, num_tokens=num_tokens)
+
+
+def ratios_by_width(rows: str) -> tuple[float, ...]:
+    known = ROWS[rows]
+    return tuple(np.interp(range(1, max(known) + 1), list(known), list(known.values())).tolist())
 
 
 def schedule_of(name: str, length: int) -> str:
@@ -83,14 +129,14 @@ def missed_targets(cells: Sequence[Cell]) -> list[str]:
     for cell in cells:
         where = f"c = {cell.step}, a = {cell.acceptance}"
         is_middle = (cell.step, cell.acceptance) == MIDDLE
-        wanted = {"pipelined": 1.15 if is_middle else 0.99, "hedged": 1.4 if is_middle else 0.99}
-        for schedule, least in wanted.items():
-            if (gain := cell.gain(schedule)) < least:
-                lines.append(f"{where}: {schedule} yields {gain:.3f} of the best in sequence; wanted {least}")
+        for schedule, gain in (WANTED_IN_THE_MIDDLE if is_middle else WANTED).items():
+            if cell.gain(schedule) < gain:
+                found = f"{schedule} yields {cell.gain(schedule):.3f} of the best in sequence"
+                lines.append(f"{where}: {found}; wanted {gain}")
         lines += [
-            f"{where}: {schedule} takes {wall:.3f} of the ideal time; wanted 1.03"
-            for schedule, wall in cell.wall.items()
-            if wall > 1.03
+            f"{where}: {schedule} takes {cell.wall[schedule]:.3f} of the ideal time; wanted {WALL}"
+            for schedule in WANTED
+            if cell.wall[schedule] > WALL
         ]
     return lines
 
@@ -117,29 +163,40 @@ def parse_numbers(text: str, most: float) -> tuple[float, ...]:
 def main() -> int:
     parser = command_line(__doc__)
     parser.add_argument("--virtual", action="store_true", help="use the virtual clock alone")
+    parser.add_argument("--rows", choices=ROWS, default="flat", help="cost of a pass's rows (default flat)")
+    parser.add_argument("--draft-rows", choices=ROWS, default="free", help="cost of a draft step's (default free)")
     parser.add_argument("--steps", type=partial(parse_numbers, most=1e6), default=STEPS, metavar="C,…")
     parser.add_argument("--acceptances", type=partial(parse_numbers, most=1), default=ACCEPTANCES, metavar="A,…")
     parser.add_argument("--target-ms", type=float, default=40.0, metavar="T", help="ms of a pass (default 40)")
-    parser.add_argument("--tokens", type=int, default=200, metavar="N", help="tokens of a real run (default 200)")
     parser.add_argument(
-        "--virtual-tokens", type=int, default=4000, metavar="N", help="tokens of a virtual run (default 4000)"
+        "--seconds", type=float, default=1.0, metavar="S", help="length of each real run (default 1)"
+    )
+    parser.add_argument(
+        "--repeat", type=int, default=1, metavar="N", help="real runs; the median counts (default 1)"
+    )
+    parser.add_argument(
+        "--virtual-tokens", type=int, default=1000, metavar="N", help="tokens of a virtual run (default 1000)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     options = parser.parse_args()
-    cells = []
-    for step in options.steps:
-        for acceptance in options.acceptances:
-            cells.append(cell := measure(step, acceptance, options))
-            gains = ", ".join(f"{name} {cell.gain(name):.3f}" for name in SCHEDULES[1:])
-            print_stderr(f"c = {step}, a = {acceptance}: {gains}")
-    best = [f"{cell.length}: {cell.speeds['serial'] / cell.wall['serial']:.2f}" for cell in cells]
+    conditions = Conditions(options.target_ms / 1e3, options.rows, options.draft_rows, options.virtual_tokens)
+    grid = [(step, acceptance) for step in options.steps for acceptance in options.acceptances]
+    with ProcessPoolExecutor() as pool:
+        cells = list(pool.map(partial(simulate, conditions=conditions), grid))
+    for i, cell in enumerate(cells):
+        if not options.virtual:
+            cell = cells[i] = measure(cell, conditions, options.seconds, options.repeat)
+        gains = ", ".join(f"{name} {cell.gain(name):.3f} ({cell.wall[name]:.3f})" for name in SCHEDULES[1:])
+        print_stderr(f"c = {cell.step}, a = {cell.acceptance}: {gains}")
+    best = [f"{cell.length}: {cell.speeds['serial'] / cell.slowdown['serial']:.2f}" for cell in cells]
     print(table("best length in sequence, tokens in the time of a pass", cells, best))
-    for name, title in (("pipelined", "ahead"), ("hedged", "hedged")):
-        print(table(f"{title} / best in sequence", cells, [f"{cell.gain(name):.3f}" for cell in cells]))
+    for name in SCHEDULES[1:]:
+        print(table(f"{name} / best in sequence", cells, [f"{cell.gain(name):.3f}" for cell in cells]))
     for name in SCHEDULES if not options.virtual else ():
-        print(table(f"wall time / ideal, {name}", cells, [f"{cell.wall[name]:.3f}" for cell in cells]))
+        walls = [f"{cell.wall[name]:.3f}" for cell in cells]
+        print(table(f"wall time / ideal time of the decisions taken, {name}", cells, walls))
     missed = missed_targets(cells)
-    print("\n".join(["missed:", *missed]) if missed else "all targets met")
+    print("\n".join([f"missed ({len(missed)}):", *missed]) if missed else "all targets met")
     if options.json:
         options.json.write_text(json.dumps([cell._asdict() for cell in cells], indent=1))
     return 1 if missed else 0

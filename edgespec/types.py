@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -68,6 +69,32 @@ NO_DRAFT = Draft(np.zeros(0, np.int32))
 
 
 @dataclass(frozen=True, slots=True)
+class Branching:
+    """What branches of a tree of guesses are worth to a drafter, and what they cost it.
+
+    accepted: The chance that a drafted token is accepted if all before it were, by position; the last counts for
+        all positions behind it.
+    alternatives: Where a guess is wrong, the chance that the next best choice is right, then that the one after
+        that is if this one is not either, and so on.
+    row_costs: Time of a step of the drafter by its rows, over that of a step of one; as many as a step may have.
+    min_used: A step is done where its tokens are used with more than this chance in all, for each time of a step.
+    """
+
+    accepted: Sequence[float]
+    alternatives: Sequence[float]
+    row_costs: Sequence[float]
+    min_used: float = 0.0
+
+    def acceptance(self, position: int) -> float:
+        return self.accepted[min(position, len(self.accepted) - 1)]
+
+    def reached(self, position: int) -> float:
+        """The chance that all tokens before a position are accepted."""
+        known = len(self.accepted)
+        return prod(self.accepted[:position]) * self.accepted[-1] ** max(0, position - known)
+
+
+@dataclass(frozen=True, slots=True)
 class DraftRequest:
     """A policy's request for a draft.
 
@@ -78,8 +105,7 @@ class DraftRequest:
     is_ahead: Go on drafting while the target works, if the drafter can.
     min_tokens: How many tokens to wait for, from a drafter that works ahead.
     timeout_s: How long to wait for min_tokens; None to wait until a fault.
-    step_s: Expected time of a step of the drafter; a step that is nearly done is waited for.
-    prefetches_alternatives: Also draft on from other outcomes of the pass.
+    branching: Also draft on from other outcomes of the pass that are worth it; None for the likeliest alone.
     num_others: How many alternatives to name for each token.
     """
 
@@ -90,9 +116,30 @@ class DraftRequest:
     is_ahead: bool = False
     min_tokens: int = 0
     timeout_s: float | None = None
-    step_s: float | None = None
-    prefetches_alternatives: bool = False
+    branching: Branching | None = None
     num_others: int = 0
+
+
+class DraftStep(NamedTuple):
+    """A step of a drafter that works ahead.
+
+    num_rows: Tokens that it drafts, each behind another branch.
+    beside: The share of its time in which the target worked too.
+    """
+
+    taken_s: float
+    num_rows: int = 1
+    beside: float = 1.0
+
+
+class Missed(NamedTuple):
+    """A guess that the text did not follow: how many alternatives were named before the token that came.
+
+    is_named: The token was one of them.
+    """
+
+    num_before: int
+    is_named: bool
 
 
 class DraftAhead(NamedTuple):
@@ -100,15 +147,18 @@ class DraftAhead(NamedTuple):
 
     draft: Tokens behind the text that are ready.
     running_s: Time of the running step so far; None while the drafter rests.
-    step_times_s: Times of the steps that ended since the last call. A step drafts a token, or one for each
-        alternative; steps that read a text from its start are left out.
-    unfinished_s: Time of the running step so far, 0 if it reads a text from its start.
+    steps: Those that ended since the last call, but for steps that read a text from its start.
+    unfinished: The running step so far; None if it reads a text from its start.
+    beside: The share of the last pass in which the drafter worked; None where no pass was seen.
+    missed: The guess at which the text left the likeliest ones since the last call; None if it did not.
     """
 
     draft: Draft
     running_s: float | None = None
-    step_times_s: Sequence[float] = ()
-    unfinished_s: float = 0.0
+    steps: Sequence[DraftStep] = ()
+    unfinished: DraftStep | None = None
+    beside: float | None = None
+    missed: Missed | None = None
 
 
 class Decoder(Protocol):

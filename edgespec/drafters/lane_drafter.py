@@ -1,29 +1,53 @@
 """A model that drafts in a lane of its own, and goes on drafting there while the target verifies.
 
 Its guesses are a tree behind a text. As long as the target's tokens follow a path of the tree, the guesses beyond
-them serve; where they leave it the lane starts over. So speculative_decode overlaps both models without knowing,
-with this tree carried over from round to round.
+them serve, and the lane goes on with the step that it is doing; where they leave it the lane starts over. So
+speculative_decode overlaps both models without knowing, with this tree carried over from round to round.
 
-Knows nothing of costs: the policy decides how far to draft ahead and how long to wait.
+Knows nothing of costs: the policy decides how far to draft ahead, how long to wait, and what branches are worth.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from threading import Lock
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.drafters.branches import BranchPlan, Step
-from edgespec.drafters.lanes import Job, Lane
+from edgespec.drafters.branches import Branches, GuessTree, Step
+from edgespec.drafters.lanes import Job, Lane, StepTime
 from edgespec.drafters.model_drafter import Guess, ModelDrafter
 from edgespec.drafters.timeline import DRAFT, DRAFT_AHEAD, HEDGE
 from edgespec.errors import DrafterFault
-from edgespec.policy.overlap import max_ahead, wait_for_step_s
+from edgespec.policy.limits import MAX_AHEAD_TOKENS, MAX_OTHERS
+from edgespec.policy.overlap import max_ahead
 from edgespec.system.cancel import Flag
-from edgespec.types import NO_DRAFT, Draft, DraftAhead, Drafter, DraftRequest, Logits, Sampler, TokenIds, append
+from edgespec.types import (
+    NO_DRAFT,
+    Branching,
+    Draft,
+    DraftAhead,
+    Drafter,
+    DraftRequest,
+    DraftStep,
+    Logits,
+    Missed,
+    Sampler,
+    TokenIds,
+    append,
+)
 
 DEADLINE_S = 30.0
+_NO_PASS = StepTime(0.0, 0.0)
+
+
+class _Goal(NamedTuple):
+    """What a lane that branches drafts for; it looks at it between two steps."""
+
+    tokens: TokenIds
+    branching: Branching
+    num_verifying: int | None = None  # tokens behind the text that the target verifies; None until it does
 
 
 @dataclass(slots=True)
@@ -31,24 +55,31 @@ class LaneDrafter(Drafter):
     """A drafter whose draft() waits for the lane and whose draft_ahead() does not.
 
     can_run_ahead: The lane may go on between two drafts; otherwise it drafts only while the target waits.
-    branch_plan: How alternatives are drafted while the target verifies; None for no alternatives.
+    max_rows: The most branches that a step drafts on from while the target verifies; 0 for the likeliest alone.
     deadline_s: A draft that takes longer is a fault.
     """
 
     drafter: ModelDrafter
     lane: Lane
     can_run_ahead: bool = False
-    branch_plan: BranchPlan | None = None
+    max_rows: int = 0
     deadline_s: float = DEADLINE_S
     is_free: bool = False
     _text: TokenIds | None = None  # the text before the lane's tree
-    _tree: "_Tree" = field(default_factory=lambda: _Tree())
+    _tree: GuessTree = field(default_factory=GuessTree)
+    _advanced: TokenIds | None = None  # the text that the lane was last set on
+    _searched: TokenIds | None = None  # the text behind which guesses were last looked up in the tree
+    _found: Sequence[Guess] | None = None  # and those guesses
     _limit: int = 0  # the most tokens of text and chain together
-    _num_verifying: int | None = None  # tokens that the target verifies; None until it does
-    _step_times_s: list[float] = field(default_factory=list)  # since draft_ahead was last called
-    _unfinished_s: float = 0.0
-    _num_timed: int = 0  # steps of the job that were looked at for _step_times_s
+    _goal: _Goal | None = None  # None for a lane that drafts the likeliest tokens alone
+    _num_seen: int = 0  # steps of the job that are in the tree
     _is_cold: bool = True  # the job's first step reads more than the tokens emitted since the last one
+    _steps: list[DraftStep] = field(default_factory=list)  # since draft_ahead was last called
+    _running_rows: int = 1  # of the step that is being done
+    _busy_s: float = 0.0  # in which the lane worked since the pass began
+    _missed: Missed | None = None
+    _pass: StepTime = _NO_PASS  # the last one, from draft() to draft_ahead()
+    _rested_s: float = 0.0  # when the pass before it ended
     _lock: Lock = field(default_factory=Lock)
 
     @property
@@ -57,7 +88,7 @@ class LaneDrafter(Drafter):
 
     @property
     def num_alternatives(self) -> int:
-        return self.branch_plan.num_alternatives if self.branch_plan else 0
+        return max(0, self.max_rows - 1)
 
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         """Guess up to request.num_tokens tokens; with 0 the target goes on without a draft.
@@ -69,11 +100,16 @@ class LaneDrafter(Drafter):
         with self._lock:
             if not (request.is_ahead and self.can_run_ahead):
                 return self._draft_once(tokens, request, sampler) if request.num_tokens > 0 else NO_DRAFT
-            self._advance(tokens, request, sampler)
+            if tokens is not self._advanced:
+                self._advance(tokens, request, sampler)
             path = self._wait_for_tokens(tokens, request)
-            if self.branch_plan and request.prefetches_alternatives and self.lane.is_over:
-                self._start(tokens, path, request, sampler)
-            self._num_verifying = min(len(path), request.num_tokens)
+            if self._can_branch(request):
+                num_verifying = min(len(path), request.num_tokens)
+                if self.lane.is_over:
+                    self._start(tokens, path, request, sampler, num_verifying)
+                elif self._goal is not None:
+                    self._goal = self._goal._replace(num_verifying=num_verifying)
+            self._begin_pass()
             return self.drafter.chain_draft(path, request)
 
     def draft_ahead(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> DraftAhead:
@@ -82,151 +118,214 @@ class LaneDrafter(Drafter):
         Raises DrafterFault: The lane failed.
         """
         with self._lock:
+            beside = self._end_pass()
+            self._take_steps()
+            unfinished = self._unfinished()
             draft = NO_DRAFT
             if request.num_tokens > 0 and self.drafter.can_read(tokens):
                 draft = self.drafter.chain_draft(self._advance(tokens, request, sampler), request)
-            times_s, self._step_times_s = self._step_times_s, []
-            unfinished_s, self._unfinished_s = self._unfinished_s, 0.0
-            return DraftAhead(draft, self._running_s(), times_s, unfinished_s)
+            steps, self._steps = self._steps, []
+            missed, self._missed = self._missed, None
+            return DraftAhead(draft, self._running_s(), steps, unfinished, beside, missed)
 
     def pause(self) -> None:
         with self._lock:
-            self._text = None
+            self._forget()
             self.lane.stop()
 
     def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
         self.drafter.learn(tokens, draft, logits)
 
+    def _forget(self) -> None:
+        """The lane does not draft behind any text."""
+        self._text = self._advanced = self._searched = self._found = None
+        self._pass = self._pass._replace(ended_s=min(self._pass.ended_s, self.lane.now()))
+
+    def _can_branch(self, request: DraftRequest) -> bool:
+        return self.max_rows > 0 and request.branching is not None
+
     def _running_s(self) -> float | None:
         return None if self.lane.is_over else self.lane.step_s
+
+    def _begin_pass(self) -> None:
+        self._take_steps()
+        self._rested_s = self._pass.ended_s
+        self._pass, self._busy_s = StepTime(self.lane.now(), inf), 0.0
+
+    def _end_pass(self) -> float | None:
+        """The share of the pass in which the lane worked; None where draft() was not called since the last one."""
+        begun_s, ended_s = self._pass
+        if ended_s < inf:
+            return None
+        now = self.lane.now()
+        self._pass = StepTime(begun_s, now)
+        self._take_steps()
+        running_s = self._running_s() or 0.0
+        return min(1.0, (self._busy_s + min(running_s, now - begun_s)) / max(now - begun_s, 1e-9))
+
+    def _beside(self, time: StepTime) -> float:
+        """The share of a step in which the target worked too."""
+        begun_s, ended_s = self._pass
+        taken_s = time.ended_s - time.begun_s
+        alone_s = _common_s(time, StepTime(self._rested_s, begun_s)) + max(0.0, time.ended_s - ended_s)
+        return max(0.0, 1 - alone_s / taken_s) if taken_s > 0 else 1.0
 
     def _draft_once(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         def steps(cancel: Flag) -> Iterator[Draft]:
             yield self.drafter.draft(tokens, replace(request, cancel=cancel), sampler)
 
-        self._text = None
+        self._forget()
         self.lane.start(Job(steps, DRAFT, self.drafter.interrupt))
-        found: list[Draft] = self._wait(1)
-        return found[0] if found else NO_DRAFT
+        return self.lane.ready()[0] if self._wait(1) else NO_DRAFT
 
     def _wait_for_tokens(self, tokens: TokenIds, request: DraftRequest) -> Sequence[Guess]:
         """The guesses behind tokens, once there are enough, or no more will come, or the time is up."""
         is_over = False
         while True:
-            path, num_steps = self._path(tokens) or [], len(self.lane.ready())
+            path = self._path(tokens) or []
             if len(path) >= request.min_tokens or is_over:
                 return path
+            num_steps = self._num_seen
             # Each step adds a token, the first one also earlier tokens. With a timeout every step is waited for.
             num_more = request.min_tokens - len(path) if num_steps and request.timeout_s is None else 1
             # Before the next look at the path: the last step may end in between.
-            is_over = self.lane.is_over or len(self._wait(num_steps + num_more, request.timeout_s)) == num_steps
+            is_over = self.lane.is_over or self._wait(num_steps + num_more, request.timeout_s) == num_steps
 
-    def _wait(self, num_steps: int, timeout_s: float | None = None) -> list[Any]:
-        found = self.lane.wait(num_steps, self.deadline_s if timeout_s is None else timeout_s)
-        if len(found) < num_steps and timeout_s is None and not self.lane.is_over:
+    def _wait(self, num_steps: int, timeout_s: float | None = None) -> int:
+        """Wait for steps of the job; how many there are."""
+        num_done = self.lane.wait_for(num_steps, self.deadline_s if timeout_s is None else timeout_s)
+        if num_done < num_steps and timeout_s is None and not self.lane.is_over:
             raise DrafterFault(f"it has not answered for {self.deadline_s:.1f} s")
-        return found
+        return num_done
 
     def _advance(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Sequence[Guess]:
         """The guesses behind tokens that are ready; starts the lane where it has no more to do behind tokens."""
-        is_other_text = self._text is not None and len(tokens) != len(self._text)
-        is_new = request.prefetches_alternatives and self.branch_plan and is_other_text
-        wait_s = wait_for_step_s(request.step_s, self._running_s()) if request.step_s else None
-        if is_new and wait_s and self._path(tokens) is not None:
-            self.lane.wait(len(self.lane.ready()) + 1, wait_s)
-        path = self._path(tokens)
-        self._collect_times()
+        path, self._advanced = self._path(tokens), tokens
         limit = min(len(tokens) + max_ahead(request.num_tokens), self.drafter.decoder.context_length)
         self._limit = limit if path is None else max(limit, self._limit)
-        is_old = path is None or (len(tokens) + len(path) < self._limit and self.lane.is_over)
-        if is_old or is_new:
+        is_over = self.lane.is_over
+        is_other_kind = not is_over and self._can_branch(request) != (self._goal is not None)
+        if path is None or is_other_kind or (is_over and len(tokens) + len(path) < self._limit):
             self._start(tokens, path or [], request, sampler)
+        elif self._goal is not None and len(tokens) != len(self._goal.tokens):
+            assert request.branching is not None
+            self._goal = _Goal(tokens, request.branching)
         return path or []
 
-    def _path(self, tokens: TokenIds) -> list[Guess] | None:
+    def _path(self, tokens: TokenIds) -> Sequence[Guess] | None:
         """The guesses behind tokens; None where the lane drafts behind another text."""
-        text = self._text
-        if text is None or not np.array_equal(tokens[: len(text)], text):
-            return None
-        self._tree.add(self.lane.ready())
-        return self._tree.path_behind(tokens[len(text) :])
+        has_more = self._take_steps()
+        if tokens is self._searched and not has_more:
+            return self._found
+        text, self._searched, self._found = self._text, tokens, None
+        if text is not None and np.array_equal(tokens[: len(text)], text):
+            self._found = self._tree.path_behind(tokens[len(text) :])
+            self._missed = self._tree.take_missed() or self._missed
+        return self._found
 
-    def _collect_times(self) -> None:
+    def _take_steps(self) -> bool:
+        """Put the lane's new steps into the tree; whether there are any."""
         if self._text is None:
-            return
-        is_timed, times_s = self._tree.is_timed, self.lane.step_times_s()
-        self._step_times_s.extend(times_s[i] for i in range(self._num_timed, len(is_timed)) if is_timed[i])
-        self._num_timed = len(is_timed)
-        is_known = not self.lane.is_over and (not self._is_cold or any(is_timed))
-        self._unfinished_s = self.lane.step_s if is_known else 0.0
+            return False
+        num_before = self._num_seen
+        for step, time in self.lane.new_steps(self._num_seen):
+            self._num_seen += 1
+            if step.text is not None:
+                self._text, self._tree = step.text, GuessTree()
+            self._tree.add(step.guesses)
+            self._busy_s += _common_s(time, self._pass)
+            if step.num_rows and step.is_timed:
+                self._is_cold = False
+                taken_s = time.ended_s - time.begun_s
+                self._steps.append(DraftStep(taken_s, step.num_rows, self._beside(time)))
+        return self._num_seen > num_before
 
-    def _start(self, tokens: TokenIds, path: Sequence[Guess], request: DraftRequest, sampler: Sampler) -> None:
+    def _unfinished(self) -> DraftStep | None:
+        running_s = self._running_s()
+        if running_s is None or self._is_cold or self._text is None:
+            return None
+        now = self.lane.now()
+        return DraftStep(running_s, self._running_rows, self._beside(StepTime(now - running_s, now)))
+
+    def _start(
+        self,
+        tokens: TokenIds,
+        path: Sequence[Guess],
+        request: DraftRequest,
+        sampler: Sampler,
+        num_verifying: int | None = None,
+    ) -> None:
         """Start a job that drafts on from a text and guesses behind it."""
-        path = [guess._replace(after=i - 1) for i, guess in enumerate(path)]
         ahead = DraftRequest(self.drafter.decoder.context_length, with_distributions=request.with_distributions)
-        branch_plan = self.branch_plan if request.prefetches_alternatives else None
-        if branch_plan:
-            ahead = replace(ahead, num_others=branch_plan.num_others)
-
         is_cold = self._text is None
+        self._goal, run = None, self._chain_steps
+        if self._can_branch(request):
+            assert request.branching is not None
+            self._goal, run = _Goal(tokens, request.branching, num_verifying), self._branching_steps
+            ahead = replace(ahead, num_others=MAX_OTHERS)
+        self._text, self._tree, self._num_seen, self._is_cold = tokens, GuessTree(), 0, is_cold
+        self._searched = None
+        tree = Branches(tokens, path)
 
         def steps(cancel: Flag) -> Iterator[Step]:
-            yield Step(path, is_timed=False)
-            chain = list(path)
-            now = replace(ahead, cancel=cancel)
-            text = append(tokens, [guess.token for guess in path])
-            guesses = self.drafter.guesses(text, now, sampler)
-            while len(tokens) + len(chain) < self._limit and not (branch_plan and self._num_verifying is not None):
-                guess = next(guesses, None)
-                if guess is None or cancel.is_set():
+            num_first = len(path)
+            for step in run(tree, replace(ahead, cancel=cancel), sampler):
+                # The first pass of a lane that was at rest reads the text.
+                num_first -= 0 if step.num_rows == 0 else 1
+                yield step._replace(is_timed=not is_cold or num_first < len(path) - 1)
+                if cancel.is_set():
                     return
-                chain.append(guess._replace(after=len(chain) - 1))
-                yield Step(chain[-1:], is_timed=not is_cold or len(chain) > len(path) + 1)
-            if branch_plan and self._num_verifying is not None:
-                yield from branch_plan.draft_branches(
-                    self.drafter, tokens, chain, self._num_verifying, now, sampler
-                )
 
-        self._text, self._tree, self._num_verifying = tokens, _Tree(), None
-        self._num_timed, self._is_cold = 0, is_cold
-        self.lane.start(Job(steps, HEDGE if branch_plan else DRAFT_AHEAD, self.drafter.interrupt))
+        self.lane.start(Job(steps, HEDGE if self._goal else DRAFT_AHEAD, self.drafter.interrupt))
+
+    def _chain_steps(self, tree: Branches, request: DraftRequest, sampler: Sampler) -> Iterator[Step]:
+        """Draft the likeliest tokens up to the limit."""
+        yield tree.first
+        self._running_rows = 1
+        guesses = self.drafter.guesses(_text_of(tree), request, sampler)
+        while len(tree.tokens) + len(tree.chain) < self._limit:
+            guess = next(guesses, None)
+            if guess is None:
+                return
+            yield tree.extend(guess)
+
+    def _branching_steps(self, tree: Branches, request: DraftRequest, sampler: Sampler) -> Iterator[Step]:
+        """Draft the likeliest tokens until the target verifies, then those behind the likeliest outcomes too."""
+        yield tree.first
+        guesses: Iterator[Guess] | None = None
+        while goal := self._goal:
+            if goal.tokens is not tree.tokens:
+                chain = tree.chain_behind(goal.tokens)
+                if chain is None:
+                    return
+                tree, guesses = Branches(goal.tokens, chain), None
+                yield tree.first
+            elif goal.num_verifying is None:
+                if len(tree.tokens) + len(tree.chain) >= self._limit:
+                    return
+                guesses = guesses or self.drafter.guesses(_text_of(tree), request, sampler)
+                self._running_rows = 1
+                guess = next(guesses, None)
+                if guess is None:
+                    return
+                yield tree.extend(guess)
+            else:
+                guesses = None
+                longest = min(MAX_AHEAD_TOKENS, self.drafter.decoder.context_length - len(tree.tokens))
+                step, nodes = tree.choose(goal.num_verifying, goal.branching, self.max_rows, longest)
+                if not nodes:
+                    return
+                if step.guesses:
+                    yield step
+                self._running_rows = len(nodes)
+                found = self.drafter.tree_guesses(tree.tokens, tree.nodes, nodes, request, sampler)
+                yield tree.add(found, nodes, goal.branching)
 
 
-@dataclass(slots=True)
-class _Tree:
-    """The guesses of a job behind its text.
+def _text_of(tree: Branches) -> TokenIds:
+    return append(tree.tokens, [guess.token for guess in tree.chain])
 
-    A long text may follow it from end to end, so each guess is added once, and a search continues where the last
-    one ended.
-    """
 
-    _guesses: list[Guess] = field(default_factory=list)
-    _children: dict[int, list[int]] = field(default_factory=dict)
-    is_timed: list[bool] = field(default_factory=list)  # by step
-    _last: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))  # tokens of the last search
-    _node: int = -1  # where it ended
-
-    def add(self, steps: Sequence[Step]) -> None:
-        """Add the new ones of all steps so far."""
-        for step in steps[len(self.is_timed) :]:
-            for guess in step.guesses:
-                self._children.setdefault(guess.after, []).append(len(self._guesses))
-                self._guesses.append(guess)
-            self.is_timed.append(step.is_timed)
-
-    def path_behind(self, tokens: TokenIds) -> list[Guess] | None:
-        """The first guess behind tokens, the first behind that, and so on; None where tokens leave the tree."""
-        start, node = len(self._last), self._node
-        if not np.array_equal(tokens[:start], self._last):
-            start, node = 0, -1
-        for token in tokens[start:]:
-            children = self._children.get(node, ())
-            node = next((i for i in children if self._guesses[i].token == token), -2)
-            if node == -2:
-                return None
-        self._last, self._node = tokens, node
-        path = []
-        while node in self._children:
-            node = self._children[node][0]
-            path.append(self._guesses[node])
-        return path
+def _common_s(one: StepTime, other: StepTime) -> float:
+    """Seconds that two spans have in common."""
+    return max(0.0, min(one.ended_s, other.ended_s) - max(one.begun_s, other.begun_s))

@@ -4,10 +4,10 @@ A job is an iterator of steps. A new job replaces the old one, which is cancelle
 if it can be interrupted. Knows nothing of drafts.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import inf
 from threading import Condition, RLock, Thread
 from time import monotonic, perf_counter, sleep
@@ -31,19 +31,30 @@ class Job(NamedTuple):
     interrupt: Callable[[], None] = lambda: None
 
 
+class StepTime(NamedTuple):
+    """When a step was done, by the clock of all lanes."""
+
+    begun_s: float
+    ended_s: float
+
+
 @dataclass(slots=True, eq=False)
 class _Run:
     job: Job
     begun_s: float  # when the running step began
     done: list[Any] = field(default_factory=list)
-    times_s: list[float] = field(default_factory=list)
+    times: list[StepTime] = field(default_factory=list)
+    num_wanted: int = 0  # steps that somebody waits for
     cancel: Flag = field(default_factory=Flag)
     is_over: bool = False
     error: BaseException | None = None
 
-    def steps_done(self) -> list[Any]:
+    def require_sound(self) -> None:
         if self.error is not None:
             raise DrafterFault(f"its lane failed: {self.error!r}") from self.error
+
+    def steps_done(self) -> list[Any]:
+        self.require_sound()
         return list(self.done)
 
 
@@ -88,15 +99,37 @@ class ThreadLane:
         """
         with self._lock:
             run = self._run
-            if run is None:
-                return []
-            self._changed.wait_for(lambda: run.is_over or len(run.done) >= num_steps, timeout_s)
-            return run.steps_done()
+            self.wait_for(num_steps, timeout_s)
+            return run.steps_done() if run else []
 
-    def step_times_s(self) -> list[float]:
-        """Seconds of each finished step."""
+    def wait_for(self, num_steps: int, timeout_s: float | None = None) -> int:
+        """Wait as wait does; the number of finished steps.
+
+        Raises DrafterFault: A step failed.
+        """
         with self._lock:
-            return list(self._run.times_s) if self._run else []
+            run = self._run
+            if run is None:
+                return 0
+            run.num_wanted = num_steps
+            self._changed.wait_for(lambda: run.is_over or len(run.done) >= num_steps, timeout_s)
+            run.require_sound()
+            return len(run.done)
+
+    def new_steps(self, first: int) -> list[tuple[Any, StepTime]]:
+        """The finished steps from a number on, and when each was done.
+
+        Raises DrafterFault: A step failed.
+        """
+        with self._lock:
+            if self._run is None:
+                return []
+            self._run.require_sound()
+            return list(zip(self._run.done[first:], self._run.times[first:], strict=True))
+
+    def now(self) -> float:
+        """The time by the clock of all lanes."""
+        return self._clock()
 
     @property
     def step_s(self) -> float:
@@ -151,9 +184,11 @@ class ThreadLane:
                         break
                     now = self._clock()
                     run.done.append(step)
-                    run.times_s.append(now - run.begun_s)
+                    run.times.append(StepTime(run.begun_s, now))
                     run.begun_s = now
-                    self._changed.notify_all()
+                    # Waking a thread takes time from both: once for all steps that it waits for.
+                    if len(run.done) >= run.num_wanted:
+                        self._changed.notify_all()
         except BaseException as error:  # raised again where the steps are asked for
             run.error = None if run.cancel.is_set() else error
         with self._lock:
@@ -181,7 +216,8 @@ class VirtualLane:
         self._steps: Iterator[Any] = iter(())
         self._work = "draft"
         self._cancel = Flag()
-        self._done: list[tuple[float, Any]] = []  # the time at which each step ended, and the step
+        self._done: list[Any] = []
+        self._ends: list[float] = []  # when each of them ended
         self._started = 0.0
         self._is_over = True
         self.intervals: deque[Interval] = deque(maxlen=_MAX_INTERVALS)
@@ -190,61 +226,77 @@ class VirtualLane:
         self._end()
         self._cancel = Flag()
         self._steps, self._work = job.steps(self._cancel), job.work
-        self._done, self._is_over = [], False
+        self._done, self._ends, self._is_over = [], [], False
         self._started = self._own.now = self._clock.now
 
     def ready(self) -> list[Any]:
-        while not self._is_over and self._own.now <= self._clock.now:
-            self._step()
-        return [step for _, step in self._steps_by_now()]
+        self._run()
+        return self._done[: self._num_by_now()]
 
     def wait(self, num_steps: int, timeout_s: float | None = None) -> list[Any]:
+        self.wait_for(num_steps, timeout_s)
+        return self.ready()
+
+    def wait_for(self, num_steps: int, timeout_s: float | None = None) -> int:
         end = inf if timeout_s is None else self._clock.now + timeout_s
         while not self._is_over and len(self._done) < num_steps and self._own.now <= end:
             self._step()
         if num_steps > 0 and self._done:
-            self._clock.now = max(self._clock.now, min(end, self._done[:num_steps][-1][0]))
-        return self.ready()
+            self._clock.now = max(self._clock.now, min(end, self._ends[:num_steps][-1]))
+        self._run()
+        return self._num_by_now()
 
-    def step_times_s(self) -> list[float]:
+    def new_steps(self, first: int) -> list[tuple[Any, StepTime]]:
+        self._run()
+        starts = [self._ends[first - 1] if first else self._started, *self._ends[first:]]
         return [
-            after - before for before, after in pairwise([self._started, *(at for at, _ in self._steps_by_now())])
+            (self._done[i], StepTime(starts[i - first], self._ends[i])) for i in range(first, self._num_by_now())
         ]
+
+    def now(self) -> float:
+        return self._clock.now
 
     @property
     def step_s(self) -> float:
-        ended = self._steps_by_now()
-        return self._clock.now - (ended[-1][0] if ended else self._started)
+        num_ended = self._num_by_now()
+        return self._clock.now - (self._ends[num_ended - 1] if num_ended else self._started)
 
     @property
     def is_over(self) -> bool:
-        self.ready()
-        return self._is_over and (not self._done or self._done[-1][0] <= self._clock.now)
+        self._run()
+        return self._is_over and (not self._done or self._ends[-1] <= self._clock.now)
 
     def cancel(self) -> None:
-        self.ready()
+        self._run()
         self._end()
-        self._done, self._is_over = self._steps_by_now(), True
+        num_ended = self._num_by_now()
+        self._done, self._ends, self._is_over = self._done[:num_ended], self._ends[:num_ended], True
 
     def stop(self) -> None:
         self._end()
-        self._done, self._is_over = [], True
+        self._done, self._ends, self._is_over = [], [], True
+
+    def _run(self) -> None:
+        """Do all steps that begin by now."""
+        while not self._is_over and self._own.now <= self._clock.now:
+            self._step()
 
     def _step(self) -> None:
         step = next(self._steps, None)
         if step is None:
             self._is_over = True
         else:
-            self._done.append((self._own.now, step))
+            self._done.append(step)
+            self._ends.append(self._own.now)
 
-    def _steps_by_now(self) -> list[tuple[float, Any]]:
-        return [each for each in self._done if each[0] <= self._clock.now]
+    def _num_by_now(self) -> int:
+        return bisect_right(self._ends, self._clock.now)
 
     def _end(self) -> None:
         if self._done or not self._is_over:
             self._cancel.set()
             end = min(self._clock.now, self._own.now)
-            self.intervals.append(Interval(self._name, self._work, self._started, end, len(self._steps_by_now())))
+            self.intervals.append(Interval(self._name, self._work, self._started, end, self._num_by_now()))
 
 
 Lane = ThreadLane | VirtualLane

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from edgespec.drafters.branches import BranchPlan
 from edgespec.drafters.cross_vocabulary import TranslatedDecoder, load_translation, respell
 from edgespec.drafters.drafter_sets import Candidate, OpenModel
 from edgespec.drafters.lane_drafter import LaneDrafter
@@ -18,6 +17,7 @@ from edgespec.memory.estimate import bytes_by_place, estimate_memory, sum_bytes
 from edgespec.memory.free_memory import FreeByPlace
 from edgespec.planning.option import Schedule
 from edgespec.policy.costs import measure_passes
+from edgespec.policy.limits import MAX_BRANCHES
 from edgespec.policy.speculation import Speculation
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.tree import can_run_trees
@@ -78,8 +78,8 @@ def open_chain(chain: Chain, cancel: Cancel, report: Report) -> OpenModel:
         )
         drafter: Drafter = model_drafter
         if is_first:
-            branch_plan = BranchPlan() if is_hedged else None
-            drafter = LaneDrafter(model_drafter, lane, schedule in ("pipelined", "hedged"), branch_plan)
+            max_rows = MAX_BRANCHES if is_hedged else 0
+            drafter = LaneDrafter(model_drafter, lane, schedule in ("pipelined", "hedged"), max_rows)
         inner = [drafter]
     return OpenModel(inner[0], decoder, lane)
 

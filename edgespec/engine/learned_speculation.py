@@ -8,7 +8,7 @@ from edgespec.loading.placement import Placement
 from edgespec.memory.estimate import FORESEEN_TOKENS
 from edgespec.planning.case import branching_cost
 from edgespec.planning.measured_placements import known_stats
-from edgespec.policy.costs import DraftCosts
+from edgespec.policy.costs import DraftCosts, RowCosts
 from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.speculation import Speculation
 from edgespec.profiling.learned_stats import write_learned_stats
@@ -41,19 +41,27 @@ def learned_speculation(
     ratios = known.ratios.get(machine) or profile.costs().ratios
     drafts = {lane: astuple(profile.draft_costs(lane)) for lane in lanes.values()}
     drafts |= known.drafts.get(machine, {})
+    contention = known.contention.get(machine, {})
 
     def save(learned: Speculation, report: Report = lambda line: None) -> None:
         if target.manifest.is_ours:
-            drafts = {placement.drafter_key(name): astuple(stats.costs) for name, stats in learned.models.items()}
-            known = known_stats(target).with_profile(machine, profile, drafts, learned.ratios)
+            models = {placement.drafter_key(name): stats for name, stats in learned.models.items()}
+            drafts = {lane: astuple(stats.costs) for lane, stats in models.items()}
+            contention = {lane: stats.contention for lane, stats in models.items()}
+            known = known_stats(target).with_profile(machine, profile, drafts, learned.ratios, contention)
             known = replace(known, chances={**known.chances, **learned.rates})
             write_learned_stats(target.folder, known, report)
 
     stats = {}
     for name, lane in lanes.items():
         known_beside = profile.drafters[lane]
-        costs, slowed = DraftCosts(*drafts[lane]), known_beside.slowed
-        stats[name] = DraftModelStats(costs, contention=slowed, branched=branching_cost(known_beside))
+        costs, slowed = DraftCosts(*drafts[lane]), contention.get(lane, known_beside.slowed)
+        stats[name] = DraftModelStats(
+            costs,
+            contention=slowed,
+            rows=RowCosts(known_beside.branches),
+            branched=branching_cost(known_beside).step,
+        )
     speculation = Speculation(drafters, None, ratios, profile.context_costs(), stats, known.chances, save)
     speculation.warm = None if placement.device.name == "cpu" else set()
     save(speculation, report)

@@ -26,7 +26,10 @@ def argument_against(case: Case, option: Option, chosen: Option) -> str:
         reasons.append(f"a drafted token takes {case.step:.0%} of a pass")
     if option.schedule == "hedged":
         cost = branching_cost(case.drafter)
-        reasons.append(f"a step with all alternatives takes the drafter {cost:.1f} times as long")
+        reasons.append(
+            f"a step with the alternatives that pay takes the drafter {cost.step:.1f} times as long and covers "
+            f"{cost.coverage:.0%} of its misses"
+        )
     if option.schedule in ("pipelined", "hedged"):
         verify, draft = case.drafter.slowed
         reasons.append(f"beside each other passes take {verify:.2f} and draft steps {draft:.2f} times as long")

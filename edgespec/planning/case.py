@@ -6,12 +6,13 @@ from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
-from edgespec.drafters.branches import BranchPlan
+from edgespec.drafters.branches import typical_branching
 from edgespec.manifest import Manifest
 from edgespec.memory.estimate import context_lengths, sum_bytes
 from edgespec.memory.ladder import Bytes
 from edgespec.planning.option import Layout, MemoryNeeds
-from edgespec.policy.costs import PassCosts
+from edgespec.policy.costs import RowCosts
+from edgespec.policy.limits import MAX_BRANCHES
 from edgespec.policy.overlap import Ratio
 from edgespec.profiling.profile import DrafterProfile, drafter_key
 
@@ -105,6 +106,18 @@ def shortage(needed: Bytes, free_bytes: Mapping[str, int], context: int) -> str:
     return ""
 
 
-def branching_cost(drafter: DrafterProfile) -> float:
-    """How much longer a step takes that drafts on from all alternatives; earlier tokens lie in its cache."""
-    return PassCosts(dict(drafter.branches)).ratio(BranchPlan().num_alternatives + 1)
+class BranchingCost(NamedTuple):
+    """What drafting on from other outcomes costs a drafter, and is good for.
+
+    step: How much longer a step takes that has all branches that are worth it; earlier tokens lie in its cache.
+    coverage: The share of misses whose outcome is among them.
+    """
+
+    step: float
+    coverage: float
+
+
+def branching_cost(drafter: DrafterProfile) -> BranchingCost:
+    costs = RowCosts(drafter.branches)
+    num_rows, coverage = typical_branching([costs.ratio(num_rows) for num_rows in range(1, MAX_BRANCHES + 1)])
+    return BranchingCost(costs.ratio(num_rows), coverage)

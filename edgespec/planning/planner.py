@@ -15,7 +15,7 @@ from edgespec.planning.arguments import argument_against, argument_for
 from edgespec.planning.case import Case, branching_cost, make_case
 from edgespec.planning.option import SCHEDULES, AnySchedule, Layout, MemoryNeeds, Option, Plan, Schedule
 from edgespec.policy.acceptance_rates import AcceptanceRates, Key, position_bucket
-from edgespec.policy.draft_model import HOPE, MAX_PREFETCHED, alternatives_key
+from edgespec.policy.draft_model import HOPE, alternatives_key
 from edgespec.policy.limits import MAX_PLANNED_TOKENS, MIN_GAIN_OF_SCHEDULE
 from edgespec.policy.overlap import AheadPlan, best_pipelined, best_serial, serial_rate
 
@@ -140,7 +140,9 @@ def _draft_options(case: Case, rates: DraftRates) -> Iterator[Option]:
     yield _option(case, "serial", serial)
     verify, draft = case.drafter.slowed
     yield _option(case, "pipelined", best_pipelined(*placement, (verify, draft)))
-    contention, prefetched = (verify, draft * branching_cost(case.drafter)), (rates.prefetched, MAX_PREFETCHED)
+    branching = branching_cost(case.drafter)
+    contention = (verify, draft * branching.step)
+    prefetched = (min(rates.prefetched, branching.coverage), MAX_PLANNED_TOKENS)
     hedged = _option(case, "hedged", best_pipelined(*placement, contention, prefetched))
     yield replace(hedged, context_length=0) if case.no_branches else hedged
 

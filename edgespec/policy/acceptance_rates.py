@@ -55,6 +55,11 @@ class AcceptanceRates:
             return prior
         return (recent.accepted + _PRIOR_WEIGHT * prior) / (recent.judged + _PRIOR_WEIGHT)
 
+    def num_judged(self, source: str) -> float:
+        """How many tokens of a source were judged, of which older ones count less."""
+        known = self._long.get((source, _ALL))
+        return known.judged if known else self.past.get((source, _ALL), (0.0, 0.0))[1]
+
     def observe(self, source: str, bucket: int, is_accepted: bool) -> None:
         key = (source, bucket)
         for counted in (key, (source, _ALL)):

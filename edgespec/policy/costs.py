@@ -53,7 +53,9 @@ class ContextCosts(NamedTuple):
 
     def steps(self, width: int, context_length: int) -> float:
         """Added cost, in steps of one token at the base."""
-        return max(0, context_length - self.base) * self.added[min(width, len(self.added) - 1)]
+        if context_length <= self.base:
+            return 0.0
+        return (context_length - self.base) * self.added[min(width, len(self.added) - 1)]
 
 
 NO_CONTEXT_COSTS = ContextCosts()
@@ -116,6 +118,8 @@ class PassCosts:
 
     def ratio(self, width: int) -> float:
         """A pass to a step, both behind the present text."""
+        if self.context_length <= self.context_costs.base:
+            return self._ratio(width)
         return (self._ratio(width) + self.context_costs.steps(width, self.context_length)) / self._step()
 
     def _step(self) -> float:
@@ -171,6 +175,50 @@ class DraftCosts:
         drafting = num_tokens * self.step / expected
         self.step *= correction(taken / expected) ** drafting
         self.row *= correction(taken / expected) ** (1 - drafting)
+
+
+@dataclass(slots=True)
+class RowCosts:
+    """Time of a drafter's step by its rows, over that of a step of one.
+
+    measured: What was measured at first, by rows, 1 among them; use only shows that rows are dearer than that.
+    """
+
+    measured: Mapping[int, float] = field(default_factory=lambda: {1: 1.0})
+    _excess: dict[int, float] = field(init=False, default_factory=dict)  # by row class, over what was measured
+    _known: dict[int, float] = field(init=False, default_factory=dict)  # what was measured, by rows
+
+    def ratio(self, num_rows: int) -> float:
+        return self._measured(num_rows) * self._known_excess(num_rows) if num_rows > 1 else 1.0
+
+    def observe(self, num_rows: int, factor: float) -> float:
+        """Correct the cost of a step of num_rows by a factor; returns what of it does not lie in the rows."""
+        self._excess.setdefault(_row_class(num_rows), self._known_excess(num_rows))
+        raised = self._excess[_row_class(num_rows)] * factor
+        self._excess[_row_class(num_rows)] = max(1.0, raised)
+        return min(1.0, raised)
+
+    def relax(self, factor: float) -> None:
+        """Steps of one row were dearer than expected by a factor: so far it was ascribed to rows."""
+        for rows in self._excess:
+            self._excess[rows] = max(1.0, self._excess[rows] / factor)
+
+    def _known_excess(self, num_rows: int) -> float:
+        """Of the nearest number of rows that was observed."""
+        if not self._excess:
+            return 1.0
+        rows = _row_class(num_rows)
+        return self._excess[min(self._excess, key=lambda known: abs(known - rows))]
+
+    def _measured(self, num_rows: int) -> float:
+        if num_rows not in self._known:
+            self._known[num_rows] = PassCosts(dict(self.measured)).ratio(num_rows)
+        return self._known[num_rows]
+
+
+def _row_class(num_rows: int) -> int:
+    """Steps of nearly as many rows are learned as one: the power of two from num_rows on."""
+    return int(num_rows - 1).bit_length()
 
 
 def correction(surprise: float, count: int = 1) -> float:

@@ -7,16 +7,26 @@ from statistics import fmean
 import numpy as np
 
 from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.policy.costs import DraftCosts, correction
-from edgespec.policy.overlap import AheadPlan
+from edgespec.policy.costs import DraftCosts, RowCosts, correction
+from edgespec.policy.limits import MAX_BRANCHES, MAX_CONTENTION, MAX_OTHERS, MIN_USED_TOKENS
+from edgespec.policy.overlap import AheadPlan, time_beside
 from edgespec.policy.trial_budget import TrialBudget
-from edgespec.types import TokenIds
+from edgespec.types import Branching, DraftStep, TokenIds
 
 # Tokens accepted and judged that a model which a user has chosen starts with.
 HOPE = (4.0, 6.0)
-MAX_PREFETCHED = 8  # tokens behind each alternative
 # The steps of a round count as this many in the running average: where one is late, the next is often early.
 _STEPS_A_ROUND = 2
+_BRANCHED_DECAY = 0.9
+_COUPLED = 0.25
+# A pass beside a drafter for less than this share says what a pass takes alone.
+_LEAST_BESIDE = 0.25
+
+
+# What branches are worth where nothing was measured: as much as one hopes for, and rows that cost nothing.
+UNKNOWN_BRANCHING = Branching(
+    (HOPE[0] / HOPE[1],), (HOPE[0] / HOPE[1],) * MAX_OTHERS, (1.0,) * MAX_BRANCHES, MIN_USED_TOKENS
+)
 
 
 def alternatives_key(drafter: str) -> str:
@@ -24,47 +34,101 @@ def alternatives_key(drafter: str) -> str:
     return f"{drafter}, prepared"
 
 
+def others_key(drafter: str) -> str:
+    """The source under which a drafter's next best choices are counted, by rank; part of the file format too."""
+    return f"{drafter}, others"
+
+
 @dataclass(slots=True)
 class DraftModelStats:
-    """Costs are in steps of the target, a step being a pass of one token."""
+    """Costs are in steps of the target, a step being a pass of one token.
+
+    contention: How much longer a pass and a draft step take while both run. It follows what is seen: of what a
+        pass or a step takes more than expected, the share in which both ran is ascribed to contention, and the
+        rest to the machine's speed.
+    """
 
     costs: DraftCosts
-    contention: tuple[float, float] = (1.0, 1.0)  # how much longer a pass and a draft step take while both run
-    branched: float = 1.0  # how much longer a step takes that drafts on from all alternatives
+    contention: tuple[float, float] = (1.0, 1.0)
+    rows: RowCosts = field(default_factory=RowCosts)  # of a step that drafts on from several branches
+    branched: float = 1.0  # how much longer a step takes that drafts on from all branches that are worth it
     read: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))  # tokens that its cache holds
     budget: TrialBudget = field(default_factory=TrialBudget)  # time for trials, in steps of the target
-    _min_branched: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._min_branched = self.branched
 
     def step(self, plan: AheadPlan) -> float:
         """Cost of a draft step under a plan, while the target rests."""
         return self.costs.step * (self.branched if plan.is_hedged else 1.0)
 
-    def observe_steps(self, ended: Sequence[float], unfinished: float, *, is_branched: bool) -> None:
-        """Correct the costs by steps that were done while the target verified.
+    def observe_steps(self, ended: Sequence[DraftStep], unfinished: DraftStep | None) -> None:
+        """Correct the costs by steps of a lane, whose times are in steps of the target.
 
         Whether the step or its branches became dearer is known once both were seen: what slows every step slows
         those with branches too.
 
         Args:
-            ended: Costs of steps that have ended.
-            unfinished: Cost so far of the step that is being done.
+            unfinished: The step that is being done; it takes at least what it has taken.
         """
-        expected = self.costs.step * self.contention[1] * (self.branched if is_branched else 1.0)
-        # An unfinished step takes at least what it has taken.
-        seen = [*ended, unfinished] if unfinished > expected else ended
-        if not seen:
-            return
-        factor = correction(fmean(seen) / expected, _STEPS_A_ROUND)
-        if is_branched:
-            ratio = self.branched * factor
-            self.branched = max(ratio, self._min_branched)
-            self.costs.step *= ratio / self.branched
+        seen = list(ended)
+        if unfinished is not None and unfinished.taken_s > self._expected(unfinished):
+            seen.append(unfinished)
+        for kind in {_kind(step) for step in seen}:
+            self._observe_kind([step for step in seen if _kind(step) == kind])
+
+    def _observe_kind(self, steps: Sequence[DraftStep]) -> None:
+        surprise = sum(step.taken_s for step in steps) / sum(map(self._expected, steps))
+        factor = correction(surprise, _STEPS_A_ROUND)
+        num_rows = round(fmean(step.num_rows for step in steps))
+        if num_rows > 1:
+            factor = self.rows.observe(num_rows, factor)
+            ratio = fmean(self.rows.ratio(step.num_rows) for step in steps)
+            self.branched *= (ratio / self.branched) ** (1 - _BRANCHED_DECAY)
         else:
-            self.costs.step *= factor
-            self.branched = max(self.branched / max(factor, 1.0), self._min_branched)
+            self.rows.relax(max(factor, 1.0))
+        verify, draft = self.contention
+        alone, draft = split_surprise(factor, fmean(step.beside for step in steps), draft)
+        self.costs.step *= alone
+        self.contention = (verify, draft)
+
+    def observe_pass(self, surprise: float, beside: float) -> float:
+        """Learn from a pass that took surprise times what it takes alone, beside a drafter for a share of it.
+
+        Returns:
+            What of the surprise the machine's speed is to be blamed for.
+        """
+        verify, draft = self.contention
+        if beside < _LEAST_BESIDE:
+            return surprise * (1 - beside + beside / verify)
+        # The contention that explains the pass; without any, a fast pass shows a fast machine.
+        seen = beside / max(1 / surprise - (1 - beside), beside / MAX_CONTENTION)
+        self.contention = (min(max(1.0, verify * correction(seen / verify)), MAX_CONTENTION), draft)
+        return surprise if verify == 1 and surprise < 1 else 1.0
+
+    def _expected(self, step: DraftStep) -> float:
+        """Cost of a step, in part beside the target."""
+        return time_beside(self.costs.step * self.rows.ratio(step.num_rows), self.contention[1], step.beside)
 
     def num_unread(self, tokens: TokenIds) -> int:
         return len(tokens) - reusable_prefix(self.read, tokens, 1)
+
+
+def _kind(step: DraftStep) -> tuple[bool, bool]:
+    return step.num_rows > 1, step.beside > 1 / 2
+
+
+def split_surprise(factor: float, beside: float, contention: float) -> tuple[float, float]:
+    """Correct the time of work alone, and that of work beside the other lane, by the shares of it that were seen.
+
+    Each is known from what was seen of it. Of what was seen of the other it takes a share, for some of it is the
+    machine's speed.
+
+    Args:
+        factor: The correction of what was expected.
+        beside: The share of the work that was done beside the other lane.
+
+    Returns:
+        The factor on the time alone, and the new contention, at least 1.
+    """
+    alone = factor ** (1 - beside + _COUPLED * beside)
+    together = factor ** (beside + _COUPLED * (1 - beside))
+    ratio = contention * together / alone
+    return alone * min(1.0, ratio), min(max(1.0, ratio), MAX_CONTENTION)

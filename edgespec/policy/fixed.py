@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from edgespec.decoding.scheduler import Round
+from edgespec.policy.draft_model import UNKNOWN_BRANCHING
 from edgespec.policy.reasons import NO_DRAFTER, NO_GUESS
 from edgespec.policy.round_log import log_round
 from edgespec.types import NO_DRAFT, Drafter, DraftRequest, Logits, Sampler, TokenIds
@@ -26,7 +27,7 @@ class FixedLength:
             with_distributions=self._with_distributions,
             is_ahead=True,
             min_tokens=num_tokens,
-            prefetches_alternatives=True,
+            branching=UNKNOWN_BRANCHING,
         )
         if self._with_distributions:
             # One noise for all rounds, so that a token is the same whenever it was drafted. A position is judged

@@ -7,10 +7,22 @@ MAX_PLANNED_TOKENS = 16
 # The most that a user may ask for, or a simulation is given. Memory is estimated for the length that is in use.
 MAX_FIXED_TOKENS = 64
 
+# The most rows of a drafter's step: memory is estimated for as many.
+MAX_BRANCHES = MAX_DRAFT_TOKENS + 1
+# The most alternatives that are named for a token. Where none of so many comes true, the drafter knows nothing.
+MAX_OTHERS = 8
+# The most tokens that a drafter is ahead of the text; a job that is never stopped ends there.
+MAX_AHEAD_TOKENS = 2 * MAX_FIXED_TOKENS + 1
+# A step of a drafter whose tokens come to be used less often than this is left out, for the power that it takes.
+MIN_USED_TOKENS = 0.05
+
+# Two lanes never slow each other down more than this: a factor beyond it is a machine that does something else.
+MAX_CONTENTION = 16.0
+
 # The best of many estimates is mostly lucky where it promises less than this over plain decoding. On recorded
 # answers the mean over categories stays (+0.001 and -0.001) and the worst gains (docs/log/draft-policy.md).
 MIN_GAIN = 1.06
-# A model that drafts ahead goes on while it promises this much: by then its gain is no luck.
+# A model that drafts goes on while it promises this much: by then its gain is no luck.
 MIN_GAIN_TO_STAY = 1.01
 # A more involved schedule has to promise this much more than a simpler one: plans are not more exact than that.
 MIN_GAIN_OF_SCHEDULE = 1.03

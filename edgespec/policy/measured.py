@@ -9,7 +9,7 @@ from edgespec.decoding.scheduler import Expectation, Round
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import DraftCosts, PassCosts
 from edgespec.policy.draft_model import DraftModelStats
-from edgespec.policy.limits import MAX_DRAFT_TOKENS, MIN_GAIN
+from edgespec.policy.limits import MAX_DRAFT_TOKENS
 from edgespec.policy.model_source import ModelSource
 from edgespec.policy.option import Option, Source
 from edgespec.policy.reasons import ENDING, NO_DRAFTER, NO_GAIN, NO_GUESS
@@ -77,9 +77,8 @@ class MeasuredPolicy:
 
     def observe(self, round: Round, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
         self._num_rounds += 1
-        for source in self._sources:
-            source.observe(round, emitted, verify_s)
-        if self._num_rounds > 1:  # the prompt is read in the first pass
+        has_learned = [source.observe(round, emitted, verify_s) for source in self._sources]
+        if self._num_rounds > 1 and not any(has_learned):  # the prompt is read in the first pass
             self.costs.observe(len(round.draft.tokens) + 1, verify_s / round.contention)
         for offer in round.offers:
             self._judge(offer, emitted)
@@ -94,7 +93,7 @@ class MeasuredPolicy:
     def _choose(self, plain: Option, options: Sequence[Option], tokens: TokenIds) -> Option:
         """The best option that beats plain decoding, or one whose source is on trial."""
         best = max(options, key=lambda option: option.rate, default=plain)
-        if best.rate <= MIN_GAIN * plain.rate and not best.is_ahead:
+        if best.rate <= best.min_gain * plain.rate and not best.is_ahead:
             best = plain
         for option in sorted(options, key=_is_free):  # models first: they are tried for one token
             if option.source and (trial := option.source.trial(option, best, tokens)):

@@ -1,18 +1,35 @@
 """A drafter model, as a policy weighs it: before a pass or while the target verifies, and on trial."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
 from edgespec.decoding.scheduler import Round
 from edgespec.policy.acceptance_rates import AcceptanceRates, position_bucket
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.draft_model import HOPE, MAX_PREFETCHED, DraftModelStats, alternatives_key
+from edgespec.policy.draft_model import HOPE, UNKNOWN_BRANCHING, DraftModelStats, alternatives_key, others_key
 from edgespec.policy.expected import best_length, expected_tokens
-from edgespec.policy.limits import MIN_GAIN, MIN_GAIN_TO_STAY
+from edgespec.policy.limits import (
+    MAX_BRANCHES,
+    MAX_DRAFT_TOKENS,
+    MAX_OTHERS,
+    MIN_GAIN,
+    MIN_GAIN_TO_STAY,
+    MIN_USED_TOKENS,
+)
 from edgespec.policy.option import Option
-from edgespec.policy.overlap import AheadPlan, best_pipelined, best_serial, max_ahead, pass_beside, wait_for_step_s
+from edgespec.policy.overlap import (
+    AheadPlan,
+    Ratio,
+    best_pipelined,
+    best_serial,
+    max_ahead,
+    pass_beside,
+    pipelined_rate,
+    wait_for_step_s,
+)
 from edgespec.system.clock import Clock
-from edgespec.types import Draft, Drafter, DraftRequest, Sampler, TokenIds, append
+from edgespec.types import Branching, Draft, DraftAhead, Drafter, DraftRequest, Sampler, TokenIds, append
 
 # A trial never counts as cheaper than this share of a step, or a source at break-even were tried always.
 _MIN_LOSS = 0.05
@@ -25,6 +42,13 @@ _NEW_PACE = 1.5
 # The target does not wait for a drafter that still has to read more tokens than this.
 _MAX_UNREAD_TO_WAIT = 32
 _MAX_MIN_PROBABILITY = 0.9
+# Contention below this decides nothing, so nothing is spent on telling it from the machine's speed.
+_NOTABLE = 1.05
+# A rate that rests on this many judged tokens may be as lucky as MIN_GAIN supposes; luck falls with their root.
+_NUM_LUCKY = 30.0
+
+
+_Pair = tuple[Sequence[float], Ratio, float, int]  # rates, ratio, step and longest draft, as plans take them
 
 
 @dataclass(slots=True)
@@ -48,11 +72,28 @@ class ModelSource:
     _has_news: bool = True  # since the last plan
     _planned_step: float = 0.0  # cost of a step that the plan was made with
     _trial: int = 0  # tokens of the trial that is going on
+    _is_run: bool = False  # in the last round
     _has_missed: bool = False  # in the last round
+    _branching: Branching = UNKNOWN_BRANCHING  # as of the last plan
+    _num_beside: int = 0  # passes since one for most of which the lane was at rest
+    _pass: tuple[int, float] | None = None  # width and seconds of the last pass beside the lane
 
     def __post_init__(self) -> None:
         self.rates.assume(self.drafter.name, HOPE)
         self.rates.assume(self._alternatives, HOPE)
+        self.rates.assume(self._others, HOPE)
+
+    @property
+    def _min_gain(self) -> float:
+        """The gain that a draft has to promise: the less, the more of its source was judged."""
+        if self._is_run:
+            return MIN_GAIN_TO_STAY
+        judged = max(self.rates.num_judged(self.drafter.name), _NUM_LUCKY)
+        return float(1 + (MIN_GAIN - 1) * (_NUM_LUCKY / judged) ** 0.5)
+
+    @property
+    def _others(self) -> str:
+        return others_key(self.drafter.name)
 
     @property
     def _alternatives(self) -> str:
@@ -62,7 +103,7 @@ class ModelSource:
         if self.drafter.can_run_ahead:
             if self._is_plan_due():
                 self._plan(request)
-            if self._ahead:
+            if self._ahead and not self._rests_for_once(self._ahead):
                 return self._weigh_ahead(self._ahead, tokens, request, sampler)
         if self.costs.step_s is None:
             return Option(0.0, 0, self)
@@ -74,7 +115,7 @@ class ModelSource:
             return self.costs.pass_s(length + 1) + (length * step + (reading if length else 0.0)) * step_s
 
         rate, length = best_length(expected_tokens(self._rates(request.num_tokens)), cost)
-        return Option(rate, length, self)
+        return Option(rate, length, self, min_gain=self._min_gain)
 
     def trial(self, option: Option, best: Option, tokens: TokenIds) -> Option | None:
         is_wanted = option is not best and self.costs.step_s is not None and not self.drafter.can_run_ahead
@@ -97,9 +138,12 @@ class ModelSource:
             )
         return self.drafter.draft(tokens, request, sampler)
 
-    def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> None:
+    def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> bool:
         self._num_rounds += 1
         self.stats.budget.save(1.0)
+        is_beside = round.is_ahead and self._ahead is not None
+        if is_beside and self._num_rounds > 1:  # the prompt is read in the first pass
+            self._pass = (len(round.draft.tokens) + 1, verify_s)  # how far the lane was at work it says later
         num_draft, num_accepted = len(round.draft.tokens), len(emitted) - 1
         is_run = num_draft > 0 and round.draft.source == self.drafter.name
         if is_run:
@@ -107,12 +151,14 @@ class ModelSource:
                 unread = self.stats.num_unread(round.tokens)
                 self.stats.costs.observe(num_draft, unread, round.draft_s / self.costs.pass_s(1))
             self.stats.read = append(round.tokens, round.draft.tokens[:-1])
+        self._is_run = is_run
         # A pass for which nothing was ready in time is a miss too: its outcome may have been prefetched.
         self._has_missed = num_accepted < num_draft if is_run else self._ahead is not None
         has_offer = any(offer.source == self.drafter.name for offer in round.offers)
         self._has_news |= is_run or (self._ahead is not None and has_offer)
         # A trial goes on, a token further, as long as all of it is accepted.
         self._trial = self._trial + 1 if is_run and self._trial and num_accepted >= self._trial else 0
+        return is_beside
 
     def _can_afford_trial(self, rate: float, tokens: TokenIds) -> bool:
         """Whether to try a draft of self._trial tokens, 1 at first, though another option has the better rate."""
@@ -147,21 +193,42 @@ class ModelSource:
             self.stats.costs.step,
             self.max_tokens,
         )
+        self._branching = self._odds(pair[0])
         best = best_pipelined(*pair, self.stats.contention)
         if self.drafter.num_alternatives and not request.with_distributions:
             verify, draft = self.stats.contention
-            prefetched = (self.rates.rate(self._alternatives, 0), MAX_PREFETCHED)
+            prefetched = (self.rates.rate(self._alternatives, 0), MAX_DRAFT_TOKENS)
             hedged = best_pipelined(*pair, (verify, draft * self.stats.branched), prefetched)
             best = max(best, hedged._replace(is_hedged=True))
-        min_gain = MIN_GAIN_TO_STAY if self._ahead else MIN_GAIN
-        is_best = best.rate > max(min_gain, best_serial(*pair).rate)
+        min_gain = MIN_GAIN_TO_STAY if self._ahead else self._min_gain
+        serial = best_serial(*pair).rate
+        is_best = best.rate > max(min_gain, serial)
         if self._ahead and not is_best:
             self.drafter.pause()
-        self._ahead = best if is_best else self._trial_ahead()
+        self._ahead = best if is_best else self._trial_of_less_contention(pair, serial) or self._trial_ahead()
         self._planned_step = self.stats.step(self._ahead) if self._ahead else 0.0
         wanted_rounds = (self.clock() - started) / _PLANNING_SHARE / self.costs.pass_s(1)
         least, most = _PLANNED_ROUNDS
         self._next_plan, self._has_news = self._num_rounds + int(min(max(wanted_rounds, least), most)), False
+
+    def _rests_for_once(self, plan: AheadPlan) -> bool:
+        """Let the lane rest in this round: what a pass takes alone is not seen where the lane always works."""
+        if self._num_beside < _PLANNED_ROUNDS[0] or max(self.stats.contention) < _NOTABLE:
+            return False
+        if not self.stats.budget.spend(max(plan.rate - 1, _MIN_LOSS) + plan.wait * self.stats.costs.step):
+            return False
+        self._num_beside, self._pass = 0, None
+        self.drafter.pause()
+        return True
+
+    def _trial_of_less_contention(self, pair: _Pair, serial: float) -> AheadPlan | None:
+        """Draft ahead for a while where it would pay if the two slowed each other down less than they did."""
+        verify, draft = self.stats.contention
+        plan = best_pipelined(*pair, (verify**0.5, draft**0.5))
+        rate = pipelined_rate(*pair[:3], plan.wait, plan.length, (verify, draft))
+        lost = _PLANNED_ROUNDS[0] * verify * self.costs.ratio(plan.length + 1) * max(1 - rate / serial, _MIN_LOSS)
+        is_hopeful = max(verify, draft) > _NOTABLE and plan.rate > max(MIN_GAIN, serial)
+        return plan if is_hopeful and self.stats.budget.spend(lost) else None
 
     def _trial_ahead(self) -> AheadPlan | None:
         """Draft ahead for a while without being waited for, where nothing was learned for long."""
@@ -173,12 +240,10 @@ class ModelSource:
 
     def _weigh_ahead(self, plan: AheadPlan, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Option:
         """Verify as many of the tokens that are ready as pay, or as are to be waited for."""
-        step_s = self.stats.costs.step * self.costs.pass_s(1)
-        asked = self._ahead_request(request, plan.length, step_s=step_s if plan.is_hedged else None)
-        ahead = self.drafter.draft_ahead(tokens, asked, sampler)
+        ahead = self.drafter.draft_ahead(tokens, self._ahead_request(request, plan.length), sampler)
         num_ready = len(ahead.draft.tokens)
-        ended, pass_s = [taken_s / self.costs.pass_s(1) for taken_s in ahead.step_times_s], self.costs.pass_s(1)
-        self.stats.observe_steps(ended, ahead.unfinished_s / pass_s, is_branched=plan.is_hedged)
+        self._learn_costs(ahead)
+        self._learn_others(ahead)
         if self._has_missed and plan.is_hedged:
             self.rates.observe(self._alternatives, 0, num_ready > 0)
             self._has_news = True
@@ -200,6 +265,29 @@ class ModelSource:
         rate = expected_tokens(self._rates(length))[-1] / (beside_s + waited_s)
         return Option(rate, length, self, ahead.draft, timeout_s, beside_s / alone_s, is_ahead=True)
 
+    def _learn_costs(self, ahead: DraftAhead) -> None:
+        """Learn from the steps of the lane, and from the last pass, how far the two slow each other down."""
+        unit_s = self.costs.pass_s(1)
+        steps = [step._replace(taken_s=step.taken_s / unit_s) for step in ahead.steps]
+        running = ahead.unfinished and ahead.unfinished._replace(taken_s=ahead.unfinished.taken_s / unit_s)
+        self.stats.observe_steps(steps, running)
+        seen, self._pass = self._pass, None
+        if seen is None or ahead.beside is None:
+            return
+        self._num_beside = self._num_beside + 1 if ahead.beside > 1 / 2 else 0
+        width, taken_s = seen
+        alone_s = self.costs.pass_s(width)
+        self.costs.observe(width, alone_s * self.stats.observe_pass(taken_s / alone_s, ahead.beside))
+
+    def _learn_others(self, ahead: DraftAhead) -> None:
+        """Learn how often the next best choices come true where a guess does not."""
+        if ahead.missed is None:
+            return
+        for rank in range(ahead.missed.num_before):
+            self.rates.observe(self._others, rank, False)
+        if ahead.missed.is_named:
+            self.rates.observe(self._others, ahead.missed.num_before, True)
+
     def _paying_length(self, rate: float, num_ready: int) -> int:
         """How many of the tokens that are ready to verify, where a step of time is worth rate tokens."""
         totals = expected_tokens(self._rates(num_ready))
@@ -217,7 +305,6 @@ class ModelSource:
         num_tokens: int,
         *,
         timeout_s: float | None = None,
-        step_s: float | None = None,
     ) -> DraftRequest:
         return DraftRequest(
             num_tokens,
@@ -226,8 +313,21 @@ class ModelSource:
             is_ahead=True,
             min_tokens=num_tokens,
             timeout_s=timeout_s,
-            step_s=step_s,
-            prefetches_alternatives=self._ahead is not None and self._ahead.is_hedged,
+            branching=self._branching if self._ahead is not None and self._ahead.is_hedged else None,
+        )
+
+    def _odds(self, accepted: Sequence[float]) -> Branching:
+        """What branches are worth, and their cost.
+
+        A step beside the target takes from its pass what the two slow each other down, and gives at best the time
+        of a step for each of its tokens that comes to be used.
+        """
+        verify, draft = self.stats.contention
+        return Branching(
+            accepted,
+            [self.rates.rate(self._others, rank) for rank in range(MAX_OTHERS)],
+            [self.stats.rows.ratio(num_rows) for num_rows in range(1, MAX_BRANCHES + 1)],
+            max(MIN_USED_TOKENS, draft * (1 - 1 / verify)),
         )
 
     def _rates(self, num_tokens: int) -> list[float]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edgespec.decoding.scheduler import Round
+from edgespec.policy.limits import MIN_GAIN
 from edgespec.types import NO_DRAFT, Draft, Drafter, DraftRequest, Sampler, TokenIds
 
 
@@ -17,6 +18,7 @@ class Option:
     offer: Draft = NO_DRAFT  # what the source has drafted already
     timeout_s: float | None = None  # how long to wait for tokens that are nearly ready; None: as long as they take
     contention: float = 1.0  # how much longer the pass takes because the source works beside it
+    min_gain: float = MIN_GAIN  # what it has to promise over plain decoding
     is_ahead: bool = False  # the source drafts while the target verifies
 
 
@@ -35,5 +37,5 @@ class Source(Protocol):
     def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         """The draft of an option that was chosen."""
 
-    def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> None:
-        """Learn from a round, whoever drafted in it."""
+    def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> bool:
+        """Learn from a round, whoever drafted in it; whether the source learns what the pass took too."""

@@ -15,13 +15,19 @@ lost that is half done when a pass ends.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import accumulate
-from math import inf
 from operator import mul
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from edgespec.policy.expected import best_length, expected_tokens
 
+_Floats: TypeAlias = npt.NDArray[np.float64]
+_Ints: TypeAlias = npt.NDArray[np.int64]
+Count = TypeVar("Count", int, _Ints)
 Ratio = Callable[[int], float]  # of a pass over so many drafted tokens to a step
 
 _WAITS = (0, 1, 2, 3, 4, 5, 6, 8)
@@ -30,7 +36,7 @@ _NEGLIGIBLE = 1e-3
 _CERTAIN = 1 - 1e-9
 # The share of a step by which the end of a pass and that of a step may miss each other.
 _NEARLY = 0.15
-_SETTLED = 32  # passes in a row without a miss, after which as many more are like all that follow
+_SETTLED = 12  # passes in a row without a miss, after which as many more are like all that follow
 
 
 class AheadPlan(NamedTuple):
@@ -42,7 +48,7 @@ class AheadPlan(NamedTuple):
     is_hedged: bool = False
 
 
-def max_ahead(length: int) -> int:
+def max_ahead(length: Count) -> Count:
     """Tokens behind the text at which a drafter rests: those of this pass, of the next, and the one between."""
     return 2 * length + 1
 
@@ -55,6 +61,17 @@ def pass_beside(alone: float, contention: float, busy: float) -> float:
         contention: How much longer it takes while the drafter works.
     """
     return alone + min(busy, contention * alone) * (1 - 1 / contention)
+
+
+def time_beside(alone: float, contention: float, share: float) -> float:
+    """Time of work of which a share is done beside the other lane.
+
+    Args:
+        alone: Time of the work by itself.
+        contention: How much longer it takes while the other lane works.
+        share: Of the time that it takes.
+    """
+    return alone / (1 - share + share / contention)
 
 
 def wait_for_step_s(step_s: float, running_s: float | None) -> float | None:
@@ -95,7 +112,9 @@ def pipelined_rate(
         contention: What a pass and the draft of a token take more while both lanes work.
         prefetched: The share of starts that were prefetched, and the most tokens that they find.
     """
-    return _rate(_Tables.of(rates, ratio, contention[0]), (step, step * contention[1]), wait, length, prefetched)
+    tables = _Tables.of(rates, ratio, contention[0])
+    steps = (step, step * contention[1])
+    return float(_rates(tables, steps, np.array([wait]), np.array([length]), prefetched)[0])
 
 
 def best_pipelined(
@@ -106,82 +125,94 @@ def best_pipelined(
     contention: tuple[float, float] = (1.0, 1.0),
     prefetched: tuple[float, int] = (0.0, 0),
 ) -> AheadPlan:
+    waits, lengths = _plans(longest)
+    if not len(waits):
+        return AheadPlan(1.0, 0, 0)
     tables = _Tables.of(rates, ratio, contention[0])
-    plans = (
-        AheadPlan(_rate(tables, (step, step * contention[1]), wait, length, prefetched), wait, length)
-        for length in _LENGTHS
-        for wait in _WAITS
-        if wait <= length <= longest
-    )
-    return max(plans, default=AheadPlan(1.0, 0, 0))
+    found = _rates(tables, (step, step * contention[1]), waits, lengths, prefetched)
+    best = int(found.argmax())
+    return AheadPlan(float(found[best]), int(waits[best]), int(lengths[best]))
+
+
+@cache
+def _plans(longest: int) -> tuple[_Ints, _Ints]:
+    """The waits and lengths that are compared."""
+    plans = [(wait, length) for length in _LENGTHS for wait in _WAITS if wait <= length <= longest]
+    waits, lengths = np.array(plans, np.int64).reshape(-1, 2).T
+    return waits, lengths
 
 
 class _Tables(NamedTuple):
     """By the number of tokens: what a pass takes, what it yields, and the chance that all are kept."""
 
-    passes: list[float]
-    totals: list[float]
-    reached: list[float]
+    passes: _Floats
+    totals: _Floats
+    reached: _Floats
     contention: float  # what a pass takes more while the drafter works
 
     @classmethod
     def of(cls, rates: Sequence[float], ratio: Ratio, contention: float) -> "_Tables":
         return cls(
-            [ratio(length) for length in range(len(rates) + 1)],
-            expected_tokens(rates),
-            list(accumulate(rates, mul, initial=1.0)),
+            np.array([ratio(length) for length in range(len(rates) + 1)]),
+            np.array(expected_tokens(rates)),
+            np.array(list(accumulate(rates, mul, initial=1.0))),
             contention,
         )
 
 
-def _rate(
-    tables: _Tables, steps: tuple[float, float], wait: int, length: int, prefetched: tuple[float, int]
-) -> float:
-    """Tokens a step, of a drafter that takes steps for a token, alone and while the target works."""
+def _rates(
+    tables: _Tables, steps: tuple[float, float], waits: _Ints, lengths: _Ints, prefetched: tuple[float, int]
+) -> _Floats:
+    """Tokens a step of each plan, of a drafter that takes steps for a token, alone and while the target works."""
     share, most = prefetched
     if not share:
-        tokens, taken = _cycle(tables, steps, wait, length, 0.0)
+        tokens, taken = _cycles(tables, steps, waits, lengths, np.zeros(len(waits)))
     else:
-        pass_taken = tables.contention * tables.passes[min(max(wait, 1), len(tables.passes) - 1)]
-        more, longer = _cycle(tables, steps, wait, length, min(most, pass_taken // steps[1]), is_whole=True)
-        tokens, taken = _cycle(tables, steps, wait, length, 0.0, is_whole=True)
+        pass_taken = tables.contention * tables.passes[np.clip(waits, 1, len(tables.passes) - 1)]
+        found = np.minimum(most, pass_taken // steps[1])
+        more, longer = _cycles(tables, steps, waits, lengths, found, is_whole=True)
+        tokens, taken = _cycles(tables, steps, waits, lengths, np.zeros(len(waits)), is_whole=True)
         tokens, taken = (1 - share) * tokens + share * more, (1 - share) * taken + share * longer
     return tokens / taken
 
 
-def _cycle(
-    tables: _Tables, steps: tuple[float, float], wait: int, length: int, ready: float, *, is_whole: bool = False
-) -> tuple[float, float]:
-    """Tokens, and what they take, from a start with so many ready to the next start.
+def _cycles(
+    tables: _Tables,
+    steps: tuple[float, float],
+    waits: _Ints,
+    lengths: _Ints,
+    ready: _Floats,
+    *,
+    is_whole: bool = False,
+) -> tuple[_Floats, _Floats]:
+    """Tokens, and what they take, from a start with so many ready to the next start, for each plan.
 
     Args:
         is_whole: Nothing that is half done outlives a pass.
     """
     longest = len(tables.passes) - 1
-    tokens = taken = 0.0
-    chance = 1.0
+    tokens, taken, chance = np.zeros(len(waits)), np.zeros(len(waits)), np.ones(len(waits))
     settled = (tokens, taken, chance)
+    least = 1 - 1 / tables.contention
     for num_passes in range(2 * _SETTLED):
         if num_passes == _SETTLED:
             settled = (tokens, taken, chance)
-        waited = max(0.0, wait - ready)
-        ready += waited
-        verified = min(int(ready), length, longest)
-        tokens += chance * tables.totals[verified]
+        waited = np.maximum(0.0, waits - ready)
+        ready = ready + waited
+        verified = np.minimum(np.minimum(ready.astype(np.int64), lengths), longest)
+        tokens = tokens + chance * tables.totals[verified]
         alone = tables.passes[verified]
-        room = inf if is_whole else max(0.0, max_ahead(length) - ready)
-        busy = min(room * steps[1], tables.contention * alone)
-        taken += chance * (waited * steps[0] + pass_beside(alone, tables.contention, busy))
+        busy = tables.contention * alone
+        if not is_whole:
+            busy = np.minimum(np.maximum(0.0, max_ahead(lengths) - ready) * steps[1], busy)
+        taken = taken + chance * (waited * steps[0] + alone + busy * least)
         more = busy / steps[1]
-        ready += (int(more) if is_whole else more) - verified
-        if ready < 1 or verified == longest:
-            break
-        chance *= tables.reached[verified + 1]
-        ready = min(ready - 1, longest)
-        if chance <= _NEGLIGIBLE:
-            break
-    else:
-        kept = min(chance / settled[2], _CERTAIN)
-        tokens += (tokens - settled[0]) * kept / (1 - kept)
-        taken += (taken - settled[1]) * kept / (1 - kept)
-    return tokens, taken
+        ready = ready + (np.floor(more) if is_whole else more) - verified
+        goes_on = (ready >= 1) & (verified != longest)
+        chance = chance * goes_on * tables.reached[np.minimum(verified + 1, longest)]
+        chance[chance <= _NEGLIGIBLE] = 0.0
+        if not chance.any():
+            return tokens, taken
+        ready = np.clip(ready - 1, 0, longest)
+    kept = np.minimum(chance / np.maximum(settled[2], _NEGLIGIBLE), _CERTAIN)
+    return tokens + (tokens - settled[0]) * kept / (1 - kept), taken + (taken - settled[1]) * kept / (1 - kept)

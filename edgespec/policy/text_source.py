@@ -65,7 +65,11 @@ class TextSource:
     def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         return option.offer.cut(option.num_tokens)
 
-    def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> None:
+    def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> bool:
+        self._observe(round, emitted, verify_s)
+        return False
+
+    def _observe(self, round: Round, emitted: TokenIds, verify_s: float) -> None:
         has_tree = any(each.source == self.drafter.name and each.parents is not None for each in round.offers)
         if not has_tree:
             return

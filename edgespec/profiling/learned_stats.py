@@ -25,18 +25,21 @@ class LearnedStats:
 
     ratios: time of a pass over one of a single token, by width.
     drafts: steps for each token drafted and for each read, by drafter_key.
-    profiles: what was measured when a plan was made, in seconds; use keeps ratios and drafts up to date.
+    contention: how much longer a pass and a draft step take while both run, by drafter_key.
+    profiles: what was measured when a plan was made, in seconds; use keeps the others up to date.
     """
 
     ratios: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     drafts: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
     chances: Mapping[Key, tuple[float, float]] = field(default_factory=dict)
     profiles: Mapping[str, Profile] = field(default_factory=dict)
+    contention: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
 
     def refine(self, profile: Profile, machine: str, lane: str | None) -> Profile:
         """Apply to a machine's profile what use has shown since of the target and of one drafter."""
         drafts = self.drafts.get(machine, {}).get(lane) if lane else None
-        return profile.refine(self.ratios.get(machine), lane, drafts)
+        contention = self.contention.get(machine, {}).get(lane) if lane else None
+        return profile.refine(self.ratios.get(machine), lane, drafts, contention)
 
     def with_profile(
         self,
@@ -44,12 +47,14 @@ class LearnedStats:
         profile: Profile,
         drafts: Mapping[str, tuple[float, float]],
         ratios: Mapping[int, float] | None,
+        contention: Mapping[str, tuple[float, float]] | None = None,
     ) -> "LearnedStats":
-        """These stats with a machine's profile and its drafts; without ratios those known stay."""
+        """These stats with a machine's profile and its drafts; without ratios or contention those known stay."""
         return replace(
             self,
             ratios={**self.ratios, **({machine: ratios} if ratios else {})},
             drafts={**self.drafts, machine: {**self.drafts.get(machine, {}), **drafts}},
+            contention={**self.contention, machine: {**self.contention.get(machine, {}), **(contention or {})}},
             profiles={**self.profiles, machine: profile},
         )
 
@@ -58,6 +63,7 @@ _Width = Annotated[int, Meta(ge=1)]
 _Ratio = Annotated[float, Meta(ge=1.0, le=1e3)]
 _Step = Annotated[float, Meta(ge=1e-6, le=1e3)]
 _Row = Annotated[float, Meta(ge=0.0, le=1e3)]
+_Contention = Annotated[float, Meta(ge=1.0, le=1e3)]
 _Accepted = Annotated[float, Meta(ge=0.0, le=1e6)]
 _Tried = Annotated[float, Meta(ge=1e-9, le=1e6)]
 
@@ -68,6 +74,7 @@ class _Document(Struct):
     ratios: dict[str, dict[_Width, _Ratio]]
     chances: list[tuple[str, int, _Accepted, _Tried]]
     drafts: dict[str, dict[str, tuple[_Step, _Row]]] = {}
+    contention: dict[str, dict[str, tuple[_Contention, _Contention]]] = {}
     profiles: dict[str, Profile] = {}
 
     def __post_init__(self) -> None:
@@ -120,4 +127,4 @@ def _parse(document: Any) -> LearnedStats:
         (source, evidence): (min(accepted, 0.999 * tried), tried)
         for source, evidence, accepted, tried in stated.chances
     }
-    return LearnedStats(stated.ratios, stated.drafts, chances, stated.profiles)
+    return LearnedStats(stated.ratios, stated.drafts, chances, stated.profiles, stated.contention)

@@ -106,9 +106,13 @@ class Profile:
         return ContextCosts.between(near, self.passes_s[near], far, self.passes_s[far])
 
     def refine(
-        self, ratios: Mapping[int, float] | None, drafter: str | None, drafts: tuple[float, float] | None
+        self,
+        ratios: Mapping[int, float] | None,
+        drafter: str | None,
+        drafts: tuple[float, float] | None,
+        contention: tuple[float, float] | None = None,
     ) -> "Profile":
-        """Apply what use has shown since: ratios of passes by width, and the steps that a drafter takes.
+        """Apply what use has shown since: ratios of passes by width, a drafter's steps, and contention.
 
         Only ratios are stored, for the machine's speed changes; what a longer text adds stays as it was.
         """
@@ -116,7 +120,10 @@ class Profile:
         if drafter is None or drafts is None or drafter not in self.drafters:
             return profile
         step_s = self.pass_s(1, 0)
-        drafter_now = replace(self.drafters[drafter], step_s=drafts[0] * step_s, row_s=drafts[1] * step_s)
+        known = self.drafters[drafter]
+        drafter_now = replace(
+            known, step_s=drafts[0] * step_s, row_s=drafts[1] * step_s, slowed=contention or known.slowed
+        )
         return replace(profile, drafters={**self.drafters, drafter: drafter_now})
 
     def _with_ratios(self, used: PassCosts) -> "Profile":

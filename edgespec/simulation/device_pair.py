@@ -13,13 +13,15 @@ class Machine:
     """A target on one device and a drafter on another.
 
     target_s: Seconds of a pass over one token.
-    draft_s: Seconds of a drafted token, and of one token in each of several branches.
+    draft_s: Seconds of a drafted token.
     ratios: Times of passes over 1, 2, … tokens, relative to one token; extended by the last difference.
+    draft_ratios: Times of steps of the drafter over 1, 2, … branches, relative to one; extended likewise.
     """
 
     target_s: float
     draft_s: float
     ratios: Sequence[float] = (1.0,)
+    draft_ratios: Sequence[float] = (1.0,)
 
     @property
     def step(self) -> float:
@@ -28,14 +30,26 @@ class Machine:
 
     def ratio(self, num_draft: int) -> float:
         """Time of a pass over num_draft + 1 tokens relative to a pass over one token."""
-        beyond = num_draft - (len(self.ratios) - 1)
-        if beyond <= 0:
-            return self.ratios[num_draft]
-        slope = self.ratios[-1] - self.ratios[-2] if len(self.ratios) > 1 else 0.0
-        return self.ratios[-1] + max(0.0, slope) * beyond
+        return _extended(self.ratios, num_draft)
+
+    def draft_ratio(self, num_rows: int) -> float:
+        """Time of a step of the drafter over num_rows branches relative to a step over one."""
+        return _extended(self.draft_ratios, num_rows - 1)
+
+    def draft_rows_s(self, num_rows: int) -> float:
+        return self.draft_s * self.draft_ratio(num_rows)
 
     def verify_s(self, num_fed: int) -> float:
         return self.target_s * self.ratio(max(0, num_fed - 1))
+
+
+def _extended(ratios: Sequence[float], index: int) -> float:
+    """A ratio of a sequence that goes on with its last difference."""
+    beyond = index - (len(ratios) - 1)
+    if beyond <= 0:
+        return ratios[index]
+    slope = ratios[-1] - ratios[-2] if len(ratios) > 1 else 0.0
+    return ratios[-1] + max(0.0, slope) * beyond
 
 
 def bound(machine: Machine, chance_at: Callable[[int], float]) -> float:

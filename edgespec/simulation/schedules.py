@@ -12,18 +12,18 @@ import numpy as np
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, Round, speculative_decode
-from edgespec.drafters.branches import BranchPlan
 from edgespec.drafters.lane_drafter import LaneDrafter
 from edgespec.drafters.lanes import Lane, ThreadLane, VirtualLane
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.policy.acceptance_rates import AcceptanceRates
-from edgespec.policy.costs import DraftCosts, PassCosts
+from edgespec.policy.costs import DraftCosts, PassCosts, RowCosts
 from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.fixed import FixedLength
-from edgespec.policy.limits import MAX_DRAFT_TOKENS
+from edgespec.policy.limits import MAX_BRANCHES, MAX_DRAFT_TOKENS
 from edgespec.policy.measured import MeasuredPolicy
 from edgespec.runtimes.paced import PacedDecoder
 from edgespec.runtimes.synthetic import WINDOW, synthetic_drafter, synthetic_target
+from edgespec.simulation.decisions import Calls, RecordedDrafter, ReplayPolicy
 from edgespec.simulation.device_pair import Machine, bound
 from edgespec.simulation.recording import Recording
 from edgespec.system.clock import Clock, VirtualClock
@@ -98,12 +98,23 @@ def _num_first(scenario: Scenario) -> int:
     return 0 if scenario.recording else int(_WARM_UP_SHARE * scenario.num_tokens)
 
 
-def run(scenario: Scenario, schedule: str, devices: "Devices") -> Speed:
-    """The speed of one of SCHEDULES."""
+def run(
+    scenario: Scenario,
+    schedule: str,
+    devices: "Devices",
+    record: list[Calls] | None = None,
+    replay: Sequence[Calls] | None = None,
+) -> Speed:
+    """The speed of one of SCHEDULES.
+
+    Args:
+        record: Gets what the policy asked of the drafter in each round.
+        replay: Asks the drafter for just that instead: the time that these decisions take.
+    """
     clock, wanted, num_first = devices.clock, _num_wanted(scenario), _num_first(scenario)
     num_tokens = num_passes = since_tokens = since_passes = 0
     since_s = clock()
-    for block in decode(scenario, schedule, devices):
+    for block in decode(scenario, schedule, devices, record, replay):
         num_tokens, num_passes = num_tokens + len(block.tokens), num_passes + 1
         if num_tokens <= num_first:
             since_tokens, since_passes, since_s = num_tokens, num_passes, clock()
@@ -133,38 +144,55 @@ def real_devices() -> Devices:
     return Devices(perf_counter, ThreadLane("drafter"), perf_counter)
 
 
-def decode(scenario: Scenario, schedule: str, devices: Devices) -> Generator[Block, None, None]:
+def decode(
+    scenario: Scenario,
+    schedule: str,
+    devices: Devices,
+    record: list[Calls] | None = None,
+    replay: Sequence[Calls] | None = None,
+) -> Generator[Block, None, None]:
     """The passes of one of SCHEDULES, without end."""
     machine = scenario.machine
     text = synthetic_target(scenario.seed)
     target = PacedDecoder(text, lambda num_fed, rows: machine.verify_s(num_fed), devices.sleep, devices.clock)
-    policy = _policy(scenario, schedule, devices)
+    policy = _policy(scenario, schedule, devices, record, replay)
     return speculative_decode(_PROMPT, target, GumbelSampler(SamplingParams()), policy, clock=devices.clock)
 
 
-def _policy(scenario: Scenario, schedule: str, devices: Devices) -> DraftPolicy:
+def _policy(
+    scenario: Scenario,
+    schedule: str,
+    devices: Devices,
+    record: list[Calls] | None,
+    replay: Sequence[Calls] | None,
+) -> DraftPolicy:
     if schedule == "plain":
         return Plain()
     machine, recording = scenario.machine, scenario.recording
     outcomes = [None, *recording.outcomes] if recording else []
     decoder = PacedDecoder(
         synthetic_drafter(scenario.acceptance, scenario.seed, outcomes),
-        lambda num_fed, rows: machine.draft_s,
+        lambda num_fed, rows: machine.draft_rows_s(rows),
         devices.lane_sleep,
         devices.lane_clock,
     )
-    drafter = LaneDrafter(
+    drafter: Drafter = LaneDrafter(
         ModelDrafter(decoder, decoder.vocab_size),
         devices.lane,
         can_run_ahead=schedule != "serial",
-        branch_plan=BranchPlan() if schedule == "hedged" else None,
+        max_rows=MAX_BRANCHES if schedule == "hedged" else 0,
     )
+    if replay is not None:
+        return ReplayPolicy(drafter, replay)
+    if record is not None:
+        drafter = RecordedDrafter(drafter, record)
     if schedule == "serial" and scenario.draft_length is not None:
         return FixedLength([drafter], scenario.draft_length)
     if schedule == "serial" and recording is not None:
         return _RecordedPolicy(drafter, recording.lengths)
     ratios = {width: machine.ratio(width - 1) for width in range(1, MAX_DRAFT_TOKENS + 2)}
-    models = {drafter.name: DraftModelStats(DraftCosts(machine.step, 0.0))}
+    row_costs = {rows: machine.draft_ratio(rows) for rows in range(1, MAX_BRANCHES + 1)}
+    models = {drafter.name: DraftModelStats(DraftCosts(machine.step, 0.0), rows=RowCosts(row_costs))}
     return MeasuredPolicy(
         [drafter], PassCosts(ratios, machine.target_s), AcceptanceRates(), models, clock=devices.clock
     )

@@ -128,9 +128,10 @@ def test_a_lane_says_what_each_step_took(is_virtual: bool) -> None:
     lane: Lane = VirtualLane("drafter", clock, own) if is_virtual else ThreadLane("drafter", own)
     lane.start(Job(counting(3, lambda: own.sleep(0.25))))
     assert lane.wait(3) == [0, 1, 2]
-    assert lane.step_times_s() == [0.25, 0.25, 0.25]
+    assert [time.ended_s - time.begun_s for _, time in lane.new_steps(0)] == [0.25, 0.25, 0.25]
+    assert [step for step, _ in lane.new_steps(2)] == [2]
     lane.stop()
-    assert lane.step_times_s() == []
+    assert lane.new_steps(0) == []
 
 
 def test_a_wait_for_a_cancelled_job_gives_its_finished_steps() -> None:

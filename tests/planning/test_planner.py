@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from made_up import DRAFTER, FREE_BRANCHES, PLENTY, SERIAL_BRANCHES, TARGET, kept, layout, manifest
 
-from edgespec.drafters.branches import BranchPlan
 from edgespec.errors import MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.planning.case import branching_cost, shortage
@@ -14,7 +13,7 @@ from edgespec.planning.option import Layout, MemoryNeeds, Option, Plan
 from edgespec.planning.planner import draft_rates, is_counted, make_plan, plan_on, schedule_of
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.draft_model import HOPE, MAX_PREFETCHED, alternatives_key
+from edgespec.policy.draft_model import HOPE, alternatives_key
 from edgespec.policy.limits import MAX_PLANNED_TOKENS
 from edgespec.policy.overlap import best_pipelined, best_serial, pipelined_rate, serial_rate
 from edgespec.profiling.profile import DrafterProfile, Place, drafter_key
@@ -119,8 +118,9 @@ def test_rates_are_those_of_the_closed_forms() -> None:
             case "pipelined":
                 return pipelined_rate(chances, ratio, 0.2, option.wait, length, (1.2, 1.3))
             case "hedged":
-                slowed = (1.2, 1.3 * branching_cost(where.profile.drafters[drafter_key("drafter", CPU)]))
-                return pipelined_rate(chances, ratio, 0.2, option.wait, length, slowed, (4 / 6, MAX_PREFETCHED))
+                cost = branching_cost(where.profile.drafters[drafter_key("drafter", CPU)])
+                found = (min(4 / 6, cost.coverage), MAX_PLANNED_TOKENS)
+                return pipelined_rate(chances, ratio, 0.2, option.wait, length, (1.2, 1.3 * cost.step), found)
         return 1.0
 
     options = (found.chosen, *found.refused)
@@ -129,11 +129,14 @@ def test_rates_are_those_of_the_closed_forms() -> None:
         assert option.tokens_per_second == pytest.approx(50.0 * rate(option)), option
 
 
-def test_step_with_all_outcomes_runs_a_tree_that_grows() -> None:
-    width = BranchPlan().num_alternatives + 1
+def test_alternatives_are_drafted_as_far_as_their_rows_pay() -> None:
     one_by_one = DrafterProfile(step_s=1.0, row_s=0.0, branches={1: 1.0, 2: 2.0})
-    assert branching_cost(one_by_one) == pytest.approx(width)
-    assert branching_cost(replace(one_by_one, branches=FREE_BRANCHES)) == 1.0
+    assert branching_cost(one_by_one) == (1.0, 0.0)
+    free = branching_cost(replace(one_by_one, branches=FREE_BRANCHES))
+    assert free == (1.0, pytest.approx(1.0, abs=0.001))
+    cheap = branching_cost(replace(one_by_one, branches={1: 1.0, 2: 1.2}))
+    assert 1.0 < cheap.step < 4
+    assert 0.3 < cheap.coverage < 0.95
 
 
 def test_outcomes_that_were_never_prepared_in_time_do_not_pay() -> None:

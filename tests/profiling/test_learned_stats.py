@@ -27,6 +27,7 @@ KNOWN = LearnedStats(
     {"a machine": {"a-model": (0.2, 0.03)}},
     {("ngram", 2): (3.5, 4.0), ("suffix", -1): (0.0, 2.0)},
     {"a machine": PROFILE},
+    {"a machine": {"a-model": (1.2, 1.4)}},
 )
 
 

@@ -12,7 +12,6 @@ import onnx
 import tiny
 
 from edgespec import Engine
-from edgespec.drafters.branches import BranchPlan
 from edgespec.drafters.change_log import ChangeLog
 from edgespec.drafters.drafter_sets import Candidate, OpenModel, drafter_sets
 from edgespec.drafters.lane_drafter import LaneDrafter
@@ -53,9 +52,10 @@ def drafted_engine(
 ) -> Engine:
     """An engine with a model that drafts in a lane of its own."""
     lane = ThreadLane("drafter")
-    branch_plan = BranchPlan(num_alternatives=6, depth=3, num_others=3) if schedule == "hedged" else None
     model = ModelDrafter(drafter, tiny.VOCAB, "near")
-    source = LaneDrafter(model, lane, schedule != "serial", branch_plan, deadline_s=deadline_s)
+    source = LaneDrafter(
+        model, lane, schedule != "serial", 7 if schedule == "hedged" else 0, deadline_s=deadline_s
+    )
     candidate = Candidate("near", {HOST: 1}, lambda cancel, report: OpenModel(source, drafter, lane))
     pool = DrafterPool(
         drafter_sets([[candidate]], frozenset(), frozenset(), len), tiny.VOCAB, changes=ChangeLog(report)
