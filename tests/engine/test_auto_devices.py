@@ -18,20 +18,22 @@ from edgespec.profiling.device_probe import FILE_NAME, DeviceProbe
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
 # Seconds of a pass; the drafter is the target in 4 bits.
-GPU_S, CPU_S = 0.005, 0.03
-PACE_S = {("fp32", "webgpu"): GPU_S, ("fp32", "cpu"): CPU_S, ("int4", "webgpu"): 0.02, ("int4", "cpu"): 0.001}
+GPU_S, CPU_S = 0.02, 0.12
+PACE_S = {("fp32", "webgpu"): GPU_S, ("fp32", "cpu"): CPU_S, ("int4", "webgpu"): 0.08, ("int4", "cpu"): 0.002}
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_gguf: Path) -> Machine:
-    """Probes foresee what is measured then."""
+def machine(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_gguf: Path
+) -> Machine:
+    """Probes foresee what is measured then. The parameter says whether passes are really timed."""
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
     num_bytes = plan_source(tiny_gguf, "fp32")[1].write_bytes
     probes = {
         name: DeviceProbe(bytes_per_s=num_bytes / step_s, node_s=0.0, start_s=0.0, rows={1: 1.0, 8: 1.0})
         for name, step_s in (("cpu", CPU_S), ("webgpu", GPU_S))
     }
-    found = Machine(PACE_S, probes)
+    found = Machine(PACE_S, probes, is_measured=getattr(request, "param", False))
     found.use(monkeypatch)
     return found
 
@@ -46,6 +48,7 @@ def open_auto(tiny_gguf: Path) -> Callable[..., tuple[Engine, list[str]]]:
     return open_it
 
 
+@pytest.mark.parametrize("machine", [False, pytest.param(True, marks=pytest.mark.slow)], indirect=True)
 def test_fast_gpu_runs_the_target_beside_a_drafter_on_the_cpu(
     machine: Machine, open_auto: Callable[..., tuple[Engine, list[str]]], tmp_path: Path
 ) -> None:
@@ -76,7 +79,7 @@ def test_another_driver_asks_for_another_decision(
     open_auto(drafter="none")[0].close()
     machine.probed.clear()
     monkeypatch.setattr("edgespec.runtimes.devices.driver_versions", lambda device: (f"{device.name} driver 2",))
-    machine.pace_s = {**PACE_S, ("fp32", "webgpu"): 0.1}
+    machine.pace_s = {**PACE_S, ("fp32", "webgpu"): 0.4}
     _, said = open_auto(drafter="none")
     assert machine.probed == ["cpu", "webgpu"]
     assert said[-1].startswith("tiny.gguf:fp32 runs on the CPU: ")
