@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import DeviceUnavailable
-from edgespec.runtimes.devices import Device, import_onnxruntime
+from edgespec.runtimes.devices import Device, find_device, import_onnxruntime
 from edgespec.runtimes.node_placement import request_device
 
 NO_HALF_FLOATS = "requires f16"  # words of the WebGPU provider
@@ -33,6 +33,14 @@ def lacks_half_floats(device: Device) -> bool:
             device=device.name,
         ) from error
     return False
+
+
+def is_known_to_lack_half_floats(name: str) -> bool:
+    """Whether the device of that name is in this machine and lacks half floats; of others nothing is known."""
+    try:
+        return lacks_half_floats(find_device(name))
+    except DeviceUnavailable:
+        return False
 
 
 def _one_node() -> Any:

@@ -1,44 +1,40 @@
-"""The commands that make models: export, and pair check. What is heavy is imported where it is used."""
+"""The command that makes models: export. What is heavy is imported where it is used."""
 
 import argparse
 import json
-import logging
 import shlex
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.arguments import (
     add_count,
     add_file,
     add_options,
-    attribute_name,
     model_home,
     print_result,
     range_measurement,
 )
-from edgespec.cli.parser import CommandParser
-from edgespec.errors import DeviceUnavailable, EdgeSpecError, UsageError
+from edgespec.cli.export_parts import (
+    DRAFTER,
+    ExportPart,
+    drafting_options,
+    export_parts,
+    named_devices,
+    require_compatible,
+)
+from edgespec.cli.pair import format_pair
+from edgespec.errors import DeviceUnavailable, EdgeSpecError
 from edgespec.system.console import info, warn
 
 if TYPE_CHECKING:
     from edgespec.evaluation.pairing import PairHalf
     from edgespec.export.convert import MeasureRanges, OpenDecoder
-    from edgespec.export.drafting import Drafting
     from edgespec.models.home import ModelHome
-    from edgespec.models.pair import PairCheck
 
-TARGET, DRAFTER = "target", "drafter"
 _UNKNOWN = "the pair is exported; whether its drafter pays is unknown until it is measured on its devices"
-_LOG = logging.getLogger(__name__)
 _PRECISIONS = ("auto", "source", "fp32", "fp16", "int8", "int4", "w8a16")
 _FORMS = ("cpu", "gpu", "npu")
-# Options that only the export of a single model takes, and those that only the native exporter takes.
-_SINGLE = ("block-size", "keep-layers", "skip-layers", "vocab-subset", "vocab-corpus", "hidden-states")
-_NATIVE = ("form", "device", "calibration", *_SINGLE)
-# Options that only a pair has.
-_PAIRED = ("drafter-precision", "drafter-form", "drafter-device", "add-to")
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
@@ -114,26 +110,10 @@ def _add_layers(parser: argparse._ActionsContainer, flag: str, help: str) -> Non
     parser.add_argument(flag, metavar="L", type=parse, help=help)
 
 
-def add_pair(parser: CommandParser) -> None:
-    check = parser.add_command(
-        "check", "compare their tokens, and measure how much faster the drafter makes the target"
-    )
-    check.add_argument("target", metavar="TARGET", help="a model, as for chat")
-    check.add_argument(
-        "drafter",
-        metavar="DRAFTER",
-        nargs="?",
-        help="a smaller model, which guesses tokens for the target; none where TARGET is a pair folder, which "
-        "then records what was measured",
-    )
-    add_options(check)
-    check.set_defaults(run=_pair_check)
-
-
 def _export(options: argparse.Namespace) -> int:
     from edgespec.export.output import require_absent
 
-    _require_compatible(options)
+    require_compatible(options)
     if options.output is not None:
         require_absent(options.output)  # before anything is downloaded
     if options.dry_run:
@@ -143,84 +123,6 @@ def _export(options: argparse.Namespace) -> int:
     else:
         (_export_model if options.drafter is None else _export_pair)(options)
     return 0
-
-
-def _require_compatible(options: argparse.Namespace) -> None:
-    is_pair = options.drafter is not None
-    for name in ("source", "drafter"):
-        if getattr(options, name) == "":
-            raise UsageError(f"the {name} is empty; give a .gguf file, a folder with safetensors or a hub id")
-    _drafting(options).require_valid()  # before anything is downloaded
-    other = f"--exporter {options.exporter}" if options.exporter != "native" else "--drafter" if is_pair else None
-    names = (*_NATIVE, "drafter") if options.exporter != "native" else _SINGLE
-    given = [f"--{name}" for name in names if _is_given(options, name)]
-    if other and given:
-        raise UsageError(f"{', '.join(given)} cannot be combined with {other}; leave one of them out")
-    paired = [f"--{name}" for name in _PAIRED if _is_given(options, name)]
-    if not is_pair and paired:
-        raise UsageError(f"{paired[0]} is for a pair; give --drafter too")
-    form = _form(options)
-    drafter_form = _form(options, "drafter-") if is_pair else None
-    if _is_given(options, "block-size") and (chosen := _choice_without_blocks(options, form)) is not None:
-        raise UsageError(f"--block-size is for --precision int4 and int8, not {chosen}; leave it out")
-    precisions = [options.precision or "source", options.drafter_precision or "source"]
-    if options.calibration is not None and "w8a16" not in precisions:
-        raise UsageError(f"--calibration is for --precision w8a16, not {precisions[0]}; leave it out")
-    if options.dry_run and options.exporter != "native":
-        raise UsageError("--dry-run estimates the native exporter only; leave out --dry-run or --exporter")
-    if options.add_to is not None and not _named_parts(options):
-        raise UsageError("--add-to adds forms for devices; give --device or --drafter-device")
-    _LOG.debug("exporting the %s form%s", form, f", and the drafter's {drafter_form} form" if is_pair else "")
-
-
-def _form(options: argparse.Namespace, prefix: str = "") -> str:
-    """The form of the target, or of the drafter: the one that is named, or what its device needs.
-
-    Raises:
-        DeviceUnavailable: The device has no such name.
-        UsageError: The device that was named needs another form than the one that was named.
-    """
-    from edgespec.runtimes.device_names import form_of
-
-    device, form = (getattr(options, attribute_name(prefix + name)) for name in ("device", "form"))
-    needed = form_of(device)
-    if form is None:
-        return needed
-    if form != needed and _is_given(options, f"{prefix}device"):
-        raise UsageError(
-            f"--{prefix}form {form} contradicts --{prefix}device {device}, which needs the {needed} form; leave "
-            "one of them out"
-        )
-    return str(form)
-
-
-def _device(options: argparse.Namespace, prefix: str = "") -> str:
-    """The device that the target or the drafter is exported for; without a name, any of the kind of its form."""
-    form, device = _form(options, prefix), getattr(options, attribute_name(f"{prefix}device"))
-    from edgespec.runtimes.device_names import form_of
-
-    return str(device) if device != "auto" and form_of(device) == form else form
-
-
-def _named_parts(options: argparse.Namespace) -> list[str]:
-    """The prefixes of the options of those halves of a pair whose device or form was named."""
-    return [
-        prefix
-        for prefix in ("", "drafter-")
-        if getattr(options, attribute_name(f"{prefix}form")) or _is_given(options, f"{prefix}device")
-    ]
-
-
-def _is_given(options: argparse.Namespace, name: str) -> bool:
-    name = attribute_name(name)
-    return bool(getattr(options, name) != options.parser.get_default(name))
-
-
-def _choice_without_blocks(options: argparse.Namespace, form: str) -> str | None:
-    """The precision or form under which no weights are quantised in blocks; None where some are."""
-    if options.precision not in ("auto", "int8", "int4"):
-        return options.precision or "source"
-    return "--form npu" if form == "npu" else None
 
 
 def _decoder_for_check(options: argparse.Namespace) -> "OpenDecoder | None":
@@ -256,9 +158,11 @@ def _plan(options: argparse.Namespace) -> int:
     is_checked = _decoder_for_check(options) is not None
     home = model_home(offline=options.offline)
     plans, loaded, forms = [], [], []
-    for part in _parts(options):
+    for part in export_parts(options):
         if (sizes := home.sizes(part.source, part.revision)) is None:
-            own = () if options.drafter else (_drafting(options), tuple(sorted(options.hidden_states or ())))
+            own = (
+                () if options.drafter else (drafting_options(options), tuple(sorted(options.hidden_states or ())))
+            )
             read, plan = plan_source(Path(part.source), part.precision, part.form, *own, is_checked=is_checked)
             loaded.append(read)
         else:
@@ -295,54 +199,7 @@ def _plan(options: argparse.Namespace) -> int:
     return code
 
 
-class _Part(NamedTuple):
-    """A model to export: the only one, or half of a pair. precision: source where none was named."""
-
-    name: str
-    source: str
-    revision: str | None
-    form: str
-    device: str
-    precision: str
-
-
-def _parts(options: argparse.Namespace) -> list[_Part]:
-    """What is to be exported: of a pair to which forms are added those that it does not have."""
-    from edgespec.evaluation.pairing import usual_added_precision
-
-    found = []
-    sources = ((TARGET, "", options.source, options.revision), (DRAFTER, "drafter-", options.drafter, None))
-    named = _named_parts(options) if options.add_to else ["", "drafter-"]
-    for name, prefix, source, revision in sources:
-        if source is not None and prefix in named:
-            form, device = _form(options, prefix), _device(options, prefix)
-            usual = usual_precision(form, device)
-            if options.add_to is not None:
-                if (own := usual_added_precision(options.add_to, name, form)) is None:
-                    continue
-                usual = own if usual == "source" else usual
-            asked = getattr(options, attribute_name(f"{prefix}precision"))
-            found.append(_Part(name, source, revision, form, device, asked or usual))
-    return found
-
-
-def usual_precision(form: str, device: str) -> str:
-    """The precision of an export for a device where none was named: source, or fp32 on a GPU without half floats.
-
-    A device that is not in this machine is taken to have them.
-    """
-    from edgespec.runtimes.devices import find_device
-    from edgespec.runtimes.half_floats import lacks_half_floats
-
-    if form == "gpu" and device != form:
-        with suppress(DeviceUnavailable):
-            if lacks_half_floats(find_device(device)):
-                info(f"'{device}' has no half floats: the export for it is in fp32")
-                return "fp32"
-    return "source"
-
-
-def _half(part: _Part, home: "ModelHome") -> "PairHalf":
+def _half(part: ExportPart, home: "ModelHome") -> "PairHalf":
     from edgespec.evaluation.pairing import PairHalf
 
     return PairHalf(
@@ -358,7 +215,7 @@ def _export_pair(options: argparse.Namespace) -> None:
     from edgespec.evaluation.pairing import export_pair
 
     home = model_home(offline=options.offline)
-    target, drafter = (_half(part, home) for part in _parts(options))
+    target, drafter = (_half(part, home) for part in export_parts(options))
     check = export_pair(
         target,
         drafter,
@@ -367,21 +224,15 @@ def _export_pair(options: argparse.Namespace) -> None:
         measure_ranges=_range_measurement(options),
         report=info,
     )
-    print_result(options, check and asdict(check), *([_format_pair(check)] if check else [_UNKNOWN]))
-    info(f"use it with: edgespec chat {_as_argument(options.output)}{_named_devices(options)}")
-
-
-def _named_devices(options: argparse.Namespace) -> str:
-    """The options that name the devices of an export again, where they were named and are not the CPU."""
-    names = {"": options.device, "drafter-": options.drafter_device}
-    return "".join(f" --{prefix}device {name}" for prefix, name in names.items() if name not in ("auto", "cpu"))
+    print_result(options, check and asdict(check), *([format_pair(check)] if check else [_UNKNOWN]))
+    info(f"use it with: edgespec chat {_as_argument(options.output)}{named_devices(options)}")
 
 
 def _add_forms(options: argparse.Namespace) -> None:
     from edgespec.evaluation.pairing import add_forms
 
     home = model_home(offline=options.offline)
-    parts = _parts(options)
+    parts = export_parts(options)
     added = add_forms(
         options.add_to,
         [_half(part, home) for part in parts],
@@ -398,41 +249,12 @@ def _add_forms(options: argparse.Namespace) -> None:
         info(f"measure its speed there with: edgespec pair check {_as_argument(options.add_to)} {devices}")
 
 
-def _pair_check(options: argparse.Namespace) -> None:
-    from edgespec.evaluation.pairing import check_folder, check_pair
-
-    how = {
-        "device": options.device,
-        "drafter_device": options.drafter_device,
-        "offline": options.offline,
-        "report": info,
-    }
-    if options.drafter is None:
-        check = check_folder(Path(options.target), **how)
-    else:
-        check = check_pair(options.target, options.drafter, **how)
-    print_result(options, asdict(check), _format_pair(check))
-
-
-def _format_pair(check: "PairCheck") -> str:
-    return (
-        f"{check.drafter} drafting for {check.target}: {check.verdict}\n"
-        f"  why               {check.reason}\n"
-        f"  tokens accepted   {check.greedy_acceptance:.0%} greedy, "
-        f"{check.sampled_acceptance:.0%} at temperature 1\n"
-        f"  expected speed    {check.expected_gain:.2f} × plain decoding, "
-        f"with {check.num_draft} tokens per draft\n"
-        f"  special tokens    {'identical' if check.same_special_tokens else 'different'}\n"
-        f"  chat templates    {'identical' if check.same_chat_template else 'different'}"
-    )
-
-
 def _export_model(options: argparse.Namespace) -> None:
     from edgespec.export.card import quality
     from edgespec.export.convert import export_model
 
     source = model_home(offline=options.offline).locate(options.source, options.revision)
-    (part,) = _parts(options)
+    (part,) = export_parts(options)
     settings: dict[str, Any] = {
         "precision": part.precision,
         "repository": source.repository,
@@ -451,7 +273,7 @@ def _export_model(options: argparse.Namespace) -> None:
             options.output,
             block_size=options.block_size,
             form=part.form,
-            drafting=_drafting(options),
+            drafting=drafting_options(options),
             hidden_layers=tuple(sorted(options.hidden_states or ())),
             measure_ranges=_range_measurement(options),
             **settings,
@@ -469,21 +291,10 @@ def _export_model(options: argparse.Namespace) -> None:
             info(warning)
     info(f"wrote {options.output} ({manifest.weights_bytes / 1e6:.0f} MB)")
     folder = _as_argument(options.output)
-    use = f"TARGET --drafter {folder}" if manifest.vocab_subset else folder + _named_devices(options)
+    use = f"TARGET --drafter {folder}" if manifest.vocab_subset else folder + named_devices(options)
     info(f"use it with: edgespec chat {use}")
 
 
 def _as_argument(path: Path) -> str:
     """A path quoted for a shell; ./ goes before a dash, which would begin an option."""
     return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
-
-
-def _drafting(options: argparse.Namespace) -> "Drafting":
-    from edgespec.export.drafting import Drafting
-
-    return Drafting(
-        keep=options.keep_layers,
-        skip=options.skip_layers,
-        num_tokens=options.vocab_subset,
-        corpus=options.vocab_corpus,
-    )

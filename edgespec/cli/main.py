@@ -19,8 +19,9 @@ from edgespec.cli.completion import add_completion, answer_shell
 from edgespec.cli.config import add_config
 from edgespec.cli.devices import add_devices
 from edgespec.cli.doctor import add_doctor
-from edgespec.cli.export import add_export, add_pair
+from edgespec.cli.export import add_export
 from edgespec.cli.models import add_models
+from edgespec.cli.pair import add_pair
 from edgespec.cli.parser import CommandParser
 from edgespec.cli.plan import add_plan
 from edgespec.cli.score import add_score

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.arguments import add_options, model_home, print_result, range_measurement
 from edgespec.cli.parser import CommandParser
-from edgespec.errors import DeviceUnavailable, EdgeSpecError
+from edgespec.errors import EdgeSpecError
 from edgespec.models.catalog import CATALOG, CatalogEntry
 from edgespec.system.printable import printable
 
@@ -107,6 +107,7 @@ def _pull(options: argparse.Namespace) -> None:
     from edgespec.loading.open_model import open_decoder
     from edgespec.models.home import split_precision
     from edgespec.runtimes.device_names import form_of
+    from edgespec.runtimes.half_floats import is_known_to_lack_half_floats
 
     name, precision = split_precision(options.model)
     home = model_home(
@@ -118,21 +119,12 @@ def _pull(options: argparse.Namespace) -> None:
     if (entry := CATALOG.get(name)) and entry.drafter and not options.no_drafter:
         wanted["drafter"] = (entry.drafter, options.drafter_device)
     folders = {
-        part: str(home.resolve(model, form_of(device), lacks_half_floats=partial(_lacks_half_floats, device)))
+        part: str(
+            home.resolve(model, form_of(device), lacks_half_floats=partial(is_known_to_lack_half_floats, device))
+        )
         for part, (model, device) in wanted.items()
     }
     print_result(options, folders, *folders.values())
-
-
-def _lacks_half_floats(device: str) -> bool:
-    """Whether a device has no half floats; one that is not in this machine is taken to have them."""
-    from edgespec.runtimes.devices import find_device
-    from edgespec.runtimes.half_floats import lacks_half_floats
-
-    try:
-        return lacks_half_floats(find_device(device))
-    except DeviceUnavailable:
-        return False
 
 
 def _path(options: argparse.Namespace) -> None:

@@ -78,8 +78,9 @@ def load(
             accepts more tokens of a drafter model at a temperature. Both keep the target's distribution.
         schedule: When a drafter model works: serial, between passes of the target; pipelined, also during them;
             hedged, also on other outcomes of the pass; auto, whichever was measured to be fastest.
-        device: Where the target runs, a name that edgespec devices prints. auto is the CPU, or for a folder that
-            was exported for a GPU or an NPU the first of that kind that can be used.
+        device: Where the target runs, and for which it is prepared: gpu, npu or a name that edgespec devices
+            prints. auto is the CPU, or for a folder that was exported for a GPU or an NPU the first of that kind
+            that can be used.
         drafter_device: Where a drafter model runs.
         num_threads: Threads of the target; by default all physical cores.
         drafter_threads: Threads of a drafter model; by default as many as the target has, or separate cores where
