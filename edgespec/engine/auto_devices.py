@@ -145,6 +145,7 @@ class AutoDevices:
             remeasure: Measure again what was measured before.
             measures_prepared: Measure every placement for which nothing has to be exported.
         """
+        self.target.find(self.candidates.devices[_CPU])  # a wrong name is reported before anything is probed
         probes, refused = self._probe_all()
         candidates = self.candidates.without(refused)
         options = DeviceOptions(
@@ -177,7 +178,7 @@ class AutoDevices:
             line=in_one_line(_short(self.model), plan, shown),
             refused=refused,
         )
-        if self.is_kept:
+        if self.is_kept and not _is_short_of_memory(plan):
             self._save(decision)
         return Compared(plan, decision, options)
 
@@ -201,8 +202,17 @@ class AutoDevices:
         ]
 
     def _placements(self, candidates: Candidates) -> list[Where]:
-        """Devices that can have the models; a drafter's is the CPU, the target's own, or one of another kind."""
+        """Devices that can have the models.
+
+        A drafter's is the CPU, the target's own, one of another kind, or another one of its provider: a device of
+        another provider may be the same GPU.
+        """
         devices = self.candidates.devices
+
+        def may_be_beside(name: str, other: str) -> bool:
+            device, its = devices[name], devices[other]
+            return other in (_CPU, name) or its.kind != device.kind or its.provider == device.provider
+
         targets = [name for name in candidates.targets if self.target.can_have(devices[name])]
         if not self.drafters:
             return [Where(name, _CPU) for name in targets]
@@ -213,7 +223,7 @@ class AutoDevices:
             Where(name, other)
             for name in targets
             for other in able
-            if other in (_CPU, name) or devices[other].kind != devices[name].kind or len(able) == 1
+            if len(able) == 1 or may_be_beside(name, other)
         ]
 
     def _probe_all(self) -> tuple[dict[str, DeviceProbe], dict[str, str]]:
@@ -262,6 +272,12 @@ class AutoDevices:
             self.models.report(
                 f"{self.models.path} cannot be written ({error.strerror}): the devices are compared anew next time"
             )
+
+
+def _is_short_of_memory(plan: Plan) -> bool:
+    """Whether more memory, which may be free the next time, would have led to another decision."""
+    lacking = (each for each in plan.refused if not each.context_length and each.schedule != "hedged")
+    return any(option.tokens_per_second > plan.chosen.tokens_per_second for option in lacking)
 
 
 def _identity(name: str) -> str:

@@ -90,8 +90,7 @@ def _in_order(options: Mapping[Where, Sequence[Weighed]], measured: Collection[W
 
 def _best_rate(weighed: Sequence[Weighed]) -> float:
     """The most tokens a second of what may be chosen; 0 where nothing may."""
-    possible = (option for _, option in weighed if option.context_length and not option.obstacle)
-    return max((option.tokens_per_second for option in possible), default=0.0)
+    return max((option.tokens_per_second for _, option in weighed if option.can_be_chosen), default=0.0)
 
 
 def _refuse(weighed: Weighed, reason: str) -> Weighed:

@@ -66,7 +66,7 @@ def decide(weighed: Sequence[Weighed], text_drafters: Sequence[str]) -> Plan:
 
     Raises MemoryExhausted: None of them can run.
     """
-    possible = [option for _, option in weighed if option.context_length and not option.obstacle]
+    possible = [option for _, option in weighed if option.can_be_chosen]
     if not possible:
         first = weighed[0][0]
         raise MemoryExhausted(f"{first.target.name} does not fit: {first.fit.shortage}; use a smaller model")
