@@ -1,7 +1,7 @@
 # make chat          talk to the default model; installs and fetches what that needs
 # make test          all tests, except those that need an environment of their own
 # make test-optimum  exports through optimum-onnx, in an environment of its own with torch
-# make test-webgpu   the WebGPU provider on a software adapter (from Debian's chromium)
+# make test-webgpu   the WebGPU provider on a GPU in software, which it fetches
 # make test-npu      the emulator of an NPU, in an environment of its own
 # make check         formatting, lint, types
 # make bench         decoding speed relative to a bare ONNX Runtime loop
@@ -11,7 +11,6 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .PHONY: chat test test-optimum test-webgpu test-npu check types bench wheel clean
 
@@ -24,12 +23,9 @@ test: $(VENV)/.test
 test-optimum: $(VENV)-optimum/.test
 	$(VENV)-optimum/bin/pytest -m optimum
 
-# Installs the software adapter first, where it is missing.
+# On the machine's own GPU: EDGESPEC_TEST_WEBGPU=1 .venv/bin/pytest -m webgpu -n 0
 test-webgpu: $(VENV)/.test
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test,webgpu]"
-	[ -e /usr/lib/chromium/vk_swiftshader_icd.json ] || \
-		($(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq libvulkan1 chromium)
-	EDGESPEC_TEST_WEBGPU=1 $(BIN)/pytest -m webgpu -n 0
+	$(BIN)/python scripts/software_gpu.py $(BIN)/pytest -m webgpu -n 0
 
 test-npu: $(VENV)-npu/.test
 	$(VENV)-npu/bin/pytest -m npu -n 0

@@ -180,6 +180,14 @@ class ArgmaxDecoder(Decoder, Protocol):
 
 
 @runtime_checkable
+class ArgmaxTreeDecoder(ArgmaxDecoder, TreeDecoder, Protocol):
+    """A decoder that can find the likeliest tokens of a tree's rows on its own device too."""
+
+    def tree_argmax(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Argmax:
+        """The likeliest tokens of the rows of tree_logits, [num_nodes + 1]; raises what tree_logits raises."""
+
+
+@runtime_checkable
 class PretendingDecoder(Decoder, Protocol):
     """A decoder that can pretend to have run tokens.
 

@@ -15,7 +15,8 @@ A tree graph also takes
     position_ids         int64 [batch, num_tokens]
     attention_bias       float32 [batch, 1, num_tokens, total]   added to the scores, large and negative to hide
     local_attention_bias the bias of layers that see a window, if there are any; it states the window
-and needs a past that is not empty: ONNX Runtime's CPU provider ignores position_ids otherwise.
+and needs a past that is not empty: ONNX Runtime's CPU provider ignores position_ids otherwise. In the gpu form
+RotaryEmbedding rotates queries and keys before attention, since WebGPU's attention never reads position_ids.
 A graph with hidden states also outputs, for some layers,
     hidden_states.{i}    float32 [batch, num_tokens, hidden_size]   the residual stream behind layer i
 
@@ -44,11 +45,13 @@ class Variant:
 
     layers: The layers to keep, all unless given (self-speculative drafting: Zhang et al., arXiv:2309.08168).
     head: Role of the head among the tensors.
+    rotates_apart: RotaryEmbedding rotates queries and keys, and not the attention.
     """
 
     layers: tuple[int, ...] | None = None
     head: str = "head"
     has_tree_inputs: bool = False
+    rotates_apart: bool = False
     has_best: bool = False
     hidden_layers: tuple[int, ...] = ()
 
@@ -198,9 +201,13 @@ class _Decoder:
         projected: list[ir.Value | None] = [*self.linear(f"{i}.qkv", x, weights, biases)]
         if f"{i}.q_norm" in self.tensors:
             projected = self._norm_heads(i, projected)
-        projected += [None] * (3 - len(projected))  # one value: query, key and value packed
         layer = self.config.layers[i]
         tables = () if layer.rotary is None else self._tables(layer.rotary)
+        if tables and self.variant.rotates_apart:
+            query, key, value = self._split_heads(i, projected)
+            projected = [self._rotate(query, tables), self._rotate(key, tables), value]
+            tables = ()
+        projected += [None] * (3 - len(projected))  # one value: query, key and value packed
         inputs = [*projected, *past, *lengths, *tables]
         if self.tree:
             inputs += [None] * (9 - len(inputs))
@@ -210,7 +217,7 @@ class _Decoder:
             "GroupQueryAttention",
             inputs,
             outputs=[ir.Value(name=f"{i}.attended"), *present],
-            do_rotary=int(layer.rotary is not None),
+            do_rotary=int(bool(tables)),
             # A window counts cache entries, which in a tree are not positions.
             local_window_size=-1 if self.tree else layer.sliding_window or -1,
             num_heads=self.config.num_heads,
@@ -222,19 +229,30 @@ class _Decoder:
 
     def _norm_heads(self, i: int, projected: list[ir.Value | None]) -> list[ir.Value | None]:
         """RMSNorm of queries and keys over each head, or over all heads at once, by the number of gains."""
-        num_heads, num_kv_heads = self.config.num_heads, self.config.num_kv_heads
-        sizes = [heads * self.config.head_dim for heads in (num_heads, num_kv_heads, num_kv_heads)]
-        if len(projected) == 1:
-            outputs = [ir.Value(name=f"{i}.{part}.out") for part in "qkv"]
-            lengths = self.constant("qkv_sizes", np.array(sizes))
-            projected = [*self.nodes.node("Split", [*projected, lengths], outputs=outputs, axis=-1)]
+        projected = self._split_heads(i, projected)
         for at, part in enumerate("qk"):
             role = f"{i}.{part}_norm"
             heads = self.constant(f"{part}_heads", np.array([0, 0, -1, self.tensors[role].columns]))
-            row = self.constant(f"{part}_row", np.array([0, 0, sizes[at]]))
+            row = self.constant(f"{part}_row", np.array([0, 0, self._head_sizes()[at]]))
             norm = self._norm(self.op("Reshape", projected[at], heads), role)
             projected[at] = self.op("Reshape", norm, row)
         return projected
+
+    def _split_heads(self, i: int, projected: list[ir.Value | None]) -> list[ir.Value | None]:
+        """Queries, keys and values as a value each."""
+        if len(projected) == 3:
+            return projected
+        outputs = [ir.Value(name=f"{i}.{part}.out") for part in "qkv"]
+        lengths = self.constant("qkv_sizes", np.array(self._head_sizes()))
+        return [*self.nodes.node("Split", [*projected, lengths], outputs=outputs, axis=-1)]
+
+    def _head_sizes(self) -> list[int]:
+        """Columns of all queries, keys and values."""
+        heads = (self.config.num_heads, self.config.num_kv_heads, self.config.num_kv_heads)
+        return [num_heads * self.config.head_dim for num_heads in heads]
+
+    def _rotate(self, x: ir.Value | None, tables: Sequence[ir.Value]) -> ir.Value:
+        return self.op("RotaryEmbedding", x, self.tree["position_ids"], *tables)
 
     def _scale(self, x: ir.Value, scale: float) -> ir.Value:
         if scale == 1.0:

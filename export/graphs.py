@@ -42,7 +42,12 @@ def build_graphs(
     has_best = manifest.signature.best is not None
     variants = {manifest.graph: Variant(hidden_layers=manifest.hidden_layers, head=head, has_best=has_best)}
     if manifest.tree_graph:
-        variants[manifest.tree_graph] = Variant(has_tree_inputs=True, hidden_layers=manifest.hidden_layers)
+        variants[manifest.tree_graph] = Variant(
+            has_tree_inputs=True,
+            rotates_apart=manifest.form == "gpu",
+            has_best=has_best,
+            hidden_layers=manifest.hidden_layers,
+        )
     if drafter := manifest.self_drafter:
         head = DRAFT_HEAD if drafter.vocab_subset else "head"
         variants[drafter.graph] = Variant(layers=drafter.layers, head=head)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 # Operators of ONNX Runtime itself; the rest belong to the ONNX standard.
 _CONTRIB = {
-    "FusedMatMul", "GatherBlockQuantized", "GroupQueryAttention", "MatMulNBits", "QuickGelu",
+    "FusedMatMul", "GatherBlockQuantized", "GroupQueryAttention", "MatMulNBits", "QuickGelu", "RotaryEmbedding",
     "SkipSimplifiedLayerNormalization",
 }  # fmt: skip
 

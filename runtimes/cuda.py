@@ -10,6 +10,7 @@ from contextlib import redirect_stdout
 from typing import Any
 
 from edgespec.memory.nvml import Nvidia
+from edgespec.runtimes.memory_errors import is_memory_error
 from edgespec.runtimes.missing import Missing
 
 PROVIDER = "CUDAExecutionProvider"
@@ -17,8 +18,13 @@ PROVIDER = "CUDAExecutionProvider"
 _NEEDED, _DRIVER = (13, 0), "580"
 EXTRA = 'pip uninstall -y onnxruntime && pip install "edgespec[cuda]"'
 _REINSTALL = 'pip install --force-reinstall "edgespec[cuda]"'
-# An arena that doubles would take up to twice of what weights and workspace need.
-OPTIONS = (("arena_extend_strategy", "kSameAsRequested"),)
+OPTIONS = (
+    # An arena that doubles would take up to twice of what workspace and KV cache need.
+    ("arena_extend_strategy", "kSameAsRequested"),
+    # Otherwise each thread that runs a pass makes handles of cuBLAS and cuDNN of its own, and each answer has a
+    # thread of its own. A session runs one pass at a time (docs/log/devices.md).
+    ("use_ep_level_unified_stream", "1"),
+)
 # Weights are loaded once and never freed: in the arena they would only prevent its memory from being returned.
 ENTRIES = (("session.use_device_allocator_for_initializers", "1"),)
 # One thread starts the kernels; others would wait for shapes, which is all that the CPU is left with.
@@ -53,6 +59,8 @@ def opening_problem(ort: Any) -> str | None:
     try:
         session = ort.InferenceSession(_one_node(), providers=[PROVIDER], enable_fallback=0)
     except Exception as error:  # ONNX Runtime has no common base of its own
+        if is_memory_error(error):  # the provider works, and loading a model says what the GPU lacks
+            return None
         return f"it cannot open a graph: {str(error)[:200]}"
     if PROVIDER in session.get_providers():
         return None

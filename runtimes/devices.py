@@ -287,7 +287,7 @@ def find_missing(name: str, available: list[str], platform: str) -> Missing | No
 
 
 def limit_arena(device: Device, arena_bytes: int) -> Device:
-    """Limit what a session takes apart from its weights and its KV cache, where a provider can."""
+    """Limit what a session takes of its device, weights and KV cache included, where a provider can."""
     if device.provider != cuda.PROVIDER:
         return device
     return replace(device, options=(*device.options, ("gpu_mem_limit", str(arena_bytes))))

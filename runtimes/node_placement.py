@@ -11,6 +11,7 @@ _HEAVY = frozenset({
     "Attention", "FusedMatMul", "Gemm", "GroupQueryAttention", "MatMul", "MatMulNBits", "MultiHeadAttention",
     "RotaryEmbedding", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "Softmax",
 })  # fmt: skip
+_FEW = 4  # nodes of a kind that count lengths
 _FIX = "use --device cpu"
 
 NodePlacement = dict[str, Counter[str]]  # provider to how many nodes of which kind it runs
@@ -50,6 +51,27 @@ def require_placement(placement: NodePlacement, device: Device, what: str) -> No
                 f"{provider} would run these; {_FIX}",
                 device=device.name,
             )
+
+
+def find_strays(placement: NodePlacement, device: Device, num_layers: int) -> str | None:
+    """A line on operators that another provider runs in each layer: each costs a copy to the host and one back.
+
+    None where there are none. Lengths and shapes are counted once for the whole model, or a few times.
+    """
+    strays = [
+        (num, kind, provider)
+        for provider, kinds in placement.items()
+        for kind, num in kinds.most_common()
+        if provider != device.provider and num >= max(num_layers, _FEW)
+    ]
+    if not strays:
+        return None
+    named = ", ".join(f"{num} {kind}" for num, kind, _ in strays)
+    in_each = sum(num for num, _, _ in strays) // num_layers
+    return (
+        f"'{device.name}' has no kernel for {named}: {strays[0][2]} runs them, {in_each} in each layer, and each "
+        "waits for a copy to the host and back"
+    )
 
 
 def format_placement(placement: NodePlacement) -> str:

@@ -5,6 +5,7 @@ The cache is a memo of the tokens that were run: a call keeps their longest comm
 
 import logging
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from threading import Lock
 from typing import Unpack
@@ -51,7 +52,8 @@ class OnnxDecoder:
         self._chunk_tokens = _CHUNK_TOKENS
         # Where rows are the host's already numpy chooses: 15 µs a row of 151,936, the graph on the CPU 150.
         self._has_argmax = False
-        if device.memory != "cpu":
+        self._is_on_host = device.memory == "cpu"
+        if not self._is_on_host:
             self._chunk_tokens = self._find_chunk_tokens(device)
             self._has_argmax = self._can_choose(device)
 
@@ -65,6 +67,10 @@ class OnnxDecoder:
     def argmax(self, tokens: TokenIds, num_last: int) -> Argmax:
         assert self._best_name is not None
         return self._to_argmax(self._run(tokens, num_last, self._best_name))
+
+    def tree_argmax(self, tokens: TokenIds, nodes: TokenIds, layout: TreeLayout) -> Argmax:
+        """The likeliest tokens behind the last of tokens and behind each of nodes, [num_nodes + 1]."""
+        return self._to_argmax(self.tree_rows(tokens, nodes, layout, output=self._best_name))
 
     def interrupt(self) -> None:
         """End the pass that another thread runs: it raises an error, and the cache holds what it held before."""
@@ -84,11 +90,18 @@ class OnnxDecoder:
             self._passes.cache.clear()
 
     @property
+    def max_pass_tokens(self) -> int:
+        """How many tokens a pass may run."""
+        return self._chunk_tokens
+
+    @property
     def held_tokens(self) -> TokenIds:
         """The tokens whose keys and values fill the first slots of the cache, [num_held]."""
         return self._held
 
-    def tree_rows(self, tokens: TokenIds, nodes: TokenIds, layout: TreeLayout, num_held: int = 0) -> Logits:
+    def tree_rows(
+        self, tokens: TokenIds, nodes: TokenIds, layout: TreeLayout, num_held: int = 0, output: str | None = None
+    ) -> Logits:
         """Logits behind the last of tokens and behind each of nodes, [num_nodes + 1, vocab_size].
 
         The nodes are left in the slots behind tokens, which are held. Where the first num_held of them lie there
@@ -96,32 +109,45 @@ class OnnxDecoder:
 
         Args:
             layout: Positions of the last of tokens and of the nodes.
+            output: Rows of another of the graph's outputs, [num_nodes + 1, …].
         """
+        output = output or self._logits_name
         with self._lock, translate_memory_errors("running a tree"):
             self._passes.begin()
             before = tokens[:-1]
             if num_held:
                 self._held = tokens
-                rows = self._passes.run(nodes[num_held:], len(tokens) + num_held, len(nodes) - num_held, layout)
+                start, num_rows = len(tokens) + num_held, len(nodes) - num_held
+                rows = self._passes.run(nodes[num_held:], start, num_rows, layout, output)
                 self.num_fed -= num_held
             elif len(before) == 0:  # ONNX Runtime's CPU provider reads positions only of passes behind a past
-                first = self._rows(tokens, 1, self._logits_name).copy()
-                rows = np.concatenate([first, self._passes.run(nodes, 1, len(nodes), layout)])
+                first = self._rows(tokens, 1, output).copy()
+                rows = np.concatenate([first, self._passes.run(nodes, 1, len(nodes), layout, output)])
             else:
-                if reusable_prefix(self._held, tokens, 1) < len(before):
-                    self._rows(before, 1, self._logits_name)
-                self._held = before
-                rows = self._passes.run(append(tokens[-1:], nodes), len(before), len(nodes) + 1, layout)
-                self.num_fed += 1
+                start = reusable_prefix(self._held, tokens, 1)
+                if start == 0 or len(tokens) - start + len(nodes) > self._chunk_tokens:
+                    self._rows(before, 1, output)
+                    start = len(before)
+                self._held = tokens[:start]
+                rows = self._passes.run(append(tokens[start:], nodes), start, len(nodes) + 1, layout, output)
+                self.num_fed += len(tokens) - start
             self.num_fed += len(nodes)
             self._held = tokens
             return rows
 
     def adopt(self, tokens: TokenIds, slots: Sequence[int]) -> None:
-        """Append tokens to the held ones; their keys and values lie in slots, in rising order."""
+        """Append tokens to the held ones; their keys and values lie in slots, in rising order.
+
+        Where the cache is no memory of the host, tokens from the first one in another slot than its own are left
+        out, and run again: on a GPU a row more costs less than a pass that moves them.
+        """
         with self._lock, translate_memory_errors("moving a branch"):
             assert isinstance(self._passes.cache, SharedCache)
-            self._passes.cache.move(slots, len(self._held))
+            start = len(self._held)
+            if self._is_on_host:
+                self._passes.cache.move(slots, start)
+            else:
+                tokens = tokens[: sum(takewhile(bool, (slot == start + i for i, slot in enumerate(slots))))]
             self._held = append(self._held, tokens)
 
     def _run(self, tokens: TokenIds, num_last: int, output: str) -> Logits:
@@ -142,6 +168,9 @@ class OnnxDecoder:
         start = reusable_prefix(self._held, tokens, num_last)
         rows: list[Logits] = []
         chunk_tokens = self._chunk_tokens
+        if num_tokens - start > chunk_tokens:
+            self._held = tokens[:start]
+            self._passes.reserve(start, num_tokens)
         while start < num_tokens:
             stop = min(start + chunk_tokens, num_tokens)
             self._held = tokens[:start]

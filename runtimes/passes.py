@@ -1,6 +1,5 @@
 """Passes of one graph on ONNX Runtime: a session and its KV cache. Knows slots of the cache, not their tokens."""
 
-from collections.abc import Callable
 from pathlib import Path
 from threading import local
 from typing import Any, NamedTuple, Protocol, Unpack
@@ -8,10 +7,12 @@ from typing import Any, NamedTuple, Protocol, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.errors import DeviceUnavailable
 from edgespec.manifest import Manifest
+from edgespec.runtimes import cuda
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.growing_cache import GrowingCache
-from edgespec.runtimes.session import SessionOptions, open_session, translate_error
+from edgespec.runtimes.session import SessionOptions, open_session, translate_error, translate_memory_errors
 from edgespec.runtimes.shared_cache import SharedCache
 from edgespec.types import Logits, TokenIds
 
@@ -35,12 +36,6 @@ class Cache(Protocol):
         """Hold nothing, in no memory."""
 
 
-_CACHES: dict[str, Callable[[Any, Manifest, Device], Cache]] = {
-    "shared_buffer": SharedCache,
-    "growing": GrowingCache,
-}
-
-
 class TreeLayout(NamedTuple):
     """Positions of the tokens in the last slots of the cache, with the tokens of the pass at the end.
 
@@ -61,7 +56,7 @@ class Passes:
         self._names = manifest.signature
         self._session = open_session(graph, manifest, device, **options)
         self._binding = self._session.io_binding()
-        self.cache: Cache = _CACHES[manifest.kv_cache.form](self._binding, manifest, device)
+        self.cache: Cache = make_cache(self._session, self._binding, manifest, device)
         # Inputs other than the caches live here until their run is over, for the binding knows only addresses.
         self._bound: dict[str, npt.NDArray[Any]] = {}
         self._ones = np.ones((1, 0), np.int64)
@@ -72,6 +67,7 @@ class Passes:
         kinds = {value.name: value.type for value in self._session.get_outputs()}
         self._types = {name: np.float16 if kinds[name] == _HALF else np.float32 for name in self._outputs}
         self._memory = device.memory, device.memory_index
+        self._has_arena = device.provider == cuda.PROVIDER
         self._own = local()
         self._new_options = import_onnxruntime().RunOptions
         self._options = self._new_options()  # for the runs that go on, or the last one
@@ -91,10 +87,11 @@ class Passes:
 
         Raises MemoryExhausted: The cache or the workspace does not fit.
         """
-        self.cache.prepare(num_past, len(tokens))
-        self._bind_tokens(tokens, num_past, layout)
-        num_given = num_rows if self._names.num_logits_to_keep else len(tokens)
-        fetched = self._bind_outputs(output or self._names.logits, num_given)
+        with translate_memory_errors("making room for a pass"):
+            self.cache.prepare(num_past, len(tokens))
+            self._bind_tokens(tokens, num_past, layout)
+            num_given = num_rows if self._names.num_logits_to_keep else len(tokens)
+            fetched = self._bind_outputs(output or self._names.logits, num_given)
         try:
             self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:  # ONNX Runtime has no common base of its own
@@ -105,7 +102,22 @@ class Passes:
 
     def begin(self) -> None:
         """Forget an interrupt of earlier runs."""
-        self._options = self._new_options()
+        options = self._new_options()
+        if self._has_arena and isinstance(self.cache, SharedCache) and self.cache.has_freed:
+            # At the end of the next pass the arena gives back what nobody uses.
+            options.add_run_config_entry("memory.enable_memory_arena_shrinkage", f"gpu:{self._memory[1]}")
+            self.cache.has_freed = False
+        self._options = options
+
+    def reserve(self, num_past: int, num_tokens: int) -> None:
+        """Make room for a text of num_tokens at once, where growing chunk by chunk copies what a device holds.
+
+        The first num_past positions are kept.
+
+        Raises MemoryExhausted: The cache does not fit.
+        """
+        if self._has_arena:
+            self.cache.prepare(num_past, num_tokens - num_past)
 
     def interrupt(self) -> None:
         """From another thread: end this run and the next ones until begin(); they raise errors."""
@@ -145,13 +157,27 @@ class Passes:
         self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
+def make_cache(session: Any, binding: Any, manifest: Manifest, device: Device) -> Cache:
+    """Raises DeviceUnavailable: The cache's form is not for the device."""
+    if manifest.kv_cache.form == "shared_buffer":
+        return SharedCache(session, binding, manifest, device)
+    if device.memory != "cpu":
+        raise DeviceUnavailable(
+            f"{manifest.name} has a KV cache that is copied each pass, which '{device.name}' does not run: export "
+            "the model again from GGUF or safetensors with edgespec export, or use --device cpu",
+            device=device.name,
+        )
+    return GrowingCache(binding, manifest, device)
+
+
 def _bias(
     positions: npt.NDArray[np.int64], num_tokens: int, layout: TreeLayout | None, window: int | None
 ) -> npt.NDArray[np.float32]:
     """Addends of the attention scores, [1, 1, num_tokens, total], from the positions of all slots, [total]."""
     hidden = is_hidden(positions[-num_tokens:, None] - positions, window)
-    if layout is not None:
-        hidden[:, -len(layout.positions) :] |= ~layout.sees[-num_tokens:]
+    if layout is not None:  # tokens before those of the layout are a chain
+        num_placed = len(layout.positions)
+        hidden[-num_placed:, -num_placed:] |= ~layout.sees[-num_tokens:]
     return np.where(hidden, np.float32(HIDDEN), np.float32(0))[None, None]
 
 

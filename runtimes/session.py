@@ -1,5 +1,6 @@
 """Opens a graph on ONNX Runtime, and checks that it is the one that its manifest describes."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -8,9 +9,19 @@ from typing import Any, TypedDict, Unpack
 
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, ManifestError, MemoryExhausted
 from edgespec.manifest import Manifest
+from edgespec.runtimes import cuda
 from edgespec.runtimes.devices import Device, import_onnxruntime, physical_cores
+from edgespec.runtimes.driver_check import adapter_problem
 from edgespec.runtimes.half_floats import NO_HALF_FLOATS
-from edgespec.runtimes.node_placement import read_node_placement, request_device, require_placement
+from edgespec.runtimes.memory_errors import is_memory_error
+from edgespec.runtimes.missing import Missing
+from edgespec.runtimes.node_placement import (
+    find_strays,
+    read_node_placement,
+    request_device,
+    require_placement,
+)
+from edgespec.runtimes.plugins import driver_fix
 from edgespec.system.cancel import Cancel
 
 # A dimension is a number, or a word where any number has to be allowed, or _ANY where the graph may choose.
@@ -18,6 +29,7 @@ _Dimensions = Sequence[int | str | None]
 _Values = dict[str, tuple[tuple[str, ...], _Dimensions]]  # name to the types that serve and the shape
 _ANY = "any size"
 _HIDDEN = "hidden_states."
+_log = logging.getLogger(__name__)
 _NUM_NAMED = 4  # differences named in a message; a wrong layer count alone makes dozens
 
 
@@ -39,10 +51,29 @@ def open_session(graph: Path, manifest: Manifest, device: Device, **options: Unp
         ManifestError: The graph does not load, or is not the one that the manifest describes.
         MemoryExhausted: The weights do not fit.
     """
+    _require_half_floats(manifest, device)
     session = load_graph(graph, device, **options)
     _check_signature(graph, manifest, session)
-    require_placement(read_node_placement(session), device, str(graph))
+    placement = read_node_placement(session)
+    require_placement(placement, device, str(graph))
+    if strays := find_strays(placement, device, manifest.kv_cache.num_layers):
+        _log.warning("%s", strays)
     return session
+
+
+def _require_half_floats(manifest: Manifest, device: Device) -> None:
+    """Raises DeviceUnavailable: NVIDIA's provider has no attention in the type of the model's cache."""
+    if device.provider != cuda.PROVIDER or manifest.kv_cache.dtype == "float16":
+        return
+    if manifest.form == "gpu":
+        fix = "export it in int4 or fp16; a model whose activations exceed fp16 (Gemma) runs with --device webgpu"
+    else:
+        fix = f"export it again with --device {device.name}"
+    raise DeviceUnavailable(
+        f"{manifest.name} has its KV cache in {manifest.kv_cache.dtype}, and attention on '{device.name}' takes "
+        f"half floats only: {fix}, or use --device cpu",
+        device=device.name,
+    )
 
 
 def load_graph(graph: Path, device: Device, **options: Unpack[SessionOptions]) -> Any:
@@ -67,6 +98,8 @@ def _loading_error(error: Exception, graph: Path, device: Device) -> EdgeSpecErr
     """On the CPU the graph is at fault; elsewhere kernels, compilers and drivers may be."""
     if device.name == "cpu":
         return translate_error(error, f"loading {graph}", ManifestError)
+    if problem := adapter_problem(str(error)):
+        return Missing(problem, driver_fix(device.name.partition(":")[0])).as_error(device.name)
     found = translate_error(error, f"loading {graph} on '{device.name}'")
     return found if isinstance(found, MemoryExhausted) else _device_refusal(found, device)
 
@@ -96,19 +129,22 @@ def _device_refusal(error: EdgeSpecError, device: Device) -> DeviceUnavailable:
 
 @contextmanager
 def translate_memory_errors(doing: str) -> Iterator[None]:
-    """Raises MemoryExhausted: an array did not fit."""
+    """Raises MemoryExhausted: an array did not fit, of numpy's or of ONNX Runtime's."""
     try:
         yield
-    except MemoryError as error:
+    except EdgeSpecError:
+        raise
+    except Exception as error:  # ONNX Runtime has no common base of its own
+        if not is_memory_error(error):
+            raise
         raise translate_error(error, doing) from error
 
 
 def translate_error(error: Exception, doing: str, kind: type[EdgeSpecError] = EdgeSpecError) -> EdgeSpecError:
     """An error of edgespec's own for one that ONNX Runtime raised."""
-    message = str(error)
-    if isinstance(error, MemoryError) or "allocate memory" in message or "bad_alloc" in message:
+    if is_memory_error(error):
         return MemoryExhausted(f"out of memory while {doing}; close other programs or use a smaller model")
-    return kind(f"ONNX Runtime failed {doing}: {message}")
+    return kind(f"ONNX Runtime failed {doing}: {error}")
 
 
 def _check_signature(graph: Path, manifest: Manifest, session: Any) -> None:

@@ -1,10 +1,13 @@
 """The KV cache as one buffer for each layer's keys and one for its values, longer than what fills it.
 
 It is bound as past and as present, and the total length says how much of it counts: a rewind costs nothing.
+
+On a device the buffers are the session's own: they count towards its memory limit, and closing the session gives
+their memory back. OrtValue.ortvalue_from_shape_and_type takes it from an arena of the process instead, which
+doubles and never gives anything back (docs/log/devices.md).
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,10 @@ import numpy as np
 from edgespec.decoding.cached_prefix import next_capacity
 from edgespec.errors import MemoryExhausted
 from edgespec.manifest import Manifest
+from edgespec.runtimes.cuda import PROVIDER
 from edgespec.runtimes.devices import Device, import_onnxruntime
+from edgespec.runtimes.memory_errors import is_memory_error
+from edgespec.runtimes.session import translate_error
 
 _SPARE = 64  # positions more than are needed, where there is no memory to double them
 
@@ -20,8 +26,9 @@ _SPARE = 64  # positions more than are needed, where there is no memory to doubl
 class SharedCache:
     """Buffers that grow by doubling, kept bound to one session's inputs and outputs."""
 
-    def __init__(self, binding: Any, manifest: Manifest, device: Device) -> None:
+    def __init__(self, session: Any, binding: Any, manifest: Manifest, device: Device) -> None:
         self._ort = import_onnxruntime()
+        self._session = session
         self._binding = binding
         self._device = device
         self._kv = manifest.kv_cache
@@ -29,6 +36,7 @@ class SharedCache:
         self._context_length = manifest.context_length
         self._buffers: dict[str, Any] = {}  # name of the past -> the OrtValue bound as past and as present
         self._capacity = 0
+        self.has_freed = False  # buffers were let go that a device's arena still holds
 
     def prepare(self, num_past: int, num_new: int) -> None:
         """Make room for num_new positions behind the first num_past, which are kept.
@@ -38,15 +46,23 @@ class SharedCache:
         needed = num_past + num_new
         if needed <= self._capacity:
             return
-        # Buffers of another device are made once: what they hold is not numpy's to copy.
-        is_own = self._device.memory == "cpu"
-        doubled = next_capacity(self._capacity, needed, self._context_length) if is_own else self._context_length
+        doubled = next_capacity(self._capacity, needed, self._context_length)
         least = min(needed + _SPARE, self._context_length)
-        for capacity in (doubled, least):
-            with suppress(MemoryError):
+        for capacity in (doubled, least) if self._can_copy else (self._context_length,):
+            try:
                 self._grow(capacity, num_past)
                 return
-        raise MemoryExhausted(f"no memory for a context of {least} tokens; use a shorter one")
+            except Exception as error:  # ONNX Runtime has no common base of its own
+                if not is_memory_error(error):
+                    raise translate_error(error, "making room for the KV cache") from error
+                refused = error
+        raise MemoryExhausted(f"no memory for a context of {capacity} tokens; use a shorter one") from refused
+
+    @property
+    def _can_copy(self) -> bool:
+        """Whether what buffers hold can be copied to longer ones: through numpy, where the build of ONNX Runtime
+        that has the device's provider copies. Where it cannot, buffers are made once."""
+        return self._device.memory == "cpu" or self._device.provider == PROVIDER
 
     def collect(self) -> None:
         """Nothing to do: the graph has written into the buffers themselves."""
@@ -61,6 +77,7 @@ class SharedCache:
 
     def clear(self) -> None:
         self._capacity = 0
+        self.has_freed = bool(self._buffers)
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
         self._buffers.clear()
@@ -80,6 +97,7 @@ class SharedCache:
             if lengths[0] == lengths[1] >= capacity:
                 continue
             grown = [self._allocate(past, shape, num_past) for past, _ in layer]
+            self.has_freed |= layer[0][0] in self._buffers
             for (past, present), value in zip(layer, grown, strict=True):
                 self._buffers[past] = value
                 self._binding.bind_ortvalue_input(past, value)
@@ -90,11 +108,20 @@ class SharedCache:
         return int(self._buffers[past].shape()[2]) if past in self._buffers else 0
 
     def _allocate(self, past: str, shape: tuple[int, ...], num_past: int) -> Any:
-        if self._device.memory != "cpu":
-            return self._ort.OrtValue.ortvalue_from_shape_and_type(
-                shape, np.dtype(self._kv.dtype).type, self._device.memory, self._device.memory_index
+        memory, index = self._device.memory, self._device.memory_index
+        is_own = memory == "cpu"
+        value = None
+        if not is_own:
+            value = self._session.create_ortvalue_from_shape_and_type(
+                shape, np.dtype(self._kv.dtype).type, memory, index
             )
+        if not self._can_copy:
+            return value
+        # Zeros behind what is held: attention may multiply what it masks, and memory of a device may hold NaN.
         buffer = np.zeros(shape, self._kv.dtype)
         if num_past:
             buffer[:, :, :num_past] = self._buffers[past].numpy()[:, :, :num_past]
-        return self._ort.OrtValue.ortvalue_from_numpy(buffer, self._device.memory)
+        if value is None:
+            return self._ort.OrtValue.ortvalue_from_numpy(buffer, memory)
+        value.update_inplace(buffer)
+        return value

@@ -24,7 +24,7 @@ def max_sound_width(rows_of: RowsOf, vocab_size: int, context_length: int, devic
     tokens = probe_tokens(vocab_size, context_length)
     expected = rows_of(tokens, _NARROW)
     for width in WIDTHS:
-        if _distance(rows_of(tokens, width), expected) < _TOLERANCE:
+        if are_close(rows_of(tokens, width), expected):
             return width
     raise DeviceUnavailable(
         f"'{device}' gives other logits in passes of {WIDTHS[-1]} tokens than in passes of {_NARROW}: it computes "
@@ -42,6 +42,11 @@ def is_argmax_sound(rows: Logits, found: Argmax) -> bool:
     """Whether tokens that a device chose are the likeliest of rows, apart from the rounding between two passes."""
     missed = rows.max(1) - rows[np.arange(len(rows)), found.ids]
     return bool(found.is_sound.all() and missed.max() <= _TOLERANCE * rows.std())
+
+
+def are_close(rows: Logits, expected: Logits) -> bool:
+    """Whether rows are those expected, apart from the rounding between two passes."""
+    return _distance(rows, expected) < _TOLERANCE
 
 
 def _distance(rows: Logits, expected: Logits) -> float:

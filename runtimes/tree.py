@@ -1,9 +1,11 @@
 """A decoder that runs trees of drafts, over the graph that takes positions and a mask.
 
 The nodes of a tree fill slots of the cache behind the committed tokens. The next call moves the branch that its
-tokens run through together: keys are rotated by position, so that the slot does not matter.
+tokens run through together: keys are rotated by position, so that the slot does not matter. On a GPU it keeps what
+lies in place and runs the rest again.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +17,18 @@ import numpy as np
 from edgespec.decoding import trees
 from edgespec.errors import ContextOverflow, DeviceUnavailable, ManifestError
 from edgespec.manifest import Manifest
+from edgespec.runtimes.cuda import PROVIDER
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.passes import TreeLayout
-from edgespec.runtimes.session import SessionOptions
-from edgespec.types import ForwardingDecoder, Logits, TokenIds
+from edgespec.runtimes.session import SessionOptions, refuse_device
+from edgespec.runtimes.soundness import are_close, probe_tokens
+from edgespec.types import Argmax, ForwardingDecoder, Logits, TokenIds
 
-_DEVICE = "cpu"  # where the cache is memory that numpy can move
+# Whose attention takes a bias. CUDA's does since ONNX Runtime 1.29, by its slowest kernel (docs/log/devices.md).
+_PROVIDERS = ("CPUExecutionProvider", "WebGpuExecutionProvider", PROVIDER)
+_PROBE_TOKENS, _PROBE_PARENTS = 24, (-1, 0, -1, 2, 2, 0)
+_log = logging.getLogger(__name__)
 
 
 class _Tree(NamedTuple):
@@ -47,11 +54,21 @@ class OnnxTreeDecoder(ForwardingDecoder):
         self._deterministic = options.get("deterministic", False)
         self._tree = _Tree()
         self._lock = Lock()
+        self._runs_trees = device.memory == "cpu" or self._is_sound(device)
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         with self._lock:
             self._settle(tokens)
             return self._chain.logits(tokens, num_last)
+
+    @property
+    def has_argmax(self) -> bool:
+        return self._chain.has_argmax
+
+    def argmax(self, tokens: TokenIds, num_last: int) -> Argmax:
+        with self._lock:
+            self._settle(tokens)
+            return self._chain.argmax(tokens, num_last)
 
     def pretend(self, tokens: TokenIds) -> None:
         with self._lock:
@@ -66,17 +83,33 @@ class OnnxTreeDecoder(ForwardingDecoder):
     def tree_logits(
         self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
     ) -> Logits:
+        with self._lock:
+            if self._is_one_pass(tokens, nodes, parents):
+                rows = self._rows(tokens, _Tree(nodes, tuple(parents)), num_last)
+            else:
+                self._settle(tokens)
+                rows = trees.logits_by_branch(self._chain, tokens, nodes, parents)
+            return rows if num_last is None else rows[-num_last:]
+
+    def tree_argmax(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Argmax:
+        with self._lock:
+            if self._is_one_pass(tokens, nodes, parents):
+                self._settle(tokens)
+                found = self._chain.tree_argmax(tokens, nodes, _layout(tokens, parents))
+                self._tree = _Tree(nodes, tuple(parents))
+                return found
+            self._settle(tokens)
+            rows = trees.logits_by_branch(self._chain, tokens, nodes, parents)
+        return Argmax(rows.argmax(1), np.asarray(np.isfinite(rows).all(1)))
+
+    def _is_one_pass(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> bool:
+        """Whether a tree may run in one pass; raises ContextOverflow where a branch does not fit."""
         longest = len(tokens) + int(trees.depths(parents).max(initial=0))
         if longest > self.context_length:
             raise ContextOverflow(longest, self.context_length)
-        with self._lock:
-            has_slots = len(tokens) + len(nodes) <= self.context_length
-            if self._deterministic or not has_slots or not len(nodes):
-                self._settle(tokens)
-                rows = trees.logits_by_branch(self._chain, tokens, nodes, parents)
-            else:
-                rows = self._rows(tokens, _Tree(nodes, tuple(parents)), num_last)
-            return rows if num_last is None else rows[-num_last:]
+        has_slots = len(tokens) + len(nodes) <= self.context_length
+        is_possible = self._runs_trees and not self._deterministic and has_slots
+        return is_possible and 0 < len(nodes) < self._chain.max_pass_tokens
 
     def _rows(self, tokens: TokenIds, tree: _Tree, num_last: int | None) -> Logits:
         """Logits behind all nodes, or at least behind the last num_last and the nodes that lie in no slot yet."""
@@ -89,8 +122,7 @@ class OnnxTreeDecoder(ForwardingDecoder):
             self._tree = _Tree(nodes[:num_held], parents[:num_held])
         else:
             self._settle(tokens)
-        layout = TreeLayout(len(tokens) - 1 + np.append(0, trees.depths(parents)), trees.attention_mask(parents))
-        rows = self._chain.tree_rows(tokens, nodes, layout, num_held)
+        rows = self._chain.tree_rows(tokens, nodes, _layout(tokens, parents), num_held)
         self._tree = tree
         return rows
 
@@ -103,9 +135,30 @@ class OnnxTreeDecoder(ForwardingDecoder):
         if path := trees.matching_path(tree.nodes, tree.parents, tokens[len(held) :]):
             self._chain.adopt(tree.nodes[path], [len(held) + node for node in path])
 
+    def _is_sound(self, device: Device) -> bool:
+        """Whether the device gives the rows of a tree's branches in one pass."""
+        tokens = probe_tokens(self.vocab_size, self.context_length)[: _PROBE_TOKENS + len(_PROBE_PARENTS)]
+        tokens, nodes = tokens[: -len(_PROBE_PARENTS)], tokens[-len(_PROBE_PARENTS) :]
+        with refuse_device(device):
+            expected = trees.logits_by_branch(self._chain, tokens, nodes, _PROBE_PARENTS)
+            rows = self._rows(tokens, _Tree(nodes, _PROBE_PARENTS), None)
+        is_sound = are_close(rows, expected)
+        self.forget()
+        if not is_sound:
+            _log.warning(
+                "'%s' computes trees of drafts wrongly, so each branch runs in a pass of its own; if an earlier "
+                "edgespec exported the model, export it again",
+                device.name,
+            )
+        return is_sound
+
+
+def _layout(tokens: TokenIds, parents: Sequence[int]) -> TreeLayout:
+    return TreeLayout(len(tokens) - 1 + np.append(0, trees.depths(parents)), trees.attention_mask(parents))
+
 
 def can_run_trees(manifest: Manifest, device: Device) -> bool:
-    return _has_trees(manifest) and device.name == _DEVICE
+    return _has_trees(manifest) and device.provider in _PROVIDERS
 
 
 def _has_trees(manifest: Manifest) -> bool:
@@ -124,9 +177,10 @@ def tree_manifest(manifest: Manifest, device: Device) -> Manifest:
             f"{manifest.name} has no graph for trees of drafts; export it again, with edgespec export "
             "and without --form npu, or use another drafter"
         )
-    if device.name != _DEVICE:
+    if device.provider not in _PROVIDERS:
         raise DeviceUnavailable(
-            f"trees of drafts run on the {_DEVICE} alone, not on {device.name}; use another drafter or device"
+            f"trees of drafts run on the CPU, WebGPU and CUDA, not on '{device.name}'; use another drafter or "
+            "another device"
         )
     assert manifest.tree_graph is not None
     signature = replace(
@@ -134,6 +188,7 @@ def tree_manifest(manifest: Manifest, device: Device) -> Manifest:
         position_ids="position_ids",
         attention_bias="attention_bias",
         local_attention_bias="local_attention_bias",
-        best=None,
+        # Tokens are chosen in the graph where rows are not the host's.
+        best=None if device.memory == "cpu" else manifest.signature.best,
     )
     return replace(manifest, graph=manifest.tree_graph, signature=signature)

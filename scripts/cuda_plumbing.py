@@ -6,10 +6,13 @@
 The provider's library is the real one. The libraries that it needs (libcudart, libcublas, libcudnn, …) are built
 here by gcc, with every function that it imports: device memory is host memory, a copy copies, and a kernel does
 nothing. So this shows whether a session accepts edgespec's options, which nodes run where, what is copied between
-host and device within a pass, and whether passes are bound as they should be. It shows nothing of what is
-computed, and no speed. For a folder in the gpu form, on Linux.
+host and device within a pass, what is taken of the device's memory and given back, what the library says where
+there is none, and how many handles of cuBLAS threads make. It shows nothing of what is computed, and no speed. For
+a folder in the gpu form, on Linux. The exit code is 1 where something is not as edgespec takes it to be.
 """
 
+import ctypes
+import gc
 import os
 import re
 import subprocess
@@ -17,17 +20,23 @@ import sys
 import tempfile
 import zipfile
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import numpy as np
 import onnx
 
-from edgespec.loading.open_model import ModelFolder
+from edgespec.decoding import trees
+from edgespec.loading.open_model import ModelFolder, weights_size
 from edgespec.manifest import read_manifest
 from edgespec.runtimes import devices
 from edgespec.runtimes.devices import Device, limit_arena
-from edgespec.runtimes.node_placement import read_node_placement, request_device
+from edgespec.runtimes.node_placement import find_strays, read_node_placement, request_device
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.passes import TreeLayout
+from edgespec.runtimes.tree import tree_manifest
 
 _PROVIDER = "onnxruntime/capi/libonnxruntime_providers_cuda.so"
 # The functions that have to do something; all others return 0. Further arguments are ignored, as the calling
@@ -45,24 +54,45 @@ _STUBS = {
     ),
     "cudnnGetVersion": "() { return 91000; }",
     "__cudaRegisterFatBinary": "() { return (long)malloc(64); }",
+    # The size lies in front of what is taken.
+    "cudaMalloc": (
+        "(char **p, size_t n) { n = (n + 255) / 256 * 256; if (n > edgespec_free) return 2;"
+        " edgespec_free -= n; edgespec_used += n; *p = aligned_alloc(256, n + 256); *(size_t *)*p = n; *p += 256;"
+        " return 0; }"
+    ),
+    "cudaFree": (
+        "(char *p) { if (p) { size_t n = *(size_t *)(p - 256); edgespec_free += n; edgespec_used -= n;"
+        " free(p - 256); } return 0; }"
+    ),
     **dict.fromkeys(
-        ("cudaMalloc", "cudaMallocHost", "cudaHostAlloc"),
+        ("cudaMallocHost", "cudaHostAlloc"),
         "(void **p, size_t n) { *p = aligned_alloc(256, (n + 255) / 256 * 256); return 0; }",
     ),
-    **dict.fromkeys(("cudaFree", "cudaFreeHost"), "(void *p) { free(p); return 0; }"),
+    "cudaFreeHost": "(void *p) { free(p); return 0; }",
     **dict.fromkeys(
         ("cudaMemcpy", "cudaMemcpyAsync"), "(void *d, void *s, size_t n) { memcpy(d, s, n); return 0; }"
     ),
     **dict.fromkeys(("cudaDriverGetVersion", "cudaRuntimeGetVersion"), "(int *v) { *v = 13000; return 0; }"),
-    **dict.fromkeys(("cudaGetErrorString", "cudaGetErrorName"), '() { return (long)"imitated"; }'),
+    # As CUDA and cuBLAS word these.
+    "cudaGetErrorString": '(int error) { return (long)(error == 2 ? "out of memory" : "imitated"); }',
+    "cudaGetErrorName": '() { return (long)"imitated"; }',
+    "cublasGetStatusString": (
+        '(int error) { return (long)(error == 3 ? "the resource allocation failed" : "imitated"); }'
+    ),
+    "cublasGetStatusName": '() { return (long)"imitated"; }',
     **dict.fromkeys(
         ("cudaStreamCreate", "cudaStreamCreateWithFlags", "cudaEventCreateWithFlags"),
         "(void **s) { *s = malloc(8); return 0; }",
     ),
-    **dict.fromkeys(
-        ("cublasCreate", "cublasLtCreate", "cudnnCreate"), "(void **h) { *h = malloc(64); return 0; }"
+    "cublasCreate": (
+        "(void **h) { if (edgespec_refuses) return 3; edgespec_handles++; *h = malloc(64); return 0; }"
     ),
+    **dict.fromkeys(("cublasLtCreate", "cudnnCreate"), "(void **h) { *h = malloc(64); return 0; }"),
 }
+
+
+# Counted in each library for itself: libcudart has memory, libcublas handles.
+_STATE = "size_t edgespec_free = 80ul << 30, edgespec_used; int edgespec_handles, edgespec_refuses;"
 
 
 def build_stubs(provider: Path, folder: Path) -> None:
@@ -86,7 +116,7 @@ def _stub(name: str) -> str:
 
 def _build(folder: Path, library: str, functions: list[str]) -> None:
     source, versions = folder / f"{library}.c", folder / f"{library}.map"
-    source.write_text("\n".join(["#include <stdlib.h>", "#include <string.h>", *functions]))
+    source.write_text("\n".join(["#include <stdlib.h>", "#include <string.h>", _STATE, *functions]))
     versions.write_text(f"{library} {{ global: *; }};")
     options = ["-shared", "-fPIC", "-w", "-fno-builtin", f"-Wl,-soname,{library},--version-script={versions}"]
     _run("gcc", str(source), "-o", str(folder / library), *options)
@@ -96,24 +126,151 @@ def _run(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def inspect_provider(model: Path, wheel: Path, workplace: Path) -> None:
+def inspect_provider(model: Path, wheel: Path, workplace: Path) -> int:
     """Open a model folder, run passes and print what was seen, in a process that finds the stubs."""
     sys.path.insert(0, str(wheel))
     vars(devices)["_BUILDS"] = ("onnxruntime-gpu",)  # whatever is installed
     ort = devices.import_onnxruntime()
-    device = limit_arena(devices.CUDA, 1 << 30)
     folder = ModelFolder(model, read_manifest(model))
+    size = weights_size(folder)
+    device = limit_arena(devices.CUDA, size.device_bytes + (1 << 30))
+    gpu = StubGpu()
     print(f"onnxruntime-gpu {ort.__version__}, {device.options}, {device.entries}")
     decoder = _open_unchecked(folder, device)
     for provider, nodes in read_node_placement(decoder._passes._session).items():
         print(f"  {provider}: {', '.join(f'{num} {kind}' for kind, num in nodes.most_common())}")
     print(f"  copies within a pass: {_count_copies(ort, folder, device, workplace)}")
+    found = Findings()
+    found.about("weights", size.device_bytes, gpu.used, gpu.used / size.device_bytes)
+    _run_passes(decoder, folder)
+    print("  passes ran; kernels did nothing")
+    _check_cache(found, gpu, decoder, folder)
+    _check_threads(found, gpu, decoder)
+    _check_shortage(found, gpu, decoder, folder, device)
+    _run_tree(folder, device)
+    del decoder
+    gc.collect()
+    found.equal("bytes that are left after closing", gpu.used, 0)
+    return int(found.has_failed)
+
+
+class Findings:
+    """What was expected and what was found, printed; remembers whether they differed."""
+
+    has_failed = False
+
+    def equal(self, what: str, found: object, wanted: object) -> None:
+        is_right = found == wanted
+        self.has_failed |= not is_right
+        print(f"  {what}: {found}" + ("" if is_right else f", WANTED {wanted}"))
+
+    def about(self, what: str, foreseen: int, found: int, ratio: float) -> None:
+        """Whether a figure is foreseen within a hundredth, beside what an arena rounds."""
+        is_right = 0.99 < ratio < 1.01 or abs(found - foreseen) < 1 << 18
+        self.has_failed |= not is_right
+        print(f"  {what}: {found} bytes, foreseen {foreseen}" + ("" if is_right else ", WHICH IS WRONG"))
+
+
+class StubGpu:
+    """What the stubs count, and what they refuse."""
+
+    def __init__(self) -> None:
+        cudart, cublas = (ctypes.CDLL(f"{name}.so.13") for name in ("libcudart", "libcublas"))
+        self._free = ctypes.c_size_t.in_dll(cudart, "edgespec_free")
+        self._used = ctypes.c_size_t.in_dll(cudart, "edgespec_used")
+        self._handles = ctypes.c_int.in_dll(cublas, "edgespec_handles")
+        self._refuses = ctypes.c_int.in_dll(cublas, "edgespec_refuses")
+
+    @property
+    def used(self) -> int:
+        return self._used.value
+
+    @property
+    def handles(self) -> int:
+        return self._handles.value
+
+    def refuse(self, *, memory: bool = False, handles: bool = False) -> None:
+        self._free.value = 0 if memory else 80 << 30
+        self._refuses.value = handles
+
+
+def _run_passes(decoder: OnnxDecoder, folder: ModelFolder) -> None:
     tokens = np.arange(300, dtype=np.int32) % decoder.vocab_size
     for num_tokens, num_last in ((5, 1), (8, 4), (9, 1), (300, 3), (7, 2)):
         assert decoder.logits(tokens[:num_tokens], num_last).shape == (num_last, decoder.vocab_size)
         if folder.manifest.signature.best:
             assert decoder.argmax(tokens[:num_tokens], num_last).ids.shape == (num_last,)
-    print("  passes ran; kernels did nothing")
+
+
+def _check_cache(found: Findings, gpu: StubGpu, decoder: OnnxDecoder, folder: ModelFolder) -> None:
+    """The cache is taken in steps, and what it has let go is given back by a later pass."""
+    tokens = np.arange(600, dtype=np.int32) % decoder.vocab_size
+    decoder.logits(tokens, 1)
+    grown = gpu.used
+    decoder.logits(tokens, 1)
+    held = weights_size(folder).device_bytes + 1024 * folder.manifest.kv_cache.bytes_per_token
+    found.equal("a longer cache lies beside the weights", gpu.used >= held, True)
+    found.equal("the shorter one is given back behind the next pass", gpu.used < grown, True)
+
+
+def _check_threads(found: Findings, gpu: StubGpu, decoder: OnnxDecoder) -> None:
+    """Each answer has a thread of its own; one pass of each."""
+    before = gpu.handles
+    for _ in range(3):
+        thread = Thread(target=decoder.logits, args=(np.zeros(3, np.int32), 1))
+        thread.start()
+        thread.join()
+    found.equal("handles of cuBLAS that three threads make", gpu.handles - before, 0)
+
+
+def _check_shortage(
+    found: Findings, gpu: StubGpu, decoder: OnnxDecoder, folder: ModelFolder, device: Device
+) -> None:
+    """A device without memory: in the words of the real library, and what edgespec makes of them."""
+
+    def grow() -> None:
+        decoder.logits(np.zeros(min(4000, decoder.context_length), np.int32), 1)
+
+    def run_wide() -> None:
+        decoder.logits(np.ones(512, np.int32), 1)
+
+    gpu.refuse(memory=True)
+    found.equal("a pass without memory", _error_of(run_wide), "MemoryExhausted")
+    found.equal("a cache without memory", _error_of(grow), "MemoryExhausted")
+    found.equal("opening without memory", _error_of(lambda: _open_unchecked(folder, device)), "MemoryExhausted")
+    gpu.refuse(handles=True)
+    found.equal("opening without cuBLAS", _error_of(lambda: _open_unchecked(folder, device)), "MemoryExhausted")
+    gpu.refuse()
+    small = limit_arena(devices.CUDA, weights_size(folder).device_bytes + (1 << 16))
+    found.equal(
+        "an arena that is too small",
+        _error_of(lambda: _run_passes(_open_unchecked(folder, small), folder)),
+        "MemoryExhausted",
+    )
+    grow()
+    print("  passes ran again")
+
+
+def _run_tree(folder: ModelFolder, device: Device) -> None:
+    """A pass over a tree of drafts behind a text, by the graph that takes a bias."""
+    manifest = tree_manifest(folder.manifest, device)
+    decoder = _open_unchecked(ModelFolder(folder.folder, manifest), device)
+    parents = (-1, 0, -1)
+    layout = TreeLayout(np.array([4, 5, 6, 5]), trees.attention_mask(parents))
+    rows = decoder.tree_rows(np.arange(5, dtype=np.int32), np.arange(3, dtype=np.int32), layout)
+    assert rows.shape == (len(parents) + 1, decoder.vocab_size)
+    strays = find_strays(read_node_placement(decoder._passes._session), device, manifest.kv_cache.num_layers)
+    print(f"  a tree of drafts ran in one pass; {strays or 'nothing strays to the host'}")
+
+
+def _error_of(act: Callable[[], Any]) -> str:
+    try:
+        act()
+    except Exception as error:  # of any kind: it is what is looked at
+        print(f"    {' '.join(str(error.__cause__ or error).split())[-150:]}")
+        gc.collect()
+        return type(error).__name__
+    return "no error"
 
 
 def _open_unchecked(folder: ModelFolder, device: Device) -> OnnxDecoder:
@@ -142,8 +299,7 @@ def _count_copies(ort: object, folder: ModelFolder, device: Device, workplace: P
 
 def main() -> int:
     if len(sys.argv) == 4:
-        inspect_provider(*map(Path, sys.argv[1:]))
-        return 0
+        return inspect_provider(*map(Path, sys.argv[1:]))
     model, wheel = sys.argv[1:]
     with tempfile.TemporaryDirectory(prefix="cuda-plumbing-") as name:
         folder = Path(name)

@@ -1,18 +1,22 @@
 """Check a device: costs, speeds, memory, and whether it computes what the CPU does.
 
-    python scripts/gpu_check.py [--device cuda] [--shapes smollm2,0.5b,1.5b,3b,7b,14b] [--quick] [--json]
+    python scripts/gpu_check.py [--device cuda] [--minutes 10] [--json] [--gguf SMOLLM2] [--shapes 0.5b,7b]
 
-Needs edgespec in the environment. Fetches nothing but SmolLM2, which is skipped where it cannot be had. Models
-with random weights in real shapes are made here (random_model.py explains why a drafter agrees with them),
-exported for the device, measured and deleted again, in a temporary folder or in --workplace. Each is measured by
-itself. Where one does not fit or fails, the reason is printed and the next one follows.
+Needs edgespec in the environment, and no network. It prints one page, for an issue, and ends within about ten
+minutes: a model that would take longer is left out. So is SmolLM2 where it cannot be fetched and --gguf does not
+name its file. The other models have random weights in real shapes; they are made here (random_model.py explains
+why a drafter agrees with them), exported for the device, measured and deleted again, in a temporary folder or in
+--workplace. Each is measured by itself. Where one does not fit or fails, the reason is printed and the next one
+follows.
 
-Printed are, for each model: passes by width after a short and a long text; tokens a second with drafts of three by
-a drafter on the CPU, in sequence, ahead and hedged, each beside plain decoding in turn in the same session; the
-share of the time in which both models worked; bytes between host and device for a pass, computed from the arrays
-that are bound, and the time of passes that return whole rows and of passes that return likeliest tokens alone; the
-peak of the device's memory, where its driver reports it; and rows and greedy tokens beside the CPU's
-(compare_with_cpu.py). The exit code is 1 where any model was wrong or failed.
+Printed are, for each model: where its operators run; passes by width after a short and a long text, and the first
+pass of a width beside a later one; tokens a second with drafts of three by a drafter on the CPU, in sequence,
+ahead and hedged, each beside plain decoding in turn in the same session; the share of the time in which both
+models worked; bytes between host and device for a pass, computed from the arrays that are bound, and the time of
+passes that return whole rows and of passes that return likeliest tokens alone; the peak of the device's memory,
+where its driver reports it; and rows, trees and greedy tokens beside the CPU's (compare_with_cpu.py). On CUDA
+passes are measured again with ONNX Runtime's other kernels for matrices in blocks (ep.cuda.fpa_intb_gemm). The
+exit code is 1 where any model was wrong or failed.
 """
 
 import gc
@@ -21,9 +25,12 @@ import shutil
 import signal
 import sys
 import tempfile
+import traceback
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import date
 from math import inf
 from pathlib import Path
 from threading import Event, Thread
@@ -40,14 +47,19 @@ from edgespec import load
 from edgespec.config.options import DEFAULT_MODEL
 from edgespec.errors import EdgeSpecError, MemoryExhausted
 from edgespec.export.convert import export_model
-from edgespec.loading.open_model import ModelFolder, open_model, weights_bytes
+from edgespec.loading.open_model import ModelFolder, open_model, weights_bytes, weights_size
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.memory.device_memory import Places
 from edgespec.memory.free_memory import HOST, free_memory
+from edgespec.memory.nvml import read_nvidia_driver
 from edgespec.models.catalog import CATALOG, CatalogFile
 from edgespec.models.fetch import fetch
 from edgespec.profiling.measure import profile_target
-from edgespec.runtimes.devices import Device, find_device
+from edgespec.runtimes import cuda
+from edgespec.runtimes.devices import Device, driver_versions, find_device
+from edgespec.runtimes.node_placement import find_strays, format_placement, read_node_placement
+from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.tree import OnnxTreeDecoder, can_run_trees
 from edgespec.system.disk import require_disk_space
 from edgespec.system.system_info import system_info
 from edgespec.types import ArgmaxDecoder, Decoder, TokenIds
@@ -65,6 +77,15 @@ _CPU_GROWTH = {"int4": 1.0, "fp16": 2.0, "fp32": 1.0}  # the CPU widens half flo
 _RESERVE_BYTES = 2 << 30
 _POLL_S = 0.02
 _NUM_PASSES = 8
+_COLD_WIDTHS = (3, 5, 7, 12)  # which no other measurement has run before
+_SMOLLM2_WEIGHTS = 135_000_000
+# Other kernels of CUDA's provider for matrices in blocks. ONNX Runtime has them off (docs/log/devices.md).
+_OTHER_KERNELS = ("ep.cuda.fpa_intb_gemm", "1")
+_FINE = ("right", "not compared", "left out")
+
+
+class LeftOut(Exception):
+    """A model that cannot be had, or that there is no time for."""
 
 
 class Pair(NamedTuple):
@@ -83,24 +104,67 @@ def main() -> int:
     options = parse_options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     device = find_device(options.device)
-    found = {"device": device.name, "provider": device.provider, "host": system_info()}
-    document: dict[str, Any] = {**found, "models": []}
+    document: dict[str, Any] = {"date": str(date.today()), **describe(device), "models": []}
+    if not options.json:
+        print("\n".join(format_machine(document)), flush=True)
+    budget = Budget(60 * options.minutes)
     with tempfile.TemporaryDirectory(prefix="gpu-check-", dir=options.workplace) as workplace:
         for name in options.shapes:
             for precision in options.precisions:
                 document["models"].append(
-                    check(name, precision, device, options.tokens, Path(workplace) / "model")
+                    check(name, precision, device, options, budget, Path(workplace) / "model")
                 )
                 if not options.json:
                     print("\n".join(format_model(document["models"][-1])), flush=True)
     if options.json:
         print(json.dumps(document, indent=1))
-    return int(any(found["verdict"] not in ("right", "not compared") for found in document["models"]))
+    return int(any(found["verdict"] not in _FINE for found in document["models"]))
+
+
+class Budget:
+    """Seconds for all models; what the next takes is foreseen from the last one, by their numbers of weights."""
+
+    def __init__(self, budget_s: float) -> None:
+        self._started_s, self._budget_s = perf_counter(), budget_s
+        self._begun_s = self._started_s
+        self._weight_s = 0.0
+
+    def begin(self, num_weights: int) -> None:
+        """Raises LeftOut: A model would end after the budget."""
+        self._begun_s = perf_counter()
+        left_s = self._budget_s - (self._begun_s - self._started_s)
+        if self._weight_s * num_weights > left_s:
+            foreseen_s = self._weight_s * num_weights
+            raise LeftOut(f"it would take about {foreseen_s:.0f} s, and {left_s:.0f} s are left; raise --minutes")
+
+    def end(self, num_weights: int) -> None:
+        self._weight_s = (perf_counter() - self._begun_s) / num_weights
+
+
+def num_weights(name: str) -> int:
+    return _SMOLLM2_WEIGHTS if name == REAL else SHAPES[name].num_weights
+
+
+def describe(device: Device) -> dict[str, Any]:
+    """The device, its driver and memory, and the versions of everything."""
+    found: dict[str, Any] = {"device": device.name, "provider": device.provider, "hardware": device.hardware}
+    found["options"] = {**dict(device.options), **dict(device.entries)}
+    found["drivers"] = list(driver_versions(device))
+    if (driver := read_nvidia_driver()) is not None:
+        found["nvidia"] = {
+            "driver": driver.driver,
+            "cuda": ".".join(map(str, driver.cuda)),
+            "gpus": [[gpu.name, gpu.memory_bytes, gpu.free_bytes] for gpu in driver.gpus],
+        }
+    return {**found, "host": system_info()}
 
 
 def parse_options() -> Namespace:
     parser = ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cuda", help="as edgespec devices names it (default cuda)")
+    parser.add_argument("--minutes", type=float, default=10, help="models that would end later are left out")
+    parser.add_argument("--gguf", type=Path, help="SmolLM2's file, in place of fetching it")
+    parser.add_argument("--offline", action="store_true", help="fetch nothing: without --gguf, no SmolLM2")
     parser.add_argument("--shapes", help=f"among {REAL},{','.join(SHAPES)} (default {','.join(_ALL)})")
     parser.add_argument("--precisions", default="int4", help="among int4,fp16,fp32 (default int4)")
     parser.add_argument("--quick", action="store_true", help=f"{','.join(_QUICK)} and shorter answers")
@@ -117,37 +181,47 @@ def parse_options() -> Namespace:
         parser.error(f"unknown: {', '.join(unknown)}")
     if options.workplace and not options.workplace.is_dir():
         parser.error(f"--workplace is {options.workplace}; wanted a folder that exists")
+    if options.gguf and not options.gguf.is_file():
+        parser.error(f"--gguf is {options.gguf}; wanted a file that exists")
     return options
 
 
-def check(name: str, precision: str, device: Device, num_tokens: int, folder: Path) -> dict[str, Any]:
+def check(
+    name: str, precision: str, device: Device, options: Namespace, budget: Budget, folder: Path
+) -> dict[str, Any]:
     """The figures of one model, or the reason why there are none. Its folder is deleted."""
     found: dict[str, Any] = {"model": name, "precision": precision, "verdict": "not compared"}
     try:
+        budget.begin(num_weights(name))
         with record_peak_memory(device, found):
             report(f"{name} in {precision}: exporting")
-            pair = make_pair(name, precision, folder)
+            pair = make_pair(name, precision, folder, options)
             found |= {"weights_bytes": weights_bytes(pair.target), "drafter": pair.agreement}
+            found["device_bytes"] = weights_size(pair.target).device_bytes
             report(f"{name} in {precision}: passes, and rows beside the CPU's")
             found |= measure_target(pair.target, device)
             report(f"{name} in {precision}: answers")
-            found["schedules"] = {each: answer(pair, each, device, num_tokens) for each in _SCHEDULES}
-    except EdgeSpecError as error:
-        verdict = "not compared" if isinstance(error, MemoryExhausted) else "failed"
-        found |= {"failed": f"{type(error).__name__}: {error}", "verdict": verdict}
+            found["schedules"] = {each: answer(pair, each, device, options.tokens) for each in _SCHEDULES}
+        budget.end(num_weights(name))
+    except LeftOut as error:
+        found |= {"failed": str(error), "verdict": "left out"}
+    except MemoryExhausted as error:
+        found |= {"failed": str(error), "verdict": "not compared"}
+    except Exception as error:  # of any kind: the next model may do, and the page says what this one met
+        found |= {"failed": f"{type(error).__name__}: {error}", "verdict": "failed"}
+        if not isinstance(error, EdgeSpecError):
+            report(traceback.format_exc())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return found
 
 
-def make_pair(name: str, precision: str, folder: Path) -> Pair:
+def make_pair(name: str, precision: str, folder: Path, options: Namespace) -> Pair:
     """Export a model for the device, and its drafter for the CPU."""
     folder.mkdir(parents=True)
     target, drafter = folder / "target", folder / "drafter"
     if name == REAL:
-        entry = CATALOG[DEFAULT_MODEL].source
-        assert isinstance(entry, CatalogFile)
-        source = fetch(entry, folder, report)
+        source = options.gguf or fetch_real(folder, offline=options.offline)
         export_model(source, target, precision=precision, form="gpu")
         export_model(source, drafter, precision="int4")
         return Pair(open_folder(target), drafter, "its own weights in int4 on the CPU")
@@ -164,17 +238,38 @@ def make_pair(name: str, precision: str, folder: Path) -> Pair:
     return Pair(open_folder(target), drafter, "its own first layers, as the others change almost nothing")
 
 
+def fetch_real(folder: Path, *, offline: bool) -> Path:
+    """SmolLM2's file; raises LeftOut: It cannot be had."""
+    entry = CATALOG[DEFAULT_MODEL].source
+    assert isinstance(entry, CatalogFile)
+    try:
+        return fetch(entry, folder, report, offline=offline)
+    except EdgeSpecError as error:
+        raise LeftOut(f"{error} (or name its file with --gguf)") from error
+
+
 def open_folder(folder: Path) -> ModelFolder:
     return ModelFolder(folder, read_manifest(folder))
 
 
 def measure_target(target: ModelFolder, device: Device) -> dict[str, Any]:
     """Passes of the target by width, the bytes that they carry, and its rows compared with the CPU's."""
-    decoder: Decoder = open_model(target, device, None, False, False)
+    started_s = perf_counter()
+    decoder = open_model(target, device, None, False, False)
+    assert isinstance(decoder, OnnxDecoder)
+    opened_s = perf_counter() - started_s
+    placement = read_node_placement(decoder._passes._session)
+    cold_s = time_first_passes(decoder)
     profile = profile_target(decoder)
     near = min(profile.passes_s)
     itemsize = logits_itemsize(target)
     found: dict[str, Any] = {
+        "opened_s": opened_s,
+        "placement": format_placement(placement),
+        "strays": find_strays(placement, device, target.manifest.kv_cache.num_layers),
+        "max_pass_tokens": decoder.max_pass_tokens,
+        "chooses": decoder.has_argmax,
+        "cold_s": cold_s,
         "passes_s": {str(past): dict(widths) for past, widths in profile.passes_s.items()},
         "prefill_s": profile.prefill_s,
         "row_s": profile.transfer_s,
@@ -186,9 +281,56 @@ def measure_target(target: ModelFolder, device: Device) -> dict[str, Any]:
     if needed > room.free_bytes:
         free = f"{room.free_bytes / 2**30:.1f} free within {room.bound}"
         reason = f"about {needed / 2**30:.1f} GiB are needed and {free}"
-        return found | {"verdict": "not compared", "verdict_reason": reason}
-    reference = open_model(target, find_device("cpu"), None, False, False)
-    return found | compare_with_cpu(decoder, reference)
+        found |= {"verdict": "not compared", "verdict_reason": reason}
+    else:
+        reference = open_model(target, find_device("cpu"), None, False, False)
+        found |= compare_with_cpu(decoder, reference)
+        del reference
+    del decoder  # one session at a time is on the device
+    gc.collect()
+    return found | {"trees": check_trees(target, device), "other_kernels_s": time_other_kernels(target, device)}
+
+
+def time_first_passes(decoder: Decoder) -> dict[int, tuple[float, float]]:
+    """Seconds of the first pass of a width, and of the fastest of some later ones."""
+    found = {}
+    for width in _COLD_WIDTHS:
+        taken = [time_pass(decoder, width, i) for i in range(4)]
+        found[width] = taken[0], min(taken[1:])
+    return found
+
+
+def time_pass(decoder: Decoder, width: int, number: int) -> float:
+    text = np.arange(64 + width, dtype=np.int32) % decoder.vocab_size
+    decoder.logits(text[:64], 1)
+    text[64:] = (text[64:] + number + 1) % decoder.vocab_size
+    started = perf_counter()
+    decoder.logits(text, width)
+    return perf_counter() - started
+
+
+def check_trees(target: ModelFolder, device: Device) -> str:
+    """Whether the device runs trees of drafts in one pass."""
+    if not can_run_trees(target.manifest, device):
+        return "not for this device"
+    try:
+        decoder = OnnxTreeDecoder(*target, device)
+    except EdgeSpecError as error:
+        return f"refused: {error}"
+    return "right" if decoder._runs_trees else "wrong, so that each branch has a pass of its own"
+
+
+def time_other_kernels(target: ModelFolder, device: Device) -> dict[str, Any] | None:
+    """Passes by width with CUDA's other kernels for matrices in blocks, and the seconds that opening took."""
+    if device.provider != cuda.PROVIDER or target.manifest.precision != "int4":
+        return None
+    started_s = perf_counter()
+    decoder = open_model(target, replace(device, entries=(*device.entries, _OTHER_KERNELS)), None, False, False)
+    opened_s = perf_counter() - started_s
+    passes_s = {
+        width: min(time_pass(decoder, width, i) for i in range(_NUM_PASSES)) for width in (1, 2, 4, 6, 8, 16)
+    }
+    return {"opened_s": opened_s, "passes_s": passes_s}
 
 
 def bytes_of_pass(manifest: Manifest, num_past: int, width: int, logits_itemsize: int) -> dict[str, int]:
@@ -276,15 +418,50 @@ def record_peak_memory(device: Device, found: dict[str, Any]) -> Iterator[None]:
     gc.collect()
 
 
+def format_machine(document: dict[str, Any]) -> list[str]:
+    """The lines that say what was checked, and with which versions."""
+    host = document["host"]
+    name = document["hardware"] or "hardware without a name"
+    lines = [f"{document['date']}: {document['device']} ({document['provider']}), {name}"]
+    if nvidia := document.get("nvidia"):
+        gpus = (f"{name}, {format_memory(total, free)}" for name, total, free in nvidia["gpus"])
+        lines.append(f"  NVIDIA driver {nvidia['driver']}, CUDA up to {nvidia['cuda']}: {'; '.join(gpus)}")
+    lines += [f"  {line}" for line in document["drivers"]]
+    lines.append(f"  {', '.join(f'{label} {text}' for label, text in host.items())}")
+    if document["options"]:
+        lines.append(f"  {', '.join(f'{key}={value}' for key, value in document['options'].items())}")
+    return [*lines, ""]
+
+
+def format_memory(total: int | None, free: int | None) -> str:
+    if total is None or free is None:
+        return "no memory of its own"
+    return f"{total / 2**30:.1f} GiB, {free / 2**30:.1f} free"
+
+
 def format_model(found: dict[str, Any]) -> list[str]:
     """The lines that a person reads."""
     title = f"{found['model']} in {found['precision']}"
     if "failed" in found:
-        return [f"{title}: {found['failed']}", ""]
-    lines = [f"{title}: weights {found['weights_bytes'] / 1e9:.2f} GB; drafter: {found['drafter']}"]
+        return [f"{title}: {found['verdict']}: {found['failed']}", ""]
+    lines = [
+        f"{title}: weights {found['weights_bytes'] / 1e6:.0f} MB, {found['device_bytes'] / 1e6:.0f} on a device; "
+        f"opened in {found['opened_s']:.1f} s; drafter: {found['drafter']}",
+        f"  {found['placement']}; passes of up to {found['max_pass_tokens']} tokens are right; "
+        f"trees: {found['trees']}",
+    ]
+    lines += [f"  {found['strays']}"] if found["strays"] else []
     for past, widths in found["passes_s"].items():
-        passes = ", ".join(f"{width}: {1e3 * s:.2f}" for width, s in widths.items())
-        lines.append(f"  ms a pass after {past} tokens by width: {passes}")
+        step_s = widths[min(widths)]
+        passes = ", ".join(f"{width}: {1e3 * s:.2f} ({s / step_s:.2f})" for width, s in widths.items())
+        lines.append(f"  ms a pass after {past} tokens by width, and in steps: {passes}")
+    cold = ", ".join(
+        f"{width}: {1e3 * one:.1f}, {1e3 * later:.1f}" for width, (one, later) in found["cold_s"].items()
+    )
+    lines.append(f"  ms of the first pass of a width and of a later one: {cold}")
+    if other := found["other_kernels_s"]:
+        passes = ", ".join(f"{width}: {1e3 * s:.2f}" for width, s in other["passes_s"].items())
+        lines.append(f"  with {'='.join(_OTHER_KERNELS)}: {passes}; opened in {other['opened_s']:.1f} s")
     prefill_ms, row_ms = (1e3 * found[each] for each in ("prefill_s", "row_s"))
     lines.append(f"  a token of a prompt {prefill_ms:.3f} ms, a further row {row_ms:.3f} ms")
     for width in (1, 8):

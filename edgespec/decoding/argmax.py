@@ -4,16 +4,31 @@ The device gives one id for each row, 8 bytes; the row that is read gives every 
 acceptance and learning need no second way.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
+import numpy.typing as npt
 
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.types import ArgmaxDecoder, Decoder, ForwardingDecoder, Logits, TokenIds, TreeDecoder
+from edgespec.types import (
+    ArgmaxDecoder,
+    ArgmaxTreeDecoder,
+    Decoder,
+    ForwardingDecoder,
+    Logits,
+    TokenIds,
+    TreeDecoder,
+)
 
 
 def decoder_for(sampling: SamplingParams, target: Decoder) -> Decoder:
-    """ArgmaxRows of the target where the likeliest tokens are enough and no trees are run, else the target."""
-    is_enough = sampling.is_greedy and not sampling.has_penalties and not isinstance(target, TreeDecoder)
-    return ArgmaxRows(target) if is_enough and isinstance(target, ArgmaxDecoder) and target.has_argmax else target
+    """ArgmaxRows of the target where the likeliest tokens are enough and it finds them, else the target."""
+    is_enough = sampling.is_greedy and not sampling.has_penalties
+    if not is_enough or not isinstance(target, ArgmaxDecoder) or not target.has_argmax:
+        return target
+    if isinstance(target, TreeDecoder):
+        return ArgmaxTreeRows(target) if isinstance(target, ArgmaxTreeDecoder) else target
+    return ArgmaxRows(target)
 
 
 class ArgmaxRows(ForwardingDecoder):
@@ -32,9 +47,9 @@ class ArgmaxRows(ForwardingDecoder):
         Where one holds a value that is not finite the target's own rows come instead, for the sampler to judge.
         """
         found = self._decoder.argmax(tokens, num_last)
-        if not found.is_sound.all():
-            return self._decoder.logits(tokens, num_last)
-        ids = found.ids
+        return self._rows_of(found.ids) if found.is_sound.all() else self._decoder.logits(tokens, num_last)
+
+    def _rows_of(self, ids: npt.NDArray[np.int64]) -> Logits:
         # The array is reused: to fill a row of 152,000 takes as long as to search it.
         self._rows[np.arange(len(self._ids)), self._ids] = -np.inf
         if len(ids) > len(self._rows):
@@ -44,3 +59,18 @@ class ArgmaxRows(ForwardingDecoder):
         rows = self._rows[: len(ids)]
         rows.flags.writeable = False
         return rows
+
+
+class ArgmaxTreeRows(ArgmaxRows):
+    """ArgmaxRows that runs trees too."""
+
+    _decoder: ArgmaxTreeDecoder
+
+    def tree_logits(
+        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
+    ) -> Logits:
+        """Rows of a tree as in logits, [num_nodes + 1, vocab_size], or the last num_last of them."""
+        found = self._decoder.tree_argmax(tokens, nodes, parents)
+        if not found.is_sound.all():
+            return self._decoder.tree_logits(tokens, nodes, parents, num_last)
+        return self._rows_of(found.ids if num_last is None else found.ids[-num_last:])

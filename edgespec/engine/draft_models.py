@@ -12,7 +12,7 @@ from edgespec.drafters.lanes import ThreadLane
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.text_drafters import make_text_drafters
 from edgespec.errors import UsageError
-from edgespec.loading.open_model import ModelFolder, open_drafter, read_tokenizer, weights_bytes
+from edgespec.loading.open_model import ModelFolder, open_drafter, read_tokenizer, weights_size
 from edgespec.loading.placement import Placement
 from edgespec.memory.estimate import bytes_by_place, estimate_memory, sum_bytes
 from edgespec.memory.free_memory import FreeByPlace
@@ -91,7 +91,7 @@ def candidates(chain: Chain, place: str, rooms: FreeByPlace) -> list[Candidate]:
         place: Where their memory lies.
     """
     needed = [
-        bytes_by_place(estimate_memory(model.manifest, weights_bytes(model)), place, rooms)
+        bytes_by_place(estimate_memory(model.manifest, weights_size(model)), place, rooms)
         for model in chain.models
     ]
     return [

@@ -55,5 +55,6 @@ def learned_speculation(
         costs, slowed = DraftCosts(*drafts[lane]), known_beside.slowed
         stats[name] = DraftModelStats(costs, contention=slowed, branched=branching_cost(known_beside))
     speculation = Speculation(drafters, None, ratios, profile.context_costs(), stats, known.chances, save)
+    speculation.warm = None if placement.device.name == "cpu" else set()
     save(speculation, report)
     return speculation

@@ -26,9 +26,10 @@ from edgespec.engine.resolve import NamedDrafter, Resolved, resolve
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted, UsageError
 from edgespec.loading.device_forms import explain_form, require_form
 from edgespec.loading.memory_fit import MemoryFit, fit_memory
-from edgespec.loading.open_model import ModelFolder, open_model, read_chat_template, read_tokenizer, weights_bytes
+from edgespec.loading.open_model import ModelFolder, open_model, read_chat_template, read_tokenizer, weights_size
 from edgespec.loading.placement import Placement
 from edgespec.memory.estimate import arena_bytes, estimate_memory, growth_bytes, texts_bytes
+from edgespec.memory.free_memory import HOST
 from edgespec.models.home import ModelHome
 from edgespec.planning.choice import ScheduleChoice, choose_schedule, choose_threads
 from edgespec.policy.limits import MAX_DRAFT_TOKENS, MAX_FIXED_TOKENS
@@ -238,7 +239,7 @@ def _bounded(device: Device, space: MemoryFit) -> Device:
     room, manifest = space.free_memory.get(space.target_place), space.target.manifest
     if room is None:
         return device
-    estimate = estimate_memory(manifest, weights_bytes(space.target), manifest.context_length)
+    estimate = estimate_memory(manifest, weights_size(space.target), manifest.context_length)
     return limit_arena(device, arena_bytes(estimate, room.free_bytes))
 
 
@@ -280,7 +281,13 @@ def _drafter_pool(
         ],
         MemoryWatch(
             [each.tier for each in sets],
-            lambda held, wanted: growth_bytes(manifest.kv_cache, held, wanted, manifest.context_length),
+            lambda held, wanted: growth_bytes(
+                manifest.kv_cache,
+                held,
+                wanted,
+                manifest.context_length,
+                on_device=space.target_place != HOST,
+            ),
             space.read_free_memory,
             space.target_place,
         ),

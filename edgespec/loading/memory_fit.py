@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from edgespec.loading.open_model import ModelFolder, weights_bytes
+from edgespec.loading.open_model import ModelFolder, weights_size
 from edgespec.loading.placement import Placement
 from edgespec.memory.device_memory import Places
 from edgespec.memory.estimate import bytes_by_place, estimate_memory, fitting_context, require_memory
@@ -43,7 +43,7 @@ def fit_memory(
     places = Places(memories, host, report)
     target_place, drafter_place = (places.place_of(memory) for memory in memories)
     free_memory = places()
-    size = weights_bytes(stated)
+    size = weights_size(stated)
     fitting = fitting_context(stated.manifest, size, target_place, free_memory, max_draft_tokens)
     target = stated._replace(manifest=replace(stated.manifest, context_length=fitting))
     estimate = estimate_memory(target.manifest, size, max_draft_tokens=max_draft_tokens)

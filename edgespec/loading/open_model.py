@@ -12,8 +12,10 @@ from edgespec.errors import UsageError
 from edgespec.loading.calibration import calibration_texts
 from edgespec.loading.vocab_subset import SubsetDecoder, read_subset
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest, verify_files
+from edgespec.memory.estimate import WeightsSize
 from edgespec.models import genai
 from edgespec.runtimes import foreign
+from edgespec.runtimes.device_size import read_device_size
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.ranges import observe_ranges
@@ -50,6 +52,14 @@ def weights_bytes(model: ModelFolder) -> int:
     size = (weights if weights.is_file() else folder / manifest.graph).stat().st_size
     whole = read_manifest(folder).kv_cache.num_layers if manifest.files else manifest.kv_cache.num_layers
     return size * manifest.kv_cache.num_layers // whole
+
+
+def weights_size(model: ModelFolder) -> WeightsSize:
+    """Size of the weights in the file, and on a device if the folder was exported for one with its own memory."""
+    file_bytes = weights_bytes(model)
+    if model.manifest.form != "gpu":
+        return WeightsSize(file_bytes, file_bytes)
+    return WeightsSize(file_bytes, *read_device_size(model.folder / model.manifest.graph))
 
 
 def read_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:

@@ -41,6 +41,17 @@ _LEAST_CONTEXT = 1024
 _CONTEXT_STEP = 256
 
 
+class WeightsSize(NamedTuple):
+    """A model's weights, in bytes.
+
+    A file may hold a table once that two nodes read. It is mapped once, and a device copies it for each.
+    """
+
+    file_bytes: int
+    device_bytes: int  # as copied to a device: a tensor for each node that reads it
+    unpacked_bytes: int = 0  # the largest matrix that a device unpacks for a wide pass
+
+
 class MemoryEstimate(NamedTuple):
     """What a model takes."""
 
@@ -48,53 +59,63 @@ class MemoryEstimate(NamedTuple):
     address_bytes: int  # address space of weights and session, where mapped files count as a whole
     kv_cache_bytes: int  # for the context that is foreseen
     workspace_bytes: int  # of a pass
-    file_bytes: int  # the weights as they are stored
+    replaced_bytes: int  # shorter KV buffers, which a device holds until a pass behind the growth is over
+    size: WeightsSize  # the weights as they are stored
 
     def host_bytes(self, free: FreeMemory) -> int:
         """What the model takes of the host's memory, counted as its free memory is."""
         opened_bytes = self.address_bytes if free.counts_files else self.weights_bytes
         return opened_bytes + self.kv_cache_bytes + self.workspace_bytes
 
+    @property
+    def device_bytes(self) -> int:
+        """What the model takes of a device with memory of its own, which was measured on none."""
+        cache_bytes = self.kv_cache_bytes + self.replaced_bytes
+        return self.size.device_bytes + cache_bytes + self.workspace_bytes + self.size.unpacked_bytes
+
 
 def estimate_memory(
-    manifest: Manifest, file_bytes: int, num_tokens: int | None = None, max_draft_tokens: int = MAX_DRAFT_TOKENS
+    manifest: Manifest,
+    size: WeightsSize | int,
+    num_tokens: int | None = None,
+    max_draft_tokens: int = MAX_DRAFT_TOKENS,
 ) -> MemoryEstimate:
-    """What a model with a weights file of file_bytes takes on the CPU.
+    """What a model with weights of a size takes; of a model that is not there yet the size of the file alone.
 
     num_tokens is the context that is foreseen, 2048 or the model's own unless given; max_draft_tokens is the
     longest draft that it verifies in one pass.
     """
+    if isinstance(size, int):
+        size = WeightsSize(size, size)
     num_tokens = min(num_tokens or FORESEEN_TOKENS, manifest.context_length)
     growth = _FLOATS_GROWTH.get(manifest.precision, _BLOCKS_GROWTH)
-    resident, addressed = (int(each * file_bytes) + own for each, own in zip(growth, _SESSION_BYTES, strict=True))
+    resident, addressed = (
+        int(each * size.file_bytes) + own for each, own in zip(growth, _SESSION_BYTES, strict=True)
+    )
     return MemoryEstimate(
         resident,
         addressed,
         cache_bytes(manifest.kv_cache, num_tokens, manifest.context_length),
         workspace_bytes(manifest, num_tokens, max_draft_tokens),
-        file_bytes,
+        _replaced_bytes(manifest.kv_cache, num_tokens, manifest.context_length),
+        size,
     )
 
 
 def bytes_by_place(estimate: MemoryEstimate, place: str, free: FreeByPlace) -> Bytes:
-    """What a model takes of each place. A device with memory of its own leaves only the session to the host.
-
-    Such a device is taken to hold the weights as they are stored, which was measured on none.
-    """
+    """What a model takes of each place. A device with memory of its own leaves only the session to the host."""
     if place == HOST:
         return {HOST: estimate.host_bytes(free[HOST])}
-    device_bytes = estimate.file_bytes + estimate.kv_cache_bytes + estimate.workspace_bytes
-    return {HOST: _SESSION_BYTES[free[HOST].counts_files], place: device_bytes}
+    return {HOST: _SESSION_BYTES[free[HOST].counts_files], place: estimate.device_bytes}
 
 
 def arena_bytes(estimate: MemoryEstimate, free_bytes: int) -> int:
-    """What a pass may take on a device: all that is free but the weights and the KV cache, and a reserve.
+    """What a session may take on a device, where free_bytes are free before it is opened: all but a reserve.
 
-    The estimate is of a target with the KV cache of its whole context, which such a device holds from the start.
+    ONNX Runtime counts all that the session takes there: weights, KV cache and what passes take. It subtracts the
+    weights from the limit without a check, so that a limit below them is none (docs/log/devices.md).
     """
-    return max(
-        estimate.workspace_bytes, free_bytes - estimate.file_bytes - estimate.kv_cache_bytes - RESERVE_BYTES
-    )
+    return max(estimate.device_bytes, free_bytes - RESERVE_BYTES)
 
 
 def sum_bytes(parts: Iterable[Bytes]) -> Bytes:
@@ -106,7 +127,11 @@ def sum_bytes(parts: Iterable[Bytes]) -> Bytes:
 
 
 def fitting_context(
-    manifest: Manifest, file_bytes: int, place: str, free: FreeByPlace, max_draft_tokens: int = MAX_DRAFT_TOKENS
+    manifest: Manifest,
+    size: WeightsSize | int,
+    place: str,
+    free: FreeByPlace,
+    max_draft_tokens: int = MAX_DRAFT_TOKENS,
 ) -> int:
     """The longest context that plain decoding has room for; 1024, or what the model has at least, where none is.
 
@@ -114,9 +139,7 @@ def fitting_context(
     """
 
     def is_short(num_tokens: int) -> bool:
-        needed = bytes_by_place(
-            estimate_full_context(manifest, file_bytes, num_tokens, max_draft_tokens), place, free
-        )
+        needed = bytes_by_place(estimate_full_context(manifest, size, num_tokens, max_draft_tokens), place, free)
         return any(needed.get(at, 0) + RESERVE_BYTES > there.free_bytes for at, there in free.items())
 
     lengths = context_lengths(manifest)
@@ -132,14 +155,24 @@ def context_lengths(manifest: Manifest) -> list[int]:
 
 
 def estimate_full_context(
-    manifest: Manifest, file_bytes: int, num_tokens: int, max_draft_tokens: int = MAX_DRAFT_TOKENS
+    manifest: Manifest,
+    size: WeightsSize | int,
+    num_tokens: int,
+    max_draft_tokens: int = MAX_DRAFT_TOKENS,
 ) -> MemoryEstimate:
     """What a model that is loaded with a context of num_tokens takes by the time that it is full."""
     if manifest.kv_cache.form == "static":
-        return estimate_memory(manifest, file_bytes, max_draft_tokens=max_draft_tokens)
+        return estimate_memory(manifest, size, max_draft_tokens=max_draft_tokens)
     shortened = replace(manifest, context_length=num_tokens)
-    estimate = estimate_memory(shortened, file_bytes, num_tokens, max_draft_tokens)
+    estimate = estimate_memory(shortened, size, num_tokens, max_draft_tokens)
     return estimate._replace(kv_cache_bytes=_peak_bytes(manifest.kv_cache, num_tokens))
+
+
+def _replaced_bytes(kv: KVCache, num_tokens: int, context_length: int) -> int:
+    """The buffers that the last growth on the way to num_tokens replaces."""
+    after = next_capacity(0, num_tokens, context_length)
+    before = next_capacity(0, (after + 1) // 2, context_length)
+    return kv.bytes_per_token * before if kv.form == "shared_buffer" and before < after else 0
 
 
 def _peak_bytes(kv: KVCache, num_tokens: int) -> int:
@@ -156,11 +189,15 @@ def cache_bytes(kv: KVCache, num_tokens: int, context_length: int) -> int:
     return buffers * kv.bytes_per_token * next_capacity(0, num_tokens, context_length)
 
 
-def growth_bytes(kv: KVCache, num_held: int, num_tokens: int, context_length: int) -> int:
+def growth_bytes(
+    kv: KVCache, num_held: int, num_tokens: int, context_length: int, *, on_device: bool = False
+) -> int:
     """What the KV cache takes more when it grows from room for num_held tokens to room for num_tokens."""
     before, after = (cache_bytes(kv, num, context_length) for num in (num_held, max(num_held, num_tokens)))
-    # A shared buffer is replaced layer by layer; a growing cache holds old and new at once.
-    return after if kv.form == "growing" and before != after else after - before
+    # A shared buffer is replaced layer by layer; a growing cache holds old and new at once, and a device's arena
+    # gives the old back behind a later pass.
+    holds_both = kv.form == "growing" or on_device
+    return after if holds_both and before != after else after - before
 
 
 def workspace_bytes(manifest: Manifest, num_tokens: int, max_draft_tokens: int = MAX_DRAFT_TOKENS) -> int:
@@ -192,7 +229,7 @@ def require_memory(name: str, estimate: MemoryEstimate, place: str, free: FreeBy
         memory = "memory" if at == HOST else f"the memory of {at}"
         raise MemoryExhausted(
             f"{name} needs about {needed_bytes / 2**20:.0f} MiB of {memory} for plain decoding "
-            f"({_list_parts(estimate, num_bytes, has_cache=at == place)}), but "
+            f"({_list_parts(_beside_weights(estimate, at, place), num_bytes)}), but "
             f"{there.free_bytes / 2**20:.0f} MiB are free within {there.bound}; use a smaller model or one in "
             "fewer bits (edgespec export --precision int4), raise the limit"
             f"{_suggest_limit(needed_bytes, there)}, or close other programs",
@@ -209,8 +246,18 @@ def _suggest_limit(needed_bytes: int, free: FreeMemory) -> str:
     return f" (--memory {steps * _LIMIT_STEP >> 20}M would do)"
 
 
-def _list_parts(estimate: MemoryEstimate, num_bytes: int, *, has_cache: bool) -> str:
-    cache_bytes, work_bytes = (estimate.kv_cache_bytes, estimate.workspace_bytes) if has_cache else (0, 0)
+def _beside_weights(estimate: MemoryEstimate, at: str, place: str) -> tuple[int, int]:
+    """The KV cache and the workspace that a model on the device of a place holds at another, or there."""
+    if at != place:
+        return 0, 0
+    if place == HOST:
+        return estimate.kv_cache_bytes, estimate.workspace_bytes
+    workspace = estimate.workspace_bytes + estimate.size.unpacked_bytes
+    return estimate.kv_cache_bytes + estimate.replaced_bytes, workspace
+
+
+def _list_parts(beside_weights: tuple[int, int], num_bytes: int) -> str:
+    cache_bytes, work_bytes = beside_weights
     parts = {
         "weights and session": num_bytes - cache_bytes - work_bytes,
         "KV cache": cache_bytes,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from edgespec.drafters.cross_vocabulary import load_translation
 from edgespec.drafters.lookahead import best_window
 from edgespec.loading.memory_fit import MemoryFit, fit_memory
-from edgespec.loading.open_model import ModelFolder, weights_bytes
+from edgespec.loading.open_model import ModelFolder, weights_size
 from edgespec.loading.placement import Placement
 from edgespec.manifest import Manifest
 from edgespec.memory.estimate import (
@@ -123,7 +123,7 @@ def without_trees(drafter: Manifest, device: Device) -> Manifest:
 
 
 def _memory(models: Sequence[ModelFolder], placement: Placement, space: MemoryFit) -> MemoryNeeds:
-    sizes = {model.manifest.name: weights_bytes(model) for model in models}
+    sizes = {model.manifest.name: weights_size(model) for model in models}
     places = {placement.drafter_device.name: space.drafter_place, placement.device.name: space.target_place}
 
     def needed(manifest: Manifest, context: int, device: str) -> Bytes:
@@ -139,10 +139,10 @@ def _free(space: MemoryFit) -> Bytes:
 
 def _lacking(target: ModelFolder, drafter: ModelFolder | None, space: MemoryFit, num_tokens: int) -> str:
     """Which memory is too small to open both models, with num_tokens in the target's cache; empty if all fits."""
-    estimate = estimate_memory(target.manifest, weights_bytes(target), num_tokens)
+    estimate = estimate_memory(target.manifest, weights_size(target), num_tokens)
     parts = [bytes_by_place(estimate, space.target_place, space.free_memory)]
     if drafter is not None:
-        estimate = estimate_memory(drafter.manifest, weights_bytes(drafter))
+        estimate = estimate_memory(drafter.manifest, weights_size(drafter))
         parts.append(bytes_by_place(estimate, space.drafter_place, space.free_memory))
     return shortage(sum_bytes(parts), _free(space), num_tokens)
 

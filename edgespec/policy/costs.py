@@ -69,18 +69,24 @@ class PassCosts:
     step_s: seconds of a step behind the present text; None until it is measured.
     context_costs: what a longer text adds.
     context_length: tokens of the present text.
+    warm: widths that the session has run, on a device whose first pass of a width loads or compiles kernels; such
+        a pass does not count. None where the first is like the others.
     """
 
     ratios: dict[int, float] = field(default_factory=lambda: {1: 1.0})
     step_s: float | None = None
     context_costs: ContextCosts = NO_CONTEXT_COSTS
     context_length: int = 0
+    warm: set[int] | None = None
 
     def pass_s(self, width: int) -> float:
         """Seconds of a pass of width tokens; its ratio to a step as long as nothing was measured."""
         return self.ratio(width) * (self.step_s or 1.0)
 
     def observe(self, width: int, taken_s: float) -> None:
+        if self.warm is not None and width not in self.warm:
+            self.warm.add(width)
+            return
         ratio = self.ratio(width)
         if self.step_s is None:
             self.step_s = taken_s / ratio

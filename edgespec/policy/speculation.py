@@ -27,6 +27,7 @@ class Speculation:
     rates: Mapping[Key, tuple[float, float]] = field(default_factory=dict)  # as AcceptanceRates holds them
     save: Callable[["Speculation"], None] = lambda learned: None  # called at the end if answers were weighed
     accept: Acceptance = equality
+    warm: set[int] | None = None  # as costs.PassCosts holds it, for all answers
     _lock: Lock = field(default_factory=Lock)
     _has_news: bool = False
 
@@ -44,7 +45,7 @@ class Speculation:
         if self.draft_length is not None:
             return FixedLength(drafters, self.draft_length, with_distributions=self.with_distributions)
         with self._lock:
-            costs = PassCosts(dict(self.ratios), context_costs=self.context_costs)
+            costs = PassCosts(dict(self.ratios), context_costs=self.context_costs, warm=self.warm)
             rates = AcceptanceRates(dict(self.rates))
         return MeasuredPolicy(drafters, costs, rates, self.models, with_distributions=self.with_distributions)
 

@@ -88,6 +88,17 @@ def test_libraries_are_loaded_before_the_first_session_and_what_they_say_is_the_
     assert cuda.opening_problem(Ort(BUILD)) is None
 
 
+def test_a_gpu_that_is_full_is_there_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What loading a model then says is the lack of memory, with exit code 5."""
+
+    def refuse(*arguments: Any, **named: Any) -> Any:
+        raise RuntimeError("CUDA failure 2: out of memory ; GPU=0 ; hostname=box")
+
+    ort = Ort(BUILD)
+    monkeypatch.setattr(ort, "InferenceSession", refuse)
+    assert cuda.opening_problem(ort) is None
+
+
 def test_a_build_without_the_provider_opens_no_graph_on_it() -> None:
     assert "CUDAExecutionProvider" in onnxruntime.get_available_providers() or cuda.opening_problem(onnxruntime)
     assert cuda.preload_libraries(SimpleNamespace()) == ""
@@ -104,14 +115,14 @@ def test_sessions_of_the_device_are_set_up_for_it(device: devices.Device) -> Non
         "cuda",
         "CUDAExecutionProvider",
         "cuda",
-        options=(("arena_extend_strategy", "kSameAsRequested"),),
+        options=(("arena_extend_strategy", "kSameAsRequested"), ("use_ep_level_unified_stream", "1")),
         entries=(("session.use_device_allocator_for_initializers", "1"),),
         host_threads=1,
         kind="gpu",
     )
     bounded = devices.limit_arena(device, 1 << 30)
     options = onnxruntime.SessionOptions()
-    expected = {"arena_extend_strategy": "kSameAsRequested", "gpu_mem_limit": "1073741824"}
+    expected = dict((*device.options, ("gpu_mem_limit", "1073741824")))
 
     assert request_device(options, bounded) == {"providers": [(cuda.PROVIDER, expected)], "enable_fallback": 0}
     assert options.get_session_config_entry("session.use_device_allocator_for_initializers") == "1"

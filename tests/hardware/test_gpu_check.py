@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from compare_with_cpu import compare_rows, compare_texts, compare_with_cpu
-from gpu_check import bytes_of_pass
+from gpu_check import Budget, LeftOut, bytes_of_pass, format_machine, format_memory
 from random_model import DRAFTER_LAYERS, NUM_KNOWN, SHAPES, drafter_of, write_model
 from safetensors.numpy import load_file
 
@@ -90,6 +90,45 @@ def test_a_drafter_has_the_first_layers_and_rows_of_its_model(tmp_path: Path) ->
         np.testing.assert_array_equal(target[name][rows], tensor)
 
 
+def test_a_model_that_would_end_after_the_budget_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = iter([0.0, 0.0, 60.0, 60.0, 60.0])
+    monkeypatch.setattr("gpu_check.perf_counter", lambda: next(now_s))
+    budget = Budget(600)
+    budget.begin(1_000_000)  # nothing is known of the first
+    budget.end(1_000_000)
+    budget.begin(9_000_000)
+    with pytest.raises(LeftOut, match="about 600 s, and 540 s are left; raise --minutes"):
+        budget.begin(10_000_000)
+
+
+def test_the_page_begins_with_the_device_its_driver_and_all_versions() -> None:
+    document = {
+        "date": "2026-11-22",
+        "device": "cuda",
+        "provider": "CUDAExecutionProvider",
+        "hardware": "NVIDIA Test",
+        "drivers": ["NVRM version: 580"],
+        "nvidia": {"driver": "580.65.06", "cuda": "13.0", "gpus": [["NVIDIA Test", 24 << 30, 20 << 30]]},
+        "options": {"device_id": "0"},
+        "host": {"python": "3.11", "onnxruntime-gpu": "1.31.1"},
+    }
+    page = "\n".join(format_machine(document))
+    for part in ("cuda (CUDAExecutionProvider), NVIDIA Test", "580.65.06, CUDA up to 13.0", "24.0 GiB, 20.0 free"):
+        assert part in page
+    assert "onnxruntime-gpu 1.31.1" in page
+    assert format_memory(None, None) == "no memory of its own"
+
+
+def test_a_model_that_cannot_be_had_is_left_out_and_is_no_failure(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--device", "cpu", "--shapes", "smollm2", "--offline"]
+    done = subprocess.run(
+        [*command, "--workplace", str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "smollm2 in int4: left out:" in done.stdout
+    assert "name its file with --gguf" in done.stdout
+
+
 @pytest.mark.slow
 def test_the_check_runs_on_the_cpu_and_leaves_nothing_behind(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--device", "cpu", "--shapes", "tiny", "--tokens", "12", "--json"]
@@ -100,6 +139,8 @@ def test_the_check_runs_on_the_cpu_and_leaves_nothing_behind(tmp_path: Path) -> 
     assert found["verdict"] == "right"
     assert all(rows["wrong"] == 0 for rows in found["rows"].values())
     assert {"1", "2", "4", "8"} <= set(found["passes_s"]["128"])
+    assert (found["max_pass_tokens"], found["trees"], found["other_kernels_s"]) == (256, "right", None)
+    assert found["device_bytes"] > found["weights_bytes"]  # its embedding is its head
     assert found["bytes"]["8"]["to_host"] == 8 * SHAPES["tiny"].vocab_size * 4
     schedules: dict[str, dict[str, Any]] = found["schedules"]
     assert set(schedules) == {"serial", "pipelined", "hedged"}

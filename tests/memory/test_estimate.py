@@ -2,13 +2,16 @@ from dataclasses import replace
 
 import pytest
 
+from edgespec.decoding.cached_prefix import next_capacity
 from edgespec.errors import MemoryExhausted
 from edgespec.manifest import KVCache, Manifest, Source
 from edgespec.memory.estimate import (
     RESERVE_BYTES,
+    WeightsSize,
     arena_bytes,
     bytes_by_place,
     cache_bytes,
+    estimate_full_context,
     estimate_memory,
     fitting_context,
     growth_bytes,
@@ -34,6 +37,8 @@ MANIFEST = Manifest(
     source=Source(name="qwen", format="gguf", sha256=""),
 )
 ROOM = FreeMemory(8 << 30, "the memory of this machine")
+# Its embedding is its head, and its largest matrix is unpacked in slices.
+SIZE = WeightsSize(1000 * MIB, 1233 * MIB, 256 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +113,31 @@ def test_a_device_of_its_own_leaves_the_host_little() -> None:
     estimate = estimate_memory(MANIFEST, 1000 * MIB)
     assert bytes_by_place(estimate, HOST, {HOST: ROOM}) == {HOST: estimate.host_bytes(ROOM)}
     found = bytes_by_place(estimate, "cuda", {HOST: ROOM})
-    assert found == {HOST: 40 * MIB, "cuda": 1000 * MIB + estimate.kv_cache_bytes + estimate.workspace_bytes}
+    assert found == {HOST: 40 * MIB, "cuda": estimate.device_bytes}
+    # 2048 positions, and the 1024 that they replace.
+    assert estimate.device_bytes == 1000 * MIB + 3072 * KV.bytes_per_token + estimate.workspace_bytes
 
 
-def test_a_pass_on_a_device_may_take_what_weights_and_cache_leave() -> None:
-    estimate = estimate_memory(MANIFEST, 1000 * MIB)._replace(kv_cache_bytes=500 * MIB, workspace_bytes=50 * MIB)
-    assert arena_bytes(estimate, 4000 * MIB) == 2500 * MIB - RESERVE_BYTES
-    assert arena_bytes(estimate, 1600 * MIB) == 50 * MIB
+def test_a_table_that_two_nodes_read_is_twice_on_a_device_and_once_on_the_host() -> None:
+    once, twice = (estimate_memory(MANIFEST, each) for each in (1000 * MIB, SIZE))
+    assert once.host_bytes(ROOM) == twice.host_bytes(ROOM)
+    assert twice.device_bytes - once.device_bytes == 233 * MIB + 256 * MIB
+
+
+def test_a_session_on_a_device_may_take_all_but_a_reserve_and_never_less_than_it_needs() -> None:
+    estimate = estimate_memory(MANIFEST, SIZE, 32768)
+    assert arena_bytes(estimate, 8000 * MIB) == 8000 * MIB - RESERVE_BYTES
+    assert arena_bytes(estimate, 1600 * MIB) == estimate.device_bytes > SIZE.device_bytes
+    assert growth_bytes(KV, 700, 3000, 32768, on_device=True) == 4096 * KV.bytes_per_token
+    assert growth_bytes(KV, 700, 800, 32768, on_device=True) == 0
+
+
+def test_a_context_that_fits_a_device_fits_while_its_cache_grows() -> None:
+    rooms = {HOST: ROOM, "cuda": FreeMemory(4096 * MIB, "the memory of cuda")}
+    fitting = fitting_context(MANIFEST, SIZE, "cuda", rooms)
+    needed = estimate_full_context(MANIFEST, SIZE, fitting).device_bytes
+    assert needed + RESERVE_BYTES <= 4096 * MIB < needed + RESERVE_BYTES + 4096 * KV.bytes_per_token
+    assert next_capacity(0, fitting // 2, fitting) < fitting < 32768
 
 
 def test_a_target_and_its_drafter_take_of_each_place_what_lies_there() -> None:
@@ -126,14 +149,14 @@ def test_a_target_and_its_drafter_take_of_each_place_what_lies_there() -> None:
         "cuda": bytes_by_place(target, "cuda", rooms)["cuda"],
     }
     together = sum_bytes([bytes_by_place(target, "cuda", rooms), bytes_by_place(drafter, "cuda", rooms)])
-    assert together["cuda"] - apart["cuda"] == 100 * MIB + drafter.kv_cache_bytes + drafter.workspace_bytes
+    assert together["cuda"] - apart["cuda"] == drafter.device_bytes
     assert together[HOST] == 80 * MIB
 
 
 @pytest.mark.parametrize(
     ("free_mib", "said"),
     [
-        ({HOST: 8192, "cuda": 512}, r"MiB of the memory of cuda .*\(weights and session 1000, KV cache 112, "),
+        ({HOST: 8192, "cuda": 512}, r"MiB of the memory of cuda .*\(weights and session 1000, KV cache 168, "),
         (
             {HOST: 100, "cuda": 8192},
             r"about 136 MiB of memory .*\(weights and session 40, reserve 96\), but 100 MiB",

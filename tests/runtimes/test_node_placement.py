@@ -11,6 +11,7 @@ from edgespec.errors import DeviceUnavailable
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.node_placement import (
     NodePlacement,
+    find_strays,
     format_placement,
     read_node_placement,
     request_device,
@@ -45,6 +46,17 @@ def test_nodes_are_counted_by_provider_over_all_graphs() -> None:
     )
     assert nodes == {GPU.provider: {"MatMul": 2, "Mul": 1}, "CPUExecutionProvider": {"Shape": 1}}
     assert format_placement(nodes) == f"3 nodes on {GPU.provider}, 1 on CPUExecutionProvider"
+
+
+def test_operators_that_stray_in_each_layer_are_told_with_their_number() -> None:
+    counted = (GPU.provider, ["MatMulNBits"] * 24), ("CPUExecutionProvider", ["Shape", "Gather", "Cast", "Cast"])
+    assert find_strays(found(*counted), GPU, 24) is None
+    assert find_strays(found(*counted), GPU, 2) is None, "as many as layers, and they count lengths"
+    strays = find_strays(found(*counted, ("CPUExecutionProvider", ["Where"] * 24 + ["Mul"] * 49)), GPU, 24)
+    assert strays == (
+        "'webgpu' has no kernel for 49 Mul, 24 Where: CPUExecutionProvider runs them, 3 in each layer, and each "
+        "waits for a copy to the host and back"
+    )
 
 
 def test_lengths_may_be_counted_on_the_cpu_and_products_may_not() -> None:

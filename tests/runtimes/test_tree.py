@@ -203,8 +203,8 @@ def test_folder_without_a_tree_graph_is_refused(tiny_model: Path) -> None:
     manifest = read_manifest(tiny_model)
     with pytest.raises(ManifestError, match="export it again"):
         tree_manifest(replace(manifest, tree_graph=None), find_device("cpu"))
-    with pytest.raises(DeviceUnavailable, match="cpu alone"):
-        tree_manifest(manifest, Device("cuda", "CUDAExecutionProvider"))
+    with pytest.raises(DeviceUnavailable, match="on the CPU, WebGPU and CUDA, not on 'qnn'"):
+        tree_manifest(manifest, Device("qnn", "QNNExecutionProvider"))
 
 
 def test_the_children_of_emitted_tokens_are_judged() -> None:

@@ -1,0 +1,121 @@
+"""Whether a device computes, found out in a process of its own: a driver that crashes ends that and nothing else.
+
+What a provider lists may lack a driver, or have one that is too old; that shows when it computes. The process
+opens graphs of one product of matrices and compares with numpy, in single and in half precision.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from edgespec.errors import EdgeSpecError
+from edgespec.runtimes.devices import Device, find_device, import_onnxruntime
+from edgespec.runtimes.missing import Missing
+from edgespec.runtimes.node_placement import request_device
+from edgespec.runtimes.plugins import driver_fix, library_fix
+
+_LIMIT_S = 60.0  # a driver's first start may compile its shaders
+_SIZE = 64
+_TOLERANCE = 0.05  # of numbers near 5; half floats have 11 bits
+_NO_ADAPTER = "Failed to get a WebGPU adapter"
+
+
+class Abilities(NamedTuple):
+    """has_half_floats: it computes in half precision, which the fp16 and int4 gpu forms need."""
+
+    has_half_floats: bool
+
+
+def check_driver(name: str, timeout_s: float = _LIMIT_S) -> Abilities | Missing:
+    """Let a device compute, by its name; returns what it can do, or what keeps it from working."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", __name__, name],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        return Missing(f"its driver gave no result within {timeout_s:.0f} s", driver_fix(name))
+    except OSError as error:
+        return Missing(f"no process could be started to try it: {error}")
+    return _read_result(name, done.returncode, done.stdout, done.stderr)
+
+
+def _read_result(name: str, code: int, stdout: str, stderr: str) -> Abilities | Missing:
+    with suppress(ValueError, KeyError, IndexError, TypeError):
+        found = json.loads(stdout.strip().splitlines()[-1])
+        if problem := found["problem"]:
+            fix = found["fix"] or library_fix(stderr) or driver_fix(name)
+            return Missing(problem, fix)
+        return Abilities(has_half_floats=bool(found["has_half_floats"]))
+    return Missing(f"its driver crashed ({_ending(code)})", driver_fix(name))
+
+
+def _ending(code: int) -> str:
+    with suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"exit code {code}"
+
+
+def main(name: str) -> int:
+    """In the process: print one line of JSON; the exit code is 0 if the device computes."""
+    result: dict[str, Any] = {"problem": None, "fix": None, "has_half_floats": False}
+    try:
+        device = find_device(name)
+        if problem := _problem(device, np.float32):
+            result["problem"] = problem
+        else:
+            result["has_half_floats"] = _problem(device, np.float16) is None
+    except EdgeSpecError as error:
+        result["problem"] = str(error)
+    print(json.dumps(result), flush=True)
+    return 0 if result["problem"] is None else 1
+
+
+def _problem(device: Device, kind: type[np.floating[Any]]) -> str | None:
+    """Why a product of matrices is not computed, or not rightly; None where it is."""
+    ort = import_onnxruntime()
+    settings = ort.SessionOptions()
+    settings.log_severity_level = 4  # what fails is read back
+    rng = np.random.default_rng(0)
+    x, y = (rng.uniform(-1, 1, (_SIZE, _SIZE)).astype(kind) for _ in range(2))
+    try:
+        session = ort.InferenceSession(_product(kind), settings, **request_device(settings, device))
+        if device.provider not in session.get_providers():
+            return "it runs no products of matrices"
+        (found,) = session.run(None, {"x": x, "y": y})
+    except Exception as error:  # ONNX Runtime has no common base of its own
+        return _describe_failure(str(error))
+    is_right = np.allclose(found.astype(np.float32), x.astype(np.float32) @ y.astype(np.float32), atol=_TOLERANCE)
+    return None if is_right else "it computes a product of matrices wrongly"
+
+
+def adapter_problem(message: str) -> str | None:
+    """What a failure of a provider says of the driver; None where it is about something else."""
+    return "it finds no GPU with a driver that it can use" if _NO_ADAPTER in message else None
+
+
+def _describe_failure(message: str) -> str:
+    return adapter_problem(message) or f"it cannot open a graph: {' '.join(message.split())[:200]}"
+
+
+def _product(kind: type[np.floating[Any]]) -> bytes:
+    from onnx import helper
+
+    number = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    values = [helper.make_tensor_value_info(name, number, [_SIZE, _SIZE]) for name in ("x", "y", "z")]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "y"], ["z"])], "product", values[:2], values[2:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

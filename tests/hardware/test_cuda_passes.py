@@ -1,0 +1,117 @@
+"""Passes on NVIDIA's provider in imitation: caches, trees and several GPUs. What is computed is the CPU's."""
+
+import gc
+from dataclasses import replace
+from pathlib import Path
+
+import growing
+import numpy as np
+import pytest
+from fake_cuda import FakeGpu, install
+
+from edgespec.decoding import trees
+from edgespec.errors import DeviceUnavailable
+from edgespec.export.convert import export_model
+from edgespec.manifest import Manifest, read_manifest
+from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.passes import make_cache
+from edgespec.runtimes.tree import OnnxTreeDecoder
+from edgespec.types import append
+
+CLOSE = 0.05  # logits in half floats, in passes of other widths
+
+
+@pytest.fixture(scope="module")
+def model(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gpu") / "tiny-gpu"
+    export_model(tiny_gguf, folder, precision="int4", form="gpu")
+    return folder
+
+
+@pytest.fixture
+def manifest(model: Path) -> Manifest:
+    return read_manifest(model)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    gc.collect()
+    return install(monkeypatch, FakeGpu())
+
+
+def test_the_cache_grows_in_steps_and_what_it_has_let_go_is_given_back(
+    gpu: FakeGpu, model: Path, manifest: Manifest
+) -> None:
+    decoder = OnnxDecoder(model, manifest, find_device("cuda"))
+    weights = gpu.used - 512 * manifest.kv_cache.bytes_per_token
+    fresh = OnnxDecoder(model, manifest, find_device("cpu"))
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, manifest.vocab_size, 690).astype(np.int32)
+    for length in (100, 300, 520, 521, 690, 40):
+        found, expected = (each.logits(tokens[:length], 2) for each in (decoder, fresh))
+        assert np.abs(found - expected).max() < CLOSE, length
+    assert gpu.used - weights == 700 * manifest.kv_cache.bytes_per_token
+    assert (gpu.kept, gpu.num_shrunk) == (0, 1)
+    decoder.forget()
+    assert gpu.used == weights
+    del decoder
+    gc.collect()
+    assert gpu.used == gpu.kept == 0
+
+
+def test_a_long_text_finds_its_room_at_once(gpu: FakeGpu, model: Path, manifest: Manifest) -> None:
+    decoder = OnnxDecoder(model, manifest, find_device("cuda"))
+    decoder.forget()
+    sizes = list[int]()
+    take = gpu.take
+    gpu.take = lambda num, arena: (sizes.append(num), take(num, arena))[1]  # type: ignore[method-assign]
+    decoder.logits(np.zeros(650, np.int32), 1)
+    assert len(sizes) == 2 * manifest.kv_cache.num_layers
+
+
+def test_trees_are_probed_and_run(gpu: FakeGpu, model: Path, manifest: Manifest) -> None:
+    decoder = OnnxTreeDecoder(model, manifest, find_device("cuda"))
+    fresh = OnnxDecoder(model, manifest, find_device("cpu"))
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(0, manifest.vocab_size, 50).astype(np.int32)
+    parents = (-1, 0, -1, 2, 2, 0)
+    for _ in range(4):
+        nodes = rng.integers(0, manifest.vocab_size, len(parents)).astype(np.int32)
+        num_fed = decoder.num_fed
+        rows = decoder.tree_logits(tokens, nodes, parents)
+        assert decoder.num_fed - num_fed <= len(tokens) + len(nodes), "one pass behind the text"
+        assert np.abs(rows - trees.logits_by_branch(fresh, tokens, nodes, parents)).max() < CLOSE
+        tokens = append(tokens, nodes[trees.path(parents, 4)])
+
+
+@pytest.mark.parametrize(
+    ("form", "fix"),
+    [
+        ("cpu", "export it again with --device cuda, or use --device cpu"),
+        ("gpu", r"\(Gemma\) runs with --device webgpu"),
+    ],
+)
+def test_a_model_in_single_floats_is_refused_before_it_is_opened(
+    form: str, fix: str, gpu: FakeGpu, model: Path, manifest: Manifest
+) -> None:
+    single = replace(manifest, form=form, kv_cache=replace(manifest.kv_cache, dtype="float32"))
+    with pytest.raises(DeviceUnavailable, match=fix) as refused:
+        OnnxDecoder(model, single, find_device("cuda"))
+    assert refused.value.exit_code == 4
+    assert not gpu.devices
+
+
+def test_a_cache_that_is_copied_each_pass_is_refused(gpu: FakeGpu, tmp_path: Path) -> None:
+    growing.write_growing(tmp_path / "growing")
+    manifest = read_manifest(tmp_path / "growing")
+    half = replace(manifest, kv_cache=replace(manifest.kv_cache, dtype="float16"))
+    with pytest.raises(DeviceUnavailable, match="copied each pass, which 'cuda' does not run: export"):
+        make_cache(None, None, half, find_device("cuda"))
+
+
+def test_a_second_gpu_holds_what_it_is_given(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    gpu = install(monkeypatch, FakeGpu(), FakeGpu())
+    decoder = OnnxDecoder(model, read_manifest(model), find_device("cuda:1"))
+    assert decoder.logits(np.arange(5, dtype=np.int32), 1).shape == (1, decoder.vocab_size)
+    assert gpu.devices == [1]
