@@ -1,14 +1,15 @@
 """The devices that auto stands for: those of an earlier decision, or of one that is made now by measuring."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from edgespec.config.drafter_names import SELF, DrafterNames
+from edgespec.engine.device_candidates import CPU, Candidates
 from edgespec.engine.model_forms import forms_of, forms_of_self
 from edgespec.errors import DeviceUnavailable
 from edgespec.loading.open_model import ModelFolder
@@ -22,70 +23,12 @@ from edgespec.planning.device_search import Search, Where
 from edgespec.planning.model_forms import ModelForms
 from edgespec.planning.option import Plan
 from edgespec.profiling.device_probe import DeviceProbe, read_probes, write_probe
-from edgespec.runtimes.devices import Device, find_device, machine_key, usable_devices
-from edgespec.runtimes.hardware import may_have_accelerator
+from edgespec.runtimes.devices import Device, machine_key
+from edgespec.runtimes.driver_check import check_driver
+from edgespec.runtimes.missing import Missing
 from edgespec.runtimes.probe import probe_device
 
-_AUTO, _CPU = "auto", "cpu"
 _DESCRIPTIONS = ("edgespec.json", "pair.json", "genai_config.json", "config.json")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidates:
-    """The devices that auto chooses from for a target and for its drafters, by name; the CPU is always known.
-
-    asked: What the user has named for the two, auto or a device.
-    """
-
-    asked: tuple[str, str]
-    devices: Mapping[str, Device]
-    targets: Sequence[str]
-    drafters: Sequence[str]
-
-    @property
-    def named(self) -> set[str]:
-        """The devices that are not left to auto."""
-        lists = zip(self.asked, (self.targets, self.drafters), strict=True)
-        return {name for asked, names in lists if asked != _AUTO for name in names}
-
-    def without(self, names: Mapping[str, str]) -> "Candidates":
-        """The candidates without devices that did not run their model."""
-        return replace(
-            self,
-            targets=[name for name in self.targets if name not in names],
-            drafters=[name for name in self.drafters if name not in names],
-        )
-
-
-def find_candidates(device: str, drafter_device: str, *, has_emulators: bool = False) -> Candidates | None:
-    """The candidates for two devices as a user has named them; None where auto can only be the CPU.
-
-    On a machine without a GPU or an NPU nothing is loaded to find that out.
-
-    Args:
-        has_emulators: Emulators and software adapters are compared too, and never chosen.
-    """
-    asked = (device.lower(), drafter_device.lower())
-    if _AUTO not in asked or asked[0] == _CPU or not (has_emulators or may_have_accelerator()):
-        return None
-    there = [each for each in usable_devices() if has_emulators or not each.is_software]
-    # WebGPU keeps to the GPU that a process used first.
-    able = {each.name: each for each in there if each.memory != "webgpu" or each.index == 0}
-    chosen: list[Sequence[str]] = []
-    for name in asked:
-        if name == _AUTO:
-            chosen.append(list(able))
-        else:
-            try:
-                found = find_device(name)
-            except DeviceUnavailable:  # which is reported where the device is to be used
-                return None
-            able[found.name] = found
-            chosen.append([found.name])
-    targets, drafters = chosen
-    if len(able) == 1:
-        return None
-    return Candidates(asked=asked, devices=able, targets=targets, drafters=drafters)
 
 
 class Compared(NamedTuple):
@@ -145,7 +88,7 @@ class AutoDevices:
             remeasure: Measure again what was measured before.
             measures_prepared: Measure every placement for which nothing has to be exported.
         """
-        self.target.find(self.candidates.devices[_CPU])  # a wrong name is reported before anything is probed
+        self.target.find(self.candidates.devices[CPU])  # a wrong name is reported before anything is probed
         probes, refused = self._probe_all()
         candidates = self.candidates.without(refused)
         options = DeviceOptions(
@@ -211,11 +154,11 @@ class AutoDevices:
 
         def may_be_beside(name: str, other: str) -> bool:
             device, its = devices[name], devices[other]
-            return other in (_CPU, name) or its.kind != device.kind or its.provider == device.provider
+            return other in (CPU, name) or its.kind != device.kind or its.provider == device.provider
 
         targets = [name for name in candidates.targets if self.target.can_have(devices[name])]
         if not self.drafters:
-            return [Where(name, _CPU) for name in targets]
+            return [Where(name, CPU) for name in targets]
         able = [
             name for name in candidates.drafters if all(each.can_have(devices[name]) for each in self.drafters)
         ]
@@ -229,7 +172,7 @@ class AutoDevices:
     def _probe_all(self) -> tuple[dict[str, DeviceProbe], dict[str, str]]:
         """Probes of the devices by name, and those that are refused, with the reasons."""
         known, probes, refused = read_probes(self.models.path), {}, dict(self.refused)
-        names = [*dict.fromkeys((_CPU, *self.candidates.targets, *self.candidates.drafters))]
+        names = [*dict.fromkeys((CPU, *self.candidates.targets, *self.candidates.drafters))]
         missing = [name for name in names if name not in refused and self._key(name) not in known]
         if missing:
             self.models.report(f"probing how fast devices of this machine are: {', '.join(missing)}")
@@ -238,7 +181,7 @@ class AutoDevices:
                 continue
             key, device = self._key(name), self.candidates.devices[name]
             try:
-                probes[name] = known.get(key) or probe_device(device, device.form, self.placement.num_threads)
+                probes[name] = known.get(key) or _probe(device, self.placement.num_threads)
             except DeviceUnavailable as error:
                 refused[name] = str(error)
                 self.models.report(f"'{name}' is left out: {error}")
@@ -272,6 +215,13 @@ class AutoDevices:
             self.models.report(
                 f"{self.models.path} cannot be written ({error.strerror}): the devices are compared anew next time"
             )
+
+
+def _probe(device: Device, num_threads: int | None) -> DeviceProbe:
+    """Probe a device; raises DeviceUnavailable: it does not compute, or its driver crashes."""
+    if device.kind == "gpu" and isinstance(found := check_driver(device.name), Missing):
+        raise found.as_error(device.name)
+    return probe_device(device, device.form, num_threads)
 
 
 def _is_short_of_memory(plan: Plan) -> bool:

@@ -9,8 +9,8 @@ import pytest
 from imitated import EMULATOR, Machine
 
 from edgespec import Engine, load
-from edgespec.engine import auto_devices
-from edgespec.engine.auto_devices import find_candidates
+from edgespec.engine import device_candidates
+from edgespec.engine.device_candidates import find_candidates
 from edgespec.export.convert import plan_source
 from edgespec.planning.decision import FOLDER
 from edgespec.profiling.device_probe import FILE_NAME, DeviceProbe
@@ -101,6 +101,20 @@ def test_device_that_opens_no_model_gives_way_and_is_not_tried_again(
     assert machine.opened == [("fp32", "cpu")]
 
 
+def test_driver_that_crashes_costs_a_line_and_not_the_start(
+    machine: Machine, open_auto: Callable[..., tuple[Engine, list[str]]]
+) -> None:
+    machine.crashing.add("webgpu")
+    engine, said = open_auto(drafter="none")
+    engine.close()
+    (line,) = [line for line in said if "crashed" in line]
+    assert line.startswith("'webgpu' is left out: ")
+    assert said[-1].startswith("tiny.gguf:fp32 runs on the CPU: ")
+    assert machine.opened[-1] == ("fp32", "cpu")
+    _, again = open_auto(drafter="none")
+    assert again == [said[-1]]
+
+
 def test_emulator_is_never_taken_and_costs_nothing(
     machine: Machine, open_auto: Callable[..., tuple[Engine, list[str]]], tmp_path: Path
 ) -> None:
@@ -117,8 +131,8 @@ def test_emulator_is_never_taken_and_costs_nothing(
 def test_machine_without_an_accelerator_looks_for_no_device(
     machine: Machine, open_auto: Callable[..., tuple[Engine, list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auto_devices, "may_have_accelerator", lambda: False)
-    monkeypatch.setattr(auto_devices, "usable_devices", pytest.fail)
+    monkeypatch.setattr(device_candidates, "may_have_accelerator", lambda: False)
+    monkeypatch.setattr(device_candidates, "usable_devices", pytest.fail)
     open_auto(drafter="none")[0].close()
     assert (machine.probed, machine.opened) == ([], [("fp32", "cpu")])
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from edgespec.engine import auto_devices
+from edgespec.engine import auto_devices, device_candidates
 from edgespec.errors import DeviceUnavailable
 from edgespec.loading import device_choice, open_model
 from edgespec.profiling.device_probe import DeviceProbe
 from edgespec.profiling.profile import DrafterProfile, Profile
 from edgespec.runtimes.devices import Device, find_device
+from edgespec.runtimes.driver_check import Abilities
+from edgespec.runtimes.missing import Missing
 from edgespec.runtimes.paced import PacedDecoder
 from edgespec.types import Decoder, Logits, TokenIds
 
@@ -41,7 +43,7 @@ class Machine:
 
     probes: What a probe of a device finds, by its name.
     opened: Precision and device of each model that was opened.
-    broken: Names of devices that open no model.
+    broken: Names of devices that open no model. crashing: Those whose driver ends the process that uses it.
     is_measured: Whether passes are timed, which takes seconds; otherwise they count as long as their pace.
     """
 
@@ -51,6 +53,7 @@ class Machine:
     opened: list[tuple[str, str]] = field(default_factory=list)
     probed: list[str] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
+    crashing: set[str] = field(default_factory=set)
     is_measured: bool = False
 
     @contextmanager
@@ -63,10 +66,11 @@ class Machine:
         if not self.is_measured:
             for module in ("planning.measured_placements", "engine.learned_speculation"):
                 patch.setattr(f"edgespec.{module}.complete_profile", _as_paced)
-        patch.setattr(auto_devices, "may_have_accelerator", lambda: True)
-        patch.setattr(auto_devices, "usable_devices", lambda: self.devices)
+        patch.setattr(device_candidates, "may_have_accelerator", lambda: True)
+        patch.setattr(device_candidates, "usable_devices", lambda: self.devices)
         patch.setattr(auto_devices, "probe_device", self._probe)
-        for module in (auto_devices, device_choice):
+        patch.setattr(auto_devices, "check_driver", self._check)
+        for module in (device_candidates, device_choice):
             patch.setattr(module, "find_device", self._find)
         really = open_model.open_model
 
@@ -85,6 +89,9 @@ class Machine:
         if name not in known:
             raise DeviceUnavailable(f"there is no device '{name}' here", device=name)
         return known[name]
+
+    def _check(self, name: str) -> Abilities | Missing:
+        return Missing("its driver crashed (SIGSEGV)") if name in self.crashing else Abilities(True)
 
     def _probe(self, device: Device, form: str, num_threads: int | None) -> DeviceProbe:
         self.probed.append(device.name)
