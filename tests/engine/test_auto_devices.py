@@ -18,15 +18,18 @@ from edgespec.profiling.device_probe import FILE_NAME, DeviceProbe
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
 # Seconds of a pass; the drafter is the target in 4 bits.
-GPU_S, CPU_S = 0.02, 0.12
-PACE_S = {("fp32", "webgpu"): GPU_S, ("fp32", "cpu"): CPU_S, ("int4", "webgpu"): 0.08, ("int4", "cpu"): 0.002}
+GPU_S, CPU_S = 0.024, 0.06
+PACE_S = {("fp32", "webgpu"): GPU_S, ("fp32", "cpu"): CPU_S, ("int4", "webgpu"): 0.08, ("int4", "cpu"): 0.006}
 
 
 @pytest.fixture
 def machine(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_gguf: Path
 ) -> Machine:
-    """Probes foresee what is measured then. The parameter says whether passes are really timed."""
+    """Probes foresee what is measured then, but for the drafter on the GPU, which disappoints.
+
+    The parameter says whether passes are really timed.
+    """
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
     num_bytes = plan_source(tiny_gguf, "fp32")[1].write_bytes
     probes = {
