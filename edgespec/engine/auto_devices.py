@@ -12,6 +12,7 @@ from edgespec.config.drafter_names import SELF, DrafterNames
 from edgespec.engine.device_candidates import CPU, Candidates
 from edgespec.engine.model_forms import forms_of, forms_of_self
 from edgespec.errors import DeviceUnavailable
+from edgespec.loading.device_choice import require_together
 from edgespec.loading.open_model import ModelFolder
 from edgespec.loading.placement import Placement
 from edgespec.memory.free_memory import ReadFreeMemory
@@ -145,28 +146,21 @@ class AutoDevices:
         ]
 
     def _placements(self, candidates: Candidates) -> list[Where]:
-        """Devices that can have the models.
-
-        A drafter's is the CPU, the target's own, one of another kind, or another one of its provider: a device of
-        another provider may be the same GPU.
-        """
+        """Devices that can have the models, and can run them at the same time."""
         devices = self.candidates.devices
-
-        def may_be_beside(name: str, other: str) -> bool:
-            device, its = devices[name], devices[other]
-            return other in (CPU, name) or its.kind != device.kind or its.provider == device.provider
-
         targets = [name for name in candidates.targets if self.target.can_have(devices[name])]
         if not self.drafters:
             return [Where(name, CPU) for name in targets]
-        able = [
+        others = [
             name for name in candidates.drafters if all(each.can_have(devices[name]) for each in self.drafters)
         ]
+        is_named = len(others) == 1
         return [
             Where(name, other)
             for name in targets
-            for other in able
-            if len(able) == 1 or may_be_beside(name, other)
+            for other in others
+            if _can_run_both(devices[name], devices[other])
+            and (is_named or _is_worth_comparing(devices[name], devices[other]))
         ]
 
     def _probe_all(self) -> tuple[dict[str, DeviceProbe], dict[str, str]]:
@@ -222,6 +216,23 @@ def _probe(device: Device, num_threads: int | None) -> DeviceProbe:
     if device.kind == "gpu" and isinstance(found := check_driver(device.name), Missing):
         raise found.as_error(device.name)
     return probe_device(device, device.form, num_threads)
+
+
+def _can_run_both(device: Device, drafter_device: Device) -> bool:
+    try:
+        require_together(device, drafter_device)
+    except DeviceUnavailable:
+        return False
+    return True
+
+
+def _is_worth_comparing(device: Device, drafter_device: Device) -> bool:
+    """Whether a drafter's device is the CPU, the target's own, of another kind, or another one of its provider.
+
+    A device of the same kind and another provider may be the same GPU.
+    """
+    is_other = drafter_device.kind != device.kind or drafter_device.provider == device.provider
+    return drafter_device.name == CPU or is_other
 
 
 def _is_short_of_memory(plan: Plan) -> bool:

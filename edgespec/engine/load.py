@@ -24,6 +24,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.learned_speculation import learned_speculation
 from edgespec.engine.resolve import NamedDrafter, Resolved, resolve
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted, UsageError
+from edgespec.loading.device_choice import require_together
 from edgespec.loading.device_forms import explain_form, require_form
 from edgespec.loading.memory_fit import MemoryFit, fit_memory
 from edgespec.loading.open_model import ModelFolder, open_model, read_chat_template, read_tokenizer, weights_size
@@ -171,6 +172,7 @@ class _Options(NamedTuple):
 
 def _open(resolved: Resolved, placement: Placement, options: _Options) -> Engine:
     """Open the models in a placement."""
+    require_together(placement.device, placement.drafter_device, has_drafter_model=bool(resolved.drafters))
     require_form(resolved.target, placement.device)
     for model in [model for drafter in resolved.drafters for model in drafter.models]:
         require_form(model, placement.drafter_device)

@@ -12,7 +12,7 @@ from edgespec.config.drafter_names import SELF, Cascade, DrafterNames, parse
 from edgespec.engine.auto_devices import AutoDevices, Compared
 from edgespec.engine.device_candidates import find_candidates
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, ModelError, UsageError
-from edgespec.loading.device_choice import DeviceChoice
+from edgespec.loading.device_choice import DeviceChoice, require_together
 from edgespec.loading.device_forms import require_part
 from edgespec.loading.open_model import ModelFolder, read_any_manifest, self_drafter
 from edgespec.loading.placement import Placement
@@ -118,6 +118,7 @@ def resolve(
     placement = devices.resolve_auto(placement, target.manifest, [each.models[0].manifest for each in drafters])
     if pair and has_drafter_of_pair and not _pays(pair, placement, report, is_weighed=bool(decided)):
         names, drafters = names._replace(cascades=names.cascades[:-1]), drafters[:-1]
+    require_together(placement.device, placement.drafter_device, has_drafter_model=bool(drafters))
     _require_distinct([each.name for each in drafters])
     return Resolved(
         home=models,

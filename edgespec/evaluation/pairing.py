@@ -240,11 +240,11 @@ def _export_half(
 
 def _check_if_here(folder: Path, output: Path, devices: tuple[str, str], report: Report) -> PairCheck | None:
     """Measure a pair on the devices that it was exported for, if they are here; a line says why it was not."""
-    report("measuring the pair")
     try:
         for name in devices:
             if (device := find_device(name)).is_software:
                 raise DeviceUnavailable(f"'{device.name}' is an emulator, whose speed says nothing of a device")
+        report("measuring the pair")
         return check_folder(folder, device=devices[0], drafter_device=devices[1], report=report)
     except DeviceUnavailable as error:
         report(

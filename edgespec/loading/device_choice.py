@@ -12,12 +12,23 @@ from edgespec.runtimes.devices import Device, find_accelerator, find_device
 _AUTO = "auto"
 
 
-def require_together(device: Device, drafter_device: Device) -> None:
-    """Raises DeviceUnavailable: A process cannot use both devices: WebGPU keeps to the GPU that it used first."""
-    if device.memory == drafter_device.memory == "webgpu" and device != drafter_device:
+def require_together(device: Device, drafter_device: Device, *, has_drafter_model: bool = True) -> None:
+    """Raises DeviceUnavailable: A process cannot use both devices, or not for two models.
+
+    WebGPU keeps to the GPU that it used first. Two models that run on it at the same time disturb each other: its
+    plugin 0.4.0 then fails ("Command encoding already finished") or gives wrong logits (docs/log/devices.md).
+    """
+    if not device.memory == drafter_device.memory == "webgpu":
+        return
+    if device != drafter_device:
         raise DeviceUnavailable(
             f"'{device.name}' and '{drafter_device.name}' cannot be used together: WebGPU uses one GPU in a "
-            "process; name one of them for both, or --drafter-device cpu"
+            "process; use --drafter-device cpu"
+        )
+    if has_drafter_model:
+        raise DeviceUnavailable(
+            f"'{device.name}' cannot run a target and a drafter model at the same time: WebGPU's plugin computes "
+            "wrongly where two models use it; use --drafter-device cpu, or --drafter none"
         )
 
 
@@ -43,7 +54,7 @@ class DeviceChoice:
         Raises DeviceUnavailable: One of them cannot be used here, or not beside the other.
         """
         device, drafter_device = (self._find(name) for name in self._names)
-        require_together(device, drafter_device)
+        require_together(device, drafter_device, has_drafter_model=False)
         return Placement(
             device=device,
             drafter_device=drafter_device,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,18 @@ def test_device_that_is_named_is_the_only_candidate(machine: Machine) -> None:
     assert find_candidates("cpu", "auto") is None
     assert find_candidates("webgpu", "cpu") is None
     assert find_candidates("toaster", "auto") is None
+
+
+def test_two_models_are_never_put_on_webgpu_which_computes_wrongly_then(
+    machine: Machine, open_auto: Callable[..., tuple[Engine, list[str]]]
+) -> None:
+    machine.devices[1] = replace(machine.devices[1], memory="webgpu")
+    machine.pace_s = {**PACE_S, ("int4", "webgpu"): 0.001}
+    engine, _ = open_auto()
+    with engine:
+        stats = engine.generate("the rain", max_tokens=3).stats
+    assert (stats.target_device, stats.drafter_device) == ("webgpu", "cpu")
+    assert ("int4", "webgpu") not in machine.opened
 
 
 def test_damaged_decision_is_made_again(

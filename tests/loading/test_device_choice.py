@@ -13,7 +13,7 @@ from edgespec.cli.main import main
 from edgespec.errors import DeviceUnavailable
 from edgespec.loading import device_choice
 from edgespec.loading import open_model as opening
-from edgespec.loading.device_choice import DeviceChoice
+from edgespec.loading.device_choice import DeviceChoice, require_together
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.runtimes.devices import Device, find_device
 
@@ -58,6 +58,16 @@ def test_two_gpus_of_webgpu_are_refused_together(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(DeviceUnavailable, match="'webgpu' and 'webgpu:1' cannot be used together"):
         DeviceChoice("webgpu", "webgpu:1", print).initial_placement(**PLACE)
     DeviceChoice("webgpu", "webgpu", print).initial_placement(**PLACE)
+
+
+def test_webgpu_runs_one_model_in_a_process() -> None:
+    with pytest.raises(
+        DeviceUnavailable, match=r"target and a drafter model at the same time.*--drafter-device cpu"
+    ):
+        require_together(GPU, GPU)
+    require_together(GPU, GPU, has_drafter_model=False)
+    for pair in ((GPU, CPU), (CPU, GPU), (CPU, CPU), (GPU, NPU)):
+        require_together(*pair)
 
 
 @pytest.mark.parametrize(
