@@ -1,16 +1,18 @@
 """The devices that auto stands for: those of an earlier decision, or of one that is made now by measuring."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from edgespec.config.drafter_names import SELF, DrafterNames
+from edgespec.engine.device_candidates import CPU, Candidates
 from edgespec.engine.model_forms import forms_of, forms_of_self
 from edgespec.errors import DeviceUnavailable
+from edgespec.loading.device_choice import require_together
 from edgespec.loading.open_model import ModelFolder
 from edgespec.loading.placement import Placement
 from edgespec.memory.free_memory import ReadFreeMemory
@@ -22,70 +24,12 @@ from edgespec.planning.device_search import Search, Where
 from edgespec.planning.model_forms import ModelForms
 from edgespec.planning.option import Plan
 from edgespec.profiling.device_probe import DeviceProbe, read_probes, write_probe
-from edgespec.runtimes.devices import Device, find_device, machine_key, usable_devices
-from edgespec.runtimes.hardware import may_have_accelerator
+from edgespec.runtimes.devices import Device, machine_key
+from edgespec.runtimes.driver_check import check_driver
+from edgespec.runtimes.missing import Missing
 from edgespec.runtimes.probe import probe_device
 
-_AUTO, _CPU = "auto", "cpu"
 _DESCRIPTIONS = ("edgespec.json", "pair.json", "genai_config.json", "config.json")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidates:
-    """The devices that auto chooses from for a target and for its drafters, by name; the CPU is always known.
-
-    asked: What the user has named for the two, auto or a device.
-    """
-
-    asked: tuple[str, str]
-    devices: Mapping[str, Device]
-    targets: Sequence[str]
-    drafters: Sequence[str]
-
-    @property
-    def named(self) -> set[str]:
-        """The devices that are not left to auto."""
-        lists = zip(self.asked, (self.targets, self.drafters), strict=True)
-        return {name for asked, names in lists if asked != _AUTO for name in names}
-
-    def without(self, names: Mapping[str, str]) -> "Candidates":
-        """The candidates without devices that did not run their model."""
-        return replace(
-            self,
-            targets=[name for name in self.targets if name not in names],
-            drafters=[name for name in self.drafters if name not in names],
-        )
-
-
-def find_candidates(device: str, drafter_device: str, *, has_emulators: bool = False) -> Candidates | None:
-    """The candidates for two devices as a user has named them; None where auto can only be the CPU.
-
-    On a machine without a GPU or an NPU nothing is loaded to find that out.
-
-    Args:
-        has_emulators: Emulators and software adapters are compared too, and never chosen.
-    """
-    asked = (device.lower(), drafter_device.lower())
-    if _AUTO not in asked or asked[0] == _CPU or not (has_emulators or may_have_accelerator()):
-        return None
-    there = [each for each in usable_devices() if has_emulators or not each.is_software]
-    # WebGPU keeps to the GPU that a process used first.
-    able = {each.name: each for each in there if each.memory != "webgpu" or each.index == 0}
-    chosen: list[Sequence[str]] = []
-    for name in asked:
-        if name == _AUTO:
-            chosen.append(list(able))
-        else:
-            try:
-                found = find_device(name)
-            except DeviceUnavailable:  # which is reported where the device is to be used
-                return None
-            able[found.name] = found
-            chosen.append([found.name])
-    targets, drafters = chosen
-    if len(able) == 1:
-        return None
-    return Candidates(asked=asked, devices=able, targets=targets, drafters=drafters)
 
 
 class Compared(NamedTuple):
@@ -145,6 +89,7 @@ class AutoDevices:
             remeasure: Measure again what was measured before.
             measures_prepared: Measure every placement for which nothing has to be exported.
         """
+        self.target.find(self.candidates.devices[CPU])  # a wrong name is reported before anything is probed
         probes, refused = self._probe_all()
         candidates = self.candidates.without(refused)
         options = DeviceOptions(
@@ -177,7 +122,7 @@ class AutoDevices:
             line=in_one_line(_short(self.model), plan, shown),
             refused=refused,
         )
-        if self.is_kept:
+        if self.is_kept and not _is_short_of_memory(plan):
             self._save(decision)
         return Compared(plan, decision, options)
 
@@ -201,25 +146,27 @@ class AutoDevices:
         ]
 
     def _placements(self, candidates: Candidates) -> list[Where]:
-        """Devices that can have the models; a drafter's is the CPU, the target's own, or one of another kind."""
+        """Devices that can have the models, and can run them at the same time."""
         devices = self.candidates.devices
         targets = [name for name in candidates.targets if self.target.can_have(devices[name])]
         if not self.drafters:
-            return [Where(name, _CPU) for name in targets]
-        able = [
+            return [Where(name, CPU) for name in targets]
+        others = [
             name for name in candidates.drafters if all(each.can_have(devices[name]) for each in self.drafters)
         ]
+        is_named = len(others) == 1
         return [
             Where(name, other)
             for name in targets
-            for other in able
-            if other in (_CPU, name) or devices[other].kind != devices[name].kind or len(able) == 1
+            for other in others
+            if _can_run_both(devices[name], devices[other])
+            and (is_named or _is_worth_comparing(devices[name], devices[other]))
         ]
 
     def _probe_all(self) -> tuple[dict[str, DeviceProbe], dict[str, str]]:
         """Probes of the devices by name, and those that are refused, with the reasons."""
         known, probes, refused = read_probes(self.models.path), {}, dict(self.refused)
-        names = [*dict.fromkeys((_CPU, *self.candidates.targets, *self.candidates.drafters))]
+        names = [*dict.fromkeys((CPU, *self.candidates.targets, *self.candidates.drafters))]
         missing = [name for name in names if name not in refused and self._key(name) not in known]
         if missing:
             self.models.report(f"probing how fast devices of this machine are: {', '.join(missing)}")
@@ -228,7 +175,7 @@ class AutoDevices:
                 continue
             key, device = self._key(name), self.candidates.devices[name]
             try:
-                probes[name] = known.get(key) or probe_device(device, device.form, self.placement.num_threads)
+                probes[name] = known.get(key) or _probe(device, self.placement.num_threads)
             except DeviceUnavailable as error:
                 refused[name] = str(error)
                 self.models.report(f"'{name}' is left out: {error}")
@@ -262,6 +209,36 @@ class AutoDevices:
             self.models.report(
                 f"{self.models.path} cannot be written ({error.strerror}): the devices are compared anew next time"
             )
+
+
+def _probe(device: Device, num_threads: int | None) -> DeviceProbe:
+    """Probe a device; raises DeviceUnavailable: it does not compute, or its driver crashes."""
+    if device.kind == "gpu" and isinstance(found := check_driver(device.name), Missing):
+        raise found.as_error(device.name)
+    return probe_device(device, device.form, num_threads)
+
+
+def _can_run_both(device: Device, drafter_device: Device) -> bool:
+    try:
+        require_together(device, drafter_device)
+    except DeviceUnavailable:
+        return False
+    return True
+
+
+def _is_worth_comparing(device: Device, drafter_device: Device) -> bool:
+    """Whether a drafter's device is the CPU, the target's own, of another kind, or another one of its provider.
+
+    A device of the same kind and another provider may be the same GPU.
+    """
+    is_other = drafter_device.kind != device.kind or drafter_device.provider == device.provider
+    return drafter_device.name == CPU or is_other
+
+
+def _is_short_of_memory(plan: Plan) -> bool:
+    """Whether more memory, which may be free the next time, would have led to another decision."""
+    lacking = (each for each in plan.refused if not each.context_length and each.schedule != "hedged")
+    return any(option.tokens_per_second > plan.chosen.tokens_per_second for option in lacking)
 
 
 def _identity(name: str) -> str:

@@ -80,8 +80,8 @@ def load(
         schedule: When a drafter model works: serial, between passes of the target; pipelined, also during them;
             hedged, also on other outcomes of the pass; auto, whichever was measured to be fastest.
         device: Where the target runs, and for which it is prepared: gpu, npu or a name that edgespec devices
-            prints. auto is the CPU, or for a folder that was exported for a GPU or an NPU the first of that kind
-            that can be used.
+            prints. auto is the CPU, or on a machine with a GPU or an NPU the device that is measured to be
+            fastest, and never an emulator.
         drafter_device: Where a drafter model runs.
         num_threads: Threads of the target; by default all physical cores.
         drafter_threads: Threads of a drafter model; by default as many as the target has, or separate cores where

@@ -9,7 +9,8 @@ from types import MappingProxyType
 from edgespec.config.byte_size import parse_bytes
 from edgespec.config.config_file import default_home
 from edgespec.config.drafter_names import SELF, Cascade, DrafterNames, parse
-from edgespec.engine.auto_devices import AutoDevices, Compared, find_candidates
+from edgespec.engine.auto_devices import AutoDevices, Compared
+from edgespec.engine.device_candidates import find_candidates
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, ModelError, UsageError
 from edgespec.loading.device_choice import DeviceChoice, require_together
 from edgespec.loading.device_forms import require_part

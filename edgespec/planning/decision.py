@@ -76,7 +76,7 @@ def where_of(plan: Plan) -> Where:
     """The devices of a plan; a drafter that is not expected to pay is placed where it promises most."""
     chosen = plan.chosen
     beside = [chosen, *(option for option in plan.refused if option.target == chosen.target)]
-    able = (option for option in beside if option.context_length and not option.obstacle and option.drafter_place)
+    able = (each for each in beside if each.drafter_place and each.can_be_chosen and each.is_measured)
     best = max(able, key=lambda option: option.tokens_per_second, default=None)
     place = chosen.drafter_place or (best.drafter_place if best else None)
     return Where(chosen.target.device, place.device if place else "cpu")
@@ -111,11 +111,7 @@ def describe(device: Device) -> str:
 
 def _best_on(plan: Plan, device: str) -> Option | None:
     """The fastest option of a target on a device that may be chosen."""
-    able = (
-        option
-        for option in plan.refused
-        if option.target.device == device and option.context_length and not option.obstacle
-    )
+    able = (option for option in plan.refused if option.target.device == device and option.can_be_chosen)
     return max(able, key=lambda option: option.tokens_per_second, default=None)
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from edgespec.planning.option import Plan
 from edgespec.planning.planner import Weighed, decide
+from edgespec.policy.limits import MIN_GAIN_OF_SCHEDULE
 
 # What is foreseen is right to about a third: attention, the way of logits, and other programs are not in it.
 _REACH = 0.7
@@ -89,9 +90,19 @@ def _in_order(options: Mapping[Where, Sequence[Weighed]], measured: Collection[W
 
 
 def _best_rate(weighed: Sequence[Weighed]) -> float:
-    """The most tokens a second of what may be chosen; 0 where nothing may."""
-    possible = (option for _, option in weighed if option.context_length and not option.obstacle)
-    return max((option.tokens_per_second for option in possible), default=0.0)
+    """The most tokens a second of what may be chosen and was not measured elsewhere; 0 where nothing may.
+
+    A drafter has to promise a gain: one that is too slow to be of use leaves a pipelined target what it was.
+    """
+    able = [option for _, option in weighed if option.can_be_chosen]
+    plain = max((option.tokens_per_second for option in able if option.drafter is None), default=0.0)
+    useful = (
+        option.tokens_per_second
+        for option in able
+        if not option.is_measured
+        and (option.drafter is None or option.tokens_per_second > MIN_GAIN_OF_SCHEDULE * plain)
+    )
+    return max(useful, default=0.0)
 
 
 def _refuse(weighed: Weighed, reason: str) -> Weighed:

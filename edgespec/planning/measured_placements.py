@@ -76,7 +76,12 @@ class MeasuredPlacements:
         started = perf_counter()
         has_drafters = bool(self.drafters)
         decoder = open_model(
-            self.target, placement.device, placement.num_threads, False, has_drafters, is_verified=is_verified
+            self.target,
+            placement.device,
+            placement.num_threads,
+            placement.deterministic,
+            has_drafters,
+            is_verified=is_verified,
         )
         opening_s = perf_counter() - started
         profile = complete_profile(profile, decoder, {}, self.report, name, self.longest)

@@ -64,6 +64,10 @@ class Option:
     obstacle: str = ""
     reason: str = ""
 
+    @property
+    def can_be_chosen(self) -> bool:
+        return self.context_length > 0 and not self.obstacle
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

@@ -18,6 +18,7 @@ from edgespec.policy.acceptance_rates import AcceptanceRates, Key, position_buck
 from edgespec.policy.draft_model import HOPE, alternatives_key
 from edgespec.policy.limits import MAX_PLANNED_TOKENS, MIN_GAIN_OF_SCHEDULE
 from edgespec.policy.overlap import AheadPlan, best_pipelined, best_serial, serial_rate
+from edgespec.profiling.profile import Place
 
 Weighed = tuple[Case, Option]
 
@@ -52,9 +53,12 @@ def weigh(
 ) -> list[Weighed]:
     """Every schedule on every layout with its expected speed; arguments as for make_plan."""
     found: list[Weighed] = []
+    places: set[Place] = set()
     for layout in layouts:
-        alone = make_case(layout, target, None, memory)
-        found.append((alone, _option(alone, "plain", AheadPlan(1.0, 0, 0))))
+        if layout.target not in places:  # plain decoding is an option of the first layout of a place
+            places.add(layout.target)
+            alone = make_case(layout, target, None, memory)
+            found.append((alone, _option(alone, "plain", AheadPlan(1.0, 0, 0))))
         if layout.drafter is not None:
             case = make_case(layout, target, drafters[layout.drafter], memory)
             found += [(case, option) for option in _draft_options(case, draft_rates(past, layout.drafter))]
@@ -66,13 +70,13 @@ def decide(weighed: Sequence[Weighed], text_drafters: Sequence[str]) -> Plan:
 
     Raises MemoryExhausted: None of them can run.
     """
-    possible = [option for _, option in weighed if option.context_length and not option.obstacle]
+    possible = [option for _, option in weighed if option.can_be_chosen]
     if not possible:
         first = weighed[0][0]
         raise MemoryExhausted(f"{first.target.name} does not fit: {first.fit.shortage}; use a smaller model")
     chosen = _best(possible)
     plain = max(option.tokens_per_second for option in possible if option.schedule == "plain")
-    # Plain decoding in one place is an option of several layouts, of which the first counts.
+    # What is weighed for several devices of a drafter has plain decoding in one place several times.
     others = {
         _identity(option): replace(option, reason=argument_against(case, option, chosen))
         for case, option in reversed(weighed)

@@ -70,9 +70,9 @@ def test_devices_are_compared_and_the_command_takes_the_best(
     """A fast GPU, which is imitated; that a CPU is slower is foreseen, and nothing is exported for it."""
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
     num_bytes = plan_source(tiny_gguf, "fp32")[1].write_bytes
-    rates = {"cpu": num_bytes / 0.03, "webgpu": num_bytes / 0.005}
+    rates = {"cpu": num_bytes / 0.06, "webgpu": num_bytes / 0.024}
     probes = {name: DeviceProbe(bytes_per_s=rate, node_s=0.0, start_s=0.0) for name, rate in rates.items()}
-    pace_s = {("fp32", "webgpu"): 0.005, ("int4", "webgpu"): 0.02, ("int4", "cpu"): 0.001}
+    pace_s = {("fp32", "webgpu"): 0.024, ("int4", "webgpu"): 0.08, ("int4", "cpu"): 0.006}
     command = [f"{tiny_gguf}:fp32", "--drafter", f"{tiny_gguf}:int4"]
     with Machine(pace_s, probes).in_use() as machine:
         code, out, _ = run(capsys, *command, "--json")

@@ -4,7 +4,6 @@ Where there is no GPU a software adapter runs it (scripts/software_gpu.py): Mesa
 or SwiftShader, which has none. They show that the path works, not how fast it is.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from edgespec.export.convert import export_model
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.driver_check import Abilities, check_driver
-from edgespec.runtimes.half_floats import lacks_half_floats
 from edgespec.runtimes.node_placement import read_node_placement
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.passes import Passes
@@ -288,47 +286,3 @@ def test_smollm2_in_the_source_precision_says_what_the_cpu_says(
         assert rows.max() - rows[0, chosen.ids[0]] < 0.1
         tokens = append(tokens, chosen.ids)
     assert are_close(there.logits(tokens, 3), here.logits(tokens, 3))
-
-
-def run(model_home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "edgespec", *arguments]
-    return subprocess.run(
-        command, env={**os.environ, "EDGESPEC_HOME": str(model_home)}, capture_output=True, text=True, timeout=300
-    )
-
-
-def test_a_source_is_prepared_for_the_device_in_a_precision_that_it_computes(home: Path, tmp_path: Path) -> None:
-    lacks = lacks_half_floats(find_device("webgpu"))
-    chat = ["chat", str(home / "tiny.gguf"), "--drafter", "none", "--prompt", "the rain in", "--max-tokens", "4"]
-    done = run(tmp_path, *chat, "--device", "webgpu", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["stats"]["target_device"] == "webgpu"
-    assert ("no half floats" in done.stderr) == lacks
-    (folder,) = [path for path in (tmp_path / "models").iterdir() if path.is_dir()]
-    assert folder.name.endswith("-fp32-gpu") == lacks
-    assert read_manifest(folder).form == "gpu"
-    again = run(tmp_path, *chat, "--device", "webgpu", "--json")
-    assert json.loads(again.stdout)["token_ids"] == json.loads(done.stdout)["token_ids"]
-    assert "writing" not in again.stderr
-
-
-def test_a_pair_is_exported_for_the_device_and_its_speed_is_left_open(home: Path, tmp_path: Path) -> None:
-    pair = tmp_path / "pair"
-    source = str(home / "tiny.gguf")
-    devices = ["--device", "webgpu", "--drafter-device", "cpu"]
-    done = run(tmp_path, "export", source, "--drafter", source, *devices, "--no-check", "--output", str(pair))
-    assert done.returncode == 0, done.stderr
-    if find_device("webgpu").is_software:
-        assert "'webgpu' is an emulator" in done.stderr
-    done = run(tmp_path, "chat", str(pair), *devices, "--prompt", "the rain in", "--max-tokens", "8", "--json")
-    assert done.returncode == 0, done.stderr
-    stats = json.loads(done.stdout)["stats"]
-    assert (stats["target_device"], stats["drafter_device"]) == ("webgpu", "cpu")
-
-
-def test_a_software_adapter_is_no_gpu_unless_it_is_named(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
-    if not find_device("webgpu").is_software:
-        pytest.skip("this machine has a GPU")
-    done = run(tmp_path, "chat", str(folder_of("fp32")), "--device", "gpu", "--prompt", "hi")
-    assert (done.returncode, done.stdout) == (4, "")
-    assert "--device webgpu" in done.stderr

@@ -115,6 +115,24 @@ def test_drafters_device_that_fails_leaves_the_targets() -> None:
     assert (plan.chosen.target.device, plan.chosen.drafter_place.device) == ("gpu", "cpu")
 
 
+def test_drafters_device_that_promises_little_is_left_alone_though_its_target_is_the_best() -> None:
+    """Plain decoding is the same beside a drafter on any device: it was measured once."""
+    beside = Where("gpu", "npu")
+    plain = Machine({GPU: 5, beside: 5}, {GPU: 5})
+
+    def foresee(where: Where) -> list[Weighed]:
+        found = plain.foresee(where)
+        if where not in plain.measured and GPU not in plain.measured:
+            return found
+        measured = plain._weigh(GPU, 5, is_measured=True)[:1]
+        rate = measured[0][1].tokens_per_second
+        slow = [(case, replace(option, tokens_per_second=1.01 * rate)) for case, option in found[1:]]
+        return [*measured, *slow]
+
+    chosen = Search(foresee=foresee, measure=plain.measure).best_of([GPU, beside]).chosen
+    assert (chosen.target.device, plain.measured) == ("gpu", [GPU])
+
+
 def test_device_without_room_for_the_model_is_refused_for_its_memory() -> None:
     small = PLENTY._replace(free_bytes={"gpu": 100, "cpu": 10**6})
     machine = Machine({CPU: 40, GPU: 5}, {CPU: 41}, memory=small)

@@ -8,17 +8,33 @@ from typing import Any
 
 import pytest
 
-from edgespec.engine import auto_devices
+from edgespec.engine import auto_devices, device_candidates
 from edgespec.errors import DeviceUnavailable
 from edgespec.loading import device_choice, open_model
 from edgespec.profiling.device_probe import DeviceProbe
+from edgespec.profiling.profile import DrafterProfile, Profile
 from edgespec.runtimes.devices import Device, find_device
+from edgespec.runtimes.driver_check import Abilities
+from edgespec.runtimes.missing import Missing
 from edgespec.runtimes.paced import PacedDecoder
+from edgespec.types import Decoder, Logits, TokenIds
 
 CPU = find_device("cpu")
 GPU = Device("webgpu", "WebGpuExecutionProvider", kind="gpu", hardware="an imitation")
 _PROCESSOR = SimpleNamespace(device=SimpleNamespace(type="OrtHardwareDeviceType.CPU"))
 EMULATOR = replace(GPU, handles=(_PROCESSOR,))
+
+
+class SteadyDecoder(PacedDecoder):
+    """A pass that ends late, as on a busy machine, shortens none that follow: what is measured is the fastest."""
+
+    def __init__(self, decoder: Decoder, pace_s: float) -> None:
+        super().__init__(decoder, lambda num_tokens, num_rows: pace_s)
+        self.pace_s = pace_s
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        self._late_s = 0.0
+        return super().logits(tokens, num_last)
 
 
 @dataclass
@@ -27,7 +43,8 @@ class Machine:
 
     probes: What a probe of a device finds, by its name.
     opened: Precision and device of each model that was opened.
-    broken: Names of devices that open no model.
+    broken: Names of devices that open no model. crashing: Those whose driver ends the process that uses it.
+    is_measured: Whether passes are timed, which takes seconds; otherwise they count as long as their pace.
     """
 
     pace_s: Mapping[tuple[str, str], float]
@@ -36,6 +53,8 @@ class Machine:
     opened: list[tuple[str, str]] = field(default_factory=list)
     probed: list[str] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
+    crashing: set[str] = field(default_factory=set)
+    is_measured: bool = False
 
     @contextmanager
     def in_use(self) -> Iterator["Machine"]:
@@ -44,11 +63,17 @@ class Machine:
             yield self
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(auto_devices, "may_have_accelerator", lambda: True)
-        patch.setattr(auto_devices, "usable_devices", lambda: self.devices)
+        if not self.is_measured:
+            for module in ("planning.measured_placements", "engine.learned_speculation"):
+                patch.setattr(f"edgespec.{module}.complete_profile", _as_paced)
+        patch.setattr(device_candidates, "may_have_accelerator", lambda: True)
+        patch.setattr(device_candidates, "usable_devices", lambda: self.devices)
         patch.setattr(auto_devices, "probe_device", self._probe)
-        for module in (auto_devices, device_choice):
+        patch.setattr(auto_devices, "check_driver", self._check)
+        for module in (device_candidates, device_choice):
             patch.setattr(module, "find_device", self._find)
+        for each in ("model_forms", "resolve"):
+            patch.setattr(f"edgespec.engine.{each}.lacks_half_floats", lambda device: False)
         really = open_model.open_model
 
         def open_paced(model: Any, device: Device, *rest: Any, **how: Any) -> Any:
@@ -56,7 +81,7 @@ class Machine:
                 raise DeviceUnavailable(f"'{device.name}' is broken", device=device.name)
             self.opened.append((model.manifest.precision, device.name))
             pace_s = self.pace_s[model.manifest.precision, device.name]
-            return PacedDecoder(really(model, CPU, *rest, **how), lambda num_tokens, num_rows: pace_s)
+            return SteadyDecoder(really(model, CPU, *rest, **how), pace_s)
 
         for module in ("engine.load", "loading.open_model", "planning.measured_placements"):
             patch.setattr(f"edgespec.{module}.open_model", open_paced)
@@ -67,6 +92,17 @@ class Machine:
             raise DeviceUnavailable(f"there is no device '{name}' here", device=name)
         return known[name]
 
+    def _check(self, name: str) -> Abilities | Missing:
+        return Missing("its driver crashed (SIGSEGV)") if name in self.crashing else Abilities(True)
+
     def _probe(self, device: Device, form: str, num_threads: int | None) -> DeviceProbe:
         self.probed.append(device.name)
         return self.probes[device.name]
+
+
+def _as_paced(known: Profile | None, target: Any, drafters: Mapping[str, Any], *more: Any, **how: Any) -> Profile:
+    """A profile as measuring decoders that keep to their paces would give."""
+    passes_s = {128: dict.fromkeys((1, 2, 4, 8, 16, 32), target.pace_s)}
+    known = known or Profile(passes_s=passes_s, prefill_s=target.pace_s)
+    found = {name: DrafterProfile(step_s=each.pace_s, row_s=0.0) for name, each in drafters.items()}
+    return replace(known, drafters={**known.drafters, **found})
