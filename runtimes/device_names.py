@@ -26,7 +26,7 @@ KINDS: dict[str, tuple[Kind, ...]] = {
 }
 # The order in which a kind is looked for.
 BY_KIND: dict[str, tuple[str, ...]] = {
-    "gpu": ("cuda", "tensorrt-rtx", "webgpu", "directml", "openvino"),
+    "gpu": ("cuda", "tensorrt-rtx", "webgpu", "directml"),
     "npu": ("qnn", "openvino"),
 }
 _NAME = re.compile(r"([a-z-]+)(?::(cpu|gpu|npu))?(?::(\d{1,3}))?")
@@ -95,4 +95,9 @@ def form_of(name: str) -> Kind:
     if parsed.kind is None:
         choices = " or ".join(f"{parsed.provider}:{kind}" for kind in ("gpu", "npu"))
         raise DeviceUnavailable(f"the device '{name}' may be a GPU or an NPU; name one: {choices}")
-    return parsed.kind
+    return form_for(parsed.provider, parsed.kind)
+
+
+def form_for(provider: str | None, kind: Kind) -> Kind:
+    """The form that suits a kind of device; OpenVINO's plugin 1.8 has no kernel for the attention of the gpu form."""
+    return "npu" if provider == "openvino" else kind

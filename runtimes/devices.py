@@ -16,7 +16,15 @@ import psutil
 from edgespec.errors import DeviceUnavailable
 from edgespec.memory.nvml import Nvidia, read_nvidia_driver
 from edgespec.runtimes import cuda
-from edgespec.runtimes.device_names import BY_KIND, KINDS, DeviceName, Kind, format_device_name, parse_device_name
+from edgespec.runtimes.device_names import (
+    BY_KIND,
+    KINDS,
+    DeviceName,
+    Kind,
+    form_for,
+    format_device_name,
+    parse_device_name,
+)
 from edgespec.runtimes.graphics_drivers import graphics_drivers
 from edgespec.runtimes.missing import Missing
 from edgespec.runtimes.plugins import PLUGINS, Plugin, list_devices, register_plugin
@@ -91,7 +99,7 @@ class Device:
     @property
     def form(self) -> Kind:
         """The form of a model folder that suits it."""
-        return self.kind
+        return form_for(self.name.partition(":")[0], self.kind)
 
     @property
     def place(self) -> str:
