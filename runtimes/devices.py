@@ -225,7 +225,14 @@ def usable_devices() -> list[Device]:
 
     Raises DeviceUnavailable: ONNX Runtime is not installed properly.
     """
-    return [find_device("cpu"), *(device for kind in BY_KIND for device in _look_for(kind)[0])]
+    providers = dict.fromkeys(provider for kind in BY_KIND for provider in BY_KIND[kind])
+    found = [device for provider in providers for device in _list_devices(provider) if device.kind != "cpu"]
+    return [find_device("cpu"), *sorted(found, key=lambda device: device.kind)]
+
+
+def _list_devices(provider: str) -> Sequence[Device]:
+    devices = find_devices(provider)
+    return () if isinstance(devices, Missing) else devices
 
 
 def find_devices(provider: str) -> tuple[Device, ...] | Missing:

@@ -38,7 +38,8 @@ def test_wheel_holds_every_module_and_the_type_marker(tmp_path: Path) -> None:
     modules |= {
         f"edgespec/{room}/{path.name}" for room in ("export", "runtimes") for path in (ROOT / room).glob("*.py")
     }
-    data = ("py.typed", "evaluation/prompts.jsonl", "evaluation/page.html", "models/catalog.toml")
-    assert modules | {f"edgespec/{name}" for name in data} == {
+    data = {f"edgespec/{name}" for name in ("py.typed", "evaluation/prompts.jsonl", "evaluation/page.html")}
+    data |= {f"edgespec/{name}" for name in ("models/catalog.toml", "simulation/machines.toml")}
+    assert modules | data | {"edgespec/simulation/qwen_smollm2.jsonl"} == {
         name for name in held if name.startswith("edgespec/")
     }

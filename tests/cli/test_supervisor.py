@@ -203,7 +203,8 @@ def test_crash_in_an_answer_keeps_what_was_shown(tiny_model: Path, tmp_path: Pat
     assert process.returncode == 1
     assert text.startswith(shown + rest)
     assert len(shown + rest) < len(text)
-    assert "the worker crashed (SIGABRT, " in err
+    # Writing the stacks of threads that go on working may crash in turn.
+    assert "the worker crashed (SIGABRT, " in err or "the worker crashed (SIGSEGV, " in err
 
 
 @pytest.mark.slow
