@@ -99,5 +99,5 @@ def form_of(name: str) -> Kind:
 
 
 def form_for(provider: str | None, kind: Kind) -> Kind:
-    """The form that suits a kind of device; OpenVINO's plugin 1.8 has no kernel for the attention of the gpu form."""
+    """The form that suits a kind of device; OpenVINO's plugin 1.8 has no kernel for the gpu form's attention."""
     return "npu" if provider == "openvino" else kind
