@@ -122,6 +122,8 @@ A flag overrides a variable, and a variable overrides the file.""",
         add_simulate,
         "predict the speed on devices that you do not have",
         """\
+  edgespec simulate --machine list
+  edgespec simulate --machine core-ultra-258v --replay --trace lanes.html
   edgespec simulate --target-ms 82 --draft-ms 9.4 --acceptance 0.54
   edgespec simulate --replay rounds.jsonl --draft-ms 34
 

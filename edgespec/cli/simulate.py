@@ -98,11 +98,7 @@ def _list_machines(options: argparse.Namespace) -> None:
     from edgespec.simulation.machines import describe, read_machines
 
     machines = read_machines()
-    lines = [
-        line if i else f"{name}: {line}"
-        for name, machine in machines.items()
-        for i, line in enumerate(describe(machine, None))
-    ]
+    lines = ["\n".join([name, *describe(machine, None), ""]) for name, machine in machines.items()]
     print_result(options, {name: _document(machine) for name, machine in machines.items()}, *lines)
 
 
@@ -111,12 +107,14 @@ def _document(machine: "PublishedMachine") -> dict[str, Any]:
 
 
 def _require_picture(path: Path) -> None:
-    """Raises UsageError: The file would be no picture; it may be a recording that is to be replayed."""
+    """Raises UsageError: The file would be no picture, perhaps a recording to be replayed, or has no folder."""
     if path.suffix not in _PICTURES:
         raise UsageError(
             f"--trace is {path}; wanted a file to draw into that ends in {', '.join(_PICTURES)} "
             f"(to replay what `chat --log-rounds` wrote: --replay {path})"
         )
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}; make it, or give another path")
 
 
 def _draw(

@@ -116,8 +116,10 @@ def read_recording(path: Path) -> Recording:
         if path.exists() and not path.is_dir() and not (path.is_file() and path.stat().st_size <= _LARGEST_BYTES):
             raise UsageError(f"cannot read {path}: it is no regular file of at most {_LARGEST_BYTES >> 20} MiB")
         content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; wanted {_WANTED}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is no recording but binary; wanted {_WANTED}") from None
     try:
         lines = list(read_lines_as(_Line, content))
     except ValueError as error:
