@@ -119,7 +119,7 @@ def read_recording(path: Path) -> Recording:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; wanted {_WANTED}") from None
     except UnicodeDecodeError:
-        raise UsageError(f"{path} is no recording but binary; wanted {_WANTED}") from None
+        raise UsageError(f"cannot read {path}: it is no text; wanted {_WANTED}") from None
     try:
         lines = list(read_lines_as(_Line, content))
     except ValueError as error:
