@@ -77,14 +77,19 @@ class Pair:
     folder: Path
     checks: tuple[DeviceCheck, ...]
 
-    def check_on(self, target_device: str, drafter_device: str) -> PairCheck | None:
-        """The check on a pair of devices; None where there is none.
+    def check_on(
+        self, target_device: str, drafter_device: str, parts: tuple[Path, Path] | None = None
+    ) -> PairCheck | None:
+        """The check on a pair of devices; None where there is none, or where it was made with other forms.
 
         Where one of the models was changed since, the check says that the pair does not pay, and why.
+
+        Args:
+            parts: The folders of the target and the drafter that are to run; None for those that were checked.
         """
         devices = (target_device, drafter_device)
         found = next((each for each in self.checks if (each.target_device, each.drafter_device) == devices), None)
-        if found is None:
+        if found is None or (parts is not None and set(found.manifests) != {part.name for part in parts}):
             return None
         if found.manifests == _manifest_hashes(self.folder, found.manifests):
             return found.check

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import tiny
 
+import edgespec.engine.device_candidates
 import edgespec.evaluation.pairing
 import edgespec.loading.device_choice
+import edgespec.loading.device_forms
 import edgespec.runtimes.devices
 from edgespec import load
 from edgespec.cli.main import main
@@ -120,16 +122,19 @@ def pair(tiny_model: Path, tiny_drafter: Path, tmp_path: Path) -> Path:
     return measured(folder, CPU, CPU, pays=True)
 
 
-def measured(folder: Path, device: Device, drafter_device: Device, *, pays: bool) -> Path:
+def measured(folder: Path, device: Device, drafter_device: Device, *, pays: bool, target: str = "target") -> Path:
     keys = device_key(device), device_key(drafter_device)
     check = replace(CHECK, pays=pays, verdict="it pays" if pays else "it costs")
-    record_check(read_pair(folder) or Pair(folder, ()), check, keys, (folder / "target", folder / "drafter"))
+    record_check(read_pair(folder) or Pair(folder, ()), check, keys, (folder / target, folder / "drafter"))
     return folder
 
 
 def add_form(pair: Path, part: str, form: str) -> None:
     """A copy that states another form."""
-    folder = Path(shutil.copytree(pair / part, pair / f"{part}-{form}"))
+    restate(Path(shutil.copytree(pair / part, pair / f"{part}-{form}")), form)
+
+
+def restate(folder: Path, form: str) -> None:
     stated = json.loads((folder / "edgespec.json").read_text())
     (folder / "edgespec.json").write_text(json.dumps(stated | {"form": form}))
 
@@ -147,11 +152,41 @@ def test_a_pair_is_judged_by_its_check_on_the_devices_at_hand(named: Callable[..
         f"edgespec pair check {pair} --device cuda:1 --drafter-device cpu"
     ]
     said.clear()
-    measured(pair, GPU, CPU, pays=False)
+    measured(pair, GPU, CPU, pays=False, target="target-gpu")
     assert named(pair, "auto", "gpu", "cpu", report=said.append).drafters == []
     assert said == ["drafting without the pair's drafter: it costs ()"]
     assert len(named(pair, "auto", "cpu", "cpu").drafters) == 1, "where it pays still"
     assert len(named(pair, str(pair), "gpu", "cpu").drafters) == 1, "and where it is named"
+
+
+def test_auto_takes_the_form_of_a_pair_whose_device_is_there_and_its_check(
+    named: Callable[..., Resolved], pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there: list[Device] = []
+    for module in (edgespec.loading.device_choice, edgespec.loading.device_forms):
+        monkeypatch.setattr(module, "find_accelerator", lambda kind: next(iter(there), None))
+    monkeypatch.setattr(edgespec.engine.device_candidates, "may_have_accelerator", lambda: False)
+    measured(pair, CPU, CPU, pays=False)
+    add_form(pair, "target", "cpu")
+    restate(pair / "target", "gpu")
+    said: list[str] = []
+    found = named(pair, "auto", "auto", "auto", report=said.append)
+    assert found.target.folder == pair / "target-cpu"
+    assert found.devices.downgrades == []
+    assert len(found.drafters) == 1, "it was measured with another target"
+    assert said == [
+        "this pair was not measured on cpu with its drafter on cpu; to measure it: "
+        f"edgespec pair check {pair} --device cpu --drafter-device cpu"
+    ]
+    assert named(pair, "auto", "cpu", "cpu").target.folder == found.target.folder, "which the command measures"
+    there.append(GPU)
+    on_gpu = named(pair, "auto", "auto", "cpu")
+    assert (on_gpu.target.folder, on_gpu.placement.device) == (pair / "target", GPU)
+    there.clear()
+    shutil.rmtree(pair / "target-cpu")
+    alone = named(pair, "auto", "auto", "auto")
+    assert alone.target.folder == pair / "target"
+    assert len(alone.devices.downgrades) == 1
 
 
 def test_a_pair_without_the_form_of_a_device_names_the_command_that_adds_it(
