@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from edgespec.config.config_file import default_home as default_home
@@ -15,7 +16,7 @@ from edgespec.manifest import FILE_NAME
 from edgespec.models import genai
 from edgespec.models.catalog import CATALOG, CatalogEntry, HubRepository, HubSource
 from edgespec.models.fetch import fetch
-from edgespec.models.hub import LocalSource, fetch_snapshot, sizes
+from edgespec.models.hub import LocalSource, explain_folder_errors, fetch_snapshot, sizes
 from edgespec.models.pair import FILE_NAME as PAIR_FILE_NAME
 from edgespec.models.repository import HubId, parse_hub_id
 from edgespec.system.split_files import part_paths, whole_name
@@ -202,6 +203,13 @@ class ModelHome:
         name = f"{Path(whole_name(source.name)).stem}-{key}"
         return self._prepare(name, wanted, "source", lambda: LocalSource(path=source))
 
+    def _require_writable(self) -> None:
+        """Raises EdgeSpecError: No model can be prepared in this home."""
+        with explain_folder_errors(self.models):
+            self.models.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=self.models):  # permission bits alone say nothing on Windows, or to root
+                pass
+
     def _prepare(self, name: str, wanted: "_Wanted", usual: str, fetch_source: Callable[[], LocalSource]) -> Path:
         """The folder of a source, by its name and what is wanted of it, exported unless it is there.
 
@@ -232,6 +240,7 @@ class ModelHome:
                 f"run: edgespec models pull MODEL:w8a16 --device npu"
             )
         source = fetch_source()
+        self._require_writable()
         from edgespec.export.convert import export_model  # 0.3 s, and only a first use needs it
 
         try:

@@ -273,6 +273,17 @@ def test_home_that_is_a_file_is_told(home: ModelHome, tmp_path: Path) -> None:
         ModelHome(tmp_path / "file").resolve("tiny")
 
 
+@pytest.mark.parametrize("place", ["file", "/dev/null/home"])
+def test_model_that_no_home_can_hold_is_told_by_the_name_of_the_home(
+    tiny_gguf: Path, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EdgeSpecError, match=r"cannot write to .*; set EDGESPEC_HOME to a folder") as refused:
+        ModelHome(tmp_path / place).resolve(str(tiny_gguf))
+    assert refused.value.exit_code == 1
+    assert "--output" not in str(refused.value)
+
+
 def test_changed_weights_in_a_folder_are_exported_again(home: ModelHome, tmp_path: Path) -> None:
     tiny.write_huggingface(tmp_path / "hf", tiny.random_weights())
     before = home.resolve(str(tmp_path / "hf"))
