@@ -17,7 +17,7 @@ import edgespec.runtimes.devices
 from edgespec import load
 from edgespec.cli.main import main
 from edgespec.engine.resolve import Resolved, resolve
-from edgespec.errors import DeviceUnavailable
+from edgespec.errors import DeviceUnavailable, MemoryExhausted
 from edgespec.manifest import read_manifest
 from edgespec.models.pair import Pair, PairCheck, read_pair, record_check
 from edgespec.runtimes.devices import Device, device_key, find_device
@@ -253,6 +253,25 @@ def test_a_pair_is_exported_for_devices_that_are_not_here_and_its_speed_is_unkno
     assert read_pair(sources) == Pair(sources, ())
 
 
+@pytest.mark.usefixtures("devices")
+def test_a_pair_stays_where_memory_is_too_short_to_measure_it(
+    sources: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **settings: object) -> None:
+        raise MemoryExhausted("4 GB are needed and 2 GB are free")
+
+    monkeypatch.setattr(edgespec.evaluation.pairing, "measure_pair", refuse)
+    named = ["--device", "gpu", "--drafter-device", "cpu"]
+    assert main(export(sources, *named, "--output", str(sources))) == 0
+    reported = capsys.readouterr()
+    assert "whether its drafter pays is unknown" in reported.out
+    assert "was not measured: 4 GB are needed and 2 GB are free. To measure it once more memory" in reported.err
+    assert reported.err.endswith(f"edgespec chat {sources} {' '.join(named)}\n"), (
+        "both devices, as they were named"
+    )
+    assert read_pair(sources) == Pair(sources, ())
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("devices")
 def test_forms_are_added_to_a_pair_and_measured_there(sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -294,7 +313,9 @@ def test_forms_are_added_to_a_pair_and_measured_there(sources: Path, capsys: pyt
         (["--drafter-form", "cpu", "--drafter-device", "qnn", "--output"], 2, "contradicts --drafter-device qnn"),
         (["--device", "cdua", "--output"], 4, "did you mean cuda?"),
         (["--device", "openvino", "--output"], 4, "name one: openvino:gpu or openvino:npu"),
-        (["--add-to"], 2, "--add-to adds forms for devices"),
+        (["--add-to"], 2, "give --device, --form, --drafter-device or --drafter-form"),
+        (["--drafter", "none", "--output"], 2, "--drafter none is no pair; leave --drafter out"),
+        (["--drafter", "none", "--device", "gpu", "--add-to"], 2, "name the source of the pair's drafter"),
         (["--device", "gpu", "--add-to"], 3, "is no pair folder"),
     ],
 )
