@@ -22,11 +22,13 @@ from edgespec.models.pair import (
     DRAFTER,
     TARGET,
     PairCheck,
+    advise_pair_check,
     forms_of,
     have_same_tokens,
     is_pair,
-    read_pair,
+    lacks_pair_file,
     record_check,
+    restore_pair,
     write_pair,
 )
 from edgespec.runtimes.devices import device_key, find_device
@@ -77,13 +79,13 @@ def check_folder(
     offline: bool = False,
     report: Report = lambda line: None,
 ) -> PairCheck:
-    """Measure a pair folder on the devices, and record it in the folder.
+    """Measure a pair folder on the devices, and record it in the folder; a pair.json that is damaged is replaced.
 
     Raises:
         DeviceUnavailable: A device cannot be used, or the pair has no form for it.
         ModelError: The folder holds no pair.
     """
-    if (pair := read_pair(folder)) is None:
+    if (pair := restore_pair(folder, report)) is None:
         raise ModelError(
             f"{folder} is no pair folder; name a drafter too, or export a pair with edgespec export --drafter"
         )
@@ -207,6 +209,8 @@ def usual_added_precision(folder: Path, part: str, form: str) -> str | None:
 
 
 def _first_form(folder: Path, part: str) -> Manifest:
+    if lacks_pair_file(folder):
+        raise ModelError(f"{folder} is a pair whose pair.json is missing; {advise_pair_check(folder)}")
     if not is_pair(folder):
         raise ModelError(f"{folder} is no pair folder; export a pair with edgespec export --drafter --output")
     if not (forms := forms_of(folder, part)):

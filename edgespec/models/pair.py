@@ -6,6 +6,7 @@ pair.json      a check for each pair of devices on which the speed was measured
 """
 
 import json
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from edgespec.manifest import file_record, read_manifest
 from edgespec.system.json_file import read_json
 from edgespec.system.typed_json import read_as, require_known_fields
 from edgespec.tokenization.tokenizer import Tokenizer
+from edgespec.types import Report
 
 FILE_NAME = "pair.json"
 SCHEMA_VERSION = 2
@@ -132,6 +134,41 @@ def is_pair(folder: Path) -> bool:
     return (folder / FILE_NAME).is_file()
 
 
+def lacks_pair_file(folder: Path) -> bool:
+    """Whether a folder holds the models of a pair, and no pair.json."""
+    return not is_pair(folder) and all((folder / part / MANIFEST_FILE).is_file() for part in (TARGET, DRAFTER))
+
+
+def advise_pair_check(folder: Path) -> str:
+    return f"to write it anew, run: edgespec pair check {shlex.quote(str(folder))}"
+
+
+def restore_pair(folder: Path, report: Report) -> Pair | None:
+    """The checks of a pair folder, whose pair.json is written anew without any if it is missing or damaged.
+
+    None where the folder holds no pair.
+
+    Raises ManifestError: pair.json is of another schema or cannot be read.
+    """
+    try:
+        if not lacks_pair_file(folder):
+            return read_pair(folder)
+        problem = f"{folder / FILE_NAME} is missing"
+    except _DamagedPair as error:
+        problem = error.problem
+    report(f"{problem}: it is written anew, without what was measured before")
+    write_pair(folder)
+    return Pair(folder, ())
+
+
+class _DamagedPair(ManifestError):
+    """pair.json is damaged; problem says how."""
+
+    def __init__(self, folder: Path, why: object) -> None:
+        self.problem = f"{folder / FILE_NAME} is damaged ({why})"
+        super().__init__(f"{self.problem}; {advise_pair_check(folder)}")
+
+
 def read_pair(folder: Path) -> Pair | None:
     """The checks of a pair folder; None where the folder holds no pair.
 
@@ -144,10 +181,15 @@ def read_pair(folder: Path) -> Pair | None:
         stated = read_json(path, _LARGEST_BYTES)
         version = stated.get("schema_version") if isinstance(stated, dict) else None
         if isinstance(version, int) and version > SCHEMA_VERSION:
-            raise ManifestError(f"{path} has schema version {version}; export the pair again")
+            raise ManifestError(
+                f"{path} has schema version {version}, that of a later edgespec; update edgespec, or delete the "
+                f"file, and {advise_pair_check(folder)}"
+            )
         checks = _first_check(stated) if version == 1 else _checks(stated)
-    except (ValueError, OSError) as error:
-        raise ManifestError(f"{path} is damaged ({error}); export the pair again") from None
+    except ValueError as error:
+        raise _DamagedPair(folder, error) from None
+    except OSError as error:
+        raise ManifestError(f"{path} cannot be read ({error.strerror}); fix its permissions") from None
     return Pair(folder, checks)
 
 
