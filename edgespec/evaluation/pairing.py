@@ -22,12 +22,11 @@ from edgespec.models.pair import (
     DRAFTER,
     TARGET,
     PairCheck,
-    advise_pair_check,
     forms_of,
     have_same_tokens,
     is_pair,
-    lacks_pair_file,
     record_check,
+    require_pair_file,
     restore_pair,
     write_pair,
 )
@@ -209,8 +208,7 @@ def usual_added_precision(folder: Path, part: str, form: str) -> str | None:
 
 
 def _first_form(folder: Path, part: str) -> Manifest:
-    if lacks_pair_file(folder):
-        raise ModelError(f"{folder} is a pair whose pair.json is missing; {advise_pair_check(folder)}")
+    require_pair_file(folder)
     if not is_pair(folder):
         raise ModelError(f"{folder} is no pair folder; export a pair with edgespec export --drafter --output")
     if not (forms := forms_of(folder, part)):

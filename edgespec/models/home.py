@@ -18,7 +18,7 @@ from edgespec.models.catalog import CATALOG, CatalogEntry, HubRepository, HubSou
 from edgespec.models.fetch import fetch
 from edgespec.models.hub import LocalSource, explain_folder_errors, fetch_snapshot, sizes
 from edgespec.models.pair import FILE_NAME as PAIR_FILE_NAME
-from edgespec.models.pair import advise_pair_check, lacks_pair_file
+from edgespec.models.pair import require_pair_file
 from edgespec.models.repository import HubId, parse_hub_id
 from edgespec.system.split_files import part_paths, whole_name
 from edgespec.types import Report
@@ -83,6 +83,8 @@ class ModelHome:
                 return self._from_path(path.resolve(), wanted)
             if hub_id := _hub_id(name):
                 return self._prepare(hub_id.name, wanted, "source", lambda: self._fetch_snapshot(hub_id))
+            for folder in (path, self.models / model):
+                require_pair_file(folder)
             raise ModelError(self._describe_unknown(model, path))
         except PermissionError as error:
             raise ModelError(
@@ -119,9 +121,6 @@ class ModelHome:
             return (
                 f"{own or path} is prepared already, so its precision is fixed; leave it out, or name the source"
             )
-        folders = [place for place in (path, self.models / model) if lacks_pair_file(place)]
-        if folders:
-            return f"{folders[0]} is a pair whose {PAIR_FILE_NAME} is missing; {advise_pair_check(folders[0])}"
         if path.is_dir():
             return f"{path} is a folder without {FILE_NAME} and config.json, so not a model; give another folder"
         prepared = [folder.name for folder in self.models.glob("[!.]*") if _is_ready(folder)]

@@ -140,11 +140,17 @@ def lacks_pair_file(folder: Path) -> bool:
 
 
 def advise_pair_check(folder: Path) -> str:
-    return f"to write it anew, run: edgespec pair check {shlex.quote(str(folder))}"
+    return f"to write it again, run: edgespec pair check {shlex.quote(str(folder))}"
+
+
+def require_pair_file(folder: Path) -> None:
+    """Raises ManifestError: A folder holds the models of a pair, and no pair.json."""
+    if lacks_pair_file(folder):
+        raise ManifestError(f"{folder} is a pair whose {FILE_NAME} is missing; {advise_pair_check(folder)}")
 
 
 def restore_pair(folder: Path, report: Report) -> Pair | None:
-    """The checks of a pair folder, whose pair.json is written anew without any if it is missing or damaged.
+    """The checks of a pair folder, whose pair.json is written again, without any, if it is missing or damaged.
 
     None where the folder holds no pair.
 
@@ -156,7 +162,7 @@ def restore_pair(folder: Path, report: Report) -> Pair | None:
         problem = f"{folder / FILE_NAME} is missing"
     except _DamagedPair as error:
         problem = error.problem
-    report(f"{problem}: it is written anew, without what was measured before")
+    report(f"{problem}: it is written again, without what was measured before")
     write_pair(folder)
     return Pair(folder, ())
 

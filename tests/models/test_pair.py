@@ -144,10 +144,11 @@ def test_pair_of_two_vocabularies_is_judged_as_such(tiny_model: Path, tmp_path: 
     assert check.verdict.endswith("translated between two vocabularies")
 
 
-def test_missing_or_damaged_pair_file_is_written_anew_by_pair_check(
-    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_missing_or_damaged_pair_file_is_written_again_by_pair_check(
+    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Path(shutil.copytree(pair, tmp_path / "pair"))
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    folder = Path(shutil.copytree(pair, tmp_path / "models" / "pair"))
     command = f"run: edgespec pair check {folder}"
     for problem in ("missing", "damaged"):
         if problem == "missing":
@@ -159,11 +160,14 @@ def test_missing_or_damaged_pair_file_is_written_anew_by_pair_check(
                 load(folder, drafter=wanted)
         with pytest.raises(ModelError, match=command):
             usual_added_precision(folder, TARGET, "gpu") if problem == "missing" else read_pair(folder)
+        assert main(["models", "verify", str(folder)]) == 3
+        assert command in capsys.readouterr().out
         assert main(["pair", "check", str(folder)]) == 0
         assert f"pair.json is {problem}" in capsys.readouterr().err
         assert check_of(folder).target == "tiny (fp32)"
         with load(folder) as engine:
             assert engine.generate("the", max_tokens=2).text
+    assert main(["pair", "check", "pair"]) == 0, "by its name in the home"
     (folder / FILE_NAME).write_text('{"schema_version": 9}')
     assert main(["pair", "check", str(folder)]) == 3
     assert "that of a later edgespec" in capsys.readouterr().err
