@@ -89,7 +89,6 @@ def _lock_output(output: Path, report: Report) -> Iterator[None]:
             stack.enter_context(lock)
         except OSError as error:
             raise UsageError(
-                f"cannot write to {output.parent}: {error.strerror}; choose another --output, or EDGESPEC_HOME "
-                "for models that are prepared on first use"
+                f"cannot write to {output.parent}: {error.strerror}; choose another --output"
             ) from None
         yield

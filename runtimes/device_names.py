@@ -29,7 +29,7 @@ BY_KIND: dict[str, tuple[str, ...]] = {
     "gpu": ("cuda", "tensorrt-rtx", "webgpu", "directml"),
     "npu": ("qnn", "openvino"),
 }
-_NAME = re.compile(r"([a-z-]+)(?::(cpu|gpu|npu))?(?::(\d{1,3}))?")
+_NAME = re.compile(r"([a-z-]+)(?::(cpu|gpu|npu))?(?::([0-9]{1,3}))?")
 
 
 @dataclass(frozen=True, slots=True)

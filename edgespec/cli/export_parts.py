@@ -1,6 +1,7 @@
 """What an export is to make: which models, in which form and precision, by the options of the command."""
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgespec.cli.arguments import attribute_name
@@ -24,6 +25,9 @@ def require_compatible(options: argparse.Namespace) -> None:
     for name in ("source", "drafter"):
         if getattr(options, name) == "":
             raise UsageError(f"the {name} is empty; give a .gguf file, a folder with safetensors or a hub id")
+    if options.drafter == "none" and not Path("none").exists():
+        what = "leave --drafter out" if options.add_to is None else "name the source of the pair's drafter"
+        raise UsageError(f"--drafter none is no pair; {what}")
     drafting_options(options).require_valid()  # before anything is downloaded
     other = f"--exporter {options.exporter}" if options.exporter != "native" else "--drafter" if is_pair else None
     names = (*_NATIVE, "drafter") if options.exporter != "native" else _SINGLE
@@ -44,7 +48,9 @@ def require_compatible(options: argparse.Namespace) -> None:
     if options.dry_run and options.exporter != "native":
         raise UsageError("--dry-run estimates the native exporter only; leave out --dry-run or --exporter")
     if options.add_to is not None and not _named_parts(options):
-        raise UsageError("--add-to adds forms for devices; give --device or --drafter-device")
+        raise UsageError(
+            "--add-to adds forms to a pair; give --device, --form, --drafter-device or --drafter-form"
+        )
 
 
 def _form(options: argparse.Namespace, prefix: str = "") -> str:
@@ -140,9 +146,9 @@ def _usual_precision(form: str, device: str) -> str:
 
 
 def named_devices(options: argparse.Namespace) -> str:
-    """The options that name the devices of an export again, where they were named and are not the CPU."""
+    """The options that name the devices of an export again, where they were named."""
     names = {"": options.device, "drafter-": options.drafter_device}
-    return "".join(f" --{prefix}device {name}" for prefix, name in names.items() if name not in ("auto", "cpu"))
+    return "".join(f" --{prefix}device {name}" for prefix, name in names.items() if name != "auto")
 
 
 def drafting_options(options: argparse.Namespace) -> "Drafting":

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.cli.arguments import add_options, print_result
+from edgespec.cli.arguments import add_options, model_home, print_result
 from edgespec.cli.parser import CommandParser
 from edgespec.system.console import info
 
@@ -39,7 +39,8 @@ def _pair_check(options: argparse.Namespace) -> None:
         "report": info,
     }
     if options.drafter is None:
-        check = check_folder(Path(options.target), **how)
+        folder = model_home(offline=options.offline).fixed_folder(options.target) or Path(options.target)
+        check = check_folder(folder, **how)
     else:
         check = check_pair(options.target, options.drafter, **how)
     print_result(options, asdict(check), format_pair(check))

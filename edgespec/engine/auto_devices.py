@@ -195,7 +195,10 @@ class AutoDevices:
         drafters = [name for cascade in self.names.cascades for name in cascade.models]
         place = self.placement
         how = [place.num_threads, place.drafter_threads, place.deterministic, sorted(self.names.simple)]
-        return [*(_identity(name) for name in (self.model, *drafters)), json.dumps([*how, *self.candidates.asked])]
+        return [*map(self._identify, (self.model, *drafters)), json.dumps([*how, *self.candidates.asked])]
+
+    def _identify(self, name: str) -> str:
+        return _identity(str(self.models.fixed_folder(name) or name))
 
     def _key(self, name: str) -> str:
         """A device with the versions of all that its speed depends on."""

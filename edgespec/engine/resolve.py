@@ -13,7 +13,7 @@ from edgespec.engine.auto_devices import AutoDevices, Compared
 from edgespec.engine.device_candidates import find_candidates
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, ModelError, UsageError
 from edgespec.loading.device_choice import DeviceChoice, require_together
-from edgespec.loading.device_forms import require_part
+from edgespec.loading.device_forms import require_part, usable_form
 from edgespec.loading.open_model import ModelFolder, read_any_manifest, self_drafter
 from edgespec.loading.placement import Placement
 from edgespec.memory.free_memory import ReadFreeMemory, free_memory
@@ -116,8 +116,10 @@ def resolve(
         for each in names.cascades
     ]
     placement = devices.resolve_auto(placement, target.manifest, [each.models[0].manifest for each in drafters])
-    if pair and has_drafter_of_pair and not _pays(pair, placement, report, is_weighed=bool(decided)):
-        names, drafters = names._replace(cascades=names.cascades[:-1]), drafters[:-1]
+    if pair and has_drafter_of_pair:
+        parts = target.folder, drafters[-1].models[0].folder
+        if not _pays(pair, parts, placement, report, is_weighed=bool(decided)):
+            names, drafters = names._replace(cascades=names.cascades[:-1]), drafters[:-1]
     require_together(placement.device, placement.drafter_device, has_drafter_model=bool(drafters))
     _require_distinct([each.name for each in drafters])
     return Resolved(
@@ -197,7 +199,10 @@ def _decide(auto: AutoDevices, refused: Mapping[str, EdgeSpecError]) -> dict[str
 
 @dataclass(frozen=True, slots=True)
 class _Finder:
-    """Finds models for a device, in the form that it needs if the device was named."""
+    """Finds models for a device, in the form that it needs if the device was named.
+
+    form: None where auto was asked for: of a pair with several forms, the one whose device this machine has.
+    """
 
     models: ModelHome
     device: Device
@@ -213,8 +218,8 @@ class _Finder:
         folder = self.models.resolve(model, self.form or "cpu", lacks_half_floats=lacks)
         pair = read_pair(folder)
         if pair is not None:
-            may_differ = self.allow_fallback and pair.part(part, self.form) is None
-            folder = require_part(pair, part, None if may_differ else self.form)
+            may_differ = self.form is None or (self.allow_fallback and pair.part(part, self.form) is None)
+            folder = require_part(pair, part, usable_form(pair, part) if may_differ else self.form)
         return ModelFolder(folder, read_any_manifest(folder, self.models.report)), pair
 
     def find_drafter(self, name: str, target: ModelFolder) -> ModelFolder:
@@ -255,13 +260,14 @@ def _add_drafter(names: DrafterNames, drafter: str) -> DrafterNames:
     return names._replace(cascades=(*names.cascades, Cascade((drafter,), None)))
 
 
-def _pays(pair: Pair, placement: Placement, report: Report, *, is_weighed: bool) -> bool:
+def _pays(pair: Pair, parts: tuple[Path, Path], placement: Placement, report: Report, *, is_weighed: bool) -> bool:
     """Whether the drafter of a pair may draft on these devices: yes, unless it was measured there not to pay.
 
+    parts: The folders of the target and the drafter that are to be loaded.
     is_weighed: The devices were chosen with what passes and drafts take on them.
     """
     devices = placement.device, placement.drafter_device
-    check = pair.check_on(*map(device_key, devices))
+    check = pair.check_on(device_key(devices[0]), device_key(devices[1]), parts)
     if check is None and not is_weighed:
         report(
             f"this pair was not measured on {devices[0].name} with its drafter on {devices[1].name}; to measure "

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from edgespec.drafters.cross_vocabulary import find_translation
 from edgespec.engine.load import load
 from edgespec.engine.resolve import Resolved, resolve
-from edgespec.errors import DeviceUnavailable, ModelError, UsageError
+from edgespec.errors import DeviceUnavailable, MemoryExhausted, ModelError, UsageError
 from edgespec.evaluation.pair_check import measure_pair
 from edgespec.export.convert import MeasureRanges, OpenDecoder, export_model, plan_source
 from edgespec.export.output import atomic_folder
@@ -25,8 +25,9 @@ from edgespec.models.pair import (
     forms_of,
     have_same_tokens,
     is_pair,
-    read_pair,
     record_check,
+    require_pair_file,
+    restore_pair,
     write_pair,
 )
 from edgespec.runtimes.devices import device_key, find_device
@@ -77,13 +78,13 @@ def check_folder(
     offline: bool = False,
     report: Report = lambda line: None,
 ) -> PairCheck:
-    """Measure a pair folder on the devices, and record it in the folder.
+    """Measure a pair folder on the devices, and record it in the folder; a pair.json that is damaged is replaced.
 
     Raises:
         DeviceUnavailable: A device cannot be used, or the pair has no form for it.
         ModelError: The folder holds no pair.
     """
-    if (pair := read_pair(folder)) is None:
+    if (pair := restore_pair(folder, report)) is None:
         raise ModelError(
             f"{folder} is no pair folder; name a drafter too, or export a pair with edgespec export --drafter"
         )
@@ -140,7 +141,7 @@ def export_pair(
     With open_decoder each export is compared with its source.
 
     Returns:
-        What drafting gains; None where the devices are not in this machine, or are emulators.
+        What drafting gains; None where the devices are not in this machine or are emulators, or memory is short.
 
     Raises:
         UsageError: output exists already.
@@ -207,6 +208,7 @@ def usual_added_precision(folder: Path, part: str, form: str) -> str | None:
 
 
 def _first_form(folder: Path, part: str) -> Manifest:
+    require_pair_file(folder)
     if not is_pair(folder):
         raise ModelError(f"{folder} is no pair folder; export a pair with edgespec export --drafter --output")
     if not (forms := forms_of(folder, part)):
@@ -239,16 +241,17 @@ def _export_half(
 
 
 def _check_if_here(folder: Path, output: Path, devices: tuple[str, str], report: Report) -> PairCheck | None:
-    """Measure a pair on the devices that it was exported for, if they are here; a line says why it was not."""
+    """Measure a pair on the devices that it was exported for, if that is possible; a line says why it is not."""
     try:
         for name in devices:
             if (device := find_device(name)).is_software:
                 raise DeviceUnavailable(f"'{device.name}' is an emulator, whose speed says nothing of a device")
         report("measuring the pair")
         return check_folder(folder, device=devices[0], drafter_device=devices[1], report=report)
-    except DeviceUnavailable as error:
+    except (DeviceUnavailable, MemoryExhausted) as error:
+        when = "where the devices are" if isinstance(error, DeviceUnavailable) else "once more memory is free"
         report(
-            f"the speed of this pair was not measured: {error}. To measure it where the devices are: "
+            f"the speed of this pair was not measured: {error}. To measure it {when}: "
             f"edgespec pair check {output} --device {devices[0]} --drafter-device {devices[1]}"
         )
         return None

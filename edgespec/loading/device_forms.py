@@ -6,7 +6,7 @@ from edgespec.errors import DeviceUnavailable
 from edgespec.loading.open_model import ModelFolder
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.models.pair import DRAFTER, TARGET, Pair, forms_of
-from edgespec.runtimes.devices import Device
+from edgespec.runtimes.devices import Device, find_accelerator
 
 _RUNS_ON = {"cpu": "the CPU", "gpu": "a GPU or the CPU", "npu": "an NPU or the CPU"}
 
@@ -37,6 +37,15 @@ def advise_form(manifest: Manifest, device: Device) -> str:
 def source_of(manifest: Manifest) -> str:
     """What a model was exported from, as a command names it: a repository of the hub, or the name of a file."""
     return manifest.source.repository or manifest.source.name
+
+
+def usable_form(pair: Pair, part: str) -> str | None:
+    """The first form of a part of a pair whose device this machine has; None where it has none of them.
+
+    The CPU counts for the cpu form alone, though it runs the other forms too.
+    """
+    forms = forms_of(pair.folder, part)
+    return next((form for form in forms if form == "cpu" or find_accelerator(form) is not None), None)
 
 
 def require_part(pair: Pair, part: str, form: str | None) -> Path:

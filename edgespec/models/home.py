@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from edgespec.config.config_file import default_home as default_home
@@ -15,8 +16,9 @@ from edgespec.manifest import FILE_NAME
 from edgespec.models import genai
 from edgespec.models.catalog import CATALOG, CatalogEntry, HubRepository, HubSource
 from edgespec.models.fetch import fetch
-from edgespec.models.hub import LocalSource, fetch_snapshot, sizes
+from edgespec.models.hub import LocalSource, explain_folder_errors, fetch_snapshot, sizes
 from edgespec.models.pair import FILE_NAME as PAIR_FILE_NAME
+from edgespec.models.pair import require_pair_file
 from edgespec.models.repository import HubId, parse_hub_id
 from edgespec.system.split_files import part_paths, whole_name
 from edgespec.types import Report
@@ -42,9 +44,10 @@ class ModelHome:
     ) -> Path:
         """The model or pair folder for a folder, a name of the catalogue, a .gguf file, safetensors or a hub id.
 
-        All but a model folder may be followed by :PRECISION; sources are exported on first use. Files and folders
-        on this machine come before the hub. A model or pair folder, also one made by ONNX Runtime GenAI, is used
-        unchanged, whatever its form. The catalogue states a precision and a commit for each name.
+        A folder of this home may be given by its name, as edgespec models list has it. All but a model folder may
+        be followed by :PRECISION; sources are exported on first use. Files and folders on this machine come before
+        the hub. A model or pair folder, also one made by ONNX Runtime GenAI, is used unchanged, whatever its form.
+        The catalogue states a precision and a commit for each name.
 
         Args:
             form: The kind of device to prepare the model for: cpu, gpu or npu.
@@ -80,7 +83,9 @@ class ModelHome:
                 return self._from_path(path.resolve(), wanted)
             if hub_id := _hub_id(name):
                 return self._prepare(hub_id.name, wanted, "source", lambda: self._fetch_snapshot(hub_id))
-            raise ModelError(_unknown(model, path))
+            for folder in (path, self.models / model):
+                require_pair_file(folder)
+            raise ModelError(self._describe_unknown(model, path))
         except PermissionError as error:
             raise ModelError(
                 f"{error.filename or model} may not be read; fix its permissions or change EDGESPEC_HOME"
@@ -92,12 +97,39 @@ class ModelHome:
             ) from None
 
     def fixed_folder(self, model: str) -> Path | None:
-        """The model or pair folder that a user names by its path, of which no other form is prepared."""
+        """The model or pair folder that a user names, by its path or as this home has it; it is used as it is.
+
+        None for a source, and for a name of the catalogue, which may be prepared in several forms.
+        """
         with suppress(RuntimeError, ValueError, OSError):  # which resolve() reports
             path = Path(model).expanduser()
-            if any((path / file).is_file() for file in (FILE_NAME, PAIR_FILE_NAME, genai.FILE_NAME)):
+            if _is_ready(path):
                 return path
+            if model not in CATALOG and not path.is_file() and not (path / "config.json").is_file():
+                return self._own_folder(model)
         return None
+
+    def _own_folder(self, name: str) -> Path | None:
+        """The model or pair folder of this home that has a name; None where there is none."""
+        is_name = bool(name) and Path(name).name == name and not name.startswith(".")
+        return folder if is_name and _is_ready(folder := self.models / name) else None
+
+    def _describe_unknown(self, model: str, path: Path) -> str:
+        """What is wrong with the name of a model, behind which path is what its name would be as a path."""
+        own = None if _is_ready(path) else self._own_folder(split_precision(model)[0])
+        if own is not None or (path / FILE_NAME).is_file():
+            return (
+                f"{own or path} is prepared already, so its precision is fixed; leave it out, or name the source"
+            )
+        if path.is_dir():
+            return f"{path} is a folder without {FILE_NAME} and config.json, so not a model; give another folder"
+        prepared = [folder.name for folder in self.models.glob("[!.]*") if _is_ready(folder)]
+        near = difflib.get_close_matches(model, [*CATALOG, *prepared], n=3, cutoff=0.4)
+        meant = f"did you mean {' or '.join(near)}? " if near else ""
+        return (
+            f"no model '{model}': {meant}edgespec models list has the names; or give a model folder, a .gguf "
+            "file, a safetensors folder or a hub id (org/name)"
+        )
 
     def locate(self, source: str, revision: str | None = None) -> LocalSource:
         """A file or folder on this machine as a source to export, or a hub id, which is fetched.
@@ -174,6 +206,13 @@ class ModelHome:
         name = f"{Path(whole_name(source.name)).stem}-{key}"
         return self._prepare(name, wanted, "source", lambda: LocalSource(path=source))
 
+    def _require_writable(self) -> None:
+        """Raises EdgeSpecError: No model can be prepared in this home."""
+        with explain_folder_errors(self.models):
+            self.models.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=self.models):  # permission bits alone say nothing on Windows, or to root
+                pass
+
     def _prepare(self, name: str, wanted: "_Wanted", usual: str, fetch_source: Callable[[], LocalSource]) -> Path:
         """The folder of a source, by its name and what is wanted of it, exported unless it is there.
 
@@ -204,6 +243,7 @@ class ModelHome:
                 f"run: edgespec models pull MODEL:w8a16 --device npu"
             )
         source = fetch_source()
+        self._require_writable()
         from edgespec.export.convert import export_model  # 0.3 s, and only a first use needs it
 
         try:
@@ -263,14 +303,6 @@ def split_precision(model: str) -> tuple[str, str | None]:
     return (name, precision) if precision in _PRECISIONS else (model, None)
 
 
-def _unknown(model: str, path: Path) -> str:
-    if (path / FILE_NAME).is_file():
-        return f"{path} is prepared already, so its precision is fixed; leave it out, or name the source"
-    if path.is_dir():
-        return f"{path} is a folder without {FILE_NAME} and config.json, so not a model; give another folder"
-    near = difflib.get_close_matches(model, CATALOG, n=3, cutoff=0.4)
-    meant = f"did you mean {' or '.join(near)}? " if near else ""
-    return (
-        f"no model '{model}': {meant}edgespec models list has the names; or give a model folder, a .gguf file, "
-        "a safetensors folder or a hub id (org/name)"
-    )
+def _is_ready(folder: Path) -> bool:
+    """Whether a folder holds a model or a pair that is ready to load."""
+    return any((folder / file).is_file() for file in (FILE_NAME, PAIR_FILE_NAME, genai.FILE_NAME))

@@ -106,7 +106,9 @@ def explain_folder_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         why = error.strerror
-        raise EdgeSpecError(f"cannot write to {folder} ({why}); set EDGESPEC_HOME to a folder") from None
+        raise EdgeSpecError(
+            f"cannot write to {folder} ({why}); set EDGESPEC_HOME to a folder that can be written"
+        ) from None
 
 
 def _is_offline() -> bool:

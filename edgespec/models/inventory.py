@@ -11,7 +11,7 @@ from edgespec.errors import EdgeSpecError, IntegrityError, ModelError
 from edgespec.manifest import FILE_NAME, Check, Manifest, read_manifest, unlisted_files, verify_files
 from edgespec.models.forecast import needed_bytes
 from edgespec.models.home import ModelHome
-from edgespec.models.pair import DRAFTER, TARGET, part_folders, read_pair
+from edgespec.models.pair import DRAFTER, TARGET, part_folders, read_pair, require_pair_file
 from edgespec.runtimes.compiled_graphs import compiled_files, compiled_folders, find_damage
 
 
@@ -47,6 +47,7 @@ def prepared_models(home: ModelHome) -> Iterator[PreparedModel]:
         size = 0
         try:
             size = sum(path.stat().st_size for path in _files(folder))
+            require_pair_file(folder)
             is_pair = read_pair(folder) is not None
             first = [folder / TARGET, folder / DRAFTER] if is_pair else [folder]
             manifests = [read_manifest(part) for part in first]
@@ -111,6 +112,7 @@ def verify(home: ModelHome, model: str) -> tuple[int, list[str]]:
         IntegrityError: A file differs.
     """
     folder = find_prepared(home, model)
+    require_pair_file(folder)
     parts = part_folders(folder) if read_pair(folder) is not None else [folder]
     found = [_verify_folder(part) for part in parts]
     return sum(num_files for num_files, _ in found), [name for _, names in found for name in names]

@@ -6,6 +6,7 @@ pair.json      a check for each pair of devices on which the speed was measured
 """
 
 import json
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from edgespec.manifest import file_record, read_manifest
 from edgespec.system.json_file import read_json
 from edgespec.system.typed_json import read_as, require_known_fields
 from edgespec.tokenization.tokenizer import Tokenizer
+from edgespec.types import Report
 
 FILE_NAME = "pair.json"
 SCHEMA_VERSION = 2
@@ -77,14 +79,19 @@ class Pair:
     folder: Path
     checks: tuple[DeviceCheck, ...]
 
-    def check_on(self, target_device: str, drafter_device: str) -> PairCheck | None:
-        """The check on a pair of devices; None where there is none.
+    def check_on(
+        self, target_device: str, drafter_device: str, parts: tuple[Path, Path] | None = None
+    ) -> PairCheck | None:
+        """The check on a pair of devices; None where there is none, or where it was made with other forms.
 
         Where one of the models was changed since, the check says that the pair does not pay, and why.
+
+        Args:
+            parts: The folders of the target and the drafter that are to run; None for those that were checked.
         """
         devices = (target_device, drafter_device)
         found = next((each for each in self.checks if (each.target_device, each.drafter_device) == devices), None)
-        if found is None:
+        if found is None or (parts is not None and set(found.manifests) != {part.name for part in parts}):
             return None
         if found.manifests == _manifest_hashes(self.folder, found.manifests):
             return found.check
@@ -127,6 +134,47 @@ def is_pair(folder: Path) -> bool:
     return (folder / FILE_NAME).is_file()
 
 
+def lacks_pair_file(folder: Path) -> bool:
+    """Whether a folder holds the models of a pair, and no pair.json."""
+    return not is_pair(folder) and all((folder / part / MANIFEST_FILE).is_file() for part in (TARGET, DRAFTER))
+
+
+def advise_pair_check(folder: Path) -> str:
+    return f"to write it again, run: edgespec pair check {shlex.quote(str(folder))}"
+
+
+def require_pair_file(folder: Path) -> None:
+    """Raises ManifestError: A folder holds the models of a pair, and no pair.json."""
+    if lacks_pair_file(folder):
+        raise ManifestError(f"{folder} is a pair whose {FILE_NAME} is missing; {advise_pair_check(folder)}")
+
+
+def restore_pair(folder: Path, report: Report) -> Pair | None:
+    """The checks of a pair folder, whose pair.json is written again, without any, if it is missing or damaged.
+
+    None where the folder holds no pair.
+
+    Raises ManifestError: pair.json is of another schema or cannot be read.
+    """
+    try:
+        if not lacks_pair_file(folder):
+            return read_pair(folder)
+        problem = f"{folder / FILE_NAME} is missing"
+    except _DamagedPair as error:
+        problem = error.problem
+    report(f"{problem}: it is written again, without what was measured before")
+    write_pair(folder)
+    return Pair(folder, ())
+
+
+class _DamagedPair(ManifestError):
+    """pair.json is damaged; problem says how."""
+
+    def __init__(self, folder: Path, why: object) -> None:
+        self.problem = f"{folder / FILE_NAME} is damaged ({why})"
+        super().__init__(f"{self.problem}; {advise_pair_check(folder)}")
+
+
 def read_pair(folder: Path) -> Pair | None:
     """The checks of a pair folder; None where the folder holds no pair.
 
@@ -139,10 +187,15 @@ def read_pair(folder: Path) -> Pair | None:
         stated = read_json(path, _LARGEST_BYTES)
         version = stated.get("schema_version") if isinstance(stated, dict) else None
         if isinstance(version, int) and version > SCHEMA_VERSION:
-            raise ManifestError(f"{path} has schema version {version}; export the pair again")
+            raise ManifestError(
+                f"{path} has schema version {version}, that of a later edgespec; update edgespec, or delete the "
+                f"file, and {advise_pair_check(folder)}"
+            )
         checks = _first_check(stated) if version == 1 else _checks(stated)
-    except (ValueError, OSError) as error:
-        raise ManifestError(f"{path} is damaged ({error}); export the pair again") from None
+    except ValueError as error:
+        raise _DamagedPair(folder, error) from None
+    except OSError as error:
+        raise ManifestError(f"{path} cannot be read ({error.strerror}); fix its permissions") from None
     return Pair(folder, checks)
 
 

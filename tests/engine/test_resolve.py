@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 import tiny
 
+import edgespec.engine.device_candidates
 import edgespec.evaluation.pairing
 import edgespec.loading.device_choice
+import edgespec.loading.device_forms
 import edgespec.runtimes.devices
 from edgespec import load
 from edgespec.cli.main import main
 from edgespec.engine.resolve import Resolved, resolve
-from edgespec.errors import DeviceUnavailable
+from edgespec.errors import DeviceUnavailable, MemoryExhausted
 from edgespec.manifest import read_manifest
 from edgespec.models.pair import Pair, PairCheck, read_pair, record_check
 from edgespec.runtimes.devices import Device, device_key, find_device
@@ -120,16 +122,19 @@ def pair(tiny_model: Path, tiny_drafter: Path, tmp_path: Path) -> Path:
     return measured(folder, CPU, CPU, pays=True)
 
 
-def measured(folder: Path, device: Device, drafter_device: Device, *, pays: bool) -> Path:
+def measured(folder: Path, device: Device, drafter_device: Device, *, pays: bool, target: str = "target") -> Path:
     keys = device_key(device), device_key(drafter_device)
     check = replace(CHECK, pays=pays, verdict="it pays" if pays else "it costs")
-    record_check(read_pair(folder) or Pair(folder, ()), check, keys, (folder / "target", folder / "drafter"))
+    record_check(read_pair(folder) or Pair(folder, ()), check, keys, (folder / target, folder / "drafter"))
     return folder
 
 
 def add_form(pair: Path, part: str, form: str) -> None:
     """A copy that states another form."""
-    folder = Path(shutil.copytree(pair / part, pair / f"{part}-{form}"))
+    restate(Path(shutil.copytree(pair / part, pair / f"{part}-{form}")), form)
+
+
+def restate(folder: Path, form: str) -> None:
     stated = json.loads((folder / "edgespec.json").read_text())
     (folder / "edgespec.json").write_text(json.dumps(stated | {"form": form}))
 
@@ -147,11 +152,41 @@ def test_a_pair_is_judged_by_its_check_on_the_devices_at_hand(named: Callable[..
         f"edgespec pair check {pair} --device cuda:1 --drafter-device cpu"
     ]
     said.clear()
-    measured(pair, GPU, CPU, pays=False)
+    measured(pair, GPU, CPU, pays=False, target="target-gpu")
     assert named(pair, "auto", "gpu", "cpu", report=said.append).drafters == []
     assert said == ["drafting without the pair's drafter: it costs ()"]
     assert len(named(pair, "auto", "cpu", "cpu").drafters) == 1, "where it pays still"
     assert len(named(pair, str(pair), "gpu", "cpu").drafters) == 1, "and where it is named"
+
+
+def test_auto_takes_the_form_of_a_pair_whose_device_is_there_and_its_check(
+    named: Callable[..., Resolved], pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there: list[Device] = []
+    for module in (edgespec.loading.device_choice, edgespec.loading.device_forms):
+        monkeypatch.setattr(module, "find_accelerator", lambda kind: next(iter(there), None))
+    monkeypatch.setattr(edgespec.engine.device_candidates, "may_have_accelerator", lambda: False)
+    measured(pair, CPU, CPU, pays=False)
+    add_form(pair, "target", "cpu")
+    restate(pair / "target", "gpu")
+    said: list[str] = []
+    found = named(pair, "auto", "auto", "auto", report=said.append)
+    assert found.target.folder == pair / "target-cpu"
+    assert found.devices.downgrades == []
+    assert len(found.drafters) == 1, "it was measured with another target"
+    assert said == [
+        "this pair was not measured on cpu with its drafter on cpu; to measure it: "
+        f"edgespec pair check {pair} --device cpu --drafter-device cpu"
+    ]
+    assert named(pair, "auto", "cpu", "cpu").target.folder == found.target.folder, "which the command measures"
+    there.append(GPU)
+    on_gpu = named(pair, "auto", "auto", "cpu")
+    assert (on_gpu.target.folder, on_gpu.placement.device) == (pair / "target", GPU)
+    there.clear()
+    shutil.rmtree(pair / "target-cpu")
+    alone = named(pair, "auto", "auto", "auto")
+    assert alone.target.folder == pair / "target"
+    assert len(alone.devices.downgrades) == 1
 
 
 def test_a_pair_without_the_form_of_a_device_names_the_command_that_adds_it(
@@ -218,6 +253,25 @@ def test_a_pair_is_exported_for_devices_that_are_not_here_and_its_speed_is_unkno
     assert read_pair(sources) == Pair(sources, ())
 
 
+@pytest.mark.usefixtures("devices")
+def test_a_pair_stays_where_memory_is_too_short_to_measure_it(
+    sources: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **settings: object) -> None:
+        raise MemoryExhausted("4 GB are needed and 2 GB are free")
+
+    monkeypatch.setattr(edgespec.evaluation.pairing, "measure_pair", refuse)
+    named = ["--device", "gpu", "--drafter-device", "cpu"]
+    assert main(export(sources, *named, "--output", str(sources))) == 0
+    reported = capsys.readouterr()
+    assert "whether its drafter pays is unknown" in reported.out
+    assert "was not measured: 4 GB are needed and 2 GB are free. To measure it once more memory" in reported.err
+    assert reported.err.endswith(f"edgespec chat {sources} {' '.join(named)}\n"), (
+        "both devices, as they were named"
+    )
+    assert read_pair(sources) == Pair(sources, ())
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("devices")
 def test_forms_are_added_to_a_pair_and_measured_there(sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,7 +313,9 @@ def test_forms_are_added_to_a_pair_and_measured_there(sources: Path, capsys: pyt
         (["--drafter-form", "cpu", "--drafter-device", "qnn", "--output"], 2, "contradicts --drafter-device qnn"),
         (["--device", "cdua", "--output"], 4, "did you mean cuda?"),
         (["--device", "openvino", "--output"], 4, "name one: openvino:gpu or openvino:npu"),
-        (["--add-to"], 2, "--add-to adds forms for devices"),
+        (["--add-to"], 2, "give --device, --form, --drafter-device or --drafter-form"),
+        (["--drafter", "none", "--output"], 2, "--drafter none is no pair; leave --drafter out"),
+        (["--drafter", "none", "--device", "gpu", "--add-to"], 2, "name the source of the pair's drafter"),
         (["--device", "gpu", "--add-to"], 3, "is no pair folder"),
     ],
 )

@@ -98,6 +98,28 @@ def test_each_form_has_a_folder_of_its_own_and_all_have_one_download(
     assert home.resolve(str(tiny_model), "gpu") == tiny_model, "a folder is used as it is"
 
 
+def test_names_of_prepared_folders_are_models(
+    home: ModelHome, tiny_gguf: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [home.resolve(str(tiny_gguf), form) for form in ("cpu", "gpu")]
+    for folder in folders:
+        for form in ("cpu", "gpu"):
+            assert home.resolve(folder.name, form) == folder, "as it is, in whichever form"
+            assert home.find(folder.name, form) == folder
+    with pytest.raises(ModelError, match="is prepared already, so its precision is fixed"):
+        home.resolve(f"{folders[0].name}:int8")
+    with pytest.raises(ModelError, match=f"did you mean .*{folders[0].name}"):
+        home.resolve(folders[0].name[:-1])
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_model, folders[0].name)
+    assert home.resolve(folders[0].name) == Path(folders[0].name), "a path comes first"
+    shutil.copytree(tiny_model, home.models / "tiny")
+    assert home.fixed_folder("tiny") is None, "so does a name of the catalogue"
+    for name in (f"../models/{folders[1].name}", "..", "."):
+        with pytest.raises(ModelError):
+            home.resolve(name)
+
+
 def test_gpu_form_is_in_fp32_for_a_device_without_half_floats(home: ModelHome, tiny_gguf: Path) -> None:
     said: list[str] = []
     home = replace(home, report=said.append)
@@ -249,6 +271,17 @@ def test_home_that_is_a_file_is_told(home: ModelHome, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EdgeSpecError, match="EDGESPEC_HOME"):
         ModelHome(tmp_path / "file").resolve("tiny")
+
+
+@pytest.mark.parametrize("place", ["file", "/dev/null/home"])
+def test_model_that_no_home_can_hold_is_told_by_the_name_of_the_home(
+    tiny_gguf: Path, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EdgeSpecError, match=r"cannot write to .*; set EDGESPEC_HOME to a folder") as refused:
+        ModelHome(tmp_path / place).resolve(str(tiny_gguf))
+    assert refused.value.exit_code == 1
+    assert "--output" not in str(refused.value)
 
 
 def test_changed_weights_in_a_folder_are_exported_again(home: ModelHome, tmp_path: Path) -> None:

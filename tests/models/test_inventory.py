@@ -35,6 +35,17 @@ def home(tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> Mo
     return home
 
 
+def test_pair_without_its_file_is_listed_with_the_command_that_fixes_it(tiny_model: Path, tmp_path: Path) -> None:
+    home = ModelHome(tmp_path)
+    for part in ("target", "drafter"):
+        shutil.copytree(tiny_model, home.models / "both" / part)
+    (listed,) = prepared_models(home)
+    assert listed.problem is not None
+    assert listed.problem.endswith(f"run: edgespec pair check {home.models / 'both'}")
+    with pytest.raises(ModelError, match=r"both is a pair whose pair\.json is missing"):
+        home.resolve("both")
+
+
 def test_models_are_listed_verified_and_removed(home: ModelHome) -> None:
     (model,) = prepared_models(home)
     assert (model.name, model.precision, model.source, model.problem) == ("tiny", "int8", "tiny.gguf", None)

@@ -11,9 +11,9 @@ import tiny
 
 from edgespec import load
 from edgespec.cli.main import main
-from edgespec.errors import DiskFull, ManifestError, MemoryExhausted, VocabularyMismatch
+from edgespec.errors import DiskFull, ManifestError, MemoryExhausted, ModelError, VocabularyMismatch
 from edgespec.evaluation.pair_check import best_gain
-from edgespec.evaluation.pairing import PairHalf, check_pair, export_pair
+from edgespec.evaluation.pairing import PairHalf, check_pair, export_pair, usual_added_precision
 from edgespec.export.convert import export_model, plan_source
 from edgespec.export.output import RESERVE_BYTES
 from edgespec.manifest import read_manifest
@@ -144,6 +144,36 @@ def test_pair_of_two_vocabularies_is_judged_as_such(tiny_model: Path, tmp_path: 
     assert check.verdict.endswith("translated between two vocabularies")
 
 
+def test_missing_or_damaged_pair_file_is_written_again_by_pair_check(
+    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    folder = Path(shutil.copytree(pair, tmp_path / "models" / "pair"))
+    command = f"run: edgespec pair check {folder}"
+    for problem in ("missing", "damaged"):
+        if problem == "missing":
+            (folder / FILE_NAME).unlink()
+        else:
+            (folder / FILE_NAME).write_text("{")
+        for wanted in ("none", "auto"):
+            with pytest.raises(ModelError, match=f"pair.json is {problem}.*{command}"):
+                load(folder, drafter=wanted)
+        with pytest.raises(ModelError, match=command):
+            usual_added_precision(folder, TARGET, "gpu") if problem == "missing" else read_pair(folder)
+        assert main(["models", "verify", str(folder)]) == 3
+        assert command in capsys.readouterr().out
+        assert main(["pair", "check", str(folder)]) == 0
+        assert f"pair.json is {problem}" in capsys.readouterr().err
+        assert check_of(folder).target == "tiny (fp32)"
+        with load(folder) as engine:
+            assert engine.generate("the", max_tokens=2).text
+    assert main(["pair", "check", "pair"]) == 0, "by its name in the home"
+    (folder / FILE_NAME).write_text('{"schema_version": 9}')
+    assert main(["pair", "check", str(folder)]) == 3
+    assert "that of a later edgespec" in capsys.readouterr().err
+    assert (folder / FILE_NAME).read_text() == '{"schema_version": 9}', "which is not damaged"
+
+
 def test_damaged_pair_file_is_refused(pair: Path, tmp_path: Path) -> None:
     for text in (
         "{",
@@ -155,7 +185,7 @@ def test_damaged_pair_file_is_refused(pair: Path, tmp_path: Path) -> None:
         "{}",
     ):
         (tmp_path / FILE_NAME).write_text(text)
-        with pytest.raises(ManifestError, match="export the pair again"):
+        with pytest.raises(ManifestError, match="run: edgespec pair check"):
             read_pair(tmp_path)
 
 

@@ -98,6 +98,10 @@ def test_unknown_device_lists_the_known(monkeypatch: pytest.MonkeyPatch) -> None
         devices.find_device("tpu")
     with pytest.raises(DeviceUnavailable, match=r"'cdua'; did you mean cuda\? the devices are auto"):
         devices.find_device("cdua")
+    with pytest.raises(
+        DeviceUnavailable, match=r"unknown device 'cuda:\u0661'; wanted a name such as cuda or cuda:1"
+    ):
+        devices.find_device("cuda:\u0661")  # a digit of another script
     assert devices.find_device("CPU") == devices.find_device("cpu")
 
 
