@@ -23,6 +23,7 @@ from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.passes import TreeLayout
 from edgespec.runtimes.session import SessionOptions, refuse_device
 from edgespec.runtimes.soundness import are_close, probe_tokens
+from edgespec.system.cancel import Cancel
 from edgespec.types import Argmax, ForwardingDecoder, Logits, TokenIds
 
 # Whose attention takes a bias. CUDA's does since ONNX Runtime 1.29, by its slowest kernel (docs/log/devices.md).
@@ -54,7 +55,7 @@ class OnnxTreeDecoder(ForwardingDecoder):
         self._deterministic = options.get("deterministic", False)
         self._tree = _Tree()
         self._lock = Lock()
-        self._runs_trees = device.memory == "cpu" or self._is_sound(device)
+        self._runs_trees = device.memory == "cpu" or self._is_sound(device, options.get("cancel") or Cancel())
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         with self._lock:
@@ -135,11 +136,11 @@ class OnnxTreeDecoder(ForwardingDecoder):
         if path := trees.matching_path(tree.nodes, tree.parents, tokens[len(held) :]):
             self._chain.adopt(tree.nodes[path], [len(held) + node for node in path])
 
-    def _is_sound(self, device: Device) -> bool:
+    def _is_sound(self, device: Device, cancel: Cancel) -> bool:
         """Whether the device gives the rows of a tree's branches in one pass."""
         tokens = probe_tokens(self.vocab_size, self.context_length)[: _PROBE_TOKENS + len(_PROBE_PARENTS)]
         tokens, nodes = tokens[: -len(_PROBE_PARENTS)], tokens[-len(_PROBE_PARENTS) :]
-        with refuse_device(device):
+        with self._chain.cancelled_by(cancel), refuse_device(device):
             expected = trees.logits_by_branch(self._chain, tokens, nodes, _PROBE_PARENTS)
             rows = self._rows(tokens, _Tree(nodes, _PROBE_PARENTS), None)
         is_sound = are_close(rows, expected)
