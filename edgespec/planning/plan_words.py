@@ -86,9 +86,9 @@ def _drafts(layouts: Sequence[Document]) -> Iterator[str]:
     for layout in layouts:
         for name, drafter in layout["drafters"].items():
             verify, draft = drafter["slowed"]
-            threads = _place(layout, "target")
+            place = _place(layout, "target")
             yield (
-                f"{name}: {1e3 * drafter['step_s']:.1f} ms a token; while the target runs too, on {threads}, "
+                f"{name}: {1e3 * drafter['step_s']:.1f} ms a token; while the target runs too ({place}), "
                 f"{draft:.2f} times that, and passes {verify:.2f} times"
             )
 
