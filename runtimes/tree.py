@@ -55,7 +55,8 @@ class OnnxTreeDecoder(ForwardingDecoder):
         self._deterministic = options.get("deterministic", False)
         self._tree = _Tree()
         self._lock = Lock()
-        self._runs_trees = device.memory == "cpu" or self._is_sound(device, options.get("cancel") or Cancel())
+        with self._chain.cancelled_by(options.get("cancel") or Cancel()):
+            self._runs_trees = device.memory == "cpu" or self._is_sound(device)
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         with self._lock:
@@ -136,11 +137,11 @@ class OnnxTreeDecoder(ForwardingDecoder):
         if path := trees.matching_path(tree.nodes, tree.parents, tokens[len(held) :]):
             self._chain.adopt(tree.nodes[path], [len(held) + node for node in path])
 
-    def _is_sound(self, device: Device, cancel: Cancel) -> bool:
+    def _is_sound(self, device: Device) -> bool:
         """Whether the device gives the rows of a tree's branches in one pass."""
         tokens = probe_tokens(self.vocab_size, self.context_length)[: _PROBE_TOKENS + len(_PROBE_PARENTS)]
         tokens, nodes = tokens[: -len(_PROBE_PARENTS)], tokens[-len(_PROBE_PARENTS) :]
-        with self._chain.cancelled_by(cancel), refuse_device(device):
+        with refuse_device(device):
             expected = trees.logits_by_branch(self._chain, tokens, nodes, _PROBE_PARENTS)
             rows = self._rows(tokens, _Tree(nodes, _PROBE_PARENTS), None)
         is_sound = are_close(rows, expected)
