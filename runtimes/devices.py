@@ -199,7 +199,7 @@ def _first_of_kind(kind: str) -> Device:
             device=kind,
         )
     raise DeviceUnavailable(
-        f"no {kind} can be used; use --device cpu, or fix one of these: {'; '.join(problems)}", device=kind
+        "\n  ".join([f"no {kind} can be used; use --device cpu, or fix one of these:", *problems]), device=kind
     )
 
 

@@ -93,7 +93,7 @@ def describe(provider: str, found: Device | Missing, **facts: Any) -> DeviceRepo
         about["vendor"] = found.handles[0].device.vendor or None
         about["name"] = found.hardware if found.hardware != about["vendor"] else None
     if found.is_software:
-        about["name"] = "in software on the processor, for its text and not its speed"
+        about["name"] = "software emulation, for testing only"
     return DeviceReport(**about, is_usable=True)
 
 

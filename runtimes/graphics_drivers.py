@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _VULKAN = tuple(Path(root) / "vulkan" / "icd.d" for root in ("/etc", "/usr/local/share", "/usr/share"))
+_LIBRARIES = ("usr/lib", "usr/lib64", "usr/lib/*-linux-gnu*", "usr/local/lib")
 _LARGEST_BYTES = 1 << 16
 _WINDOWS_DISPLAYS = r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08002be10318}"
 
@@ -28,14 +29,32 @@ def graphics_drivers() -> tuple[str, ...]:
 
 
 def vulkan_drivers(environment: Mapping[str, str], folders: tuple[Path, ...] = _VULKAN) -> Iterator[str]:
-    """The files by which Vulkan's loader finds its drivers: the version that each states, and when it was made."""
+    """The files by which Vulkan's loader finds its drivers: what each states, and the library that it names.
+
+    A description is told by its content, whenever it was written; a library by its size and time.
+    """
     named = environment.get("VK_DRIVER_FILES") or environment.get("VK_ICD_FILENAMES")
     files = [Path(each) for each in named.split(os.pathsep)] if named else []
     for path in files or sorted(path for folder in folders for path in folder.glob("*.json")):
         with suppress(OSError, ValueError, LookupError, TypeError):
             if path.stat().st_size <= _LARGEST_BYTES:
-                version = str(json.loads(path.read_text(encoding="utf-8"))["ICD"]["api_version"])[:20]
-                yield f"{path.stem} {version} of {int(path.stat().st_mtime)}"
+                content = path.read_bytes()
+                stated = json.loads(content)["ICD"]
+                version, digest = str(stated["api_version"])[:20], hashlib.sha256(content).hexdigest()[:8]
+                library = _library(path, str(stated["library_path"]))
+                yield f"{path.stem} {version} {digest}, {library}"
+
+
+def _library(description: Path, named: str) -> str:
+    """Size and time of a driver's library; a name without a folder is looked for where the system keeps them."""
+    places = [description.parent / named]
+    if "/" not in named and os.sep not in named:
+        places = [place for pattern in _LIBRARIES for place in sorted(Path("/").glob(f"{pattern}/{named}"))]
+    for place in places:
+        with suppress(OSError):
+            found = place.stat()
+            return f"{found.st_size} bytes of {int(found.st_mtime)}"
+    return "a library of the system"
 
 
 def _windows_drivers() -> Iterator[str]:

@@ -5,6 +5,7 @@ The cache is a memo of the tokens that were run: a call keeps their longest comm
 
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from itertools import takewhile
 from pathlib import Path
 from threading import Lock
@@ -19,7 +20,8 @@ from edgespec.runtimes.devices import Device
 from edgespec.runtimes.passes import Passes, TreeLayout
 from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
 from edgespec.runtimes.shared_cache import SharedCache
-from edgespec.runtimes.soundness import is_argmax_sound, max_sound_width, probe_tokens
+from edgespec.runtimes.soundness import is_argmax_sound, max_sound_width, probe_tokens, report_slow_check
+from edgespec.system.cancel import Cancel
 from edgespec.types import Argmax, Logits, TokenIds, append
 
 # Long prompts run in chunks, which bounds the workspace; a chunk this wide runs at the full rate.
@@ -42,7 +44,10 @@ class OnnxDecoder:
     def __init__(
         self, folder: Path, manifest: Manifest, device: Device, **options: Unpack[SessionOptions]
     ) -> None:
-        """Load the graph; raises as open_session does, and DeviceUnavailable where a device computes wrongly."""
+        """Load the graph, and check that the device computes it; until then options' cancel ends it within a pass.
+
+        Raises as open_session does, and DeviceUnavailable where a device computes wrongly.
+        """
         self.vocab_size, self.context_length, self.num_fed = manifest.vocab_size, manifest.context_length, 0
         self._deterministic = options.get("deterministic", False)
         self._logits_name, self._best_name = manifest.signature.logits, manifest.signature.best
@@ -54,8 +59,9 @@ class OnnxDecoder:
         self._has_argmax = False
         self._is_on_host = device.memory == "cpu"
         if not self._is_on_host:
-            self._chunk_tokens = self._find_chunk_tokens(device)
-            self._has_argmax = self._can_choose(device)
+            with self.cancelled_by(options.get("cancel") or Cancel()), report_slow_check(device.name):
+                self._chunk_tokens = self._find_chunk_tokens(device)
+                self._has_argmax = self._can_choose(device)
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         return self._run(tokens, num_last, self._logits_name)
@@ -75,6 +81,10 @@ class OnnxDecoder:
     def interrupt(self) -> None:
         """End the pass that another thread runs: it raises an error, and the cache holds what it held before."""
         self._passes.interrupt()
+
+    def cancelled_by(self, cancel: Cancel) -> AbstractContextManager[None]:
+        """Within the block passes end, and no other begins, once `cancel` is set; raises Cancelled then."""
+        return self._passes.cancelled_by(cancel)
 
     def pretend(self, tokens: TokenIds) -> None:
         if len(tokens) > self.context_length:

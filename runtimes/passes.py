@@ -1,5 +1,7 @@
 """Passes of one graph on ONNX Runtime: a session and its KV cache. Knows slots of the cache, not their tokens."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import local
 from typing import Any, NamedTuple, Protocol, Unpack
@@ -12,8 +14,15 @@ from edgespec.manifest import Manifest
 from edgespec.runtimes import cuda
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.growing_cache import GrowingCache
-from edgespec.runtimes.session import SessionOptions, open_session, translate_error, translate_memory_errors
+from edgespec.runtimes.session import (
+    SessionOptions,
+    ends_with,
+    open_session,
+    translate_error,
+    translate_memory_errors,
+)
 from edgespec.runtimes.shared_cache import SharedCache
+from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, TokenIds
 
 HIDDEN = -30000.0  # which half floats hold
@@ -71,6 +80,7 @@ class Passes:
         self._own = local()
         self._new_options = import_onnxruntime().RunOptions
         self._options = self._new_options()  # for the runs that go on, or the last one
+        self._cancel = Cancel()
 
     def run(
         self,
@@ -85,8 +95,11 @@ class Passes:
         Args:
             output: Return rows of another of the graph's outputs, [num_rows, …]; no other is copied to the host.
 
-        Raises MemoryExhausted: The cache or the workspace does not fit.
+        Raises:
+            Cancelled: The loading in which passes are tried was cancelled.
+            MemoryExhausted: The cache or the workspace does not fit.
         """
+        self._cancel.require_unset()  # begin() may have forgotten the interrupt
         with translate_memory_errors("making room for a pass"):
             self.cache.prepare(num_past, len(tokens))
             self._bind_tokens(tokens, num_past, layout)
@@ -99,6 +112,16 @@ class Passes:
         self.cache.collect()
         rows: Logits = fetched[0, -num_rows:]
         return rows if rows.dtype == np.float32 else rows.astype(np.float32)
+
+    @contextmanager
+    def cancelled_by(self, cancel: Cancel) -> Iterator[None]:
+        """Within the block run passes only until `cancel` is set; raises Cancelled then."""
+        self._cancel = cancel
+        try:
+            with ends_with(cancel, self.interrupt):
+                yield
+        finally:
+            self._cancel = Cancel()
 
     def begin(self) -> None:
         """Forget an interrupt of earlier runs."""

@@ -1,7 +1,7 @@
 """Opens a graph on ONNX Runtime, and checks that it is the one that its manifest describes."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ class SessionOptions(TypedDict, total=False):
 
     num_threads: int | None  # threads of the host; all physical cores by default
     shares_cores: bool  # another model uses these cores between passes
-    cancel: Cancel | None  # ends the loading within milliseconds
+    cancel: Cancel | None  # ends the loading within milliseconds, or within a pass where a device is checked
     deterministic: bool  # rows are equal to the bit however tokens are cut into passes; for decoders alone
 
 
@@ -121,6 +121,20 @@ def refuse_device(device: Device) -> Iterator[None]:
         raise
     except EdgeSpecError as error:
         raise _device_refusal(error, device) from error
+
+
+@contextmanager
+def ends_with(cancel: Cancel, interrupt: Callable[[], None]) -> Iterator[None]:
+    """Let a cancelled loading end the passes that are tried within the block.
+
+    Raises Cancelled: The loading was cancelled, and a pass failed for it.
+    """
+    try:
+        with cancel.on_set(interrupt):
+            yield
+    except EdgeSpecError:
+        cancel.require_unset()
+        raise
 
 
 def _device_refusal(error: EdgeSpecError, device: Device) -> DeviceUnavailable:

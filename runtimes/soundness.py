@@ -1,6 +1,9 @@
 """How wide a device's passes may be before it chooses wrong kernels, and whether it picks the right tokens."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Timer
 
 import numpy as np
 
@@ -11,6 +14,9 @@ WIDTHS = (256, 64, 16)
 _NARROW = 8
 # Share of the spread of the rows. Half floats move a row by some thousandths of it, a wrong kernel by most.
 _TOLERANCE = 0.05
+_SLOW = "checking that '%s' computes this model correctly; on a slow device this takes minutes"
+_QUIET_S = 2.0  # a check that takes longer is reported
+_log = logging.getLogger(__name__)
 
 RowsOf = Callable[[TokenIds, int], Logits]
 """Tokens, and how many of them a pass may run → the rows behind all of them, [num_tokens, vocab_size]."""
@@ -31,6 +37,18 @@ def max_sound_width(rows_of: RowsOf, vocab_size: int, context_length: int, devic
         "this model wrongly; use --device cpu",
         device=device,
     )
+
+
+@contextmanager
+def report_slow_check(device: str) -> Iterator[None]:
+    """Log what the block does where it takes longer than some seconds, as on a GPU in software."""
+    timer = Timer(_QUIET_S, _log.info, (_SLOW, device))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def probe_tokens(vocab_size: int, context_length: int) -> TokenIds:

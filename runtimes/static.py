@@ -14,12 +14,14 @@ from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.node_placement import NodePlacement, read_node_placement, require_placement
 from edgespec.runtimes.session import (
     SessionOptions,
+    ends_with,
     refuse_device,
     require_same,
     translate_error,
     translate_memory_errors,
 )
 from edgespec.runtimes.static_pass import StaticCache, StaticPass, allocator
+from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, TokenIds
 
 
@@ -54,7 +56,11 @@ class StaticDecoder:
         self._new_options = import_onnxruntime().RunOptions
         self._options = self._new_options()  # for the passes that run, or the last ones
         if device.name != "cpu":
-            with refuse_device(device):  # whether a device runs a graph that it loads shows only in a pass
+            cancel = options.get("cancel") or Cancel()
+            with (
+                ends_with(cancel, self.interrupt),
+                refuse_device(device),
+            ):  # whether a device runs a graph that it loads shows only in a pass
                 self._pass(np.zeros(1, np.int32), 0)  # what it leaves in the cache is masked
 
     @property

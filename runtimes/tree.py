@@ -23,6 +23,7 @@ from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.passes import TreeLayout
 from edgespec.runtimes.session import SessionOptions, refuse_device
 from edgespec.runtimes.soundness import are_close, probe_tokens
+from edgespec.system.cancel import Cancel
 from edgespec.types import Argmax, ForwardingDecoder, Logits, TokenIds
 
 # Whose attention takes a bias. CUDA's does since ONNX Runtime 1.29, by its slowest kernel (docs/log/devices.md).
@@ -54,7 +55,8 @@ class OnnxTreeDecoder(ForwardingDecoder):
         self._deterministic = options.get("deterministic", False)
         self._tree = _Tree()
         self._lock = Lock()
-        self._runs_trees = device.memory == "cpu" or self._is_sound(device)
+        with self._chain.cancelled_by(options.get("cancel") or Cancel()):
+            self._runs_trees = device.memory == "cpu" or self._is_sound(device)
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         with self._lock:

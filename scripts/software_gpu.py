@@ -88,21 +88,24 @@ def _description(file: Path, root: Path, cache: Path) -> Path:
         return file
     document["ICD"]["library_path"] = str(libraries[0])
     copy = cache / f"{file.stem}.json"
-    copy.write_text(json.dumps(document))
+    text = json.dumps(document)
+    if not (copy.is_file() and copy.read_text() == text):
+        copy.write_text(text)
     return copy
 
 
 def _environment(file: Path, root: Path, cache: Path) -> dict[str, str]:
     libraries = sorted({str(path.parent) for path in root.glob("lib/**/libvulkan.so.1")})
-    shaders = cache / "shaders"
+    shaders, runtime = cache / "shaders", cache / "runtime"
     shaders.mkdir(parents=True, exist_ok=True)
+    runtime.mkdir(mode=0o700, exist_ok=True)
     return {
         "VK_DRIVER_FILES": str(file),
         "VK_ICD_FILENAMES": str(file),  # the older name
         "LD_LIBRARY_PATH": os.pathsep.join([*libraries, os.environ.get("LD_LIBRARY_PATH", "")]).strip(os.pathsep),
         "MESA_SHADER_CACHE_DIR": str(shaders),  # compiling takes half a minute of processor time, once
         "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER": "1",
-        "XDG_RUNTIME_DIR": os.environ.get("XDG_RUNTIME_DIR") or tempfile.mkdtemp(prefix="runtime-"),
+        "XDG_RUNTIME_DIR": os.environ.get("XDG_RUNTIME_DIR") or str(runtime),
         "EDGESPEC_TEST_WEBGPU": "1",
     }
 

@@ -1,13 +1,41 @@
 """Why an option is chosen, and what speaks against the others, in words. Pure."""
 
+from collections.abc import Iterator, Sequence
+
 from edgespec.planning.case import Case, branching_cost
 from edgespec.planning.option import Option
 
 
-def argument_for(chosen: Option, plain: float, has_models: bool) -> str:
+def argument_for(chosen: Option, plain: float, options: Sequence[Option]) -> str:
+    """What the other devices of the target promise, and what the drafter is worth."""
+    reasons = list(_other_devices(chosen, options))
     if chosen.schedule != "plain":
-        return f"{chosen.tokens_per_second / plain:.2f} times plain decoding"
-    return "no drafter is expected to be faster" if has_models else "no drafter model is named"
+        reasons.append(f"{chosen.tokens_per_second / plain:.2f} times plain decoding")
+    elif any(option.drafter for option in options):
+        reasons.append("no drafter is expected to be faster")
+    return "; ".join(reasons) or "no drafter model is named"
+
+
+def _other_devices(chosen: Option, options: Sequence[Option]) -> Iterator[str]:
+    """A reason for each device on which the target would be slower, or may not run."""
+    there = dict.fromkeys(option.target.device for option in options)
+    for device in (name for name in there if name != chosen.target.device):
+        on_it = [option for option in options if option.target.device == device and option.context_length]
+        best = max(on_it, key=lambda option: option.tokens_per_second, default=None)
+        if best is None:
+            yield f"there is no room for the model on {_name(device)}"
+            continue
+        if best.tokens_per_second < chosen.tokens_per_second:
+            basis = "measured" if best.is_measured else "estimated"
+            about = "" if best.is_measured else "about "
+            rate = f"{about}{best.tokens_per_second:.1f} tokens/s, {basis}"
+            yield f"{_name(chosen.target.device)} is faster than {_name(device)} ({rate})"
+        if best.obstacle:
+            yield best.obstacle
+
+
+def _name(device: str) -> str:
+    return "the CPU" if device == "cpu" else device
 
 
 def argument_against(case: Case, option: Option, chosen: Option) -> str:

@@ -27,7 +27,7 @@ from edgespec.profiling.profile import MeasuringTime, Profile
 from edgespec.runtimes.devices import Device
 from edgespec.types import Report
 
-_EMULATOR = "it only emulates a device on the processor, and auto takes real ones alone"
+_EMULATOR = "is emulated in software, and auto never chooses an emulator"
 _Counts = dict[Key, tuple[float, float]]
 
 
@@ -161,7 +161,7 @@ class DeviceOptions:
         if not emulators:
             return list(weighed)
         return [
-            (case, replace(option, obstacle=f"{device.name}: {_EMULATOR}"))
+            (case, replace(option, obstacle=f"{device.name} {_EMULATOR}"))
             if (device := _emulator_of(option, emulators))
             else (case, option)
             for case, option in weighed

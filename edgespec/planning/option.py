@@ -17,7 +17,7 @@ class Layout(NamedTuple):
     """A placement and its costs.
 
     drafter: The name of its manifest.
-    is_measured: False where the costs are foreseen from a model's size and a probe of its device.
+    is_measured: False where the costs are estimated from a model's size and a probe of its device.
     obstacle: Why it is compared and never chosen; empty if it may be.
     """
 

@@ -1,5 +1,6 @@
 """The document of a plan as a table for a person. Pure."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -7,9 +8,13 @@ from edgespec.system.printable import printable
 
 Document = Mapping[str, Any]
 
+_FORESEEN = "foreseen"  # the document's word for what was estimated
 _SHOWN_CHANCES = 4
 _SHOWN_WIDTHS = (1, 2, 4, 8, 16, 32)
-_FORESEEN = "  (~ is foreseen from the model's size and a short probe of the device; it was not measured)"
+_ESTIMATED = "  (~ is estimated from the model's size and a short probe of the device; it was not measured)"
+_HOW_TO_MEASURE = (
+    "  (to have it measured, prepare the model first: edgespec models pull {} --device {}; then plan again)"
+)
 _NOT_COUNTED = " (what drafts from the text comes on top, and only where it pays)"
 
 
@@ -17,8 +22,7 @@ def in_words(document: Document) -> str:
     lines = [_what(document), *_table(_summary(document))]
     if document["refused"]:
         lines += ["", "refused", *_table(_refused(document["refused"]))]
-        if any(option["basis"] == "foreseen" for option in document["refused"]):
-            lines.append(_FORESEEN)
+        lines += _estimates(document)
     lines += ["", "measured here", *_table(_passes(document["measured"]))]
     lines += [f"  {line}" for line in (*_readings(document["measured"]), *_drafts(document["measured"]))]
     lines += [f"  {line}" for line in _kept(document["chances"])]
@@ -49,9 +53,20 @@ def _summary(document: Document) -> Iterator[tuple[str, str]]:
 def _refused(options: Sequence[Document]) -> Iterator[tuple[str, ...]]:
     yield "tokens/s", "schedule", "where", "drafter", "why not"
     for option in sorted(options, key=lambda option: not option["context_length"]):
-        about = "~" if option["basis"] == "foreseen" else ""
+        about = "~" if option["basis"] == _FORESEEN else ""
         rate = f"{about}{option['tokens_per_second']:.1f}" if option["context_length"] else "-"
         yield f"{rate:>8}", option["schedule"], _where(option), option["drafter"] or "", option["reason"]
+
+
+def _estimates(document: Document) -> Iterator[str]:
+    """What a mark of the table means, and how to have options measured that could run."""
+    estimated = [option for option in document["refused"] if option["basis"] == _FORESEEN]
+    if estimated:
+        yield _ESTIMATED
+    able = [option for option in estimated if option["context_length"]]
+    model = shlex.join(shlex.split(document["command"])[2:3])
+    for device in dict.fromkeys(option["target_device"] for option in able):
+        yield _HOW_TO_MEASURE.format(model, device)
 
 
 def _passes(layouts: Sequence[Document]) -> Iterator[tuple[str, ...]]:
@@ -71,9 +86,9 @@ def _drafts(layouts: Sequence[Document]) -> Iterator[str]:
     for layout in layouts:
         for name, drafter in layout["drafters"].items():
             verify, draft = drafter["slowed"]
-            threads = _count(layout["target_threads"], "thread")
+            place = _place(layout, "target")
             yield (
-                f"{name}: {1e3 * drafter['step_s']:.1f} ms a token; while the target runs too, on {threads}, "
+                f"{name}: {1e3 * drafter['step_s']:.1f} ms a token; while the target runs too ({place}), "
                 f"{draft:.2f} times that, and passes {verify:.2f} times"
             )
 
@@ -88,7 +103,7 @@ def _kept(chances: Mapping[str, Document]) -> Iterator[str]:
 def _by_place(layouts: Sequence[Document]) -> dict[str, Document]:
     found: dict[str, Document] = {}
     for each in layouts:
-        found.setdefault(_place(each, "target"), each)
+        found.setdefault(_place(each, "target"), each)  # threads are no matter of a device other than the CPU
     return found
 
 
@@ -97,7 +112,9 @@ def _where(option: Document) -> str:
     if option["drafter"] is None:
         return target
     drafter = _place(option, "drafter")
-    return f"{target} each" if drafter == target else f"{target}; drafter {drafter}"
+    if drafter != target:
+        return f"{target}; drafter {drafter}"
+    return f"{target} each" if _is_processor(option["target_device"]) else f"{target} for both"
 
 
 def _table(rows: Iterator[tuple[str, ...]]) -> list[str]:
@@ -108,7 +125,13 @@ def _table(rows: Iterator[tuple[str, ...]]) -> list[str]:
 
 
 def _place(document: Document, model: str) -> str:
-    return f"{document[f'{model}_device']}, {_count(document[f'{model}_threads'], 'thread')}"
+    """A device, and the threads of a processor; a GPU has none that a user could set."""
+    device: str = document[f"{model}_device"]
+    return f"{device}, {_count(document[f'{model}_threads'], 'thread')}" if _is_processor(device) else device
+
+
+def _is_processor(device: str) -> bool:
+    return device.rpartition(":")[2] == "cpu"
 
 
 def _count(number: int, what: str) -> str:

@@ -84,7 +84,7 @@ def decide(weighed: Sequence[Weighed], text_drafters: Sequence[str]) -> Plan:
     }
     models = [chosen.drafter] if chosen.drafter else []
     return Plan(
-        chosen=replace(chosen, reason=argument_for(chosen, plain, any(option.drafter for _, option in weighed))),
+        chosen=replace(chosen, reason=argument_for(chosen, plain, [option for _, option in weighed])),
         refused=tuple(sorted(others.values(), key=lambda option: -option.tokens_per_second)),
         drafters=(*models, *text_drafters),
         downgrades=tuple(dict.fromkeys(_downgrades(chosen, weighed))),

@@ -72,7 +72,7 @@ def test_devices_are_compared_and_the_command_takes_the_best(
     num_bytes = plan_source(tiny_gguf, "fp32")[1].write_bytes
     rates = {"cpu": num_bytes / 0.06, "webgpu": num_bytes / 0.024}
     probes = {name: DeviceProbe(bytes_per_s=rate, node_s=0.0, start_s=0.0) for name, rate in rates.items()}
-    pace_s = {("fp32", "webgpu"): 0.024, ("int4", "webgpu"): 0.08, ("int4", "cpu"): 0.006}
+    pace_s = {("fp32", "webgpu"): 0.024, ("fp32", "cpu"): 0.06, ("int4", "webgpu"): 0.08, ("int4", "cpu"): 0.006}
     command = [f"{tiny_gguf}:fp32", "--drafter", f"{tiny_gguf}:int4"]
     with Machine(pace_s, probes).in_use() as machine:
         code, out, _ = run(capsys, *command, "--json")
@@ -93,7 +93,16 @@ def test_devices_are_compared_and_the_command_takes_the_best(
         assert machine.opened == [("fp32", "webgpu"), ("int4", "cpu")]
         text = run(capsys, *command)[1]
         assert "~" in text
-        assert "foreseen from the model's size and a short probe" in text
+        assert "estimated from the model's size and a short probe" in text
+        assert "webgpu; drafter cpu, " in text, "threads are the CPU's"
+        assert f"edgespec models pull {tiny_gguf}:fp32 --device cpu; then plan again" in text
+        assert main(["models", "pull", f"{tiny_gguf}:fp32", "--device", "cpu"]) == 0
+        capsys.readouterr()
+        again = json.loads(run(capsys, *command, "--json")[1])
+        assert {each["basis"] for each in again["options"] if each["drafter"] is None} == {"measured"}
+        assert "webgpu is faster than the CPU (" in again["reason"]
+        assert "the CPU (about " in document["reason"]
+        assert "no drafter model" not in document["reason"]
 
 
 def test_emulator_is_compared_and_marked(
@@ -108,8 +117,13 @@ def test_emulator_is_compared_and_marked(
         document = json.loads(run(capsys, *command)[1])
         assert (document["target_device"], machine.opened) == ("cpu", [("fp32", "cpu")])
         (there,) = document["refused"]
-        assert there["reason"].startswith("webgpu: it only emulates a device")
+        assert there["reason"].startswith("webgpu is emulated in software, and auto never")
         assert there["basis"] == "foreseen"
+        assert (
+            there["tokens_per_second"] > document["tokens_per_second"]
+            or "faster than webgpu (about" in (document["reason"])
+        )
+        assert document["reason"].endswith("webgpu is emulated in software, and auto never chooses an emulator")
         ModelHome(tmp_path).resolve(f"{tiny_gguf}:fp32", "gpu")
         document = json.loads(run(capsys, *command)[1])
         assert document["target_device"] == "cpu"

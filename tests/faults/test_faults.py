@@ -570,6 +570,22 @@ def slow(self, *arguments, **named):
     return run(self, *arguments, **named)
 passes.Passes.run = slow
 """,
+    "check": """
+import edgespec.loading.open_model as open_model, edgespec.runtimes.passes as passes
+from edgespec.runtimes.devices import Device, find_device
+init, run = passes.Passes.__init__, passes.Passes.run
+def on_cpu(self, graph, manifest, device, **options):
+    init(self, graph, manifest, find_device("cpu"), **options)
+def hang(self, *arguments, **named):
+    print("busy", flush=True)
+    while not self._options.terminate: time.sleep(0.01)
+    return run(self, *arguments, **named)
+passes.Passes.__init__, passes.Passes.run = on_cpu, hang
+decoder = open_model.OnnxDecoder
+gpu = Device("gpu", "GpuExecutionProvider", "gpu")
+open_model._decoder_class = lambda manifest: lambda folder, manifest, device, **options: decoder(
+    folder, manifest, gpu, **options)
+""",
 }
 
 

@@ -56,7 +56,7 @@ def test_cpu_is_preferred_to_a_software_adapter_that_was_measured(home: Path) ->
     measured = [option for option in there if option["basis"] == "measured"]
     assert {option["schedule"] for option in measured} >= {"plain", "serial", "pipelined"}
     for option in measured:
-        assert "webgpu: it only emulates a device on the processor" in option["reason"]
+        assert "webgpu is emulated in software" in option["reason"]
         assert "a pass takes the target " in option["reason"] or not option["context_length"]
         assert option["tokens_per_second"] < document["tokens_per_second"]
     # Text drafts alone, nothing has to be named, and the emulator is not looked at again.

@@ -37,6 +37,25 @@ def test_drafter_on_a_device_of_its_own_is_overlapped() -> None:
     assert schedule_of(found) == "pipelined"
 
 
+def test_reason_names_the_devices_that_were_compared() -> None:
+    alone = [Layout(place, layout(place, CPU, step_ms=ms).profile) for place, ms in ((GPU, 20.0), (CPU, 40.0))]
+
+    def reason(*layouts: Layout) -> str:
+        return make_plan(TARGET, {}, layouts, {}, PLENTY).chosen.reason
+
+    assert reason(*alone) == "gpu is faster than the CPU (25.0 tokens/s, measured)"
+    assert reason(alone[0]) == "no drafter model is named"
+    guessed = alone[1]._replace(is_measured=False)
+    assert reason(alone[0], guessed) == "gpu is faster than the CPU (about 25.0 tokens/s, estimated)"
+    emulated = alone[0]._replace(obstacle="gpu is emulated in software")
+    assert reason(emulated, alone[1]) == "gpu is emulated in software"
+    slow = guessed._replace(obstacle="it does not run here")
+    assert reason(alone[0], slow).endswith("estimated); it does not run here")
+    with_drafter = plan(layout(GPU, CPU), layout(CPU, CPU, step_ms=40.0)).chosen.reason
+    assert with_drafter.startswith("gpu is faster than the CPU (")
+    assert with_drafter.endswith(" times plain decoding")
+
+
 def test_one_processor_on_which_both_slow_each_other_is_not_overlapped() -> None:
     both = layout(CPU, CPU, slowed=(1.9, 2.0))
     one, other = Place("cpu", 1), Place("cpu", 1)

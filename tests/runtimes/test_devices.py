@@ -139,7 +139,7 @@ def test_kind_is_the_first_device_of_it_that_can_be_used(monkeypatch: pytest.Mon
 def test_kind_that_is_not_there_says_why_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "import_onnxruntime", lambda: Providers("CPUExecutionProvider"))
     monkeypatch.setattr(plugins.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DeviceUnavailable, match=r"no npu.*pip install onnxruntime-qnn.*onnxruntime-ep-openvino"):
+    with pytest.raises(DeviceUnavailable, match=r"no npu.*\n.*pip install onnxruntime-qnn\n.*-ep-openvino"):
         devices.find_device("npu")
 
 

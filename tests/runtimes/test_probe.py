@@ -1,5 +1,7 @@
 """The probe of a device, here of the CPU."""
 
+import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +72,19 @@ def test_drivers_of_vulkan_are_told_apart_by_their_versions(tmp_path: Path) -> N
     (tmp_path / "radeon.json").write_text('{"ICD": {"api_version": "1.4.305", "library_path": "radeon.so"}}')
     (tmp_path / "broken.json").write_text("{")
     (first,) = vulkan_drivers({}, (tmp_path, tmp_path / "none"))
-    assert first.startswith("radeon 1.4.305 of ")
+    assert first.startswith("radeon 1.4.305 ")
     (tmp_path / "radeon.json").write_text('{"ICD": {"api_version": "1.4.306", "library_path": "radeon.so"}}')
     assert list(vulkan_drivers({"VK_ICD_FILENAMES": str(tmp_path / "radeon.json")})) != [first]
+
+
+def test_a_driver_is_the_same_whenever_its_description_was_written(tmp_path: Path) -> None:
+    """And another one once its library is another one, whatever the description states."""
+    library, file, seen = tmp_path / "lvp.so", tmp_path / "lvp.json", list[str]()
+    for content, written_s in ((b"driver", 1), (b"driver", 2), (b"a newer driver", 2)):
+        library.write_bytes(content)
+        os.utime(library, (5, 5))
+        file.write_text(json.dumps({"ICD": {"api_version": "1.4.305", "library_path": "./lvp.so"}}))
+        os.utime(file, (written_s, written_s))
+        seen += vulkan_drivers({"VK_DRIVER_FILES": str(file)})
+    assert len(seen) == 3
+    assert seen[0] == seen[1] != seen[2]

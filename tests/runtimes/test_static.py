@@ -12,13 +12,15 @@ from families import FAMILIES, LOGITS, TOKENS, write_source
 
 from edgespec import load
 from edgespec.cli.main import main
-from edgespec.errors import ContextOverflow, DeviceUnavailable, EdgeSpecError, ManifestError, UsageError
+from edgespec.errors import Cancelled, ContextOverflow, DeviceUnavailable, EdgeSpecError, ManifestError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.export.drafting import Drafting
 from edgespec.loading.open_model import open_decoder
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.static import StaticDecoder
+from edgespec.system.cancel import Cancel
+from edgespec.types import Logits, TokenIds
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +124,20 @@ def test_device_that_fails_in_its_first_pass_is_one_that_does_not_run_the_model(
     with pytest.raises(DeviceUnavailable, match=r"'gpu' does not run this model: .* --precision fp32") as refused:
         StaticDecoder(static_model, manifest, replace(find_device("cpu"), name="gpu"))
     assert refused.value.device == "gpu"
+
+
+def test_a_cancelled_loading_ends_the_first_pass(static_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cancel, really = Cancel(), StaticDecoder._pass
+
+    def cancelled(self: StaticDecoder, tokens: TokenIds, num_past: int) -> Logits:
+        cancel.set()
+        return really(self, tokens, num_past)
+
+    monkeypatch.setattr(StaticDecoder, "_pass", cancelled)
+    with pytest.raises(Cancelled):
+        StaticDecoder(
+            static_model, read_manifest(static_model), replace(find_device("cpu"), name="gpu"), cancel=cancel
+        )
 
 
 def test_manifest_of_another_static_graph_is_refused(static_model: Path) -> None:

@@ -1,0 +1,139 @@
+"""The passes by which a device is checked while a model is opened: they end when the loading is cancelled."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+from calls import decoder
+
+from edgespec.errors import Cancelled, EdgeSpecError
+from edgespec.manifest import Manifest, read_manifest
+from edgespec.runtimes import soundness
+from edgespec.runtimes.devices import Device, find_device
+from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.passes import Passes
+from edgespec.runtimes.tree import OnnxTreeDecoder
+from edgespec.system.cancel import Cancel
+
+GPU = Device("gpu", "WebGpuExecutionProvider", "gpu")
+DECODERS = [OnnxDecoder, OnnxTreeDecoder]
+
+
+@pytest.fixture(autouse=True)
+def computed_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that is no CPU, and so is checked."""
+    really = Passes.__init__
+
+    def opened(self: Passes, graph: Path, manifest: Manifest, device: Device, **options: Any) -> None:
+        really(self, graph, manifest, find_device("cpu"), **options)
+
+    monkeypatch.setattr(Passes, "__init__", opened)
+
+
+def replace_pass(monkeypatch: pytest.MonkeyPatch, before: Callable[[Passes], None]) -> None:
+    really = Passes.run
+
+    def run(self: Passes, *arguments: Any, **named: Any) -> Any:
+        before(self)
+        return really(self, *arguments, **named)
+
+    monkeypatch.setattr(Passes, "run", run)
+
+
+def opened_error(folder: Path, kind: Any, cancel: Cancel) -> tuple[Thread, list[BaseException]]:
+    found: list[BaseException] = []
+
+    def open_it() -> None:
+        try:
+            kind(folder, read_manifest(folder), GPU, cancel=cancel)
+        except EdgeSpecError as error:
+            found.append(error)
+
+    thread = Thread(target=open_it, daemon=True)
+    thread.start()
+    return thread, found
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize("nth", [1, 3, -1])
+def test_a_cancelled_loading_ends_the_pass_that_runs(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, nth: int
+) -> None:
+    """The n-th pass of the check hangs until it is interrupted; -1 is the last one, of a tree if it runs any."""
+    all_passes: list[Passes] = []
+    if nth == -1:
+        with monkeypatch.context() as patch:
+            replace_pass(patch, all_passes.append)
+            kind(tiny_model, read_manifest(tiny_model), GPU)
+        nth = len(all_passes)
+        assert nth > 3
+    started, cancel, passes = Event(), Cancel(), list[Passes]()
+
+    def hang(passing: Passes) -> None:
+        passes.append(passing)
+        if len(passes) == nth:
+            started.set()
+            while not passing._options.terminate:
+                time.sleep(0.001)
+
+    replace_pass(monkeypatch, hang)
+    thread, found = opened_error(tiny_model, kind, cancel)
+    assert started.wait(20)
+    cancel.set()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert [type(error) for error in found] == [Cancelled]
+    assert len(passes) == nth
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_no_pass_begins_once_the_loading_is_cancelled(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    """Also where the interrupt comes between two passes, and the next one forgets it."""
+    num_begun, cancel, begin = 0, Cancel(), Passes.begin
+
+    def count(passing: Passes) -> None:
+        nonlocal num_begun
+        num_begun += 1
+        if num_begun == 2:
+            cancel.set()
+            begin(passing)
+
+    replace_pass(monkeypatch, count)
+    thread, found = opened_error(tiny_model, kind, cancel)
+    thread.join(20)
+    assert [type(error) for error in found] == [Cancelled]
+    assert num_begun == 2
+
+
+def test_a_cancel_that_comes_later_disturbs_no_pass(tiny_model: Path) -> None:
+    cancel = Cancel()
+    opened = OnnxDecoder(tiny_model, read_manifest(tiny_model), GPU, cancel=cancel)
+    cancel.set()
+    tokens = soundness.probe_tokens(opened.vocab_size, 9)
+    assert (opened.logits(tokens, 1) == decoder(tiny_model, deterministic=False).logits(tokens, 1)).all()
+
+
+@pytest.mark.parametrize(("quiet_s", "num_lines"), [(0.0, 1), (60.0, 0)])
+@pytest.mark.parametrize("kind", DECODERS)
+def test_a_check_that_takes_long_is_reported_once(
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: Any,
+    quiet_s: float,
+    num_lines: int,
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(soundness, "_QUIET_S", quiet_s)
+    replace_pass(monkeypatch, lambda passing: time.sleep(0.002))
+    kind(tiny_model, read_manifest(tiny_model), replace(GPU, name="webgpu"))
+    lines = [line for line in caplog.messages if line.startswith("checking")]
+    assert len(lines) == num_lines
+    assert all("'webgpu' computes this model correctly; on a slow device" in line for line in lines)
