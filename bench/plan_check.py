@@ -28,7 +28,7 @@ from edgespec.evaluation.prompts import own_prompts
 from edgespec.loading.open_model import ModelFolder, open_model
 from edgespec.loading.placement import Placement
 from edgespec.planning.measured_placements import MeasuredPlacements, splits_of
-from edgespec.planning.option import MemoryNeeds, Option, Schedule
+from edgespec.planning.plan_option import MemoryNeeds, Option, Schedule
 from edgespec.planning.planner import draft_rates, make_plan
 from edgespec.policy.acceptance_rates import AcceptanceRates, Key
 from edgespec.policy.draft_model import UNKNOWN_BRANCHING

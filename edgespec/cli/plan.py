@@ -13,8 +13,8 @@ from edgespec.system.console import info
 if TYPE_CHECKING:
     from edgespec.config.drafter_names import DrafterNames
     from edgespec.loading.open_model import ModelFolder
-    from edgespec.planning.option import Plan
     from edgespec.planning.plan_models import Planned
+    from edgespec.planning.plan_option import Plan
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from edgespec.config.drafter_names import SELF, DrafterNames
 from edgespec.engine.device_candidates import CPU, Candidates
-from edgespec.engine.model_forms import forms_of, forms_of_self
+from edgespec.engine.named_models import forms_of, forms_of_self
 from edgespec.errors import DeviceUnavailable
 from edgespec.loading.device_choice import require_together
 from edgespec.loading.open_model import ModelFolder
@@ -22,7 +22,7 @@ from edgespec.planning.decision import Decision, in_one_line, read_decision, whe
 from edgespec.planning.device_options import DeviceOptions
 from edgespec.planning.device_search import Search, Where
 from edgespec.planning.model_forms import ModelForms
-from edgespec.planning.option import Plan
+from edgespec.planning.plan_option import Plan
 from edgespec.profiling.device_probe import DeviceProbe, read_probes, write_probe
 from edgespec.runtimes.devices import Device, machine_key
 from edgespec.runtimes.driver_check import check_driver

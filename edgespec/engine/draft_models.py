@@ -15,7 +15,7 @@ from edgespec.loading.open_model import ModelFolder, open_drafter, read_tokenize
 from edgespec.loading.placement import Placement
 from edgespec.memory.estimate import bytes_by_place, estimate_memory, sum_bytes
 from edgespec.memory.free_memory import FreeByPlace
-from edgespec.planning.option import Schedule
+from edgespec.planning.plan_option import Schedule
 from edgespec.policy.costs import measure_passes
 from edgespec.policy.limits import MAX_BRANCHES
 from edgespec.policy.speculation import Speculation

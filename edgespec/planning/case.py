@@ -10,7 +10,7 @@ from edgespec.drafters.branches import typical_branching
 from edgespec.manifest import Manifest
 from edgespec.memory.estimate import context_lengths, sum_bytes
 from edgespec.memory.ladder import Bytes
-from edgespec.planning.option import Layout, MemoryNeeds
+from edgespec.planning.plan_option import Layout, MemoryNeeds
 from edgespec.policy.costs import RowCosts
 from edgespec.policy.limits import MAX_BRANCHES
 from edgespec.policy.overlap import Ratio

@@ -6,7 +6,7 @@ from typing import Literal
 from edgespec.loading.open_model import ModelFolder
 from edgespec.loading.placement import Placement
 from edgespec.planning.measured_placements import refined_layout, splits_of
-from edgespec.planning.option import Layout, Schedule
+from edgespec.planning.plan_option import Layout, Schedule
 from edgespec.planning.planner import is_counted, plan_on, schedule_of
 from edgespec.policy.limits import MIN_GAIN_OF_SPLIT
 from edgespec.profiling.learned_stats import LearnedStats, read_learned_stats

@@ -10,7 +10,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from edgespec.planning.device_search import Where
-from edgespec.planning.option import AnySchedule, Option, Plan
+from edgespec.planning.plan_option import AnySchedule, Option, Plan
 from edgespec.runtimes.devices import Device
 from edgespec.system.disk import replace_file
 from edgespec.system.json_file import read_json

@@ -16,8 +16,8 @@ from edgespec.planning.device_search import Refusal, Where
 from edgespec.planning.foresee import ModelSize, foresee_drafter, foresee_target
 from edgespec.planning.measured_placements import known_stats
 from edgespec.planning.model_forms import ModelForms
-from edgespec.planning.option import Layout, MemoryNeeds, Option, Plan
 from edgespec.planning.plan_models import Planned, WeighedModels, weigh_models, without_trees
+from edgespec.planning.plan_option import Layout, MemoryNeeds, Option, Plan
 from edgespec.planning.planner import Weighed, weigh
 from edgespec.policy.acceptance_rates import Key
 from edgespec.policy.draft_model import alternatives_key

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from edgespec.planning.option import Plan
+from edgespec.planning.plan_option import Plan
 from edgespec.planning.planner import Weighed, decide
 from edgespec.policy.limits import MIN_GAIN_OF_SCHEDULE
 

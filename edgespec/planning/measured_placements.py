@@ -6,7 +6,7 @@ from time import perf_counter
 
 from edgespec.loading.open_model import ModelFolder, open_drafter, open_model
 from edgespec.loading.placement import Placement
-from edgespec.planning.option import Layout
+from edgespec.planning.plan_option import Layout
 from edgespec.profiling.learned_stats import LearnedStats, read_learned_stats, write_learned_stats
 from edgespec.profiling.measure import complete_profile
 from edgespec.profiling.profile import MeasuringTime, Profile

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from edgespec.planning.option import Layout, Option, Plan
+from edgespec.planning.plan_option import Layout, Option, Plan
 from edgespec.planning.planner import draft_rates, is_counted
 from edgespec.policy.acceptance_rates import Key
 from edgespec.profiling.profile import MeasuringTime, Place, drafter_key

@@ -22,7 +22,7 @@ from edgespec.memory.free_memory import ReadFreeMemory, free_memory
 from edgespec.memory.ladder import Bytes
 from edgespec.planning.case import shortage
 from edgespec.planning.measured_placements import MeasuredPlacements, known_stats
-from edgespec.planning.option import Layout, MemoryNeeds, Plan
+from edgespec.planning.plan_option import Layout, MemoryNeeds, Plan
 from edgespec.planning.planner import Weighed, decide, weigh
 from edgespec.profiling.learned_stats import LearnedStats
 from edgespec.profiling.measure import LONGEST

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from edgespec.errors import MemoryExhausted
 from edgespec.manifest import Manifest
-from edgespec.planning.arguments import argument_against, argument_for
 from edgespec.planning.case import Case, branching_cost, make_case
-from edgespec.planning.option import SCHEDULES, AnySchedule, Layout, MemoryNeeds, Option, Plan, Schedule
+from edgespec.planning.plan_option import SCHEDULES, AnySchedule, Layout, MemoryNeeds, Option, Plan, Schedule
+from edgespec.planning.plan_reasons import argument_against, argument_for
 from edgespec.policy.acceptance_rates import AcceptanceRates, Key, position_bucket
 from edgespec.policy.draft_model import HOPE, alternatives_key
 from edgespec.policy.limits import MAX_PLANNED_TOKENS, MIN_GAIN_OF_SCHEDULE

@@ -17,7 +17,7 @@ from edgespec.memory.free_memory import FreeMemory
 from edgespec.memory.reserve import RESERVE_BYTES
 from edgespec.models.home import ModelHome
 from edgespec.models.pair import Pair, PairCheck, record_check
-from edgespec.planning.option import SCHEDULES
+from edgespec.planning.plan_option import SCHEDULES
 from edgespec.profiling.device_probe import DeviceProbe
 from edgespec.profiling.learned_stats import FILE_NAME
 

@@ -8,7 +8,7 @@ from made_up import DRAFTER, PLENTY, TARGET, kept, layout
 
 from edgespec.planning.decision import FOLDER, Decision, in_one_line, read_decision, where_of, write_decision
 from edgespec.planning.device_search import Where
-from edgespec.planning.option import Layout, Plan
+from edgespec.planning.plan_option import Layout, Plan
 from edgespec.planning.planner import make_plan
 from edgespec.profiling.profile import Place
 from edgespec.runtimes.devices import Device

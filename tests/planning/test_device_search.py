@@ -10,7 +10,7 @@ from made_up import DRAFTER, PLENTY, TARGET, kept, layout
 
 from edgespec.errors import MemoryExhausted
 from edgespec.planning.device_search import Refusal, Search, Where
-from edgespec.planning.option import MemoryNeeds, Plan
+from edgespec.planning.plan_option import MemoryNeeds, Plan
 from edgespec.planning.planner import Weighed, weigh
 from edgespec.profiling.profile import Place
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from edgespec.manifest import KVCache, Manifest, Source
-from edgespec.planning.option import Layout, MemoryNeeds
+from edgespec.planning.plan_option import Layout, MemoryNeeds
 from edgespec.policy.acceptance_rates import Key
 from edgespec.profiling.profile import DrafterProfile, Place, Profile, drafter_key
 

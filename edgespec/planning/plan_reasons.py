@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from edgespec.planning.case import Case, branching_cost
-from edgespec.planning.option import Option
+from edgespec.planning.plan_option import Option
 
 
 def argument_for(chosen: Option, plain: float, options: Sequence[Option]) -> str:
