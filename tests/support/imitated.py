@@ -72,7 +72,7 @@ class Machine:
         patch.setattr(auto_devices, "check_driver", self._check)
         for module in (device_candidates, device_choice):
             patch.setattr(module, "find_device", self._find)
-        for each in ("model_forms", "resolve"):
+        for each in ("named_models", "resolve"):
             patch.setattr(f"edgespec.engine.{each}.lacks_half_floats", lambda device: False)
         really = open_model.open_model
 
