@@ -19,7 +19,9 @@ ANSWER = """
 import json, resource, sys, time, weakref
 import numpy as np, psutil
 from edgespec import SamplingParams, load
+from edgespec.engine import run_ahead
 
+run_ahead.MAX_AHEAD = 0  # memory changes between two chunks
 model, drafter, schedule, prompt, temperature = sys.argv[1:6]
 num_tokens, growth, free_mib = map(int, sys.argv[6:])
 process = psutil.Process()
