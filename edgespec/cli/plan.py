@@ -44,32 +44,22 @@ def plan_document(options: argparse.Namespace) -> dict[str, Any]:
 
     asked = parse(options.drafter)
     _require_no_cascade(asked)
-    compared = compare_devices(
-        options.model,
-        drafter=options.drafter,
-        device=options.device,
-        drafter_device=options.drafter_device,
-        num_threads=options.threads,
-        memory_limit=options.memory,
-        offline=options.offline,
-        remeasure=options.measure,
-        report=info,
-    )
+    named: dict[str, Any] = {
+        "drafter": options.drafter,
+        "device": options.device,
+        "drafter_device": options.drafter_device,
+        "num_threads": options.threads,
+        "memory_limit": options.memory,
+        "offline": options.offline,
+        "report": info,
+    }
+    compared = compare_devices(options.model, remeasure=options.measure, **named)
     if compared is not None:
         planned = compared.options.planned(compared.plan)
         return _document(
             options, planned, compared.target.manifest.name, compared.drafters, _device_flags(planned.plan)
         )
-    resolved = resolve(
-        options.model,
-        drafter=options.drafter,
-        device=options.device,
-        drafter_device=options.drafter_device,
-        num_threads=options.threads,
-        memory_limit=options.memory,
-        offline=options.offline,
-        report=info,
-    )
+    resolved = resolve(options.model, **named)
     drafters = [each.models[0] for each in resolved.drafters]
     for line in resolved.devices.downgrades:
         info(line)

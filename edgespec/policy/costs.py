@@ -204,7 +204,7 @@ class RowCosts:
             self._excess[rows] = max(1.0, self._excess[rows] / factor)
 
     def _known_excess(self, num_rows: int) -> float:
-        """Of the nearest number of rows that was observed."""
+        """How much dearer than measured a step of num_rows is, by the nearest number of rows that was observed."""
         if not self._excess:
             return 1.0
         rows = _row_class(num_rows)

@@ -143,6 +143,8 @@ def test_lines_typed_during_an_answer_are_messages_of_their_own(tmp_path: Path) 
     terminal.wait_for("LAST")
     terminal.ready()
     terminal.leave()
+    shown = terminal.written
+    assert shown.index("NEXT") < shown.index("there is no command /nonsense") < shown.index("LAST")
 
 
 def test_wide_characters_are_never_broken_whatever_pieces_they_come_in(tmp_path: Path) -> None:
@@ -225,6 +227,7 @@ def test_a_message_is_edited_recalled_and_written_in_an_editor(tmp_path: Path) -
     terminal.wait_for("from the editor")
     terminal.enter("")
     terminal.wait_for("EDITED")
+    assert terminal.written.count("TWO") >= 2, "the recalled message is answered again"
 
 
 def test_commands_and_files_are_completed(tmp_path: Path) -> None:

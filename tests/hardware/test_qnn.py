@@ -80,7 +80,7 @@ def test_the_second_load_compiles_nothing_and_gives_the_bits_of_graphs_compiled_
 
 @pytest.mark.parametrize("drafter", ["fp16"], indirect=True)
 def test_two_graphs_can_be_compiled_over_one_copy_of_the_weights(drafter: Path, tmp_path: Path) -> None:
-    """As for a real NPU; the emulator compiles that, and does not load it."""
+    """The files hold the weights once instead of twice. The emulator compiles such graphs but cannot load them."""
     manifest, device = read_manifest(drafter), find_device("qnn")
     sizes = []
     for shares in (False, True):

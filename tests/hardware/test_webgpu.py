@@ -133,7 +133,7 @@ def test_tokens_are_chosen_where_rows_are_made(folder_of: Callable[[str], Path])
 def test_of_a_greedy_answer_eight_bytes_a_row_cross(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, drafter: str
 ) -> None:
-    """Of all outputs of a pass only the one that is read lies in the host's memory."""
+    """The device sends an id and a sum for each row, and logits stay in its memory."""
     crossed: list[tuple[int, int]] = []
     run = Passes.run
 

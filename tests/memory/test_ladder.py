@@ -17,7 +17,7 @@ TIERS = tiers(two=900, one=300, suffix=20, ngram=5, plain=0)
 
 
 def margin(wanted: Bytes, times: float = 1.0) -> Margin:
-    """The same with and without models."""
+    """What must stay free: times the wanted bytes, whether or not a drafter model is open."""
     both = {place: int(times * num_bytes) for place, num_bytes in wanted.items()}
     return Margin(both, both)
 
