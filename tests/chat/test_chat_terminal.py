@@ -14,14 +14,16 @@ import pytest
 pytest.importorskip("pexpect", reason="pseudo-terminals are POSIX")
 pytest.importorskip("termios", reason="pseudo-terminals are POSIX")
 
+import tiny
 from terminal import ALT_ENTER, COLUMNS, CTRL_C, CTRL_J, UP, Terminal
 
 from edgespec.engine.transcript import find_latest, read_transcript
+from edgespec.export.convert import export_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*forkpty.*")]
 
 SHORT = ("--max-tokens", 12, "--drafter", "none")
-LONG = ("--max-tokens", 600, "--drafter", "none")
+PROMPT_LEFT = "\x1b[?2004l"  # pasted text is no longer bracketed
 EDGESPEC = f"{sys.executable} -m edgespec"
 
 
@@ -49,16 +51,20 @@ def user_messages(home: Path) -> list[str]:
     return [message.content for message in read_transcript(path).messages if message.role == "user"]
 
 
-def test_a_conversation_is_typed_stopped_and_kept(tiny_model: Path, tmp_path: Path) -> None:
-    terminal = chat(tiny_model, tmp_path, *LONG)
+def test_a_conversation_is_typed_stopped_and_kept(tmp_path: Path) -> None:
+    tiny.write_gguf(tmp_path / "long.gguf", tiny.random_weights(), override={"llama.context_length": 50_000})
+    export_model(tmp_path / "long.gguf", tmp_path / "long", precision="fp32")
+    terminal = chat(tmp_path / "long", tmp_path, "--max-tokens", 40_000, "--drafter", "none")
     terminal.enter("the in")
-    terminal.wait_for("the in")
-    time.sleep(0.1)  # of a context of 700 tokens, which a quiet machine fills in 0.3 s
+    terminal.wait_for(PROMPT_LEFT)
+    time.sleep(0.5)  # the answer would take 10 s or more
     terminal.type(CTRL_C)
     terminal.ready()
     assert "stopped" in terminal.settle()
     terminal.ask("/nonsense")
     assert "there is no command /nonsense" in terminal.settle()
+    terminal.ask("/set max-tokens 12")
+    terminal.settle()
     terminal.type(f"one{CTRL_J}two{ALT_ENTER}//three")
     terminal.ask("", "drafting is off")
     terminal.settle()  # the status line says that drafting is off, too, so it may have come before the answer
@@ -71,7 +77,7 @@ def test_a_conversation_is_typed_stopped_and_kept(tiny_model: Path, tmp_path: Pa
     assert "/nonsense" not in user_messages(tmp_path)
     assert (tmp_path / "history").stat().st_mode & 0o777 == 0o600
     typed = [json.loads(line) for line in (tmp_path / "history").read_text().splitlines()]
-    assert typed == ["the in", "/nonsense", "one\ntwo\n//three"]
+    assert typed == ["the in", "/nonsense", "/set max-tokens 12", "one\ntwo\n//three"]
 
 
 def test_two_hundred_lines_are_pasted_as_one_message(tmp_path: Path) -> None:
