@@ -178,6 +178,11 @@ def _require_supported(
     if drafting.num_tokens:
         require_head_size(drafting.num_tokens, loaded.vocabulary.eos_token_ids, _head(loaded).rows)
     require_layers(hidden_layers, config.num_layers)
+    if config.routing is not None and form != "cpu":
+        raise UsageError(
+            f"{config.architecture} has a mixture of experts, which is exported for the CPU only; leave out "
+            "--device and --form"
+        )
     is_half = form != "cpu" and precision != "fp32"  # in w8a16 within norms
     if is_half and config.architecture in _LARGE_ACTIVATIONS:
         raise UsageError(

@@ -30,7 +30,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from edgespec.export.families import DecoderConfig
+from edgespec.export.experts import ExpertsWriter
+from edgespec.export.families import DecoderConfig, Routing
 from edgespec.export.linear import LinearWriter
 from edgespec.export.nodes import Nodes, make_output, typed_value
 from edgespec.export.precision import Rule
@@ -79,6 +80,7 @@ class _Decoder:
         self.nodes = Nodes()
         self.op, self.constant = self.nodes.op, self.nodes.constant
         self.linear = LinearWriter(self.nodes, self.weights, self.rule)
+        self.experts = ExpertsWriter(self.nodes, self.weights, self.rule)
         self.type = ir.DataType.FLOAT16 if self.rule.is_half else ir.DataType.FLOAT
         self.floats = np.float16 if self.rule.is_half else np.float32
         self.tables: dict[Rotary, tuple[ir.Value, ir.Value]] = {}
@@ -269,6 +271,8 @@ class _Decoder:
         return logits if cap is None else self._scale(self.op("Tanh", self._scale(logits, 1 / cap)), cap)
 
     def _mlp(self, i: int, x: ir.Value) -> ir.Value:
+        if self.config.routing is not None:
+            return self._experts(i, x, self.config.routing)
         parts = self.linear(f"{i}.gate_up", x, [self.tensors[f"{i}.gate"], self.tensors[f"{i}.up"]])
         if len(parts) == 1:
             outputs = [ir.Value(name=f"{i}.{part}.out") for part in ("gate", "up")]
@@ -277,6 +281,14 @@ class _Decoder:
         is_silu = self.config.activation == "silu"  # x · sigmoid(x)
         active = self.op("QuickGelu", gate, alpha=1.0) if is_silu else self.op("Gelu", gate, approximate="tanh")
         return self.linear(f"{i}.down", self.op("Mul", active, up), [self.tensors[f"{i}.down"]])[0]
+
+    def _experts(self, i: int, x: ir.Value, routing: Routing) -> ir.Value:
+        router = self.linear.floats(f"{i}.router", x, self.tensors[f"{i}.router"])
+        flat = self.constant("router_logits", np.array([-1, routing.num_experts]))
+        numbers = range(routing.num_experts)
+        gates_ups = [tuple(self.tensors[f"{i}.{part}.{number}"] for part in ("gate", "up")) for number in numbers]
+        downs = [(self.tensors[f"{i}.down.{number}"],) for number in numbers]
+        return self.experts(f"{i}.experts", x, self.op("Reshape", router, flat), routing, (gates_ups, downs))
 
     def _add_norm(self, x: ir.Value, residual: ir.Value, role: str) -> tuple[ir.Value, ir.Value]:
         """RMSNorm of x + residual, and the sum itself; the sum twice where the model has no such norm."""

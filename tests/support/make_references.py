@@ -83,6 +83,23 @@ FAMILIES = {
             "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 9.0, 12.0],
         },
     },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 10000.0},
+    "qwen3_moe": {
+        "head_dim": 32,
+        "moe_intermediate_size": 64,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
+    },
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "granitemoe": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 3.0,
+    },
     "qwen2-yarn": {
         "model_type": "qwen2",
         "max_position_embeddings": 16,
