@@ -7,6 +7,7 @@ import io
 import os
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from functools import cache
 from typing import Any
 
 from edgespec.memory.nvml import Nvidia
@@ -52,8 +53,9 @@ def find_missing(
     return Missing(problem, _REINSTALL if is_built_in else EXTRA)
 
 
+@cache
 def opening_problem(ort: Any) -> str | None:
-    """Open a graph of one node on the provider; returns why that failed, None where it opens."""
+    """Open a graph of one node on the provider, once a process; returns why that failed, None where it opens."""
     lines = preload_libraries(ort)
     ort.set_default_logger_severity(_FATAL)  # what fails is read back; a log would repeat it
     try:

@@ -16,11 +16,12 @@ import numpy as np
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.errors import ContextOverflow, MemoryExhausted
 from edgespec.manifest import Manifest
+from edgespec.runtimes.device_checks import DeviceCheck, DeviceChecks, is_same_row, row_sample
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.passes import Passes, TreeLayout
 from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
 from edgespec.runtimes.shared_cache import SharedCache
-from edgespec.runtimes.soundness import is_argmax_sound, max_sound_width, probe_tokens, report_slow_check
+from edgespec.runtimes.soundness import find_sound_passes, is_argmax_sound, probe_tokens, report_slow_check
 from edgespec.system.cancel import Cancel
 from edgespec.types import Argmax, Logits, TokenIds, append
 
@@ -60,8 +61,7 @@ class OnnxDecoder:
         self._is_on_host = device.memory == "cpu"
         if not self._is_on_host:
             with self.cancelled_by(options.get("cancel") or Cancel()), report_slow_check(device.name):
-                self._chunk_tokens = self._find_chunk_tokens(device)
-                self._has_argmax = self._can_choose(device)
+                self._check(device, DeviceChecks(folder, manifest, device))
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         return self._run(tokens, num_last, self._logits_name)
@@ -209,30 +209,46 @@ class OnnxDecoder:
         before = max(start - 1, 0)
         return self._passes.run(tokens[before:stop], before, num_rows, output=output)
 
-    def _find_chunk_tokens(self, device: Device) -> int:
-        """Raises DeviceUnavailable: The device computes the model wrongly, or not at all."""
+    def _check(self, device: Device, checks: DeviceChecks) -> None:
+        """Find out which passes the device computes correctly, or look up what an earlier check has found.
 
-        def rows_of(tokens: TokenIds, width: int) -> Logits:
-            self._held, self._chunk_tokens = tokens[:0], width
-            return self._rows(tokens, len(tokens), self._logits_name).copy()
-
+        Raises DeviceUnavailable: The device computes the model wrongly, or not at all.
+        """
         with refuse_device(device):  # what a graph needs of an adapter shows only in its first pass
-            width = max_sound_width(rows_of, self.vocab_size, self.context_length, device.name)
+            first = self._fresh_rows(probe_tokens(self.vocab_size, 1), 0, 1)[0]
+            found = checks.read()
+            if found is None or not is_same_row(first, found.sample):
+                found = self._compare_passes(device, row_sample(first))
+                checks.write(found)
+        self._chunk_tokens, self._has_argmax = found.max_pass_tokens, found.has_argmax
         self._held, self.num_fed = self._held[:0], 0
-        if width < _CHUNK_TOKENS:
-            _log.warning(
-                "'%s' computes passes of more than %d tokens wrongly; longer ones are split", device.name, width
-            )
-        return width
 
-    def _can_choose(self, device: Device) -> bool:
-        if self._best_name is None:
-            return False
-        tokens = probe_tokens(self.vocab_size, self.context_length)[:_LEAST_CHUNK_TOKENS]
-        rows = self._rows(tokens, len(tokens), self._logits_name)
-        found = self._to_argmax(self._rows(tokens, len(tokens), self._best_name))
-        self._held, self.num_fed = self._held[:0], 0
-        is_sound = is_argmax_sound(rows, found)
+    def _compare_passes(self, device: Device, sample: tuple[float, ...]) -> DeviceCheck:
+        sound = find_sound_passes(self._fresh_rows, self.vocab_size, self.context_length, device.name)
+        if sound.max_width < _CHUNK_TOKENS and not sound.is_cut_short:
+            _log.warning(
+                "'%s' computes passes of more than %d tokens wrongly; longer ones are split",
+                device.name,
+                sound.max_width,
+            )
+        return DeviceCheck(
+            max_pass_tokens=sound.max_width,
+            num_compared=len(sound.rows),
+            has_argmax=self._best_name is not None and self._can_choose(device, sound.rows[:_LEAST_CHUNK_TOKENS]),
+            sample=sample,
+        )
+
+    def _fresh_rows(self, tokens: TokenIds, start: int, width: int) -> Logits:
+        """Rows behind all tokens but the first `start`, which the call before has run, in passes of a width."""
+        self._held, self._chunk_tokens = tokens[:start], width
+        return self._rows(tokens, len(tokens) - start, self._logits_name).copy()
+
+    def _can_choose(self, device: Device, rows: Logits) -> bool:
+        """Whether the device chooses the tokens of the rows of the first probe tokens."""
+        assert self._best_name is not None
+        tokens = probe_tokens(self.vocab_size, self.context_length)[: len(rows)]
+        self._held, self._chunk_tokens = tokens[:0], len(tokens)
+        is_sound = is_argmax_sound(rows, self._to_argmax(self._rows(tokens, len(tokens), self._best_name)))
         if not is_sound:
             _log.warning("'%s' chooses other tokens than its rows say; whole rows are copied from it", device.name)
         return is_sound

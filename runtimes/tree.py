@@ -18,6 +18,7 @@ from edgespec.decoding import trees
 from edgespec.errors import ContextOverflow, DeviceUnavailable, ManifestError
 from edgespec.manifest import Manifest
 from edgespec.runtimes.cuda import PROVIDER
+from edgespec.runtimes.device_checks import DeviceChecks
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.passes import TreeLayout
@@ -50,13 +51,16 @@ class OnnxTreeDecoder(ForwardingDecoder):
         self, folder: Path, manifest: Manifest, device: Device, **options: Unpack[SessionOptions]
     ) -> None:
         """Load the tree graph; raises as OnnxDecoder and tree_manifest do."""
-        self._chain = OnnxDecoder(folder, tree_manifest(manifest, device), device, **options)
+        manifest = tree_manifest(manifest, device)
+        self._chain = OnnxDecoder(folder, manifest, device, **options)
         super().__init__(self._chain)
         self._deterministic = options.get("deterministic", False)
         self._tree = _Tree()
         self._lock = Lock()
         with self._chain.cancelled_by(options.get("cancel") or Cancel()):
-            self._runs_trees = device.memory == "cpu" or self._is_sound(device)
+            self._runs_trees = device.memory == "cpu" or self._check(
+                device, DeviceChecks(folder, manifest, device)
+            )
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         with self._lock:
@@ -136,6 +140,15 @@ class OnnxTreeDecoder(ForwardingDecoder):
             return
         if path := trees.matching_path(tree.nodes, tree.parents, tokens[len(held) :]):
             self._chain.adopt(tree.nodes[path], [len(held) + node for node in path])
+
+    def _check(self, device: Device, checks: DeviceChecks) -> bool:
+        """Whether the device runs trees in one pass, as an earlier check has found or as it does now."""
+        if (known := checks.read()) and known.runs_trees is not None:
+            return known.runs_trees
+        runs_trees = self._is_sound(device)
+        self._chain.num_fed = 0
+        checks.write_trees(runs_trees)
+        return runs_trees
 
     def _is_sound(self, device: Device) -> bool:
         """Whether the device gives the rows of a tree's branches in one pass."""

@@ -36,6 +36,7 @@ from edgespec.errors import EdgeSpecError
 from edgespec.loading.open_model import ModelFolder, weights_size
 from edgespec.manifest import read_manifest
 from edgespec.runtimes import devices
+from edgespec.runtimes.device_checks import DeviceChecks
 from edgespec.runtimes.devices import Device, limit_arena
 from edgespec.runtimes.node_placement import find_strays, read_node_placement, request_device
 from edgespec.runtimes.onnx import OnnxDecoder
@@ -273,8 +274,7 @@ def _run_tree(folder: ModelFolder, device: Device) -> None:
 def _use_engine(gpu: StubGpu, model: Path) -> int:
     """Load a model as a user does and ask for an answer, which is nonsense; the bytes that were held then."""
     with (
-        patch.object(OnnxDecoder, "_find_chunk_tokens", lambda *device: 256),
-        patch.object(OnnxDecoder, "_can_choose", lambda *device: False),
+        patch.object(OnnxDecoder, "_check", lambda *arguments: None),
         load(model, device="cuda", drafter="none") as engine,
     ):
         with suppress(EdgeSpecError):  # logits that are no numbers
@@ -296,11 +296,8 @@ def _open_unchecked(folder: ModelFolder, device: Device) -> OnnxDecoder:
     class UncheckedDecoder(OnnxDecoder):
         """Skips the checks of what the device computes, as the stubs compute nothing."""
 
-        def _find_chunk_tokens(self, device: Device) -> int:
-            return 256
-
-        def _can_choose(self, device: Device) -> bool:
-            return True
+        def _check(self, device: Device, checks: DeviceChecks) -> None:
+            self._has_argmax = True
 
     return UncheckedDecoder(*folder, device)
 

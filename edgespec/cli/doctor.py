@@ -16,6 +16,7 @@ from edgespec.cli.arguments import (
 from edgespec.cli.devices import device_lines
 from edgespec.config.options import DEFAULT_MODEL
 from edgespec.errors import ContextOverflow, DeviceUnavailable, EdgeSpecError, ModelError, UsageError
+from edgespec.system.command_line import quote
 from edgespec.system.console import info
 
 if TYPE_CHECKING:
@@ -128,7 +129,9 @@ def _run_self_test(options: argparse.Namespace) -> tuple[dict[str, Any] | None, 
 
 def _format_self_test(found: Mapping[str, Any] | None, model: str | None) -> str:
     if found is None:
-        return f"self-test: skipped; it needs a prepared model (edgespec models pull {model or DEFAULT_MODEL})"
+        return (
+            f"self-test: skipped; it needs a prepared model (edgespec models pull {quote(model or DEFAULT_MODEL)})"
+        )
     if "num_tokens" not in found:
         return f"self-test of {found['model']}: {found['problem']}"
     return (

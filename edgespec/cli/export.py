@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,9 @@ from edgespec.cli.export_parts import (
     require_compatible,
 )
 from edgespec.cli.pair import format_pair
+from edgespec.config.byte_size import format_bytes
 from edgespec.errors import DeviceUnavailable, EdgeSpecError
+from edgespec.system.command_line import quote
 from edgespec.system.console import info, warn
 
 if TYPE_CHECKING:
@@ -201,8 +202,8 @@ def _plan(options: argparse.Namespace) -> int:
         warn(f"this export is not possible: {error}")
     lines = [
         f"{plan.source}, {form} form, {plan.precision}{f' ({plan.reason})' if plan.reason else ''}: download "
-        f"{plan.fetch_bytes / 1e6:.0f} MB, write at most {plan.write_bytes / 1e6:.0f} MB, peak memory about "
-        f"{plan.peak_bytes / 1e6:.0f} MB, about {plan.seconds:.0f} s without the download"
+        f"{format_bytes(plan.fetch_bytes)}, write at most {format_bytes(plan.write_bytes)}, peak memory about "
+        f"{format_bytes(plan.peak_bytes)}, about {plan.seconds:.0f} s without the download"
         f"{', check included' if is_checked else ''}"
         for plan, form in zip(plans, forms, strict=True)
     ]
@@ -237,7 +238,7 @@ def _export_pair(options: argparse.Namespace) -> None:
         report=info,
     )
     print_result(options, check and asdict(check), *([format_pair(check)] if check else [_UNKNOWN]))
-    info(f"use it with: edgespec chat {_as_argument(options.output)}{named_devices(options)}")
+    info(f"use it with: edgespec chat {quote(options.output)}{named_devices(options)}")
 
 
 def _add_forms(options: argparse.Namespace) -> None:
@@ -258,7 +259,7 @@ def _add_forms(options: argparse.Namespace) -> None:
         f"--{'drafter-' if part.name == DRAFTER else ''}device {part.device}" for part in parts if added
     )
     if devices:
-        info(f"measure its speed there with: edgespec pair check {_as_argument(options.add_to)} {devices}")
+        info(f"measure its speed there with: edgespec pair check {quote(options.add_to)} {devices}")
 
 
 def _export_model(options: argparse.Namespace) -> None:
@@ -302,12 +303,7 @@ def _export_model(options: argparse.Namespace) -> None:
         )
         if (warning := quality(check, manifest.form)) is not None:
             info(warning)
-    info(f"wrote {options.output} ({manifest.weights_bytes / 1e6:.0f} MB)")
-    folder = _as_argument(options.output)
+    info(f"wrote {options.output} ({format_bytes(manifest.weights_bytes)})")
+    folder = quote(options.output)
     use = f"TARGET --drafter {folder}" if manifest.vocab_subset else folder + named_devices(options)
     info(f"use it with: edgespec chat {use}")
-
-
-def _as_argument(path: Path) -> str:
-    """A path quoted for a shell; ./ goes before a dash, which would begin an option."""
-    return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))

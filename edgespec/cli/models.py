@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.arguments import add_options, model_home, print_result, range_measurement
 from edgespec.cli.parser import CommandParser
+from edgespec.config.byte_size import format_bytes
 from edgespec.errors import EdgeSpecError
 from edgespec.models.catalog import CATALOG, CatalogEntry
 from edgespec.system.printable import printable
@@ -66,11 +67,11 @@ def _entry_document(entry: CatalogEntry) -> dict[str, Any]:
 
 def _row(model: "PreparedModel") -> list[str]:
     if model.problem is not None:
-        return [model.name, _size(model.bytes), "", "", "", "", "", f"PROBLEM: {model.problem}"]
+        return [model.name, format_bytes(model.bytes), "", "", "", "", "", f"PROBLEM: {model.problem}"]
     return [
         model.name,
-        _size(model.bytes),
-        _size(model.memory_bytes or 0),
+        format_bytes(model.bytes),
+        format_bytes(model.memory_bytes or 0),
         model.form or "",
         model.precision or "",
         (model.last_used or "never")[:10],
@@ -84,17 +85,13 @@ def _catalog_row(name: str, entry: CatalogEntry) -> list[str]:
 
     return [
         name,
-        _size(entry.fetch_bytes),
-        _size(memory_bytes(entry)),
+        format_bytes(entry.fetch_bytes),
+        format_bytes(memory_bytes(entry)),
         entry.precision,
         entry.drafter or "",
         entry.license + (", gated" if entry.is_gated else ""),
         entry.was_run or "no",
     ]
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
 
 
 def _table(*rows: Sequence[str]) -> list[str]:

@@ -1,13 +1,13 @@
 """The command that chooses devices, threads, drafter and schedule for a model, and predicts the speed."""
 
 import argparse
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.arguments import add_option, add_options, attribute_name, print_result
 from edgespec.config.options import OPTIONS
 from edgespec.errors import UsageError
+from edgespec.system.command_line import join_words
 from edgespec.system.console import info
 
 if TYPE_CHECKING:
@@ -141,4 +141,4 @@ def _chat_command(plan: "Plan", options: argparse.Namespace, drafter: str, devic
     memory = {"memory": options.memory} if options.memory is not None else {}
     for flag, value in {**device_flags, **memory}.items():
         words += [f"--{flag}", value]
-    return shlex.join(words)
+    return join_words(words)

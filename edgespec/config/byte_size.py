@@ -1,4 +1,4 @@
-"""Sizes in bytes, as users write them."""
+"""Sizes in bytes, as users write and read them."""
 
 import re
 
@@ -7,6 +7,15 @@ from edgespec.errors import UsageError
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 _MIN_BYTES, _MAX_BYTES = 1 << 20, 1 << 60
+
+
+def format_bytes(num_bytes: float, decimals: int = 1) -> str:
+    """1.5 GB, 97 MB, 378 kB or 12 bytes; of gigabytes with decimals."""
+    if num_bytes >= 1e9:
+        return f"{num_bytes / 1e9:.{decimals}f} GB"
+    if num_bytes >= 1e6:
+        return f"{num_bytes / 1e6:.0f} MB"
+    return f"{num_bytes / 1e3:.0f} kB" if num_bytes >= 1e3 else f"{num_bytes:.0f} bytes"
 
 
 def parse_bytes(size: int | str) -> int:

@@ -14,6 +14,7 @@ import platformdirs
 from edgespec.config.byte_size import parse_bytes
 from edgespec.config.options import OLD_NAMES, OPTIONS, Option, Value
 from edgespec.errors import UsageError
+from edgespec.system.command_line import quote
 from edgespec.system.disk import replace_file
 
 _PREFIX = "EDGESPEC_"
@@ -92,7 +93,7 @@ def read_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
         if not OPTIONS[name].in_environment:
             raise UsageError(
                 f"{variable} is set, but no variable may change what is sampled or drafted; "
-                f"unset it and give --{name}, or run: edgespec config set {name} {text[:40]}"
+                f"unset it and give --{name}, or run: edgespec config set {name} {quote(text[:40])}"
             )
         found[name] = Setting(parse_value(name, text, variable), variable)
     return found

@@ -23,6 +23,7 @@ from edgespec.planning.decision import describe
 from edgespec.runtimes.device_names import Kind
 from edgespec.runtimes.devices import THREADS_PER_CORE, Device, device_key, max_threads
 from edgespec.runtimes.half_floats import lacks_half_floats
+from edgespec.system.command_line import quote
 from edgespec.types import Report
 
 
@@ -271,7 +272,8 @@ def _pays(pair: Pair, parts: tuple[Path, Path], placement: Placement, report: Re
     if check is None and not is_weighed:
         report(
             f"this pair was not measured on {devices[0].name} with its drafter on {devices[1].name}; to measure "
-            f"it: edgespec pair check {pair.folder} --device {devices[0].name} --drafter-device {devices[1].name}"
+            f"it: edgespec pair check {quote(pair.folder)} --device {devices[0].name} "
+            f"--drafter-device {devices[1].name}"
         )
     elif check is not None and not check.pays:
         report(f"drafting without the pair's drafter: {check.verdict} ({check.reason})")

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from edgespec.config.byte_size import format_bytes
 from edgespec.evaluation.document import Position, Summary
 
 
@@ -15,7 +16,7 @@ def time_text(seconds: float | None) -> str:
 
 
 def size_text(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
+    return format_bytes(num_bytes, decimals=2)
 
 
 def percent_text(share: float | None) -> str:

@@ -31,6 +31,7 @@ from edgespec.models.pair import (
     write_pair,
 )
 from edgespec.runtimes.devices import device_key, find_device
+from edgespec.system.command_line import quote
 from edgespec.system.split_files import utf8_name, whole_name
 from edgespec.tokenization.chat_template import read_template
 from edgespec.tokenization.tokenizer import Tokenizer
@@ -252,7 +253,7 @@ def _check_if_here(folder: Path, output: Path, devices: tuple[str, str], report:
         when = "where the devices are" if isinstance(error, DeviceUnavailable) else "once more memory is free"
         report(
             f"the speed of this pair was not measured: {error}. To measure it {when}: "
-            f"edgespec pair check {output} --device {devices[0]} --drafter-device {devices[1]}"
+            f"edgespec pair check {quote(output)} --device {devices[0]} --drafter-device {devices[1]}"
         )
         return None
 

@@ -7,6 +7,7 @@ from edgespec.loading.open_model import ModelFolder
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.models.pair import DRAFTER, TARGET, Pair, forms_of
 from edgespec.runtimes.devices import Device, find_accelerator
+from edgespec.system.command_line import quote
 
 _RUNS_ON = {"cpu": "the CPU", "gpu": "a GPU or the CPU", "npu": "an NPU or the CPU"}
 
@@ -29,7 +30,7 @@ def explain_form(error: DeviceUnavailable, model: ModelFolder, device: Device) -
 def advise_form(manifest: Manifest, device: Device) -> str:
     return (
         f"{manifest.name} is in the {manifest.form} form, which runs on {_RUNS_ON.get(manifest.form, 'the CPU')}; "
-        f"for the {device.form} form run: edgespec export {source_of(manifest)} --device {device.name} "
+        f"for the {device.form} form run: edgespec export {quote(source_of(manifest))} --device {device.name} "
         "--output DIR"
     )
 
@@ -66,6 +67,6 @@ def require_part(pair: Pair, part: str, form: str | None) -> Path:
     option = "--device" if part == TARGET else "--drafter-device"
     raise DeviceUnavailable(
         f"{pair.folder} has its {part} in the {' and the '.join(forms)} form, and a device of this kind needs the "
-        f"{form} form; to add it: edgespec export {' --drafter '.join(sources)} {option} {form} "
-        f"--add-to {pair.folder}"
+        f"{form} form; to add it: edgespec export {' --drafter '.join(map(quote, sources))} {option} {form} "
+        f"--add-to {quote(pair.folder)}"
     )

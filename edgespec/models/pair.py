@@ -6,7 +6,6 @@ pair.json      a check for each pair of devices on which the speed was measured
 """
 
 import json
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from msgspec import Meta
 from edgespec.errors import ManifestError
 from edgespec.manifest import FILE_NAME as MANIFEST_FILE
 from edgespec.manifest import file_record, read_manifest
+from edgespec.system.command_line import quote
 from edgespec.system.json_file import read_json
 from edgespec.system.typed_json import read_as, require_known_fields
 from edgespec.tokenization.tokenizer import Tokenizer
@@ -140,7 +140,7 @@ def lacks_pair_file(folder: Path) -> bool:
 
 
 def advise_pair_check(folder: Path) -> str:
-    return f"to write it again, run: edgespec pair check {shlex.quote(str(folder))}"
+    return f"to write it again, run: edgespec pair check {quote(folder)}"
 
 
 def require_pair_file(folder: Path) -> None:

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from edgespec.config.byte_size import format_bytes
 from edgespec.errors import ModelError
 from edgespec.system.split_files import part_names, whole_name
 
@@ -124,7 +125,7 @@ def _require_whole(commit: Commit, files: list[RemoteFile]) -> list[RemoteFile]:
 
 
 def _list_sizes(models: dict[str, list[RemoteFile]]) -> str:
-    sizes = (f"{name} ({sum(file.bytes for file in files) / 1e6:.0f} MB)" for name, files in models.items())
+    sizes = (f"{name} ({format_bytes(sum(file.bytes for file in files))})" for name, files in models.items())
     return f"It has {', '.join(sizes)}" if models else "It has none"
 
 

@@ -1,4 +1,4 @@
-"""A plan as one JSON document; docs/devices.md says what its keys mean, and scripts rely on them. Pure."""
+"""A plan as one JSON document; docs/planning.md says what its keys mean, and scripts rely on them. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

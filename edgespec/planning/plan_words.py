@@ -1,6 +1,6 @@
 """The document of a plan as a table for a person. Pure."""
 
-import shlex
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -8,6 +8,7 @@ from edgespec.system.printable import printable
 
 Document = Mapping[str, Any]
 
+_MODEL_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\S)+""")  # a word of a command, quoted as any shell wants it
 _FORESEEN = "foreseen"  # the document's word for what was estimated
 _SHOWN_CHANCES = 4
 _SHOWN_WIDTHS = (1, 2, 4, 8, 16, 32)
@@ -64,7 +65,7 @@ def _estimates(document: Document) -> Iterator[str]:
     if estimated:
         yield _ESTIMATED
     able = [option for option in estimated if option["context_length"]]
-    model = shlex.join(shlex.split(document["command"])[2:3])
+    model = _MODEL_WORD.findall(document["command"])[2]
     for device in dict.fromkeys(option["target_device"] for option in able):
         yield _HOW_TO_MEASURE.format(model, device)
 

@@ -25,7 +25,7 @@ from edgespec.manifest import read_manifest
 from edgespec.policy.speculation import Speculation
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.runtimes.soundness import is_argmax_sound
+from edgespec.runtimes.soundness import is_argmax_sound, probe_tokens
 from edgespec.runtimes.table import TableDecoder
 from edgespec.types import Acceptance, Argmax, Logits, TokenIds, TreeDecoder
 
@@ -246,11 +246,12 @@ def test_device_that_chooses_otherwise_than_its_rows_say_is_not_asked_to(
     assert not is_argmax_sound(rows, Argmax(best, ~sound))
     manifest, device = read_manifest(model), Device("gpu", "GpuExecutionProvider", "gpu")
     decoder = OnnxDecoder(model, manifest, find_device("cpu"))
-    assert decoder._can_choose(device)
-    decoder._best_name = None
-    assert not decoder._can_choose(device)
-    assert decoder.num_fed == 0
+    tokens = probe_tokens(decoder.vocab_size, 16)
+    right = decoder.logits(tokens, 16).copy()
+    assert decoder._can_choose(device, right)
     assert caplog.messages == []
+    assert not decoder._can_choose(device, -right)
+    assert "'gpu' chooses other tokens than its rows say" in caplog.text
 
 
 class TreeChooser(Chooser):

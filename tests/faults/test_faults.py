@@ -467,7 +467,7 @@ def test_a_report_that_raises_reaches_the_reader_once(manifest: Manifest, tokeni
     assert len(told) == 1
 
 
-# F41: drafters that change between answers
+# F26: drafters that change between answers
 
 
 def test_what_changes_between_answers_is_reported_as_the_next_one_begins(

@@ -45,7 +45,7 @@ def engine(tiny_model: Path) -> Engine:
     return load(tiny_model, drafter="none", deterministic=True)
 
 
-# F26: characters of several tokens
+# F31: characters of several tokens
 
 
 @dataclass
@@ -99,7 +99,7 @@ def test_no_character_is_shown_in_part_or_taken_back(
         assert tokenizer.decode(script).startswith(shown.rstrip(CUT))
 
 
-# F31: odd text
+# F36: odd text
 
 
 ODD = {
@@ -173,7 +173,7 @@ def test_argument_that_is_no_utf8_is_read_with_replacements(
     assert len(document["token_ids"]) == 3
 
 
-# F32: files of sessions
+# F37: files of sessions
 
 
 BROKEN_HISTORY = b'"first"\n"cut o\n[1, 2]\n' + b"[" * 100_000 + b'\n\xff\xfe\n\n{"a": 1}\n"\\ud800"\n"last"\n'

@@ -57,7 +57,12 @@ def test_nothing_is_missing_where_a_graph_opens_whatever_the_driver_reports(driv
 
 
 class Ort(SimpleNamespace):
-    """An onnxruntime whose sessions open on given providers."""
+    """An onnxruntime whose sessions open on given providers; each is one of its own, as a module is."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
     def __init__(self, opened_on: list[str], lines: str = "") -> None:
         super().__init__(order=[])
@@ -86,6 +91,13 @@ def test_libraries_are_loaded_before_the_first_session_and_what_they_say_is_the_
     assert ort.order == [("preload", {"cuda": True, "cudnn": True}), ("session", [cuda.PROVIDER], 0)]
     assert capsys.readouterr().out == ""
     assert cuda.opening_problem(Ort(BUILD)) is None
+
+
+def test_devices_are_looked_up_again_without_another_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    ort = Ort(BUILD)
+    monkeypatch.setattr(devices, "import_onnxruntime", lambda: ort)
+    assert devices.find_devices("cuda") == devices.find_devices("cuda")
+    assert [name for name, *_ in ort.order].count("session") == 1
 
 
 def test_a_gpu_that_is_full_is_there_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from fake_hub import FakeHub
 import edgespec.models.download
 import edgespec.models.hub
 from edgespec.cli.main import main
+from edgespec.config.byte_size import format_bytes
 from edgespec.errors import DiskFull, EdgeSpecError, IntegrityError, ModelError, UsageError
 from edgespec.manifest import file_record, read_manifest
 from edgespec.models.catalog import CatalogFile, HubSource
@@ -242,7 +243,8 @@ def test_several_ggufs_are_listed_and_none_is_chosen(
 ) -> None:
     hub.commit("org/g", ggufs("m-Q4_0.gguf", "m-Q8_0.gguf"))
     said = refused("export", "org/g", "--output", output, capsys=capsys)
-    assert "m-Q4_0.gguf (0 MB), m-Q8_0.gguf (0 MB)" in said
+    size = format_bytes(len(LARGE) + len("m-Q4_0.gguf"))
+    assert f"m-Q4_0.gguf ({size}), m-Q8_0.gguf ({size})" in said
     assert "org/g:m-Q4_0.gguf" in said
     assert hub.fetched() == []
 

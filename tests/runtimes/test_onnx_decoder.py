@@ -13,6 +13,7 @@ from edgespec.errors import ContextOverflow, DeviceUnavailable, EdgeSpecError, M
 from edgespec.export.convert import export_model
 from edgespec.loading.open_model import ModelFolder, open_model
 from edgespec.manifest import read_manifest
+from edgespec.runtimes.device_checks import DeviceChecks
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 
@@ -122,13 +123,13 @@ def test_device_that_fails_in_its_first_pass_is_one_that_does_not_run_the_model(
     def failing(*arguments: object, **named: object) -> None:
         raise EdgeSpecError("ONNX Runtime failed running a pass: requires f16")
 
-    loaded = decoder(tiny_model)
+    loaded, device = decoder(tiny_model), Device("gpu", "GpuExecutionProvider", "gpu")
     monkeypatch.setattr(loaded._passes, "run", failing)
     with pytest.raises(
         DeviceUnavailable,
         match=r"'gpu' does not run this model: .*requires f16; .*--precision fp32 .*SOURCE:fp32.*, or use",
     ) as refused:
-        loaded._find_chunk_tokens(Device("gpu", "GpuExecutionProvider", "gpu"))
+        loaded._check(device, DeviceChecks(tiny_model, read_manifest(tiny_model), device))
     assert refused.value.device == "gpu"
 
 
