@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.types import (
+    Argmax,
     ArgmaxDecoder,
     ArgmaxTreeDecoder,
     Decoder,
@@ -66,6 +67,10 @@ class _KnownRows(Sequence[Any]):
         return np.stack([np.asarray(row) for row in self]).astype(dtype or np.float32)
 
 
+def _is_sound(found: Argmax) -> bool:
+    return all(found.is_sound.tolist())  # 0.3 µs for a few rows, the array's own all 2
+
+
 class ArgmaxRows(ForwardingDecoder):
     """A decoder whose rows are −inf except for the likeliest token, which has 0."""
 
@@ -83,7 +88,7 @@ class ArgmaxRows(ForwardingDecoder):
         Where one holds a value that is not finite the target's own rows come instead, for the sampler to judge.
         """
         found = self._decoder.argmax(tokens, num_last)
-        return self._rows_of(found.ids) if found.is_sound.all() else self._decoder.logits(tokens, num_last)
+        return self._rows_of(found.ids) if _is_sound(found) else self._decoder.logits(tokens, num_last)
 
     def _rows_of(self, ids: npt.NDArray[np.int64]) -> Logits:
         return _KnownRows(self._line, ids)  # type: ignore[return-value]  # serves as an array of rows
@@ -99,6 +104,6 @@ class ArgmaxTreeRows(ArgmaxRows):
     ) -> Logits:
         """Rows of a tree as in logits, [num_nodes + 1, vocab_size], or the last num_last of them."""
         found = self._decoder.tree_argmax(tokens, nodes, parents)
-        if not found.is_sound.all():
+        if not _is_sound(found):
             return self._decoder.tree_logits(tokens, nodes, parents, num_last)
         return self._rows_of(found.ids if num_last is None else found.ids[-num_last:])

@@ -31,7 +31,7 @@ class Round:
     draft: Draft = NO_DRAFT  # what the target verifies behind them; empty for plain decoding
     reason: str = ""  # why nothing was drafted; empty where something was
     offers: tuple[Draft, ...] = ()  # drafts of this round, verified or not; the pass says how far each is right
-    expectations: tuple[Expectation, ...] = ()  # of plain decoding and of every source that was weighed
+    expectations: tuple[Expectation, ...] = ()  # of plain decoding and of all sources, if rounds are logged
     draft_s: float = 0.0  # seconds that the draft took
     contention: float = 1.0  # how much longer the pass is expected to take because a drafter works beside it
     is_ahead: bool = False  # the draft comes from a drafter that works while the target verifies
