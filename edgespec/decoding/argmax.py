@@ -18,7 +18,6 @@ from edgespec.types import (
     Decoder,
     ForwardingDecoder,
     Logits,
-    Row,
     TokenIds,
     TreeDecoder,
 )
@@ -49,17 +48,16 @@ class _KnownRows(Sequence[Any]):
     Each is a piece of one line, so that making them touches no row.
     """
 
-    def __init__(self, line: Row, ids: npt.NDArray[np.int64]) -> None:
+    def __init__(self, line: _KnownRow, ids: npt.NDArray[np.int64]) -> None:
         """line has −inf for a vocabulary, 0, and −inf for a vocabulary; ids are where the rows have their 0."""
-        self._line, self._ids = line, ids.tolist()
+        self._line, self._ids, self._size = line, ids.tolist(), len(line) // 2
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def __getitem__(self, index: Any) -> Any:
         largest = self._ids[index]
-        size = len(self._line) // 2
-        row = self._line[size - largest : 2 * size - largest].view(_KnownRow)
+        row: Any = self._line[self._size - largest : 2 * self._size - largest]
         row.largest = largest
         return row
 
@@ -78,7 +76,7 @@ class ArgmaxRows(ForwardingDecoder):
 
     def __init__(self, decoder: ArgmaxDecoder) -> None:
         super().__init__(decoder)
-        self._line = np.full(2 * decoder.vocab_size + 1, -np.inf, np.float32)
+        self._line = np.full(2 * decoder.vocab_size + 1, -np.inf, np.float32).view(_KnownRow)
         self._line[decoder.vocab_size] = 0
         self._line.flags.writeable = False
 

@@ -4,15 +4,18 @@ Knows protocols, not models: no tokenizer, no stop rules, no runtime.
 """
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from edgespec.decoding.acceptance import equality
 from edgespec.errors import Cancelled, MemoryExhausted
 from edgespec.system.cancel import Flag
 from edgespec.system.clock import Clock
 from edgespec.types import NO_DRAFT, Acceptance, Decoder, Draft, Logits, Sampler, TokenIds, TreeDecoder, append
+
+_NO_LOGITS: Logits = np.zeros((0, 0), np.float32)
 
 
 class Expectation(NamedTuple):
@@ -23,8 +26,7 @@ class Expectation(NamedTuple):
     tokens_per_second: float
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(NamedTuple):
     """One pass of the target, as its policy proposed it; carried from the proposal to what came of it."""
 
     tokens: TokenIds  # the committed tokens before the pass, [num_tokens]
@@ -39,7 +41,7 @@ class Round:
 
     def without_draft(self) -> "Round":
         """The round as plain decoding, after a pass over its draft was refused memory."""
-        return replace(self, draft=NO_DRAFT, num_refused=len(self.draft.tokens))
+        return self._replace(draft=NO_DRAFT, num_refused=len(self.draft.tokens))
 
 
 class DraftPolicy(Protocol):
@@ -87,6 +89,9 @@ class Block(NamedTuple):
     verify_s: float
     started_s: float = 0.0  # when the pass began, by the clock
     reason: str = ""  # why nothing was drafted
+
+    def without_logits(self) -> "Block":
+        return Block(self.tokens, self.draft, _NO_LOGITS, self.draft_s, self.verify_s, self.started_s, self.reason)
 
     @property
     def num_draft(self) -> int:

@@ -5,14 +5,14 @@ Knows nothing of models: tokens are whole numbers from 0 below 2^31.
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 
 from edgespec.drafters.ngram import length_bucket
-from edgespec.types import NO_DRAFT, Draft, Drafter, DraftRequest, Sampler, TokenIds, starts_with
+from edgespec.types import NO_DRAFT, Draft, Drafter, DraftRequest, Sampler, TokenIds
 
 _ROOT = 0  # the state of the empty context
 # Contexts whose counts a token updates, longest first. In 70,000 tokens of Spec-Bench none had more; a phrase
@@ -64,8 +64,7 @@ class SuffixAutomaton:
         return len(self._tokens)
 
     def is_prefix_of(self, tokens: TokenIds) -> bool:
-        held = np.frombuffer(self._tokens, np.int32) if self._tokens else tokens[:0]
-        return starts_with(tokens, held)
+        return tokens[: len(self._tokens)].tobytes() == self._tokens.tobytes()
 
     @property
     def match_length(self) -> int:
@@ -90,7 +89,7 @@ class SuffixAutomaton:
         token, count, more, link, favourite = self._token, self._count, self._more, self._link, self._favourite
         tokens, buckets = list[int](), list[int]()
         context_buckets = chain(_CONTEXT_BUCKETS[length:], repeat(_CONTEXT_BUCKETS[_LONG]))
-        for _, bucket in zip(range(num if state else 0), context_buckets, strict=False):
+        for bucket in islice(context_buckets, num if state else 0):
             target = favourite[state]
             if target == _ROOT:  # the end of the text
                 state = link[state]

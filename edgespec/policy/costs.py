@@ -100,7 +100,7 @@ class PassCosts:
         if self.warm is not None and width not in self.warm:
             self.warm.add(width)
             return
-        ratio = self.ratio(width)
+        ratio = self.ratio(width) if width > 1 else 1.0
         if self.step_s is None:
             self.step_s = taken_s / ratio
             return
