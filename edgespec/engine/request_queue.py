@@ -113,6 +113,6 @@ class RequestQueue:
 
     def _rest_s(self, holder: Ticket) -> float:
         """How much longer the answer that holds the target may rest before it lets others go first."""
-        if any(each.asker == holder.asker for each in self._waiting):
+        if self._waiting and any(each.asker == holder.asker for each in self._waiting):
             return 0.0
         return max(0.0, holder.rested_s + self._idle_s - monotonic())

@@ -17,11 +17,11 @@ class TokenStop:
     def cut(self, tokens: TokenIds) -> tuple[TokenIds, str | None]:
         """The tokens that belong to the answer, and the finish reason if it ends here."""
         room = self.max_tokens - self.num_tokens
-        for i, token in enumerate(tokens[:room]):
-            if int(token) in self.eos_token_ids:
+        kept = tokens[:room]
+        for i, token in enumerate(kept.tolist()):
+            if token in self.eos_token_ids:
                 self.num_tokens += i
                 return tokens[:i], "stop"
-        kept = tokens[:room]
         self.num_tokens += len(kept)
         return kept, "length" if self.num_tokens >= self.max_tokens else None
 

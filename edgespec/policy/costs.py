@@ -5,7 +5,7 @@ Knows nothing of who drafts.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 from time import perf_counter
 from typing import NamedTuple
 
@@ -87,21 +87,20 @@ class PassCosts:
         return self.ratio(width) * (self.step_s or 1.0)
 
     def pass_times_s(self, num_widths: int) -> list[float]:
-        """pass_s of each width from 1 on, in 0.4 µs each, where pass_s takes 2."""
-        step, step_s = self._step(), self.step_s or 1.0
-        beyond = max(0, self.context_length - self.context_costs.base)
-        added = self.context_costs.added
-        widest = len(added) - 1
-        return [
-            (ratio + beyond * added[min(width, widest)]) / step * step_s
-            for width, ratio in enumerate(self._ratios(num_widths), 1)
-        ]
+        """pass_s of each width from 1 on, in 0.2 µs each, where pass_s takes 2."""
+        ratios, step_s = self._ratios(num_widths), self.step_s or 1.0
+        beyond = self.context_length - self.context_costs.base
+        if beyond <= 0:
+            return [ratio * step_s for ratio in ratios]
+        step = self._step()
+        added = chain(self.context_costs.added[1:], repeat(self.context_costs.added[-1]))
+        return [(ratio + beyond * each) / step * step_s for ratio, each in zip(ratios, added, strict=False)]
 
     def observe(self, width: int, taken_s: float) -> None:
         if self.warm is not None and width not in self.warm:
             self.warm.add(width)
             return
-        ratio = self.ratio(width)
+        ratio = self.ratio(width) if width > 1 else 1.0
         if self.step_s is None:
             self.step_s = taken_s / ratio
             return
@@ -145,12 +144,14 @@ class PassCosts:
         for low, high in pairwise(known):
             ratio, rise, span = self.ratios[low], self.ratios[high], high - low
             found.append(ratio)
-            for i in range(1, min(span, num_widths - low + 1)):
-                share = i / span
-                found.append((1 - share) * ratio + share * rise)
+            if span > 1:
+                found += [(1 - i / span) * ratio + i / span * rise for i in range(1, span)]
+            if high > num_widths:
+                return found[:num_widths]
         last, row_cost = known[-1], self._row_cost(known[-1])
         ratio = self.ratios[last]
-        found += [ratio + row_cost * i if i else ratio for i in range(num_widths - last + 1)]
+        found.append(ratio)
+        found += [ratio + row_cost * i for i in range(1, num_widths - last + 1)]
         return found[:num_widths]
 
     def _row_cost(self, low: int) -> float:

@@ -13,7 +13,7 @@ from edgespec.policy.limits import MAX_DRAFT_TOKENS
 from edgespec.policy.model_source import ModelSource
 from edgespec.policy.option import Option, Source
 from edgespec.policy.reasons import ENDING, NO_DRAFTER, NO_GAIN, NO_GUESS
-from edgespec.policy.round_log import log_round
+from edgespec.policy.round_log import log_round, logs_rounds
 from edgespec.policy.text_source import TextSource
 from edgespec.system.clock import Clock
 from edgespec.types import Draft, Drafter, DraftRequest, Logits, Sampler, TokenIds
@@ -39,6 +39,7 @@ class MeasuredPolicy:
     clock: Clock = perf_counter
     _sources: list[Source] = field(init=False)
     _num_rounds: int = field(init=False, default=0)
+    _request: DraftRequest = field(init=False, default=DraftRequest(0))  # of the last round
 
     def __post_init__(self) -> None:
         texts: list[Source] = [
@@ -51,7 +52,7 @@ class MeasuredPolicy:
         return ModelSource(drafter, stats, self.costs, self.rates, self.max_draft, self.clock)
 
     def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Round:
-        request = DraftRequest(min(self.max_draft, max_tokens), with_distributions=self.with_distributions)
+        request = self._request_of(min(self.max_draft, max_tokens))
         self.costs.context_length = len(tokens)
         if request.num_tokens < 1:
             return Round(tokens, reason=ENDING)
@@ -69,11 +70,16 @@ class MeasuredPolicy:
             draft,
             "" if len(draft.tokens) else self._reason(options),
             _offers(options, chosen, draft),
-            tuple(_expectation(option) for option in (plain, *options)),
+            tuple(map(_expectation, (plain, *options))) if logs_rounds() else (),
             self.clock() - started,
-            max((option.contention for option in options), default=1.0),
+            max([option.contention for option in options], default=1.0),
             chosen.is_ahead,
         )
+
+    def _request_of(self, num_tokens: int) -> DraftRequest:
+        if num_tokens != self._request.num_tokens:
+            self._request = DraftRequest(num_tokens, with_distributions=self.with_distributions)
+        return self._request
 
     def observe(self, round: Round, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
         self._num_rounds += 1
@@ -111,8 +117,8 @@ class MeasuredPolicy:
             for node, is_accepted in trees.judge_nodes(offer.tokens, offer.parents, emitted):
                 self.rates.observe(offer.source, offer.buckets[node], is_accepted)
             return
-        for guess, bucket, token in zip(offer.tokens, offer.buckets, emitted, strict=False):
-            self.rates.observe(offer.source, bucket, bool(guess == token))
+        for guess, bucket, token in zip(offer.tokens.tolist(), offer.buckets, emitted.tolist(), strict=False):
+            self.rates.observe(offer.source, bucket, guess == token)
             if guess != token:
                 return
 

@@ -1,15 +1,13 @@
 """What drafting from one source promises for the next pass."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from edgespec.decoding.scheduler import Round
 from edgespec.policy.limits import MIN_GAIN
 from edgespec.types import NO_DRAFT, Draft, Drafter, DraftRequest, Sampler, TokenIds
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Option:
+class Option(NamedTuple):
     """A source, a draft length, and the speed that they promise."""
 
     rate: float  # expected tokens a second

@@ -8,9 +8,13 @@ from edgespec.decoding.scheduler import Round
 _LOG = logging.getLogger("edgespec.rounds")
 
 
+def logs_rounds() -> bool:
+    return _LOG.isEnabledFor(logging.DEBUG)
+
+
 def log_round(number: int, round: Round, num_accepted: int, verify_s: float) -> None:
     """Log what was run, what came of it, and what was expected of each source."""
-    if not _LOG.isEnabledFor(logging.DEBUG):
+    if not logs_rounds():
         return
     document = {
         "round": number,

@@ -6,7 +6,8 @@ from edgespec.decoding import trees
 from edgespec.decoding.scheduler import Round
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.expected import best_length, expected_tokens
+from edgespec.policy.expected import best_chain
+from edgespec.policy.limits import MIN_REACHED
 from edgespec.policy.option import Option
 from edgespec.policy.trial_budget import TrialBudget
 from edgespec.types import Draft, Drafter, DraftRequest, Sampler, TokenIds
@@ -41,12 +42,11 @@ class TextSource:
         offer = self.drafter.draft(tokens, request, sampler)
         if not len(offer.tokens):
             return None
-        by_bucket = {bucket: self.rates.rate(offer.source, bucket) for bucket in set(offer.buckets)}
-        rates = [by_bucket[bucket] for bucket in offer.buckets]
         if offer.parents is None:
-            pass_times_s = self.costs.pass_times_s(len(rates) + 1)
-            rate, length = best_length(expected_tokens(rates), pass_times_s.__getitem__)
+            rates = self._chain_rates(offer)
+            rate, length = best_chain(rates, self.costs.pass_times_s(len(rates) + 1))
             return Option(rate, length, self, offer)
+        rates = [self.rates.rate(offer.source, bucket) for bucket in offer.buckets]
         total = max(trees.expected_tokens(offer.parents, rates), self._recent_yield(offer))
         return Option(total / self.costs.pass_s(len(rates) + 1), len(rates), self, offer)
 
@@ -66,13 +66,13 @@ class TextSource:
         return option.offer.cut(option.num_tokens)
 
     def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> bool:
-        self._observe(round, emitted, verify_s)
+        for offer in round.offers:
+            if offer.parents is not None and offer.source == self.drafter.name:
+                self._observe_tree(round, emitted, verify_s)
         return False
 
-    def _observe(self, round: Round, emitted: TokenIds, verify_s: float) -> None:
-        has_tree = any(each.source == self.drafter.name and each.parents is not None for each in round.offers)
-        if not has_tree:
-            return
+    def _observe_tree(self, round: Round, emitted: TokenIds, verify_s: float) -> None:
+        """Learn from a round for which the source had a tree."""
         if round.draft.source != self.drafter.name:
             self._budget.save(verify_s)
             return
@@ -80,6 +80,20 @@ class TextSource:
         if self._num_run > _WARM_UP:
             for is_more in [True] * (len(emitted) - 1) + [False]:
                 self.rates.observe(runs_of(self.drafter.name), max(round.draft.buckets), is_more)
+
+    def _chain_rates(self, chain: Draft) -> list[float]:
+        """The chance of each token if all before it were accepted, up to where a token is hardly ever reached."""
+        known = dict[int, float]()
+        rates, reached = list[float](), 1.0
+        for bucket in chain.buckets:
+            rate = known.get(bucket)
+            if rate is None:
+                rate = known[bucket] = self.rates.rate(chain.source, bucket)
+            reached *= rate
+            if reached < MIN_REACHED:
+                break
+            rates.append(rate)
+        return rates
 
     def _recent_yield(self, tree: Draft) -> float:
         """Tokens that a pass over such a tree has given lately, from the chance of one more."""

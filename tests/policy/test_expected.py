@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.policy.expected import best_length, expected_tokens
+from edgespec.policy.expected import best_chain, best_length, expected_tokens
 from edgespec.policy.trial_budget import TrialBudget
 
 RATES = st.lists(st.floats(0, 1), max_size=24)
@@ -27,6 +27,11 @@ def test_no_length_has_a_better_rate_than_the_best(rates: list[float], pass_cost
     rate, length = best_length(totals, costs.__getitem__)
     assert rate == totals[length] / costs[length]
     assert rate == max(total / cost for total, cost in zip(totals, costs, strict=True))
+
+
+@given(rates=RATES, times=st.lists(st.floats(0.1, 10), min_size=25, max_size=25))
+def test_a_chain_has_the_length_that_is_best_of_all_lengths(rates: list[float], times: list[float]) -> None:
+    assert best_chain(rates, times) == best_length(expected_tokens(rates), times.__getitem__)
 
 
 def test_a_trial_spends_all_that_was_saved_and_none_begins_before_it_is_affordable() -> None:
