@@ -271,10 +271,18 @@ def _settle_rows(
 
     Raises:
         DeviceUnavailable: A user asks for it where it does not hold.
-        _RowsDiffer: It does not hold, and nobody asks for it.
+        MemoryExhausted: A user asks for it, and there is no memory to prove it.
+        _RowsDiffer: It does not hold, or there is no memory to prove it, and nobody asks for it.
     """
-    if placement.deterministic and not (proof := find_proof(target, decoder, placement, report)).holds:
-        raise _RowsDiffer if asked is None else refuse_deterministic(target, placement, proof)
+    if placement.deterministic:
+        try:
+            proof = find_proof(target, decoder, placement, report)
+        except MemoryExhausted:
+            if asked is None:
+                raise _RowsDiffer from None
+            raise
+        if not proof.holds:
+            raise _RowsDiffer if asked is None else refuse_deterministic(target, placement, proof)
     if asked is None and not placement.deterministic and not placement.exact:
         report(describe_near_ties(target, placement))
 

@@ -4,6 +4,8 @@ Deterministic mode rests on rows of logits that do not depend on how a text is c
 that is a matter of the device, the version of ONNX Runtime, the processor and the model.
 """
 
+import logging
+
 from edgespec.errors import DeviceUnavailable
 from edgespec.loading.open_model import ModelFolder
 from edgespec.loading.placement import Placement
@@ -12,6 +14,7 @@ from edgespec.runtimes.row_proofs import proof_key, read_row_proof, write_row_pr
 from edgespec.types import Decoder, Report
 
 _QUIET_S = 2.0  # a check that took longer is reported
+_log = logging.getLogger(__name__)
 _FOREIGN_LIMIT_S = 2.0  # in a folder that is never written it is made at each start
 
 
@@ -39,9 +42,12 @@ def find_proof(target: ModelFolder, decoder: Decoder, placement: Placement, repo
         write_row_proof(target.folder, key, proof, report)
     if proof.seconds > _QUIET_S:
         verdict = "does not depend" if proof.holds else "can depend"
-        report(
-            f"checked in {proof.seconds:.0f} s whether the text of {target.manifest.name} depends on drafts on "
-            f"'{placement.device.name}': it {verdict} on them" + "; this is kept" * is_ours
+        _log.info(
+            "checked in %.0f s whether the text of %s depends on drafts on '%s': it %s on them",
+            proof.seconds,
+            target.manifest.name,
+            placement.device.name,
+            verdict,
         )
     return proof
 

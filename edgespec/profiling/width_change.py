@@ -40,7 +40,7 @@ def _answer(
         pair = pair[np.argsort(-row[pair], kind="stable")]
         pairs.append(pair)
         distances.append(float(row[pair[0]]) - float(row[pair[1]]))
-        text = append(text, pair[:1])
+        text = append(text, [int(pair[0])])
     return text, np.array(pairs), np.array(distances)
 
 

@@ -575,7 +575,7 @@ def test_doctor_finds_speculation_exact(
     code, out, _ = run(capsys, *arguments, "--max-tokens", 20, "--json")
     document = json.loads(out)
     assert (code, document["is_exact"], document["drafter"]) == (0, True, "tiny-int4")
-    assert document["deterministic"] == {"tokens": 2 * 2 * 4 * 20, "differences": []}
+    assert document["deterministic"] == {"holds": True, "tokens": 2 * 2 * 4 * 20, "differences": []}
     assert document["normal"]["tokens"] == 2 * 4 * 20
     code, out, _ = run(capsys, *arguments, "--max-tokens", 5)
     assert (code, "exact: " in out) == (0, True)
