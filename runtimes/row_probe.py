@@ -25,6 +25,7 @@ _PROMPT = 280  # tokens, more than a chunk of a prompt
 _WIDEST = 16  # tokens of a pass that verifies a draft
 _POWERS = (64, 128, 256, 512, 1024, 2048, 4096)  # positions at which kernels change
 _NUM_CUTS = 2
+_NUM_ALONE = 8  # passes of one token in a row, as plain decoding runs them
 _NUM_ALWAYS = 3  # stretches that are compared however long it takes
 
 
@@ -146,8 +147,8 @@ def _starts(manifest: Manifest, num_tokens: int) -> list[int]:
 
 def _hold(decoder: Decoder, tokens: TokenIds) -> bool:
     """Have tokens in the cache; False where that would take a long text."""
-    _forget(decoder)
     if len(tokens) <= _NUM_RUN:
+        _forget(decoder)
         return True
     if not isinstance(decoder, _Imitating):
         return len(tokens) <= _PROMPT
@@ -159,14 +160,14 @@ def _compare_stretch(
     decoder: Decoder, tokens: TokenIds, start: int, found: _Found, rng: np.random.Generator
 ) -> _Found:
     expected = decoder.logits(tokens, len(tokens) - start).copy()
-    cuts = [("passes of one token", [1] * (len(tokens) - start))]
+    cuts = [("passes of one token and then more", [1] * _NUM_ALONE + [len(tokens) - start - _NUM_ALONE])]
     for _ in range(_NUM_CUTS):
         widths = list(_random_widths(len(tokens) - start, rng))
         cuts.append((f"passes of {', '.join(map(str, widths))} tokens", widths))
     for name, widths in cuts:
         at = start
         for width in widths:
-            num_refused = int(rng.integers(0, 5)) if width > 1 else 0
+            num_refused = int(rng.integers(0, 5)) if 1 < width <= _WIDEST else 0
             refused = rng.integers(0, decoder.vocab_size, num_refused, np.int32)
             fitting = np.concatenate([tokens[: at + width], refused])[: decoder.context_length]
             rows = decoder.logits(fitting, len(fitting) - at)[:width]

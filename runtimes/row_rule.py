@@ -68,7 +68,7 @@ def next_pass(start: int, stop: int, borders: tuple[int, ...], context_length: i
     the context leaves no room for it, the position before is run again, which gives it the entry that it has.
     """
     begin = max((border for border in borders if border <= start), default=0)
-    end = min((border for border in borders if border > start), default=context_length)
+    end = min([context_length, *(border for border in borders if border > start)])
     stop = min(stop, end)
     if (stop - start) % 2 == 0:
         return Pass(start, stop, 0)
