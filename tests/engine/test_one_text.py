@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from row_proofs import FAILS
 
 from edgespec import DeviceUnavailable, Engine, Message, SamplingParams, UsageError, load
 from edgespec.cli.main import main
@@ -16,15 +17,6 @@ from edgespec.runtimes.row_probe import RowProof
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
 PROMPTS = ("the in the an on er in the", "in the an", "an er on the the")
-FAILS = RowProof(
-    holds=False,
-    reason="3 of 60 rows differ with the cut of the text into passes",
-    num_rows=60,
-    num_different=3,
-    max_difference=0.2,
-    longest_past=40,
-    seconds=3.0,
-)
 
 
 @pytest.fixture
