@@ -21,11 +21,12 @@ _FOREIGN_LIMIT_S = 2.0  # in a folder that is never written it is made at each s
 def expects_rows(asked: bool | None, target: ModelFolder, placement: Placement) -> bool:
     """Whether to open a target in deterministic mode: as asked, or unless it is known not to hold on its device.
 
-    A model in the static form would read its prompts token by token, so that it has the mode only if asked.
+    A model in the static form would read its prompts token by token, and an emulator takes a minute for the proof,
+    so that these have the mode only if asked.
     """
     if asked is not None:
         return asked
-    if target.manifest.kv_cache.form == "static":
+    if target.manifest.kv_cache.form == "static" or placement.device.is_software:
         return False
     proof = read_row_proof(target.folder, _key(target, placement))
     return proof is None or proof.holds
