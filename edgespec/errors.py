@@ -63,6 +63,10 @@ class ExportMismatch(ModelError):
     """The output of an export differs from its source's."""
 
 
+class PrecisionLoss(ExportMismatch):
+    """An export is right, but its precision loses more of the source than it should."""
+
+
 class ManifestError(ModelError):
     """A model folder is incomplete, of another schema, or not what its manifest says."""
 

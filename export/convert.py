@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -11,31 +10,24 @@ from tokenizers import Tokenizer
 
 from edgespec.errors import SourceError, UsageError
 from edgespec.export.card import NAME, model_card
-from edgespec.export.check import NUM_STEPS, TEXT, compare, judge, one_row_difference
 from edgespec.export.drafting import Drafting, frequent_tokens, require_head_size, require_layers
 from edgespec.export.families import DecoderConfig
+from edgespec.export.folder_check import OpenDecoder as OpenDecoder
+from edgespec.export.folder_check import check_folder
 from edgespec.export.graphs import DRAFT_HEAD, build_graphs
 from edgespec.export.output import atomic_folder, require_absent
 from edgespec.export.plan import Plan, num_weights, plan_export
 from edgespec.export.precision import BLOCK_SIZES, FORMS, PRECISIONS, Rule
 from edgespec.export.progress import Progress
-from edgespec.export.reference import reference_logits
 from edgespec.export.sources import LoadedSource, read_source
 from edgespec.export.static_graph import build_static_graph
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import Check, KVCache, Manifest, SelfDrafter, Signature, file_record, write_manifest
+from edgespec.manifest import KVCache, Manifest, SelfDrafter, Signature, file_record, write_manifest
 from edgespec.system.split_files import utf8_name
-from edgespec.tokenization.tokenizer import translate_errors, vocabulary_sha256
-from edgespec.types import Decoder, Range, Report
-
-
-class OpenDecoder(Protocol):
-    """Opens the model of a folder that has no manifest file yet."""
-
-    def __call__(self, folder: Path, manifest: Manifest, *, deterministic: bool = True) -> Decoder: ...
-
+from edgespec.tokenization.tokenizer import vocabulary_sha256
+from edgespec.types import Range, Report
 
 MeasureRanges = Callable[[Path, Path, Manifest], dict[str, Range]]
 """Runs a static graph over a text and finds the range of each NAME by its outputs NAME.low and NAME.high.
@@ -67,6 +59,7 @@ def export_model(
     revision: str | None = None,
     license: str | None = None,
     open_decoder: OpenDecoder | None = None,
+    is_quick: bool = False,
     measure_ranges: MeasureRanges | None = None,
     report: Report = lambda line: None,
 ) -> Manifest:
@@ -85,6 +78,7 @@ def export_model(
         repository, revision: Where the source was fetched from, and its commit or release, for the manifest.
         license: The licence of that repository, for a source that states none.
         open_decoder: Loads a finished folder; given, the export is compared with its source.
+        is_quick: Compare fewer tokens, for a first use.
         measure_ranges: Finds the ranges of activations, which w8a16 needs.
 
     Raises:
@@ -122,7 +116,8 @@ def export_model(
         manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
         if open_decoder is not None:
             report("checking against the source")
-            manifest = replace(manifest, check=_check_export(loaded, manifest, folder, open_decoder))
+            check = check_folder(loaded, manifest, folder, open_decoder, is_quick=is_quick)
+            manifest = replace(manifest, check=check)
         return finish(folder, manifest)
 
 
@@ -187,24 +182,6 @@ def finish(folder: Path, manifest: Manifest) -> Manifest:
     manifest = replace(manifest, files={**manifest.files, NAME: file_record(card)})
     write_manifest(folder, manifest)
     return manifest
-
-
-def _check_export(loaded: LoadedSource, manifest: Manifest, folder: Path, open_decoder: OpenDecoder) -> Check:
-    tokenizer = Tokenizer.from_str(loaded.vocabulary.tokenizer_json)
-    with translate_errors(loaded.source.name, SourceError, "it cannot be used"):
-        ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
-    tokens = np.array(ids, np.int32)[: manifest.context_length]
-    reference = reference_logits(loaded.config, loaded.tensors, tokens)
-    decoder = open_decoder(folder, manifest, deterministic=True)
-    check = compare(decoder, tokens, reference)
-    some = tokens[: len(tokens) // 2]
-    if len(some) >= 2:  # fewer in a context of three tokens
-        rows = decoder.logits(some, min(NUM_STEPS, len(some) - 1)).copy()
-        del decoder  # one at a time is in memory
-        narrow = open_decoder(folder, manifest, deterministic=False)
-        check = replace(check, one_row_difference=one_row_difference(narrow, some, rows))
-    judge(check, manifest.precision, is_half=manifest.kv_cache.dtype == "float16")
-    return check
 
 
 def check_ids(name: str, vocabulary: Vocabulary, size: int, tokenizer: Tokenizer) -> None:
