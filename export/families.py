@@ -115,9 +115,15 @@ class DecoderConfig:
 
 
 def config_from_gguf(
-    path: object, metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
+    path: object,
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, StoredTensor],
+    wanted_length: int | None = None,
 ) -> DecoderConfig:
-    """Raises SourceError: an unknown architecture, a missing key, or a feature that the graph lacks."""
+    """The description of a GGUF file's model, for texts of up to wanted_length tokens if that is given.
+
+    Raises SourceError: an unknown architecture, a missing key, or a feature that the graph lacks.
+    """
     architecture = str(metadata.get("general.architecture"))
     # A mistral file calls itself llama.
     family = _family(path, "mistral" if architecture == "llama" else architecture)
@@ -125,7 +131,11 @@ def config_from_gguf(
     heads, hidden = stated.count("attention.head_count"), stated.count("embedding_length")
     head_dim = stated.count("attention.key_length", hidden // heads)
     num_layers, context_length = stated.count("block_count"), stated.count("context_length")
-    rotary = rotary_from_gguf(stated, tensors, head_dim, context_length)
+    rotary = rotary_from_gguf(stated, tensors, head_dim, context_length, wanted_length)
+    if family.is_paired and rotary.rotated != head_dim:
+        raise SourceError(
+            f"{path} rotates only a part of each head, which no {architecture} model does; unsupported"
+        )
     local = plain_rotary(stated.number("rope.freq_base_swa", 1e4), head_dim)
     window = _window_from_gguf(stated, family, architecture, context_length)
     by_width = (architecture, num_layers) in _SCALED_BY_WIDTH
@@ -137,7 +147,7 @@ def config_from_gguf(
         num_kv_heads=stated.count("attention.head_count_kv", heads),
         head_dim=head_dim,
         vocab_size=_vocab_size(path, tensors, "token_embd.weight"),
-        context_length=min(context_length, rotary.max_positions or context_length, _MAX_CONTEXT_LENGTH),
+        context_length=_context_length(path, rotary.context_length or context_length, wanted_length),
         rms_eps=stated.number("attention.layer_norm_rms_epsilon"),
         layers=_layers(
             Layer(rotary=rotary),
@@ -156,9 +166,12 @@ def config_from_gguf(
 
 
 def config_from_huggingface(
-    path: object, settings: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
+    path: object,
+    settings: Mapping[str, Any],
+    tensors: Mapping[str, StoredTensor],
+    wanted_length: int | None = None,
 ) -> DecoderConfig:
-    """Raises SourceError: an unknown model type, a missing key, or a feature that the graph lacks."""
+    """As config_from_gguf, for a folder with config.json."""
     architecture = str(settings.get("model_type")).removesuffix("_text")
     advice = ". Others may go through PyTorch: edgespec export SOURCE --exporter optimum"
     family, stated = _family(path, architecture, advice), Settings(path, settings)
@@ -173,7 +186,7 @@ def config_from_huggingface(
     heads, hidden = stated.count("num_attention_heads"), stated.count("hidden_size")
     head_dim = stated.count("head_dim", hidden // heads)
     num_layers, context_length = stated.count("num_hidden_layers"), stated.count("max_position_embeddings")
-    rotary, local_rotary = rotaries_from_huggingface(stated, head_dim, context_length)
+    rotary, local_rotary = rotaries_from_huggingface(stated, head_dim, context_length, wanted_length)
     is_local = _local_layers(
         stated, family, stated.get("layer_types", stated.get("sliding_window_pattern")), num_layers
     )
@@ -186,7 +199,7 @@ def config_from_huggingface(
         num_kv_heads=stated.count("num_key_value_heads", heads),
         head_dim=head_dim,
         vocab_size=_vocab_size(path, tensors, "model.embed_tokens.weight"),
-        context_length=min(context_length, rotary.max_positions or context_length, _MAX_CONTEXT_LENGTH),
+        context_length=_context_length(path, rotary.context_length or context_length, wanted_length),
         rms_eps=stated.number("rms_norm_eps"),
         layers=_layers(
             Layer(rotary=rotary),
@@ -234,6 +247,14 @@ def _family(path: object, architecture: str, advice: str = "") -> Family:
 
 def _embedding_scale(family: Family, hidden_size: int) -> float:
     return math.sqrt(hidden_size) if family.scales_embedding else 1.0
+
+
+def _context_length(path: object, longest: int, wanted: int | None) -> int:
+    if wanted is not None and wanted > longest:
+        raise SourceError(
+            f"{path} is for texts of up to {longest} tokens, not {wanted}; ask for a shorter context"
+        )
+    return min(wanted or longest, _MAX_CONTEXT_LENGTH)
 
 
 def _vocab_size(path: object, tensors: Mapping[str, StoredTensor], name: str) -> int:

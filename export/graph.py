@@ -203,9 +203,9 @@ class _Decoder:
             projected = self._norm_heads(i, projected)
         layer = self.config.layers[i]
         tables = () if layer.rotary is None else self._tables(layer.rotary)
-        if tables and self.variant.rotates_apart:
-            query, key, value = self._split_heads(i, projected)
-            projected = [self._rotate(query, tables), self._rotate(key, tables), value]
+        if layer.rotary is not None and self.variant.rotates_apart:
+            *rotated, value = self._split_heads(i, projected)
+            projected = [*(self._rotate(x, layer.rotary, at) for at, x in enumerate(rotated)), value]
             tables = ()
         projected += [None] * (3 - len(projected))  # one value: query, key and value packed
         inputs = [*projected, *past, *lengths, *tables]
@@ -251,8 +251,13 @@ class _Decoder:
         heads = (self.config.num_heads, self.config.num_kv_heads, self.config.num_kv_heads)
         return [num_heads * self.config.head_dim for num_heads in heads]
 
-    def _rotate(self, x: ir.Value | None, tables: Sequence[ir.Value]) -> ir.Value:
-        return self.op("RotaryEmbedding", x, self.tree["position_ids"], *tables)
+    def _rotate(self, x: ir.Value | None, rotary: Rotary, part: int) -> ir.Value:
+        """Queries, part 0, or keys, part 1, rotated by position."""
+        inputs = (x, self.tree["position_ids"], *self._tables(rotary))
+        if rotary.rotated == self.config.head_dim:
+            return self.op("RotaryEmbedding", *inputs)
+        heads = self._head_sizes()[part] // self.config.head_dim
+        return self.op("RotaryEmbedding", *inputs, num_heads=heads, rotary_embedding_dim=rotary.rotated)
 
     def _scale(self, x: ir.Value, scale: float) -> ir.Value:
         if scale == 1.0:

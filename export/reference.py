@@ -172,5 +172,6 @@ def _mask(sliding_window: int | None, num_tokens: int) -> Floats:
 def _rotate(x: Floats, rotary: Rotary) -> Floats:
     angles = np.outer(np.arange(len(x), dtype=np.float32), rotary.inv_freq)[:, None]
     cos, sin = np.cos(angles) * np.float32(rotary.scale), np.sin(angles) * np.float32(rotary.scale)
-    first, second = np.split(x, 2, axis=-1)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    half = rotary.rotated // 2
+    first, second, rest = np.split(x, [half, 2 * half], axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from families import FAMILIES, LOGITS, SOURCES, TOKENS, weights_of, write_source
+from families import CONTEXT_LENGTHS, FAMILIES, LOGITS, SOURCES, TOKENS, weights_of, write_source
 
 from edgespec.errors import SourceError
 from edgespec.export.convert import export_model
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow  # a module of many models or processes
 
 
 def largest_difference(source: Path, output: Path, family: str) -> float:
-    manifest = export_model(source, output, precision="fp32")
+    manifest = export_model(source, output, precision="fp32", context_length=CONTEXT_LENGTHS.get(family))
     decoder = OnnxDecoder(output, manifest, find_device("cpu"))
     wanted = LOGITS[family]
     decoder.logits(TOKENS[:23], 1)  # the rest goes on from a cache
@@ -100,7 +100,20 @@ def test_text_part_of_a_model_that_sees_is_read_alone(tmp_path: Path, prefixes: 
 
 @pytest.mark.parametrize("form", ["huggingface", "gguf"])
 def test_longrope_has_the_length_first_trained_for_as_its_context(tmp_path: Path, form: str) -> None:
-    assert read_source(write_source(tmp_path, "phi3-longrope", form)).config.context_length == 64
+    source = write_source(tmp_path, "phi3-longrope", form)
+    assert read_source(source).config.context_length == 64
+    assert read_source(source, 20).config.context_length == 20
+    short, long = (read_source(source, length).config.layers[0].rotary for length in (64, 512))
+    assert short is not None
+    assert long is not None
+    assert (short.inv_freq[1:] > long.inv_freq[1:]).all()
+    with pytest.raises(SourceError, match="up to 512 tokens, not 513"):
+        read_source(source, 513)
+
+
+@pytest.mark.parametrize("form", ["huggingface", "gguf"])
+def test_yarn_has_the_context_that_it_stretches_to(tmp_path: Path, form: str) -> None:
+    assert read_source(write_source(tmp_path, "qwen2-yarn", form)).config.context_length == 64
 
 
 @pytest.mark.parametrize("storage", ["Q4_0", "Q8_0"])
@@ -177,9 +190,11 @@ def test_gguf_says_which_layers_see_a_window(
             {**WINDOW, "attention.sliding_window_pattern": [True]},
             "layers of attention",
         ),
-        ("phi3", {"rope.dimension_count": 96}, "rotates only a part"),
+        ("phi3", {"rope.dimension_count": 40}, "rotates 40 of"),
+        ("llama", {"rope.dimension_count": 16}, "rotates only a part"),
         ("phi3", {"rope.scaling.type": "longrope"}, "longrope"),
-        ("phi3", {"rope.scaling.type": "yarn"}, "yarn"),
+        ("phi3", {"rope.scaling.type": "yarn"}, "factor is None"),
+        ("phi3", {"rope.scaling.type": "dynamic"}, "known are none, linear, llama3, yarn and longrope"),
         ("gemma", {}, "gemma"),
     ],
 )
@@ -196,8 +211,9 @@ def test_gguf_feature_that_the_graph_lacks_is_refused(architecture: str, keys: d
         ("gemma3", {"layer_types": ["full_attention"]}, "layers of attention"),
         ("gemma2", {"hidden_activation": "gelu"}, "activation gelu"),
         ("olmo2", {"layer_types": ["sliding_attention"] * 3}, "layers of attention"),
-        ("phi3", {"rope_parameters": {"rope_type": "yarn"}}, "yarn"),
-        ("phi3", {"rope_parameters": {"partial_rotary_factor": 0.75}}, "rotates only a part"),
+        ("phi3", {"rope_parameters": {"rope_type": "yarn"}}, "factor is None"),
+        ("phi3", {"rope_parameters": {"rope_type": "dynamic"}}, "known are default"),
+        ("phi3", {"rope_parameters": {"partial_rotary_factor": 0.75}}, "rotates 12 of the 16"),
         ("phi3", {"num_key_value_heads": 4}, "has 128 rows, its settings want 192"),
         (
             "phi3-longrope",

@@ -44,7 +44,22 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
         "rope.scaling.original_context_length": 64,
         "rope.scaling.attn_factor": math.sqrt(1 + math.log(512 / 64) / math.log(64)),
     },
+    "phi3-partial": {
+        "embedding_length": 128,
+        "context_length": 512,
+        "attention.sliding_window": 0,
+        "rope.dimension_count": 16,
+        "rope.scaling.original_context_length": 16,
+        "rope.scaling.attn_factor": math.sqrt(1 + math.log(512 / 16) / math.log(16)),
+    },
+    "qwen2-yarn": {
+        "context_length": 16,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 16,
+    },
 }
+CONTEXT_LENGTHS = {"phi3-partial": 512}  # to ask for; others have their own
 SOURCES = [(family, "huggingface") for family in FAMILIES] + [(family, "gguf") for family in GGUF_KEYS]
 
 
@@ -58,7 +73,7 @@ def write_source(folder: Path, family: str, form: str) -> Path:
     if form == "huggingface":
         tiny.write_huggingface(folder / "hf", weights, config=config)
         return folder / "hf"
-    if family == "phi3-longrope":
+    if "short_factor" in (config.get("rope_parameters") or {}):
         for kind in ("short", "long"):
             factors = np.array(config["rope_parameters"][f"{kind}_factor"], np.float32)
             weights[f"rope_factors_{kind}.weight"] = factors
