@@ -77,6 +77,11 @@ class OnnxTreeDecoder(ForwardingDecoder):
             self._tree = _Tree()
             self._chain.pretend(tokens)
 
+    def imitate(self, tokens: TokenIds, num_run: int, seed: int) -> bool:
+        with self._lock:
+            self._tree = _Tree()
+            return self._chain.imitate(tokens, num_run, seed)
+
     def forget(self) -> None:
         with self._lock:
             self._tree = _Tree()
