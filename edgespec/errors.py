@@ -6,6 +6,7 @@ EdgeSpecError                 1  anything else that went wrong
 ├── ModelError                3  model missing or invalid
 │   ├── SourceError           3  a file to export from is broken, foreign or unsupported
 │   ├── ExportMismatch        3  an export whose output differs from its source's
+│   │   └── PrecisionLoss     3  an export that is right, in a precision that loses too much
 │   ├── ManifestError         3  a model folder that is incomplete or of another schema
 │   └── VocabularyMismatch    3  drafter and target share too few tokens
 ├── DrafterFault              1  a drafter failed; answers continue without it
@@ -61,6 +62,14 @@ class SourceError(ModelError):
 
 class ExportMismatch(ModelError):
     """The output of an export differs from its source's."""
+
+
+class PrecisionLoss(ExportMismatch):
+    """An export is right, but its precision loses more of the source than it should."""
+
+    def __init__(self, message: str, precision: str = "") -> None:
+        super().__init__(message)
+        self.precision = precision
 
 
 class ManifestError(ModelError):

@@ -120,13 +120,27 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Structure:
+    """Logits of a graph with activations in floats beside those of the weights that it holds, worked out in numpy.
+
+    Differences are shares of the logits' spread; pieces_difference is the largest of a text cut in other places.
+    allowed follows from what a little noise on the embedding does to the logits of this model.
+    """
+
+    difference: float
+    allowed: float
+    pieces_difference: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Check:
     """An exported model compared with its source, token by token over a text.
 
     reference_nll and nll are in nats a token, as is divergence, the mean Kullback-Leibler divergence of the
     export's distributions from the source's. agreement is the share of positions with the same most likely token.
     pieces_difference is the largest difference of a logit when the text is read in pieces, one_row_difference when
-    a token is read alone, which runs other kernels.
+    a token is read alone, which runs other kernels. rounding_difference is the largest to the logits of the weights
+    as they were written, weights_error the largest relative error of a row of them.
     """
 
     num_tokens: int
@@ -137,6 +151,9 @@ class Check:
     agreement: float
     pieces_difference: float
     one_row_difference: float | None = None
+    rounding_difference: float | None = None
+    weights_error: float | None = None
+    structure: Structure | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -186,6 +186,40 @@ def _iq4_nl(block: Bytes) -> _Fields:
     return levels, _half(block[..., :2]), None
 
 
+# The 256 patterns of eight magnitudes of IQ2_XXS, from the reference implementation's table iq2xxs_grid: two bits
+# for each of eight, the first in the lowest, that count in _IQ2_MAGNITUDES.
+_IQ2_XXS = np.frombuffer(
+    bytes.fromhex(
+        "00000200050008000a00110014002000220028002a00410044005000580061006400800082008a00a20001010401100115014001"
+        "840198010002020222028202010404041004210424044004420448046004810484049004a4040005020508052005460569058005"
+        "91050906100640068406a406000805080808140828084108440850085208880804094009020a140a011004101010211040106010"
+        "84109010951000110811201150115a11801124124512001408142014251449148014181562150016161601180418101840188118"
+        "00190519a019511a002002200a204420612080208220292148210022022201240424102440245624002541256425902608282028"
+        "9428442a014004401040184021402440404048405640604081408440904000412041614180418541014210424842564268420044"
+        "0844204480449944124524450046014804481048404845480049584961498249454a904a00500850115019502050805088500451"
+        "4251a4519152905492540a550156545600581158195864584059085a046010604060686000615561186260620064056410651265"
+        "84654268008002800a8041808280048118814081118201840484108415844084608400854685948509864086608602880489118a"
+        "0490109024904090a19016918091459200942294449451958198209902a050a085a009a100a218a450a804a9"
+    ),
+    "<u2",
+)
+_IQ2_MAGNITUDES = np.array([8, 25, 43], np.int16)
+
+
+def _iq2_xxs(block: Bytes) -> _Fields:
+    """Each 32 weights: four numbers of patterns, and in 32 bits four times 7 signs, and a scale of 4 bits."""
+    groups = np.ascontiguousarray(block[..., 2:]).reshape(*block.shape[:2], 8, 8)
+    each = 2 * np.arange(8, dtype=np.uint16)
+    magnitudes = _IQ2_MAGNITUDES[(_IQ2_XXS[groups[..., :4], None] >> each) & 3]
+    packed = np.ascontiguousarray(groups[..., 4:]).view("<u4")
+    signs = (packed >> np.arange(0, 28, 7, dtype=np.uint32)) & 127
+    bits = (signs[..., None] >> np.arange(7, dtype=np.uint32)) & 1
+    bits = np.concatenate([bits, bits.sum(axis=-1, keepdims=True) & 1], axis=-1)  # an even number of minus signs
+    levels = (128 + np.where(bits == 1, -magnitudes, magnitudes)).astype(np.uint8)
+    scales = (np.float32(0.5) + (packed[..., 0] >> 28)) * np.float32(0.25) * _half(block[..., :2])[..., None]
+    return levels, scales.astype(np.float32), None
+
+
 BLOCK_FORMATS = {
     "Q4_0": BlockFormat(32, 18, 4, 32, False, _q4_0),
     "Q4_1": BlockFormat(32, 20, 4, 32, True, _q4_1),
@@ -198,6 +232,7 @@ BLOCK_FORMATS = {
     "Q5_K": BlockFormat(256, 176, 8, 32, True, _q5_k),
     "Q6_K": BlockFormat(256, 210, 8, 16, False, _q6_k),
     "IQ4_NL": BlockFormat(32, 18, 8, 32, False, _iq4_nl),
+    "IQ2_XXS": BlockFormat(256, 66, 8, 32, False, _iq2_xxs),
 }
 
 

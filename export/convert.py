@@ -1,41 +1,35 @@
 """From a source, a GGUF file or a local Hugging Face folder, to a model folder, whole or not at all."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
 from tokenizers import Tokenizer
 
-from edgespec.errors import SourceError, UsageError
+from edgespec.errors import DiskFull, MemoryExhausted, PrecisionLoss, SourceError, UsageError
 from edgespec.export.card import NAME, model_card
-from edgespec.export.check import NUM_STEPS, TEXT, compare, judge, one_row_difference
 from edgespec.export.drafting import Drafting, frequent_tokens, require_head_size, require_layers
 from edgespec.export.families import DecoderConfig
+from edgespec.export.folder_check import OpenDecoder as OpenDecoder
+from edgespec.export.folder_check import check_folder
 from edgespec.export.graphs import DRAFT_HEAD, build_graphs
 from edgespec.export.output import atomic_folder, require_absent
 from edgespec.export.plan import Plan, num_weights, plan_export
 from edgespec.export.precision import BLOCK_SIZES, FORMS, PRECISIONS, Rule
 from edgespec.export.progress import Progress
-from edgespec.export.reference import reference_logits
 from edgespec.export.sources import LoadedSource, read_source
 from edgespec.export.static_graph import build_static_graph
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import Check, KVCache, Manifest, SelfDrafter, Signature, file_record, write_manifest
+from edgespec.manifest import KVCache, Manifest, SelfDrafter, Signature, file_record, write_manifest
 from edgespec.system.split_files import utf8_name
-from edgespec.tokenization.tokenizer import translate_errors, vocabulary_sha256
-from edgespec.types import Decoder, Range, Report
-
-
-class OpenDecoder(Protocol):
-    """Opens the model of a folder that has no manifest file yet."""
-
-    def __call__(self, folder: Path, manifest: Manifest, *, deterministic: bool = True) -> Decoder: ...
-
+from edgespec.tokenization.tokenizer import vocabulary_sha256
+from edgespec.types import Range, Report
 
 MeasureRanges = Callable[[Path, Path, Manifest], dict[str, Range]]
 """Runs a static graph over a text and finds the range of each NAME by its outputs NAME.low and NAME.high.
@@ -46,6 +40,7 @@ Takes the graph, a folder with a tokenizer and a chat template but no manifest f
 
 # Families whose residual streams exceed 65504, the largest half float.
 _LARGE_ACTIVATIONS = ("gemma2", "gemma3")
+_MORE_EXACT = ("w8a16", "int4", "int8", "source", "fp16", "fp32")
 VOCAB_SUBSET = "vocab_subset.npy"
 # Each position of a static form costs time in every pass.
 _STATIC_CONTEXT, _STATIC_PREFILL = 1024, 64
@@ -68,6 +63,7 @@ def export_model(
     revision: str | None = None,
     license: str | None = None,
     open_decoder: OpenDecoder | None = None,
+    is_quick: bool = False,
     measure_ranges: MeasureRanges | None = None,
     report: Report = lambda line: None,
 ) -> Manifest:
@@ -88,30 +84,107 @@ def export_model(
         repository, revision: Where the source was fetched from, and its commit or release, for the manifest.
         license: The licence of that repository, for a source that states none.
         open_decoder: Loads a finished folder; given, the export is compared with its source.
+        is_quick: Compare fewer tokens, for a first use.
         measure_ranges: Finds the ranges of activations, which w8a16 needs.
 
     Raises:
         UsageError: The precision is unknown, or output exists already.
         SourceError: The source is missing, damaged or unsupported.
-        ExportMismatch: The check failed.
+        ExportMismatch: The check failed; PrecisionLoss where another precision passes, which it names.
         DiskFull: There is no room for the folder.
     """
+
+    def export(precision: str, output: Path, report: Report, *, is_quick: bool) -> Manifest:
+        settings = _Settings(
+            name=name,
+            precision=precision,
+            block_size=block_size,
+            form=form,
+            drafting=drafting,
+            hidden_layers=hidden_layers,
+            context_length=context_length,
+            origin={"repository": repository, "revision": revision},
+            license=license,
+            open_decoder=open_decoder,
+            is_quick=is_quick,
+            measure_ranges=measure_ranges,
+        )
+        return _export(source, output, settings, report)
+
+    try:
+        return export(precision, output, report, is_quick=is_quick)
+    except PrecisionLoss as loss:
+        raise PrecisionLoss(f"{loss}. {_find_passing(export, loss.precision, form, output, report)}") from None
+
+
+class _ExportAs(Protocol):
+    """Exports the source in a precision to an output."""
+
+    def __call__(self, precision: str, output: Path, report: Report, *, is_quick: bool) -> Manifest: ...
+
+
+def _find_passing(export: _ExportAs, precision: str, form: str, output: Path, report: Report) -> str:
+    """Try more exact precisions on a short text, and say which one passes."""
+    if form == "npu":
+        return "Choose --precision fp16 or fp32, or the cpu form"
+    for other in _MORE_EXACT[_MORE_EXACT.index(precision) + 1 :]:
+        report(f"{precision} loses too much; trying {other}")
+        try:
+            with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
+                check = export(other, Path(folder) / other, lambda line: None, is_quick=True).check
+        except (PrecisionLoss, DiskFull, MemoryExhausted, SourceError, UsageError):
+            continue
+        if check is not None:
+            return (
+                f"{other} passes, with a divergence of {check.divergence:.3g}: choose --precision {other}, or "
+                f"NAME:{other}"
+            )
+    return "No other precision was found to pass: report this model"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Settings:
+    """The arguments of export_model."""
+
+    name: str | None
+    precision: str
+    block_size: int
+    form: str
+    drafting: Drafting
+    hidden_layers: tuple[int, ...]
+    context_length: int | None
+    origin: dict[str, str | None]
+    license: str | None
+    open_decoder: OpenDecoder | None
+    is_quick: bool
+    measure_ranges: MeasureRanges | None
+
+
+def _export(source: Path, output: Path, settings: _Settings, report: Report) -> Manifest:
+    """Convert source once; arguments and errors as in export_model."""
+    form, drafting, hidden_layers = settings.form, settings.drafting, settings.hidden_layers
+    open_decoder, measure_ranges = settings.open_decoder, settings.measure_ranges
+    precision, block_size = settings.precision, settings.block_size
     if block_size not in BLOCK_SIZES:
         raise UsageError(f"block size is {block_size}; choose one of {', '.join(map(str, BLOCK_SIZES))}")
     require_absent(output)
     report(f"reading {source}")
     is_checked = open_decoder is not None
     loaded, plan = plan_source(
-        source, precision, form, drafting, hidden_layers, context_length=context_length, is_checked=is_checked
+        source,
+        precision,
+        form,
+        drafting,
+        hidden_layers,
+        context_length=settings.context_length,
+        is_checked=is_checked,
     )
     if precision == "w8a16" and measure_ranges is None:
         raise UsageError("w8a16 needs the ranges of activations; give measure_ranges")
     if open_decoder is not None and drafting.num_tokens and not drafting.layers(loaded.config.num_layers):
         raise UsageError("a model with a trimmed head cannot be compared with its source; add --no-check")
-    origin = replace(
-        loaded.source, repository=repository, revision=revision, license=loaded.source.license or license
-    )
-    loaded = replace(loaded, source=origin)
+    license = loaded.source.license or settings.license
+    loaded = replace(loaded, source=replace(loaded.source, **settings.origin, license=license))
     if plan.reason:
         report(f"chose {plan.precision} precision: {plan.reason}")
     is_half = (form == "gpu" and plan.precision != "fp32") or (form == "npu" and plan.precision == "fp16")
@@ -120,15 +193,28 @@ def export_model(
         if loaded.num_left_out:
             report(f"leaving out {loaded.num_left_out} tensors that see images; the export reads text")
         report(f"writing {loaded.config.num_layers} layers in {plan.precision} precision")
-        manifest = _describe(name or utf8_name(output.name), loaded, rule, form, drafting, hidden_layers)
+        manifest = _describe(settings.name or utf8_name(output.name), loaded, rule, form, drafting, hidden_layers)
         progress = Progress(plan.write_bytes, report)
         _write_files(folder, loaded, rule, manifest, drafting, measure_ranges, report, progress)
         report("hashing")
         manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
-        if open_decoder is not None:
+        if open_decoder is not None and (not settings.is_quick or _can_be_checked(plan, report)):
             report("checking against the source")
-            manifest = replace(manifest, check=_check_export(loaded, manifest, folder, open_decoder))
+            check = check_folder(loaded, manifest, folder, open_decoder, is_quick=settings.is_quick)
+            manifest = replace(manifest, check=check)
         return finish(folder, manifest)
+
+
+def _can_be_checked(plan: Plan, report: Report) -> bool:
+    """Whether there is memory to check a first use; loading says itself where a model does not fit."""
+    free = free_memory()
+    if free is None or plan.peak_bytes <= free.bytes:
+        return True
+    report(
+        f"not compared with its source: that takes about {plan.peak_bytes / 2**30:.1f} GiB, and "
+        f"{free.bytes / 2**30:.1f} GiB are free"
+    )
+    return False
 
 
 def plan_source(
@@ -198,24 +284,6 @@ def finish(folder: Path, manifest: Manifest) -> Manifest:
     manifest = replace(manifest, files={**manifest.files, NAME: file_record(card)})
     write_manifest(folder, manifest)
     return manifest
-
-
-def _check_export(loaded: LoadedSource, manifest: Manifest, folder: Path, open_decoder: OpenDecoder) -> Check:
-    tokenizer = Tokenizer.from_str(loaded.vocabulary.tokenizer_json)
-    with translate_errors(loaded.source.name, SourceError, "it cannot be used"):
-        ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
-    tokens = np.array(ids, np.int32)[: manifest.context_length]
-    reference = reference_logits(loaded.config, loaded.tensors, tokens)
-    decoder = open_decoder(folder, manifest, deterministic=True)
-    check = compare(decoder, tokens, reference)
-    some = tokens[: len(tokens) // 2]
-    if len(some) >= 2:  # fewer in a context of three tokens
-        rows = decoder.logits(some, min(NUM_STEPS, len(some) - 1)).copy()
-        del decoder  # one at a time is in memory
-        narrow = open_decoder(folder, manifest, deterministic=False)
-        check = replace(check, one_row_difference=one_row_difference(narrow, some, rows))
-    judge(check, manifest.precision, is_half=manifest.kv_cache.dtype == "float16")
-    return check
 
 
 def check_ids(name: str, vocabulary: Vocabulary, size: int, tokenizer: Tokenizer) -> None:

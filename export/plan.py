@@ -47,7 +47,21 @@ def plan_export(loaded: LoadedSource, precision: str, *, form: str = "cpu", is_c
         vocab_size=loaded.config.vocab_size,
         form=form,
         is_checked=is_checked,
+        kept_bytes=sum(_kept_bytes(tensor) for tensor in loaded.tensors.values()),
     )
+
+
+def _kept_bytes(tensor: StoredTensor) -> int:
+    """The bytes of a tensor in source precision: levels, a scale and a zero point a block, and columns of offsets."""
+    if not tensor.is_blocks:
+        return tensor.num_bytes
+    stored = BLOCK_FORMATS[tensor.storage]
+    size = stored.block_size if tensor.storage != "Q6_K" else JOINED_BLOCK
+    columns = tensor.columns
+    if stored.has_offsets:
+        columns += columns // size
+    num_blocks = -(-columns // size)
+    return tensor.rows * num_blocks * (size * stored.bits // 8 + 4 + stored.has_offsets)
 
 
 def estimate(
@@ -61,15 +75,20 @@ def estimate(
     vocab_size: int = _USUAL_VOCABULARY,
     form: str = "cpu",
     is_checked: bool = False,
+    kept_bytes: int = 0,
 ) -> Plan:
-    """The plan for a source, by its number of weights and bytes; is_blocks: the weights are quantised."""
+    """The plan for a source, by its number of weights and bytes.
+
+    is_blocks: The weights are quantised. kept_bytes: What they take in source precision, where it is known.
+    """
     reason = None
     if precision == "auto":
         precision, reason = choose_precision(num_weights, is_blocks=is_blocks)
     per_weight = BYTES_PER_WEIGHT.get(precision)
     if form == "gpu" and precision == "int4" and num_weights < FEW_WEIGHTS:
         per_weight = BYTES_PER_WEIGHT["int8"]
-    write_bytes = int(SOURCE_GROWTH * source_bytes if per_weight is None else per_weight * num_weights)
+    grown_bytes = max(SOURCE_GROWTH * source_bytes, 1.02 * kept_bytes)
+    write_bytes = int(grown_bytes if per_weight is None else per_weight * num_weights)
     fitting_s = num_weights / _FITTED_PER_S if precision == "int4" else 0.0
     peak_bytes, seconds = _BASE_BYTES + _SHARE * source_bytes, (source_bytes + write_bytes) / _BYTES_PER_S
     if is_checked or precision == "w8a16":  # w8a16 runs the model to measure ranges

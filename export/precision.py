@@ -6,8 +6,9 @@
     int8    symmetric blocks, rounded to nearest
     int4    blocks with a minimum each, at least squared error; an embedding in int8, since it is read
             by rows and, where it is the head as well, loses 0.07 nats a token in 4 bits (SmolLM2). In the
-            gpu form symmetric blocks at least squared error, the head in int8, and of a model of few weights
-            all but gate and up
+            gpu form symmetric blocks at least squared error, and the head in int8. Of a model of few weights
+            all but gate and up are in int8, and what its file stores in 5 bits or more is too; in the cpu form
+            what it stores in 4 bits stays there
     w8a16   of the npu form: matrices in 8 bits, a scale a row, and activations in 16, whose ranges are measured
             on a text; the embedding in 16
 Blocks that have the wanted bits and size already are copied.
@@ -34,8 +35,9 @@ BITS = {"int8": 8, "int4": 4}
 JOINED_BLOCK = 128
 # Below this four bits cost a model more than they save: 0.2 nats a token on one of 135 million weights.
 FEW_WEIGHTS = 600_000_000
-# Matrices that suffer most in symmetric blocks of 4 bits: SmolLM2-135M loses 0.03 nats with these in 8 bits, and
-# 0.17 without (docs/log/export-precision.md). In larger models only the head suffers.
+# Matrices that suffer most in blocks of 4 bits: SmolLM2-135M loses 0.03 nats with these in 8 bits, and 0.17 without,
+# in symmetric blocks (docs/log/export-precision.md). In larger models only the head suffers. Gemma 3 270M, stored in
+# 5 bits and more, loses 0.07 nats by gate and up alone.
 _SENSITIVE = ("qkv", "o", "down")
 
 
@@ -80,7 +82,7 @@ class Rule:
 
     def form(self, tensor: StoredTensor, name: str = "") -> Form:
         """The form of a tensor; name is that of the matrix in the graph, as in 3.down or head."""
-        if self.precision == "int4" and self.is_half and self._is_sensitive(name):
+        if self.precision == "int4" and name and self._needs_eight_bits(tensor, name):
             return replace(self, precision="int8").form(tensor)
         if self.precision in _FLOATS:
             return Form(None, storage=_FLOATS[self.precision])
@@ -98,9 +100,15 @@ class Rule:
             return Form(4, size, has_offsets=True, rounding="asymmetric")
         return Form(bits, size, rounding="symmetric")
 
-    def _is_sensitive(self, name: str) -> bool:
-        is_few = self.num_weights < FEW_WEIGHTS
-        return name == "head" or (is_few and any(part in _SENSITIVE for part in name.split(".")))
+    def _needs_eight_bits(self, tensor: StoredTensor, name: str) -> bool:
+        """Whether four bits would lose too much of a matrix; what is stored in four bits is found again exactly."""
+        stored_bits = BLOCK_FORMATS[tensor.storage].bits if tensor.is_blocks else None
+        if not self.is_half and stored_bits == 4:
+            return False
+        if self.num_weights < FEW_WEIGHTS:
+            has_more = stored_bits == 8 and not self.is_half
+            return name == "head" or has_more or any(part in _SENSITIVE for part in name.split("."))
+        return self.is_half and name == "head"
 
     def embedding_form(self, tensor: StoredTensor) -> Form:
         form = self.form(tensor)

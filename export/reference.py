@@ -1,11 +1,14 @@
 """The transformer written out in numpy over the stored weights, to check an export against.
 
 Reads one chunk of one matrix at a time, so it needs little memory for any model. It shares with the graph only the
-description of the model and the decoding of blocks.
+description of the model and the decoding of blocks. Several texts or weights can go through it together, each a
+stream of activations, so that a matrix is decoded once for all of them.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -16,32 +19,143 @@ from edgespec.export.tensors import StoredTensor
 from edgespec.types import Logits, TokenIds
 
 
+class Matrix(Protocol):
+    """A matrix that is read some rows at a time."""
+
+    def row(self, index: int) -> Floats: ...
+
+    def floats(self) -> Iterator[Floats]: ...
+
+
+Observe = Callable[[str, Sequence[Floats]], None]
+"""Takes the role of a matrix and some of its rows as each of the models has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A run of the first tokens of a text: by which model, how many, and with what relative noise on its embedding."""
+
+    model: int = 0
+    num_tokens: int | None = None  # all unless given
+    noise: float = 0.0
+
+
 def reference_logits(config: DecoderConfig, tensors: Mapping[str, StoredTensor], tokens: TokenIds) -> Logits:
     """Logits that follow each token, [num_tokens, vocab_size], in float32."""
-    x = np.concatenate([tensors["embedding"].row(int(token)) for token in tokens])
-    x *= np.float32(config.embedding_scale)
-    residual = np.float32(config.residual_scale)
-    for i in range(config.num_layers):
-        layer = {role.partition(".")[2]: tensor for role, tensor in tensors.items() if role.startswith(f"{i}.")}
-        attended = _attention(config, i, layer, _norm(config, layer, "input_norm", x))
-        x += residual * _norm(config, layer, "attended_norm", attended)
-        normed = _norm(config, layer, "mlp_norm", x)
-        fed = (
-            _mlp(config, layer, normed) if config.routing is None else _mix(config, config.routing, layer, normed)
-        )
-        x += residual * _norm(config, layer, "fed_norm", fed)
-    normed = _norm(config, tensors, "final_norm", x) * np.float32(config.logit_scale)
-    return _cap(_linear(normed, tensors.get("head", tensors["embedding"])), config.logit_cap)
+    return stream_logits(config, tensors, [tensors], [Stream()], tokens)[0]
 
 
-def _mlp(config: DecoderConfig, layer: Mapping[str, StoredTensor], x: Floats, expert: str = "") -> Floats:
-    gate, up = (_linear(x, layer[part + expert]) for part in ("gate", "up"))
-    return _linear(_ACTIVATIONS[config.activation](gate) * up, layer[f"down{expert}"])
+def stream_logits(
+    config: DecoderConfig,
+    tensors: Mapping[str, StoredTensor],
+    models: Sequence[Mapping[str, Matrix]],
+    streams: Sequence[Stream],
+    tokens: TokenIds,
+    observe: Observe = lambda role, parts: None,
+) -> list[Logits]:
+    """Logits that follow each token of each stream, [num_tokens, vocab_size] each.
+
+    Args:
+        tensors: The source's, of which norms and biases are read.
+        models: Matrices by their roles; streams name them by number. Their rows come in equal parts.
+        observe: Called with every part of every matrix that is multiplied.
+    """
+    return _Reference(config, tensors, models, streams, observe).logits(tokens)
 
 
-def _mix(config: DecoderConfig, routing: Routing, layer: Mapping[str, StoredTensor], x: Floats) -> Floats:
-    """The experts' outputs for their tokens, weighted by the router's probabilities."""
-    scores = _linear(x, layer["router"])
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    config: DecoderConfig
+    tensors: Mapping[str, StoredTensor]
+    models: Sequence[Mapping[str, Matrix]]
+    streams: Sequence[Stream]
+    observe: Observe
+
+    def logits(self, tokens: TokenIds) -> list[Logits]:
+        config = self.config
+        scale, residual = np.float32(config.embedding_scale), np.float32(config.residual_scale)
+        rows = [scale * self._embed(stream, tokens[: stream.num_tokens]) for stream in self.streams]
+        for i in range(config.num_layers):
+            attended = self._attention(i, self._norm(f"{i}.input_norm", rows))
+            attended = self._norm(f"{i}.attended_norm", attended)
+            rows = [x + residual * y for x, y in zip(rows, attended, strict=True)]
+            normed, routing = self._norm(f"{i}.mlp_norm", rows), config.routing
+            fed = self._mlp(i, normed) if routing is None else self._mix(i, routing, normed)
+            fed = self._norm(f"{i}.fed_norm", fed)
+            rows = [x + residual * y for x, y in zip(rows, fed, strict=True)]
+        normed = [x * np.float32(config.logit_scale) for x in self._norm("final_norm", rows)]
+        head = "head" if "head" in self.tensors else "embedding"
+        return [_cap(x, config.logit_cap) for x in self._linear(normed, head)]
+
+    def _embed(self, stream: Stream, tokens: TokenIds) -> Floats:
+        embedding = self.models[stream.model]["embedding"]
+        rows = np.concatenate([embedding.row(int(token)) for token in tokens])
+        if not stream.noise:
+            return rows
+        noise = np.random.default_rng(0).standard_normal(rows.shape, np.float32)
+        return rows * (1 + np.float32(stream.noise) * noise)
+
+    def _mlp(self, i: int, rows: list[Floats], expert: str = "") -> list[Floats]:
+        active = _ACTIVATIONS[self.config.activation]
+        gates, ups = self._linear(rows, f"{i}.gate{expert}"), self._linear(rows, f"{i}.up{expert}")
+        return self._linear([active(gate) * up for gate, up in zip(gates, ups, strict=True)], f"{i}.down{expert}")
+
+    def _mix(self, i: int, routing: Routing, rows: list[Floats]) -> list[Floats]:
+        """The experts' outputs for their tokens, weighted by the router's probabilities."""
+        shares = [_chosen_shares(routing, scores) for scores in self._linear(rows, f"{i}.router")]
+        mixed = [np.zeros_like(x) for x in rows]
+        for number in range(routing.num_experts):
+            own = [np.flatnonzero(share[:, number]) for share in shares]
+            fed = self._mlp(i, [x[at] for x, at in zip(rows, own, strict=True)], f".{number}")
+            for total, share, at, y in zip(mixed, shares, own, fed, strict=True):
+                total[at] += share[at, number, None] * y
+        return mixed
+
+    def _linear(self, rows: list[Floats], role: str) -> list[Floats]:
+        bias = self.tensors.get(f"{role}_bias")
+        products: list[list[Floats]] = [[] for _ in rows]
+        for parts in zip(*(model[role].floats() for model in self.models), strict=True):
+            self.observe(role, parts)
+            for x, stream, product in zip(rows, self.streams, products, strict=True):
+                product.append(x @ parts[stream.model].T)
+        found: list[Floats] = [np.concatenate(product, axis=-1) for product in products]
+        return found if bias is None else [product + bias.vector() for product in found]
+
+    def _norm(self, role: str, rows: list[Floats]) -> list[Floats]:
+        """RMSNorm over groups of as many values as gains; rows themselves where the model has no such norm."""
+        if role not in self.tensors:
+            return rows
+        gain, eps = self.tensors[role].vector(), np.float32(self.config.rms_eps)
+        return [_rms_norm(x.reshape(len(x), -1, len(gain)), gain, eps).reshape(x.shape) for x in rows]
+
+    def _attention(self, i: int, rows: list[Floats]) -> list[Floats]:
+        q, k, v = (self._linear(rows, f"{i}.{part}") for part in "qkv")
+        q, k = self._norm(f"{i}.q_norm", q), self._norm(f"{i}.k_norm", k)
+        return self._linear([_attend(self.config, i, *one) for one in zip(q, k, v, strict=True)], f"{i}.o")
+
+
+def _rms_norm(x: Floats, gain: Floats, eps: np.float32) -> Floats:
+    scaled: Floats = x / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + eps)
+    return scaled * gain
+
+
+def _attend(config: DecoderConfig, i: int, q: Floats, k: Floats, v: Floats) -> Floats:
+    num_tokens = len(q)
+    q, k, v = (y.reshape(num_tokens, -1, config.head_dim) for y in (q, k, v))
+    own = config.layers[i]
+    if own.rotary is not None:
+        q, k = _rotate(q, own.rotary), _rotate(k, own.rotary)
+    groups = config.num_heads // config.num_kv_heads
+    k, v = np.repeat(k, groups, axis=1), np.repeat(v, groups, axis=1)
+    scores = np.einsum("qhd,khd->hqk", q, k, optimize=True) * np.float32(config.attention_scale)
+    scores = _cap(scores, config.attention_cap) + _mask(own.sliding_window, num_tokens)
+    share = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    share /= share.sum(axis=-1, keepdims=True)
+    return np.einsum("hqk,khd->qhd", share, v, optimize=True).reshape(num_tokens, -1)
+
+
+def _chosen_shares(routing: Routing, scores: Floats) -> Floats:
+    """The router's probabilities of the experts that a token chooses, and 0 for the others."""
     share = np.exp(scores - scores.max(axis=-1, keepdims=True))
     share /= share.sum(axis=-1, keepdims=True)
     chosen = np.argsort(-share, axis=-1, kind="stable")[:, : routing.num_used]
@@ -49,12 +163,7 @@ def _mix(config: DecoderConfig, routing: Routing, layer: Mapping[str, StoredTens
     np.put_along_axis(kept, chosen, np.take_along_axis(share, chosen, axis=-1), axis=-1)
     if routing.is_normalized:
         kept /= kept.sum(axis=-1, keepdims=True)
-    mixed = np.zeros_like(x)
-    for number in range(routing.num_experts):
-        own = np.flatnonzero(kept[:, number])
-        if own.size:
-            mixed[own] += kept[own, number, None] * _mlp(config, layer, x[own], f".{number}")
-    return mixed
+    return kept
 
 
 def _silu(x: Floats) -> Floats:
@@ -74,39 +183,6 @@ _ACTIVATIONS = {"silu": _silu, "gelu_pytorch_tanh": _gelu_tanh}
 
 def _cap(x: Floats, cap: float | None) -> Floats:
     return x if cap is None else np.float32(cap) * np.tanh(x / np.float32(cap))
-
-
-def _linear(x: Floats, weight: StoredTensor, bias: StoredTensor | None = None) -> Floats:
-    product = np.concatenate([x @ part.T for part in weight.floats()], axis=-1)
-    return product if bias is None else product + bias.vector()
-
-
-def _norm(config: DecoderConfig, tensors: Mapping[str, StoredTensor], role: str, x: Floats) -> Floats:
-    """RMSNorm over groups of as many values as gains; x itself where the model has no such norm."""
-    if role not in tensors:
-        return x
-    gain = tensors[role].vector()
-    parts = x.reshape(len(x), -1, len(gain))
-    scaled = parts / np.sqrt(np.square(parts).mean(axis=-1, keepdims=True) + np.float32(config.rms_eps))
-    result: Floats = (scaled * gain).reshape(x.shape)
-    return result
-
-
-def _attention(config: DecoderConfig, i: int, layer: Mapping[str, StoredTensor], x: Floats) -> Floats:
-    num_tokens = len(x)
-    q, k, v = (_linear(x, layer[part], layer.get(f"{part}_bias")) for part in "qkv")
-    q, k = _norm(config, layer, "q_norm", q), _norm(config, layer, "k_norm", k)
-    q, k, v = (y.reshape(num_tokens, -1, config.head_dim) for y in (q, k, v))
-    own = config.layers[i]
-    if own.rotary is not None:
-        q, k = _rotate(q, own.rotary), _rotate(k, own.rotary)
-    groups = config.num_heads // config.num_kv_heads
-    k, v = np.repeat(k, groups, axis=1), np.repeat(v, groups, axis=1)
-    scores = np.einsum("qhd,khd->hqk", q, k) * np.float32(config.attention_scale)
-    scores = _cap(scores, config.attention_cap) + _mask(own.sliding_window, num_tokens)
-    share = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    share /= share.sum(axis=-1, keepdims=True)
-    return _linear(np.einsum("hqk,khd->qhd", share, v).reshape(num_tokens, -1), layer["o"])
 
 
 def _mask(sliding_window: int | None, num_tokens: int) -> Floats:

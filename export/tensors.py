@@ -11,7 +11,7 @@ from edgespec.errors import SourceError
 from edgespec.export.blocks import BLOCK_FORMATS, Blocks, Bytes, Floats
 
 # Keeps a chunk of unpacked weights and its temporaries within some ten MB.
-_CHUNK_WEIGHTS = 1 << 20
+CHUNK_WEIGHTS = 1 << 20
 _FLOAT_TYPES = {"F32": 4, "F16": 2, "BF16": 2}
 STORAGE_TYPES = (*_FLOAT_TYPES, *BLOCK_FORMATS)
 
@@ -52,7 +52,7 @@ class StoredTensor:
 
     def chunks(self) -> Iterator[Bytes]:
         """The stored bytes, [some rows, row_bytes], in order; raises SourceError: the file ends too early."""
-        step = max(1, _CHUNK_WEIGHTS // self.columns)
+        step = max(1, CHUNK_WEIGHTS // self.columns)
         if self.row_order is None:
             yield from (self._read(start, min(start + step, self.rows)) for start in range(0, self.rows, step))
             return

@@ -1,0 +1,114 @@
+"""Check a new model folder against its source: its weights, its graph and its loss."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import onnx_ir as ir
+from tokenizers import Tokenizer
+
+from edgespec.errors import SourceError
+from edgespec.export.check import NOISE, NUM_STEPS, TEXT, compare, compare_structure, judge, one_row_difference
+from edgespec.export.reference import Stream, reference_logits, stream_logits
+from edgespec.export.sources import LoadedSource
+from edgespec.export.weight_errors import WeightErrors
+from edgespec.export.written import read_written
+from edgespec.manifest import Check, Manifest
+from edgespec.tokenization.tokenizer import translate_errors
+from edgespec.types import Decoder, Logits, TokenIds
+
+_EXACT = "exact.onnx"  # in the folder while it is checked
+# Tokens of the text for the weights as they were written, and with noise on the embedding. On a first use the text
+# is cut too, for decoding the weights takes most of the time then.
+_WRITTEN_TOKENS, _NOISY_TOKENS, _QUICK_TOKENS = 96, 32, 48
+
+
+class OpenDecoder(Protocol):
+    """Opens the model of a folder that has no manifest file yet."""
+
+    def __call__(self, folder: Path, manifest: Manifest, *, deterministic: bool = True) -> Decoder: ...
+
+
+def check_folder(
+    loaded: LoadedSource, manifest: Manifest, folder: Path, open_decoder: OpenDecoder, *, is_quick: bool = False
+) -> Check:
+    """Compare a folder with its source; raises as judge does.
+
+    is_quick: Compare fewer tokens, for a first use.
+    """
+    tokens = _text_tokens(loaded, manifest.context_length)
+    if is_quick:
+        tokens = tokens[:_QUICK_TOKENS]
+    if manifest.kv_cache.form == "static":  # whose weights have other layouts
+        reference = reference_logits(loaded.config, loaded.tensors, tokens)
+        check = _compare(manifest, folder, open_decoder, tokens, reference, None)
+        judge(check, manifest.precision)
+        return check
+    written = read_written(folder / manifest.graph, loaded.tensors)
+    errors = WeightErrors(written)
+    streams = [Stream(0), Stream(1, _WRITTEN_TOKENS), Stream(1, _NOISY_TOKENS, NOISE)]
+    models = [loaded.tensors, written]
+    reference, own, noisy = stream_logits(loaded.config, loaded.tensors, models, streams, tokens, errors)
+    is_half = manifest.kv_cache.dtype == "float16"
+    structure = None
+    with _exact_graph(folder, manifest) as exact:
+        if exact is not None:
+            decoder = open_decoder(folder, exact, deterministic=True)
+            structure = compare_structure(decoder, tokens, own, noisy, is_half=is_half)
+            del decoder  # one at a time is in memory
+    check = _compare(manifest, folder, open_decoder, tokens, reference, own)
+    check = replace(check, weights_error=errors.largest, structure=structure)
+    judge(check, manifest.precision, errors.wrong)
+    return check
+
+
+def _compare(
+    manifest: Manifest,
+    folder: Path,
+    open_decoder: OpenDecoder,
+    tokens: TokenIds,
+    reference: Logits,
+    written: Logits | None,
+) -> Check:
+    decoder = open_decoder(folder, manifest, deterministic=True)
+    check = compare(decoder, tokens, reference, written)
+    some = tokens[: len(tokens) // 2]
+    if len(some) < 2:  # a context of three tokens
+        return check
+    rows = decoder.logits(some, min(NUM_STEPS, len(some) - 1)).copy()
+    del decoder  # one at a time is in memory
+    narrow = open_decoder(folder, manifest, deterministic=False)
+    return replace(check, one_row_difference=one_row_difference(narrow, some, rows))
+
+
+def _text_tokens(loaded: LoadedSource, context_length: int) -> TokenIds:
+    tokenizer = Tokenizer.from_str(loaded.vocabulary.tokenizer_json)
+    with translate_errors(loaded.source.name, SourceError, "it cannot be used"):
+        ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
+    return np.array(ids, np.int32)[:context_length]
+
+
+@contextmanager
+def _exact_graph(folder: Path, manifest: Manifest) -> Iterator[Manifest | None]:
+    """The manifest of a graph over the folder's weights in which no product rounds its activations.
+
+    None where there is no such graph: quantised experts are multiplied with rounded activations alone.
+    """
+    model = ir.load(folder / manifest.graph)
+    if any(node.op_type == "QMoE" for node in model.graph):
+        yield None
+        return
+    products = [node for node in model.graph if node.op_type == "MatMulNBits"]
+    if not any(node.attributes["accuracy_level"].as_int() for node in products):
+        yield manifest
+        return
+    for node in products:
+        node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 0)
+    ir.save(model, folder / _EXACT)
+    try:
+        yield replace(manifest, graph=_EXACT, tree_graph=None)
+    finally:
+        (folder / _EXACT).unlink()

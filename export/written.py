@@ -1,0 +1,208 @@
+"""The matrices of an exported model, read back from its files as its graph uses them, to check what was written.
+
+Knows the layouts of MatMulNBits and QMoE and the names that LinearWriter and ExpertsWriter give; knows nothing of
+the source's formats.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from edgespec.export.blocks import Bytes, Floats
+from edgespec.export.tensors import CHUNK_WEIGHTS, StoredTensor
+
+_NUMPY: dict[ir.DataType, type[np.generic]] = {
+    ir.DataType.FLOAT: np.float32,
+    ir.DataType.FLOAT16: np.float16,
+    ir.DataType.UINT8: np.uint8,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """Every stride-th row of an array in a file.
+
+    It is read, and not mapped: Windows moves no folder with a mapped file.
+    """
+
+    path: Path
+    offset: int
+    row_bytes: int
+    dtype: ir.DataType
+    stride: int = 1
+
+    def read(self, start: int, stop: int) -> npt.NDArray[np.generic]:
+        count = max(0, (stop - start - 1) * self.stride + 1) * self.row_bytes
+        raw = np.fromfile(self.path, np.uint8, count, offset=self.offset + start * self.stride * self.row_bytes)
+        assert raw.size == count, f"{self.path} ends within an array"
+        raw = np.ascontiguousarray(raw.reshape(-1, self.row_bytes)[:: self.stride])
+        if self.dtype == ir.DataType.BFLOAT16:
+            return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        return raw.view(_NUMPY[self.dtype])
+
+    def skip(self, rows: int) -> "_Stored":
+        return replace(self, offset=self.offset + rows * self.stride * self.row_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenMatrix:
+    """Some rows of a matrix in the weights file, [rows, columns]; bits is None for floats."""
+
+    rows: int
+    columns: int
+    values: _Stored  # floats, or packed levels
+    bits: int | None = None
+    block_size: int = 0
+    scales: _Stored | None = None
+    zero_points: _Stored | None = None
+    has_offsets: bool = False  # a column for each block follows, that its mean is multiplied with
+
+    def row(self, index: int) -> Floats:
+        return self._read(index, index + 1)
+
+    def floats(self) -> Iterator[Floats]:
+        """All rows, in parts like those of a StoredTensor."""
+        step = max(1, CHUNK_WEIGHTS // self.columns)
+        return (self._read(start, min(start + step, self.rows)) for start in range(0, self.rows, step))
+
+    def part(self, start: int, rows: int) -> "WrittenMatrix":
+        return replace(
+            self,
+            rows=rows,
+            values=self.values.skip(start),
+            scales=self.scales and self.scales.skip(start),
+            zero_points=self.zero_points and self.zero_points.skip(start),
+        )
+
+    def every(self, stride: int) -> "WrittenMatrix":
+        """A matrix of every stride-th row."""
+        return replace(
+            self,
+            rows=self.rows // stride,
+            values=replace(self.values, stride=stride),
+            scales=self.scales and replace(self.scales, stride=stride),
+        )
+
+    def _read(self, start: int, stop: int) -> Floats:
+        values = self.values.read(start, stop)
+        if self.bits is None:
+            return values.astype(np.float32)
+        assert self.scales is not None
+        scales = self.scales.read(start, stop).astype(np.float32)
+        levels = _unpack(values.view(np.uint8), self.bits).reshape(*scales.shape, self.block_size)
+        zero: Floats = np.full(scales.shape, 1 << (self.bits - 1), np.float32)
+        if self.zero_points is not None:
+            packed = self.zero_points.read(start, stop).view(np.uint8)
+            zero = _unpack(packed, self.bits)[:, : scales.shape[1]].astype(np.float32)
+        weights = levels.astype(np.float32)
+        weights -= zero[:, :, None]
+        weights *= scales[:, :, None]
+        weights = weights.reshape(stop - start, -1)
+        found = weights[:, : self.columns]
+        if not self.has_offsets:
+            return found
+        count = self.columns // self.block_size
+        offsets = weights[:, self.columns : self.columns + count] / np.float32(self.block_size)
+        blocks = found.reshape(stop - start, count, self.block_size) + offsets[:, :, None]
+        return blocks.reshape(stop - start, -1)
+
+
+def _unpack(packed: Bytes, bits: int) -> Bytes:
+    if bits == 8:
+        return packed
+    pairs: Bytes = np.stack([packed & 15, packed >> 4], axis=-1)
+    return pairs.reshape(*packed.shape[:-1], -1)
+
+
+def read_written(graph: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, WrittenMatrix]:
+    """The matrices of a graph by their roles in the source; it was built for the cpu or the gpu form."""
+    written = _matrices(ir.load(graph), graph.parent)
+    found = {}
+    for role, tensor in tensors.items():
+        layer, _, part = role.rpartition(".")
+        group = next((name for name, parts in _STACKS.items() if part in parts), None)
+        if group is None:
+            if role in written:
+                found[role] = written[role]
+        elif (name := f"{layer}.{group}") in written:
+            before = _STACKS[group][: _STACKS[group].index(part)]
+            start = sum(tensors[f"{layer}.{other}"].rows for other in before)
+            found[role] = written[name].part(start, tensor.rows)
+        else:
+            found[role] = written[f"{name}.{_STACKS[group].index(part)}"]
+    return {role: _like(matrix, tensors[role]) for role, matrix in found.items()}
+
+
+def _like(matrix: WrittenMatrix, tensor: StoredTensor) -> WrittenMatrix:
+    """The matrix with the source's columns; what lies behind them are columns of offsets, or padding."""
+    has_offsets = (
+        matrix.bits is not None and matrix.columns - tensor.columns >= tensor.columns // matrix.block_size > 0
+    )
+    return replace(matrix, columns=tensor.columns, has_offsets=has_offsets and matrix.zero_points is not None)
+
+
+_STACKS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+
+
+def _matrices(model: ir.Model, folder: Path) -> dict[str, WrittenMatrix]:
+    """Matrices by the names that they were written under; columns count the ones of offsets too."""
+    found = {}
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor) and len(tensor.shape) == 2 and tensor.dtype != ir.DataType.UINT8:
+            rows, columns = tensor.shape.numpy()
+            found[name] = WrittenMatrix(rows, columns, _stored(tensor, rows, folder))
+    for node in model.graph:
+        if node.op_type in ("MoE", "QMoE"):
+            found |= _experts(node, folder)
+        if node.op_type not in ("MatMulNBits", "GatherBlockQuantized"):
+            continue
+        inputs = {0: node.inputs[1 if node.op_type == "MatMulNBits" else 0], 1: node.inputs[2]}
+        if len(node.inputs) > 3:
+            inputs[2] = node.inputs[3]
+        tensors = {at: value.const_value for at, value in inputs.items() if value is not None}
+        levels = tensors[0]
+        assert levels is not None
+        rows = levels.shape.numpy()[0]
+        stored = {at: _stored(tensor, rows, folder) for at, tensor in tensors.items()}
+        bits, size = (node.attributes[name].as_int() for name in ("bits", "block_size"))
+        inner = node.attributes["K"].as_int() if "K" in node.attributes else levels.size // rows * 8 // bits
+        name = str(levels.name).rpartition(".")[0]
+        found[name] = WrittenMatrix(rows, inner, stored[0], bits, size, stored[1], stored.get(2))
+    return found
+
+
+def _experts(node: ir.Node, folder: Path) -> dict[str, WrittenMatrix]:
+    """Matrices of all experts of a layer; gate and up are interleaved by rows."""
+    found = {}
+    inputs = [value.producer().inputs[0] if value and value.producer() else value for value in node.inputs]
+    places = ((2, 3), (5, 6)) if node.op_type == "QMoE" else ((2, None), (4, None))
+    for (at, scales_at), parts, bits in zip(places, (("gate", "up"), ("down",)), ("", "fc2_"), strict=True):
+        tensor, scales = (inputs[i].const_value if i else None for i in (at, scales_at))
+        assert tensor is not None
+        num_experts, rows, columns = tensor.shape.numpy()
+        layer = str(tensor.name).partition(".experts.")[0]
+        whole = WrittenMatrix(rows, columns, _stored(tensor, num_experts * rows, folder))
+        if scales is not None:
+            num_bits = node.attributes[f"{bits}expert_weight_bits"].as_int()
+            whole = replace(
+                whole,
+                columns=columns * 8 // num_bits,
+                bits=num_bits,
+                block_size=node.attributes["block_size"].as_int(),
+                scales=_stored(scales, num_experts * rows, folder),
+            )
+        for number, (index, part) in product(range(num_experts), enumerate(parts)):
+            found[f"{layer}.{part}.{number}"] = whole.part(number * rows + index, rows).every(len(parts))
+    return found
+
+
+def _stored(tensor: ir.TensorProtocol | None, rows: int, folder: Path) -> _Stored:
+    assert isinstance(tensor, ir.ExternalTensor)
+    assert tensor.length is not None
+    return _Stored(folder / tensor.location, tensor.offset or 0, tensor.length // rows, tensor.dtype)
