@@ -31,7 +31,7 @@ from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.evaluation.peer import PeerReply
 from edgespec.manifest import Manifest, file_record
 from edgespec.models.home import ModelHome, default_home
-from edgespec.system.console import info
+from edgespec.system.console import info, log_to_stderr
 from edgespec.tokenization.chat_template import Message
 
 _WORKER = Path(__file__).with_name("peers_worker.py")
@@ -325,12 +325,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=Path,
         help="a drafter model for runtimes that take one: a .gguf file for xllamacpp, a folder for openvino-genai",
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(command="bench")
     options = parser.parse_args(arguments)
     try:
         if options.temperature:
             raise UsageError("other runtimes answer greedily; leave out --temperature")
-        bench(options, partial(open_peers, options))
+        with log_to_stderr():
+            bench(options, partial(open_peers, options))
     except EdgeSpecError as error:
         print(f"peers: {error}", file=sys.stderr)
         return error.exit_code

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,16 @@ def test_comparison_without_any_runtime_is_refused(
     assert peers.main([str(tiny_model), "--max-tokens", "2"]) == 2
     assert "no runtime to compare with" in capsys.readouterr().err
     assert peers.main([str(tiny_model), "--temperature", "1"]) == 2
+
+
+def test_comparison_is_printed_with_its_peers(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(peers, "open_peers", lambda options, engine: nullcontext([Echo("")]))
+    assert peers.main([str(tiny_model), "--max-tokens", "4", "--per-category", "1", "--rounds", "1"]) == 0
+    printed = capsys.readouterr()
+    assert "echo 1 (plain): " in printed.out
+    assert "round 1 of 1" in printed.err
 
 
 def test_only_the_very_file_of_the_export_is_taken(tiny_model: Path, tmp_path: Path) -> None:
