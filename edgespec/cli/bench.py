@@ -3,18 +3,24 @@
 import argparse
 import json
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.cli.arguments import add_count, add_file, add_model, add_options, load_engine
-from edgespec.errors import EdgeSpecError, UsageError
+from edgespec import __version__
+from edgespec.cli.arguments import add_count, add_file, add_model, add_options, attribute_name, load_engine
+from edgespec.config.options import LOAD_PARAMETERS
+from edgespec.errors import EdgeSpecError, MemoryExhausted, UsageError
 from edgespec.system.console import info
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
-    from edgespec.evaluation.benchmark import Peer
     from edgespec.evaluation.document import BenchDocument
+    from edgespec.evaluation.journal import Journal
+    from edgespec.evaluation.peer import Peer
+    from edgespec.evaluation.prompts import BenchPrompt
 
 OpenPeers = Callable[["Engine"], AbstractContextManager[Sequence["Peer"]]]
 
@@ -26,25 +32,38 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     )
     add_count(parser, "--per-category", "only the first N prompts of each category")
     add_count(parser, "--max-tokens", "tokens per answer", 128)
-    add_count(parser, "--rounds", "answer every prompt N times", 1)
+    add_count(parser, "--rounds", "answer every prompt N times", 3)
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="as for chat (default: 0)")
+    parser.add_argument(
+        "--learned",
+        choices=("fresh", "stored"),
+        default="fresh",
+        help="acceptance rates at the start of each round: none, or those that sessions stored (default: fresh)",
+    )
+    parser.add_argument(
+        "--both-modes",
+        action="store_true",
+        help="measure speculation with and without --deterministic, next to each other",
+    )
+    add_file(parser, "--resume", "note each answered prompt in FILE, and go on there if it was interrupted")
     reports = parser.add_argument_group("reports")
     add_file(reports, "--html", "write a page with charts, one prompt and its answer")
-    add_file(reports, "--report", "measure nothing: show what --json printed, or write it with --html")
+    add_file(
+        reports, "--report", "measure nothing: show what --json printed or --resume noted, or write it with --html"
+    )
     add_options(parser)
     parser.set_defaults(run=bench)
 
 
 def bench(options: argparse.Namespace, open_peers: OpenPeers = lambda engine: nullcontext(())) -> None:
     """Run the command; bench/peers.py brings other runtimes to measure in the same run."""
-    from edgespec.evaluation.document import read_document
     from edgespec.evaluation.table import table
 
     _require_writable(options)  # before minutes of work
     if options.report is not None:
         if options.model is not None:
             raise UsageError("--report reads the results of an earlier run; leave out the model")
-        document = read_document(options.report)
+        document = _read(options.report)
     elif options.model is None:
         raise UsageError("no model is named; give a model to measure, or --report FILE")
     else:
@@ -64,25 +83,113 @@ def _require_writable(options: argparse.Namespace) -> None:
         raise UsageError(f"cannot write {path}; name a file in an existing folder that you may write to")
 
 
+def _read(path: Path) -> "BenchDocument":
+    from edgespec.evaluation.document import read_document
+    from edgespec.evaluation.journal import read_journal
+
+    journal = read_journal(path)
+    return journal.document() if journal else read_document(path)
+
+
 def _measure(options: argparse.Namespace, open_peers: OpenPeers) -> "BenchDocument":
-    from edgespec.decoding.sampling import SamplingParams
-    from edgespec.evaluation.benchmark import measure
     from edgespec.evaluation.prompts import own_prompts, read_prompts
 
     for name in ("per_category", "max_tokens", "rounds"):
         if (value := getattr(options, name)) is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} is {value}; wanted at least 1")
-    prompts = [prompt for path in options.prompts or () for prompt in read_prompts(path, options.per_category)]
-    with load_engine(options) as engine, open_peers(engine) as peers:
-        return measure(
-            engine,
-            prompts or own_prompts(options.per_category),
-            max_tokens=options.max_tokens,
-            sampling=SamplingParams(temperature=options.temperature),
-            rounds=options.rounds,
-            peers=peers,
-            report=info,
+    read = [prompt for path in options.prompts or () for prompt in read_prompts(path, options.per_category)]
+    prompts = read or own_prompts(options.per_category)
+    journal = _open_journal(options, prompts)
+    places = [(number, i) for number in range(options.rounds) for i in range(len(prompts))]
+    if journal and all(journal.is_done(*place) for place in places):
+        info(f"{options.resume} holds every answer; nothing is measured")
+        return journal.document()
+    with (
+        load_engine(options) as engine,
+        _open_plain(options) as plain,
+        _open_other_mode(options) as others,
+        open_peers(engine) as peers,
+    ):
+        return _measure_with(options, engine, plain, [*others, *peers], prompts, journal)
+
+
+def _measure_with(
+    options: argparse.Namespace,
+    engine: "Engine",
+    plain: "Engine | None",
+    peers: Sequence["Peer"],
+    prompts: Sequence["BenchPrompt"],
+    journal: "Journal | None",
+) -> "BenchDocument":
+    from edgespec.decoding.sampling import SamplingParams
+    from edgespec.evaluation.benchmark import measure
+
+    return measure(
+        engine,
+        prompts,
+        plain=plain,
+        max_tokens=options.max_tokens,
+        sampling=SamplingParams(temperature=options.temperature),
+        rounds=options.rounds,
+        learned=options.learned,
+        mode=_mode(options.deterministic),
+        peers=peers,
+        journal=journal,
+        report=info,
+    )
+
+
+def _mode(is_deterministic: bool) -> str:
+    return "deterministic" if is_deterministic else "not deterministic"
+
+
+@contextmanager
+def _open_plain(options: argparse.Namespace) -> Iterator["Engine | None"]:
+    """The model as --drafter none opens it; None, which is reported, where there is no memory for both."""
+    try:
+        engine = load_engine(options, drafter="none", draft_length="auto", schedule="auto")
+    except MemoryExhausted as error:
+        info(
+            f"plain decoding shares the session of speculation, whose settings may be slower for it: {error}; "
+            "close other programs for a session of its own"
         )
+        yield None
+        return
+    with engine:
+        yield engine
+
+
+@contextmanager
+def _open_other_mode(options: argparse.Namespace) -> Iterator[list["Peer"]]:
+    """Speculation in the other mode, where --both-modes asks for it."""
+    if not options.both_modes:
+        yield []
+        return
+    from edgespec.decoding.sampling import SamplingParams
+    from edgespec.evaluation.peer import EnginePeer
+
+    with load_engine(options, deterministic=not options.deterministic) as engine:
+        way = f"speculative, {_mode(not options.deterministic)}"
+        yield [EnginePeer(engine, way, __version__, SamplingParams(temperature=options.temperature))]
+
+
+def _open_journal(options: argparse.Namespace, prompts: Sequence["BenchPrompt"]) -> "Journal | None":
+    """The file of --resume, which holds what its figures depend on."""
+    if options.resume is None:
+        return None
+    from edgespec.evaluation.journal import Journal
+
+    asked = {attribute_name(name): getattr(options, attribute_name(name), None) for name in LOAD_PARAMETERS}
+    named = ("model", "max_tokens", "temperature", "learned", "both_modes")
+    return Journal(
+        options.resume,
+        {
+            **asked,
+            **{name: getattr(options, name) for name in named},
+            "against": getattr(options, "against", []),
+            "prompts": sha256(json.dumps(prompts).encode()).hexdigest()[:16],
+        },
+    )
 
 
 def _write_page(document: "BenchDocument", options: argparse.Namespace) -> None:

@@ -35,8 +35,8 @@ class Bar(NamedTuple):
 class Range(NamedTuple):
     label: str
     value: float
-    quartile_1: float
-    quartile_3: float
+    inner_low: float
+    inner_high: float
     low: float
     high: float
 
@@ -68,7 +68,7 @@ def grouped_bars(groups: Mapping[str, Sequence[Bar]], title: str) -> str:
 
 
 def ranges(rows: Sequence[Range], title: str) -> str:
-    """A dot at each figure, a thick line over the middle half and a thin one to the extremes; 1 is dashed."""
+    """A dot at each figure, a thick line over the inner range and a thin one over the whole; 1 is dashed."""
     row_height = 40
     bottom = len(rows) * row_height
     chart = _chart(bottom + 22, title)
@@ -85,7 +85,7 @@ def ranges(rows: Sequence[Range], title: str) -> str:
         y = i * row_height + 28
         _text(chart, _short(row.label), 0, y - 13, "name")
         _line(chart, across(row.low), y, across(row.high), y, "whisker")
-        _line(chart, across(row.quartile_1), y, across(row.quartile_3), y, "middle")
+        _line(chart, across(row.inner_low), y, across(row.inner_high), y, "middle")
         _dot(chart, across(row.value), y, 5, "dot", f"{row.label}: {row.value:.2f}")
     return _svg(chart)
 

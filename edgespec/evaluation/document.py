@@ -5,7 +5,7 @@ Documents of older versions lack some fields. Bounds keep hostile figures out of
 
 import json
 from pathlib import Path
-from typing import Annotated, NotRequired, Required, TypedDict
+from typing import Annotated, Literal, NotRequired, Required, TypedDict
 
 from msgspec import Meta
 
@@ -44,25 +44,103 @@ class FirstToken(TypedDict):
     speculative: Figure | None
 
 
+# The two ends of a 95 % interval; null where it cannot be known, as from a single answer.
+RatioInterval = tuple[Figure, Figure] | None
+
+
+class WidthPasses(TypedDict):
+    passes: Annotated[int, Meta(ge=1, le=1 << 48)]
+    seconds: Figure
+
+
+class AnswerRecord(TypedDict):
+    """What an answer took. Times are those of its reader; the first token and its time are no decoding.
+
+    pass_tokens_per_second: Speed in the time of drafts and passes alone.
+    passes: Without the first, which reads the prompt.
+    """
+
+    decoded: Count
+    decode_s: Figure
+    first_token_s: Figure
+    pass_tokens_per_second: NotRequired[Figure | None]
+    passes: NotRequired[Count]
+    sources: NotRequired[dict[str, dict[str, Count]]]
+    positions: NotRequired[list[Position]]
+    widths: NotRequired[dict[Width, WidthPasses]]
+
+
+class PeerAnswer(AnswerRecord):
+    """is_equal: Its text is that of plain decoding. plausible: see evaluation/texts.py; of judged tokens."""
+
+    is_equal: bool
+    judged: NotRequired[Count]
+    plausible: NotRequired[Count]
+
+
+Text = Literal["equal", "near_tie", "different", "not_judged"]
+
+
+class TurnRecord(TypedDict):
+    """A turn of a conversation, answered by all: prompt is an index of the prompts, first who answered first."""
+
+    category: str
+    prompt: Count
+    turn: Count
+    round: Count
+    first: Literal["plain", "speculative"]
+    text: Text
+    plain: AnswerRecord
+    speculative: AnswerRecord
+    peers: dict[str, PeerAnswer]
+
+
 class Figures(TypedDict, total=False):
+    """ratios are those of answers; ratio_in_passes is in the time of passes and drafts alone."""
+
     tokens_per_pass: Figure | None
     acceptance_rate: Figure | None
     acceptance_by_position: list[Position]
     time_to_first_token_s: FirstToken
     sources: dict[str, dict[str, Count]]  # counts of each source of drafts, such as rounds and accepted
     ratios: Summary | None
+    ratio_in_passes: Figure | None
 
 
 class Category(Figures):
     plain_tokens_per_second: Figure
     speculative_tokens_per_second: Figure
     ratio: Figure
+    ratio_interval: NotRequired[RatioInterval]
+    prompts: NotRequired[Count]
     drafters: NotRequired[list[str]]
 
 
-class WidthPasses(TypedDict):
-    passes: Annotated[int, Meta(ge=1, le=1 << 48)]
-    seconds: Figure
+class PromptRatio(TypedDict):
+    """The ratio of one prompt, and its interval by the rounds."""
+
+    category: str
+    prompt: Count
+    answers: Count
+    ratio: Figure
+    ratio_interval: RatioInterval
+
+
+class Worst(TypedDict):
+    """The category of the lowest ratio; its interval holds for the lowest of that many categories."""
+
+    category: str
+    ratio: Figure
+    ratio_interval: RatioInterval
+
+
+class Texts(TypedDict):
+    """Answers of speculation by what their text is, next to that of plain decoding."""
+
+    equal: Count
+    near_tie: Count
+    different: Count
+    not_judged: Count
 
 
 class Passes(TypedDict):
@@ -98,29 +176,37 @@ class Memory(TypedDict):
     target_kv_cache_bytes_per_token: Count
 
 
-class PeerRow(TypedDict):
+class PeerInfo(TypedDict):
+    """Another runtime, in one of its ways to decode; failure is why it answers no more."""
+
     name: str
     way: str
     version: str
     file: NotRequired[str]
-    categories: dict[str, Figure]
-    mean_ratio: Figure | None
-    time_to_first_token_s: Figure | None
-    answers: Count
-    same_answers: Count
     peak_rss_bytes: Count
     failure: str | None
 
 
-class BenchDocument(Figures, total=False):
-    model: Required[str]
-    categories: Required[dict[str, Category]]
-    mean_ratio: Required[Figure | None]
-    worst_ratio: Required[Figure | None]
-    machine: Required[str]
+class PeerRow(PeerInfo):
+    categories: dict[str, Figure]
+    mean_ratio: Figure | None
+    mean_ratio_interval: NotRequired[RatioInterval]
+    time_to_first_token_s: Figure | None
     answers: Count
     same_answers: Count
-    passes: Passes
+
+
+class Setup(TypedDict, total=False):
+    """What ran, and where.
+
+    plain: "own session" where plain decoding has a session of its own, as with --drafter none; "shared session"
+        where there was no memory for one.
+    mode: "deterministic" where the text does not depend on the drafter to the byte; else "not deterministic".
+    learned: Acceptance rates at the start of each round: "fresh", or "stored" as earlier sessions left them.
+    """
+
+    model: Required[str]
+    machine: Required[str]
     version: int
     drafter: str
     devices: list[str]
@@ -129,11 +215,33 @@ class BenchDocument(Figures, total=False):
     rounds: Count
     max_tokens: Count
     temperature: Figure
+    plain: str
+    mode: str
+    learned: str
     memory: Memory
-    sample: Sample | None
-    peers: list[PeerRow]
+    pass_ratios: dict[Width, Figure]
     measured_at: str
     host: dict[str, str]
+
+
+class BenchDocument(Figures, Setup, total=False):
+    """ratio, mean_ratio and the like are geometric means over prompts of speculative over plain speed."""
+
+    categories: Required[dict[str, Category]]
+    mean_ratio: Required[Figure | None]
+    mean_ratio_interval: RatioInterval
+    worst_ratio: Required[Figure | None]
+    worst_ratio_interval: RatioInterval
+    worst: Worst | None
+    below_one: list[str]  # categories whose interval lies below 1
+    by_prompt: list[PromptRatio]
+    texts: Texts
+    answers: Count
+    same_answers: Count
+    passes: Passes
+    sample: Sample | None
+    peers: list[PeerRow]
+    turns: list[TurnRecord]
 
 
 def read_document(path: Path) -> BenchDocument:

@@ -4,11 +4,69 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from edgespec.config.byte_size import format_bytes
-from edgespec.evaluation.document import Position, Summary
+from edgespec.evaluation.document import BenchDocument, Position, RatioInterval, Summary
+
+# Where plain decoding ran, by what the document calls it.
+_SESSIONS = {
+    "own session": "plain decoding in a session of its own",
+    "shared session": "plain decoding in the session of speculation, for lack of memory",
+}
 
 
 def ratio_text(ratio: float | None) -> str:
     return "–" if ratio is None else f"{ratio:.2f}×"
+
+
+def interval_text(interval: RatioInterval) -> str:
+    """A 95 % interval, such as "0.97–1.04"; empty where it is not known."""
+    return f"{interval[0]:.2f}–{interval[1]:.2f}" if interval else ""
+
+
+def below_one_text(document: BenchDocument) -> str | None:
+    """Which categories are slower than plain decoding; None where the document has no intervals."""
+    rows = document["categories"]
+    if not any(row.get("ratio_interval") for row in rows.values()):
+        return None
+    below = [
+        f"{name} {row['ratio']:.3f} ({interval_text(row.get('ratio_interval'))})"
+        for name in document.get("below_one", ())
+        if (row := rows.get(name))
+    ]
+    return f"below 1.00 in: {', '.join(below)}" if below else "below 1.00 in: no category"
+
+
+def slower_prompts_text(document: BenchDocument) -> str | None:
+    """How many prompts are slower than plain decoding by their own intervals, and how many would be by chance."""
+    known = [each["ratio_interval"] for each in document.get("by_prompt", ()) if each["ratio_interval"]]
+    if not known:
+        return None
+    below = sum(interval[1] < 1.0 for interval in known)
+    by_chance = len(known) / 40  # of prompts at 1.00, those whose interval lies below
+    return f"{below} of {len(known)} prompts below 1.00 by their own intervals; by chance up to {by_chance:.1f}"
+
+
+def texts_text(document: BenchDocument) -> str | None:
+    """How many answers equal those of plain decoding, and what the others are."""
+    counts = document.get("texts")
+    if counts is None:
+        return None
+    words = {
+        "near_tie": "part at a near-tie",
+        "different": "different",
+        "not_judged": "differ and were not judged",
+    }
+    others = [f"{counts[key]} {text}" for key, text in words.items() if counts[key]]  # type: ignore[literal-required]
+    return ", ".join([f"{counts['equal']} of {sum(counts.values())} answers equal", *others])  # type: ignore[arg-type]
+
+
+def setup_text(document: BenchDocument) -> str | None:
+    """What plain decoding ran in, the mode, and what was known of the prompts."""
+    parts = [
+        document.get("mode"),
+        _SESSIONS.get(document.get("plain", "")),
+        f"acceptance rates {learned} at the start of each round" if (learned := document.get("learned")) else None,
+    ]
+    return "; ".join(part for part in parts if part) or None
 
 
 def time_text(seconds: float | None) -> str:

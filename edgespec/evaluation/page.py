@@ -7,12 +7,13 @@ from importlib import resources
 
 from edgespec.evaluation import figures
 from edgespec.evaluation.charts import Bar, Point, Range, grouped_bars, lanes, pass_costs, position_bars, ranges
-from edgespec.evaluation.document import BenchDocument, Passes
+from edgespec.evaluation.document import BenchDocument, Passes, RatioInterval, Summary
 
 _NUM_PEER_STYLES = 5
 # The mean of fewer passes says little on a machine that other programs use.
 _FEW = 5
 _SHORTEST_CURVE = 8  # tokens
+_MOST_BEYOND = 1.25  # how far an interval is drawn beyond the answers
 
 
 def page(document: BenchDocument) -> str:
@@ -26,6 +27,7 @@ def page(document: BenchDocument) -> str:
         "size": figures.size_text,
         "percent": figures.percent_text,
         "middle_half": figures.middle_half,
+        "interval": figures.interval_text,
         "rounds_by_source": figures.rounds_by_source,
     }
     source = resources.files("edgespec.evaluation").joinpath("page.html").read_text(encoding="utf-8")
@@ -35,21 +37,26 @@ def page(document: BenchDocument) -> str:
         charts={name: Markup(svg) for name, svg in _charts(document).items()},
         positions=figures.drafted_positions(document.get("acceptance_by_position", ())),
         few=_FEW,
+        verdicts=[text for text in _verdicts(document) if text],
     )
+
+
+def _verdicts(document: BenchDocument) -> list[str | None]:
+    return [
+        figures.below_one_text(document),
+        figures.slower_prompts_text(document),
+        figures.texts_text(document),
+        figures.setup_text(document),
+    ]
 
 
 def _charts(document: BenchDocument) -> dict[str, str]:
     """Charts by name, where the document has what they show."""
     svgs = {}
-    if categories := document["categories"]:
+    if document["categories"]:
         svgs["speed"] = _speed_chart(document)
-        gains = [
-            Range(name, each["median"], each["quartile_1"], each["quartile_3"], each["min"], each["max"])
-            for name, row in categories.items()
-            if (each := row.get("ratios"))
-        ]
-        if gains:
-            svgs["gain"] = ranges(gains, "Gain over plain decoding by category")
+        if gains := _gains(document):
+            svgs["gain"] = ranges(gains, "Gain over plain decoding by category, with 95 % intervals")
     if counts := figures.drafted_positions(document.get("acceptance_by_position", ())):
         svgs["positions"] = position_bars(
             counts, "Percentage of drafted tokens accepted, by position in the draft"
@@ -60,6 +67,26 @@ def _charts(document: BenchDocument) -> dict[str, str]:
     if sample := document.get("sample"):
         svgs["sample"] = lanes(sample["plain"], sample["speculative"], "A sample answer, pass by pass")
     return svgs
+
+
+def _gains(document: BenchDocument) -> list[Range]:
+    """The mean of all categories and each of them: the interval is thick, the range of answers thin."""
+    known = [
+        (name, row["ratio"], row.get("ratio_interval"), row.get("ratios"))
+        for name, row in document["categories"].items()
+    ]
+    mean = document["mean_ratio"]
+    if len(known) > 1 and mean:
+        interval = document.get("mean_ratio_interval")
+        known.insert(0, ("mean of the categories", mean, interval, document.get("ratios")))
+    return [_gain(name, ratio, interval, found) for name, ratio, interval, found in known if found]
+
+
+def _gain(name: str, ratio: float, interval: RatioInterval, found: Summary) -> Range:
+    low, high = found["min"], found["max"]
+    # An interval of two prompts may be so wide that nothing else could be seen.
+    first, last = (min(max(end, low / _MOST_BEYOND), high * _MOST_BEYOND) for end in interval or (ratio, ratio))
+    return Range(name, ratio, first, last, min(low, first), max(high, last))
 
 
 def _speed_chart(document: BenchDocument) -> str:

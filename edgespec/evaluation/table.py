@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from edgespec.evaluation import figures
-from edgespec.evaluation.document import BenchDocument
+from edgespec.evaluation.document import BenchDocument, RatioInterval
 from edgespec.system.printable import printable
 
-_HEAD = ("plain", "speculative", "ratio", "middle half", "tokens/pass", "accepted", "rounds by source")
-_WIDTHS = (7, 11, 5, 11, 11, 5, 0)
+_HEAD = ("plain", "speculative", "ratio", "95% interval", "tokens/pass", "accepted", "rounds by source")
+_WIDTHS = (7, 11, 5, 12, 11, 5, 0)
 _MOST_POSITIONS = 12
 
 
@@ -19,8 +19,8 @@ def table(document: BenchDocument) -> str:
         rows[name] = (
             f"{row['plain_tokens_per_second']:.1f}",
             f"{row['speculative_tokens_per_second']:.1f}",
-            f"{row['ratio']:.2f}",
-            figures.middle_half(row.get("ratios")),
+            f"{row['ratio']:.3f}",
+            figures.interval_text(row.get("ratio_interval")),
             _number(row.get("tokens_per_pass"), 2),
             figures.percent_text(row.get("acceptance_rate")),
             figures.rounds_by_source(row.get("sources", {})),
@@ -30,12 +30,30 @@ def table(document: BenchDocument) -> str:
         "  ".join([f"{name:{width}}", *(f"{cell:>{most}}" for cell, most in zip(row, _WIDTHS, strict=True))])
         for name, row in rows.items()
     ]
-    mean = f"mean ratio {_number(document['mean_ratio'], 3)}, worst {_number(document['worst_ratio'], 3)}"
+    lines += [*_verdict_lines(document), *_peer_lines(document), *_more_lines(document)]
+    return "\n".join(printable(line, keep="") for line in lines)
+
+
+def _verdict_lines(document: BenchDocument) -> Iterator[str]:
+    mean = f"mean ratio {_number(document['mean_ratio'], 3)}{_bracket(document.get('mean_ratio_interval'))}"
+    worst = document.get("worst")
+    mean += f", worst {_number(document['worst_ratio'], 3)}{_bracket(document.get('worst_ratio_interval'))}"
+    yield mean + (f" in {worst['category']}" if worst else "")
+    for text in (figures.below_one_text(document), figures.slower_prompts_text(document)):
+        if text:
+            yield text
     if found := document.get("ratios"):
         half = figures.middle_half(found)
-        mean += f"; median of {found['count']} answers {found['median']:.3f}, middle half {half}"
-    lines += [mean, *_peer_lines(document), *_more_lines(document)]
-    return "\n".join(printable(line, keep="") for line in lines)
+        yield f"median of {found['count']} answers {found['median']:.3f}, middle half {half}"
+    if ratio := document.get("ratio_in_passes"):
+        yield f"in the time of passes and drafts alone, without text and handover: {ratio:.3f}"
+    for text in (figures.texts_text(document), figures.setup_text(document)):
+        if text:
+            yield text
+
+
+def _bracket(interval: RatioInterval) -> str:
+    return f" ({figures.interval_text(interval)})" if interval else ""
 
 
 def _number(value: float | None, digits: int) -> str:
@@ -44,7 +62,10 @@ def _number(value: float | None, digits: int) -> str:
 
 def _peer_lines(document: BenchDocument) -> Iterator[str]:
     for peer in document.get("peers", ()):
-        speed = f"{figures.ratio_text(peer['mean_ratio'])} of plain" if peer["mean_ratio"] else "no answers"
+        interval = _bracket(peer.get("mean_ratio_interval"))
+        speed = (
+            f"{figures.ratio_text(peer['mean_ratio'])}{interval} of plain" if peer["mean_ratio"] else "no speed"
+        )
         failure = f"; {peer['failure']}" if peer["failure"] else ""
         yield (
             f"{peer['name']} {peer['version']} ({peer['way']}): {speed}, {peer['same_answers']} of "

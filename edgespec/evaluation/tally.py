@@ -1,12 +1,10 @@
 """Figures of several answers, added up, and a summary of ratios. Pure."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 
-from edgespec.engine.answers import Completion
-from edgespec.evaluation.document import Position, Summary
+from edgespec.evaluation.document import AnswerRecord, Position, Summary
 
 
 @dataclass(slots=True)
@@ -14,55 +12,47 @@ class Tally:
     """Decoding in one way. The first pass of an answer reads the prompt and is not decoding."""
 
     tokens: int = 0
-    seconds: float = 0.0
     passes: int = 0
-    accepted: float = 0.0
-    drafted: float = 0.0
     first_tokens_s: list[float] = field(default_factory=list)
     sources: dict[str, dict[str, int]] = field(default_factory=dict)
     positions: list[Position] = field(default_factory=list)
     widths: dict[int, tuple[int, float]] = field(default_factory=dict)  # passes and their seconds
 
-    def add(self, answer: Completion, *, is_cold: bool) -> None:
+    def add(self, answer: AnswerRecord, *, is_cold: bool) -> None:
         """Count an answer. Its time to the first token counts if nothing of its prompt was cached."""
-        stats = answer.stats
-        if stats.decode_tokens_per_second:
-            self.tokens += stats.num_decoded
-            self.seconds += stats.num_decoded / stats.decode_tokens_per_second
-            self.passes += stats.passes - 1
-        if is_cold and stats.time_to_first_token_s:
-            self.first_tokens_s.append(stats.time_to_first_token_s)
-        self.accepted += stats.num_accepted
-        self.drafted += stats.num_drafted
-        for name, counts in stats.sources.items():
+        if passes := answer.get("passes", 0):
+            self.tokens += answer["decoded"]
+            self.passes += passes
+        if is_cold and answer["first_token_s"]:
+            self.first_tokens_s.append(answer["first_token_s"])
+        for name, counts in answer.get("sources", {}).items():
             before = self.sources.get(name, {})
             self.sources[name] = {key: before.get(key, 0) + count for key, count in counts.items()}
-        missing = len(stats.counts_by_position) - len(self.positions)
+        positions = answer.get("positions", [])
+        missing = len(positions) - len(self.positions)
         self.positions += [{"drafted": 0, "kept": 0} for _ in range(missing)]
-        for position, (drafted, kept) in zip(self.positions, stats.counts_by_position, strict=False):
-            position["drafted"] += drafted
-            position["kept"] += kept
-        for width, (passes, seconds) in stats.widths.items():
-            before_passes, before_s = self.widths.get(width, (0, 0.0))
-            self.widths[width] = before_passes + passes, before_s + seconds
+        for position, added in zip(self.positions, positions, strict=False):
+            position["drafted"] += added["drafted"]
+            position["kept"] += added["kept"]
+        for width, each in answer.get("widths", {}).items():
+            passes, seconds = self.widths.get(width, (0, 0.0))
+            self.widths[width] = passes + each["passes"], seconds + each["seconds"]
 
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds if self.seconds else 0.0
+    def count(self, name: str) -> int:
+        """The sum over all sources of one of their counts, such as accepted."""
+        return sum(counts.get(name, 0) for counts in self.sources.values())
 
     @property
     def first_token_s(self) -> float | None:
         return median(self.first_tokens_s) if self.first_tokens_s else None
 
 
-@dataclass(slots=True)
-class Tallies:
-    total: Tally = field(default_factory=Tally)
-    by_category: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
-
-    def add(self, category: str, answer: Completion, *, is_cold: bool) -> None:
-        self.total.add(answer, is_cold=is_cold)
-        self.by_category[category].add(answer, is_cold=is_cold)
+def tally(answers: Sequence[tuple[AnswerRecord, bool]]) -> Tally:
+    """The figures of answers, each with whether nothing of its prompt was cached."""
+    added = Tally()
+    for answer, is_cold in answers:
+        added.add(answer, is_cold=is_cold)
+    return added
 
 
 def summary(values: Sequence[float]) -> Summary | None:

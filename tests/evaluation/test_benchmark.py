@@ -1,14 +1,31 @@
 import json
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
+from time import sleep
+from typing import Any, Literal
 
 import pytest
 
-from edgespec import SamplingParams, UsageError, load
+from edgespec import Chunk, Engine, SamplingParams, UsageError, load
+from edgespec.cli.arguments import load_engine
 from edgespec.cli.main import main
-from edgespec.evaluation.benchmark import measure
-from edgespec.evaluation.prompts import own_prompts, read_prompts
+from edgespec.engine.generation import Generation
+from edgespec.errors import MemoryExhausted
+from edgespec.evaluation.benchmark import measure, schedule
+from edgespec.evaluation.document import AnswerRecord, BenchDocument, PeerInfo, Setup, TurnRecord
+from edgespec.evaluation.journal import Journal, read_journal
+from edgespec.evaluation.prompts import BenchPrompt, own_prompts, read_prompts
+from edgespec.evaluation.results import build_document, speed_of
 from edgespec.evaluation.table import table
+from edgespec.evaluation.texts import compare_texts, judge_tokens
+from edgespec.evaluation.timed_answer import TimedAnswer, time_answer
+from edgespec.export.convert import export_model
+from edgespec.profiling.learned_stats import read_learned_stats
 from edgespec.system.system_info import peak_rss_bytes
+from edgespec.tokenization.chat_template import Message
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
@@ -51,21 +68,259 @@ def test_prompts_without_end_are_refused() -> None:
 
 
 def test_both_ways_of_decoding_are_measured(tiny_model: Path, prompts: Path) -> None:
-    with load(tiny_model, drafter="ngram", draft_length=3) as engine:
+    with load(tiny_model, drafter="ngram", draft_length=3) as engine, load(tiny_model, drafter="none") as plain:
         document = measure(
-            engine, read_prompts(prompts, None), max_tokens=30, sampling=SamplingParams(temperature=0.8)
+            engine,
+            read_prompts(prompts, None),
+            plain=plain,
+            max_tokens=30,
+            sampling=SamplingParams(temperature=0.8),
+            rounds=2,
         )
     assert set(document["categories"]) == {"a", "b"}
     assert document["deterministic"]
     assert "deterministic mode is on; to measure with it off: --no-deterministic" in table(document)
     for row in document["categories"].values():
-        assert row["ratio"] == row["speculative_tokens_per_second"] / row["plain_tokens_per_second"]
+        speeds = row["plain_tokens_per_second"], row["speculative_tokens_per_second"]
+        assert row["ratio"] == pytest.approx(speeds[1] / speeds[0])
+        low, high = row["ratio_interval"] or (0.0, 0.0)
+        assert low <= row["ratio"] <= high
         assert row["tokens_per_pass"] >= 1
         assert set(row["drafters"]) <= {"ngram"}
     ratios = [row["ratio"] for row in document["categories"].values()]
     assert document["worst_ratio"] == min(ratios)
+    assert document["mean_ratio"] == pytest.approx((ratios[0] * ratios[1]) ** 0.5)
     assert "mean ratio" in table(document)
+    assert "plain decoding in a session of its own" in table(document)
     assert sum(counts["rounds"] for counts in document["categories"]["a"]["sources"].values()) >= 3
+
+
+def test_all_time_from_the_first_token_to_the_last_counts(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader who waits 20 ms for each piece of text has waited for it, whatever the passes took."""
+    read = Generation.chunks
+
+    def slowly(*arguments: Any) -> Iterator[Chunk]:
+        for chunk in read(*arguments):
+            sleep(0.02)
+            yield chunk
+
+    monkeypatch.setattr(Generation, "chunks", slowly)
+    with load(tiny_model, drafter="none") as engine:
+        timed = time_answer(engine, [Message("user", "an on")], 6, SamplingParams())
+    num_tokens = len(timed.completion.token_ids)
+    assert timed.num_decoded == num_tokens - 1
+    assert timed.decode_s >= 0.02 * timed.num_decoded
+    assert timed.first_s >= 0.02
+    pass_speed = timed.record()["pass_tokens_per_second"]
+    assert pass_speed is not None
+    assert pass_speed > (speed_of(timed.record()) or 0)
+
+
+@pytest.mark.parametrize("learned", ["fresh", "stored"])
+def test_rounds_begin_with_the_same_acceptance_rates_and_store_nothing(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learned: Literal["fresh", "stored"]
+) -> None:
+    model = tmp_path / "model"
+    export_model(tiny_gguf, model, precision="fp32")
+    with load(model) as engine:
+        engine.generate("the in the in the in", max_tokens=40)
+    stored = (model / "experience.json").read_bytes()
+    known = read_learned_stats(model).chances
+    assert known
+    begun: list[dict[Any, Any]] = []
+
+    def note(engine: Engine, *more: Any) -> TimedAnswer:
+        begun.append(dict(engine.speculation.rates))
+        return time_answer(engine, *more)
+
+    monkeypatch.setattr("edgespec.evaluation.benchmark.time_answer", note)
+    some = [BenchPrompt("a", ("the in the in",)), BenchPrompt("b", ("an on an on",))]
+    with load(model) as engine:
+        measure(engine, some, max_tokens=40, sampling=SamplingParams(), rounds=2, learned=learned)
+        after = dict(engine.speculation.rates)
+    pairs = list(pairwise(begun))[2::2]  # each answer twice, after the two of the warm-up
+    of_speculation = [
+        pair[place.first(0) == "plain"] for pair, place in zip(pairs, schedule(some, 2), strict=True)
+    ]
+    assert of_speculation[0] == of_speculation[2] == (known if learned == "stored" else {})
+    assert after != of_speculation[2]
+    assert (model / "experience.json").read_bytes() == stored
+
+
+def test_interrupted_run_goes_on_where_it_was(tiny_model: Path, prompts: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    some = read_prompts(prompts, None)
+    asked = {"max_tokens": 8}
+
+    def run(rounds: int, stop_after: int | None = None) -> BenchDocument | None:
+        seen = 0
+
+        def report(line: str) -> None:
+            nonlocal seen
+            seen += "answered" in line
+            if seen == stop_after:
+                raise KeyboardInterrupt
+
+        with load(tiny_model, drafter="ngram") as engine, suppress(KeyboardInterrupt):
+            return measure(
+                engine,
+                some,
+                max_tokens=8,
+                sampling=SamplingParams(),
+                rounds=rounds,
+                journal=Journal(path, asked),
+                report=report,
+            )
+        return None
+
+    assert run(2, stop_after=4) is None
+    half = Journal(path, asked)
+    assert len(half.units) == 4
+    kept = list(half.units.values())
+    whole = run(2)
+    assert whole is not None
+    assert whole["answers"] == 2 * 4  # two turns and two single ones, twice
+    assert list(Journal(path, asked).units.values())[:4] == kept
+    again = read_journal(path)
+    assert again is not None
+    assert again.document()["by_prompt"] == whole["by_prompt"]
+    with pytest.raises(UsageError, match="was begun with max_tokens 8"):
+        Journal(path, {"max_tokens": 9})
+
+
+def test_journal_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    Journal(path, {}).add({"round": 0, "prompt": 3, "turns": [], "peers": []})
+    with path.open("a") as file:
+        file.write('{"unit": {"rou')
+    assert list(Journal(path, {}).units) == [(0, 3)]
+    Journal(path, {}).add({"round": 1, "prompt": 3, "turns": [], "peers": []})
+    assert list(Journal(path, {}).units) == [(0, 3), (1, 3)]
+
+
+@pytest.mark.parametrize("text", ["", "[]\n", "{}\n", "x\ny\n", '{"kind": "edgespec bench journal"}\n[]\n3\n'])
+def test_file_that_is_no_journal_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"run\.jsonl is no file of --resume"):
+        Journal(path, {})
+
+
+def test_bench_goes_on_with_a_file_and_shows_it(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, prompts: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.jsonl"
+    options = ["--prompts", str(prompts), "--per-category", "1", "--max-tokens", "8", "--rounds", "1"]
+    command = ["bench", str(tiny_model), *options, "--resume", str(file)]
+    assert main(command) == 0
+    first = capsys.readouterr().out
+    assert main(command) == 0
+    second = capsys.readouterr()
+    assert (second.out, "nothing is measured" in second.err) == (first, True)
+    assert main(["bench", "--report", str(file)]) == 0
+    assert capsys.readouterr().out == first
+    assert main([*command, "--temperature", "1"]) == 2
+    assert "was begun with temperature 0.0, and this run has 1.0" in capsys.readouterr().err
+
+
+def test_both_modes_are_measured_next_to_each_other(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, prompts: Path
+) -> None:
+    options = ["--prompts", str(prompts), "--max-tokens", "8", "--rounds", "1", "--both-modes", "--json"]
+    assert main(["bench", str(tiny_model), *options]) == 0
+    document = json.loads(capsys.readouterr().out)
+    (row,) = document["peers"]
+    ways = {document["mode"], row["way"].removeprefix("speculative, ")}
+    assert ways == {"deterministic", "not deterministic"}
+    assert row["mean_ratio"]
+    assert row["failure"] is None
+
+
+def test_plain_decoding_shares_a_session_where_memory_is_short(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(options: Namespace, **settings: Any) -> Engine:
+        if settings.get("drafter") == "none":
+            raise MemoryExhausted("no room")
+        return load_engine(options, **settings)
+
+    monkeypatch.setattr("edgespec.cli.bench.load_engine", refuse)
+    assert main(["bench", str(tiny_model), "--prompts", str(prompts), "--max-tokens", "8", "--rounds", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert "in the session of speculation, for lack of memory" in out
+    assert "plain decoding shares the session of speculation" in err
+    assert "no room" in err
+
+
+def turn(ratio: float, category: str = "a", prompt: int = 0, number: int = 0, **more: Any) -> TurnRecord:
+    def answer(seconds: float) -> AnswerRecord:
+        return {"decoded": 100, "decode_s": seconds, "first_token_s": 0.1}
+
+    record: TurnRecord = {
+        "category": category,
+        "prompt": prompt,
+        "turn": 0,
+        "round": number,
+        "first": "plain",
+        "text": "equal",
+        "plain": answer(1.0),
+        "speculative": answer(1 / ratio),
+        "peers": {},
+    }
+    return {**record, **more}  # type: ignore[typeddict-item]
+
+
+SETUP: Setup = {"model": "m", "machine": "x"}
+
+
+def test_categories_that_are_slower_are_named() -> None:
+    turns = [turn(0.9 + 0.001 * i, "slow", i) for i in range(5)] + [
+        turn(1.0 + 0.1 * i, "b", 9 + i) for i in range(5)
+    ]
+    document = build_document(SETUP, turns)
+    assert document["below_one"] == ["slow"]
+    assert (document["worst"] or {})["category"] == "slow"
+    assert "below 1.00 in: slow 0.902 (0.90–0.90)" in table(document)
+    quick = build_document(SETUP, [each for each in turns if each["category"] == "b"])
+    assert "below 1.00 in: no category" in table(quick)
+
+
+def test_prompts_that_are_slower_in_every_round_are_counted() -> None:
+    turns = [turn(0.9 + 0.001 * number, prompt=0, number=number) for number in range(3)]
+    turns += [turn(0.9 + 0.2 * number, prompt=1, number=number) for number in range(3)]
+    assert "1 of 2 prompts below 1.00 by their own intervals" in table(build_document(SETUP, turns))
+
+
+@pytest.mark.parametrize(("plausible", "speed"), [(31, 0.5), (20, None)])
+def test_nonsense_has_no_speed(plausible: int, speed: float | None) -> None:
+    reply = {"decoded": 100, "decode_s": 2.0, "first_token_s": 0.1, "is_equal": False}
+    judged = {**reply, "judged": 32, "plausible": plausible}
+    peer: PeerInfo = {"name": "n", "way": "w", "version": "1", "peak_rss_bytes": 1, "failure": None}
+    turns = [turn(1.0, prompt=0, peers={"n (w)": judged}), turn(1.0, prompt=1, peers={"n (w)": reply})]
+    (row,) = build_document(SETUP, turns, [peer])["peers"]
+    assert row["mean_ratio"] == speed
+    assert (row["failure"] is None) == (speed is not None)
+    assert bool(row["categories"]) == (speed is not None)
+
+
+def test_tokens_of_the_model_are_plausible_and_others_are_not(tiny_model: Path) -> None:
+    with load(tiny_model, drafter="none") as engine:
+        prompt, made = engine.encode("an on an on"), engine.generate("an on an on", max_tokens=20)
+        assert not judge_tokens(engine.target, prompt, made.token_ids).is_nonsense
+        assert judge_tokens(engine.target, prompt, made.token_ids).judged == len(made.token_ids)
+        rows = engine.target.logits(prompt, 1)
+        assert judge_tokens(engine.target, prompt, [int(rows[-1].argmin())] * 5).is_nonsense
+
+
+def test_texts_that_part_where_tokens_are_far_apart_are_different(tiny_model: Path) -> None:
+    with load(tiny_model, drafter="none") as engine:
+        prompt, made = engine.encode("an on an on"), engine.generate("an on an on", max_tokens=6).token_ids
+        worst = int(engine.target.logits(prompt, 1)[-1].argmin())
+        assert compare_texts(engine.target, prompt, made, made) == "equal"
+        assert compare_texts(engine.target, prompt, made, [worst, *made[1:]]) == "different"
+        assert compare_texts(engine.target, prompt, made, made[:-1]) == "different"
 
 
 def test_bench_prints_one_document(capsys: pytest.CaptureFixture[str], tiny_model: Path, prompts: Path) -> None:

@@ -27,8 +27,10 @@ VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 @pytest.fixture(scope="module")
 def document(tiny_model: Path) -> dict[str, Any]:
-    with load(tiny_model, drafter="ngram", draft_length=3) as engine:
-        found = measure(engine, PROMPTS, max_tokens=30, sampling=SamplingParams(temperature=0.8), rounds=2)
+    with load(tiny_model, drafter="ngram", draft_length=3) as engine, load(tiny_model, drafter="none") as plain:
+        found = measure(
+            engine, PROMPTS, plain=plain, max_tokens=30, sampling=SamplingParams(temperature=0.8), rounds=2
+        )
     found["host"] = {"processor": "P"}
     return found
 

@@ -1,0 +1,128 @@
+"""A file in which a benchmark notes each prompt as it is answered, so that it can be interrupted and go on later.
+
+JSON Lines: what was asked for; the setup, once a run; then a line for each prompt of a round.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypedDict
+
+from edgespec.errors import UsageError
+from edgespec.evaluation.document import BenchDocument, Count, PeerInfo, Setup, TurnRecord
+from edgespec.evaluation.results import build_document
+from edgespec.system.typed_json import read_as
+
+_LARGEST_BYTES = 1 << 28
+_KIND = "edgespec bench journal"
+
+
+class Unit(TypedDict):
+    """A prompt of a round, answered; without turns where it did not fit the context."""
+
+    round: Count
+    prompt: Count
+    turns: list[TurnRecord]
+    peers: list[PeerInfo]
+
+
+class _Line(TypedDict, total=False):
+    kind: str
+    asked: dict[str, Any]
+    setup: Setup
+    unit: Unit
+
+
+class Journal:
+    """The units that are done, and a file that takes those that follow.
+
+    Args:
+        asked: What the figures depend on, by name; a file that was begun with other values is refused.
+
+    Raises UsageError: The file cannot be read or written, or was begun with other values.
+    """
+
+    def __init__(self, path: Path, asked: Mapping[str, Any]) -> None:
+        self._path = path
+        self.setup: Setup | None = None
+        self.units: dict[tuple[int, int], Unit] = {}
+        if path.exists():
+            self._read(asked)
+        else:
+            self._write({"kind": _KIND, "asked": asked})
+
+    def is_done(self, number: int, prompt: int) -> bool:
+        """Whether a prompt was answered in a round."""
+        return (number, prompt) in self.units
+
+    def begin(self, setup: Setup) -> None:
+        self.setup = setup
+        self._write({"setup": setup})
+
+    def add(self, unit: Unit) -> None:
+        self.units[unit["round"], unit["prompt"]] = unit
+        self._write({"unit": unit})
+
+    def document(self) -> BenchDocument:
+        """The document of all units so far. Raises UsageError: Nothing was measured yet."""
+        if self.setup is None or not any(unit["turns"] for unit in self.units.values()):
+            raise UsageError(f"{self._path} holds no answers yet; run the same bench with --resume {self._path}")
+        return build_document(self.setup, *gather(list(self.units.values())))
+
+    def _read(self, asked: Mapping[str, Any]) -> None:
+        first, *lines = _read_lines(self._path)
+        for name, wanted in json.loads(json.dumps(asked)).items():
+            if first["asked"].get(name) != wanted:
+                raise UsageError(
+                    f"{self._path} was begun with {name} {json.dumps(first['asked'].get(name))}, and this run has "
+                    f"{json.dumps(wanted)}; name another file after --resume"
+                )
+        for line in lines:
+            self.setup = line.get("setup", self.setup)
+            if unit := line.get("unit"):
+                self.units[unit["round"], unit["prompt"]] = unit
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                # What an interrupted run wrote of a line stands alone, and is passed over.
+                file.write("\n" + json.dumps(line) + "\n")
+        except OSError as error:
+            raise UsageError(f"cannot write {self._path}: {error.strerror}") from None
+
+
+def read_journal(path: Path) -> Journal | None:
+    """The journal in a file; None where it is none. Raises UsageError: It is damaged, or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            begins = file.read(100)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    return Journal(path, {}) if _KIND.encode() in begins else None
+
+
+def gather(units: Sequence[Unit]) -> tuple[list[TurnRecord], list[PeerInfo]]:
+    """All turns, and the peers as they were last."""
+    peers = {(peer["name"], peer["way"]): peer for unit in units for peer in unit["peers"]}
+    return [turn for unit in units for turn in unit["turns"]], list(peers.values())
+
+
+def _read_lines(path: Path) -> list[_Line]:
+    """The lines of a journal, the first with what was asked; lines that were cut off are left out."""
+    try:
+        if path.stat().st_size > _LARGEST_BYTES:
+            raise UsageError(
+                f"{path} holds more than {_LARGEST_BYTES >> 20} MiB; name another file after --resume"
+            )
+        lines = []
+        for text in path.read_text(encoding="utf-8").splitlines():
+            with suppress(json.JSONDecodeError):
+                lines.append(read_as(_Line, json.loads(text)))
+        if not lines or lines[0].get("kind") != _KIND or "asked" not in lines[0]:
+            raise ValueError("it does not begin as one")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no file of --resume: {error}; name another") from None
+    return lines

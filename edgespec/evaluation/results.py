@@ -1,0 +1,234 @@
+"""From the records of answered turns to the document of a benchmark. Pure: no model, no clock."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+
+from edgespec.evaluation.document import (
+    AnswerRecord,
+    BenchDocument,
+    Category,
+    Figures,
+    Passes,
+    PeerInfo,
+    PeerRow,
+    PromptRatio,
+    Sample,
+    Setup,
+    Texts,
+    TurnRecord,
+    Worst,
+)
+from edgespec.evaluation.intervals import Mean, mean_by_prompt, mean_of, mean_of_categories, simultaneous
+from edgespec.evaluation.tally import Tally, summary, tally
+from edgespec.evaluation.texts import Plausible
+
+Value = Callable[[TurnRecord], float | None]
+
+
+def build_document(
+    setup: Setup, turns: Sequence[TurnRecord], peers: Sequence[PeerInfo] = (), sample: Sample | None = None
+) -> BenchDocument:
+    """The document of all turns; categories in which nothing was decoded are left out."""
+    turns = sorted(turns, key=lambda turn: (turn["prompt"], turn["round"], turn["turn"]))
+    compared = [turn for turn in turns if ratio_of(turn)]
+    by_category = _group(compared, lambda turn: turn["category"])
+    categories = {name: _category(each) for name, each in by_category.items()}
+    slow, fast = _tallies(turns)
+    mean = (
+        mean_of_categories([list(_by_prompt(each).values()) for each in by_category.values()])
+        if compared
+        else None
+    )
+    worst = _worst(by_category)
+    plain_passes = slow.widths.get(1, (0, 0.0))
+    return {
+        **setup,
+        **_figures(turns),
+        "categories": categories,
+        "mean_ratio": mean.ratio if mean else None,
+        "mean_ratio_interval": mean.interval() if mean else None,
+        "worst_ratio": worst["ratio"] if worst else None,
+        "worst_ratio_interval": worst["ratio_interval"] if worst else None,
+        "worst": worst,
+        "below_one": [name for name, row in categories.items() if _is_below_one(row.get("ratio_interval"))],
+        "by_prompt": _prompt_ratios(compared),
+        "texts": _texts(turns),
+        "answers": len(turns),
+        "same_answers": sum(turn["text"] == "equal" for turn in turns),
+        "passes": _passes(plain_passes, fast, setup.get("pass_ratios", {})),
+        "sample": sample,
+        "peers": [_peer_row(peer, turns) for peer in peers],
+        "turns": list(turns),
+    }
+
+
+def speed_of(answer: AnswerRecord) -> float | None:
+    """Tokens per second from the first token to the last, as the reader saw them; None without such tokens."""
+    return answer["decoded"] / answer["decode_s"] if answer["decoded"] and answer["decode_s"] else None
+
+
+def ratio_of(turn: TurnRecord) -> float | None:
+    return _ratio(speed_of(turn["speculative"]), speed_of(turn["plain"]))
+
+
+def _ratio_in_passes(turn: TurnRecord) -> float | None:
+    fast, slow = turn["speculative"], turn["plain"]
+    return _ratio(fast.get("pass_tokens_per_second"), slow.get("pass_tokens_per_second"))
+
+
+def _ratio(fast: float | None, slow: float | None) -> float | None:
+    return fast / slow if fast and slow else None
+
+
+def _group(turns: Sequence[TurnRecord], key: Callable[[TurnRecord], str]) -> dict[str, list[TurnRecord]]:
+    grouped: dict[str, list[TurnRecord]] = defaultdict(list)
+    for turn in turns:
+        grouped[key(turn)].append(turn)
+    return dict(grouped)
+
+
+def _by_prompt(turns: Sequence[TurnRecord], value: Value = ratio_of) -> dict[int, list[float]]:
+    """Values of answers by prompt, such as their ratios; those that have none are left out."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for turn in turns:
+        if found_value := value(turn):
+            found[turn["prompt"]].append(found_value)
+    return dict(found)
+
+
+def _category(turns: Sequence[TurnRecord]) -> Category:
+    ratios = _by_prompt(turns)
+    mean = mean_by_prompt(list(ratios.values()))
+    figures = _figures(turns)
+    sources = figures["sources"]
+    drafting = [name for name, counts in sources.items() if counts.get("drafted")]
+    return {
+        **figures,
+        "plain_tokens_per_second": _mean_by_prompt(turns, lambda turn: speed_of(turn["plain"])),
+        "speculative_tokens_per_second": _mean_by_prompt(turns, lambda turn: speed_of(turn["speculative"])),
+        "ratio": mean.ratio,
+        "ratio_interval": mean.interval(),
+        "prompts": len(ratios),
+        "drafters": sorted(drafting, key=lambda name: -sources[name].get("accepted", 0)),
+    }
+
+
+def _mean_by_prompt(turns: Sequence[TurnRecord], value: Value) -> float:
+    """A geometric mean by prompt; the ratio of two mean speeds is the mean of the ratios."""
+    return mean_by_prompt(list(_by_prompt(turns, value).values())).ratio
+
+
+def _tallies(turns: Sequence[TurnRecord]) -> tuple[Tally, Tally]:
+    """Figures of plain decoding and of speculation. A first turn has nothing of its prompt cached."""
+    slow = tally([(turn["plain"], turn["turn"] == 0) for turn in turns])
+    return slow, tally([(turn["speculative"], turn["turn"] == 0) for turn in turns])
+
+
+def _figures(turns: Sequence[TurnRecord]) -> Figures:
+    slow, fast = _tallies(turns)
+    in_passes = _by_prompt(turns, _ratio_in_passes)
+    drafted = fast.count("drafted")
+    return {
+        "ratios": summary([ratio for turn in turns if (ratio := ratio_of(turn))]),
+        "ratio_in_passes": mean_by_prompt(list(in_passes.values())).ratio if in_passes else None,
+        "tokens_per_pass": fast.tokens / fast.passes if fast.passes else None,
+        "acceptance_rate": fast.count("accepted") / drafted if drafted else None,
+        "acceptance_by_position": fast.positions,
+        "time_to_first_token_s": {"plain": slow.first_token_s, "speculative": fast.first_token_s},
+        "sources": fast.sources,
+    }
+
+
+def _worst(by_category: Mapping[str, Sequence[TurnRecord]]) -> Worst | None:
+    """The category of the lowest ratio, with an interval that holds although the lowest of several was taken."""
+    means = {name: mean_by_prompt(list(_by_prompt(turns).values())) for name, turns in by_category.items()}
+    if not means:
+        return None
+    name = min(means, key=lambda name: means[name].value)
+    interval = means[name].interval(simultaneous(len(means)))
+    return {"category": name, "ratio": means[name].ratio, "ratio_interval": interval}
+
+
+def _is_below_one(interval: tuple[float, float] | None) -> bool:
+    return interval is not None and interval[1] < 1.0
+
+
+def _prompt_ratios(turns: Sequence[TurnRecord]) -> list[PromptRatio]:
+    """The ratio of each prompt. Its observations are the rounds, each the mean of the prompt's turns."""
+    found: list[PromptRatio] = []
+    for prompt in sorted({turn["prompt"] for turn in turns}):
+        mine = [turn for turn in turns if turn["prompt"] == prompt]
+        rounds = _group(mine, lambda turn: str(turn["round"]))
+        ratios = [mean_of(_by_prompt(each)[prompt]).ratio for each in rounds.values()]
+        mean: Mean = mean_of(ratios)
+        found.append(
+            {
+                "category": mine[0]["category"],
+                "prompt": prompt,
+                "answers": len(mine),
+                "ratio": mean.ratio,
+                "ratio_interval": mean.interval(),
+            }
+        )
+    return found
+
+
+def _texts(turns: Sequence[TurnRecord]) -> Texts:
+    counts: Texts = {"equal": 0, "near_tie": 0, "different": 0, "not_judged": 0}
+    for turn in turns:
+        counts[turn["text"]] += 1
+    return counts
+
+
+def _passes(plain: tuple[int, float], fast: Tally, ratios: Mapping[int, float]) -> Passes:
+    steps, seconds = plain
+    return {
+        "step_s": seconds / steps if steps else None,
+        "ratios": dict(sorted(ratios.items())),
+        "widths": {
+            width: {"passes": passes, "seconds": taken_s}
+            for width, (passes, taken_s) in sorted(fast.widths.items())
+        },
+    }
+
+
+def peer_key(name: str, way: str) -> str:
+    return f"{name} ({way})"
+
+
+def _peer_row(peer: PeerInfo, turns: Sequence[TurnRecord]) -> PeerRow:
+    """A peer's speed next to plain decoding of the same turns; none where its text is nonsense."""
+    key = peer_key(peer["name"], peer["way"])
+    mine = [turn for turn in turns if key in turn["peers"]]
+    answers = [turn["peers"][key] for turn in mine]
+    judged = Plausible(
+        sum(answer.get("judged", 0) for answer in answers), sum(answer.get("plausible", 0) for answer in answers)
+    )
+    failure = peer["failure"]
+    if judged.is_nonsense:
+        share = judged.plausible / judged.judged
+        failure = f"its text is nonsense: this model finds {share:.0%} of its first tokens plausible; no speed"
+    compared = {} if judged.is_nonsense else _group(mine, lambda turn: turn["category"])
+
+    def ratio(turn: TurnRecord) -> float | None:
+        return _ratio(speed_of(turn["peers"][key]), speed_of(turn["plain"]))
+
+    def speed(turn: TurnRecord) -> float | None:
+        return speed_of(turn["peers"][key])
+
+    ratios = [list(found.values()) for each in compared.values() if (found := _by_prompt(each, ratio))]
+    mean = mean_of_categories(ratios) if ratios else None
+    cold = [turn["peers"][key]["first_token_s"] for turn in mine]
+    return {
+        **peer,
+        "failure": failure,
+        "categories": {
+            name: _mean_by_prompt(each, speed) for name, each in compared.items() if _by_prompt(each, speed)
+        },
+        "mean_ratio": mean.ratio if mean else None,
+        "mean_ratio_interval": mean.interval() if mean else None,
+        "time_to_first_token_s": median(cold) if cold else None,
+        "answers": len(mine),
+        "same_answers": sum(answer["is_equal"] for answer in answers),
+    }
