@@ -22,7 +22,7 @@ from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.run_ahead import RunAhead
 from edgespec.engine.stats import Stats, Tally
 from edgespec.engine.stopping import TextStop, TokenStop
-from edgespec.policy.costs import PassCosts
+from edgespec.policy.acceptance_rates import AcceptanceChange
 from edgespec.policy.speculation import Speculation
 from edgespec.tokenization.tokenizer import TextStream, Tokenizer
 from edgespec.types import Decoder, ForwardingDecoder, Logits, TokenIds, TreeDecoder, append
@@ -91,8 +91,9 @@ class Generation:
         """
         writing = _Writing(TextStream(self.tokenizer), TextStop(request.stop), request.prompt[:0])
         drafting: list[Interval] = []
+        acceptance: dict[str, AcceptanceChange] = {}
         passes = RunAhead(
-            self._passes(target, request, ticket, drafting, lambda: passes.hand_over()),
+            self._passes(target, request, ticket, drafting, acceptance, lambda: passes.hand_over()),
             queue,
             ticket,
             is_prompt=self.pool.has_models,  # for which the next pass may wait
@@ -116,7 +117,11 @@ class Generation:
         chunk = writing.finish(chunk)
         ended = writing.timeline[-1].end_s if writing.timeline else 0.0
         timeline = [*writing.timeline, *(each for each in drafting if each.start_s <= ended)]
-        yield replace(chunk, stats=self._stats(writing.tally, timeline), timeline=tuple(timeline))
+        yield replace(
+            chunk,
+            stats=self._stats(writing.tally, timeline, acceptance, len(writing.tokens)),
+            timeline=tuple(timeline),
+        )
 
     def _passes(
         self,
@@ -124,21 +129,24 @@ class Generation:
         request: Request,
         ticket: Ticket,
         drafting: list[Interval],
+        acceptance: dict[str, AcceptanceChange],
         on_begin: Callable[[], None] = lambda: None,
     ) -> Generator[_Pass, None, None]:
         """The passes of an answer up to its end token or the count.
 
         Args:
             drafting: Takes at the end when drafter models have worked for the answer.
+            acceptance: Takes at the end how much of what each source guessed was accepted.
             on_begin: Is called as each pass begins.
         """
         started, fed = perf_counter(), target.num_fed
         token_stop = TokenStop(self.end_tokens, request.max_tokens)
+        policy = self.pool.policy(self.speculation)
         blocks = speculative_decode(
             request.prompt,
             _Announcing(decoder_for(request.sampling, target), on_begin),
             GumbelSampler(request.sampling, len(request.prompt)),
-            self.pool.policy(self.speculation),
+            policy,
             self.speculation.accept,
             request.max_tokens,
             relieve=self.pool.relieve,
@@ -153,10 +161,19 @@ class Generation:
                     break
         finally:
             blocks.close()
+            acceptance.update(policy.acceptance_changes())
             drafting.extend(each for each in self.pool.take_intervals() if each.start_s >= started)
 
-    def _stats(self, tally: Tally, timeline: Sequence[Interval]) -> Stats:
+    def _stats(
+        self,
+        tally: Tally,
+        timeline: Sequence[Interval],
+        acceptance: dict[str, AcceptanceChange],
+        num_tokens: int,
+    ) -> Stats:
         length = self.speculation.draft_length
+        costs = self.speculation.costs()
+        costs.context_length = num_tokens
         return tally.stats(
             drafter=self.speculation.name,
             draft_length="auto" if length is None else str(length),
@@ -165,7 +182,8 @@ class Generation:
             downgrades=self.pool.take_changes(),
             schedule=schedule_of(timeline),
             overlap=overlap(timeline),
-            estimated_gain=tally.estimated_gain(PassCosts(dict(self.speculation.ratios))),
+            gain=tally.gain(costs),
+            acceptance=acceptance,
         )
 
 
