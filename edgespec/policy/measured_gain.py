@@ -7,7 +7,7 @@ from edgespec.policy.costs import PassCosts
 from edgespec.policy.pass_estimate import NUM_WIDTHS
 
 _NUM_DEVIATIONS = 1.96  # that 95 of 100 errors lie within
-_MAX_ERROR = 0.1  # as a share; a gain that may be further off than this was not measured
+_MAX_ERROR = 0.06  # as a share; a gain that may be further off than this was not measured
 # With fewer passes there is nothing to compare.
 _MIN_PASSES = 4
 

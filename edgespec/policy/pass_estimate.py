@@ -23,8 +23,8 @@ NUM_WIDTHS = MAX_DRAFT_TOKENS + 1
 MEASURED, UNMEASURED = 0.15, 0.3
 # Of a ratio since the last session, and of the machine's speed since the last answer, or before any pass.
 _SINCE_SESSION, _SINCE_ANSWER, _UNKNOWN_SPEED = 0.03, 0.15, 4.0
-# From one pass to the next: the speed, and the ratios, which are as unsure again after some 900 passes of others.
-_SPEED_DRIFT, _RATIO_DRIFT = 0.015, 0.005
+# From one pass to the next: the speed, and the ratios, which are as unsure again after 2,500 passes of others.
+_SPEED_DRIFT, _RATIO_DRIFT = 0.015, 0.003
 # What widths have in common of the error of their ratios; the rest is alike within a doubling of the width.
 _SHARED = 0.5
 # A pass itself varies by the spread that was seen lately, within these bounds.

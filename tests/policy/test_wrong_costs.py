@@ -25,13 +25,6 @@ def reported(machine: CostedMachine, ran: list[Ran]) -> Gain | None:
     return measured_gain(machine.speculation.costs(), widths, num_tokens, taken_s)
 
 
-def assert_gain_is_true(machine: CostedMachine, ran: list[Ran], true: float) -> None:
-    found = reported(machine, ran)
-    if any(each.width > 1 for each in ran):
-        assert found is not None
-        assert found.value == pytest.approx(true, rel=0.03)
-
-
 @pytest.mark.parametrize("factor", [1 / 1.5, 1.5], ids=["too cheap", "too dear"])
 @pytest.mark.parametrize(
     "wrong",
@@ -57,10 +50,15 @@ def test_wrong_costs_are_found_out_within_fifty_rounds(
 ) -> None:
     true = RATIOS[table]
     believed = {w: max(1.0, ratio * factor) if w in CLASSES[wrong] else ratio for w, ratio in true.items()}
-    machine = CostedMachine(true, believed, chance, noise=0.03, seed=list(RATIOS).index(table))
-    ran = machine.answer(NUM_ROUNDS)
-    assert gain(ran[NUM_LOST:], chance=chance) > 0.98
-    assert_gain_is_true(machine, ran, gain(ran))
+    for has_guess in (0.6, 1.0):
+        machine = CostedMachine(true, believed, chance, has_guess, noise=0.03, seed=list(RATIOS).index(table))
+        ran = machine.answer(NUM_ROUNDS)
+        assert gain(ran[NUM_LOST:], chance=chance) > 0.98
+        found = reported(machine, ran)
+        if has_guess < 1 and any(each.width > 1 for each in ran):
+            assert found is not None
+        if found is not None:  # within 3 %, or within what it says itself
+            assert found.value == pytest.approx(gain(ran), abs=max(0.03 * gain(ran), 1.5 * found.error))
 
 
 Speed = Callable[[int, int], float]
@@ -89,7 +87,7 @@ def test_a_machine_that_changes_is_followed(table: str, chance: float, speed: Sp
         part = [each for i, each in enumerate(ran[start:end], start) if speed(i, each.width) < 50]
         plain_s = STEP_S * speed(start, 1)
         assert gain(part, plain_s, chance) > 0.98
-    if chance and speed is contended:
+    if chance > 0.5 and speed is contended:
         assert sum(each.width > 1 for each in ran[-100:]) > 50, "it drafts again once the other program is gone"
 
 
