@@ -7,7 +7,6 @@ Gaussian process of the width.)
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from math import exp, log, sqrt
 from typing import TypeAlias
 
@@ -78,8 +77,9 @@ class PassEstimate:
         return exp(self._mean[0])
 
     def ratios(self) -> list[float]:
-        """Passes to one of one token, [NUM_WIDTHS]; a wider one never counts as cheaper than a narrower one."""
-        return list(accumulate(np.exp(self._mean - self._mean[0]).tolist(), max))
+        """Passes to one of one token, [NUM_WIDTHS]; none counts as cheaper than that."""
+        ratios: list[float] = np.maximum(np.exp(self._mean - self._mean[0]), 1.0).tolist()
+        return ratios
 
     def spread(self, width: int) -> float:
         """Standard deviation of the log of a width's ratio."""
