@@ -63,6 +63,7 @@ def export_model(
     form: str = "cpu",
     drafting: Drafting = Drafting(),  # noqa: B008  frozen
     hidden_layers: tuple[int, ...] = (),
+    context_length: int | None = None,
     repository: str | None = None,
     revision: str | None = None,
     license: str | None = None,
@@ -82,6 +83,8 @@ def export_model(
         block_size: The number of rounded weights that share a scale, one of BLOCK_SIZES.
         form: The kind of device to lay the graph out for, one of FORMS.
         hidden_layers: Layers whose hidden states the graph outputs too.
+        context_length: The longest text in tokens; the model's own length unless given, and with longrope that of
+            its first training.
         repository, revision: Where the source was fetched from, and its commit or release, for the manifest.
         license: The licence of that repository, for a source that states none.
         open_decoder: Loads a finished folder; given, the export is compared with its source.
@@ -98,7 +101,9 @@ def export_model(
     require_absent(output)
     report(f"reading {source}")
     is_checked = open_decoder is not None
-    loaded, plan = plan_source(source, precision, form, drafting, hidden_layers, is_checked=is_checked)
+    loaded, plan = plan_source(
+        source, precision, form, drafting, hidden_layers, context_length=context_length, is_checked=is_checked
+    )
     if precision == "w8a16" and measure_ranges is None:
         raise UsageError("w8a16 needs the ranges of activations; give measure_ranges")
     if open_decoder is not None and drafting.num_tokens and not drafting.layers(loaded.config.num_layers):
@@ -133,6 +138,7 @@ def plan_source(
     drafting: Drafting = Drafting(),  # noqa: B008  frozen
     hidden_layers: tuple[int, ...] = (),
     *,
+    context_length: int | None = None,
     is_checked: bool = False,
 ) -> tuple[LoadedSource, Plan]:
     """Read a source and plan its export; arguments and errors as in export_model."""
@@ -140,7 +146,7 @@ def plan_source(
         raise UsageError(f"unknown precision '{precision}'; choose one of {', '.join(PRECISIONS)}")
     drafting.require_valid()
     precision = _resolve_precision(form, precision, drafting, hidden_layers)
-    loaded = read_source(source)
+    loaded = read_source(source, context_length)
     _require_supported(loaded, form, precision, drafting, hidden_layers)
     return loaded, plan_export(loaded, precision, form=form, is_checked=is_checked)
 
@@ -172,6 +178,11 @@ def _require_supported(
     if drafting.num_tokens:
         require_head_size(drafting.num_tokens, loaded.vocabulary.eos_token_ids, _head(loaded).rows)
     require_layers(hidden_layers, config.num_layers)
+    if config.routing is not None and form != "cpu":
+        raise UsageError(
+            f"{config.architecture} has a mixture of experts, which is exported for the CPU only; leave out "
+            "--device and --form"
+        )
     is_half = form != "cpu" and precision != "fp32"  # in w8a16 within norms
     if is_half and config.architecture in _LARGE_ACTIVATIONS:
         raise UsageError(

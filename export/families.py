@@ -1,8 +1,9 @@
 """From the settings of a source to one description that the graph builder understands.
 
 A family declares its differences from llama (Llama 2 and 3, SmolLM2, TinyLlama): mistral, qwen2 (and 2.5), qwen3,
-granite, smollm3, olmo2, gemma2, gemma3 and phi3 (Phi-3, 3.5 and 4), each from GGUF metadata and from a Hugging
-Face config.json. A gemma3 with vision is read without its vision part.
+granite, smollm3, olmo2, gemma2, gemma3 and phi3 (Phi-3, 3.5 and 4), and with a mixture of experts mixtral,
+qwen3_moe, olmoe and granitemoe, each from GGUF metadata and from a Hugging Face config.json. A gemma3 with vision
+is read without its vision part.
 """
 
 import math
@@ -32,6 +33,8 @@ class Family:
     # One of so many layers sees all tokens, the others a window; 0: all see a window, None: none does.
     full_attention_every: int | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)  # settings that transformers assumes
+    is_mixture: bool = False  # its layers have experts
+    normalizes_routing: bool = True  # unless norm_topk_prob says otherwise
 
 
 _AROUND = ("input_norm", "attended_norm", "mlp_norm", "fed_norm")
@@ -67,9 +70,21 @@ FAMILIES = {
         _GEMMA, norms=(*_AROUND, *_HEAD_NORMS), full_attention_every=6, defaults={**_GEMMA.defaults, **_GEMMA3}
     ),
     "phi3": Family(is_fused=True, full_attention_every=0),
+    "mixtral": Family(is_paired=True, full_attention_every=0, is_mixture=True),
+    "qwen3_moe": Family(
+        norms=("input_norm", *_HEAD_NORMS, "mlp_norm"), is_mixture=True, defaults={"norm_topk_prob": False}
+    ),
+    "olmoe": Family(
+        norms=("input_norm", *_HEAD_NORMS, "mlp_norm"),
+        norms_whole_projections=True,
+        is_mixture=True,
+        normalizes_routing=False,
+    ),
+    "granitemoe": Family(is_paired=True, is_mixture=True),
 }
+_GGUF_NAMES = {"qwen3moe": "qwen3_moe"}  # where they differ from model types of transformers
 # Settings that change the arithmetic and have no place in the graph.
-_UNSUPPORTED = ("use_sliding_window", "use_bidirectional_attention", "clip_qkv")
+_UNSUPPORTED = ("use_sliding_window", "use_bidirectional_attention", "clip_qkv", "mlp_only_layers")
 # Windows by architecture and context length of GGUF files from before they stated them.
 _UNSTATED_WINDOWS = {("gemma2", 8192): 4096, ("phi3", 4096): 2047}
 # The 27B models, known by their number of layers, scale attention by hidden_size / num_heads; no key states it.
@@ -84,11 +99,24 @@ class Layer:
     sliding_window: int | None = None  # how many tokens back attention sees
 
 
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How many experts a layer has, and how a token chooses among them (Shazeer et al., arXiv:1701.06538).
+
+    is_normalized: The weights of the chosen experts are made to sum to 1.
+    """
+
+    num_experts: int
+    num_used: int
+    is_normalized: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """Shape and constants of a decoder-only transformer with RMSNorm, rotary positions and a gated MLP.
+    """Shape and constants of a decoder-only transformer with RMSNorm, rotary positions and gated MLPs.
 
-    The weights decide which norms a layer has. granite and gemma have scales; elsewhere they are 1.
+    The weights decide which norms a layer has. granite and gemma have scales; elsewhere they are 1. A layer has
+    one MLP of intermediate_size, or with routing so many experts of that size.
     """
 
     architecture: str
@@ -108,6 +136,7 @@ class DecoderConfig:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float | None = None
+    routing: Routing | None = None
 
     @property
     def num_layers(self) -> int:
@@ -115,29 +144,43 @@ class DecoderConfig:
 
 
 def config_from_gguf(
-    path: object, metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
+    path: object,
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, StoredTensor],
+    wanted_length: int | None = None,
 ) -> DecoderConfig:
-    """Raises SourceError: an unknown architecture, a missing key, or a feature that the graph lacks."""
-    architecture = str(metadata.get("general.architecture"))
+    """The description of a GGUF file's model, for texts of up to wanted_length tokens if that is given.
+
+    Raises SourceError: an unknown architecture, a missing key, or a feature that the graph lacks.
+    """
+    stored_name = str(metadata.get("general.architecture"))
+    stated = Settings(path, metadata, f"{stored_name}.")
+    architecture = _GGUF_NAMES.get(stored_name, stored_name)
+    if architecture == "llama" and stated.get("expert_count"):
+        architecture = "mixtral"
     # A mistral file calls itself llama.
     family = _family(path, "mistral" if architecture == "llama" else architecture)
-    stated = Settings(path, metadata, f"{architecture}.")
+    inner = stated.get("expert_feed_forward_length") if family.is_mixture else None
     heads, hidden = stated.count("attention.head_count"), stated.count("embedding_length")
     head_dim = stated.count("attention.key_length", hidden // heads)
     num_layers, context_length = stated.count("block_count"), stated.count("context_length")
-    rotary = rotary_from_gguf(stated, tensors, head_dim, context_length)
+    rotary = rotary_from_gguf(stated, tensors, head_dim, context_length, wanted_length)
+    if family.is_paired and rotary.rotated != head_dim:
+        raise SourceError(
+            f"{path} rotates only a part of each head, which no {architecture} model does; unsupported"
+        )
     local = plain_rotary(stated.number("rope.freq_base_swa", 1e4), head_dim)
     window = _window_from_gguf(stated, family, architecture, context_length)
     by_width = (architecture, num_layers) in _SCALED_BY_WIDTH
     return DecoderConfig(
         architecture=architecture,
         hidden_size=hidden,
-        intermediate_size=stated.count("feed_forward_length"),
+        intermediate_size=inner or stated.count("feed_forward_length"),
         num_heads=heads,
         num_kv_heads=stated.count("attention.head_count_kv", heads),
         head_dim=head_dim,
         vocab_size=_vocab_size(path, tensors, "token_embd.weight"),
-        context_length=min(context_length, rotary.max_positions or context_length, _MAX_CONTEXT_LENGTH),
+        context_length=_context_length(path, rotary.context_length or context_length, wanted_length),
         rms_eps=stated.number("attention.layer_norm_rms_epsilon"),
         layers=_layers(
             Layer(rotary=rotary),
@@ -152,13 +195,17 @@ def config_from_gguf(
         residual_scale=stated.number("residual_scale", 1.0),
         logit_scale=1 / stated.number("logit_scale", 1.0),
         logit_cap=stated.optional("final_logit_softcapping", family.defaults.get("final_logit_softcapping")),
+        routing=_routing(stated, family, "expert_count", "expert_used_count"),
     )
 
 
 def config_from_huggingface(
-    path: object, settings: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
+    path: object,
+    settings: Mapping[str, Any],
+    tensors: Mapping[str, StoredTensor],
+    wanted_length: int | None = None,
 ) -> DecoderConfig:
-    """Raises SourceError: an unknown model type, a missing key, or a feature that the graph lacks."""
+    """As config_from_gguf, for a folder with config.json."""
     architecture = str(settings.get("model_type")).removesuffix("_text")
     advice = ". Others may go through PyTorch: edgespec export SOURCE --exporter optimum"
     family, stated = _family(path, architecture, advice), Settings(path, settings)
@@ -170,10 +217,13 @@ def config_from_huggingface(
     for key in _UNSUPPORTED:
         if stated.get(key):
             raise SourceError(f"{path} sets {key} to {stated.get(key)}, which is not supported")
+    if stated.get("decoder_sparse_step", 1) != 1:
+        raise SourceError(f"{path} has experts in some layers only, which is not supported")
+    num_experts = "num_experts" if stated.get("num_experts") else "num_local_experts"
     heads, hidden = stated.count("num_attention_heads"), stated.count("hidden_size")
     head_dim = stated.count("head_dim", hidden // heads)
     num_layers, context_length = stated.count("num_hidden_layers"), stated.count("max_position_embeddings")
-    rotary, local_rotary = rotaries_from_huggingface(stated, head_dim, context_length)
+    rotary, local_rotary = rotaries_from_huggingface(stated, head_dim, context_length, wanted_length)
     is_local = _local_layers(
         stated, family, stated.get("layer_types", stated.get("sliding_window_pattern")), num_layers
     )
@@ -181,12 +231,12 @@ def config_from_huggingface(
     return DecoderConfig(
         architecture=architecture,
         hidden_size=hidden,
-        intermediate_size=stated.count("intermediate_size"),
+        intermediate_size=stated.count("moe_intermediate_size", stated.get("intermediate_size")),
         num_heads=heads,
         num_kv_heads=stated.count("num_key_value_heads", heads),
         head_dim=head_dim,
         vocab_size=_vocab_size(path, tensors, "model.embed_tokens.weight"),
-        context_length=min(context_length, rotary.max_positions or context_length, _MAX_CONTEXT_LENGTH),
+        context_length=_context_length(path, rotary.context_length or context_length, wanted_length),
         rms_eps=stated.number("rms_norm_eps"),
         layers=_layers(
             Layer(rotary=rotary),
@@ -203,6 +253,7 @@ def config_from_huggingface(
         residual_scale=stated.number("residual_multiplier", 1.0),
         logit_scale=1 / stated.number("logits_scaling", 1.0),
         logit_cap=stated.optional("final_logit_softcapping"),
+        routing=_routing(stated, family, num_experts, "num_experts_per_tok"),
     )
 
 
@@ -234,6 +285,30 @@ def _family(path: object, architecture: str, advice: str = "") -> Family:
 
 def _embedding_scale(family: Family, hidden_size: int) -> float:
     return math.sqrt(hidden_size) if family.scales_embedding else 1.0
+
+
+def _routing(stated: Settings, family: Family, num_experts: str, num_used: str) -> Routing | None:
+    """The routing by the keys of its numbers; None for a family without experts."""
+    if not family.is_mixture:
+        return None
+    routing = Routing(
+        stated.count(num_experts),
+        stated.count(num_used),
+        bool(stated.get("norm_topk_prob", family.normalizes_routing)),
+    )
+    if routing.num_used > routing.num_experts:
+        raise SourceError(
+            f"{stated.path} uses {routing.num_used} of {routing.num_experts} experts; the file is damaged"
+        )
+    return routing
+
+
+def _context_length(path: object, longest: int, wanted: int | None) -> int:
+    if wanted is not None and wanted > longest:
+        raise SourceError(
+            f"{path} is for texts of up to {longest} tokens, not {wanted}; ask for a shorter context"
+        )
+    return min(wanted or longest, _MAX_CONTEXT_LENGTH)
 
 
 def _vocab_size(path: object, tensors: Mapping[str, StoredTensor], name: str) -> int:

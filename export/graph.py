@@ -30,7 +30,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from edgespec.export.families import DecoderConfig
+from edgespec.export.experts import ExpertsWriter
+from edgespec.export.families import DecoderConfig, Routing
 from edgespec.export.linear import LinearWriter
 from edgespec.export.nodes import Nodes, make_output, typed_value
 from edgespec.export.precision import Rule
@@ -79,6 +80,7 @@ class _Decoder:
         self.nodes = Nodes()
         self.op, self.constant = self.nodes.op, self.nodes.constant
         self.linear = LinearWriter(self.nodes, self.weights, self.rule)
+        self.experts = ExpertsWriter(self.nodes, self.weights, self.rule)
         self.type = ir.DataType.FLOAT16 if self.rule.is_half else ir.DataType.FLOAT
         self.floats = np.float16 if self.rule.is_half else np.float32
         self.tables: dict[Rotary, tuple[ir.Value, ir.Value]] = {}
@@ -203,9 +205,9 @@ class _Decoder:
             projected = self._norm_heads(i, projected)
         layer = self.config.layers[i]
         tables = () if layer.rotary is None else self._tables(layer.rotary)
-        if tables and self.variant.rotates_apart:
-            query, key, value = self._split_heads(i, projected)
-            projected = [self._rotate(query, tables), self._rotate(key, tables), value]
+        if layer.rotary is not None and self.variant.rotates_apart:
+            *rotated, value = self._split_heads(i, projected)
+            projected = [*(self._rotate(x, layer.rotary, at) for at, x in enumerate(rotated)), value]
             tables = ()
         projected += [None] * (3 - len(projected))  # one value: query, key and value packed
         inputs = [*projected, *past, *lengths, *tables]
@@ -251,8 +253,13 @@ class _Decoder:
         heads = (self.config.num_heads, self.config.num_kv_heads, self.config.num_kv_heads)
         return [num_heads * self.config.head_dim for num_heads in heads]
 
-    def _rotate(self, x: ir.Value | None, tables: Sequence[ir.Value]) -> ir.Value:
-        return self.op("RotaryEmbedding", x, self.tree["position_ids"], *tables)
+    def _rotate(self, x: ir.Value | None, rotary: Rotary, part: int) -> ir.Value:
+        """Queries, part 0, or keys, part 1, rotated by position."""
+        inputs = (x, self.tree["position_ids"], *self._tables(rotary))
+        if rotary.rotated == self.config.head_dim:
+            return self.op("RotaryEmbedding", *inputs)
+        heads = self._head_sizes()[part] // self.config.head_dim
+        return self.op("RotaryEmbedding", *inputs, num_heads=heads, rotary_embedding_dim=rotary.rotated)
 
     def _scale(self, x: ir.Value, scale: float) -> ir.Value:
         if scale == 1.0:
@@ -264,6 +271,8 @@ class _Decoder:
         return logits if cap is None else self._scale(self.op("Tanh", self._scale(logits, 1 / cap)), cap)
 
     def _mlp(self, i: int, x: ir.Value) -> ir.Value:
+        if self.config.routing is not None:
+            return self._experts(i, x, self.config.routing)
         parts = self.linear(f"{i}.gate_up", x, [self.tensors[f"{i}.gate"], self.tensors[f"{i}.up"]])
         if len(parts) == 1:
             outputs = [ir.Value(name=f"{i}.{part}.out") for part in ("gate", "up")]
@@ -272,6 +281,14 @@ class _Decoder:
         is_silu = self.config.activation == "silu"  # x · sigmoid(x)
         active = self.op("QuickGelu", gate, alpha=1.0) if is_silu else self.op("Gelu", gate, approximate="tanh")
         return self.linear(f"{i}.down", self.op("Mul", active, up), [self.tensors[f"{i}.down"]])[0]
+
+    def _experts(self, i: int, x: ir.Value, routing: Routing) -> ir.Value:
+        router = self.linear.floats(f"{i}.router", x, self.tensors[f"{i}.router"])
+        flat = self.constant("router_logits", np.array([-1, routing.num_experts]))
+        numbers = range(routing.num_experts)
+        gates_ups = [tuple(self.tensors[f"{i}.{part}.{number}"] for part in ("gate", "up")) for number in numbers]
+        downs = [(self.tensors[f"{i}.down.{number}"],) for number in numbers]
+        return self.experts(f"{i}.experts", x, self.op("Reshape", router, flat), routing, (gates_ups, downs))
 
     def _add_norm(self, x: ir.Value, residual: ir.Value, role: str) -> tuple[ir.Value, ir.Value]:
         """RMSNorm of x + residual, and the sum itself; the sum twice where the model has no such norm."""

@@ -24,7 +24,7 @@ from edgespec.export.weights import WeightsFile
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 Halves = npt.NDArray[np.float16]
 _NUMPY = {"F32": np.float32, "F16": np.float16}
-_DATA_TYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16}
+DATA_TYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,8 @@ class _Packed:
         return {"bits": self.form.bits, "block_size": self.form.block_size}
 
 
-def _blocks(tensor: StoredTensor, form: Form) -> Iterator[Blocks]:
+def read_blocks(tensor: StoredTensor, form: Form) -> Iterator[Blocks]:
+    """Rows in blocks of the form, which are those of the file where the form says that they are kept."""
     assert form.bits is not None
     if form.rounding == "symmetric":
         rounded = quantize if form.bits == 8 else quantize_symmetric
@@ -57,7 +58,8 @@ def _blocks(tensor: StoredTensor, form: Form) -> Iterator[Blocks]:
     return tensor.blocks()
 
 
-def _read_floats(storage: str, tensor: StoredTensor) -> Iterator[Bytes | Floats | Halves]:
+def read_floats(storage: str, tensor: StoredTensor) -> Iterator[Bytes | Floats | Halves]:
+    """Rows in a storage type, as bytes where the file has it; raises SourceError: a half float cannot hold one."""
     if storage in ("F32", tensor.storage):
         yield from tensor.raw_floats() if storage == tensor.storage else tensor.floats()
         return
@@ -92,6 +94,11 @@ class LinearWriter:
             self._matrix(f"{name}.{i}", x, [tensor], [bias], [form])
             for i, (tensor, bias, form) in enumerate(zip(tensors, biases, forms, strict=True))
         ]
+
+    def floats(self, name: str, x: ir.Value, tensor: StoredTensor) -> ir.Value:
+        """x times a small tensor that is kept in floats in every precision."""
+        form = Form(None, storage=self._rule.storage)
+        return self._multiply_floats(x, self._write_floats(name, [tensor], form), form)
 
     def embedding(
         self, tensor: StoredTensor, input_ids: ir.Value, head_name: str, head: StoredTensor | None
@@ -140,14 +147,14 @@ class LinearWriter:
         return self.weights.append(f"{name}.bias", [values], values.shape)
 
     def _write_floats(self, name: str, tensors: Sequence[StoredTensor], form: Form) -> ir.Value:
-        parts = (part for tensor in tensors for part in _read_floats(form.storage, tensor))
+        parts = (part for tensor in tensors for part in read_floats(form.storage, tensor))
         shape = [sum(tensor.rows for tensor in tensors), tensors[0].columns]
-        return self.weights.append(name, parts, shape, _DATA_TYPES[form.storage])
+        return self.weights.append(name, parts, shape, DATA_TYPES[form.storage])
 
     def _as_float(self, x: ir.Value, form: Form) -> ir.Value:
         if form.storage == self._rule.storage:
             return x
-        return self.nodes.op("Cast", x, to=int(_DATA_TYPES[self._rule.storage]))
+        return self.nodes.op("Cast", x, to=int(DATA_TYPES[self._rule.storage]))
 
     def _multiply_floats(self, x: ir.Value, matrix: ir.Value, form: Form) -> ir.Value:
         # Operators on a constant are folded when the session loads; the file keeps its storage type.
@@ -165,7 +172,7 @@ class LinearWriter:
 
         def levels() -> Iterator[Bytes]:
             for tensor, own in zip(tensors, forms, strict=True):
-                for blocks in _blocks(tensor, own):
+                for blocks in read_blocks(tensor, own):
                     stored = append_offset_columns(blocks) if form.has_offsets else blocks
                     scales.append(stored.scales.astype(_NUMPY[self._rule.storage]))
                     if stored.zero_points is not None:

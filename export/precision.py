@@ -28,7 +28,7 @@ PRECISIONS = ("auto", "source", "fp32", "fp16", "int8", "int4", "w8a16")
 BLOCK_SIZES = (32, 64, 128)
 FORMS = ("cpu", "gpu", "npu")
 _FLOATS = {"fp32": "F32", "fp16": "F16"}
-_BITS = {"int8": 8, "int4": 4}
+BITS = {"int8": 8, "int4": 4}
 # Q6_K has blocks of 16 weights; eight are joined, which takes three quarters of the time to read and was worse by
 # less than 0.001 nats (docs/log/kernels-and-passes.md).
 JOINED_BLOCK = 128
@@ -84,7 +84,7 @@ class Rule:
             return replace(self, precision="int8").form(tensor)
         if self.precision in _FLOATS:
             return Form(None, storage=_FLOATS[self.precision])
-        bits = _BITS.get(self.precision)
+        bits = BITS.get(self.precision)
         if tensor.is_blocks:
             stored = BLOCK_FORMATS[tensor.storage]
             size = JOINED_BLOCK if tensor.storage == "Q6_K" else stored.block_size

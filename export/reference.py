@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from edgespec.export.blocks import Floats
-from edgespec.export.families import DecoderConfig
+from edgespec.export.families import DecoderConfig, Routing
 from edgespec.export.rotary import Rotary
 from edgespec.export.tensors import StoredTensor
 from edgespec.types import Logits, TokenIds
@@ -26,11 +26,35 @@ def reference_logits(config: DecoderConfig, tensors: Mapping[str, StoredTensor],
         attended = _attention(config, i, layer, _norm(config, layer, "input_norm", x))
         x += residual * _norm(config, layer, "attended_norm", attended)
         normed = _norm(config, layer, "mlp_norm", x)
-        gate, up = _linear(normed, layer["gate"]), _linear(normed, layer["up"])
-        fed = _linear(_ACTIVATIONS[config.activation](gate) * up, layer["down"])
+        fed = (
+            _mlp(config, layer, normed) if config.routing is None else _mix(config, config.routing, layer, normed)
+        )
         x += residual * _norm(config, layer, "fed_norm", fed)
     normed = _norm(config, tensors, "final_norm", x) * np.float32(config.logit_scale)
     return _cap(_linear(normed, tensors.get("head", tensors["embedding"])), config.logit_cap)
+
+
+def _mlp(config: DecoderConfig, layer: Mapping[str, StoredTensor], x: Floats, expert: str = "") -> Floats:
+    gate, up = (_linear(x, layer[part + expert]) for part in ("gate", "up"))
+    return _linear(_ACTIVATIONS[config.activation](gate) * up, layer[f"down{expert}"])
+
+
+def _mix(config: DecoderConfig, routing: Routing, layer: Mapping[str, StoredTensor], x: Floats) -> Floats:
+    """The experts' outputs for their tokens, weighted by the router's probabilities."""
+    scores = _linear(x, layer["router"])
+    share = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    share /= share.sum(axis=-1, keepdims=True)
+    chosen = np.argsort(-share, axis=-1, kind="stable")[:, : routing.num_used]
+    kept = np.zeros_like(share)
+    np.put_along_axis(kept, chosen, np.take_along_axis(share, chosen, axis=-1), axis=-1)
+    if routing.is_normalized:
+        kept /= kept.sum(axis=-1, keepdims=True)
+    mixed = np.zeros_like(x)
+    for number in range(routing.num_experts):
+        own = np.flatnonzero(kept[:, number])
+        if own.size:
+            mixed[own] += kept[own, number, None] * _mlp(config, layer, x[own], f".{number}")
+    return mixed
 
 
 def _silu(x: Floats) -> Floats:
@@ -97,5 +121,6 @@ def _mask(sliding_window: int | None, num_tokens: int) -> Floats:
 def _rotate(x: Floats, rotary: Rotary) -> Floats:
     angles = np.outer(np.arange(len(x), dtype=np.float32), rotary.inv_freq)[:, None]
     cos, sin = np.cos(angles) * np.float32(rotary.scale), np.sin(angles) * np.float32(rotary.scale)
-    first, second = np.split(x, 2, axis=-1)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    half = rotary.rotated // 2
+    first, second, rest = np.split(x, [half, 2 * half], axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from edgespec.errors import SourceError
+from edgespec.export.expert_roles import expert_tensors
 from edgespec.export.families import FAMILIES, DecoderConfig, Family
 from edgespec.export.tensors import Index, StoredTensor
 
@@ -54,7 +55,9 @@ def tensors_by_role(
     if family.is_fused:
         stored = _split_fused(path, config, stored, column)
     found: dict[str, StoredTensor] = {}
-    used = set()
+    used: set[str] = set()
+    if config.routing is not None:
+        found, used = expert_tensors(path, config, stored, is_gguf=is_gguf)
     for role, name in _names(family, column).items():
         for i in range(config.num_layers) if "{i}" in role else [0]:
             if (own := name.format(i=i)) in stored:
@@ -73,12 +76,14 @@ def tensors_by_role(
 
 
 def _names(family: Family, column: int) -> dict[str, str]:
-    """Names by role, without the layer norms that the family lacks."""
+    """Names by role, without the layer norms that the family lacks, and without experts."""
     names = {
         role: both[column]
         for role, both in _TENSOR_NAMES.items()
         if not (role.startswith("{i}") and role.endswith("norm")) or role.removeprefix("{i}.") in family.norms
     }
+    if family.is_mixture:
+        names = {role: name for role, name in names.items() if not role.endswith((".gate", ".up", ".down"))}
     if column == 1 and {"attended_norm", "mlp_norm"} <= set(family.norms):
         names["{i}.mlp_norm"] = _MLP_NORM_OF_TWO
     return names

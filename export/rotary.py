@@ -2,12 +2,13 @@
 
 longrope has two sets of factors: one for sequences up to the length of the first training, one for longer ones.
 transformers switches when a sequence outgrows that length. A table of cosines cannot switch, so an export takes
-the short factors and that length as its context: every sequence in it is exact.
+the short factors and that length as its context, or, where a longer context is asked for, the long factors for
+all sequences, as transformers does once a sequence is longer.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,41 +21,66 @@ from edgespec.export.tensors import StoredTensor
 
 @dataclass(frozen=True, eq=False)
 class Rotary:
-    """Frequencies, [head_dim / 2], and the factor of cosines and sines."""
+    """Frequencies of the values of a head that are rotated, [rotated / 2], and the factor of cosines and sines.
+
+    The first values of a head are rotated, the others stay as they are.
+    """
 
     inv_freq: Floats
     scale: float = 1.0
-    max_positions: int | None = None  # that the frequencies are right for, if not all
+    context_length: int | None = None  # that the frequencies are made for, if not the model's own
+
+    @property
+    def rotated(self) -> int:
+        """How many values of each head are rotated."""
+        return 2 * len(self.inv_freq)
 
 
-def plain_rotary(theta: float, head_dim: int) -> Rotary:
-    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
+def plain_rotary(theta: float, rotated: int) -> Rotary:
+    exponents = np.arange(0, rotated, 2, dtype=np.float64) / rotated
     return Rotary(np.exp(-exponents * math.log(theta)).astype(np.float32))
 
 
 def rotary_from_gguf(
-    stated: Settings, tensors: Mapping[str, StoredTensor], head_dim: int, context_length: int
+    stated: Settings,
+    tensors: Mapping[str, StoredTensor],
+    head_dim: int,
+    context_length: int,
+    wanted_length: int | None,
 ) -> Rotary:
-    if stated.get("rope.dimension_count", head_dim) != head_dim:
-        raise SourceError(f"{stated.path} rotates only a part of each head, which is not supported")
-    kind, short = stated.get("rope.scaling.type", "none"), tensors.get("rope_factors_short.weight")
-    if kind not in ("none", "linear") and not (kind == "longrope" and short is not None):
-        raise SourceError(
-            f"{stated.path} uses rotary scaling '{kind}'; known are none, linear, llama3 and longrope"
-        )
-    inv_freq = plain_rotary(stated.number("rope.freq_base", 1e4), head_dim).inv_freq
+    """The rotary of a model with context_length, for texts of up to wanted_length tokens if that is given."""
+    rotated = _require_rotated(stated.path, stated.count("rope.dimension_count", head_dim), head_dim)
+    kind = stated.get("rope.scaling.type", "none")
+    theta = stated.number("rope.freq_base", 1e4)
+    inv_freq = plain_rotary(theta, rotated).inv_freq
+    if (divisors := tensors.get("rope_freqs.weight")) is not None:
+        inv_freq /= divisors.vector()
+    scale = stated.optional("rope.scaling.attn_factor")
+    factors = {name: tensors.get(f"rope_factors_{name}.weight") for name in ("short", "long")}
+    if factors["short"] is not None and kind in ("none", "longrope"):
+        trained = stated.count("rope.scaling.original_context_length")
+        scale = scale or _longrope_scale(context_length / trained, trained)
+        read = {name: None if each is None else each.vector() for name, each in factors.items()}
+        return _longrope(stated.path, inv_freq, read, scale, trained, wanted_length)
+    if kind == "none":
+        return Rotary(inv_freq, scale or 1.0)
     if kind == "linear":
-        inv_freq /= np.float32(stated.number("rope.scaling.factor"))
-    if (factors := tensors.get("rope_freqs.weight")) is not None:
-        inv_freq /= factors.vector()
-    if short is None:
-        return Rotary(inv_freq, stated.number("rope.scaling.attn_factor", 1.0))
-    trained = stated.count("rope.scaling.original_context_length")
-    scale = stated.number("rope.scaling.attn_factor", _longrope_scale(context_length / trained, trained))
-    return _longrope(stated.path, inv_freq, short.vector(), scale, trained)
+        return Rotary(inv_freq / np.float32(stated.number("rope.scaling.factor")), scale or 1.0)
+    if kind == "yarn":
+        # The file's attn_factor is beside the factor of the method, as in llama.cpp.
+        names = {"factor": "factor", "original_max_position_embeddings": "original_context_length"}
+        names |= {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
+        given = {name: stated.get(f"rope.scaling.{key}") for name, key in names.items()}
+        found = _yarn(Settings(stated.path, given), theta, inv_freq)
+        return replace(found, scale=found.scale * (scale or 1.0))
+    raise SourceError(
+        f"{stated.path} uses rotary scaling '{kind}'; known are none, linear, llama3, yarn and longrope"
+    )
 
 
-def rotaries_from_huggingface(stated: Settings, head_dim: int, context_length: int) -> tuple[Rotary, Rotary]:
+def rotaries_from_huggingface(
+    stated: Settings, head_dim: int, context_length: int, wanted_length: int | None
+) -> tuple[Rotary, Rotary]:
     """The rotaries of layers that see all tokens and of those that see a window, which differ in gemma3."""
     rope = stated.get("rope_parameters") or stated.get("rope_scaling") or {}
     above = {
@@ -64,18 +90,18 @@ def rotaries_from_huggingface(stated: Settings, head_dim: int, context_length: i
     }
     within = {key: value for key, value in rope.get("full_attention", rope).items() if value is not None}
     full = Settings(stated.path, above | within)
-    if full.get("partial_rotary_factor", 1) != 1:
-        raise SourceError(f"{stated.path} rotates only a part of each head, which is not supported")
-    rotary = _read_rotary(full, head_dim, context_length)
+    rotary = _read_rotary(full, head_dim, context_length, wanted_length)
     if (theta := stated.get("rope_local_base_freq")) is None:
         return rotary, rotary
     local = Settings(stated.path, {"rope_theta": theta, **rope.get("sliding_attention", {})})
-    return rotary, _read_rotary(local, head_dim, context_length)
+    return rotary, _read_rotary(local, head_dim, context_length, wanted_length)
 
 
-def _read_rotary(rope: Settings, head_dim: int, context_length: int) -> Rotary:
+def _read_rotary(rope: Settings, head_dim: int, context_length: int, wanted_length: int | None) -> Rotary:
     """rope has rope_theta, rope_type and what the type needs, under the names of a config.json."""
-    inv_freq = plain_rotary(rope.number("rope_theta"), head_dim).inv_freq
+    rotated = int(head_dim * rope.number("partial_rotary_factor", 1.0))
+    theta = rope.number("rope_theta")
+    inv_freq = plain_rotary(theta, _require_rotated(rope.path, rotated, head_dim)).inv_freq
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return Rotary(inv_freq)
@@ -83,26 +109,89 @@ def _read_rotary(rope: Settings, head_dim: int, context_length: int) -> Rotary:
         return Rotary(inv_freq / np.float32(rope.number("factor")))
     if kind == "llama3":
         return Rotary(_llama3(rope, inv_freq))
+    if kind == "yarn":
+        trained = rope.get("original_max_position_embeddings", context_length)
+        settings = {**rope.values, "original_max_position_embeddings": trained}
+        return _yarn(replace(rope, values=settings), theta, inv_freq)
     if kind in ("longrope", "su"):
         trained = rope.count("original_max_position_embeddings")
         factor = rope.number("factor", context_length / trained)
         scale = rope.number("attention_factor", _longrope_scale(factor, trained))
-        return _longrope(rope.path, inv_freq, rope.get("short_factor"), scale, trained)
-    raise SourceError(f"{rope.path} uses rotary scaling '{kind}'; known are default, linear, llama3 and longrope")
+        factors = {name: rope.get(f"{name}_factor") for name in ("short", "long")}
+        return _longrope(rope.path, inv_freq, factors, scale, trained, wanted_length)
+    raise SourceError(
+        f"{rope.path} uses rotary scaling '{kind}'; known are default, linear, llama3, yarn and longrope"
+    )
 
 
-def _longrope(path: object, inv_freq: Floats, factors: Any, scale: float, trained: int) -> Rotary:
-    """Frequencies for sequences up to the length of the first training (Ding et al., arXiv:2402.13753)."""
-    divisors = np.array(factors, np.float32)
+def _require_rotated(path: object, rotated: int, head_dim: int) -> int:
+    """GroupQueryAttention rotates whole heads, or a part of them whose half is a multiple of 8."""
+    if rotated == head_dim or (0 < rotated < head_dim and rotated % 16 == 0):
+        return rotated
+    raise SourceError(
+        f"{path} rotates {rotated} of the {head_dim} values of each head; ONNX Runtime rotates all of them, or a "
+        "multiple of 16"
+    )
+
+
+def _longrope(
+    path: object,
+    inv_freq: Floats,
+    factors: Mapping[str, Any],
+    scale: float,
+    trained: int,
+    wanted_length: int | None,
+) -> Rotary:
+    """Frequencies for texts up to the length of the first training, or for longer ones.
+
+    LongRoPE (Ding et al., arXiv:2402.13753).
+    """
+    is_long = wanted_length is not None and wanted_length > trained
+    name = "long" if is_long else "short"
+    divisors = np.array(factors[name], np.float32)
     if divisors.shape != inv_freq.shape or not (divisors > 0).all():
         raise SourceError(
-            f"{path}: the short factors of longrope are {factors}, wanted {len(inv_freq)} positive numbers"
+            f"{path}: the {name} factors of longrope are {factors[name]}, wanted {len(inv_freq)} positive numbers"
         )
-    return Rotary(inv_freq / divisors, scale, trained)
+    return Rotary(inv_freq / divisors, scale, None if is_long else trained)
 
 
 def _longrope_scale(factor: float, trained: int) -> float:
     return math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+
+
+def _yarn(rope: Settings, theta: float, inv_freq: Floats) -> Rotary:
+    """Frequencies that turn often within the first training's length stay, the others are divided.
+
+    YaRN (Peng et al., arXiv:2309.00071), with the rounded borders of transformers and llama.cpp.
+    """
+    factor, trained = rope.number("factor"), rope.number("original_max_position_embeddings")
+    fast, slow = rope.number("beta_fast", 32.0), rope.number("beta_slow", 1.0)
+    pairs = len(inv_freq)
+
+    def pair_with(turns: float) -> float:
+        """The index of the pair of values that turns so often within the length."""
+        return pairs * math.log(trained / (turns * 2 * math.pi)) / math.log(theta)
+
+    low, high = pair_with(fast), pair_with(slow)
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * pairs - 1)
+    divided = np.clip((np.arange(pairs) - low) / max(high - low, 0.001), 0, 1)
+    scaled = (inv_freq * (1 - divided) + inv_freq / factor * divided).astype(np.float32)
+    return Rotary(scaled, _yarn_scale(rope, factor), round(trained * factor))
+
+
+def _yarn_scale(rope: Settings, factor: float) -> float:
+    if (stated := rope.optional("attention_factor")) is not None:
+        return stated
+
+    def scale_of(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        return scale_of(rope.number("mscale")) / scale_of(rope.number("mscale_all_dim"))
+    return scale_of(1.0)
 
 
 def _llama3(rope: Settings, inv_freq: Floats) -> Floats:

@@ -5,6 +5,7 @@ offset is checked. Format: the safetensors README.
 """
 
 import json
+import math
 import struct
 from itertools import pairwise
 from pathlib import Path
@@ -87,9 +88,9 @@ def _stored_tensor(path: Path, name: str, info: dict[str, Any], start: int, size
         raise SourceError(f"{path}: tensor {name} has dtype {storage}; known are {', '.join(_FLOATS)}")
     if not all(type(number) is int for number in (*shape, begin, end)):
         raise SourceError(f"{path}: tensor {name} has shape {shape} at {begin} to {end}, wanted whole numbers")
-    if len(shape) not in (1, 2) or min(shape) < 1:
+    if len(shape) not in (1, 2, 3) or min(shape) < 1:
         raise SourceError(f"{path}: tensor {name} has shape {shape}; only vectors and matrices are read")
-    rows = shape[0] if len(shape) == 2 else 1
+    rows = math.prod(shape[:-1])  # of a stack of matrices all rows, one matrix after another
     tensor = StoredTensor(name, path, start + begin, rows, shape[-1], storage)
     if begin < 0 or end - begin != tensor.num_bytes or start + end > size:
         raise SourceError(f"{path}: tensor {name} does not lie within the file; it is cut short, fetch it again")

@@ -36,12 +36,16 @@ class LoadedSource:
     num_left_out: int = 0  # tensors of a vision tower
 
 
-def read_source(source: Path) -> LoadedSource:
-    """Read all of a source but its weights; raises SourceError: it is missing, broken, foreign or unsupported."""
+def read_source(source: Path, context_length: int | None = None) -> LoadedSource:
+    """Read all of a source but its weights, for texts of up to context_length tokens if that is given.
+
+    Raises SourceError: it is missing, broken, foreign or unsupported.
+    """
     try:
         if not source.exists():
             raise SourceError(f"{source} does not exist; give a .gguf file or a folder with safetensors weights")
-        loaded = _load_huggingface(source) if source.is_dir() else _load_gguf(source)
+        load = _load_huggingface if source.is_dir() else _load_gguf
+        loaded = load(source, context_length)
         _require_types(source, loaded.vocabulary)
     except PermissionError as error:
         raise SourceError(f"{error.filename or source} may not be read; fix its permissions") from None
@@ -72,9 +76,9 @@ def _require_types(source: Path, vocabulary: Vocabulary) -> None:
         raise SourceError(f"{source} has special token ids {ids}, wanted whole numbers; it is damaged")
 
 
-def _load_gguf(path: Path) -> LoadedSource:
+def _load_gguf(path: Path, context_length: int | None) -> LoadedSource:
     file = read_gguf(path)
-    config = config_from_gguf(path, file.metadata, file.tensors)
+    config = config_from_gguf(path, file.metadata, file.tensors, context_length)
     return LoadedSource(
         config=config,
         tensors=tensors_by_role(path, config, file.tensors, is_gguf=True),
@@ -88,12 +92,12 @@ def _load_gguf(path: Path) -> LoadedSource:
     )
 
 
-def _load_huggingface(folder: Path) -> LoadedSource:
+def _load_huggingface(folder: Path, context_length: int | None) -> LoadedSource:
     settings = _read_json(folder / "config.json")
     whole = read_safetensors(folder)
     stated, stored = decoder_part(settings, whole)
     num_left_out = len(whole) - len(stored)
-    config = config_from_huggingface(folder, stated, stored)
+    config = config_from_huggingface(folder, stated, stored, context_length)
     if stated.get("tie_word_embeddings"):
         stored.pop("lm_head.weight", None)
     paths = sorted({tensor.path for tensor in stored.values()})

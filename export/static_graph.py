@@ -162,23 +162,27 @@ class _StaticDecoder:
         return self._move("Gather", mask, rows, axis=0)
 
     def _rotate(self, x: ir.Value, rotary: Rotary) -> ir.Value:
-        """x · cos + (second half, first half) · sin, the first half of whose table is negated."""
+        """x · cos + (second half, first half) · sin, the first half of whose table is negated.
+
+        Values that are not rotated are multiplied by 1 and by 0.
+        """
         if rotary not in self.rotations:
             angles = np.outer(np.arange(self.capacity, dtype=np.float32), rotary.inv_freq)
-            cosines = np.concatenate([np.cos(angles), np.cos(angles)], axis=1)
-            sines = np.concatenate([-np.sin(angles), np.sin(angles)], axis=1)
+            cosines, sines = (wave(angles) * np.float32(rotary.scale) for wave in (np.cos, np.sin))
+            kept = np.zeros((self.capacity, self.config.head_dim - rotary.rotated), np.float32)
             number = len(self.rotations)
             self.rotations[rotary] = (
-                self._look_up_wave(f"cos_{number}", cosines * np.float32(rotary.scale)),
-                self._look_up_wave(f"sin_{number}", sines * np.float32(rotary.scale)),
+                self._look_up_wave(f"cos_{number}", np.concatenate([cosines, cosines, kept + 1], axis=1)),
+                self._look_up_wave(f"sin_{number}", np.concatenate([-sines, sines, kept], axis=1)),
             )
         cos, sin = self.rotations[rotary]
-        halves = [ir.Value(name=f"half_{len(self.nodes.nodes)}.{at}") for at in (0, 1)]
-        half = self.config.head_dim // 2
-        sizes = self.nodes.constant("halves", np.array([half, half]))
-        halves = self.nodes.node("Split", [x, sizes], outputs=halves, axis=-1)
-        first, second = (self.activations.reencode(part, x) for part in halves)
-        turned = self._move("Concat", second, first, axis=-1)
+        half, rest = rotary.rotated // 2, self.config.head_dim - rotary.rotated
+        lengths = [half, half, rest] if rest else [half, half]
+        names = [ir.Value(name=f"part_{len(self.nodes.nodes)}.{at}") for at in range(len(lengths))]
+        sizes = self.nodes.constant(f"parts_{rotary.rotated}", np.array(lengths))
+        parts = self.nodes.node("Split", [x, sizes], outputs=names, axis=-1)
+        first, second, *others = (self.activations.reencode(part, x) for part in parts)
+        turned = self._move("Concat", second, first, *others, axis=-1)
         return self._op("Add", self._op("Mul", x, cos), self._op("Mul", turned, sin))
 
     def _look_up_wave(self, name: str, table: Floats) -> ir.Value:

@@ -57,6 +57,11 @@ def add_export(parser: argparse.ArgumentParser) -> None:
         choices=_PRECISIONS,
         help="of the weights (default: source, that of SOURCE; fp16 for an NPU; fp32 for a GPU here without fp16)",
     )
+    add_count(
+        parser,
+        "--context-length",
+        "the longest text in tokens (default: the model's own; with longrope that of its first training)",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what the export would take, and exit")
     parser.add_argument(
         "--check",
@@ -163,7 +168,14 @@ def _plan(options: argparse.Namespace) -> int:
             own = (
                 () if options.drafter else (drafting_options(options), tuple(sorted(options.hidden_states or ())))
             )
-            read, plan = plan_source(Path(part.source), part.precision, part.form, *own, is_checked=is_checked)
+            read, plan = plan_source(
+                Path(part.source),
+                part.precision,
+                part.form,
+                *own,
+                context_length=options.context_length,
+                is_checked=is_checked,
+            )
             loaded.append(read)
         else:
             plan = estimate(
@@ -275,6 +287,7 @@ def _export_model(options: argparse.Namespace) -> None:
             form=part.form,
             drafting=drafting_options(options),
             hidden_layers=tuple(sorted(options.hidden_states or ())),
+            context_length=options.context_length,
             measure_ranges=_range_measurement(options),
             **settings,
         )

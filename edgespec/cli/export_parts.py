@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 
 TARGET, DRAFTER = "target", "drafter"
 # Options that only the export of a single model takes, and those that only the native exporter takes.
-_SINGLE = ("block-size", "keep-layers", "skip-layers", "vocab-subset", "vocab-corpus", "hidden-states")
+_SINGLE = (
+    "block-size",
+    "context-length",
+    "keep-layers",
+    "skip-layers",
+    "vocab-subset",
+    "vocab-corpus",
+    "hidden-states",
+)
 _NATIVE = ("form", "device", "calibration", *_SINGLE)
 # Options that only a pair has.
 _PAIRED = ("drafter-precision", "drafter-form", "drafter-device", "add-to")
@@ -29,6 +37,8 @@ def require_compatible(options: argparse.Namespace) -> None:
         what = "leave --drafter out" if options.add_to is None else "name the source of the pair's drafter"
         raise UsageError(f"--drafter none is no pair; {what}")
     drafting_options(options).require_valid()  # before anything is downloaded
+    if options.context_length is not None and options.context_length < 1:
+        raise UsageError(f"--context-length is {options.context_length}, wanted 1 or more tokens")
     other = f"--exporter {options.exporter}" if options.exporter != "native" else "--drafter" if is_pair else None
     names = (*_NATIVE, "drafter") if options.exporter != "native" else _SINGLE
     given = [f"--{name}" for name in names if _is_given(options, name)]

@@ -187,6 +187,8 @@ def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gg
         ),
         (["export", "{gguf}", "--output", "{out}", "--drafter", "/nowhere.gguf"], 3, "/nowhere.gguf"),
         (["export", "{gguf}", "--output", "{out}", "--dry-run", "--skip-layers", "0-1"], 2, "keep at least one"),
+        (["export", "{gguf}", "--output", "{out}", "--context-length", "0"], 2, "wanted 1 or more tokens"),
+        (["export", "{gguf}", "--output", "{out}", "--context-length", "701"], 3, "up to 700 tokens, not 701"),
         (["export", "{gguf}", "--output", "{model}", "--dry-run"], 2, "already exists"),
         (["score", "{model}", "--file", "/nowhere.txt"], 2, "/nowhere.txt"),
         (["score", "{model}", "--file", "{empty}"], 2, "at least 2"),

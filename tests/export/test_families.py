@@ -4,14 +4,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import tiny
-from families import FAMILIES, LOGITS, SOURCES, TOKENS, weights_of, write_source
+from families import (
+    CONTEXT_LENGTHS,
+    FAMILIES,
+    GGUF_KEYS,
+    LOGITS,
+    MIXTURES,
+    SOURCES,
+    TOKENS,
+    weights_of,
+    write_source,
+)
+from mixtures import gguf_architecture, stored_experts
 
-from edgespec.errors import SourceError
+from edgespec.errors import SourceError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.export.families import DecoderConfig, config_from_gguf
 from edgespec.export.gguf import read_gguf
+from edgespec.export.reference import reference_logits
 from edgespec.export.sources import read_source
 from edgespec.export.tensors import StoredTensor
 from edgespec.runtimes.devices import find_device
@@ -21,7 +34,7 @@ pytestmark = pytest.mark.slow  # a module of many models or processes
 
 
 def largest_difference(source: Path, output: Path, family: str) -> float:
-    manifest = export_model(source, output, precision="fp32")
+    manifest = export_model(source, output, precision="fp32", context_length=CONTEXT_LENGTHS.get(family))
     decoder = OnnxDecoder(output, manifest, find_device("cpu"))
     wanted = LOGITS[family]
     decoder.logits(TOKENS[:23], 1)  # the rest goes on from a cache
@@ -83,6 +96,71 @@ def test_config_that_leaves_the_usual_out_gives_the_same_logits(tmp_path: Path, 
     assert largest_difference(tmp_path / "hf", tmp_path / "out", family) < 1e-4
 
 
+def error_beside_reference(source: Path, output: Path, precision: str) -> float:
+    """The error of a row in the middle, relative to the logits; rows whose experts are a near tie are far off."""
+    manifest, loaded = export_model(source, output, precision=precision), read_source(source)
+    wanted = reference_logits(loaded.config, loaded.tensors, TOKENS)
+    found = OnnxDecoder(output, manifest, find_device("cpu")).logits(TOKENS, len(TOKENS))
+    return float(np.median((found - wanted).std(axis=1)) / wanted.std())
+
+
+def write_mixture(path: Path, family: str, storage: str = "F32") -> None:
+    """A GGUF file of a mixture whose routers decide clearly."""
+    weights = stored_experts(family, "gguf", weights_of(family))
+    weights |= {name: 20 * value for name, value in weights.items() if "ffn_gate_inp" in name}
+    architecture = gguf_architecture(family)
+    keys = {"block_count": FAMILIES[family]["config"]["num_hidden_layers"], **GGUF_KEYS[family]}
+    override = {f"{architecture}.{key}": value for key, value in keys.items()}
+    tiny.write_gguf(path, weights, architecture=architecture, storage=storage, override=override)
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("int8", 0.15), ("int4", 0.75)])
+@pytest.mark.parametrize("family", MIXTURES)
+def test_rounded_experts_are_near_the_exact_ones(
+    tmp_path: Path, family: str, precision: str, bound: float
+) -> None:
+    write_mixture(tmp_path / "a.gguf", family)
+    assert 0 < error_beside_reference(tmp_path / "a.gguf", tmp_path / "out", precision) < bound
+
+
+@pytest.mark.parametrize(
+    ("storage", "bits"), [("Q8_0", 8), ("Q4_0", 4), ("Q4_1", 8), ("Q5_0", 8), ("F16", None), ("BF16", None)]
+)
+def test_experts_keep_the_blocks_that_the_kernel_takes(tmp_path: Path, storage: str, bits: int | None) -> None:
+    write_mixture(tmp_path / "a.gguf", "qwen3_moe", storage)
+    assert error_beside_reference(tmp_path / "a.gguf", tmp_path / "out", "source") < 0.06
+    nodes = {node.op_type: node for node in ir.load(tmp_path / "out" / "model.onnx").graph}
+    if bits is None:
+        assert "MoE" in nodes
+    else:
+        assert nodes["QMoE"].attributes["expert_weight_bits"].as_int() == bits
+
+
+@pytest.mark.parametrize("form", ["gpu", "npu"])
+def test_mixture_of_experts_is_refused_for_other_devices(tmp_path: Path, form: str) -> None:
+    with pytest.raises(UsageError, match="mixture of experts, which is exported for the CPU only"):
+        export_model(write_source(tmp_path, "olmoe", "gguf"), tmp_path / "out", form=form)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_experts_per_tok": 5}, "uses 5 of 4 experts"),
+        ({"num_experts": 3}, "mlp.gate.weight is 4×64, its settings want 3×64"),
+        ({"num_experts": None}, "num_local_experts is None"),
+        ({"decoder_sparse_step": 2}, "experts in some layers only"),
+        ({"mlp_only_layers": [0]}, "sets mlp_only_layers"),
+    ],
+)
+def test_odd_experts_are_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    config = FAMILIES["olmoe"]["config"] | change
+    tiny.write_huggingface(
+        tmp_path / "hf", stored_experts("olmoe", "huggingface", weights_of("olmoe")), config=config
+    )
+    with pytest.raises(SourceError, match=words):
+        read_source(tmp_path / "hf")
+
+
 @pytest.mark.parametrize(
     "prefixes", [("language_model.model.", "vision_tower."), ("model.language_model.", "model.vision_tower.")]
 )
@@ -100,7 +178,20 @@ def test_text_part_of_a_model_that_sees_is_read_alone(tmp_path: Path, prefixes: 
 
 @pytest.mark.parametrize("form", ["huggingface", "gguf"])
 def test_longrope_has_the_length_first_trained_for_as_its_context(tmp_path: Path, form: str) -> None:
-    assert read_source(write_source(tmp_path, "phi3-longrope", form)).config.context_length == 64
+    source = write_source(tmp_path, "phi3-longrope", form)
+    assert read_source(source).config.context_length == 64
+    assert read_source(source, 20).config.context_length == 20
+    short, long = (read_source(source, length).config.layers[0].rotary for length in (64, 512))
+    assert short is not None
+    assert long is not None
+    assert (short.inv_freq[1:] > long.inv_freq[1:]).all()
+    with pytest.raises(SourceError, match="up to 512 tokens, not 513"):
+        read_source(source, 513)
+
+
+@pytest.mark.parametrize("form", ["huggingface", "gguf"])
+def test_yarn_has_the_context_that_it_stretches_to(tmp_path: Path, form: str) -> None:
+    assert read_source(write_source(tmp_path, "qwen2-yarn", form)).config.context_length == 64
 
 
 @pytest.mark.parametrize("storage", ["Q4_0", "Q8_0"])
@@ -177,9 +268,11 @@ def test_gguf_says_which_layers_see_a_window(
             {**WINDOW, "attention.sliding_window_pattern": [True]},
             "layers of attention",
         ),
-        ("phi3", {"rope.dimension_count": 96}, "rotates only a part"),
+        ("phi3", {"rope.dimension_count": 40}, "rotates 40 of"),
+        ("llama", {"rope.dimension_count": 16}, "rotates only a part"),
         ("phi3", {"rope.scaling.type": "longrope"}, "longrope"),
-        ("phi3", {"rope.scaling.type": "yarn"}, "yarn"),
+        ("phi3", {"rope.scaling.type": "yarn"}, "factor is None"),
+        ("phi3", {"rope.scaling.type": "dynamic"}, "known are none, linear, llama3, yarn and longrope"),
         ("gemma", {}, "gemma"),
     ],
 )
@@ -196,8 +289,9 @@ def test_gguf_feature_that_the_graph_lacks_is_refused(architecture: str, keys: d
         ("gemma3", {"layer_types": ["full_attention"]}, "layers of attention"),
         ("gemma2", {"hidden_activation": "gelu"}, "activation gelu"),
         ("olmo2", {"layer_types": ["sliding_attention"] * 3}, "layers of attention"),
-        ("phi3", {"rope_parameters": {"rope_type": "yarn"}}, "yarn"),
-        ("phi3", {"rope_parameters": {"partial_rotary_factor": 0.75}}, "rotates only a part"),
+        ("phi3", {"rope_parameters": {"rope_type": "yarn"}}, "factor is None"),
+        ("phi3", {"rope_parameters": {"rope_type": "dynamic"}}, "known are default"),
+        ("phi3", {"rope_parameters": {"partial_rotary_factor": 0.75}}, "rotates 12 of the 16"),
         ("phi3", {"num_key_value_heads": 4}, "has 128 rows, its settings want 192"),
         (
             "phi3-longrope",

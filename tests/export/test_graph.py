@@ -8,7 +8,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import tiny
-from families import FAMILIES, weights_of
+from families import FAMILIES, write_source
 
 from edgespec.export.graph import Variant, build_graph
 from edgespec.export.precision import Rule
@@ -72,13 +72,14 @@ def test_kept_layers_are_the_model_that_has_no_others(tmp_path: Path, precision:
     assert np.array_equal(both.run(1, tokens)["logits"], one.run(0, tokens)["logits"])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_tree_of_drafts_gives_each_branch_its_own_logits(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "rotates_apart"), [*((name, False) for name in FAMILIES), ("llama", True), ("phi3-partial", True)]
+)
+def test_tree_of_drafts_gives_each_branch_its_own_logits(tmp_path: Path, family: str, rotates_apart: bool) -> None:
     """Two branches behind a common prompt in one pass, against each branch alone."""
-    tiny.write_huggingface(tmp_path / "hf", weights_of(family), config=FAMILIES[family]["config"])
-    graphs = Graphs(
-        tmp_path / "out", read_source(tmp_path / "hf"), "fp32", Variant(), Variant(has_tree_inputs=True)
-    )
+    write_source(tmp_path, family, "huggingface")
+    tree = Variant(has_tree_inputs=True, rotates_apart=rotates_apart)
+    graphs = Graphs(tmp_path / "out", read_source(tmp_path / "hf"), "fp32", Variant(), tree)
     prompt, one, other = np.arange(5) + 9, np.array([30, 31]), np.array([40, 41, 42])
     past = {name: value for name, value in graphs.run(0, prompt).items() if name.startswith("present")}
     tokens = np.concatenate([one, other])

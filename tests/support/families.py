@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import tiny
+from mixtures import gguf_architecture, stored_experts
 from reference_weights import draw
 
 DATA = Path(__file__).parent / "data"
@@ -44,7 +45,39 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
         "rope.scaling.original_context_length": 64,
         "rope.scaling.attn_factor": math.sqrt(1 + math.log(512 / 64) / math.log(64)),
     },
+    "phi3-partial": {
+        "embedding_length": 128,
+        "context_length": 512,
+        "attention.sliding_window": 0,
+        "rope.dimension_count": 16,
+        "rope.scaling.original_context_length": 16,
+        "rope.scaling.attn_factor": math.sqrt(1 + math.log(512 / 16) / math.log(16)),
+    },
+    "mixtral": {"expert_count": 4, "expert_used_count": 2},
+    "qwen3_moe": {
+        "attention.key_length": 32,
+        "expert_count": 6,
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 64,
+    },
+    "olmoe": {"expert_count": 4, "expert_used_count": 2},
+    "granitemoe": {
+        "embedding_scale": 6.0,
+        "attention.scale": 0.2,
+        "residual_scale": 0.4,
+        "logit_scale": 3.0,
+        "expert_count": 4,
+        "expert_used_count": 2,
+    },
+    "qwen2-yarn": {
+        "context_length": 16,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 16,
+    },
 }
+MIXTURES = ("mixtral", "qwen3_moe", "olmoe", "granitemoe")
+CONTEXT_LENGTHS = {"phi3-partial": 512}  # to ask for; others have their own
 SOURCES = [(family, "huggingface") for family in FAMILIES] + [(family, "gguf") for family in GGUF_KEYS]
 
 
@@ -54,15 +87,15 @@ def weights_of(family: str) -> dict[str, np.ndarray]:
 
 def write_source(folder: Path, family: str, form: str) -> Path:
     """The model of a family as a Hugging Face folder or as a GGUF file."""
-    weights, config = weights_of(family), FAMILIES[family]["config"]
+    weights, config = stored_experts(family, form, weights_of(family)), FAMILIES[family]["config"]
     if form == "huggingface":
         tiny.write_huggingface(folder / "hf", weights, config=config)
         return folder / "hf"
-    if family == "phi3-longrope":
+    if "short_factor" in (config.get("rope_parameters") or {}):
         for kind in ("short", "long"):
             factors = np.array(config["rope_parameters"][f"{kind}_factor"], np.float32)
             weights[f"rope_factors_{kind}.weight"] = factors
-    architecture = config["model_type"].removesuffix("_text")
+    architecture = gguf_architecture(config["model_type"].removesuffix("_text"))
     keys = {"block_count": config["num_hidden_layers"], **GGUF_KEYS[family]}
     override = {f"{architecture}.{key}": value for key, value in keys.items()}
     tiny.write_gguf(folder / "a.gguf", weights, architecture=architecture, override=override)

@@ -71,6 +71,45 @@ FAMILIES = {
             "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 9.0, 12.0],
         },
     },
+    "phi3-partial": {  # as Phi-4-mini: rotates a part of each head, in a text longer than the first training
+        "model_type": "phi3",
+        "hidden_size": 128,
+        "partial_rotary_factor": 0.5,
+        "tie_word_embeddings": True,
+        "original_max_position_embeddings": 16,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0, 1.0, 1.1, 1.2, 1.4, 1.5, 1.9, 2.5],
+            "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 9.0, 12.0],
+        },
+    },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 10000.0},
+    "qwen3_moe": {
+        "head_dim": 32,
+        "moe_intermediate_size": 64,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
+    },
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "granitemoe": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 3.0,
+    },
+    "qwen2-yarn": {
+        "model_type": "qwen2",
+        "max_position_embeddings": 16,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "rope_theta": 10000.0,
+        },
+    },
 }
 TOKENS = np.random.default_rng(5).integers(0, 269, 40)
 NUM_ROWS = 4

@@ -189,8 +189,8 @@ def write_gguf(
     for name, value in weights.items():
         if name in skip:
             continue
-        kind = gguf.GGMLQuantizationType[storage if value.ndim == 2 else "F32"]
-        permute = architecture in ("llama", "granite", "smollm3")
+        kind = gguf.GGMLQuantizationType[storage if value.ndim > 1 else "F32"]
+        permute = architecture in ("llama", "granite", "granitemoe", "smollm3")
         stored = _permuted(name, value) if permute else value
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             stored = 1 + stored

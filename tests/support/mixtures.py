@@ -1,0 +1,51 @@
+"""The experts of the references, which transformers stacks, under the names that files have."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+# By family the names of the router and of an expert's gate, up and down in a checkpoint.
+_MLP = ("mlp.gate", *(f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")))
+_SPARSE = ("block_sparse_moe.gate", *(f"block_sparse_moe.experts.{{}}.{part}" for part in ("w1", "w3", "w2")))
+_NAMES = {"mixtral": _SPARSE, "qwen3_moe": _MLP, "olmoe": _MLP}
+_GGUF = {"qwen3_moe": "qwen3moe", "mixtral": "llama"}
+
+
+def gguf_architecture(family: str) -> str:
+    """The name of a family in a GGUF file."""
+    return _GGUF.get(family, family)
+
+
+def stored_experts(family: str, form: str, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The weights with their experts as a checkpoint, form huggingface, or a GGUF file has them."""
+    return dict(_renamed(family, form, weights))
+
+
+def _renamed(family: str, form: str, weights: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    for name, value in weights.items():
+        layer, _, kind = name.partition(".mlp." if ".mlp." in name else ".block_sparse_moe.")
+        if kind in ("gate.weight", "router.weight"):
+            router = "router.layer" if family == "granitemoe" else _NAMES[family][0].partition(".")[2]
+            block = "mlp" if ".mlp." in name and family != "mixtral" else "block_sparse_moe"
+            yield f"{layer}.ffn_gate_inp.weight" if form == "gguf" else f"{layer}.{block}.{router}.weight", value
+        elif kind == "experts.gate_up_proj":
+            inner = value.shape[1] // 2
+            if form == "gguf":
+                yield f"{layer}.ffn_gate_exps.weight", value[:, :inner]
+                yield f"{layer}.ffn_up_exps.weight", value[:, inner:]
+            elif family == "granitemoe":
+                yield f"{layer}.block_sparse_moe.input_linear.weight", value
+            else:
+                for i, both in enumerate(value):
+                    yield f"{layer}.{_NAMES[family][1].format(i)}.weight", both[:inner]
+                    yield f"{layer}.{_NAMES[family][2].format(i)}.weight", both[inner:]
+        elif kind == "experts.down_proj":
+            if form == "gguf":
+                yield f"{layer}.ffn_down_exps.weight", value
+            elif family == "granitemoe":
+                yield f"{layer}.block_sparse_moe.output_linear.weight", value
+            else:
+                for i, down in enumerate(value):
+                    yield f"{layer}.{_NAMES[family][3].format(i)}.weight", down
+        else:
+            yield name, value
