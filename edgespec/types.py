@@ -142,6 +142,17 @@ class Missed(NamedTuple):
     is_named: bool
 
 
+class Foreseen(NamedTuple):
+    """A guess for the token that the target put behind a draft all of which it accepted.
+
+    position: Its place behind the text, which is the length of the draft.
+    is_right: It was the target's own token.
+    """
+
+    position: int
+    is_right: bool
+
+
 class DraftAhead(NamedTuple):
     """The progress of a drafter that works ahead.
 
@@ -151,6 +162,7 @@ class DraftAhead(NamedTuple):
     unfinished: The running step so far; None if it reads a text from its start.
     beside: The share of the last pass in which the drafter worked; None where no pass was seen.
     missed: The guess at which the text left the likeliest ones since the last call; None if it did not.
+    foreseen: The guess for the token that the target put behind a draft that was accepted whole; None without one.
     """
 
     draft: Draft
@@ -159,6 +171,7 @@ class DraftAhead(NamedTuple):
     unfinished: DraftStep | None = None
     beside: float | None = None
     missed: Missed | None = None
+    foreseen: Foreseen | None = None
 
 
 class Decoder(Protocol):

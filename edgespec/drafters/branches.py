@@ -74,6 +74,7 @@ class GuessTree:
     _last: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))  # tokens of the last search
     _node: int = -1  # where it ended
     _missed: Missed | None = None
+    is_last_guessed: bool | None = None  # of the last token that was searched for; None without a guess
 
     def add(self, guesses: Sequence[Guess]) -> None:
         for guess in guesses:
@@ -82,15 +83,18 @@ class GuessTree:
 
     def path_behind(self, tokens: TokenIds) -> list[Guess] | None:
         """The first guess behind tokens, the first behind that, and so on; None where tokens leave the tree."""
-        start, node = len(self._last), self._node
+        start, node, self.is_last_guessed = len(self._last), self._node, None
         if not np.array_equal(tokens[:start], self._last):
             start, node = 0, -1
-        for token in tokens[start:].tolist():
+        new = tokens[start:].tolist()
+        for i, token in enumerate(new, 1):
             children = self._children.get(node, ())
-            if children and self._guesses[children[0]].token != token:
+            self.is_last_guessed = self._guesses[children[0]].token == token if children else None
+            if self.is_last_guessed is False:
                 self._missed = self._missed or _missed(self._guesses[children[0]], token)
-            node = next((i for i in children if self._guesses[i].token == token), -2)
+            node = next((child for child in children if self._guesses[child].token == token), -2)
             if node == -2:
+                self.is_last_guessed = self.is_last_guessed if i == len(new) else None
                 return None
         self._last, self._node = tokens, node
         path = []

@@ -31,6 +31,7 @@ from edgespec.types import (
     Drafter,
     DraftRequest,
     DraftStep,
+    Foreseen,
     Logits,
     Missed,
     Sampler,
@@ -78,6 +79,8 @@ class LaneDrafter(Drafter):
     _running_rows: int = 1  # of the step that is being done
     _busy_s: float = 0.0  # in which the lane worked since the pass began
     _missed: Missed | None = None
+    _is_last_guessed: bool | None = None  # as the tree says, of the last new token
+    _num_verified: int = 0  # tokens that the target was last given to verify
     _pass: StepTime = _NO_PASS  # the last one, from draft() to draft_ahead()
     _rested_s: float = 0.0  # when the pass before it ended
     _lock: Lock = field(default_factory=Lock)
@@ -110,7 +113,9 @@ class LaneDrafter(Drafter):
                 elif self._goal is not None:
                     self._goal = self._goal._replace(num_verifying=num_verifying)
             self._begin_pass()
-            return self.drafter.chain_draft(path, request)
+            draft = self.drafter.chain_draft(path, request)
+            self._num_verified = len(draft.tokens)
+            return draft
 
     def draft_ahead(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> DraftAhead:
         """The guesses behind tokens that are ready; the lane goes on from there.
@@ -120,13 +125,16 @@ class LaneDrafter(Drafter):
         with self._lock:
             beside = self._end_pass()
             self._take_steps()
-            unfinished = self._unfinished()
+            unfinished, before = self._unfinished(), self._advanced
             draft = NO_DRAFT
             if request.num_tokens > 0 and self.drafter.can_read(tokens):
                 draft = self.drafter.chain_draft(self._advance(tokens, request, sampler), request)
+            is_last, self._is_last_guessed = self._is_last_guessed, None
+            is_whole = before is not None and len(tokens) == len(before) + self._num_verified + 1
             steps, self._steps = self._steps, []
             missed, self._missed = self._missed, None
-            return DraftAhead(draft, self._running_s(), steps, unfinished, beside, missed)
+            foreseen = None if is_last is None or not is_whole else Foreseen(self._num_verified, is_last)
+            return DraftAhead(draft, self._running_s(), steps, unfinished, beside, missed, foreseen)
 
     def pause(self) -> None:
         with self._lock:
@@ -221,6 +229,7 @@ class LaneDrafter(Drafter):
         if text is not None and np.array_equal(tokens[: len(text)], text):
             self._found = self._tree.path_behind(tokens[len(text) :])
             self._missed = self._tree.take_missed() or self._missed
+            self._is_last_guessed = self._tree.is_last_guessed
         return self._found
 
     def _take_steps(self) -> bool:

@@ -34,11 +34,14 @@ from edgespec.types import Branching, Draft, DraftAhead, Drafter, DraftRequest, 
 # A trial never counts as cheaper than this share of a step, or a source at break-even were tried always.
 _MIN_LOSS = 0.05
 # A plan of drafting ahead is made again after 8 to 32 rounds, more rarely where planning (0.3 to 6 ms) would take
-# more than a share of the time, and 64 rounds later if nothing was learned in them.
-_PLANNED_ROUNDS, _QUIET_ROUNDS = (8, 32), 64
+# more than a share of the time, and 32 rounds later if nothing was learned in them.
+_PLANNED_ROUNDS, _QUIET_ROUNDS = (8, 32), 32
 _PLANNING_SHARE = 0.005
 # A plan is made again at once where a step takes this many times what it was planned with, or that part of it.
 _NEW_PACE = 1.5
+# A lane that drafts ahead goes on while it promises this much: what goes on is judged in each round, and what was
+# given up by chance is tried again only now and then (docs/log/pipelined.md).
+_MIN_GAIN_AHEAD = 1.005
 # The target does not wait for a drafter that still has to read more tokens than this.
 _MAX_UNREAD_TO_WAIT = 32
 _MAX_MIN_PROBABILITY = 0.9
@@ -203,7 +206,7 @@ class ModelSource:
             prefetched = (self.rates.rate(self._alternatives, 0), MAX_DRAFT_TOKENS)
             hedged = best_pipelined(*pair, (verify, draft * self.stats.branched), prefetched)
             best = max(best, hedged._replace(is_hedged=True))
-        min_gain = MIN_GAIN_TO_STAY if self._ahead else self._min_gain
+        min_gain = _MIN_GAIN_AHEAD if self._ahead else self._min_gain
         serial = best_serial(*pair).rate
         is_best = best.rate > max(min_gain, serial)
         if self._ahead and not is_best:
@@ -247,6 +250,10 @@ class ModelSource:
         num_ready = len(ahead.draft.tokens)
         self._learn_costs(ahead)
         self._learn_others(ahead)
+        if ahead.foreseen and not request.with_distributions:
+            position, is_right = ahead.foreseen
+            self.rates.observe(self.drafter.name, position_bucket(position), is_right)
+            self._has_news = True
         if self._has_missed and plan.is_hedged:
             self.rates.observe(self._alternatives, 0, num_ready > 0)
             self._has_news = True

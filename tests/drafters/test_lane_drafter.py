@@ -30,7 +30,7 @@ from edgespec.runtimes.paced import PacedDecoder
 from edgespec.runtimes.synthetic import VOCAB_SIZE, synthetic_drafter, synthetic_target
 from edgespec.runtimes.table import TableDecoder
 from edgespec.system.clock import VirtualClock
-from edgespec.types import Acceptance, Decoder, Drafter, DraftRequest, Logits, TokenIds, append
+from edgespec.types import Acceptance, Decoder, Drafter, DraftRequest, Foreseen, Logits, TokenIds, append
 
 slow = pytest.mark.slow
 VOCAB = 12
@@ -324,6 +324,28 @@ def test_slow_planning_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_source, "best_pipelined", slowly)
     run.speed(600)
     assert 1 < len(num_plans) <= 2 + run.clock.now / 32
+
+
+def test_the_guess_for_the_targets_own_token_is_judged() -> None:
+    """What the lane guesses during a pass says something too, though the target never verified it."""
+    run = Simulated("pipelined", 0.8, 0.25)
+    sampler = GumbelSampler(SamplingParams())
+
+    def foreseen_behind(num_draft: int, taken_s: float, emitted: list[int] | None = None) -> Foreseen | None:
+        run.drafter.pause()
+        request = DraftRequest(num_draft, is_ahead=True, min_tokens=num_draft)
+        run.drafter.draft(PROMPT, request, sampler)
+        run.clock.sleep(taken_s)
+        told = append(PROMPT, guesses[: num_draft + 1] if emitted is None else emitted)
+        return run.drafter.draft_ahead(told, DraftRequest(4, is_ahead=True), sampler).foreseen
+
+    guesses = run.drafter.draft(PROMPT, DraftRequest(4), sampler).tokens.tolist()
+    wrong = (guesses[1] + 1) % VOCAB_SIZE
+    assert foreseen_behind(0, 1.1) == Foreseen(0, True)
+    assert foreseen_behind(1, 1.1) == Foreseen(1, True)
+    assert foreseen_behind(1, 1.1, [guesses[0], wrong]) == Foreseen(1, False)
+    assert foreseen_behind(1, 0.1) is None, "there was no guess yet"
+    assert foreseen_behind(2, 1.1, [wrong]) is None, "the draft was rejected, and counts itself"
 
 
 def test_prefetched_alternatives_are_used() -> None:

@@ -34,6 +34,15 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[s
     return document
 
 
+@pytest.mark.parametrize("kind", ["pipelined", "hedged"])
+def test_a_small_gain_is_not_given_up_by_chance(kind: str) -> None:
+    """One token yields 1.07 of plain decoding at the rows of an A100, and its drafter is unlucky at times."""
+    machine = Machine(target_s=0.1, draft_s=0.002, ratios=(1, 1.19, 1.29, 1.39, 1.54))
+    each = Scenario(machine=machine, acceptance=0.3, draft_length=1, num_tokens=1500)
+    serial, found = (run_one(each, schedule, virtual_devices()).tokens_per_second for schedule in ("serial", kind))
+    assert found >= 0.98 * serial
+
+
 # Core Ultra 258V, 14B int4 on its GPU; three tokens are drafted in sequence by its CPU, then by its NPU.
 @pytest.mark.slow
 @pytest.mark.parametrize(("draft_s", "wanted", "within"), [(0.0094, 16.5, 0.05), (0.061, 7.1, 0.15)])
