@@ -180,15 +180,13 @@ def _matrices(model: ir.Model, folder: Path) -> dict[str, WrittenMatrix]:
 def _experts(node: ir.Node, folder: Path) -> dict[str, WrittenMatrix]:
     """Matrices of all experts of a layer; gate and up are interleaved by rows."""
     found = {}
-    inputs = [value.producer().inputs[0] if value and value.producer() else value for value in node.inputs]
     places = ((2, 3), (5, 6)) if node.op_type == "QMoE" else ((2, None), (4, None))
     for (at, scales_at), parts, bits in zip(places, (("gate", "up"), ("down",)), ("", "fc2_"), strict=True):
-        tensor, scales = (inputs[i].const_value if i else None for i in (at, scales_at))
-        assert tensor is not None
+        tensor, scales = _constant(node.inputs[at]), scales_at and _constant(node.inputs[scales_at])
         num_experts, rows, columns = tensor.shape.numpy()
         layer = str(tensor.name).partition(".experts.")[0]
         whole = WrittenMatrix(rows, columns, _stored(tensor, num_experts * rows, folder))
-        if scales is not None:
+        if scales:
             num_bits = node.attributes[f"{bits}expert_weight_bits"].as_int()
             whole = replace(
                 whole,
@@ -200,6 +198,15 @@ def _experts(node: ir.Node, folder: Path) -> dict[str, WrittenMatrix]:
         for number, (index, part) in product(range(num_experts), enumerate(parts)):
             found[f"{layer}.{part}.{number}"] = whole.part(number * rows + index, rows).every(len(parts))
     return found
+
+
+def _constant(value: ir.Value | None) -> ir.TensorProtocol:
+    """What an input holds, which may be widened before it is used."""
+    assert value is not None
+    if (widening := value.producer()) is not None:
+        return _constant(widening.inputs[0])
+    assert value.const_value is not None
+    return value.const_value
 
 
 def _stored(tensor: ir.TensorProtocol | None, rows: int, folder: Path) -> _Stored:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec.engine.stats import Stats
+from edgespec.policy.measured_gain import Gain
 from edgespec.system.printable import one_line
 
 _NOT_DRAFTING = "none"
@@ -20,8 +21,11 @@ def _format_drafting(stats: Stats) -> str:
         return f"drafting is off: {reason_off(stats)}"
     drafted = {name: each for name, each in stats.sources.items() if each["drafted"]}
     by = ", ".join(f"{one_line(name, 40)} {each['accepted']}/{each['drafted']}" for name, each in drafted.items())
-    gain = "" if stats.estimated_gain is None else f"~{stats.estimated_gain:.2f}x speed, "
-    return f"drafting: {gain}{stats.acceptance_rate:.0%} accepted ({by})"
+    return f"drafting: {_format_measured(stats.gain)}, {stats.acceptance_rate:.0%} accepted ({by})"
+
+
+def _format_measured(gain: Gain | None) -> str:
+    return "gain not measured yet" if gain is None else f"{gain.value:.2f}x speed (measured, ± {gain.error:.2f})"
 
 
 def format_stop(finish_reason: str | None) -> str:
@@ -88,7 +92,7 @@ def format_status(status: Status, columns: int) -> str:
         f"{one_line(status.model, 40)} on {status.devices[0]}",
         status.context,
         status.drafting,
-        f"~{stats.estimated_gain:.2f}x speed" if stats and stats.estimated_gain is not None else "",
+        f"{stats.gain.value:.2f}x speed" if stats and stats.gain else "",
         f"{stats.decode_tokens_per_second:.0f} tokens/s" if stats and stats.decode_tokens_per_second else "",
     ]
     line = ""
@@ -121,6 +125,7 @@ def format_report(stats: Stats, downgrades: Sequence[str], devices: tuple[str, s
             f"{one_line(name, 40)}: {each['drafted']} tokens drafted in {each['rounds']} passes, "
             f"{each['accepted']} accepted ({each['accepted'] / each['drafted']:.0%})"
         )
+    lines += _format_acceptance(stats)
     silent = sorted({*stats.drafter.split("+")} - {_NOT_DRAFTING, *drafted})
     lines += [f"{one_line(name, 40)}: nothing drafted in this answer" for name in silent]
     for reason, count in sorted(stats.undrafted.items(), key=lambda each: -each[1]):
@@ -131,8 +136,27 @@ def format_report(stats: Stats, downgrades: Sequence[str], devices: tuple[str, s
 def _format_gain(stats: Stats) -> str:
     if not stats.num_drafted:
         return f"drafting is off: {reason_off(stats)}"
-    gain = stats.estimated_gain
+    gain = stats.gain
     if gain is None:
-        return "drafting is on; the answer was too short to estimate what it saves"
-    verdict = "helps" if gain > 1.02 else "slows this down" if gain < 0.98 else "makes little difference"
-    return f"drafting {verdict}: {gain:.2f} times the speed of plain decoding (estimated from this answer)"
+        return (
+            "drafting is on; what it saves was not measured yet: that takes more passes with and without a draft"
+        )
+    verdict = "helps" if gain.is_shown else "slows this down" if gain.is_loss else "makes little difference"
+    return (
+        f"drafting {verdict}: {gain.value:.2f} times the speed of plain decoding (± {gain.error:.2f}; measured "
+        "against passes without a draft)"
+    )
+
+
+def _format_acceptance(stats: Stats) -> list[str]:
+    """How much of what each source guessed was right, now and before, and what to check where that fell."""
+    lines = []
+    for name, change in sorted(stats.acceptance.items()):
+        before = "" if change.before is None else f", {change.before:.0%} in earlier answers"
+        lines.append(f"{one_line(name, 40)}: {change.now:.0%} of its guesses were right lately{before}")
+        if change.is_notable and change.before is not None and change.now < change.before:
+            lines.append(
+                "  fewer than before: is it the right drafter for such texts (/drafter)? the right draft length "
+                "(auto)? the right load (no other program on the processor)?"
+            )
+    return lines

@@ -24,6 +24,7 @@ from edgespec.drafters.timeline import Interval
 from edgespec.errors import MemoryExhausted
 from edgespec.memory.free_memory import FreeByPlace, return_freed
 from edgespec.memory.ladder import Bytes
+from edgespec.policy.acceptance_rates import AcceptanceChange
 from edgespec.policy.fixed import FixedLength
 from edgespec.policy.measured import MeasuredPolicy
 from edgespec.policy.speculation import Speculation
@@ -365,6 +366,10 @@ class PoolPolicy:
         """Keep what was learned, and let the drafters rest."""
         self._end()
         self.pool.end_round()
+
+    def acceptance_changes(self) -> dict[str, AcceptanceChange]:
+        """By source, how much of what it guessed was accepted in this answer and before."""
+        return self._inner.rates.changes() if isinstance(self._inner, MeasuredPolicy) else {}
 
     def _start(self, version: int) -> None:
         self._version = version

@@ -21,7 +21,7 @@ from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.run_ahead import RunAhead
 from edgespec.engine.stats import Stats, Tally
 from edgespec.engine.stopping import TextStop, TokenStop
-from edgespec.policy.costs import PassCosts
+from edgespec.policy.acceptance_rates import AcceptanceChange
 from edgespec.policy.speculation import Speculation
 from edgespec.tokenization.tokenizer import TextStream, Tokenizer
 from edgespec.types import Decoder, ForwardingDecoder, Logits, TokenIds, TreeDecoder, append
@@ -90,8 +90,9 @@ class Generation:
         """
         writing = _Writing(TextStream(self.tokenizer), TextStop(request.stop), request.prompt[:0])
         drafting: list[Interval] = []
+        acceptance: dict[str, AcceptanceChange] = {}
         passes = RunAhead(
-            self._passes(target, request, ticket, drafting, lambda: passes.hand_over()),
+            self._passes(target, request, ticket, drafting, acceptance, lambda: passes.hand_over()),
             queue,
             ticket,
             is_prompt=self.pool.has_models,  # for which the next pass may wait
@@ -115,7 +116,7 @@ class Generation:
         chunk = writing.finish(chunk)
         ended = writing.timeline[-1].end_s if writing.timeline else 0.0
         timeline = [*writing.timeline, *(each for each in drafting if each.start_s <= ended)]
-        yield replace(chunk, stats=self._stats(writing, timeline), timeline=tuple(timeline))
+        yield replace(chunk, stats=self._stats(writing, timeline, acceptance), timeline=tuple(timeline))
 
     def _passes(
         self,
@@ -123,23 +124,25 @@ class Generation:
         request: Request,
         ticket: Ticket,
         drafting: list[Interval],
+        acceptance: dict[str, AcceptanceChange],
         on_begin: Callable[[], None] = lambda: None,
     ) -> Generator[_Pass, None, None]:
         """The passes of an answer up to its end token or the count.
 
         Args:
             drafting: Takes at the end when drafter models have worked for the answer.
+            acceptance: Takes at the end how much of what each source guessed was accepted.
             on_begin: Is called as each pass begins.
         """
         started, fed = perf_counter(), target.num_fed
         token_stop = TokenStop(self.end_tokens, request.max_tokens)
-        sampler = GumbelSampler(request.sampling, len(request.prompt))
+        sampler, policy = GumbelSampler(request.sampling, len(request.prompt)), self.pool.policy(self.speculation)
         plain = None if self.near_tie is None else PlainChoices(target, sampler, self.near_tie)
         blocks = speculative_decode(
             request.prompt,
             _Announcing(plain or decoder_for(request.sampling, target), on_begin),
             sampler,
-            self.pool.policy(self.speculation),
+            policy,
             self.speculation.accept,
             request.max_tokens,
             relieve=self.pool.relieve,
@@ -155,10 +158,15 @@ class Generation:
                     break
         finally:
             blocks.close()
+            acceptance.update(policy.acceptance_changes())
             drafting.extend(each for each in self.pool.take_intervals() if each.start_s >= started)
 
-    def _stats(self, writing: "_Writing", timeline: Sequence[Interval]) -> Stats:
+    def _stats(
+        self, writing: "_Writing", timeline: Sequence[Interval], acceptance: dict[str, AcceptanceChange]
+    ) -> Stats:
         length, tally = self.speculation.draft_length, writing.tally
+        costs = self.speculation.costs()
+        costs.context_length = len(writing.tokens)
         return tally.stats(
             num_redecided=writing.reruns.num_tokens,
             num_reruns=writing.reruns.num_passes,
@@ -169,7 +177,8 @@ class Generation:
             downgrades=self.pool.take_changes(),
             schedule=schedule_of(timeline),
             overlap=overlap(timeline),
-            estimated_gain=tally.estimated_gain(PassCosts(dict(self.speculation.ratios))),
+            gain=tally.gain(costs),
+            acceptance=acceptance,
         )
 
 

@@ -48,7 +48,9 @@ def learned_speculation(
             models = {placement.drafter_key(name): stats for name, stats in learned.models.items()}
             drafts = {lane: astuple(stats.costs) for lane, stats in models.items()}
             contention = {lane: stats.contention for lane, stats in models.items()}
-            known = known_stats(target).with_profile(machine, profile, drafts, learned.ratios, contention)
+            known = known_stats(target).with_profile(
+                machine, profile, drafts, learned.ratios, contention, learned.spreads
+            )
             known = replace(known, chances={**known.chances, **learned.rates})
             write_learned_stats(target.folder, known, report)
 
@@ -63,6 +65,7 @@ def learned_speculation(
             branched=branching_cost(known_beside).step,
         )
     speculation = Speculation(drafters, None, ratios, profile.context_costs(), stats, known.chances, save)
+    speculation.spreads = known.spreads.get(machine) or profile.spreads()
     speculation.warm = None if placement.device.name == "cpu" else set()
     save(speculation, report)
     return speculation

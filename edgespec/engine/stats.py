@@ -5,11 +5,13 @@ from typing import Any
 
 from edgespec.decoding import trees
 from edgespec.decoding.scheduler import Block
+from edgespec.policy.acceptance_rates import AcceptanceChange
 from edgespec.policy.costs import PassCosts
+from edgespec.policy.measured_gain import Gain, measured_gain
 from edgespec.types import Draft, TokenIds
 
-# With fewer passes the gain over plain decoding is not estimated.
-_MIN_PASSES = 4
+# Of the time between two passes no more than this share of a pass counts: in longer pauses the answer waited.
+_MAX_PAUSE = 0.5
 _COUNTS = ("rounds", "drafted", "verified", "accepted")
 
 
@@ -40,7 +42,8 @@ class Stats:
     drafter_device: str | None
     schedule: str = "serial"
     overlap: float = 0.0  # share of the time in which target and drafter worked at once
-    estimated_gain: float | None = None  # over plain decoding, by the costs of passes by width
+    gain: Gain | None = None  # over plain decoding, measured against passes without a draft; None where it was not
+    acceptance: dict[str, AcceptanceChange] = field(default_factory=dict)  # of each source, now and before
     undrafted: dict[str, int] = field(default_factory=dict)  # why passes had no draft, and how many
     num_redecided: int = 0  # near-ties that were decided as in plain decoding, with --exact
     num_reruns: int = 0  # passes of one token that this took, which passes does not count
@@ -60,6 +63,8 @@ class Tally:
     tokens: int = 0
     decode_tokens: int = 0
     decode_s: float = 0.0
+    pause_s: float = 0.0  # between passes, beside drafts
+    ended_s: float = 0.0  # when the last pass did, by its clock
     num_read: int = 0
     first_s: float | None = None
     drafted: list[int] = field(default_factory=list)  # by position: how many drafts reached it, a tree counts once
@@ -79,6 +84,9 @@ class Tally:
             self.decode_s += block.draft_s + block.verify_s
             passes, seconds = self.widths.get(block.num_draft + 1, (0, 0.0))
             self.widths[block.num_draft + 1] = passes + 1, seconds + block.verify_s
+            pause_s = block.started_s - self.ended_s - block.draft_s
+            self.pause_s += min(max(0.0, pause_s), _MAX_PAUSE * block.verify_s)
+        self.ended_s = block.started_s + block.verify_s
         self.passes += 1
         self.tokens += num_kept
         if block.reason:
@@ -127,16 +135,13 @@ class Tally:
             **setup,
         )
 
-    def estimated_gain(self, costs: PassCosts) -> float | None:
-        """Time that plain decoding would have taken for the tokens, over the time that they took.
-
-        A pass of one token takes what these passes took on average, each divided by the ratio of its width.
-        """
-        known = {width: each for width, each in self.widths.items() if width <= max(costs.ratios)}
-        steps = sum(passes * costs.ratio(width) for width, (passes, _) in known.items())
-        if not sum(self.drafted) or sum(passes for passes, _ in known.values()) < _MIN_PASSES or not self.decode_s:
+    def gain(self, costs: PassCosts) -> Gain | None:
+        """What drafting gained, by what passes take; None where nothing was drafted or too little is known."""
+        if not sum(self.drafted):
             return None
-        return self.decode_tokens * sum(seconds for _, seconds in known.values()) / steps / self.decode_s
+        pause_s = self.pause_s / max(1, self.passes - 1)
+        widths = {width: (passes, taken_s + passes * pause_s) for width, (passes, taken_s) in self.widths.items()}
+        return measured_gain(costs, widths, self.decode_tokens, self.decode_s + self.pause_s)
 
 
 def verdicts(draft: Draft, emitted: TokenIds) -> tuple[int, bool]:

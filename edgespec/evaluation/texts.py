@@ -10,7 +10,6 @@ from edgespec.evaluation.exactness import width_difference
 from edgespec.types import Decoder, TokenIds, append
 
 # Widths of passes whose logits are compared where two texts part.
-_WIDTHS = (1, 2, 4, 8)
 # A token is plausible if the model finds it at most e times less likely than its best one. A runtime that rounds
 # otherwise than we do writes such tokens alone; one that computes wrongly soon repeats itself, which any model
 # finds likely, so only the beginning of its text is judged.
@@ -42,7 +41,7 @@ def compare_texts(target: Decoder, prompt: TokenIds, plain: Sequence[int], other
     prefix = append(prompt, np.array(plain[:first], np.int32))
     row = target.logits(prefix, 1)[-1]
     margin = abs(float(row[plain[first]]) - float(row[other[first]]))
-    return "near_tie" if margin <= width_difference(target, prefix, _WIDTHS) else "different"
+    return "near_tie" if margin <= width_difference(target, prefix, (plain[first], other[first]), 2) else "different"
 
 
 def judge_tokens(target: Decoder, prompt: TokenIds, answer: Sequence[int]) -> Plausible:

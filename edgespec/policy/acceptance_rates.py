@@ -16,6 +16,32 @@ _PRIOR_WEIGHT = 12.0  # how many tokens of this answer the earlier ones count as
 _UNKNOWN_RATE, _UNKNOWN_WEIGHT = 1 / 3, 3.0
 _ALL = -1  # the bucket of a whole source
 _MAX_POSITION = 15
+# A change of acceptance is notable from this much and this many standard deviations on, if this many tokens were
+# judged before.
+_MIN_CHANGE, _MIN_DEVIATIONS, _MIN_BEFORE = 0.1, 3.0, 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceChange:
+    """How often a source's next token was right, verified or not, in an answer and in the answers before it.
+
+    now: In the last 50 tokens or so of the answer that could be judged.
+    before: None where too few were judged.
+    num_judged: Tokens that now rests on.
+    """
+
+    now: float
+    before: float | None
+    num_judged: float
+
+    @property
+    def is_notable(self) -> bool:
+        """Chance alone would hardly have made it so different."""
+        if self.before is None or abs(self.now - self.before) < _MIN_CHANGE:
+            return False
+        # Tokens that follow each other are alike, so they count for half.
+        deviation = (2 * max(self.before * (1 - self.before), 0.05) / self.num_judged) ** 0.5
+        return bool(abs(self.now - self.before) > _MIN_DEVIATIONS * deviation)
 
 
 @dataclass(slots=True)
@@ -55,10 +81,28 @@ class AcceptanceRates:
             return prior
         return (recent.accepted + _PRIOR_WEIGHT * prior) / (recent.judged + _PRIOR_WEIGHT)
 
+    def spread(self, source: str, bucket: int) -> float:
+        """Standard deviation of what the rate may be in this answer."""
+        rate, recent = self.rate(source, bucket), self._recent.get((source, bucket))
+        known = self._long.get((source, bucket)) or self._initial((source, bucket))
+        num_judged = min(_PRIOR_WEIGHT, known.judged) + (recent.judged if recent else 0.0)
+        return float((rate * (1 - rate) / (num_judged + 1)) ** 0.5)
+
     def num_judged(self, source: str) -> float:
         """How many tokens of a source were judged, of which older ones count less."""
         known = self._long.get((source, _ALL))
         return known.judged if known else self.past.get((source, _ALL), (0.0, 0.0))[1]
+
+    def changes(self) -> dict[str, AcceptanceChange]:
+        """By source, how much of what it guessed was accepted lately and before this answer."""
+        found = {}
+        for source in {source for source, _ in self._recent}:
+            recent = [count for (name, _), count in self._recent.items() if name == source]
+            judged = sum(count.judged for count in recent)
+            accepted, all_judged = self.past.get((source, _ALL), (0.0, 0.0))
+            before = accepted / all_judged if all_judged >= _MIN_BEFORE else None
+            found[source] = AcceptanceChange(sum(count.accepted for count in recent) / judged, before, judged)
+        return found
 
     def observe(self, source: str, bucket: int, is_accepted: bool) -> None:
         key = (source, bucket)

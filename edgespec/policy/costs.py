@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edgespec.policy.pass_estimate import NUM_WIDTHS, PassEstimate, starting_spreads
 from edgespec.types import Decoder, append
 
 PassTimes = Mapping[int, float]  # seconds by width
 
 # A row more costs about a quarter of a step on a CPU until it has been measured (docs/log/draft-policy.md).
 _ROW_COST = 0.25
-_STEP_DECAY, _RATIO_DECAY = 0.8, 0.97
-# A pass that took this many times what was expected was disturbed, by another program or a growing cache.
+# A draft that took this many times what was expected was disturbed, by another program or a growing cache.
 _DISTURBED = 2.0
 
 _WIDEST = 64
@@ -65,15 +65,14 @@ NO_CONTEXT_COSTS = ContextCosts()
 class PassCosts:
     """Seconds of a pass by its width: those of a step, a pass of one token, times a ratio.
 
-    A machine that runs other programs too is at times a third slower. If each width had an average of its own, a
-    width last run in a slow moment would seem dear; so the step follows new times fast and the ratios slowly.
-
     ratios: a pass to a step, by width, behind a short text; width 1 has 1.
-    step_s: seconds of a step behind the present text; None until it is measured.
+    step_s: seconds of a step behind the present text; None until a pass was seen.
     context_costs: what a longer text adds.
     context_length: tokens of the present text.
     warm: widths that the session has run, on a device whose first pass of a width loads or compiles kernels; such
         a pass does not count. None where the first is like the others.
+    spreads: how unsure the ratios are that it starts with, by width, as standard deviations of their logs.
+    estimate: what passes have shown; None until then.
     """
 
     ratios: dict[int, float] = field(default_factory=lambda: {1: 1.0})
@@ -81,6 +80,11 @@ class PassCosts:
     context_costs: ContextCosts = NO_CONTEXT_COSTS
     context_length: int = 0
     warm: set[int] | None = None
+    spreads: Mapping[int, float] = field(default_factory=dict)
+    estimate: PassEstimate | None = None
+    _listed: list[float] | None = field(
+        init=False, default=None
+    )  # ratios from width 1 on, as the estimate has them
 
     def pass_s(self, width: int) -> float:
         """Seconds of a pass of width tokens; its ratio to a step as long as nothing was measured."""
@@ -96,24 +100,54 @@ class PassCosts:
         added = chain(self.context_costs.added[1:], repeat(self.context_costs.added[-1]))
         return [(ratio + beyond * each) / step * step_s for ratio, each in zip(ratios, added, strict=False)]
 
+    def spread(self, width: int) -> float:
+        """How unsure a ratio is: the standard deviation of its log."""
+        return self._started().spread(width) if width > 1 else 0.0
+
+    def mean_spread(self, shares: Mapping[int, float]) -> float:
+        """How unsure a mean over ratios is, by the share of each width in it."""
+        return self._started().mean_spread(shares)
+
+    @property
+    def is_measured(self) -> bool:
+        """Some pass was seen."""
+        return self.estimate is not None and self.estimate.is_started
+
     def observe(self, width: int, taken_s: float) -> None:
         if self.warm is not None and width not in self.warm:
             self.warm.add(width)
             return
-        ratio = self.ratio(width) if width > 1 else 1.0
-        if self.step_s is None:
-            self.step_s = taken_s / ratio
-            return
-        surprise = taken_s / (ratio * self.step_s)
-        bounded = min(max(surprise, 1 / _DISTURBED), _DISTURBED)
-        if width in self.ratios:
-            self.step_s *= bounded ** (1 - _STEP_DECAY)
-        if width > 1:
-            weight = 1 - _RATIO_DECAY if width in self.ratios else 1.0
-            seen = ratio * bounded**weight
-            self.ratios[width] = max(
-                1.0, seen * self._step() - self.context_costs.steps(width, self.context_length)
-            )
+        estimate = self.estimate or self._started()
+        if self.context_length > self.context_costs.base:
+            # Seconds behind a short text, by what the present one is known to add.
+            taken_s /= 1 + self.context_costs.steps(width, self.context_length) / self._ratio(width)
+        estimate.observe(width, taken_s)
+        self._listed = estimate.ratios()
+        self.step_s = estimate.step_s * self._step()
+
+    def known_ratios(self) -> dict[int, float]:
+        """Ratios as ratios holds them, with what passes have shown."""
+        if self._listed is None:
+            return dict(self.ratios)
+        change = self._listed[-1] / PassCosts(self.ratios).ratio(NUM_WIDTHS)
+        wider = {
+            width: max(self._listed[-1], r * change) for width, r in self.ratios.items() if width > NUM_WIDTHS
+        }
+        return dict(enumerate(self._listed, 1)) | wider
+
+    def known_spreads(self) -> dict[int, float]:
+        """Spreads as spreads holds them, with what passes have shown."""
+        if self.estimate is None:
+            return dict(self.spreads)
+        return {width: self.estimate.spread(width) for width in range(2, NUM_WIDTHS + 1)}
+
+    def _started(self) -> PassEstimate:
+        if self.estimate is None:
+            spreads = starting_spreads(self.spreads, list(self.ratios))
+            self.estimate = PassEstimate(self._ratios(NUM_WIDTHS), spreads)
+            if self.step_s is not None:
+                self.estimate.observe(1, self.step_s / self._step())
+        return self.estimate
 
     def ratio(self, width: int) -> float:
         """A pass to a step, both behind the present text."""
@@ -127,6 +161,13 @@ class PassCosts:
 
     def _ratio(self, width: int) -> float:
         """Ratio behind a short text, from the nearest narrower and wider widths that were measured."""
+        if self._listed is not None:
+            known = self._listed
+            return (
+                known[width - 1]
+                if width <= len(known)
+                else known[-1] + self._row_cost(len(known)) * (width - len(known))
+            )
         if width in self.ratios:
             return self.ratios[width]
         low = max(w for w in self.ratios if w < width)
@@ -139,6 +180,8 @@ class PassCosts:
 
     def _ratios(self, num_widths: int) -> list[float]:
         """_ratio of each width from 1 on."""
+        if self._listed is not None and num_widths <= NUM_WIDTHS:
+            return self._listed[:num_widths]
         known = sorted(self.ratios)
         found = []
         for low, high in pairwise(known):
@@ -156,6 +199,8 @@ class PassCosts:
 
     def _row_cost(self, low: int) -> float:
         """Cost of one token more than in the widest pass that was measured."""
+        if self._listed is not None:
+            return (self._listed[-1] - 1) / (NUM_WIDTHS - 1)
         return (self.ratios[low] - 1) / (low - 1) if low > 1 else _ROW_COST
 
 

@@ -22,8 +22,12 @@ MIN_USED_TOKENS = 0.05
 # Two lanes never slow each other down more than this: a factor beyond it is a machine that does something else.
 MAX_CONTENTION = 16.0
 
-# The best of many estimates is mostly lucky where it promises less than this over plain decoding. On recorded
-# answers the mean over categories stays (+0.001 and -0.001) and the worst gains (docs/log/draft-policy.md).
+# A draft from the text has to promise more than plain decoding by this many standard deviations of what is unsure
+# of its gain: the best of many estimates is mostly lucky (docs/log/draft-policy.md).
+CAUTION = 0.5
+# A draft is tried that would pay if its pass took less by so many standard deviations of what is unsure of that.
+OPTIMISM = 2.0
+# What a draft of a model has to promise at first, for the same reason.
 MIN_GAIN = 1.06
 # A model that drafts goes on while it promises this much: by then its gain is no luck.
 MIN_GAIN_TO_STAY = 1.01

@@ -12,14 +12,17 @@ from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.limits import MAX_DRAFT_TOKENS
 from edgespec.policy.model_source import ModelSource
 from edgespec.policy.option import Option, Source
+from edgespec.policy.probes import Probes, probe_budget
 from edgespec.policy.reasons import ENDING, NO_DRAFTER, NO_GAIN, NO_GUESS
 from edgespec.policy.round_log import log_round, logs_rounds
 from edgespec.policy.text_source import TextSource
+from edgespec.policy.trial_budget import TrialBudget
 from edgespec.system.clock import Clock
 from edgespec.types import Draft, Drafter, DraftRequest, Logits, Sampler, TokenIds
 
 # Steps of the target for each token that a model drafts and for each that it reads, until they are measured.
 _UNKNOWN_COSTS = (0.25, 0.02)
+_PAUSE_SHARE = 0.1  # of the newest pause in the running average
 
 
 @dataclass(slots=True)
@@ -37,11 +40,16 @@ class MeasuredPolicy:
     with_distributions: bool = False
     max_draft: int = MAX_DRAFT_TOKENS
     clock: Clock = perf_counter
+    probe_budget: TrialBudget = field(default_factory=probe_budget)  # of all answers of a session
     _sources: list[Source] = field(init=False)
+    _probes: Probes = field(init=False)
     _num_rounds: int = field(init=False, default=0)
     _request: DraftRequest = field(init=False, default=DraftRequest(0))  # of the last round
+    _ended_s: float | None = field(init=False, default=None)  # when the last pass did
+    _pause_s: float = field(init=False, default=0.0)  # between a pass and the next, but for a model's draft
 
     def __post_init__(self) -> None:
+        self._probes = Probes(self.costs, self.probe_budget)
         texts: list[Source] = [
             TextSource(each, self.costs, self.rates, self.max_draft) for each in self.drafters if each.is_free
         ]
@@ -52,6 +60,8 @@ class MeasuredPolicy:
         return ModelSource(drafter, stats, self.costs, self.rates, self.max_draft, self.clock)
 
     def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Round:
+        if self._ended_s is not None:
+            self._observe_pause(self.clock() - self._ended_s)
         request = self._request_of(min(self.max_draft, max_tokens))
         self.costs.context_length = len(tokens)
         if request.num_tokens < 1:
@@ -82,15 +92,26 @@ class MeasuredPolicy:
         return self._request
 
     def observe(self, round: Round, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
+        self._ended_s = self.clock()
         self._num_rounds += 1
+        self._probes.observe_round()
         has_learned = [source.observe(round, emitted, verify_s) for source in self._sources]
         if self._num_rounds > 1 and not any(has_learned):  # the prompt is read in the first pass
-            self.costs.observe(len(round.draft.tokens) + 1, verify_s / round.contention)
+            self.costs.observe(len(round.draft.tokens) + 1, verify_s / round.contention + self._pause_s)
         for offer in round.offers:
             self._judge(offer, emitted)
         for drafter in self.drafters:
             drafter.learn(round.tokens, round.draft, logits)
         log_round(self._num_rounds, round, len(emitted) - 1, verify_s)
+
+    def _observe_pause(self, taken_s: float) -> None:
+        """Learn what the caller and this policy take between two passes, which both kinds of rounds have to pay.
+
+        A reader that rests for a while is no part of it.
+        """
+        unit_s = self.costs.step_s or 0.0
+        bounded = min(taken_s, 2 * self._pause_s + unit_s / 64, unit_s)
+        self._pause_s += _PAUSE_SHARE * (bounded - self._pause_s)
 
     def close(self) -> None:
         for drafter in self.drafters:
@@ -104,7 +125,7 @@ class MeasuredPolicy:
         for option in sorted(options, key=_is_free):  # models first: they are tried for one token
             if option.source and (trial := option.source.trial(option, best, tokens)):
                 return trial
-        return best
+        return self._probes.choose(plain, best, options) or best
 
     def _reason(self, options: Sequence[Option]) -> str:
         if options:

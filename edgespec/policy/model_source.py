@@ -126,6 +126,9 @@ class ModelSource:
             return None
         return Option(best.rate, self._trial, self)
 
+    def hopeful(self, option: Option) -> None:
+        return None  # it has trials of its own
+
     def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         """Drafts option.num_tokens, as long as each promises more, at the option's rate, than it takes."""
         if option.is_ahead:

@@ -17,6 +17,7 @@ class Option(NamedTuple):
     timeout_s: float | None = None  # how long to wait for tokens that are nearly ready; None: as long as they take
     contention: float = 1.0  # how much longer the pass takes because the source works beside it
     min_gain: float = MIN_GAIN  # what it has to promise over plain decoding
+    hope: float = 0.0  # rate, if a pass took less by as much as is unsure of it
     is_ahead: bool = False  # the source drafts while the target verifies
 
 
@@ -31,6 +32,9 @@ class Source(Protocol):
 
     def trial(self, option: Option, best: Option, tokens: TokenIds) -> Option | None:
         """An option to take in the place of the best one, to learn whether the source has come to pay."""
+
+    def hopeful(self, option: Option) -> Option | None:
+        """The draft that may turn out the best if passes take less than they are believed to; None without one."""
 
     def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         """The draft of an option that was chosen."""

@@ -13,6 +13,9 @@ from edgespec.policy.costs import NO_CONTEXT_COSTS, ContextCosts, PassCosts
 from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.fixed import FixedLength
 from edgespec.policy.measured import MeasuredPolicy
+from edgespec.policy.pass_estimate import PassEstimate
+from edgespec.policy.probes import probe_budget
+from edgespec.policy.trial_budget import TrialBudget
 from edgespec.types import Acceptance, Drafter
 
 
@@ -29,7 +32,10 @@ class Speculation:
     save: Callable[["Speculation"], None] = lambda learned: None  # called at the end if answers were weighed
     accept: Acceptance = equality
     warm: set[int] | None = None  # as costs.PassCosts holds it, for all answers
+    spreads: Mapping[int, float] = field(default_factory=dict)  # of the ratios, as costs.PassCosts holds them
+    probe_budget: TrialBudget = field(default_factory=probe_budget)  # of all answers
     hold: Callable[[], AbstractContextManager[None]] = nullcontext  # meanwhile no drafter goes between answers
+    _estimate: PassEstimate | None = None  # what passes of earlier answers have shown
     _lock: Lock = field(default_factory=Lock)
     _has_news: bool = False
 
@@ -46,16 +52,36 @@ class Speculation:
         drafters = self.drafters()
         if self.draft_length is not None:
             return FixedLength(drafters, self.draft_length, with_distributions=self.with_distributions)
+        costs = self.costs()
         with self._lock:
-            costs = PassCosts(dict(self.ratios), context_costs=self.context_costs, warm=self.warm)
             rates = AcceptanceRates(dict(self.rates))
-        return MeasuredPolicy(drafters, costs, rates, self.models, with_distributions=self.with_distributions)
+        return MeasuredPolicy(
+            drafters,
+            costs,
+            rates,
+            self.models,
+            with_distributions=self.with_distributions,
+            probe_budget=self.probe_budget,
+        )
+
+    def costs(self) -> PassCosts:
+        """What passes take, as far as it is known."""
+        with self._lock:
+            return PassCosts(
+                dict(self.ratios),
+                context_costs=self.context_costs,
+                warm=self.warm,
+                spreads=self.spreads,
+                estimate=self._estimate and self._estimate.copy(),
+            )
 
     def learn_from(self, policy: DraftPolicy) -> None:
         """Let the next answer start from what a policy has learned."""
         if isinstance(policy, MeasuredPolicy):
             with self._lock:
-                self.ratios, self.rates = dict(policy.costs.ratios), policy.rates.snapshot()
+                self.ratios, self.rates = policy.costs.known_ratios(), policy.rates.snapshot()
+                self._estimate = policy.costs.estimate
+                self.spreads = policy.costs.known_spreads()
                 self._has_news = True
 
     def close(self) -> None:

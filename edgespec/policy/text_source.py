@@ -1,13 +1,14 @@
 """A drafter whose drafts cost next to nothing, as a policy weighs it."""
 
 from dataclasses import dataclass, field
+from math import exp, hypot
 
 from edgespec.decoding import trees
 from edgespec.decoding.scheduler import Round
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.expected import best_chain
-from edgespec.policy.limits import MIN_REACHED
+from edgespec.policy.expected import best_chain, expected_tokens
+from edgespec.policy.limits import CAUTION, MIN_REACHED, OPTIMISM
 from edgespec.policy.option import Option
 from edgespec.policy.trial_budget import TrialBudget
 from edgespec.types import Draft, Drafter, DraftRequest, Sampler, TokenIds
@@ -44,11 +45,38 @@ class TextSource:
             return None
         if offer.parents is None:
             rates = self._chain_rates(offer)
-            rate, length = best_chain(rates, self.costs.pass_times_s(len(rates) + 1))
-            return Option(rate, length, self, offer)
-        rates = [self.rates.rate(offer.source, bucket) for bucket in offer.buckets]
+            pass_times_s = self.costs.pass_times_s(len(rates) + 1)
+            rate, length = best_chain(rates, pass_times_s)
+            min_gain = self._min_gain(offer, rate * pass_times_s[length], length) if length else 1.0
+            return Option(rate, length, self, offer, min_gain=min_gain)
+        rates = self._rates(offer)
         total = max(trees.expected_tokens(offer.parents, rates), self._recent_yield(offer))
         return Option(total / self.costs.pass_s(len(rates) + 1), len(rates), self, offer)
+
+    def _min_gain(self, offer: Draft, expected: float, length: int) -> float:
+        """What a draft of which so many tokens are expected has to promise: the more, the less sure it is.
+
+        What is unsure is what its pass takes, and the chance of its first token, on which all others rest.
+        """
+        first = self.rates.rate(offer.source, offer.buckets[0])
+        unsure = (1 - 1 / expected) * self.rates.spread(offer.source, offer.buckets[0]) / first
+        return exp(CAUTION * hypot(unsure, self.costs.spread(length + 1)))
+
+    def _rates(self, offer: Draft) -> list[float]:
+        by_bucket = {bucket: self.rates.rate(offer.source, bucket) for bucket in set(offer.buckets)}
+        return [by_bucket[bucket] for bucket in offer.buckets]
+
+    def hopeful(self, option: Option) -> Option | None:
+        """The draft that would be the best if each ratio were as low as it may well be."""
+        if option.offer.parents is not None:
+            return None
+        totals = expected_tokens(self._rates(option.offer))
+        pass_times_s = self.costs.pass_times_s(len(totals))
+        hopes = [
+            totals[i] / pass_times_s[i] * exp(OPTIMISM * self.costs.spread(i + 1)) for i in range(len(totals))
+        ]
+        best = max(range(1, len(hopes)), key=hopes.__getitem__)
+        return option._replace(rate=totals[best] / pass_times_s[best], num_tokens=best, hope=hopes[best])
 
     def trial(self, option: Option, best: Option, tokens: TokenIds) -> Option | None:
         """The option of a tree while its source is on trial."""

@@ -25,6 +25,7 @@ class LearnedStats:
 
     ratios: time of a pass over one of a single token, by width.
     drafts: steps for each token drafted and for each read, by drafter_key.
+    spreads: how unsure those are, as standard deviations of their logs.
     contention: how much longer a pass and a draft step take while both run, by drafter_key.
     profiles: what was measured when a plan was made, in seconds; use keeps the others up to date.
     width_changes: the most by which the cut of a text into passes changes the lead of a token.
@@ -36,6 +37,7 @@ class LearnedStats:
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     contention: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
     width_changes: Mapping[str, float] = field(default_factory=dict)
+    spreads: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
     def refine(self, profile: Profile, machine: str, lane: str | None) -> Profile:
         """Apply to a machine's profile what use has shown since of the target and of one drafter."""
@@ -50,20 +52,26 @@ class LearnedStats:
         drafts: Mapping[str, tuple[float, float]],
         ratios: Mapping[int, float] | None,
         contention: Mapping[str, tuple[float, float]] | None = None,
+        spreads: Mapping[int, float] | None = None,
     ) -> "LearnedStats":
-        """These stats with a machine's profile and its drafts; without ratios or contention those known stay."""
+        """These stats with a machine's profile and its drafts; without ratios or contention those known stay.
+
+        spreads: Those of the ratios; none for ratios that were measured just once.
+        """
         return replace(
             self,
             ratios={**self.ratios, **({machine: ratios} if ratios else {})},
             drafts={**self.drafts, machine: {**self.drafts.get(machine, {}), **drafts}},
             contention={**self.contention, machine: {**self.contention.get(machine, {}), **(contention or {})}},
             profiles={**self.profiles, machine: profile},
+            spreads={**self.spreads, **({machine: spreads or {}} if ratios else {})},
         )
 
 
 _Width = Annotated[int, Meta(ge=1)]
 _Ratio = Annotated[float, Meta(ge=1.0, le=1e3)]
 _Step = Annotated[float, Meta(ge=1e-6, le=1e3)]
+_Spread = Annotated[float, Meta(ge=0.0, le=10.0)]
 _Row = Annotated[float, Meta(ge=0.0, le=1e3)]
 _Contention = Annotated[float, Meta(ge=1.0, le=1e3)]
 _Change = Annotated[float, Meta(ge=0.0, le=1e3)]
@@ -80,6 +88,7 @@ class _Document(Struct):
     contention: dict[str, dict[str, tuple[_Contention, _Contention]]] = {}
     profiles: dict[str, Profile] = {}
     width_changes: dict[str, _Change] = {}
+    spreads: dict[str, dict[_Width, _Spread]] = {}
 
     def __post_init__(self) -> None:
         if any(ratios.get(1) != 1.0 for ratios in self.ratios.values()):
@@ -132,5 +141,11 @@ def _parse(document: Any) -> LearnedStats:
         for source, evidence, accepted, tried in stated.chances
     }
     return LearnedStats(
-        stated.ratios, stated.drafts, chances, stated.profiles, stated.contention, stated.width_changes
+        stated.ratios,
+        stated.drafts,
+        chances,
+        stated.profiles,
+        stated.contention,
+        stated.width_changes,
+        stated.spreads,
     )

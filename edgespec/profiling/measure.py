@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from math import log
 from statistics import fmean, median
 from threading import Event
 from time import perf_counter
@@ -16,6 +17,7 @@ from time import perf_counter
 import numpy as np
 
 from edgespec.policy.costs import PassTimes
+from edgespec.policy.pass_estimate import UNMEASURED
 from edgespec.profiling.profile import LEAST_SPAN, DrafterProfile, Profile
 from edgespec.types import Decoder, PretendingDecoder, TokenIds, append
 
@@ -31,6 +33,8 @@ _READ = (64, 16)  # tokens of a prompt; fewer where they would take longer than 
 _READING_S = 1.0
 _ROUNDS = (2, 4)  # at least, of narrow passes behind the shortest text, and at most
 _PASSES_S, _BRANCHES_S = 2.2, 0.25
+_REPEATS, _REPEATS_S = 8, 0.8  # of narrow passes behind a short text
+_SPREADS = (0.08, UNMEASURED)  # the least and the most that ratios count as unsure
 _NARROW = 8  # wider passes than this are left out where they do not fit into these
 _WIDTH_TOGETHER = 3  # width of the passes that run beside a drafter
 _ROUNDS_TOGETHER = (2, 3)
@@ -46,13 +50,36 @@ def profile_target(decoder: Decoder, longest: int = LONGEST) -> Profile:
     with _hold_text(decoder, far or near) as text:
         widths = {near: _WIDTHS, far: _WIDTHS_FAR} if far else {near: _WIDTHS}
         passes_s = _measure_passes(decoder, text, widths, _PASSES_S)
+        spread = _repeat_narrow_passes(decoder, text[:near], passes_s[near])
         out = max(width for width in passes_s[near] if width <= _WIDTH_OUT)
         one_row_s = min(_time_pass(decoder, text[:near], out, _ROUNDS[1] + i, 1) for i in range(_ROUNDS[0]))
     transfer_s = max(0.0, passes_s[near][out] - one_row_s) / max(1, out - 1)
     most, few = _READ
     num_read = few if most * passes_s[near][out] / out > _READING_S else most
     prefill_s = _time_reading(decoder, _text(min(num_read, decoder.context_length), decoder, 1))
-    return Profile(passes_s=passes_s, prefill_s=prefill_s, transfer_s=transfer_s)
+    return Profile(passes_s=passes_s, prefill_s=prefill_s, transfer_s=transfer_s, spread=spread)
+
+
+def _repeat_narrow_passes(decoder: Decoder, text: TokenIds, known_s: dict[int, float]) -> float:
+    """Run narrow passes again in turn, and keep the fastest in known_s; returns how unsure their ratios are.
+
+    Most passes of an answer are narrow, and in a busy second the fastest of two says little.
+    """
+    widths = [width for width in known_s if width <= _NARROW]
+    taken_s: dict[int, list[float]] = {width: [known_s[width]] for width in widths}
+    ends = perf_counter() + _REPEATS_S
+    for i in range(_REPEATS):
+        if i and perf_counter() > ends:
+            break
+        for width in widths:
+            if isinstance(decoder, PretendingDecoder):
+                decoder.pretend(text)
+            taken_s[width].append(_time_pass(decoder, text, width, _ROUNDS[1] + i))
+    known_s.update({width: min(all_s) for width, all_s in taken_s.items()})
+    # What the middle one takes longer is what other programs took.
+    noise = fmean(log(median(all_s) / min(all_s)) for all_s in taken_s.values())
+    low, high = _SPREADS
+    return min(max(noise, low), high)
 
 
 def _text_lengths(decoder: Decoder, longest: int) -> tuple[int, int]:

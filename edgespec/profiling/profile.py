@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 
 from edgespec.policy.costs import ContextCosts, DraftCosts, PassCosts, pass_costs
+from edgespec.policy.pass_estimate import MEASURED
 
 # How much longer a pass behind a longer text takes is believed where the two texts differ by this many tokens.
 LEAST_SPAN = 400
@@ -72,6 +73,7 @@ class Profile:
 
     passes_s: a pass, by the tokens that are held before it and then by its width, 1 among them.
     prefill_s: each token of a prompt.
+    spread: how unsure the passes are, as the standard deviation of the log of one over another.
     transfer_s: each further row of logits out of a pass: its product with the head and its way to the host.
     drafters: by drafter_key.
     """
@@ -80,6 +82,7 @@ class Profile:
     prefill_s: _Seconds
     transfer_s: _MaybeSeconds = 0.0
     drafters: Annotated[Mapping[str, DrafterProfile], _Few] = field(default_factory=dict)
+    spread: Annotated[float, Meta(ge=0.0, le=10.0)] = MEASURED
 
     def __post_init__(self) -> None:
         if not self.passes_s or any(1 not in taken_s for taken_s in self.passes_s.values()):
@@ -97,6 +100,10 @@ class Profile:
     def costs(self) -> PassCosts:
         """Costs of passes behind a short text, from which a draft policy starts."""
         return pass_costs(self._near_s)
+
+    def spreads(self) -> dict[int, float]:
+        """How unsure the ratios are, as costs.PassCosts holds it."""
+        return {width: self.spread for width in self._near_s if width > 1}
 
     def context_costs(self) -> ContextCosts:
         """What a longer text adds to the costs of passes."""

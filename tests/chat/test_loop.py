@@ -35,6 +35,7 @@ from edgespec.engine.conversation import Conversation
 from edgespec.engine.stats import Stats, Tally
 from edgespec.engine.transcript import AutosaveFile, read_transcript
 from edgespec.errors import MemoryExhausted
+from edgespec.policy.measured_gain import Gain
 from edgespec.system.clock import VirtualClock
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
@@ -263,7 +264,7 @@ SOURCES = {
     "suffix": {"rounds": 2, "drafted": 8, "verified": 8, "accepted": 6},
 }
 DRAFTED = stats(
-    num_drafted=8, acceptance_rate=0.75, sources=SOURCES, estimated_gain=1.5, decode_tokens_per_second=20.0
+    num_drafted=8, acceptance_rate=0.75, sources=SOURCES, gain=Gain(1.5, 0.03), decode_tokens_per_second=20.0
 )
 STATUS = Status(model="m", devices=("cpu", "cpu"), drafter="suffix", num_context=9, context_length=90)
 
@@ -286,11 +287,11 @@ def test_why_drafting_is_off(of: Stats, reason: str) -> None:
 def test_lines_of_an_answer_that_was_drafted() -> None:
     assert format_answer(DRAFTED, "length") == [
         "20.0 tokens/s",
-        "drafting: ~1.50x speed, 75% accepted (suffix 6/8)",
+        "drafting: 1.50x speed (measured, ± 0.03), 75% accepted (suffix 6/8)",
         "stopped at the token limit (max-tokens)",
     ]
     lines = format_report(DRAFTED, ["given\x1b up"], ("cpu", "cpu"))
-    assert lines[0].startswith("drafting helps: 1.50 times the speed of plain decoding (estimated")
+    assert lines[0].startswith("drafting helps: 1.50 times the speed of plain decoding (± 0.03; measured against")
     assert "suffix: 8 tokens drafted in 2 passes, 6 accepted (75%)" in lines
     assert lines[-1] == "changed in this chat: given\\x1b up"
 
@@ -301,7 +302,7 @@ def test_the_line_below_the_input_fits(columns: int) -> None:
     assert len(line) <= columns
     assert line.startswith("m on cpu"[: columns - 1])
     if columns == 200:
-        assert line == "m on cpu · context 9/90 · suffix 75% accepted · ~1.50x speed · 20 tokens/s"
+        assert line == "m on cpu · context 9/90 · suffix 75% accepted · 1.50x speed · 20 tokens/s"
 
 
 def test_texts_of_tokens_join_to_the_answer_with_their_origins(tiny_model: Path) -> None:
@@ -404,7 +405,7 @@ def test_what_is_shown_of_an_answer_is_on_the_disk_each_second(
     seconds = iter(range(1000))
     monkeypatch.setattr("edgespec.chat.loop.monotonic", lambda: next(seconds) / 4)
     monkeypatch.setattr("edgespec.chat.loop._MAX_SAVE_SHARE", 1.0)
-    session.conversation.max_tokens = 60
+    session.conversation.max_tokens = 150
     assert session.autosave is not None
     shown, saved = "", []
     for chunk in _save_regularly(session, session.conversation.stream("the in")):

