@@ -5,6 +5,7 @@
 # make test-webgpu   the WebGPU provider on a GPU in software, which it fetches
 # make check         formatting, lint, types
 # make bench         decoding speed relative to a bare ONNX Runtime loop
+# make check-models MODELS="FILE.gguf …"   export each in four precisions, check them, and print what they lose
 # make wheel         a wheel in dist/
 # make clean         remove environments and build outputs
 
@@ -12,7 +13,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: chat test test-optimum test-webgpu test-npu check types bench wheel clean
+.PHONY: chat test test-optimum test-webgpu test-npu check types bench check-models wheel clean
 
 chat: $(VENV)/.cpu
 	@$(BIN)/edgespec chat
@@ -40,6 +41,9 @@ check: $(VENV)/.test types
 
 bench: $(VENV)/.test
 	$(BIN)/python bench/decode.py smollm2-135m smollm2-135m:int4
+
+check-models: $(VENV)/.test
+	$(BIN)/python bench/check_models.py $(MODELS)
 
 wheel: $(VENV)/.test
 	$(BIN)/python -m build --wheel

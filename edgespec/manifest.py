@@ -139,8 +139,8 @@ class Check:
     reference_nll and nll are in nats a token, as is divergence, the mean Kullback-Leibler divergence of the
     export's distributions from the source's. agreement is the share of positions with the same most likely token.
     pieces_difference is the largest difference of a logit when the text is read in pieces, one_row_difference when
-    a token is read alone, which runs other kernels. rounding_difference is the largest to the logits of the weights
-    as they were written, weights_error the largest relative error of a row of them.
+    a token is read alone, which runs other kernels. rounding_difference is the largest to the logits of the
+    weights as they were written, weights_error the largest relative error of a row of them.
     """
 
     num_tokens: int

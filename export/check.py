@@ -44,8 +44,8 @@ _DIVERGENCE = {"fp32": 1e-4, "fp16": 1e-3, "source": 0.1, "int8": 0.1, "int4": 0
 NUM_STEPS = 8
 _PIECE = 32  # tokens a pass; rows of a large vocabulary are many megabytes
 # Relative noise on the embedding, 256 times that of rounding floats: it shows how much a model enlarges errors.
-# What all layers round together was 0.02 (random weights), 0.15 (Gemma 3 270M) and 0.21 (SmolLM2-135M) of what it does,
-# and in half floats, which are 8192 times as coarse, 110 to 160 of it.
+# What all layers round together was 0.02 (random weights), 0.15 (Gemma 3 270M) and 0.21 (SmolLM2-135M) of what it
+# does, and in half floats, which are 8192 times as coarse, 50 of it.
 NOISE = 2.0**-16
 _FLOAT_MARGIN, _HALF_MARGIN = 4.0, 1024.0
 # The largest error of a row may exceed by this what rounding did to others.

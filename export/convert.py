@@ -3,14 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
 from tokenizers import Tokenizer
 
-from edgespec.errors import DiskFull, MemoryExhausted, PrecisionLoss, SourceError, UsageError
+from edgespec.errors import PrecisionLoss, SourceError, UsageError
 from edgespec.export.card import NAME, model_card
 from edgespec.export.drafting import Drafting, frequent_tokens, require_head_size, require_layers
 from edgespec.export.families import DecoderConfig
@@ -18,7 +16,8 @@ from edgespec.export.folder_check import OpenDecoder as OpenDecoder
 from edgespec.export.folder_check import check_folder
 from edgespec.export.graphs import DRAFT_HEAD, build_graphs
 from edgespec.export.output import atomic_folder, require_absent
-from edgespec.export.plan import Plan, num_weights, plan_export
+from edgespec.export.passing_precision import find_passing
+from edgespec.export.plan import Plan, can_be_checked, num_weights, plan_export
 from edgespec.export.precision import BLOCK_SIZES, FORMS, PRECISIONS, Rule
 from edgespec.export.progress import Progress
 from edgespec.export.sources import LoadedSource, read_source
@@ -40,7 +39,6 @@ Takes the graph, a folder with a tokenizer and a chat template but no manifest f
 
 # Families whose residual streams exceed 65504, the largest half float.
 _LARGE_ACTIVATIONS = ("gemma2", "gemma3")
-_MORE_EXACT = ("w8a16", "int4", "int8", "source", "fp16", "fp32")
 VOCAB_SUBSET = "vocab_subset.npy"
 # Each position of a static form costs time in every pass.
 _STATIC_CONTEXT, _STATIC_PREFILL = 1024, 64
@@ -103,7 +101,8 @@ def export_model(
             drafting=drafting,
             hidden_layers=hidden_layers,
             context_length=context_length,
-            origin={"repository": repository, "revision": revision},
+            repository=repository,
+            revision=revision,
             license=license,
             open_decoder=open_decoder,
             is_quick=is_quick,
@@ -114,32 +113,7 @@ def export_model(
     try:
         return export(precision, output, report, is_quick=is_quick)
     except PrecisionLoss as loss:
-        raise PrecisionLoss(f"{loss}. {_find_passing(export, loss.precision, form, output, report)}") from None
-
-
-class _ExportAs(Protocol):
-    """Exports the source in a precision to an output."""
-
-    def __call__(self, precision: str, output: Path, report: Report, *, is_quick: bool) -> Manifest: ...
-
-
-def _find_passing(export: _ExportAs, precision: str, form: str, output: Path, report: Report) -> str:
-    """Try more exact precisions on a short text, and say which one passes."""
-    if form == "npu":
-        return "Choose --precision fp16 or fp32, or the cpu form"
-    for other in _MORE_EXACT[_MORE_EXACT.index(precision) + 1 :]:
-        report(f"{precision} loses too much; trying {other}")
-        try:
-            with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
-                check = export(other, Path(folder) / other, lambda line: None, is_quick=True).check
-        except (PrecisionLoss, DiskFull, MemoryExhausted, SourceError, UsageError):
-            continue
-        if check is not None:
-            return (
-                f"{other} passes, with a divergence of {check.divergence:.3g}: choose --precision {other}, or "
-                f"NAME:{other}"
-            )
-    return "No other precision was found to pass: report this model"
+        raise PrecisionLoss(f"{loss}. {find_passing(export, loss.precision, form, output, report)}") from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +127,8 @@ class _Settings:
     drafting: Drafting
     hidden_layers: tuple[int, ...]
     context_length: int | None
-    origin: dict[str, str | None]
+    repository: str | None
+    revision: str | None
     license: str | None
     open_decoder: OpenDecoder | None
     is_quick: bool
@@ -184,7 +159,8 @@ def _export(source: Path, output: Path, settings: _Settings, report: Report) -> 
     if open_decoder is not None and drafting.num_tokens and not drafting.layers(loaded.config.num_layers):
         raise UsageError("a model with a trimmed head cannot be compared with its source; add --no-check")
     license = loaded.source.license or settings.license
-    loaded = replace(loaded, source=replace(loaded.source, **settings.origin, license=license))
+    origin = replace(loaded.source, repository=settings.repository, revision=settings.revision, license=license)
+    loaded = replace(loaded, source=origin)
     if plan.reason:
         report(f"chose {plan.precision} precision: {plan.reason}")
     is_half = (form == "gpu" and plan.precision != "fp32") or (form == "npu" and plan.precision == "fp16")
@@ -198,23 +174,11 @@ def _export(source: Path, output: Path, settings: _Settings, report: Report) -> 
         _write_files(folder, loaded, rule, manifest, drafting, measure_ranges, report, progress)
         report("hashing")
         manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
-        if open_decoder is not None and (not settings.is_quick or _can_be_checked(plan, report)):
+        if open_decoder is not None and (not settings.is_quick or can_be_checked(plan, report)):
             report("checking against the source")
             check = check_folder(loaded, manifest, folder, open_decoder, is_quick=settings.is_quick)
             manifest = replace(manifest, check=check)
         return finish(folder, manifest)
-
-
-def _can_be_checked(plan: Plan, report: Report) -> bool:
-    """Whether there is memory to check a first use; loading says itself where a model does not fit."""
-    free = free_memory()
-    if free is None or plan.peak_bytes <= free.bytes:
-        return True
-    report(
-        f"not compared with its source: that takes about {plan.peak_bytes / 2**30:.1f} GiB, and "
-        f"{free.bytes / 2**30:.1f} GiB are free"
-    )
-    return False
 
 
 def plan_source(

@@ -1,6 +1,6 @@
 """Check a new model folder against its source: its weights, its graph and its loss."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from edgespec.errors import SourceError
 from edgespec.export.check import NOISE, NUM_STEPS, TEXT, compare, compare_structure, judge, one_row_difference
-from edgespec.export.reference import Stream, reference_logits, stream_logits
+from edgespec.export.reference import Matrix, Stream, reference_logits, stream_logits
 from edgespec.export.sources import LoadedSource
 from edgespec.export.weight_errors import WeightErrors
 from edgespec.export.written import read_written
@@ -50,7 +50,7 @@ def check_folder(
     written = read_written(folder / manifest.graph, loaded.tensors)
     errors = WeightErrors(written)
     streams = [Stream(0), Stream(1, _WRITTEN_TOKENS), Stream(1, _NOISY_TOKENS, NOISE)]
-    models = [loaded.tensors, written]
+    models: list[Mapping[str, Matrix]] = [loaded.tensors, written]
     reference, own, noisy = stream_logits(loaded.config, loaded.tensors, models, streams, tokens, errors)
     is_half = manifest.kv_cache.dtype == "float16"
     structure = None

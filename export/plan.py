@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass
 
-from edgespec.export.precision import FEW_WEIGHTS, choose_precision
+from edgespec.export.blocks import BLOCK_FORMATS
+from edgespec.export.precision import FEW_WEIGHTS, JOINED_BLOCK, choose_precision
 from edgespec.export.sources import LoadedSource
+from edgespec.export.tensors import StoredTensor
 from edgespec.memory.estimate import BYTES_PER_WEIGHT, SOURCE_GROWTH
+from edgespec.memory.free_memory import free_memory
+from edgespec.types import Report
 
 # Measured on SmolLM2-135M and Qwen2.5-Coder-1.5B with two cores of a desktop (docs/log/export-precision.md).
 _BYTES_PER_S = 200e6
@@ -52,7 +56,7 @@ def plan_export(loaded: LoadedSource, precision: str, *, form: str = "cpu", is_c
 
 
 def _kept_bytes(tensor: StoredTensor) -> int:
-    """The bytes of a tensor in source precision: levels, a scale and a zero point a block, and columns of offsets."""
+    """The bytes of a tensor in source precision: levels, scales, zero points and columns of offsets."""
     if not tensor.is_blocks:
         return tensor.num_bytes
     stored = BLOCK_FORMATS[tensor.storage]
@@ -108,3 +112,15 @@ def estimate(
         peak_bytes=int(peak_bytes),
         seconds=seconds + fitting_s,
     )
+
+
+def can_be_checked(plan: Plan, report: Report) -> bool:
+    """Whether there is memory to check a first use; loading says itself where a model does not fit."""
+    free_bytes = free_memory().free_bytes
+    if plan.peak_bytes <= free_bytes:
+        return True
+    report(
+        f"not compared with its source: that takes about {plan.peak_bytes / 2**30:.1f} GiB, and "
+        f"{free_bytes / 2**30:.1f} GiB are free"
+    )
+    return False

@@ -35,9 +35,9 @@ BITS = {"int8": 8, "int4": 4}
 JOINED_BLOCK = 128
 # Below this four bits cost a model more than they save: 0.2 nats a token on one of 135 million weights.
 FEW_WEIGHTS = 600_000_000
-# Matrices that suffer most in blocks of 4 bits: SmolLM2-135M loses 0.03 nats with these in 8 bits, and 0.17 without,
-# in symmetric blocks (docs/log/export-precision.md). In larger models only the head suffers. Gemma 3 270M, stored in
-# 5 bits and more, loses 0.07 nats by gate and up alone.
+# Matrices that suffer most in blocks of 4 bits: SmolLM2-135M loses 0.03 nats with these in 8 bits, and 0.17
+# without, in symmetric blocks (docs/log/export-precision.md). In larger models only the head suffers. Gemma 3
+# 270M, which is stored in 5 bits and more, loses 0.07 nats by gate and up alone.
 _SENSITIVE = ("qkv", "o", "down")
 
 
@@ -101,7 +101,7 @@ class Rule:
         return Form(bits, size, rounding="symmetric")
 
     def _needs_eight_bits(self, tensor: StoredTensor, name: str) -> bool:
-        """Whether four bits would lose too much of a matrix; what is stored in four bits is found again exactly."""
+        """Whether four bits lose too much of a matrix; what is stored in four bits is found again exactly."""
         stored_bits = BLOCK_FORMATS[tensor.storage].bits if tensor.is_blocks else None
         if not self.is_half and stored_bits == 4:
             return False

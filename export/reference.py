@@ -33,7 +33,7 @@ Observe = Callable[[str, Sequence[Floats]], None]
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A run of the first tokens of a text: by which model, how many, and with what relative noise on its embedding."""
+    """A run of the first tokens of a text: by which model, how many, and with what noise on its embedding."""
 
     model: int = 0
     num_tokens: int | None = None  # all unless given
@@ -93,7 +93,8 @@ class _Reference:
         if not stream.noise:
             return rows
         noise = np.random.default_rng(0).standard_normal(rows.shape, np.float32)
-        return rows * (1 + np.float32(stream.noise) * noise)
+        noisy: Floats = rows * (1 + np.float32(stream.noise) * noise)
+        return noisy
 
     def _mlp(self, i: int, rows: list[Floats], expert: str = "") -> list[Floats]:
         active = _ACTIVATIONS[self.config.activation]
@@ -135,8 +136,8 @@ class _Reference:
 
 
 def _rms_norm(x: Floats, gain: Floats, eps: np.float32) -> Floats:
-    scaled: Floats = x / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + eps)
-    return scaled * gain
+    scaled: Floats = x / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + eps) * gain
+    return scaled
 
 
 def _attend(config: DecoderConfig, i: int, q: Floats, k: Floats, v: Floats) -> Floats:
@@ -151,7 +152,8 @@ def _attend(config: DecoderConfig, i: int, q: Floats, k: Floats, v: Floats) -> F
     scores = _cap(scores, config.attention_cap) + _mask(own.sliding_window, num_tokens)
     share = np.exp(scores - scores.max(axis=-1, keepdims=True))
     share /= share.sum(axis=-1, keepdims=True)
-    return np.einsum("hqk,khd->qhd", share, v, optimize=True).reshape(num_tokens, -1)
+    attended: Floats = np.einsum("hqk,khd->qhd", share, v, optimize=True).reshape(num_tokens, -1)
+    return attended
 
 
 def _chosen_shares(routing: Routing, scores: Floats) -> Floats:

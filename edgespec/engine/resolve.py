@@ -14,7 +14,7 @@ from edgespec.engine.device_candidates import find_candidates
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, ModelError, UsageError
 from edgespec.loading.device_choice import DeviceChoice, require_together
 from edgespec.loading.device_forms import require_part, usable_form
-from edgespec.loading.open_model import ModelFolder, read_any_manifest, self_drafter
+from edgespec.loading.open_model import ModelFolder, open_decoder, read_any_manifest, self_drafter
 from edgespec.loading.placement import Placement
 from edgespec.loading.row_proof import expects_rows
 from edgespec.memory.free_memory import ReadFreeMemory, free_memory
@@ -97,7 +97,7 @@ def resolve(
     require_threads(num_threads)
     require_threads(drafter_threads)
     free = partial(free_memory, None if memory_limit is None else parse_bytes(memory_limit))
-    models = ModelHome(Path(home or default_home()), offline, report)
+    models = ModelHome(Path(home or default_home()), offline, report, open_decoder, is_quick=True)
     asked = parse(drafter)
     place = DeviceChoice("cpu", "cpu", report).initial_placement(
         num_threads, drafter_threads, deterministic=deterministic is not False
@@ -157,7 +157,7 @@ def compare_devices(
     """
     require_threads(num_threads)
     free = partial(free_memory, None if memory_limit is None else parse_bytes(memory_limit))
-    models = ModelHome(default_home(), offline, report)
+    models = ModelHome(default_home(), offline, report, open_decoder, is_quick=True)
     place = DeviceChoice("cpu", "cpu", report).initial_placement(num_threads, None, deterministic=True)
     auto = auto_devices(models, model, parse(drafter), device, drafter_device, place, free, has_emulators=True)
     return auto.compare(remeasure=remeasure, measures_prepared=True) if auto else None
