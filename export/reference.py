@@ -161,7 +161,7 @@ def _chosen_shares(routing: Routing, scores: Floats) -> Floats:
     share = np.exp(scores - scores.max(axis=-1, keepdims=True))
     share /= share.sum(axis=-1, keepdims=True)
     chosen = np.argsort(-share, axis=-1, kind="stable")[:, : routing.num_used]
-    kept = np.zeros_like(share)
+    kept: Floats = np.zeros_like(share)
     np.put_along_axis(kept, chosen, np.take_along_axis(share, chosen, axis=-1), axis=-1)
     if routing.is_normalized:
         kept /= kept.sum(axis=-1, keepdims=True)

@@ -41,7 +41,9 @@ def compare_texts(target: Decoder, prompt: TokenIds, plain: Sequence[int], other
     prefix = append(prompt, np.array(plain[:first], np.int32))
     row = target.logits(prefix, 1)[-1]
     margin = abs(float(row[plain[first]]) - float(row[other[first]]))
-    return "near_tie" if margin <= width_difference(target, prefix, (plain[first], other[first]), 2) else "different"
+    return (
+        "near_tie" if margin <= width_difference(target, prefix, (plain[first], other[first]), 2) else "different"
+    )
 
 
 def judge_tokens(target: Decoder, prompt: TokenIds, answer: Sequence[int]) -> Plausible:
