@@ -3,9 +3,9 @@
     make check-models MODELS="FILE.gguf FOLDER …"
     python bench/check_models.py SOURCE … [--precisions source,int8,int4,fp32] [--quick]
 
-A loss is in nats a token on two texts of this project, prose and code, of 1,000 to 1,200 tokens, beside the source's
-own weights in numpy. Exports lie in a temporary folder, one at a time. --quick lets the check of an export
-compare the few tokens of a first use.
+A loss is in nats a token on two texts of this project, prose and code, of 1,000 to 1,200 tokens, beside the
+source's own weights in numpy. Exports lie in a temporary folder, one at a time. --quick lets the check compare the
+few tokens of a first use.
 """
 
 import argparse

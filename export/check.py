@@ -50,7 +50,7 @@ NOISE = 2.0**-16
 _FLOAT_MARGIN, _HALF_MARGIN = 4.0, 1024.0
 # The largest error of a row may exceed by this what rounding did to others.
 _ROUNDING_MARGIN = 2.0
-_LEAST = 1e-4  # a difference of logits that no text shows
+_LEAST = 1e-3  # a difference of logits that no text shows
 _LEAST_SHARE = 2e-5  # of their spread
 
 
