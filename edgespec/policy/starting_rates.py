@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-# By source and bucket. Of the suffix automaton: greedy answers of SmolLM2-135M (75) and of Qwen2.5-Coder-1.5B (19) to
-# prompts of Spec-Bench and code edits. First answers of SmolLM2 are 3.3 % faster with Qwen's, and Qwen's 0.6 % with
-# those of SmolLM2 (docs/log/draft-policy.md).
+# By source and bucket. Of the suffix automaton: greedy answers of SmolLM2-135M (75) and of Qwen2.5-Coder-1.5B (19)
+# to prompts of Spec-Bench and code edits. First answers of SmolLM2 are 3.3 % faster with Qwen's, and Qwen's 0.6 %
+# with those of SmolLM2 (docs/log/draft-policy.md).
 STARTING_RATES: Mapping[str, Mapping[int, float]] = {
     "suffix": dict(
         enumerate(
