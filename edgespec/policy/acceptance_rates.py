@@ -6,6 +6,8 @@ Knows nothing of drafters and costs.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from edgespec.policy.starting_rates import STARTING_RATES, STARTING_WEIGHT
+
 Key = tuple[str, int]  # source and bucket
 
 _DECAY = 0.98  # weight that an answer's past keeps at each token that is judged
@@ -123,6 +125,8 @@ class AcceptanceRates:
     def _initial(self, key: Key) -> _Count:
         if known := self._known(key):
             return _Count(*known)
+        if (rate := STARTING_RATES.get(key[0], {}).get(key[1])) is not None:
+            return _Count(STARTING_WEIGHT * rate, STARTING_WEIGHT)
         source = (key[0], _ALL)
         whole = self._long.get(source) or _Count(
             *(self._known(source) or (_UNKNOWN_RATE * _UNKNOWN_WEIGHT, _UNKNOWN_WEIGHT))

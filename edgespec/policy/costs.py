@@ -118,12 +118,13 @@ class PassCosts:
             self.warm.add(width)
             return
         estimate = self.estimate or self._started()
-        if self.context_length > self.context_costs.base:
+        is_long = self.context_length > self.context_costs.base
+        if is_long:
             # Seconds behind a short text, by what the present one is known to add.
             taken_s /= 1 + self.context_costs.steps(width, self.context_length) / self._ratio(width)
         estimate.observe(width, taken_s)
         self._listed = estimate.ratios()
-        self.step_s = estimate.step_s * self._step()
+        self.step_s = estimate.step_s * self._step() if is_long else estimate.step_s
 
     def known_ratios(self) -> dict[int, float]:
         """Ratios as ratios holds them, with what passes have shown."""
@@ -151,6 +152,8 @@ class PassCosts:
 
     def ratio(self, width: int) -> float:
         """A pass to a step, both behind the present text."""
+        if width == 1:
+            return 1.0
         if self.context_length <= self.context_costs.base:
             return self._ratio(width)
         return (self._ratio(width) + self.context_costs.steps(width, self.context_length)) / self._step()

@@ -50,7 +50,7 @@ _ALIKE = _alike()
 class PassEstimate:
     """Mean and covariance of the log seconds of passes of 1, 2, … NUM_WIDTHS tokens."""
 
-    __slots__ = ("_cov", "_drift", "_late", "_mean", "_noise", "_num_seen", "is_started")
+    __slots__ = ("_buffer", "_cov", "_drift", "_late", "_mean", "_noise", "_num_seen", "is_started")
 
     def __init__(self, ratios: Sequence[float], spreads: Sequence[float]) -> None:
         """Start from ratios to a pass of one token and their spreads, [NUM_WIDTHS], and no known speed."""
@@ -58,6 +58,7 @@ class PassEstimate:
         deviations = np.array([0.0, *spreads[1:]], np.float64)
         self._cov = _ALIKE * np.outer(deviations, deviations) + _UNKNOWN_SPEED**2
         self._noise = _NOISE**2
+        self._buffer = np.empty_like(self._cov)
         self._late = [0.0, 0.0]  # the surprise of the last pass without a draft, and with one, where it was late
         self._num_seen = 0
         self.is_started = False  # some pass was seen
@@ -67,6 +68,7 @@ class PassEstimate:
         """What is known at the start of another answer: the ratios, and about the speed."""
         twin = PassEstimate.__new__(PassEstimate)
         twin._mean, twin._cov = self._mean.copy(), self._cov + _SINCE_ANSWER**2
+        twin._buffer = np.empty_like(self._cov)
         twin._drift, twin._noise = self._drift, self._noise
         twin._late, twin._num_seen, twin.is_started = [0.0, 0.0], self._num_seen, self.is_started
         return twin
@@ -113,9 +115,9 @@ class PassEstimate:
         bounded = min(surprise, _DISTURBED * sqrt(variance))
         # The further off, the less it counts: as if it had varied so much that it lay at the bound.
         weight = variance * max(1.0, surprise / bounded if bounded > 0 else 1.0) ** 2
-        row = cov[i] / weight
-        self._mean += row * surprise
-        cov -= (row * weight)[:, None] * row
+        row = cov[i].copy()
+        self._mean += row * (surprise / weight)
+        cov -= np.multiply(row[:, None], row * (1 / weight), self._buffer)
         if self.is_started:
             noise = self._noise + _NOISE_SHARE * (bounded * bounded - known - self._noise)
             self._noise = min(max(noise, _NOISE_BOUNDS[0]), _NOISE_BOUNDS[1])

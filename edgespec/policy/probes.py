@@ -19,7 +19,7 @@ _SURE_IN_USE, _SURE = 0.015, 0.03
 _LEAST_LOSS, _FIRST_BUDGET = 0.05, 0.5
 # An answer goes on for about as long as it has gone on; in one that ends sooner than this nothing is left to gain.
 _LEAST_ROUNDS = 16
-_LOOK_ROUNDS = 8  # between two looks for a draft of another length, 0.03 ms each
+_LOOK_ROUNDS = 16  # between two looks for a draft of another length, 0.03 ms each
 
 
 def probe_budget() -> TrialBudget:
