@@ -250,7 +250,7 @@ def main() -> None:
                     sleep(_PAUSE_S)
                     reply = runtime.decode(question["tokens"], question["max_tokens"])._asdict()
             except Exception as error:  # a runtime can raise anything
-                reply = {"error": (str(error).strip() or type(error).__name__).splitlines()[0]}
+                reply = {"error": " ".join((str(error).strip() or type(error).__name__).split())[:300]}
             print(json.dumps({**reply, "peak_rss_bytes": peak_rss_bytes()}), file=answers, flush=True)
 
 

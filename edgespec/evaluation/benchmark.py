@@ -119,6 +119,8 @@ def measure(
     panel = Panel(peers, plain_engine, report)
     run = _Run(plain_engine, engine, max_tokens, sampling, rates, panel, report)
     done = list(journal.units.values()) if journal else []
+    known_texts = [turn["text"] for unit in done for turn in unit["turns"]]
+    run.num_judged_before = known_texts.count("near_tie") + known_texts.count("different")
     if journal:
         journal.begin(_with_memory(setup, engine))
     run.warm_up(prompts[0].turns[0])
@@ -168,6 +170,7 @@ class _Run:
     report: Report
     turns: list[AnsweredTurn] = field(default_factory=list)
     judged: dict[tuple[int, int, tuple[int, ...]], Text] = field(default_factory=dict)
+    num_judged_before: int = 0  # in the part of the run that was done earlier
     _round: int | None = None
 
     def warm_up(self, text: str) -> None:
@@ -243,7 +246,7 @@ class _Run:
         key = (prompt, turn, two)
         if key not in self.judged:
             # At a temperature the margin of two tokens depends on the noise that was drawn too.
-            if self.sampling.temperature or len(self.judged) >= _MOST_JUDGED:
+            if self.sampling.temperature or self.num_judged_before + len(self.judged) >= _MOST_JUDGED:
                 return "not_judged"
             self.judged[key] = compare_texts(self.plain.target, self.plain.encode(messages), one, two)
         return self.judged[key]
