@@ -34,6 +34,15 @@ def test_rows_with_heads_of_256_do_not_depend_on_cuts(wide_heads: Path) -> None:
     assert differing == 0
 
 
+def test_a_prompt_of_any_length_gives_the_last_row_that_a_pass_over_one_token_gives(tmp_path: Path) -> None:
+    shape = Shape(64, heads=4, kv_heads=1, hidden=640, inner=256)
+    folder = write_model(tmp_path, "gemma3", shape, "int4", 128)
+    whole, stepped, tokens = decoder(folder), decoder(folder), random_tokens(30)
+    for stop in range(1, len(tokens) + 1):
+        whole.forget()
+        assert np.array_equal(whole.logits(tokens[:stop], 1), stepped.logits(tokens[:stop], 1))
+
+
 def test_the_probe_holds_for_passes_by_the_rule(wide_heads: Path) -> None:
     manifest = read_manifest(wide_heads)
     proof = prove_rows(decoder(wide_heads), manifest)
