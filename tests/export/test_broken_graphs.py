@@ -17,6 +17,8 @@ from edgespec.export.families import DecoderConfig
 from edgespec.export.graph import build_graph
 from edgespec.export.tensors import StoredTensor
 from edgespec.loading.open_model import open_decoder
+from edgespec.manifest import read_manifest
+from edgespec.models.home import ModelHome
 
 PRECISIONS = ("fp32", "int8", "int4")
 Tensors = dict[str, StoredTensor]
@@ -152,3 +154,18 @@ def test_loss_of_a_right_export_names_a_precision_that_passes(
 
 def _export(source: Path, output: Path, precision: str) -> None:
     convert.export_model(source, output, precision=precision, open_decoder=open_decoder)
+
+
+def test_first_use_refuses_a_broken_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build_wrong(config: DecoderConfig, tensors: Mapping[str, StoredTensor], *rest: Any) -> Any:
+        return build_graph(*scale_attention(config, dict(tensors)), *rest)
+
+    source = write_source(tmp_path, "llama", "huggingface")
+    home = ModelHome(tmp_path / "home", open_decoder=open_decoder, is_quick=True)
+    monkeypatch.setattr(graphs, "build_graph", build_wrong)
+    with pytest.raises(ExportMismatch, match="than its weights say"):
+        home.resolve(f"{source}:int8")
+    monkeypatch.undo()
+    check = read_manifest(home.resolve(f"{source}:int8")).check
+    assert check is not None
+    assert check.num_tokens == 48
