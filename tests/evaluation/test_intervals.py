@@ -155,9 +155,9 @@ def covered() -> dict[str, float]:
         counts[name] += low <= truth <= high
         return low <= truth <= high
 
-    for work in work_done(rng, NUM_RUNS):
+    for number, work in enumerate(work_done(rng, NUM_RUNS)):
         run, truths = simulated_run(rng, Machine(rng, work), gains, spreads)
-        for i, truth in truths.items():
+        for i, truth in truths.items() if number % 5 == 0 else ():
             note("prompt", mean_of(run[i % NUM_CATEGORIES][i // NUM_CATEGORIES]), truth)
         note("mean", mean_of_categories(run), exp(np.log(gains).mean()))
         categories = list(zip(map(mean_by_prompt, run), gains, strict=True))
@@ -177,7 +177,7 @@ def test_intervals_of_categories_hold_the_truth_in_95_of_100_cases(covered: dict
 
 
 def test_intervals_of_prompts_hold_the_truth_of_the_prompt_in_95_of_100_cases(covered: dict[str, float]) -> None:
-    assert 0.94 <= covered["prompt"] <= 0.975  # 9000 intervals of three rounds
+    assert 0.93 <= covered["prompt"] <= 0.98  # 1800 intervals of three rounds
 
 
 def test_intervals_of_means_hold_the_truth_in_95_of_100_runs(covered: dict[str, float]) -> None:
