@@ -88,7 +88,7 @@ class GuessTree:
             start, node = 0, -1
         new = tokens[start:].tolist()
         for i, token in enumerate(new, 1):
-            children = self._children.get(node, ())
+            children: Sequence[int] = self._children.get(node, ())
             self.is_last_guessed = self._guesses[children[0]].token == token if children else None
             if self.is_last_guessed is False:
                 self._missed = self._missed or _missed(self._guesses[children[0]], token)
