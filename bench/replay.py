@@ -12,7 +12,6 @@ all of it for the first N tokens of each answer alone.
 """
 
 import json
-import sys
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from interleaved import command_line
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.policy.costs import PassCosts
+from edgespec.policy.measured import MeasuredPolicy
 from edgespec.policy.speculation import Speculation
 from edgespec.system.clock import VirtualClock
 from edgespec.types import TokenIds, append
@@ -67,6 +67,7 @@ def replay(answer: Answer, speculation: Speculation, true: PassCosts, noise: Ite
     """An answer from its second token on; the first comes of the pass that reads the prompt."""
     clock = VirtualClock()
     policy = speculation.policy()
+    assert isinstance(policy, MeasuredPolicy)
     policy.clock = clock
     text, end, taken, num_passes, own_s = append(answer.prompt, answer.tokens), len(answer.prompt), 0.0, 0, 0.0
     while end < len(text):
@@ -172,4 +173,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -8,6 +8,7 @@ from edgespec.policy.pass_estimate import NUM_WIDTHS
 
 _NUM_DEVIATIONS = 1.96  # that 95 of 100 errors lie within
 _MAX_ERROR = 0.06  # as a share; a gain that may be further off than this was not measured
+_LEAST_ERROR = 0.01  # what a pass takes varies too
 # With fewer passes there is nothing to compare.
 _MIN_PASSES = 4
 
@@ -54,5 +55,5 @@ def measured_gain(
     total = sum(steps.values())
     value = num_tokens * sum(seconds for _, seconds in known.values()) / total / taken_s
     unsure = costs.mean_spread({width: each / total for width, each in steps.items()})
-    error = _NUM_DEVIATIONS * unsure
+    error = max(_NUM_DEVIATIONS * unsure, _LEAST_ERROR)
     return Gain(value, error * value) if error <= _MAX_ERROR else None
