@@ -18,6 +18,7 @@ from edgespec.errors import ContextOverflow, MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.passes import Passes, TreeLayout
+from edgespec.runtimes.row_rule import NO_RULE, next_pass, read_l2_bytes, row_rule
 from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
 from edgespec.runtimes.shared_cache import SharedCache
 from edgespec.runtimes.soundness import is_argmax_sound, max_sound_width, probe_tokens, report_slow_check
@@ -34,11 +35,8 @@ _log = logging.getLogger(__name__)
 class OnnxDecoder:
     """The model of a folder, as a function from tokens to logits; MemoryExhausted where a pass does not fit.
 
-    In deterministic mode a row is equal to the bit however tokens are cut into passes. On the CPU
-    provider that holds except where a kernel is left with a single row: in a pass of one token, in the last
-    row of an odd number where weights are in blocks of 64 or 128, and at the end of a long pass, which
-    attention cuts into tiles of an even number of rows. So a pass of an odd width is padded with one token,
-    whose cache entry the next pass overwrites.
+    In deterministic mode a row is equal to the bit however tokens are cut into passes: on the CPU provider they
+    keep to the rule in row_rule.py, and row_probe.py proves it on the machine at hand.
     """
 
     def __init__(
@@ -50,6 +48,10 @@ class OnnxDecoder:
         """
         self.vocab_size, self.context_length, self.num_fed = manifest.vocab_size, manifest.context_length, 0
         self._deterministic = options.get("deterministic", False)
+        self._rule = NO_RULE
+        if self._deterministic and device.memory == "cpu":
+            self._rule = row_rule(manifest.kv_cache.head_dim, read_l2_bytes())
+            options = {**options, "has_flash_attention": self._rule.has_flash_attention}
         self._logits_name, self._best_name = manifest.signature.logits, manifest.signature.best
         self._passes = Passes(folder / manifest.graph, manifest, device, **options)
         self._held = np.zeros(0, np.int32)
@@ -93,6 +95,21 @@ class OnnxDecoder:
             self._held = tokens[:0]
             self._passes.cache.pretend(len(tokens))
             self._held = tokens
+
+    def imitate(self, tokens: TokenIds, num_run: int, seed: int) -> bool:
+        """Hold tokens of which only the first num_run were run, with keys and values like those of these.
+
+        Returns False, and holds what it held, where the cache is no memory of the host that can be filled.
+        """
+        cache = self._passes.cache
+        if not self._is_on_host or not isinstance(cache, SharedCache):
+            return False
+        with self._lock, translate_memory_errors("making room for a text"):
+            assert np.array_equal(self._held[:num_run], tokens[:num_run])
+            self._held = tokens[:num_run]
+            cache.imitate(num_run, len(tokens), seed)
+            self._held = tokens
+        return True
 
     def forget(self) -> None:
         with self._lock:
@@ -183,10 +200,13 @@ class OnnxDecoder:
             self._passes.reserve(start, num_tokens)
         while start < num_tokens:
             stop = min(start + chunk_tokens, num_tokens)
+            first, num_padded = start, 0
+            if self._deterministic:
+                first, stop, num_padded = next_pass(start, stop, self._rule.borders, self.context_length)
             self._held = tokens[:start]
             wanted = max(0, stop - max(start, num_tokens - num_last))
             try:
-                chunk = self._run_chunk(tokens, start, stop, max(1, wanted), output)
+                chunk = self._run_chunk(tokens[first:stop], first, num_padded, max(1, wanted), output)
             except (MemoryError, MemoryExhausted):
                 chunk_tokens = (stop - start) // 2
                 if chunk_tokens < _LEAST_CHUNK_TOKENS:
@@ -199,15 +219,11 @@ class OnnxDecoder:
         self._held = tokens
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
-    def _run_chunk(self, tokens: TokenIds, start: int, stop: int, num_rows: int, output: str) -> Logits:
-        if not self._deterministic or (stop - start) % 2 == 0:
-            return self._passes.run(tokens[start:stop], start, num_rows, output=output)
-        if stop < self.context_length:
-            padded = np.append(tokens[start:stop], np.int32(0))
-            return self._passes.run(padded, start, num_rows + 1, output=output)[:num_rows]
-        # At the very end of the context there is no room behind: run the token before once more.
-        before = max(start - 1, 0)
-        return self._passes.run(tokens[before:stop], before, num_rows, output=output)
+    def _run_chunk(self, tokens: TokenIds, start: int, num_padded: int, num_rows: int, output: str) -> Logits:
+        if not num_padded:
+            return self._passes.run(tokens, start, num_rows, output=output)
+        padded = np.append(tokens, np.zeros(num_padded, np.int32))
+        return self._passes.run(padded, start, num_rows + num_padded, output=output)[:num_rows]
 
     def _find_chunk_tokens(self, device: Device) -> int:
         """Raises DeviceUnavailable: The device computes the model wrongly, or not at all."""

@@ -1,10 +1,12 @@
 """Opens a graph on ONNX Runtime, and checks that it is the one that its manifest describes."""
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypedDict, Unpack
 
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, ManifestError, MemoryExhausted
@@ -29,6 +31,8 @@ _Dimensions = Sequence[int | str | None]
 _Values = dict[str, tuple[tuple[str, ...], _Dimensions]]  # name to the types that serve and the shape
 _ANY = "any size"
 _HIDDEN = "hidden_states."
+_NO_FLASH_ATTENTION = "ORT_GQA_DISABLE_FLASH_ATTENTION"
+_environment_lock = Lock()
 _log = logging.getLogger(__name__)
 _NUM_NAMED = 4  # differences named in a message; a wrong layer count alone makes dozens
 
@@ -40,6 +44,7 @@ class SessionOptions(TypedDict, total=False):
     shares_cores: bool  # another model uses these cores between passes
     cancel: Cancel | None  # ends the loading within milliseconds, or within a pass where a device is checked
     deterministic: bool  # rows are equal to the bit however tokens are cut into passes; for decoders alone
+    has_flash_attention: bool  # attention on the CPU may go through the cache in tiles, as it does by default
 
 
 def open_session(graph: Path, manifest: Manifest, device: Device, **options: Unpack[SessionOptions]) -> Any:
@@ -79,7 +84,8 @@ def _require_half_floats(manifest: Manifest, device: Device) -> None:
 def load_graph(graph: Path, device: Device, **options: Unpack[SessionOptions]) -> Any:
     """An InferenceSession of a graph whose signature is not checked; raises as open_session does."""
     ort, cancel = import_onnxruntime(), options.get("cancel") or Cancel()
-    with session_settings(device, **options) as (settings, how):
+    attention = nullcontext() if options.get("has_flash_attention", True) else without_flash_attention()
+    with session_settings(device, **options) as (settings, how), attention:
         try:
             return ort.InferenceSession(str(graph), settings, **how)
         except Exception as error:  # ONNX Runtime has no common base of its own
@@ -100,6 +106,25 @@ def session_settings(device: Device, **options: Unpack[SessionOptions]) -> Itera
     how = request_device(settings, device)
     with cancel.on_set(partial(settings.set_load_cancellation_flag, True)):
         yield settings, how
+
+
+@contextmanager
+def without_flash_attention() -> Iterator[None]:
+    """Sessions opened within the block run attention on the CPU without tiles.
+
+    ONNX Runtime has a switch for that in the environment alone, which it reads as it opens a session. One that
+    another thread opens meanwhile may lose its tiles as well, which costs it nothing but some time.
+    """
+    with _environment_lock:
+        before = os.environ.get(_NO_FLASH_ATTENTION)
+        os.environ[_NO_FLASH_ATTENTION] = "1"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_NO_FLASH_ATTENTION]
+            else:
+                os.environ[_NO_FLASH_ATTENTION] = before
 
 
 def _loading_error(error: Exception, graph: Path, device: Device) -> EdgeSpecError:

@@ -75,6 +75,19 @@ class SharedCache:
         for buffer in self._buffers.values() if self._device.memory == "cpu" else ():
             buffer.numpy()[:, :, :num_positions] = 0
 
+    def imitate(self, num_run: int, num_positions: int, seed: int) -> None:
+        """Fill the slots behind the first num_run up to num_positions with their values, mixed and scaled.
+
+        The buffers must be the CPU's.
+        """
+        self.prepare(num_run, num_positions - num_run)
+        rng = np.random.default_rng(seed)
+        for buffer in self._buffers.values():
+            held = buffer.numpy()  # a view
+            picked = rng.integers(0, num_run, num_positions - num_run)
+            scales = rng.uniform(0.7, 1.3, (len(picked), 1)).astype(held.dtype)
+            held[:, :, num_run:num_positions] = held[:, :, picked] * scales
+
     def clear(self) -> None:
         self._capacity = 0
         self.has_freed = bool(self._buffers)

@@ -42,8 +42,8 @@ class _Tree(NamedTuple):
 class OnnxTreeDecoder(ForwardingDecoder):
     """The model of a folder, as a function from tokens, and from trees behind them, to logits.
 
-    Chains run through the same session. In deterministic mode each branch of a tree is a chain of its own, since
-    sums over the cache depend on the slots that their parts lie in (docs/log/exactness.md).
+    Chains run through the same session. Not for deterministic mode: sums over the cache depend on the slots that
+    their parts lie in (docs/log/exactness.md).
     """
 
     def __init__(
@@ -52,7 +52,6 @@ class OnnxTreeDecoder(ForwardingDecoder):
         """Load the tree graph; raises as OnnxDecoder and tree_manifest do."""
         self._chain = OnnxDecoder(folder, tree_manifest(manifest, device), device, **options)
         super().__init__(self._chain)
-        self._deterministic = options.get("deterministic", False)
         self._tree = _Tree()
         self._lock = Lock()
         with self._chain.cancelled_by(options.get("cancel") or Cancel()):
@@ -76,6 +75,11 @@ class OnnxTreeDecoder(ForwardingDecoder):
         with self._lock:
             self._tree = _Tree()
             self._chain.pretend(tokens)
+
+    def imitate(self, tokens: TokenIds, num_run: int, seed: int) -> bool:
+        with self._lock:
+            self._tree = _Tree()
+            return self._chain.imitate(tokens, num_run, seed)
 
     def forget(self) -> None:
         with self._lock:
@@ -110,8 +114,7 @@ class OnnxTreeDecoder(ForwardingDecoder):
         if longest > self.context_length:
             raise ContextOverflow(longest, self.context_length)
         has_slots = len(tokens) + len(nodes) <= self.context_length
-        is_possible = self._runs_trees and not self._deterministic and has_slots
-        return is_possible and 0 < len(nodes) < self._chain.max_pass_tokens
+        return self._runs_trees and has_slots and 0 < len(nodes) < self._chain.max_pass_tokens
 
     def _rows(self, tokens: TokenIds, tree: _Tree, num_last: int | None) -> Logits:
         """Logits behind all nodes, or at least behind the last num_last and the nodes that lie in no slot yet."""
@@ -153,6 +156,19 @@ class OnnxTreeDecoder(ForwardingDecoder):
                 device.name,
             )
         return is_sound
+
+
+class OnnxBranchDecoder(OnnxDecoder):
+    """The model of a folder that runs each branch of a tree in a pass of its own, on the graph without trees.
+
+    For deterministic mode, where the rows of a tree are those of chains to the bit.
+    """
+
+    def tree_logits(
+        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
+    ) -> Logits:
+        rows = trees.logits_by_branch(self, tokens, nodes, parents)
+        return rows if num_last is None else rows[-num_last:]
 
 
 def _layout(tokens: TokenIds, parents: Sequence[int]) -> TreeLayout:

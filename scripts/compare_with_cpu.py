@@ -109,6 +109,7 @@ def compare_texts(
     first = differing[0]
     prefix = np.append(prompt, np.array(plain[:first], np.int32))
     row = target.logits(prefix, 1)[0]
-    margin = abs(float(row[plain[first]]) - float(row[speculative[first]]))
-    is_near = margin <= width_difference(target, prefix, {1, 2, width})
+    pair = plain[first], speculative[first]
+    margin = abs(float(row[pair[0]]) - float(row[pair[1]]))
+    is_near = margin <= width_difference(target, prefix, pair, width)
     return f"{'near-tie' if is_near else 'different'} at token {first}"

@@ -64,7 +64,7 @@ _KEYS = (
 )
 _DRAFTING = (
     "Drafting makes answers faster: a drafter guesses the next tokens, and the model checks several guesses in "
-    "one pass. With --deterministic the text stays the same to the byte."
+    "one pass. The text stays the same to the byte wherever deterministic mode holds: edgespec doctor says so."
 )
 
 

@@ -86,17 +86,19 @@ def self_test(folder: Path, num_threads: int | None) -> dict[str, Any]:
     Raises EdgeSpecError: The model does not load.
     """
     with (
-        load(folder, num_threads=num_threads, deterministic=True, offline=True) as engine,
+        load(folder, num_threads=num_threads, offline=True) as engine,
         engine.speculation.hold(),
     ):
         compared = compare(
             engine.target,
             [engine.encode(prompt) for prompt in _PROMPTS],
             lambda: {"fixed": FixedLength(engine.speculation.drafters(), _DRAFT_LENGTH)},
-            [SamplingParams(), SamplingParams(temperature=0.8, seed=7)],
+            # Elsewhere noise decides sampled tokens as well, so that no margin of logits explains a difference.
+            [SamplingParams()] + [SamplingParams(temperature=0.8, seed=7)] * engine.is_deterministic,
             max_tokens=_NUM_TOKENS,
             ends=engine.manifest.eos_token_ids,
         )
+        is_deterministic = engine.is_deterministic
     speeds, names = [], []
     for drafter in ("none", "auto"):
         with load(folder, drafter=drafter, num_threads=num_threads, offline=True) as engine:
@@ -107,7 +109,9 @@ def self_test(folder: Path, num_threads: int | None) -> dict[str, Any]:
     return {
         "model": str(folder),
         "num_tokens": compared.num_tokens,
-        "num_defects": len(compared.differences),
+        "deterministic": is_deterministic,
+        "num_differences": len(compared.differences),
+        "num_defects": sum(is_deterministic or not each.is_near_tie for each in compared.differences),
         "plain_tokens_per_second": speeds[0],
         "tokens_per_second": speeds[1],
         "drafter": names[1],

@@ -108,8 +108,14 @@ OPTIONS: Mapping[str, Option] = {
     "draft-length": _speculation("length", "tokens per draft, or auto: as many as save time", "auto", metavar="N"),
     "deterministic": _speculation(
         "switch",
-        "guarantee the same text, to the byte, with any drafter and with none; costs about a fifth of the "
-        "speed. Without it, rounding may decide between two tokens that are about equally likely",
+        "the same text, to the byte, with any drafter and with none (default: wherever that is proved for MODEL "
+        "on its device, which is checked once). --no-deterministic gives it up: passes without a draft are then "
+        "about a tenth faster, and rounding may then decide between two tokens that are about equally likely",
+    ),
+    "exact": _speculation(
+        "switch",
+        "where deterministic does not hold: decide such tokens as plain decoding does, in passes of one token. "
+        "For greedy text; can cost more than drafting saves",
         False,
     ),
     "acceptance": _speculation(

@@ -1,6 +1,6 @@
-"""The arithmetic of a KV cache: which positions can be reused, and how far it grows. Pure."""
+"""The arithmetic of a KV cache: which positions can be reused, and how far it grows."""
 
-from edgespec.types import TokenIds
+from edgespec.types import Decoder, TokenIds
 
 _FIRST_CAPACITY = 512
 
@@ -13,6 +13,11 @@ def reusable_prefix(held: TokenIds, tokens: TokenIds, num_last: int) -> int:
     limit = max(0, min(len(held), len(tokens) - num_last))
     differs = held[:limit] != tokens[:limit]
     return int(differs.argmax()) if differs.any() else limit
+
+
+def empty_cache(decoder: Decoder, tokens: TokenIds) -> None:
+    """Run a token that tokens do not begin with, so that nothing of tokens is cached."""
+    decoder.logits((tokens[:1] + 1) % decoder.vocab_size, 1)
 
 
 def next_capacity(capacity: int, needed: int, context_length: int) -> int:

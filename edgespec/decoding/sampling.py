@@ -80,6 +80,11 @@ class SamplingParams:
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     @property
+    def largest_scale(self) -> float:
+        """The most by which penalties multiply a logit."""
+        return max(1.0, self.repetition_penalty, 1.0 / self.repetition_penalty)
+
+    @property
     def has_penalties(self) -> bool:
         """Earlier tokens change the logits of later ones."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
@@ -150,6 +155,12 @@ class GumbelSampler:
         if not self.params.is_greedy:
             scores = scores + gumbel_noise(self._seed, len(tokens), ids)
         return [int(ids[i]) for i in np.argsort(-scores, kind="stable")[:num_tokens]]
+
+    def lead(self, logits: Row, tokens: TokenIds) -> tuple[int, float]:
+        """The likeliest token after penalties, and by how much its logit is above the next one's."""
+        logits, best = self._process(logits, tokens)
+        others = logits[:best], logits[best + 1 :]
+        return best, float(logits[best]) - max(float(each.max(initial=-math.inf)) for each in others)
 
     def apart(self, domain: int) -> "GumbelSampler":
         return replace(self, seed=derive_seed(self._seed, domain))

@@ -30,6 +30,8 @@ def lookahead_window(
 ) -> Window | None:
     """The window of lookahead decoding, if a user asks for it or it pays by the passes measured on this machine.
 
+    It never pays where passes run no trees: in deterministic mode each branch has a pass of its own.
+
     Args:
         length: Tokens of a draft, if fixed.
 
@@ -38,7 +40,13 @@ def lookahead_window(
     folder, manifest = target
     if "lookahead" in names:
         tree_manifest(manifest, placement.device)
-    elif "auto" not in names or length is not None or not can_run_trees(manifest, placement.device):
+    elif (
+        "auto" not in names
+        or length is not None
+        or not can_run_trees(manifest, placement.device)
+        or placement.deterministic
+        or placement.exact
+    ):
         return None
     learned = read_learned_stats(folder)
     ratios = learned.ratios.get(placement.machine)

@@ -39,9 +39,9 @@ class Engine:
 
     Several threads and tasks may share it. Their answers queue: one is made from its first chunk to its last,
     then the one that was asked for next. A thread that reads several answers alternately makes each change read
-    a prompt again; and an answer that was not read for a second lets the others go first. With
-    deterministic=True each answer has the text that it would have alone; otherwise the cached tokens of one
-    shift the passes of the other, and with them the last bits of logits.
+    a prompt again; and an answer that was not read for a second lets the others go first. Where is_deterministic
+    each answer has the text that it would have alone; otherwise the cached tokens of one shift the passes of the
+    other, and with them the last bits of logits.
     """
 
     def __init__(
@@ -54,6 +54,8 @@ class Engine:
         pool: DrafterPool | None = None,
         answers: AnswerCache | None = None,
         device_names: tuple[str, str] = ("cpu", "cpu"),
+        is_deterministic: bool = False,
+        near_tie: float | None = None,
         queue: RequestQueue | None = None,
     ) -> None:
         self.manifest = manifest
@@ -64,6 +66,8 @@ class Engine:
         self._pool = pool or DrafterPool()
         self._answers = answers
         self.device_names = device_names  # of target and drafter
+        self.is_deterministic = is_deterministic  # one text, to the byte, whatever drafts
+        self._near_tie = near_tie  # as Generation has it
         self._queue = queue or RequestQueue()
         self._owner = Owner()
         self._streams: WeakSet[AnswerStream] = WeakSet()
@@ -109,6 +113,8 @@ class Engine:
             decoders=self._decoders[:1],
             speculation=Speculation(),
             device_names=self.device_names,
+            is_deterministic=self.is_deterministic,
+            near_tie=self._near_tie,
             queue=self._queue,
         )
 
@@ -261,6 +267,11 @@ class Engine:
             raise UsageError(f"max_tokens is {max_tokens!r}; wanted a whole number from 1")
         if not isinstance(sampling, SamplingParams):
             raise UsageError(f"sampling is {sampling!r}; wanted SamplingParams")
+        if self._near_tie is not None and not sampling.is_greedy:
+            raise UsageError(
+                f"the temperature is {sampling.temperature}, and exact covers greedy text only on "
+                f"'{self.device_names[0]}', where deterministic mode is off; use temperature 0, or leave out exact"
+            )
         if not len(prompt):
             raise UsageError("the prompt is empty; give at least one token")
         if len(prompt) > self.context_length:
@@ -290,6 +301,7 @@ class Engine:
             pool=self._pool,
             answers=self._answers,
             device_names=self.device_names,
+            near_tie=self._near_tie,
         )
 
 

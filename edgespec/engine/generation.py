@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edgespec.decoding.argmax import decoder_for
+from edgespec.decoding.plain_choices import PlainChoices, Reruns
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, speculative_decode
 from edgespec.drafters.answer_cache import AnswerCache
@@ -47,6 +48,7 @@ class _Pass(NamedTuple):
     finish_reason: str | None  # if the answer ends with it
     num_fed: int  # tokens that the target has run for the answer
     made_s: float  # seconds since the first pass began
+    reruns: Reruns  # of the answer so far
 
 
 class _Announcing(ForwardingDecoder):
@@ -77,6 +79,7 @@ class Generation:
     pool: DrafterPool
     answers: AnswerCache | None  # where answers are stored for later drafts, if they are
     device_names: tuple[str, str]  # devices of target and drafter
+    near_tie: float | None = None  # tokens that are nearer are decided as in plain decoding, if they are
 
     def chunks(
         self, target: Decoder, request: Request, queue: RequestQueue, ticket: Ticket
@@ -116,7 +119,7 @@ class Generation:
         chunk = writing.finish(chunk)
         ended = writing.timeline[-1].end_s if writing.timeline else 0.0
         timeline = [*writing.timeline, *(each for each in drafting if each.start_s <= ended)]
-        yield replace(chunk, stats=self._stats(writing.tally, timeline), timeline=tuple(timeline))
+        yield replace(chunk, stats=self._stats(writing, timeline), timeline=tuple(timeline))
 
     def _passes(
         self,
@@ -134,10 +137,12 @@ class Generation:
         """
         started, fed = perf_counter(), target.num_fed
         token_stop = TokenStop(self.end_tokens, request.max_tokens)
+        sampler = GumbelSampler(request.sampling, len(request.prompt))
+        plain = None if self.near_tie is None else PlainChoices(target, sampler, self.near_tie)
         blocks = speculative_decode(
             request.prompt,
-            _Announcing(decoder_for(request.sampling, target), on_begin),
-            GumbelSampler(request.sampling, len(request.prompt)),
+            _Announcing(plain or decoder_for(request.sampling, target), on_begin),
+            sampler,
             self.pool.policy(self.speculation),
             self.speculation.accept,
             request.max_tokens,
@@ -148,16 +153,19 @@ class Generation:
             for block in blocks:
                 kept, reason = token_stop.cut(block.tokens)
                 block = block._replace(logits=_NO_LOGITS)
-                yield _Pass(block, kept, reason, target.num_fed - fed, perf_counter() - started)
+                reruns = plain.reruns if plain else Reruns()
+                yield _Pass(block, kept, reason, target.num_fed - fed, perf_counter() - started, reruns)
                 if reason:
                     break
         finally:
             blocks.close()
             drafting.extend(each for each in self.pool.take_intervals() if each.start_s >= started)
 
-    def _stats(self, tally: Tally, timeline: Sequence[Interval]) -> Stats:
-        length = self.speculation.draft_length
+    def _stats(self, writing: "_Writing", timeline: Sequence[Interval]) -> Stats:
+        length, tally = self.speculation.draft_length, writing.tally
         return tally.stats(
+            num_redecided=writing.reruns.num_tokens,
+            num_reruns=writing.reruns.num_passes,
             drafter=self.speculation.name,
             draft_length="auto" if length is None else str(length),
             target_device=self.device_names[0],
@@ -178,6 +186,7 @@ class _Writing:
     tokens: TokenIds
     tally: Tally = field(default_factory=Tally)
     timeline: list[Interval] = field(default_factory=list)
+    reruns: Reruns = field(default_factory=Reruns)
     is_cut: bool = False  # by a stop string
 
     def add(self, new: _Pass) -> Chunk:
@@ -188,6 +197,7 @@ class _Writing:
         text, num_shown = self._text_of(new.kept)
         self.tally.add(block, num_shown)
         self.timeline.append(_interval(block))
+        self.reruns = new.reruns
         return Chunk(
             text=text,
             token_ids=tuple(new.kept[:num_shown].tolist()),

@@ -21,6 +21,7 @@ from edgespec.drafters.text_drafters import lookahead_window, make_text_drafters
 from edgespec.engine.draft_models import Chain, candidates
 from edgespec.engine.engine import Engine
 from edgespec.engine.learned_speculation import learned_speculation
+from edgespec.engine.near_ties import find_near_tie
 from edgespec.engine.resolve import NamedDrafter, Resolved, resolve
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted, UsageError
 from edgespec.loading.device_choice import require_together
@@ -28,6 +29,7 @@ from edgespec.loading.device_forms import explain_form, require_form
 from edgespec.loading.memory_fit import MemoryFit, fit_memory
 from edgespec.loading.open_model import ModelFolder, open_model, read_chat_template, read_tokenizer, weights_size
 from edgespec.loading.placement import Placement
+from edgespec.loading.row_proof import describe_near_ties, find_proof, refuse_deterministic
 from edgespec.memory.estimate import arena_bytes, estimate_memory, growth_bytes, texts_bytes
 from edgespec.memory.free_memory import HOST
 from edgespec.models.home import ModelHome
@@ -54,7 +56,8 @@ def load(
     num_threads: int | None = None,
     drafter_threads: int | None = None,
     allow_fallback: bool = False,
-    deterministic: bool = False,
+    deterministic: bool | None = None,
+    exact: bool = False,
     offline: bool = False,
     answer_cache: bool = False,
     memory_limit: int | str | None = None,
@@ -87,7 +90,11 @@ def load(
         drafter_threads: Threads of a drafter model; by default as many as the target has, or separate cores where
             these were measured to be faster.
         allow_fallback: Use the CPU where a named device cannot run the model; the figures' downgrades report it.
-        deterministic: Never run a pass of one token, so that the text is equal to the byte whatever drafts.
+        deterministic: Have one text, to the byte, whatever drafts. By default wherever that is proved for the
+            model on its device, which takes seconds once; True refuses a device where it does not hold, False
+            gives it up for some speed.
+        exact: Also where it does not hold, have the greedy text of plain decoding: what a near-tie of two tokens
+            decides is decided again in passes of one token, which can cost more than drafting saves.
         offline: Never connect.
         answer_cache: Store the tokens of answers in the model home, and draft from answers of earlier sessions, if
             drafter is auto or suffix.
@@ -105,12 +112,13 @@ def load(
     """
     length = _draft_length(draft_length)
     _require_texts(acceptance, schedule, drafter=drafter, device=device, drafter_device=drafter_device)
-    switches = {"deterministic": deterministic, "answer_cache": answer_cache, "allow_fallback": allow_fallback}
+    switches = {"exact": exact, "answer_cache": answer_cache, "allow_fallback": allow_fallback}
     _require_kinds(switches, bool, "True or False")
+    _require_kinds({"deterministic": deterministic}, (bool, NoneType), "True, False or None")
     _require_kinds({"home": home}, (str, Path, NoneType), "a folder")
     # Drafts of a fixed length are the same each time.
     choice = "serial" if schedule == "auto" and length is not None else cast(ScheduleChoice, schedule)
-    options = _Options(choice, length, acceptance, answer_cache)
+    options = _Options(choice, length, acceptance, answer_cache, deterministic)
     refused: dict[str, EdgeSpecError] = {}
     while True:
         resolved = resolve(
@@ -123,6 +131,7 @@ def load(
             memory_limit=memory_limit,
             allow_fallback=allow_fallback,
             deterministic=deterministic,
+            exact=exact,
             offline=offline,
             home=home,
             report=report,
@@ -143,6 +152,8 @@ def _open_or_fall_back(resolved: Resolved, placement: Placement, options: "_Opti
     while True:
         try:
             return _open(resolved, placement, options)
+        except _RowsDiffer:
+            placement = replace(placement, deterministic=False)
         except DeviceUnavailable as error:
             if error.device in resolved.auto.values():
                 raise
@@ -158,11 +169,16 @@ def _explain(error: DeviceUnavailable, resolved: Resolved, placement: Placement)
     return error
 
 
+class _RowsDiffer(Exception):
+    """The rows of a target depend on the cut of a text, so that it is opened without deterministic mode."""
+
+
 class _Options(NamedTuple):
     schedule: ScheduleChoice
     length: int | None  # tokens a draft, if fixed
     acceptance: str
     has_answer_cache: bool
+    deterministic: bool | None  # as asked
 
     @property
     def max_draft_tokens(self) -> int:
@@ -176,6 +192,11 @@ def _open(resolved: Resolved, placement: Placement, options: _Options) -> Engine
     for model in [model for drafter in resolved.drafters for model in drafter.models]:
         require_form(model, placement.drafter_device)
     stated, names, report = resolved.target, resolved.names, resolved.home.report
+    if placement.decides_near_ties and "lookahead" in names.simple:
+        raise UsageError(
+            f"lookahead runs the target's other graph, so --exact cannot go with it on '{placement.device.name}', "
+            "where deterministic mode is off; leave out one of them"
+        )
     chains = [_chain(stated, drafter, placement, options) for drafter in resolved.drafters]
     window = lookahead_window(names.simple, options.length, stated, placement)
     fit = fit_memory(stated, placement, resolved.free, report, options.max_draft_tokens)
@@ -184,6 +205,7 @@ def _open(resolved: Resolved, placement: Placement, options: _Options) -> Engine
         renderer = _start_renderer(target)
         undone.callback(renderer.close)
         decoder = _open_target(fit, placement, shares_cores=bool(chains), has_trees=window is not None)
+        _settle_rows(fit.target, decoder, placement, options.deterministic, report)
         for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
             resolved.home.mark_used(each.folder)
         answers = _answer_cache(resolved.home, target, names) if options.has_answer_cache else None
@@ -197,20 +219,23 @@ def _open(resolved: Resolved, placement: Placement, options: _Options) -> Engine
         )
         if _LOG.isEnabledFor(logging.DEBUG):  # names are asked of drafters that are made for it
             _LOG.debug("drafts come from: %s", speculation.name)
+        encoder = PromptEncoder(
+            stated.manifest,
+            read_tokenizer(*target),
+            read_chat_template(target),
+            renderer,
+            target.manifest.context_length,
+        )
         engine = Engine(
             manifest=stated.manifest,
-            encoder=PromptEncoder(
-                stated.manifest,
-                read_tokenizer(*target),
-                read_chat_template(target),
-                renderer,
-                target.manifest.context_length,
-            ),
+            encoder=encoder,
+            near_tie=find_near_tie(target, decoder, encoder, placement, report),
             decoders=[decoder],
             speculation=replace(speculation, accept=_ACCEPTANCES[options.acceptance], hold=pool.hold),
             pool=pool,
             answers=answers,
             device_names=(placement.device.name, placement.drafter_device.name),
+            is_deterministic=placement.deterministic,
         )
         pool.watch_while_idle()
         undone.pop_all()  # the engine closes them from here on
@@ -223,8 +248,11 @@ def _chain(target: ModelFolder, drafter: NamedDrafter, placement: Placement, opt
         models=drafter.models,
         text=drafter.text,
         placement=placement,
-        # Equality gives one text whatever drafts; what rejection accepts depends on each bit that was drawn from.
-        is_reproducible=placement.deterministic and options.acceptance == "rejection",
+        # Equality gives one text whatever drafts. What rejection accepts depends on each bit that was drawn from,
+        # and, unless their length is fixed, on when drafts are ready.
+        is_reproducible=placement.deterministic
+        and options.acceptance == "rejection"
+        and options.length is not None,
         schedule=choose_schedule(options.schedule, target, drafter.models[0], placement),
     )
 
@@ -234,6 +262,29 @@ def _open_target(fit: MemoryFit, placement: Placement, *, shares_cores: bool, ha
     return open_model(
         target, device, placement.num_threads, placement.deterministic, shares_cores, has_trees=has_trees
     )
+
+
+def _settle_rows(
+    target: ModelFolder, decoder: Decoder, placement: Placement, asked: bool | None, report: Report
+) -> None:
+    """Have deterministic mode only where it is proved.
+
+    Raises:
+        DeviceUnavailable: A user asks for it where it does not hold.
+        MemoryExhausted: A user asks for it, and there is no memory to prove it.
+        _RowsDiffer: It does not hold, or there is no memory to prove it, and nobody asks for it.
+    """
+    if placement.deterministic:
+        try:
+            proof = find_proof(target, decoder, placement, report)
+        except MemoryExhausted:
+            if asked is None:
+                raise _RowsDiffer from None
+            raise
+        if not proof.holds:
+            raise _RowsDiffer if asked is None else refuse_deterministic(target, placement, proof)
+    if asked is None and not placement.deterministic and not placement.exact:
+        report(describe_near_ties(target, placement))
 
 
 def _bounded(device: Device, space: MemoryFit) -> Device:

@@ -16,6 +16,7 @@ from edgespec.loading.device_choice import DeviceChoice, require_together
 from edgespec.loading.device_forms import require_part, usable_form
 from edgespec.loading.open_model import ModelFolder, read_any_manifest, self_drafter
 from edgespec.loading.placement import Placement
+from edgespec.loading.row_proof import expects_rows
 from edgespec.memory.free_memory import ReadFreeMemory, free_memory
 from edgespec.models.home import ModelHome
 from edgespec.models.pair import DRAFTER, TARGET, Pair, forms_of, read_pair
@@ -72,7 +73,8 @@ def resolve(
     drafter_threads: int | None = None,
     memory_limit: int | str | None = None,
     allow_fallback: bool = False,
-    deterministic: bool = False,
+    deterministic: bool | None = None,
+    exact: bool = False,
     offline: bool = False,
     home: str | Path | None = None,
     report: Callable[[str], None] = lambda line: None,
@@ -83,6 +85,7 @@ def resolve(
     What can be known before fetching and exporting is checked before.
 
     Args:
+        deterministic: None for wherever it is not known to fail.
         refused: Devices that auto has taken before and that did not run their model.
 
     Raises:
@@ -96,13 +99,13 @@ def resolve(
     models = ModelHome(Path(home or default_home()), offline, report)
     asked = parse(drafter)
     place = DeviceChoice("cpu", "cpu", report).initial_placement(
-        num_threads, drafter_threads, deterministic=deterministic
+        num_threads, drafter_threads, deterministic=deterministic is not False
     )
     auto = auto_devices(models, model, asked, device, drafter_device, place, free)
     decided = _decide(auto, refused) if auto else {}
     device, drafter_device = decided.get("device", device), decided.get("drafter_device", drafter_device)
     devices = DeviceChoice(device, drafter_device, report, allow_fallback=allow_fallback)
-    placement = devices.initial_placement(num_threads, drafter_threads, deterministic=deterministic)
+    placement = devices.initial_placement(num_threads, drafter_threads, deterministic=deterministic is not False)
     for name, error in refused.items():
         devices.note(f"{describe(placement.device)} is used instead of '{name}': {error}")
     target_form, drafter_form = devices.forms(placement)
@@ -122,6 +125,7 @@ def resolve(
             names, drafters = names._replace(cascades=names.cascades[:-1]), drafters[:-1]
     require_together(placement.device, placement.drafter_device, has_drafter_model=bool(drafters))
     _require_distinct([each.name for each in drafters])
+    placement = replace(placement, deterministic=expects_rows(deterministic, target, placement), exact=exact)
     return Resolved(
         home=models,
         target=target,
@@ -153,7 +157,7 @@ def compare_devices(
     require_threads(num_threads)
     free = partial(free_memory, None if memory_limit is None else parse_bytes(memory_limit))
     models = ModelHome(default_home(), offline, report)
-    place = DeviceChoice("cpu", "cpu", report).initial_placement(num_threads, None, deterministic=False)
+    place = DeviceChoice("cpu", "cpu", report).initial_placement(num_threads, None, deterministic=True)
     auto = auto_devices(models, model, parse(drafter), device, drafter_device, place, free, has_emulators=True)
     return auto.compare(remeasure=remeasure, measures_prepared=True) if auto else None
 

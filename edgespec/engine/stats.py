@@ -42,6 +42,8 @@ class Stats:
     overlap: float = 0.0  # share of the time in which target and drafter worked at once
     estimated_gain: float | None = None  # over plain decoding, by the costs of passes by width
     undrafted: dict[str, int] = field(default_factory=dict)  # why passes had no draft, and how many
+    num_redecided: int = 0  # near-ties that were decided as in plain decoding, with --exact
+    num_reruns: int = 0  # passes of one token that this took, which passes does not count
     downgrades: tuple[str, ...] = ()  # drafters closed for lack of memory or a fault, and those that came back
 
     def as_dict(self) -> dict[str, Any]:

@@ -101,6 +101,7 @@ def measure(
         "version": VERSION,
         "drafter": engine.speculation.name,
         "devices": list(engine.device_names),
+        "deterministic": engine.is_deterministic,
         "prompts": len(prompts),
         "rounds": rounds,
         "max_tokens": max_tokens,

@@ -124,6 +124,7 @@ class BenchDocument(Figures, total=False):
     version: int
     drafter: str
     devices: list[str]
+    deterministic: bool
     prompts: Count
     rounds: Count
     max_tokens: Count

@@ -1,26 +1,28 @@
 """Compares speculative text with plain text, and tells near-ties of two tokens from defects.
 
 A pass of one token may run other kernels than a wide pass and differ from it in the last bits of a logit. That can
-change the choice between two tokens that are nearly tied, and nothing else: a difference with a larger margin than
-passes of several widths explain is a defect.
+change the choice between two tokens that are nearly tied, and nothing else. So the text before a difference is
+read again in many cuts: the difference is a defect if the margin of the two tokens in question is larger than what
+these cuts change in the distance of these two tokens' logits.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from edgespec.decoding.acceptance import row_behind
+from edgespec.decoding.cached_prefix import empty_cache
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, speculative_decode
-from edgespec.types import Decoder, Logits, Report, Row, TokenIds, append
+from edgespec.types import Decoder, Report, Row, TokenIds, append
 
-# The logits of passes of these widths are compared, and of the width at which the texts differ.
-_WIDTHS = (1, 2, 4)
-_NUM_LIKELY = 100
-_NUM_REREAD = 64  # tokens before a difference that are read again at several widths
+# The text before a difference is read again in passes of these widths, of the width at which the texts differ, and
+# of random widths, as drafts give them. A distance over so many cuts spans some 3.5 of its standard deviations.
+_WIDTHS = (1, 2, 3, 4, 8)
+_NUM_MIXED, _WIDEST_MIXED = 10, 8
+_NUM_REREAD = 64  # tokens before a difference that are read again
 
 
 class PlainText(NamedTuple):
@@ -43,8 +45,8 @@ class Deviation(NamedTuple):
 class Difference:
     """A deviation, measured. A margin is the logit of the plain token minus the logit of the other.
 
-    width_difference: The most by which passes of several widths over an empty cache, without speculation, change
-        the distance between two likely tokens' logits at this place.
+    width_difference: How much the distance between the logits of these two tokens changes at this place with the
+        cut of the text into passes, without speculation.
     """
 
     prompt: int  # index of the prompt
@@ -154,30 +156,43 @@ def _measure(
         width=found.width,
         narrow_margin=float(narrow[token] - narrow[other]),
         wide_margin=float(found.row[token] - found.row[other]),
-        width_difference=width_difference(target, prefix, {*_WIDTHS, found.width}),
+        width_difference=width_difference(target, prefix, (token, other), found.width),
     )
 
 
-def width_difference(target: Decoder, prefix: TokenIds, widths: Collection[int]) -> float:
-    """The most by which the distance between two likely tokens' logits after prefix depends on the width."""
-    rows = [row[:1] for row in _fresh_rows(target, prefix, widths)]
-    likely = np.argsort(-rows[0][0])[:_NUM_LIKELY]
-    values = np.concatenate(rows)[:, likely].astype(np.float64)
-    distances = values[:, :, None] - values[:, None, :]  # [num_rows, num_likely, num_likely]
-    return float(np.ptp(distances, axis=0).max())
+def width_difference(target: Decoder, prefix: TokenIds, pair: tuple[int, int], width: int) -> float:
+    """How much the distance between two tokens' logits after prefix depends on its cut into passes.
+
+    width: A width to try beside the usual ones.
+    """
+    one, other = pair
+    distances = [float(row[one]) - float(row[other]) for row in _reread(target, prefix, {*_WIDTHS, width})]
+    return max(distances) - min(distances)
 
 
-def _fresh_rows(target: Decoder, prefix: TokenIds, widths: Collection[int]) -> Iterator[Logits]:
-    """Logits after prefix with its end read in passes of each width, and in one pass, over an empty cache.
+def _reread(target: Decoder, prefix: TokenIds, widths: Collection[int]) -> Iterator[Row]:
+    """The row after prefix with the end of prefix read in one cut after the other, over an empty cache.
 
     More than the last pass is repeated, for keys and values differ too by the width of the pass that wrote them.
     """
-    other = (prefix[:1] + 1) % target.vocab_size
-    start = max(0, len(prefix) - _NUM_REREAD)
-    for width in chain(sorted(width for width in widths if width < len(prefix)), [len(prefix)]):
-        target.logits(other, 1)  # empties the cache of the prefix
-        first = start + (len(prefix) - start) % width
-        for stop in range(first, len(prefix), width):
-            if stop:
-                target.logits(prefix[:stop], 1)
-        yield target.logits(prefix, min(width, max(widths)))[-1:].copy()
+    rng = np.random.default_rng(len(prefix))
+    num_read = min(_NUM_REREAD, len(prefix))
+    cuts = [[width] * (num_read // width) for width in sorted(widths)]
+    cuts += [list(_mixed(num_read, rng)) for _ in range(_NUM_MIXED)]
+    for cut in [[], *cuts]:  # at first in one pass
+        empty_cache(target, prefix)
+        stop = len(prefix) - sum(cut)
+        if stop:
+            row = target.logits(prefix[:stop], 1)[-1]
+        for width in cut:
+            stop += width
+            row = target.logits(prefix[:stop], width)[-1]
+        yield row.copy()
+
+
+def _mixed(total: int, rng: np.random.Generator) -> Iterator[int]:
+    """Random widths with a sum."""
+    while total:
+        width = min(int(rng.integers(1, _WIDEST_MIXED + 1)), total)
+        total -= width
+        yield width

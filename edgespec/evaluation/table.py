@@ -53,6 +53,9 @@ def _peer_lines(document: BenchDocument) -> Iterator[str]:
 
 
 def _more_lines(document: BenchDocument) -> Iterator[str]:
+    if (is_deterministic := document.get("deterministic")) is not None:
+        mode, way = ("on", "off: --no-deterministic") if is_deterministic else ("off", "on: --deterministic")
+        yield f"deterministic mode is {mode}; to measure with it {way}"
     if first := document.get("time_to_first_token_s"):
         plain, speculative = (figures.time_text(each) for each in (first["plain"], first["speculative"]))
         yield f"time to the first token, median: {plain} plain, {speculative} speculative"

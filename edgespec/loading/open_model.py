@@ -20,7 +20,7 @@ from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.ranges import observe_ranges
 from edgespec.runtimes.static import StaticDecoder
-from edgespec.runtimes.tree import OnnxTreeDecoder
+from edgespec.runtimes.tree import OnnxBranchDecoder, OnnxTreeDecoder
 from edgespec.system.cancel import Cancel
 from edgespec.tokenization.chat_template import read_template
 from edgespec.tokenization.prompt_encoder import PromptEncoder
@@ -97,7 +97,7 @@ def open_model(
     hashed = replace(manifest, files={}) if is_verified else manifest
     cancel = cancel or Cancel()
     open_graph: Callable[[], AnyDecoder] = partial(
-        OnnxTreeDecoder if has_trees else _decoder_class(manifest),
+        _decoder_class(manifest, deterministic, has_trees=has_trees),
         folder,
         manifest,
         device,
@@ -176,9 +176,11 @@ def require_runtime() -> None:
     find_device("auto")
 
 
-def open_decoder(folder: Path, manifest: Manifest, *, deterministic: bool = True) -> OnnxDecoder | StaticDecoder:
+def open_decoder(folder: Path, manifest: Manifest, *, deterministic: bool = True) -> AnyDecoder:
     """Open a folder that has no manifest file yet, for the check of an export."""
-    return _decoder_class(manifest)(folder, manifest, find_device("auto"), deterministic=deterministic)
+    return _decoder_class(manifest, deterministic)(
+        folder, manifest, find_device("auto"), deterministic=deterministic
+    )
 
 
 def measure_ranges(graph: Path, folder: Path, manifest: Manifest, *, prompts: Sequence[str]) -> dict[str, Range]:
@@ -197,5 +199,7 @@ def measure_ranges(graph: Path, folder: Path, manifest: Manifest, *, prompts: Se
     return observe_ranges(graph, manifest, texts)
 
 
-def _decoder_class(manifest: Manifest) -> type[OnnxDecoder] | type[StaticDecoder]:
+def _decoder_class(manifest: Manifest, deterministic: bool, *, has_trees: bool = False) -> type[AnyDecoder]:
+    if has_trees:
+        return OnnxBranchDecoder if deterministic else OnnxTreeDecoder
     return StaticDecoder if manifest.kv_cache.form == "static" else OnnxDecoder

@@ -13,7 +13,8 @@ class Placement:
     num_threads: Threads of the host; None for all physical cores.
     drafter_threads: Threads of a drafter; None for the target's number, less one where that is all cores and the
         target is on another device.
-    deterministic: No pass of the target runs a single token.
+    deterministic: Rows of the target do not depend on how a text is cut into passes.
+    exact: Where they do, near-ties of greedy decoding are decided as plain decoding decides them.
     """
 
     device: Device
@@ -21,11 +22,17 @@ class Placement:
     num_threads: int | None = None
     drafter_threads: int | None = None
     deterministic: bool = False
+    exact: bool = False
 
     @property
     def machine(self) -> str:
         """What the cost of the target's passes depends on, apart from the model."""
-        return machine_key(self.device, self.num_threads, self.deterministic)
+        key = machine_key(self.device, self.num_threads, self.deterministic)
+        return f"{key}, near-ties decided again" if self.decides_near_ties else key
+
+    @property
+    def decides_near_ties(self) -> bool:
+        return self.exact and not self.deterministic
 
     @property
     def target_place(self) -> Place:

@@ -7,6 +7,7 @@ from functools import reduce
 from edgespec.errors import Cancelled, DeviceUnavailable, DiskFull, EdgeSpecError, IntegrityError, MemoryExhausted
 from edgespec.loading.open_model import ModelFolder
 from edgespec.loading.placement import Placement
+from edgespec.loading.row_proof import expects_rows
 from edgespec.manifest import Manifest
 from edgespec.memory.device_memory import Places
 from edgespec.memory.estimate import bytes_by_place, estimate_full_context
@@ -144,7 +145,11 @@ class DeviceOptions:
 
     def place(self, where: Where) -> Placement:
         device, other = self._devices(where)
-        return replace(self.placement, device=device, drafter_device=other)
+        placement = replace(self.placement, device=device, drafter_device=other)
+        target = self.target.find(device)
+        if target is None or not placement.deterministic:
+            return placement
+        return replace(placement, deterministic=expects_rows(None, target, placement))
 
     def _devices(self, where: Where) -> tuple[Device, Device]:
         return self.devices[where.device], self.devices[where.drafter_device]

@@ -27,6 +27,7 @@ class LearnedStats:
     drafts: steps for each token drafted and for each read, by drafter_key.
     contention: how much longer a pass and a draft step take while both run, by drafter_key.
     profiles: what was measured when a plan was made, in seconds; use keeps the others up to date.
+    width_changes: the most by which the cut of a text into passes changes the lead of a token.
     """
 
     ratios: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
@@ -34,6 +35,7 @@ class LearnedStats:
     chances: Mapping[Key, tuple[float, float]] = field(default_factory=dict)
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     contention: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
+    width_changes: Mapping[str, float] = field(default_factory=dict)
 
     def refine(self, profile: Profile, machine: str, lane: str | None) -> Profile:
         """Apply to a machine's profile what use has shown since of the target and of one drafter."""
@@ -64,6 +66,7 @@ _Ratio = Annotated[float, Meta(ge=1.0, le=1e3)]
 _Step = Annotated[float, Meta(ge=1e-6, le=1e3)]
 _Row = Annotated[float, Meta(ge=0.0, le=1e3)]
 _Contention = Annotated[float, Meta(ge=1.0, le=1e3)]
+_Change = Annotated[float, Meta(ge=0.0, le=1e3)]
 _Accepted = Annotated[float, Meta(ge=0.0, le=1e6)]
 _Tried = Annotated[float, Meta(ge=1e-9, le=1e6)]
 
@@ -76,6 +79,7 @@ class _Document(Struct):
     drafts: dict[str, dict[str, tuple[_Step, _Row]]] = {}
     contention: dict[str, dict[str, tuple[_Contention, _Contention]]] = {}
     profiles: dict[str, Profile] = {}
+    width_changes: dict[str, _Change] = {}
 
     def __post_init__(self) -> None:
         if any(ratios.get(1) != 1.0 for ratios in self.ratios.values()):
@@ -127,4 +131,6 @@ def _parse(document: Any) -> LearnedStats:
         (source, evidence): (min(accepted, 0.999 * tried), tried)
         for source, evidence, accepted, tried in stated.chances
     }
-    return LearnedStats(stated.ratios, stated.drafts, chances, stated.profiles, stated.contention)
+    return LearnedStats(
+        stated.ratios, stated.drafts, chances, stated.profiles, stated.contention, stated.width_changes
+    )

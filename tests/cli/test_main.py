@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from row_proofs import FAILS
 
 from edgespec.chat import interrupt
 from edgespec.chat.plain import PlainPrinter
@@ -537,10 +539,23 @@ def test_doctor_tells_of_drafted_text_that_is_another(
         rows = whole(self, tokens, num_last)
         return rows[::-1] if num_last == 5 else rows
 
+    run(capsys, "doctor", tiny_model)  # proves that rows are equal
     monkeypatch.setattr(OnnxDecoder, "logits", mistaken)
     code, out, _ = run(capsys, "doctor", tiny_model)
     assert code == 1
     assert "drafting CHANGES the text" in out
+
+
+def test_doctor_says_where_deterministic_mode_does_not_hold(
+    capsys: pytest.CaptureFixture[str], tiny_drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(tiny_drafter, tmp_path / "model"))
+    (folder / "row_proofs.json").unlink(missing_ok=True)
+    monkeypatch.setattr("edgespec.loading.row_proof.prove_rows", lambda *arguments, **options: FAILS)
+    code, out, _ = run(capsys, "doctor", folder)
+    assert (code, "can depend on what drafts where two tokens are nearly tied" in out) == (0, True)
+    code, out, _ = run(capsys, "doctor", "--exactness", folder, "--max-tokens", 5)
+    assert (code, "deterministic: does not hold for this model on this device" in out) == (0, True)
 
 
 def test_doctor_reports_an_invalid_configuration(
@@ -577,7 +592,7 @@ def test_doctor_finds_speculation_exact(
     code, out, _ = run(capsys, *arguments, "--max-tokens", 20, "--json")
     document = json.loads(out)
     assert (code, document["is_exact"], document["drafter"]) == (0, True, "tiny-int4")
-    assert document["deterministic"] == {"tokens": 2 * 2 * 4 * 20, "differences": []}
+    assert document["deterministic"] == {"holds": True, "tokens": 2 * 2 * 4 * 20, "differences": []}
     assert document["normal"]["tokens"] == 2 * 4 * 20
     code, out, _ = run(capsys, *arguments, "--max-tokens", 5)
     assert (code, "exact: " in out) == (0, True)

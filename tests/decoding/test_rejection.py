@@ -4,7 +4,7 @@ Seeds are fixed, so a test passes always or never. A chi-square is held to the 9
 freedom, by the approximation of Wilson and Hilferty (1931).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 
@@ -23,10 +23,15 @@ from edgespec.drafters.lanes import VirtualLane
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.ngram import NgramDrafter
 from edgespec.drafters.suffix import SuffixDrafter
+from edgespec.policy.acceptance_rates import AcceptanceRates
+from edgespec.policy.costs import PassCosts
+from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.fixed import FixedLength
+from edgespec.policy.measured import MeasuredPolicy
 from edgespec.policy.speculation import Speculation
 from edgespec.runtimes.paced import PacedDecoder
 from edgespec.runtimes.table import TableDecoder
+from edgespec.simulation.schedules import virtual_devices
 from edgespec.system.clock import VirtualClock
 from edgespec.types import Acceptance, Decoder, Distribution, Draft, Drafter, Logits, Sampler, TokenIds, append
 
@@ -51,6 +56,11 @@ class RowsDecoder:
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         return self.rows[tokens[-num_last:]]
+
+    def tree_logits(
+        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
+    ) -> Logits:
+        return self.rows[append(tokens[-1:], nodes)][-(num_last or len(nodes) + 1) :]
 
 
 def log(*probs: float) -> np.ndarray:
@@ -216,6 +226,51 @@ def test_texts_of_three_tokens_follow_the_target_for_all_that_draft(
 ) -> None:
     for length in (1, 3):
         expect_texts(rule, kind, length, SamplingParams(**PROCESSORS[processor]), 600)
+
+
+WIDTH_COSTS = {1: 1.0, 2: 1.05, 4: 1.2, 8: 1.5, 32: 3.0}
+NUM_TOKENS = 30  # of an answer: ten texts of three, each behind the last token of the one before
+
+
+def adaptive_answers(schedule: str, params: SamplingParams, num_answers: int) -> Iterator[TokenIds]:
+    """Answers of NUM_TOKENS under the adaptive policy, which learns from each to the next, in virtual time."""
+    devices = virtual_devices()
+    widths, seconds = list(WIDTH_COSTS), list(WIDTH_COSTS.values())
+    target = PacedDecoder(
+        RowsDecoder(TARGET),
+        lambda fed, rows: float(np.interp(rows, widths, seconds)),
+        devices.sleep,
+        devices.clock,
+    )
+    between = RowsDecoder(np.log((np.exp(TARGET) + np.exp(DRAFTER)) / 2))  # right more often, so longer drafts pay
+    paced = PacedDecoder(between, lambda fed, rows: 0.15, devices.lane_sleep, devices.lane_clock)
+    max_rows = 7 if schedule == "hedged" else 0
+    drafter = LaneDrafter(ModelDrafter(paced, 3), devices.lane, schedule != "serial", max_rows)
+    costs, rates, models = PassCosts(dict(WIDTH_COSTS), 1.0), AcceptanceRates(), dict[str, DraftModelStats]()
+    for seed in range(num_answers):
+        policy = MeasuredPolicy([drafter], costs, rates, models, with_distributions=True, clock=devices.clock)
+        sampler = GumbelSampler(params, len(PROMPT), seed)
+        blocks = speculative_decode(PROMPT, target, sampler, policy, rejection, clock=devices.clock)
+        tokens = islice((token for block in blocks for token in block.tokens), NUM_TOKENS)
+        yield np.fromiter(tokens, np.int32, NUM_TOKENS)
+        blocks.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "num_tokens"), [("serial", 100_000), ("pipelined", 50_000), ("hedged", 50_000)]
+)
+def test_texts_under_the_adaptive_policy_follow_the_target(schedule: str, num_tokens: int) -> None:
+    """As texts of three tokens, each counted by the token that it follows."""
+    params = SamplingParams(temperature=0.9)
+    answers = np.stack(list(adaptive_answers(schedule, params, num_tokens // NUM_TOKENS)))
+    before = np.concatenate([np.full((len(answers), 1), PROMPT[-1]), answers[:, 2:-1:3]], 1)
+    counts = np.zeros((3,) * 4, int)
+    np.add.at(counts, (before.ravel(), *(answers[:, i::3].ravel() for i in range(3))), 1)
+    chances = np.stack([processed(row, PROMPT, params) for row in TARGET])
+    for first in range(3):
+        joint = chances[first][:, None, None] * chances[:, :, None] * chances[None]
+        expect_distribution(counts[first].ravel(), joint.ravel())
 
 
 def _always(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Sampler) -> TokenIds:

@@ -21,7 +21,7 @@ from edgespec.runtimes.devices import find_device, machine_key
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
 CPU = find_device("cpu")
-SETTING = Placement(device=CPU, drafter_device=CPU, num_threads=1)
+SETTING = Placement(device=CPU, drafter_device=CPU, num_threads=1, deterministic=True)
 KEPT = {("tiny-int4", evidence): (8e5, 1e6) for evidence in range(-1, 16)}
 ONE_BY_ONE = {1: 1.0, 2: 2.0}
 
@@ -36,7 +36,7 @@ def known(tiny_model: Path, tmp_path: Path) -> Callable[..., Path]:
         passes_s = {64: {1: 0.02, 2: 0.0205, 32: 0.03}}
         name = f"tiny-int4 on cpu, {num_threads} thread" + "s" * (num_threads > 1)
         profile = Profile(passes_s=passes_s, prefill_s=0.001, drafters={name: drafter})
-        machine = machine_key(CPU, num_threads, False)
+        machine = machine_key(CPU, num_threads, deterministic=True)
         write_learned_stats(folder, LearnedStats(chances=KEPT, profiles={machine: profile}))
         return folder
 
@@ -129,7 +129,7 @@ def test_models_have_cores_of_their_own_where_these_were_measured_to_promise_mor
     pays = own_step_s == 0.02 and is_counted and not deterministic
     assert found == (replace(placement, num_threads=1, drafter_threads=1) if pays else placement)
     if pays:
-        with load(folder, drafter=str(tiny_drafter)) as engine:
+        with load(folder, drafter=str(tiny_drafter), deterministic=deterministic) as engine:
             sessions = [each._passes._session for each in (engine.target, *engine._pool.decoders.values())]  # type: ignore[attr-defined]
             threads = [session.get_session_options().intra_op_num_threads for session in sessions]
         assert threads == [1, 1]

@@ -56,6 +56,8 @@ def test_both_ways_of_decoding_are_measured(tiny_model: Path, prompts: Path) -> 
             engine, read_prompts(prompts, None), max_tokens=30, sampling=SamplingParams(temperature=0.8)
         )
     assert set(document["categories"]) == {"a", "b"}
+    assert document["deterministic"]
+    assert "deterministic mode is on; to measure with it off: --no-deterministic" in table(document)
     for row in document["categories"].values():
         assert row["ratio"] == row["speculative_tokens_per_second"] / row["plain_tokens_per_second"]
         assert row["tokens_per_pass"] >= 1

@@ -71,3 +71,24 @@ def test_one_text_whatever_the_schedule(
     if length == 3:
         assert answer.stats.schedule == schedule
         assert (answer.stats.overlap > 0) == (schedule != "serial")
+
+
+def test_by_default_the_text_is_that_of_no_drafter_and_repeats(
+    model: Path, smollm2_int4: Path, plain: Texts
+) -> None:
+    for drafter in ("none", "auto", "auto", str(smollm2_int4)):
+        with load(model, drafter=drafter) as engine:
+            assert engine.is_deterministic
+            assert texts_of(engine) == plain
+
+
+@pytest.mark.parametrize("length", [4, "auto"])
+def test_exact_has_the_text_of_passes_of_one_token(model: Path, length: int | str) -> None:
+    """Without deterministic mode, where one in six tokens is a near-tie."""
+    with load(model, drafter="none", deterministic=False) as engine:
+        plain = [engine.generate(prompt, max_tokens=64).token_ids for prompt in PROMPTS]
+    with load(model, drafter="suffix", draft_length=length, deterministic=False, exact=True) as engine:
+        answers = [engine.generate(prompt, max_tokens=64) for prompt in PROMPTS]
+    assert [answer.token_ids for answer in answers] == plain
+    if length == 4:
+        assert sum(answer.stats.num_redecided for answer in answers) > 0

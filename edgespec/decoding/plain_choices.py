@@ -1,0 +1,94 @@
+"""Greedy decoding that chooses as plain decoding does, where rows depend on how a text is cut into passes.
+
+A token that leads by more than such a cut changes is chosen from the row of any pass. Where the next one is
+nearer, all tokens that came from passes of several tokens are run again one by one: their keys and values are
+then those of plain decoding, and so is the choice. To run the last one alone would not do, for keys and values
+that come from wide passes change a lead about as much as a wide pass itself (docs/log/exactness.md).
+"""
+
+import logging
+from typing import NamedTuple
+
+import numpy as np
+
+from edgespec.decoding.cached_prefix import empty_cache
+from edgespec.decoding.sampling import GumbelSampler
+from edgespec.types import Decoder, ForwardingDecoder, Logits, Row, TokenIds
+
+_log = logging.getLogger(__name__)
+
+
+class Reruns(NamedTuple):
+    """Near-ties that were decided as in plain decoding, and the passes of one token that this took."""
+
+    num_tokens: int = 0
+    num_passes: int = 0
+
+
+class PlainChoices(ForwardingDecoder):
+    """A decoder for one greedy answer, whose rows lead to the tokens of plain decoding over an empty cache.
+
+    It reads the prompt itself, alone and from its start: what the cache holds of it may come from other passes.
+    """
+
+    def __init__(self, decoder: Decoder, sampler: GumbelSampler, largest_change: float) -> None:
+        """largest_change: The most by which the cut of a text into passes changes the lead of a token."""
+        super().__init__(decoder)
+        self._sampler = sampler
+        self._largest_change = largest_change * sampler.params.largest_scale
+        self._num_plain = 0  # positions at the start of the cache that plain decoding would fill alike
+        self.reruns = Reruns()
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        """Rows of the last num_last tokens, as far as these are accepted, [num_last, vocab_size]."""
+        rows = self._run(tokens, num_last)
+        num_prompt = len(tokens) - num_last + 1
+        for i in range(num_last):
+            prefix = tokens[: num_prompt + i]
+            token, lead = self._sampler.lead(rows[i], prefix)
+            if self._num_plain < len(prefix) and lead <= self._largest_change:
+                rows = np.array(rows)  # the next pass may overwrite them
+                rows[i] = self._run_again(prefix)
+                token, _ = self._sampler.lead(rows[i], prefix)
+            if i + 1 < num_last and token != tokens[len(prefix)]:
+                break
+        return rows
+
+    def _run(self, tokens: TokenIds, num_last: int) -> Logits:
+        if not self._num_plain:
+            return self._read_prompt(tokens, num_last)
+        is_plain = num_last == 1 and self._num_plain == len(tokens) - 1
+        rows = self._decoder.logits(tokens, num_last)
+        if is_plain:
+            self._num_plain = len(tokens)
+        return rows
+
+    def _read_prompt(self, tokens: TokenIds, num_last: int) -> Logits:
+        empty_cache(self._decoder, tokens)
+        prompt = tokens[: len(tokens) - num_last + 1]
+        first = self._decoder.logits(prompt, 1)
+        self._num_plain = len(prompt)
+        if num_last == 1:
+            return first
+        return np.concatenate([first.copy(), self._decoder.logits(tokens, num_last - 1)])
+
+    def _run_again(self, prefix: TokenIds) -> Row:
+        """The row behind prefix in plain decoding."""
+        num_tokens, num_passes = self.reruns
+        self.reruns = Reruns(num_tokens + 1, num_passes + len(prefix) - self._num_plain)
+        for stop in range(self._num_plain + 1, len(prefix) + 1):
+            row: Row = self._decoder.logits(prefix[:stop], 1)[0]
+            self._num_plain = stop
+            if stop < len(prefix):
+                self._check(row, prefix[:stop], int(prefix[stop]))
+        return row.copy()
+
+    def _check(self, row: Row, prefix: TokenIds, token: int) -> None:
+        best, lead = self._sampler.lead(row, prefix)
+        if best != token:
+            _log.warning(
+                "a token of this answer is not that of plain decoding, where another one leads by %.3f; --exact "
+                "counted on a change of at most %.3f: please report this",
+                lead,
+                self._largest_change,
+            )

@@ -1,0 +1,76 @@
+"""Whether one text comes out of a target on a device whatever drafts: proved once, and kept in its folder.
+
+Deterministic mode rests on rows of logits that do not depend on how a text is cut into passes. Which kernels keep
+that is a matter of the device, the version of ONNX Runtime, the processor and the model.
+"""
+
+import logging
+
+from edgespec.errors import DeviceUnavailable
+from edgespec.loading.open_model import ModelFolder
+from edgespec.loading.placement import Placement
+from edgespec.runtimes.row_probe import LIMIT_S, RowProof, prove_rows
+from edgespec.runtimes.row_proofs import proof_key, read_row_proof, write_row_proof
+from edgespec.types import Decoder, Report
+
+_QUIET_S = 2.0  # a check that took longer is reported
+_log = logging.getLogger(__name__)
+_FOREIGN_LIMIT_S = 2.0  # in a folder that is never written it is made at each start
+
+
+def expects_rows(asked: bool | None, target: ModelFolder, placement: Placement) -> bool:
+    """Whether to open a target in deterministic mode: as asked, or unless it is known not to hold on its device.
+
+    A model in the static form would read its prompts token by token, and an emulator takes a minute for the proof,
+    so that these have the mode only if asked.
+    """
+    if asked is not None:
+        return asked
+    if target.manifest.kv_cache.form == "static" or placement.device.is_software:
+        return False
+    proof = read_row_proof(target.folder, _key(target, placement))
+    return proof is None or proof.holds
+
+
+def find_proof(target: ModelFolder, decoder: Decoder, placement: Placement, report: Report) -> RowProof:
+    """The proof for a target that is open in deterministic mode: the one that its folder has, or a new one."""
+    key = _key(target, placement)
+    if (known := read_row_proof(target.folder, key)) is not None:
+        return known
+    is_ours = target.manifest.is_ours
+    proof = prove_rows(decoder, target.manifest, limit_s=LIMIT_S if is_ours else _FOREIGN_LIMIT_S)
+    if is_ours:
+        write_row_proof(target.folder, key, proof, report)
+    if proof.seconds > _QUIET_S:
+        verdict = "does not depend" if proof.holds else "can depend"
+        _log.info(
+            "checked in %.0f s whether the text of %s depends on drafts on '%s': it %s on them",
+            proof.seconds,
+            target.manifest.name,
+            placement.device.name,
+            verdict,
+        )
+    return proof
+
+
+def refuse_deterministic(target: ModelFolder, placement: Placement, proof: RowProof) -> DeviceUnavailable:
+    """The error for a user who asks for deterministic mode where it does not hold."""
+    name, model = placement.device.name, target.manifest.name
+    elsewhere = "" if name == "cpu" else ", or run it with --device cpu"
+    return DeviceUnavailable(
+        f"--deterministic does not hold for {model} on '{name}': {proof.reason}. Leave it out; --exact gives the "
+        f"greedy text of plain decoding there{elsewhere}",
+        device=name,
+    )
+
+
+def describe_near_ties(target: ModelFolder, placement: Placement) -> str:
+    """What a user is told where deterministic mode would be the default and does not hold."""
+    return (
+        f"on '{placement.device.name}' the text of {target.manifest.name} can differ from that of plain decoding "
+        "where two tokens are nearly tied; --exact rules that out for greedy text, at a cost in speed"
+    )
+
+
+def _key(target: ModelFolder, placement: Placement) -> str:
+    return proof_key(target.manifest, placement.device, placement.num_threads)

@@ -1,0 +1,56 @@
+"""How much the cut of a text into passes changes the lead of a likeliest token on a device, measured."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.decoding.cached_prefix import empty_cache
+from edgespec.types import Decoder, TokenIds, append
+
+_WIDTHS = (2, 3, 5, 8)
+_NUM_TOKENS = 40  # of an answer to each prompt
+_Distances = npt.NDArray[np.float64]
+
+
+def measure_width_change(decoder: Decoder, prompts: Sequence[TokenIds]) -> float:
+    """The largest change of the distance between the two likeliest tokens, over greedy answers to prompts.
+
+    An answer of passes of one token is read again in passes of each width, keys and values included.
+    """
+    largest = 0.0
+    for prompt in prompts:
+        num_tokens = min(_NUM_TOKENS, decoder.context_length - len(prompt))
+        text, pairs, distances = _answer(decoder, prompt, num_tokens)
+        for width in _WIDTHS:
+            wide = np.array(list(_read(decoder, text, len(prompt), pairs, width)))
+            largest = max(largest, float(np.abs(wide - distances[1 : 1 + len(wide)]).max(initial=0.0)))
+    return largest
+
+
+def _answer(
+    decoder: Decoder, prompt: TokenIds, num_tokens: int
+) -> tuple[TokenIds, npt.NDArray[np.intp], _Distances]:
+    """The text, and of each row behind the prompt its two likeliest tokens and their distance."""
+    empty_cache(decoder, prompt)
+    text, pairs, distances = prompt, [], []
+    for _ in range(num_tokens):
+        row = decoder.logits(text, 1)[0]
+        pair = np.argpartition(-row, 1)[:2]
+        pair = pair[np.argsort(-row[pair], kind="stable")]
+        pairs.append(pair)
+        distances.append(float(row[pair[0]]) - float(row[pair[1]]))
+        text = append(text, [int(pair[0])])
+    return text, np.array(pairs), np.array(distances)
+
+
+def _read(
+    decoder: Decoder, text: TokenIds, num_prompt: int, pairs: npt.NDArray[np.intp], width: int
+) -> Iterator[float]:
+    """Distances of the pairs behind each token of the answer, read in passes of a width."""
+    empty_cache(decoder, text)
+    decoder.logits(text[:num_prompt], 1)
+    for start in range(num_prompt, len(text) - width, width):
+        rows = decoder.logits(text[: start + width], width)
+        for row, (one, other) in zip(rows, pairs[start - num_prompt + 1 :], strict=False):
+            yield float(row[one]) - float(row[other])

@@ -1,0 +1,76 @@
+"""What the proof of rows found, stored beside a model for each device and set of kernels."""
+
+import json
+import os
+import platform
+import zlib
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from edgespec.manifest import Manifest
+from edgespec.runtimes.devices import Device, device_key, import_onnxruntime, physical_cores
+from edgespec.runtimes.row_probe import RowProof
+from edgespec.runtimes.row_rule import read_l2_bytes
+from edgespec.system.disk import replace_file
+from edgespec.system.json_file import read_json
+from edgespec.system.system_info import processor_name
+from edgespec.system.typed_json import read_as
+from edgespec.types import Report
+
+FILE_NAME = "row_proofs.json"
+_VERSION = 1  # raised when passes or their proof change
+_LARGEST_BYTES = 1 << 20
+_MOST = 64  # proofs that a folder keeps
+
+
+def proof_key(manifest: Manifest, device: Device, num_threads: int | None) -> str:
+    """What a proof holds for: the graph, the device, ONNX Runtime, and what its kernels are chosen by."""
+    graph = manifest.files.get(manifest.graph)
+    parts = [
+        f"version {_VERSION}",
+        f"{manifest.graph} {graph.sha256[:16] if graph else manifest.precision}",
+        f"{device.provider} {device_key(device)}",
+        f"onnxruntime {import_onnxruntime().__version__}",
+        f"{processor_name()} {platform.machine()} {_instruction_sets()}",
+        f"L2 {read_l2_bytes()}",
+        f"{device.host_threads or num_threads or physical_cores()} threads of {os.cpu_count()}",
+    ]
+    return ", ".join(parts)
+
+
+def read_row_proof(folder: Path, key: str) -> RowProof | None:
+    """The proof of a key; None where there is none, or none that can be used, so that it is made again."""
+    return _read_all(folder).get(key)
+
+
+def write_row_proof(folder: Path, key: str, proof: RowProof, report: Report = lambda line: None) -> None:
+    """Store a proof; where a folder cannot be written, that is reported, and it is made each time."""
+    proofs = {**_read_all(folder)}
+    proofs.pop(key, None)
+    kept = dict([*proofs.items(), (key, proof)][-_MOST:])
+    document = {"version": _VERSION, "proofs": {each: asdict(found) for each, found in kept.items()}}
+    try:
+        replace_file(folder / FILE_NAME, json.dumps(document, indent=1).encode())
+    except OSError as error:
+        report(
+            f"{folder} cannot be written ({error.strerror}): whether its model gives one text in all passes is "
+            "found out again the next time"
+        )
+
+
+def _read_all(folder: Path) -> dict[str, RowProof]:
+    with suppress(OSError, ValueError):
+        document = read_json(folder / FILE_NAME, _LARGEST_BYTES)
+        if isinstance(document, dict) and document.get("version") == _VERSION:
+            return read_as(dict[str, RowProof], document.get("proofs"))
+    return {}
+
+
+def _instruction_sets() -> str:
+    """A short name for what the processor says it can do; empty where the system does not list it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith(("flags", "Features")):
+                return f"{zlib.crc32(line.encode()):08x}"
+    return ""

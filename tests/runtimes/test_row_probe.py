@@ -1,0 +1,169 @@
+"""The proof that rows do not depend on cuts: it finds those that do, and is kept for the machine that made it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from calls import decoder
+from real_shapes import Shape, count_differing, random_tokens, walks, write_model
+
+from edgespec.errors import Cancelled
+from edgespec.manifest import read_manifest
+from edgespec.runtimes import onnx, row_proofs
+from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.row_probe import RowProof, prove_rows
+from edgespec.runtimes.row_proofs import FILE_NAME, proof_key, read_row_proof, write_row_proof
+from edgespec.runtimes.row_rule import NO_RULE
+from edgespec.runtimes.tree import OnnxTreeDecoder
+from edgespec.system.cancel import Cancel
+from edgespec.types import Logits, TokenIds
+
+
+@pytest.fixture(scope="module")
+def wide_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with heads of 256 and a short window, in int8."""
+    shape = Shape(256, heads=2, kv_heads=1, hidden=160, inner=96, window=100)
+    return write_model(tmp_path_factory.mktemp("wide"), "gemma3", shape, "int8")
+
+
+def test_rows_with_heads_of_256_do_not_depend_on_cuts(wide_heads: Path) -> None:
+    tokens = random_tokens(400)
+    assert count_differing(decoder(wide_heads), tokens, walks(len(tokens), 6, seed=1)) == (2400, 0)
+
+
+def test_the_probe_holds_for_passes_by_the_rule(wide_heads: Path) -> None:
+    manifest = read_manifest(wide_heads)
+    proof = prove_rows(decoder(wide_heads), manifest)
+    assert proof.holds, proof.reason
+    assert (proof.num_different, proof.max_difference) == (0, 0.0)
+    assert proof.num_rows > 300
+    assert proof.longest_past > 1000
+    assert str(proof.num_rows) in proof.reason
+
+
+def test_the_probe_finds_rows_that_differ_without_the_rule(
+    wide_heads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx, "row_rule", lambda head_dim, l2_bytes: NO_RULE)
+    proof = prove_rows(decoder(wide_heads), read_manifest(wide_heads))
+    assert not proof.holds
+    assert proof.num_different > 0
+    assert proof.max_difference > 1e-3
+    assert "rows differ with the cut of the text into passes, by up to" in proof.reason
+
+
+def test_the_probe_finds_rows_that_differ_in_passes_of_one_token(tiny_model: Path) -> None:
+    proof = prove_rows(decoder(tiny_model, deterministic=False), read_manifest(tiny_model))
+    assert not proof.holds
+    assert "in passes of one token" in proof.reason
+
+
+def test_a_tree_graph_and_one_without_positions_are_proved_as_well(tiny_model: Path) -> None:
+    manifest = read_manifest(tiny_model)
+    trees = OnnxTreeDecoder(tiny_model, manifest, find_device("cpu"), deterministic=True)
+    for each in (trees, decoder(tiny_model)):
+        proof = prove_rows(each, manifest)
+        assert proof.holds, proof.reason
+        assert np.array_equal(each.logits(np.arange(5, dtype=np.int32), 2).shape, (2, manifest.vocab_size))
+
+
+def test_a_short_limit_still_compares_some_stretches(tiny_model: Path) -> None:
+    manifest = read_manifest(tiny_model)
+    short, long = (prove_rows(decoder(tiny_model), manifest, limit_s=limit_s) for limit_s in (0, 60))
+    assert 100 < short.num_rows < long.num_rows
+    assert short.holds
+    assert long.holds
+
+
+def test_a_context_of_few_tokens_is_enough(tiny_model: Path) -> None:
+    manifest = replace(read_manifest(tiny_model), context_length=31)
+    proof = prove_rows(onnx.OnnxDecoder(tiny_model, manifest, find_device("cpu"), deterministic=True), manifest)
+    assert proof.holds
+    assert proof.num_rows > 20
+
+
+def test_the_probe_ends_when_it_is_cancelled(tiny_model: Path) -> None:
+    cancel = Cancel()
+    cancel.set()
+    with pytest.raises(Cancelled):
+        prove_rows(decoder(tiny_model), read_manifest(tiny_model), cancel=cancel)
+
+
+class _Wrong:
+    """A decoder whose row of one position depends on how many are asked for."""
+
+    vocab_size, context_length, num_fed = 7, 200, 0
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        rows = np.cumsum(tokens)[-num_last:, None] % np.arange(3, 10, dtype=np.float32)
+        if len(tokens) - num_last <= 3 < len(tokens) and num_last > 12:
+            rows[3 - len(tokens)] += 0.5
+        return rows
+
+
+def test_a_decoder_without_a_cache_of_its_own_is_proved_by_what_it_gives(tiny_model: Path) -> None:
+    manifest = read_manifest(tiny_model)
+    proof = prove_rows(_Wrong(), manifest)
+    assert not proof.holds
+    assert proof.max_difference == 0.5
+    assert "first at position 3" in proof.reason
+
+
+PROOF = RowProof(
+    holds=True, reason="equal", num_rows=5, num_different=0, max_difference=0.0, longest_past=9, seconds=0.5
+)
+
+
+def test_a_proof_is_read_as_it_was_written_and_beside_others(tmp_path: Path) -> None:
+    other = replace(PROOF, holds=False, reason="differs")
+    assert read_row_proof(tmp_path, "a") is None
+    write_row_proof(tmp_path, "a", PROOF)
+    write_row_proof(tmp_path, "b", other)
+    assert (read_row_proof(tmp_path, "a"), read_row_proof(tmp_path, "b")) == (PROOF, other)
+    write_row_proof(tmp_path, "a", other)
+    assert read_row_proof(tmp_path, "a") == other
+
+
+def test_the_oldest_of_many_proofs_is_dropped(tmp_path: Path) -> None:
+    for number in range(70):
+        write_row_proof(tmp_path, str(number), PROOF)
+    assert read_row_proof(tmp_path, "0") is None
+    assert read_row_proof(tmp_path, "69") == PROOF
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", '{"version": 1, "proofs": {"a": {"holds": "yes"}}}', '{"version": 9}']
+)
+def test_a_damaged_file_holds_no_proof_and_is_written_anew(tmp_path: Path, content: str) -> None:
+    (tmp_path / FILE_NAME).write_text(content)
+    assert read_row_proof(tmp_path, "a") is None
+    write_row_proof(tmp_path, "a", PROOF)
+    assert read_row_proof(tmp_path, "a") == PROOF
+
+
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+    reported: list[str] = []
+    (tmp_path / "file").write_text("")
+    write_row_proof(tmp_path / "file", "a", PROOF, reported.append)
+    assert len(reported) == 1
+    assert "cannot be written" in reported[0]
+
+
+def test_a_key_changes_with_graph_threads_cache_runtime_and_processor(
+    tiny_model: Path, tiny_drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, device = read_manifest(tiny_model), find_device("cpu")
+    keys = {
+        proof_key(manifest, device, 2),
+        proof_key(manifest, device, 3),
+        proof_key(read_manifest(tiny_drafter), device, 2),
+    }
+    assert proof_key(manifest, device, 2) in keys
+    monkeypatch.setattr(row_proofs, "read_l2_bytes", lambda: 12345)
+    keys.add(proof_key(manifest, device, 2))
+    monkeypatch.setattr(row_proofs, "processor_name", lambda: "another")
+    keys.add(proof_key(manifest, device, 2))
+    monkeypatch.setattr(row_proofs.import_onnxruntime(), "__version__", "9.9.9")
+    keys.add(proof_key(manifest, device, 2))
+    assert len(keys) == 6

@@ -1,0 +1,65 @@
+"""Rows of models with the head sizes of real ones do not depend on how a text is cut into passes, to the bit."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from calls import decoder
+from families import FAMILIES
+from real_shapes import Shape, count_differing, random_tokens, walks, write_model
+
+from edgespec.runtimes import onnx
+from edgespec.runtimes.row_rule import NO_RULE
+
+ROOT = Path(__file__).parents[2]
+# Hidden sizes are no multiples of 256; windows are shorter and longer than the text.
+SHAPES = [
+    Shape(64, heads=9, kv_heads=3, hidden=576, inner=480, window=1700),
+    Shape(80, heads=8, kv_heads=8, hidden=320, window=40),
+    Shape(96, heads=4, kv_heads=4, hidden=384, window=300),
+    Shape(128, heads=6, kv_heads=2, hidden=416, window=600),
+    Shape(160, heads=4, kv_heads=4, hidden=352, window=64),
+    Shape(192, heads=4, kv_heads=2, hidden=320, window=1700),
+    Shape(256, heads=4, kv_heads=1, hidden=640, window=512),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"heads of {shape.head_dim}")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_are_equal_in_every_cut(family: str, shape: Shape, tmp_path: Path) -> None:
+    tokens = random_tokens(500)
+    for precision in ("fp32", "int8", "int4"):
+        loaded = decoder(write_model(tmp_path, family, shape, precision))
+        assert count_differing(loaded, tokens, walks(len(tokens), 4, seed=2)) == (2000, 0), precision
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [96, 256])
+@pytest.mark.parametrize("block_size", [32, 64, 128])
+def test_rows_of_long_texts_are_equal_in_every_cut(head_dim: int, block_size: int, tmp_path: Path) -> None:
+    shape = Shape(head_dim, heads=4, kv_heads=1, hidden=640, inner=1152, window=512)
+    loaded = decoder(write_model(tmp_path, "gemma3", shape, "int4", block_size))
+    tokens = random_tokens(1500)
+    assert count_differing(loaded, tokens, walks(len(tokens), 8, seed=3)) == (12000, 0)
+
+
+@pytest.mark.slow
+def test_rows_differ_without_the_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx, "row_rule", lambda head_dim, l2_bytes: NO_RULE)
+    tokens = random_tokens(500)
+    for precision in ("fp32", "int8", "int4"):
+        loaded = decoder(write_model(tmp_path, "gemma3", SHAPES[-1], precision))
+        compared, differing = count_differing(loaded, tokens, walks(len(tokens), 4, seed=2))
+        assert differing > compared // 10, precision
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="another cache is imitated on Linux")
+@pytest.mark.parametrize("l2_kib", [128, 256, 512, 1280, 3072])
+def test_rows_are_equal_on_machines_with_other_caches(l2_kib: int) -> None:
+    command = [sys.executable, ROOT / "bench" / "rows.py", "--families", "llama,gemma2,gemma3"]
+    command += ["--heads", "80,96,256", "--precisions", "int8", "--tokens", "500", "--l2", str(l2_kib << 10)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "\n0 of 18000 rows differ" in done.stdout, done.stdout + done.stderr

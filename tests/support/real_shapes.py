@@ -1,0 +1,124 @@
+"""Models of every family with random weights, two layers and the head sizes of real ones; and cuts of texts."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tiny
+from families import FAMILIES
+from reference_weights import draw
+
+from edgespec.export.convert import export_model
+from edgespec.types import Decoder, TokenIds
+
+CONTEXT = 2048
+
+
+class Shape(NamedTuple):
+    """Sizes of a model; a family without sliding windows leaves the window out."""
+
+    head_dim: int
+    heads: int = 4
+    kv_heads: int = 1
+    hidden: int = 288
+    inner: int = 352
+    window: int = 512
+
+
+def write_model(folder: Path, family: str, shape: Shape, precision: str, block_size: int = 32) -> Path:
+    """Export a family's model of a shape; returns its folder."""
+    source = folder / "source"
+    if not source.exists():
+        weights = draw(FAMILIES[family]["config"]["model_type"], _shapes(family, shape))
+        tiny.write_huggingface(source, weights, config=_config(family, shape))
+    made = folder / f"{precision}-{block_size}"
+    export_model(source, made, precision=precision, block_size=block_size)
+    return made
+
+
+def walks(num_tokens: int, count: int, seed: int) -> Iterator[list[int]]:
+    """Random cuts of a text: where each pass ends. Half of them begin with a prompt of any length."""
+    rng = np.random.default_rng(seed)
+    for number in range(count):
+        widest = (4, 17, 64, 300)[number % 4]
+        ends = [int(rng.integers(1, num_tokens))] if number % 8 >= 4 else []
+        while not ends or ends[-1] < num_tokens:
+            ends.append(min((ends[-1] if ends else 0) + int(rng.integers(1, widest + 1)), num_tokens))
+        yield ends
+
+
+def count_differing(decoder: Decoder, tokens: TokenIds, cuts: Iterator[list[int]]) -> tuple[int, int]:
+    """Rows that were compared with those of the whole text at once, and those of them that differ."""
+    expected = decoder.logits(tokens, len(tokens)).copy()
+    compared = differing = 0
+    for ends in cuts:
+        decoder.logits(np.array([tokens[0] + 1], np.int32), 1)  # holds another text
+        for start, stop in zip([0, *ends[:-1]], ends, strict=True):
+            rows = decoder.logits(tokens[:stop], stop - start)
+            compared += stop - start
+            differing += int((rows != expected[start:stop]).any(1).sum())
+    return compared, differing
+
+
+def random_tokens(num_tokens: int, seed: int = 0) -> TokenIds:
+    return np.random.default_rng(seed).integers(0, tiny.VOCAB - 1, num_tokens).astype(np.int32)
+
+
+def _config(family: str, shape: Shape) -> dict[str, Any]:
+    config = dict(FAMILIES[family]["config"])
+    config |= {
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.inner,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": CONTEXT,
+    }
+    if config.get("sliding_window"):
+        config["sliding_window"] = shape.window
+    if "sliding_attention" in config.get("layer_types", ()):
+        config["layer_types"] = ["sliding_attention", "full_attention"]
+    elif "layer_types" in config:
+        config["layer_types"] = config["layer_types"][:2]
+    if "no_rope_layers" in config:
+        config["no_rope_layers"] = [1, 0]
+    if family.startswith("phi3"):
+        rope = dict(config["rope_parameters"])
+        if "original_max_position_embeddings" in rope:  # one length of the context, as the export asks for
+            half = shape.head_dim // 2
+            rope |= {"original_max_position_embeddings": CONTEXT // 2}
+            rope |= {"short_factor": [1.0] * half, "long_factor": list(np.linspace(1, 8, half))}
+        config |= {"rope_parameters": rope, "original_max_position_embeddings": CONTEXT // 2}
+    return config
+
+
+def _shapes(family: str, shape: Shape) -> dict[str, list[int]]:
+    layers = ("layers.0.", "layers.1.")
+    return {
+        name: _size(name, len(old), shape, by_head=family != "olmo2")
+        for name, old in FAMILIES[family]["shapes"].items()
+        if ".layers." not in name or any(each in name for each in layers)
+    }
+
+
+def _size(name: str, num_axes: int, shape: Shape, *, by_head: bool) -> list[int]:
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    of = {
+        "q_proj": (query, shape.hidden),
+        "k_proj": (key, shape.hidden),
+        "v_proj": (key, shape.hidden),
+        "qkv_proj": (query + 2 * key, shape.hidden),
+        "o_proj": (shape.hidden, query),
+        "gate_proj": (shape.inner, shape.hidden),
+        "up_proj": (shape.inner, shape.hidden),
+        "gate_up_proj": (2 * shape.inner, shape.hidden),
+        "down_proj": (shape.hidden, shape.inner),
+        "q_norm": (shape.head_dim if by_head else query,),
+        "k_norm": (shape.head_dim if by_head else key,),
+        "embed_tokens": (tiny.VOCAB, shape.hidden),
+        "lm_head": (tiny.VOCAB, shape.hidden),
+    }
+    part = name.split(".")[-2]
+    return list(of.get(part, (shape.hidden,))[:num_axes])
