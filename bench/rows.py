@@ -67,7 +67,8 @@ def _count(
         deterministic=not options.as_they_are,
     )
     tokens = random_tokens(options.tokens, shape.head_dim)
-    return count_differing(decoder, tokens, walks(len(tokens), options.cuts, shape.head_dim))
+    compared, differing = count_differing(decoder, tokens, walks(len(tokens), options.cuts, shape.head_dim))
+    return int(compared), int(differing)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -220,10 +220,12 @@ class OnnxDecoder:
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def _run_chunk(self, tokens: TokenIds, start: int, num_padded: int, num_rows: int, output: str) -> Logits:
-        if not num_padded:
-            return self._passes.run(tokens, start, num_rows, output=output)
-        padded = np.append(tokens, np.zeros(num_padded, np.int32))
-        return self._passes.run(padded, start, num_rows + num_padded, output=output)[:num_rows]
+        padded = np.append(tokens, np.zeros(num_padded, np.int32)) if num_padded else tokens
+        num_given = num_rows + num_padded
+        if self._deterministic and num_given < len(padded):
+            num_given += num_given % 2  # a single row of logits has a kernel of its own as well
+        stop = num_given - num_padded
+        return self._passes.run(padded, start, num_given, output=output)[stop - num_rows : stop]
 
     def _find_chunk_tokens(self, device: Device) -> int:
         """Raises DeviceUnavailable: The device computes the model wrongly, or not at all."""

@@ -21,7 +21,8 @@ from edgespec.types import Decoder, Logits, TokenIds
 LIMIT_S = 10.0
 _STRETCH = 20  # positions that are compared at a time
 _NUM_RUN = 48  # tokens whose keys and values stand for those of a longer text
-_PROMPT = 280  # tokens, more than a chunk of a prompt
+# Tokens of prompts: more than kernels take at a time, and, where there is time, more than a prompt's chunk.
+_SHORT_PROMPT, _PROMPT = 136, 280
 _WIDEST = 16  # tokens of a pass that verifies a draft
 _POWERS = (64, 128, 256, 512, 1024, 2048, 4096)  # positions at which kernels change
 _NUM_CUTS = 2
@@ -103,8 +104,8 @@ def prove_rows(
         if not _hold(decoder, tokens[:start]):
             continue
         found = _compare_stretch(decoder, tokens[: start + _STRETCH], start, found, rng)
-        if number == 0:
-            found = _compare_prompts(decoder, tokens[:_PROMPT], found, rng)
+        if number in (0, _NUM_ALWAYS):
+            found = _compare_prompts(decoder, tokens[: _PROMPT if number else _SHORT_PROMPT], found, rng)
     _forget(decoder)
     return _as_proof(found, perf_counter() - start_s)
 
@@ -177,10 +178,10 @@ def _compare_stretch(
 
 
 def _compare_prompts(decoder: Decoder, tokens: TokenIds, found: _Found, rng: np.random.Generator) -> _Found:
-    """Compare the last rows of a prompt that is run at once with those of one that is run in pieces."""
+    """Compare the last row of a prompt that is run at once with that of one that is run in pieces."""
     num_last = min(_WIDEST, len(tokens))
     _forget(decoder)
-    expected = decoder.logits(tokens, num_last).copy()
+    expected = decoder.logits(tokens, 1).copy()
     _forget(decoder)
     at, widths = 0, []
     while at < len(tokens) - num_last:
@@ -188,7 +189,7 @@ def _compare_prompts(decoder: Decoder, tokens: TokenIds, found: _Found, rng: np.
         at += widths[-1]
         decoder.logits(tokens[:at], 1)
     rows = decoder.logits(tokens, num_last)
-    return found.add(rows, expected, len(tokens) - num_last, f"a prompt of {', '.join(map(str, widths))} tokens")
+    return found.add(rows[-1:], expected, len(tokens) - 1, f"a prompt of {', '.join(map(str, widths))} tokens")
 
 
 def _random_widths(total: int, rng: np.random.Generator) -> Iterator[int]:

@@ -29,7 +29,7 @@ from edgespec.loading.device_forms import explain_form, require_form
 from edgespec.loading.memory_fit import MemoryFit, fit_memory
 from edgespec.loading.open_model import ModelFolder, open_model, read_chat_template, read_tokenizer, weights_size
 from edgespec.loading.placement import Placement
-from edgespec.loading.row_proof import describe_near_ties, find_proof, refuse_deterministic
+from edgespec.loading.row_proof import RowsDiffer, expects_rows, settle_rows
 from edgespec.memory.estimate import arena_bytes, estimate_memory, growth_bytes, texts_bytes
 from edgespec.memory.free_memory import HOST
 from edgespec.models.home import ModelHome
@@ -152,12 +152,14 @@ def _open_or_fall_back(resolved: Resolved, placement: Placement, options: "_Opti
     while True:
         try:
             return _open(resolved, placement, options)
-        except _RowsDiffer:
+        except RowsDiffer:
             placement = replace(placement, deterministic=False)
         except DeviceUnavailable as error:
             if error.device in resolved.auto.values():
                 raise
             placement = resolved.devices.fall_back(_explain(error, resolved, placement), placement)
+            has_rows = expects_rows(options.deterministic, resolved.target, placement)
+            placement = replace(placement, deterministic=has_rows)
 
 
 def _explain(error: DeviceUnavailable, resolved: Resolved, placement: Placement) -> DeviceUnavailable:
@@ -167,10 +169,6 @@ def _explain(error: DeviceUnavailable, resolved: Resolved, placement: Placement)
         if (explained := explain_form(error, model, device)) is not error:
             return explained
     return error
-
-
-class _RowsDiffer(Exception):
-    """The rows of a target depend on the cut of a text, so that it is opened without deterministic mode."""
 
 
 class _Options(NamedTuple):
@@ -205,7 +203,7 @@ def _open(resolved: Resolved, placement: Placement, options: _Options) -> Engine
         renderer = _start_renderer(target)
         undone.callback(renderer.close)
         decoder = _open_target(fit, placement, shares_cores=bool(chains), has_trees=window is not None)
-        _settle_rows(fit.target, decoder, placement, options.deterministic, report)
+        settle_rows(fit.target, decoder, placement, options.deterministic, report)
         for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
             resolved.home.mark_used(each.folder)
         answers = _answer_cache(resolved.home, target, names) if options.has_answer_cache else None
@@ -262,29 +260,6 @@ def _open_target(fit: MemoryFit, placement: Placement, *, shares_cores: bool, ha
     return open_model(
         target, device, placement.num_threads, placement.deterministic, shares_cores, has_trees=has_trees
     )
-
-
-def _settle_rows(
-    target: ModelFolder, decoder: Decoder, placement: Placement, asked: bool | None, report: Report
-) -> None:
-    """Have deterministic mode only where it is proved.
-
-    Raises:
-        DeviceUnavailable: A user asks for it where it does not hold.
-        MemoryExhausted: A user asks for it, and there is no memory to prove it.
-        _RowsDiffer: It does not hold, or there is no memory to prove it, and nobody asks for it.
-    """
-    if placement.deterministic:
-        try:
-            proof = find_proof(target, decoder, placement, report)
-        except MemoryExhausted:
-            if asked is None:
-                raise _RowsDiffer from None
-            raise
-        if not proof.holds:
-            raise _RowsDiffer if asked is None else refuse_deterministic(target, placement, proof)
-    if asked is None and not placement.deterministic and not placement.exact:
-        report(describe_near_ties(target, placement))
 
 
 def _bounded(device: Device, space: MemoryFit) -> Device:

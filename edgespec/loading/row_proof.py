@@ -6,7 +6,7 @@ that is a matter of the device, the version of ONNX Runtime, the processor and t
 
 import logging
 
-from edgespec.errors import DeviceUnavailable
+from edgespec.errors import DeviceUnavailable, MemoryExhausted
 from edgespec.loading.open_model import ModelFolder
 from edgespec.loading.placement import Placement
 from edgespec.runtimes.row_probe import LIMIT_S, RowProof, prove_rows
@@ -14,8 +14,12 @@ from edgespec.runtimes.row_proofs import proof_key, read_row_proof, write_row_pr
 from edgespec.types import Decoder, Report
 
 _QUIET_S = 2.0  # a check that took longer is reported
-_log = logging.getLogger(__name__)
 _FOREIGN_LIMIT_S = 2.0  # in a folder that is never written it is made at each start
+_log = logging.getLogger(__name__)
+
+
+class RowsDiffer(Exception):
+    """The rows of a target depend on the cut of a text, so that it is to be opened without deterministic mode."""
 
 
 def expects_rows(asked: bool | None, target: ModelFolder, placement: Placement) -> bool:
@@ -32,7 +36,35 @@ def expects_rows(asked: bool | None, target: ModelFolder, placement: Placement) 
     return proof is None or proof.holds
 
 
-def find_proof(target: ModelFolder, decoder: Decoder, placement: Placement, report: Report) -> RowProof:
+def settle_rows(
+    target: ModelFolder, decoder: Decoder, placement: Placement, asked: bool | None, report: Report
+) -> None:
+    """Prove what an open target of a placement promises, unless its folder says that it was proved.
+
+    A line tells where deterministic mode would be the default and does not hold.
+
+    Raises:
+        DeviceUnavailable: A user asks for it where it does not hold.
+        MemoryExhausted: A user asks for it, and there is no memory to prove it.
+        RowsDiffer: It does not hold, or there is no memory to prove it, and nobody asks for it.
+    """
+    if placement.deterministic:
+        try:
+            proof = _find_proof(target, decoder, placement, report)
+        except MemoryExhausted:
+            if asked is None:
+                raise RowsDiffer from None
+            raise
+        if not proof.holds:
+            raise RowsDiffer if asked is None else _refusal(target, placement, proof)
+    elif asked is None and not placement.exact:
+        report(
+            f"on '{placement.device.name}' the text of {target.manifest.name} can differ from that of plain "
+            "decoding where two tokens are nearly tied; --exact rules that out for greedy text, at a cost in speed"
+        )
+
+
+def _find_proof(target: ModelFolder, decoder: Decoder, placement: Placement, report: Report) -> RowProof:
     """The proof for a target that is open in deterministic mode: the one that its folder has, or a new one."""
     key = _key(target, placement)
     if (known := read_row_proof(target.folder, key)) is not None:
@@ -53,7 +85,7 @@ def find_proof(target: ModelFolder, decoder: Decoder, placement: Placement, repo
     return proof
 
 
-def refuse_deterministic(target: ModelFolder, placement: Placement, proof: RowProof) -> DeviceUnavailable:
+def _refusal(target: ModelFolder, placement: Placement, proof: RowProof) -> DeviceUnavailable:
     """The error for a user who asks for deterministic mode where it does not hold."""
     name, model = placement.device.name, target.manifest.name
     elsewhere = "" if name == "cpu" else ", or run it with --device cpu"
@@ -61,14 +93,6 @@ def refuse_deterministic(target: ModelFolder, placement: Placement, proof: RowPr
         f"--deterministic does not hold for {model} on '{name}': {proof.reason}. Leave it out; --exact gives the "
         f"greedy text of plain decoding there{elsewhere}",
         device=name,
-    )
-
-
-def describe_near_ties(target: ModelFolder, placement: Placement) -> str:
-    """What a user is told where deterministic mode would be the default and does not hold."""
-    return (
-        f"on '{placement.device.name}' the text of {target.manifest.name} can differ from that of plain decoding "
-        "where two tokens are nearly tied; --exact rules that out for greedy text, at a cost in speed"
     )
 
 

@@ -258,7 +258,7 @@ def adaptive_answers(schedule: str, params: SamplingParams, num_answers: int) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("schedule", "num_tokens"), [("serial", 100_000), ("pipelined", 50_000), ("hedged", 50_000)]
+    ("schedule", "num_tokens"), [("serial", 120_000), ("pipelined", 40_000), ("hedged", 40_000)]
 )
 def test_texts_under_the_adaptive_policy_follow_the_target(schedule: str, num_tokens: int) -> None:
     """As texts of three tokens, each counted by the token that it follows."""

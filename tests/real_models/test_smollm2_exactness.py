@@ -84,11 +84,11 @@ def test_by_default_the_text_is_that_of_no_drafter_and_repeats(
 
 @pytest.mark.parametrize("length", [4, "auto"])
 def test_exact_has_the_text_of_passes_of_one_token(model: Path, length: int | str) -> None:
-    """Without deterministic mode, where one in six tokens is a near-tie."""
+    """Without deterministic mode, where about one token in five is a near-tie."""
     with load(model, drafter="none", deterministic=False) as engine:
-        plain = [engine.generate(prompt, max_tokens=64).token_ids for prompt in PROMPTS]
+        plain = [engine.generate(prompt, max_tokens=40).token_ids for prompt in PROMPTS]
     with load(model, drafter="suffix", draft_length=length, deterministic=False, exact=True) as engine:
-        answers = [engine.generate(prompt, max_tokens=64) for prompt in PROMPTS]
+        answers = [engine.generate(prompt, max_tokens=40) for prompt in PROMPTS]
     assert [answer.token_ids for answer in answers] == plain
     if length == 4:
         assert sum(answer.stats.num_redecided for answer in answers) > 0

@@ -41,6 +41,14 @@ def test_cached_equals_uncached_to_the_bit_over_random_calls(
     assert cached.num_fed < 0.5 * fresh.num_fed
 
 
+def test_a_prompt_of_any_length_gives_its_last_row_as_a_pass_over_one_token_does(tiny_large_blocks: Path) -> None:
+    tokens = np.random.default_rng(4).integers(0, tiny.VOCAB, 40).astype(np.int32)
+    whole, stepped = decoder(tiny_large_blocks), decoder(tiny_large_blocks)
+    for stop in range(1, len(tokens) + 1):
+        whole.forget()
+        assert np.array_equal(whole.logits(tokens[:stop], 1), stepped.logits(tokens[:stop], 1))
+
+
 def test_cached_equals_uncached_across_growth_and_chunks(tiny_model: Path) -> None:
     cached, fresh = decoder(tiny_model), decoder(tiny_model)
     for tokens, num_last in random_calls(seed=3, count=60, longest=tiny.CONTEXT):
