@@ -43,7 +43,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--both-modes",
         action="store_true",
-        help="measure speculation with and without --deterministic, next to each other",
+        help="measure speculation in deterministic mode and without it, next to each other",
     )
     add_file(parser, "--resume", "note each answered prompt in FILE, and go on there if it was interrupted")
     reports = parser.add_argument_group("reports")
@@ -107,7 +107,7 @@ def _measure(options: argparse.Namespace, open_peers: OpenPeers) -> "BenchDocume
     with (
         load_engine(options) as engine,
         _open_plain(options) as plain,
-        _open_other_mode(options) as others,
+        _open_other_mode(options, engine) as others,
         open_peers(engine) as peers,
     ):
         return _measure_with(options, engine, plain, [*others, *peers], prompts, journal)
@@ -132,15 +132,10 @@ def _measure_with(
         sampling=SamplingParams(temperature=options.temperature),
         rounds=options.rounds,
         learned=options.learned,
-        mode=_mode(options.deterministic),
         peers=peers,
         journal=journal,
         report=info,
     )
-
-
-def _mode(is_deterministic: bool) -> str:
-    return "deterministic" if is_deterministic else "not deterministic"
 
 
 @contextmanager
@@ -160,17 +155,18 @@ def _open_plain(options: argparse.Namespace) -> Iterator["Engine | None"]:
 
 
 @contextmanager
-def _open_other_mode(options: argparse.Namespace) -> Iterator[list["Peer"]]:
+def _open_other_mode(options: argparse.Namespace, engine: "Engine") -> Iterator[list["Peer"]]:
     """Speculation in the other mode, where --both-modes asks for it."""
     if not options.both_modes:
         yield []
         return
     from edgespec.decoding.sampling import SamplingParams
+    from edgespec.evaluation.benchmark import mode_of
     from edgespec.evaluation.peer import EnginePeer
 
-    with load_engine(options, deterministic=not options.deterministic) as engine:
-        way = f"speculative, {_mode(not options.deterministic)}"
-        yield [EnginePeer(engine, way, __version__, SamplingParams(temperature=options.temperature))]
+    with load_engine(options, deterministic=not engine.is_deterministic) as other:
+        way = f"speculative, {mode_of(other)}"
+        yield [EnginePeer(other, way, __version__, SamplingParams(temperature=options.temperature))]
 
 
 def _open_journal(options: argparse.Namespace, prompts: Sequence["BenchPrompt"]) -> "Journal | None":

@@ -68,6 +68,11 @@ def schedule(prompts: Sequence[BenchPrompt], rounds: int) -> Iterator[Place]:
             yield Place(number, i, num_before[i])
 
 
+def mode_of(engine: Engine) -> str:
+    """Whether the text depends on the drafter, in words."""
+    return "deterministic" if engine.is_deterministic else "not deterministic"
+
+
 def measure(
     engine: Engine,
     prompts: Sequence[BenchPrompt],
@@ -77,7 +82,6 @@ def measure(
     sampling: SamplingParams,
     rounds: int = 1,
     learned: Learned = "fresh",
-    mode: str = "not deterministic",
     peers: Sequence[Peer] = (),
     journal: Journal | None = None,
     report: Report = lambda line: None,
@@ -89,7 +93,6 @@ def measure(
     Args:
         plain: The engine that decodes plainly; without one, the session of the other does.
         learned: The acceptance rates with which each round begins.
-        mode: Whether the text depends on the drafter, for the document.
         journal: Takes each prompt as it is answered, and has those that are not answered again.
 
     Raises UsageError: No prompt fits the context.
@@ -108,7 +111,7 @@ def measure(
         "max_tokens": max_tokens,
         "temperature": sampling.temperature,
         "plain": "own session" if plain else "shared session",
-        "mode": mode,
+        "mode": mode_of(engine),
         "learned": learned,
         "pass_ratios": dict(speculation.ratios),
         "measured_at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

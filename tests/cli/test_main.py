@@ -18,7 +18,6 @@ from row_proofs import FAILS
 
 from edgespec.chat import interrupt
 from edgespec.chat.plain import PlainPrinter
-from edgespec.cli.export import _as_argument
 from edgespec.cli.main import main
 from edgespec.config.drafter_names import TARGET, TEXT
 from edgespec.engine.answers import AnswerStream, Chunk
@@ -26,6 +25,7 @@ from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.types import Logits, TokenIds
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
+from edgespec.system.command_line import quote
 
 
 @pytest.fixture(autouse=True)
@@ -496,8 +496,8 @@ def test_trace_that_cannot_be_written_is_refused(tiny_model: Path, capsys: pytes
 
 
 def test_hint_names_a_folder_that_begins_with_a_dash_as_one() -> None:
-    assert _as_argument(Path("-dash")) == "./-dash"
-    assert _as_argument(Path("a b")) == "'a b'"
+    assert quote(Path("-dash"), "linux") == "./-dash"
+    assert quote(Path("a b"), "linux") == "'a b'"
 
 
 def test_doctor_tells_what_is_here(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_gpu_without_room_for_the_first_cache_or_pass_ends_with_exit_code_5(
 ) -> None:
     gpu.arrays = forever(SAYINGS[0])
     assert main(["chat", str(model), "--device", "cuda", "--prompt", PROMPT]) == 5
-    assert "no memory for a context of 320 tokens" in capsys.readouterr().err
+    assert "no memory for a context of" in capsys.readouterr().err
     gpu.arrays, gpu.passes = iter(()), forever(SAYINGS[3])
     assert main(["chat", str(model), "--device", "cuda", "--prompt", PROMPT]) == 5
     assert "out of memory while running a pass" in capsys.readouterr().err

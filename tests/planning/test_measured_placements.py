@@ -38,7 +38,7 @@ def other(tiny_drafter: Path, tmp_path: Path) -> Path:
 
 def placements(said: list[str], target: Path, *drafters: Path) -> MeasuredPlacements:
     models = [ModelFolder(folder, read_manifest(folder)) for folder in (target, *drafters)]
-    placement = Placement(device=CPU, drafter_device=CPU, num_threads=2)
+    placement = Placement(device=CPU, drafter_device=CPU, num_threads=2, deterministic=True)
     return MeasuredPlacements(
         target=models[0], drafters=models[1:], placement=placement, longest=600, report=said.append
     )
