@@ -22,10 +22,10 @@ from edgespec.cli.main import main
 from edgespec.config.drafter_names import TARGET, TEXT
 from edgespec.engine.answers import AnswerStream, Chunk
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.system.command_line import quote
 from edgespec.types import Logits, TokenIds
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
-from edgespec.system.command_line import quote
 
 
 @pytest.fixture(autouse=True)
