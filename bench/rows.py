@@ -20,7 +20,7 @@ from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-from families import FAMILIES
+from families import FAMILIES, MIXTURES
 from imitated_l2 import with_l2
 from real_shapes import Shape, count_differing, random_tokens, walks, write_model
 
@@ -73,7 +73,7 @@ def _count(
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", type=_words, default=list(FAMILIES))
+    parser.add_argument("--families", type=_words, default=[name for name in FAMILIES if name not in MIXTURES])
     parser.add_argument("--heads", type=_numbers, default=list(HEADS))
     parser.add_argument("--precisions", type=_words, default=["fp32", "int8", "int4"])
     parser.add_argument("--tokens", type=int, default=700)

@@ -7,6 +7,7 @@ that come from wide passes change a lead about as much as a wide pass itself (do
 """
 
 import logging
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -32,10 +33,14 @@ class PlainChoices(ForwardingDecoder):
     """
 
     def __init__(self, decoder: Decoder, sampler: GumbelSampler, largest_change: float) -> None:
-        """largest_change: The most by which the cut of a text into passes changes the lead of a token."""
+        """largest_change: The most by which the cut of a text into passes changes the lead of a token.
+
+        A repetition penalty scales some logits and not others, so that what moves all alike moves a lead too. Every
+        token is decided again then.
+        """
         super().__init__(decoder)
         self._sampler = sampler
-        self._largest_change = largest_change * sampler.params.largest_scale
+        self._largest_change = largest_change if sampler.params.repetition_penalty == 1.0 else inf
         self._num_plain = 0  # positions at the start of the cache that plain decoding would fill alike
         self.reruns = Reruns()
 

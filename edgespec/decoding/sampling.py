@@ -80,11 +80,6 @@ class SamplingParams:
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     @property
-    def largest_scale(self) -> float:
-        """The most by which penalties multiply a logit."""
-        return max(1.0, self.repetition_penalty, 1.0 / self.repetition_penalty)
-
-    @property
     def has_penalties(self) -> bool:
         """Earlier tokens change the logits of later ones."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0

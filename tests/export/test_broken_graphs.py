@@ -90,7 +90,7 @@ def test_broken_graph_is_refused_in_every_precision(
 def test_shifted_scales_are_refused_in_every_precision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shift: str, precision: str
 ) -> None:
-    blocks_of = linear._blocks
+    blocks_of = linear.read_blocks
 
     def shifted(blocks: Blocks) -> Blocks:
         scales = blocks.scales.copy()
@@ -102,7 +102,7 @@ def test_shifted_scales_are_refused_in_every_precision(
             scales *= np.float32(1.05)
         return replace(blocks, scales=scales)
 
-    monkeypatch.setattr(linear, "_blocks", lambda *given: (shifted(blocks) for blocks in blocks_of(*given)))
+    monkeypatch.setattr(linear, "read_blocks", lambda *given: (shifted(blocks) for blocks in blocks_of(*given)))
     with pytest.raises(ExportMismatch, match="was written with an error of") as caught:
         _export(write_source(tmp_path, "llama", "huggingface"), tmp_path / "out", precision)
     assert not isinstance(caught.value, PrecisionLoss)

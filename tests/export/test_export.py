@@ -180,8 +180,8 @@ def test_unknown_tensor_type_is_named_with_the_known_ones(tmp_path: Path) -> Non
     data = (tmp_path / "a.gguf").read_bytes()
     name = b"token_embd.weight"
     at = data.index(name) + len(name) + 4 + 2 * 8  # past the number of dimensions and the two extents
-    (tmp_path / "a.gguf").write_bytes(data[:at] + (16).to_bytes(4, "little") + data[at + 4 :])
-    assert_refused(tmp_path / "a.gguf", tmp_path, "IQ2_XXS", "Q4_K", "token_embd.weight")
+    (tmp_path / "a.gguf").write_bytes(data[:at] + (17).to_bytes(4, "little") + data[at + 4 :])
+    assert_refused(tmp_path / "a.gguf", tmp_path, "IQ2_XS", "Q4_K", "token_embd.weight")
 
 
 @pytest.mark.parametrize(

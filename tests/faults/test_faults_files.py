@@ -133,11 +133,11 @@ def test_cache_that_forgets_is_refused_when_it_is_loaded(tmp_path: Path, window:
 def test_cache_that_forgets_late_is_an_error_and_no_garbage(tmp_path: Path) -> None:
     """Loading reads six tokens; a window beyond them is met by the first pass that it does not hold."""
     folder = write_foreign(tmp_path / "foreign")
-    with load(folder, drafter="none", deterministic=True) as whole:
+    with load(folder, drafter="none", deterministic=False) as whole:
         short = len(whole.encode("the")) + 4
         wanted = whole.generate("the", max_tokens=4).token_ids
     edit_foreign(folder, slid(short))
-    with load(folder, drafter="none", deterministic=True) as engine:
+    with load(folder, drafter="none", deterministic=False) as engine:
         for _ in range(2):
             with pytest.raises(EdgeSpecError, match="ONNX Runtime failed running a pass"):
                 engine.generate("the", max_tokens=30)

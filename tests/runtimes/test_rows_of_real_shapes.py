@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from calls import decoder
-from families import FAMILIES
+from families import FAMILIES, MIXTURES
 from real_shapes import Shape, count_differing, random_tokens, walks, write_model
 
 from edgespec.runtimes import onnx
@@ -25,10 +25,12 @@ SHAPES = [
     Shape(256, heads=4, kv_heads=1, hidden=640, window=512),
 ]
 
+OTHERS = (*MIXTURES, "phi3-partial", "qwen2-yarn")  # whose settings do not fit these shapes
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"heads of {shape.head_dim}")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in OTHERS])
 def test_rows_are_equal_in_every_cut(family: str, shape: Shape, tmp_path: Path) -> None:
     tokens = random_tokens(500)
     for precision in ("fp32", "int8", "int4"):

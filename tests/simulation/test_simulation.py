@@ -82,7 +82,7 @@ def test_no_schedule_passes_the_bound(step: float, acceptance: float) -> None:
 def test_a_drafter_that_takes_no_time_reaches_the_bound_of_its_drafts() -> None:
     each = Scenario(machine=Machine(target_s=1.0, draft_s=1e-6), acceptance=0.5)
     found = run_one(each, "pipelined", virtual_devices())
-    assert found.tokens_per_second == pytest.approx(best_possible(each), rel=0.002)
+    assert found.tokens_per_second == pytest.approx(best_possible(each), rel=0.015)  # probes take 1 %
 
 
 # At the second all schedules do the same: what one then has before another were luck.
