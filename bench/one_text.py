@@ -10,12 +10,14 @@ length, so that passes draft even where it would not pay, but with default setti
 conversations is compared too: once in a prompt read at once, once over the cache that the first turn left.
 
 Prompts are spread over FILE, JSON Lines as Spec-Bench has them; by default the prompts of this folder and those of
-edgespec bench. A long prompt joins prompts until it has more than 1,000 tokens.
+edgespec bench. A long prompt begins with prompts that are joined until they have more than 1,000
+tokens, as all long ones do, and has its own end, so that reading it uses what is cached of the one before.
 
 Each line is a configuration: its answers, how many differ from the reference, their tokens, drafted and accepted
 tokens, and the first difference. The exit code is 1 if an answer differs.
 """
 
+import itertools
 import json
 import sys
 from argparse import ArgumentTypeError, Namespace
@@ -120,7 +122,7 @@ def configurations(drafter: str, length: int | str) -> dict[str, dict[str, Any]]
 
 
 def choose(engine: Engine, prompts: Sequence[BenchPrompt], num_short: int, num_long: int) -> list[BenchPrompt]:
-    """Short prompts, spread over those that there are, and long ones, each joined from some of them.
+    """Short prompts, spread over those that there are, and long ones, which differ in their end.
 
     Raises UsageError: There are too few short ones.
     """
@@ -130,18 +132,18 @@ def choose(engine: Engine, prompts: Sequence[BenchPrompt], num_short: int, num_l
             f"{len(short)} prompts have up to {LONGEST_SHORT} tokens; wanted {num_short}; name others"
         )
     chosen = [short[i * len(short) // num_short] for i in range(num_short)]
-    for i in range(num_long):
-        start = i * len(short) // num_long
-        chosen.append(_join(engine, [*short[start:], *short[:start]]))
-    return chosen
+    text = _join(engine, short) if num_long else ""
+    ends = [short[-1 - i % len(short)].turns[0] for i in range(num_long)]
+    return [*chosen, *(BenchPrompt("long", (text + end,)) for end in ends)]
 
 
-def _join(engine: Engine, prompts: Sequence[BenchPrompt]) -> BenchPrompt:
-    text, used = "", 0
-    while engine.count(text) <= LONG:
-        text += prompts[used % len(prompts)].turns[0] + "\n\n"
-        used += 1
-    return BenchPrompt("long", (text.strip(),))
+def _join(engine: Engine, prompts: Sequence[BenchPrompt]) -> str:
+    text = ""
+    for prompt in itertools.cycle(prompts):
+        text += prompt.turns[0] + "\n\n"
+        if engine.count(text) > LONG:
+            break
+    return text
 
 
 def answer(engine: Engine, prompts: Sequence[BenchPrompt], options: Namespace) -> dict[Key, Completion]:
