@@ -35,8 +35,8 @@ class PlainChoices(ForwardingDecoder):
     def __init__(self, decoder: Decoder, sampler: GumbelSampler, largest_change: float) -> None:
         """largest_change: The most by which the cut of a text into passes changes the lead of a token.
 
-        A repetition penalty scales some logits and not others, so that what moves all alike moves a lead too. Every
-        token is decided again then.
+        A repetition penalty scales some logits and not others, so that what moves all alike moves a lead too.
+        Every token is decided again then.
         """
         super().__init__(decoder)
         self._sampler = sampler

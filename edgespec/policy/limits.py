@@ -13,9 +13,6 @@ MAX_BRANCHES = MAX_DRAFT_TOKENS + 1
 MAX_OTHERS = 8
 # The most tokens that a drafter is ahead of the text; a job that is never stopped ends there.
 MAX_AHEAD_TOKENS = 2 * MAX_FIXED_TOKENS + 1
-# Tokens of a guess from the text that are accepted less often than this are not weighed: they could not pay even
-# where rows cost next to nothing, and each takes time between two passes.
-MIN_REACHED = 0.01
 # A step of a drafter whose tokens come to be used less often than this is left out, for the power that it takes.
 MIN_USED_TOKENS = 0.05
 

@@ -8,7 +8,7 @@ from edgespec.decoding.scheduler import Round
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.expected import best_chain, expected_tokens
-from edgespec.policy.limits import CAUTION, MIN_REACHED, OPTIMISM
+from edgespec.policy.limits import CAUTION, OPTIMISM
 from edgespec.policy.option import Option
 from edgespec.policy.trial_budget import TrialBudget
 from edgespec.types import Draft, Drafter, DraftRequest, Sampler, TokenIds
@@ -44,7 +44,7 @@ class TextSource:
         if not len(offer.tokens):
             return None
         if offer.parents is None:
-            rates = self._chain_rates(offer)
+            rates = self._rates(offer)
             pass_times_s = self.costs.pass_times_s(len(rates) + 1)
             rate, length = best_chain(rates, pass_times_s)
             min_gain = self._min_gain(offer, rate * pass_times_s[length], length) if length else 1.0
@@ -108,20 +108,6 @@ class TextSource:
         if self._num_run > _WARM_UP:
             for is_more in [True] * (len(emitted) - 1) + [False]:
                 self.rates.observe(runs_of(self.drafter.name), max(round.draft.buckets), is_more)
-
-    def _chain_rates(self, chain: Draft) -> list[float]:
-        """The chance of each token if all before it were accepted, up to where a token is hardly ever reached."""
-        known = dict[int, float]()
-        rates, reached = list[float](), 1.0
-        for bucket in chain.buckets:
-            rate = known.get(bucket)
-            if rate is None:
-                rate = known[bucket] = self.rates.rate(chain.source, bucket)
-            reached *= rate
-            if reached < MIN_REACHED:
-                break
-            rates.append(rate)
-        return rates
 
     def _recent_yield(self, tree: Draft) -> float:
         """Tokens that a pass over such a tree has given lately, from the chance of one more."""
