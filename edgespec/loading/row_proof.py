@@ -70,8 +70,6 @@ def _find_proof(target: ModelFolder, decoder: Decoder, placement: Placement, rep
     if (known := read_row_proof(target.folder, key)) is not None:
         return known
     is_ours = target.manifest.is_ours
-    if is_ours:
-        report(f"checking once that drafts do not change the text of {target.manifest.name}")
     proof = prove_rows(decoder, target.manifest, limit_s=LIMIT_S if is_ours else _FOREIGN_LIMIT_S)
     if is_ours:
         write_row_proof(target.folder, key, proof, report)
