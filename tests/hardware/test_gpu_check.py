@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from compare_with_cpu import compare_rows, compare_texts, compare_with_cpu
-from gpu_check import Budget, LeftOut, bytes_of_pass, format_machine, format_memory
+from device_figures.budget import Budget, LeftOut
+from device_figures.page import format_machine, format_memory
+from device_figures.passes import bytes_of_pass
 from random_model import DRAFTER_LAYERS, NUM_KNOWN, SHAPES, drafter_of, write_model
 from safetensors.numpy import load_file
 
@@ -92,7 +94,7 @@ def test_a_drafter_has_the_first_layers_and_rows_of_its_model(tmp_path: Path) ->
 
 def test_a_model_that_would_end_after_the_budget_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = iter([0.0, 0.0, 60.0, 60.0, 60.0])
-    monkeypatch.setattr("gpu_check.perf_counter", lambda: next(now_s))
+    monkeypatch.setattr("device_figures.budget.perf_counter", lambda: next(now_s))
     budget = Budget(600)
     budget.begin(1_000_000)  # nothing is known of the first
     budget.end(1_000_000)
