@@ -8,7 +8,7 @@ import platformdirs
 import psutil
 import pytest
 import tiny
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from edgespec.config.options import DEFAULT_MODEL
 from edgespec.export.convert import export_model
@@ -25,7 +25,12 @@ def pytest_configure(config: pytest.Config) -> None:
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     num_examples = 30 if "not slow" in config.option.markexpr else 100
-    settings.register_profile("of this run", max_examples=num_examples, deadline=None)
+    settings.register_profile(
+        "of this run",
+        max_examples=num_examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],  # it measures seconds, in which the machine may pause
+    )
     settings.load_profile("of this run")
 
 

@@ -215,7 +215,7 @@ class LaneDrafter(Drafter):
         is_other_kind = not is_over and self._can_branch(request) != (self._goal is not None)
         if path is None or is_other_kind or (is_over and len(tokens) + len(path) < self._limit):
             self._start(tokens, path or [], request, sampler)
-        elif self._goal is not None and len(tokens) != len(self._goal.tokens):
+        elif not is_over and self._goal is not None and len(tokens) != len(self._goal.tokens):
             assert request.branching is not None
             self._goal = _Goal(tokens, request.branching)
         return path or []

@@ -7,6 +7,7 @@ from queue import SimpleQueue
 from threading import Event
 
 import pytest
+from threads_left import wait_for_threads_since
 
 from edgespec.drafters.lanes import Job, Lane, ThreadLane, VirtualLane
 from edgespec.errors import DrafterFault
@@ -56,7 +57,7 @@ def test_threads_that_threading_has_not_started_leave_nothing_behind() -> None:
 
 
 def test_a_job_is_cancelled_within_a_step_and_its_worker_goes() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     lane, held, interrupted = ThreadLane("drafter"), Event(), Event()
 
     def steps(cancel: Flag) -> Iterator[int]:
@@ -70,7 +71,7 @@ def test_a_job_is_cancelled_within_a_step_and_its_worker_goes() -> None:
     lane.start(Job(counting(2)))
     assert lane.wait(2) == [0, 1], "nothing of the cancelled job is seen"
     lane.stop()
-    assert threading.active_count() == before
+    wait_for_threads_since(before)
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
