@@ -11,9 +11,6 @@ from dataclasses import dataclass, field
 from threading import Event, RLock
 from typing import TypeVar
 
-import numpy as np
-
-from edgespec.decoding.scheduler import Round
 from edgespec.drafters.background_loader import BackgroundLoader, LoadResult
 from edgespec.drafters.change_log import ChangeLog
 from edgespec.drafters.drafter_sets import Candidate, DrafterSet, OpenModel
@@ -24,12 +21,8 @@ from edgespec.drafters.timeline import Interval
 from edgespec.errors import MemoryExhausted
 from edgespec.memory.free_memory import FreeByPlace, return_freed
 from edgespec.memory.ladder import Bytes
-from edgespec.policy.acceptance_rates import AcceptanceChange
-from edgespec.policy.fixed import FixedLength
-from edgespec.policy.measured import MeasuredPolicy
-from edgespec.policy.speculation import Speculation
 from edgespec.system.cancel import Cancel
-from edgespec.types import Decoder, Drafter, Logits, Sampler, TokenIds
+from edgespec.types import Decoder, Drafter
 
 T = TypeVar("T")
 
@@ -106,10 +99,6 @@ class DrafterPool:
             slots = (self._slots[model] for model in self.drafter_set.models if model in self._slots)
             models = (slot.guard for slot in slots if slot.model)
             return [each for each in (*texts, *models) if each.name not in self._quarantined]
-
-    def policy(self, speculation: Speculation) -> "PoolPolicy":
-        """The policy of one answer."""
-        return PoolPolicy(self, speculation)
 
     def look(self, num_tokens: int) -> int:
         """Take note of faults and of what is free, with num_tokens of text; the version of who drafts.
@@ -335,50 +324,3 @@ class DrafterPool:
             slot.guard.put_back(model.drafter)
             slot.model = model
         self.version += 1
-
-
-@dataclass(slots=True)
-class PoolPolicy:
-    """The policy of one answer, made again from what was learned whenever other drafters are there."""
-
-    pool: DrafterPool
-    speculation: Speculation
-    _inner: FixedLength | MeasuredPolicy = field(init=False)
-    _version: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._start(self.pool.version)
-
-    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Round:
-        version = self.pool.begin_round(len(tokens))
-        if version != self._version:
-            self._end()
-            self._start(version)
-        return self._inner.propose(tokens, max_tokens, sampler)
-
-    def observe(self, round: Round, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
-        if round.num_refused:
-            self.pool.report_refused_draft(round.num_refused)
-        self._inner.observe(round, logits, emitted, verify_s)
-        self.pool.end_round()
-
-    def close(self) -> None:
-        """Keep what was learned, and let the drafters rest."""
-        self._end()
-        self.pool.end_round()
-
-    def acceptance_changes(self) -> dict[str, AcceptanceChange]:
-        """By source, how much of what it guessed was accepted in this answer and before."""
-        return self._inner.rates.changes() if isinstance(self._inner, MeasuredPolicy) else {}
-
-    def _start(self, version: int) -> None:
-        self._version = version
-        if version != self.pool.answered_version:
-            self.pool.answered_version = version
-            for stats in self.speculation.models.values():  # a model that was opened again has an empty cache
-                stats.read = np.zeros(0, np.int32)
-        self._inner = self.speculation.policy()
-
-    def _end(self) -> None:
-        self._inner.close()
-        self.speculation.learn_from(self._inner)

@@ -15,6 +15,7 @@ from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, speculative_decode
 from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.pool import DrafterPool
+from edgespec.drafters.pool_policy import PoolPolicy
 from edgespec.drafters.timeline import Interval, overlap, schedule_of
 from edgespec.engine.answers import Chunk
 from edgespec.engine.request_queue import RequestQueue, Ticket
@@ -136,7 +137,8 @@ class Generation:
         """
         started, fed = perf_counter(), target.num_fed
         token_stop = TokenStop(self.end_tokens, request.max_tokens)
-        sampler, policy = GumbelSampler(request.sampling, len(request.prompt)), self.pool.policy(self.speculation)
+        sampler = GumbelSampler(request.sampling, len(request.prompt))
+        policy = PoolPolicy(self.pool, self.speculation)
         plain = None if self.near_tie is None else PlainChoices(target, sampler, self.near_tie)
         blocks = speculative_decode(
             request.prompt,

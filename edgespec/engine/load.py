@@ -1,16 +1,13 @@
 """The composition root: from what a user names to an engine with its decoders and drafters."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import NoneType
-from typing import NamedTuple, cast, get_args
 
 from edgespec.config.drafter_names import TEXT, DrafterNames
-from edgespec.decoding.acceptance import equality
-from edgespec.decoding.rejection import rejection
 from edgespec.drafters.answer_cache import AnswerCache, AnswerDrafter
 from edgespec.drafters.change_log import ChangeLog
 from edgespec.drafters.drafter_sets import drafter_sets
@@ -21,6 +18,14 @@ from edgespec.drafters.text_drafters import lookahead_window, make_text_drafters
 from edgespec.engine.draft_models import Chain, candidates
 from edgespec.engine.engine import Engine
 from edgespec.engine.learned_speculation import learned_speculation
+from edgespec.engine.load_options import (
+    ACCEPTANCES,
+    LoadOptions,
+    check_options,
+    require_folder,
+    require_switches,
+    require_texts,
+)
 from edgespec.engine.near_ties import find_near_tie
 from edgespec.engine.resolve import NamedDrafter, Resolved, resolve
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted, UsageError
@@ -33,14 +38,12 @@ from edgespec.loading.row_proof import RowsDiffer, expects_rows, settle_rows
 from edgespec.memory.estimate import arena_bytes, estimate_memory, growth_bytes, texts_bytes
 from edgespec.memory.free_memory import HOST
 from edgespec.models.home import ModelHome
-from edgespec.planning.choice import ScheduleChoice, choose_schedule, choose_threads
-from edgespec.policy.limits import MAX_DRAFT_TOKENS, MAX_FIXED_TOKENS
+from edgespec.planning.choice import choose_schedule, choose_threads
 from edgespec.runtimes.devices import Device, limit_arena
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.tokenization.template_process import TemplateProcess
 from edgespec.types import Decoder, Report
 
-_ACCEPTANCES = {"equality": equality, "rejection": rejection}
 _LOG = logging.getLogger(__name__)
 
 
@@ -110,36 +113,48 @@ def load(
         MemoryExhausted: The target does not fit.
         UsageError: An argument makes no sense.
     """
-    length = _draft_length(draft_length)
-    _require_texts(acceptance, schedule, drafter=drafter, device=device, drafter_device=drafter_device)
-    switches = {"exact": exact, "answer_cache": answer_cache, "allow_fallback": allow_fallback}
-    _require_kinds(switches, bool, "True or False")
-    _require_kinds({"deterministic": deterministic}, (bool, NoneType), "True, False or None")
-    _require_kinds({"home": home}, (str, Path, NoneType), "a folder")
-    # Drafts of a fixed length are the same each time.
-    choice = "serial" if schedule == "auto" and length is not None else cast(ScheduleChoice, schedule)
-    options = _Options(choice, length, acceptance, answer_cache, deterministic)
+    options = check_options(
+        draft_length=draft_length,
+        acceptance=acceptance,
+        schedule=schedule,
+        answer_cache=answer_cache,
+        deterministic=deterministic,
+    )
+    require_texts(drafter=drafter, device=device, drafter_device=drafter_device)
+    require_switches(exact=exact, answer_cache=answer_cache, allow_fallback=allow_fallback)
+    require_folder(home=home)
+    find = partial(
+        resolve,
+        drafter=drafter,
+        device=device,
+        drafter_device=drafter_device,
+        num_threads=num_threads,
+        drafter_threads=drafter_threads,
+        memory_limit=memory_limit,
+        allow_fallback=allow_fallback,
+        deterministic=deterministic,
+        exact=exact,
+        offline=offline,
+        home=home,
+        report=report,
+    )
+    chooses_threads = options.schedule == "auto" and num_threads is None and drafter_threads is None
+    return _open_on_a_device_that_runs(str(model), find, options, chooses_threads=chooses_threads)
+
+
+def _open_on_a_device_that_runs(
+    model: str, find: Callable[..., Resolved], options: LoadOptions, *, chooses_threads: bool
+) -> Engine:
+    """Open the models; where a device that auto chose does not run them, auto chooses again without it.
+
+    find: resolve(), which lacks the model and the devices that were refused.
+    """
     refused: dict[str, EdgeSpecError] = {}
     while True:
-        resolved = resolve(
-            str(model),
-            drafter=drafter,
-            device=device,
-            drafter_device=drafter_device,
-            num_threads=num_threads,
-            drafter_threads=drafter_threads,
-            memory_limit=memory_limit,
-            allow_fallback=allow_fallback,
-            deterministic=deterministic,
-            exact=exact,
-            offline=offline,
-            home=home,
-            report=report,
-            refused=refused,
-        )
-        _LOG.debug("%s is %s on %s", model, resolved.target.folder, resolved.placement.device.name)
+        resolved = find(model, refused=refused)
         placement, drafters = resolved.placement, resolved.drafters
-        if choice == "auto" and num_threads is None and drafter_threads is None and len(drafters) == 1:
+        _LOG.debug("%s is %s on %s", model, resolved.target.folder, placement.device.name)
+        if chooses_threads and len(drafters) == 1:
             placement = choose_threads(resolved.target, drafters[0].models[0], placement)
         try:
             return _open_or_fall_back(resolved, placement, options)
@@ -147,7 +162,7 @@ def load(
             refused[resolved.refused_device(error)] = error
 
 
-def _open_or_fall_back(resolved: Resolved, placement: Placement, options: "_Options") -> Engine:
+def _open_or_fall_back(resolved: Resolved, placement: Placement, options: LoadOptions) -> Engine:
     """Open the models, on the CPU where a device that a user has named does not run them and may give way."""
     while True:
         try:
@@ -171,19 +186,7 @@ def _explain(error: DeviceUnavailable, resolved: Resolved, placement: Placement)
     return error
 
 
-class _Options(NamedTuple):
-    schedule: ScheduleChoice
-    length: int | None  # tokens a draft, if fixed
-    acceptance: str
-    has_answer_cache: bool
-    deterministic: bool | None  # as asked
-
-    @property
-    def max_draft_tokens(self) -> int:
-        return max(MAX_DRAFT_TOKENS, self.length or 0)
-
-
-def _open(resolved: Resolved, placement: Placement, options: _Options) -> Engine:
+def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Engine:
     """Open the models in a placement."""
     require_together(placement.device, placement.drafter_device, has_drafter_model=bool(resolved.drafters))
     require_form(resolved.target, placement.device)
@@ -229,7 +232,7 @@ def _open(resolved: Resolved, placement: Placement, options: _Options) -> Engine
             encoder=encoder,
             near_tie=find_near_tie(target, decoder, encoder, placement, report),
             decoders=[decoder],
-            speculation=replace(speculation, accept=_ACCEPTANCES[options.acceptance], hold=pool.hold),
+            speculation=replace(speculation, accept=ACCEPTANCES[options.acceptance], hold=pool.hold),
             pool=pool,
             answers=answers,
             device_names=(placement.device.name, placement.drafter_device.name),
@@ -240,7 +243,7 @@ def _open(resolved: Resolved, placement: Placement, options: _Options) -> Engine
         return engine
 
 
-def _chain(target: ModelFolder, drafter: NamedDrafter, placement: Placement, options: _Options) -> Chain:
+def _chain(target: ModelFolder, drafter: NamedDrafter, placement: Placement, options: LoadOptions) -> Chain:
     return Chain(
         target=target,
         models=drafter.models,
@@ -336,32 +339,3 @@ def _answer_cache(models: ModelHome, target: ModelFolder, names: DrafterNames) -
     return AnswerCache(
         models.path / "memory", manifest.name, manifest.vocab_sha256, manifest.vocab_size, models.report
     )
-
-
-def _require_texts(acceptance: str, schedule: str, **named: str) -> None:
-    _require_kinds({"acceptance": acceptance, "schedule": schedule, **named}, str, "a text")
-    _require_one_of("acceptance", acceptance, list(_ACCEPTANCES))
-    _require_one_of("schedule", schedule, get_args(ScheduleChoice))
-
-
-def _require_kinds(settings: Mapping[str, object], kind: type | tuple[type, ...], wanted: str) -> None:
-    for name, value in settings.items():
-        if not isinstance(value, kind):
-            raise UsageError(f"{name} is {value!r}; wanted {wanted}")
-
-
-def _require_one_of(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise UsageError(f"{name} is {value!r}; wanted {' or '.join(known)}")
-
-
-def _draft_length(asked: int | str) -> int | None:
-    """Tokens a draft; None to measure what pays."""
-    if asked == "auto":
-        return None
-    is_number = (isinstance(asked, int) and not isinstance(asked, bool)) or (
-        isinstance(asked, str) and asked.isdecimal() and len(asked) < 10
-    )
-    if not is_number or not 0 <= int(asked) <= MAX_FIXED_TOKENS:
-        raise UsageError(f"draft length is {str(asked)[:40]!r}; wanted auto or 0 to {MAX_FIXED_TOKENS} tokens")
-    return int(asked)

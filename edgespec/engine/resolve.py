@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from edgespec.config.byte_size import parse_bytes
 from edgespec.config.config_file import default_home
@@ -109,21 +110,13 @@ def resolve(
     placement = devices.initial_placement(num_threads, drafter_threads, deterministic=deterministic is not False)
     for name, error in refused.items():
         devices.note(f"{describe(placement.device)} is used instead of '{name}': {error}")
-    target_form, drafter_form = devices.forms(placement)
-    finder = _Finder(models, placement.device, target_form, allow_fallback)
-    drafter_finder = _Finder(models, placement.drafter_device, drafter_form, allow_fallback)
-    target, pair = finder.find(model, TARGET)
-    _require_whole_head(target, model)
-    names, has_drafter_of_pair = _name_drafters(models, model, asked, pair, drafter_form)
-    drafters = [
-        NamedDrafter(tuple(drafter_finder.find_drafter(name, target) for name in each.models), each.text)
-        for each in names.cascades
-    ]
-    placement = devices.resolve_auto(placement, target.manifest, [each.models[0].manifest for each in drafters])
-    if pair and has_drafter_of_pair:
-        parts = target.folder, drafters[-1].models[0].folder
-        if not _pays(pair, parts, placement, report, is_weighed=bool(decided)):
-            names, drafters = names._replace(cascades=names.cascades[:-1]), drafters[:-1]
+    found = _find_models(models, model, asked, devices, placement, allow_fallback=allow_fallback)
+    placement = devices.resolve_auto(
+        placement, found.target.manifest, [each.models[0].manifest for each in found.drafters]
+    )
+    if found.of_pair and not _pays(*found.of_pair, placement, report, is_weighed=bool(decided)):
+        found = found.without_last_drafter()
+    target, names, drafters = found.target, found.names, found.drafters
     require_together(placement.device, placement.drafter_device, has_drafter_model=bool(drafters))
     _require_distinct([each.name for each in drafters])
     placement = replace(placement, deterministic=expects_rows(deterministic, target, placement), exact=exact)
@@ -137,6 +130,46 @@ def resolve(
         free=free,
         auto=decided,
     )
+
+
+class _FoundModels(NamedTuple):
+    """A target and its drafters as folders.
+
+    of_pair: Where the last drafter comes from a pair: the pair, and the folders of its target and its drafter.
+    """
+
+    target: ModelFolder
+    names: DrafterNames
+    drafters: Sequence[NamedDrafter]
+    of_pair: tuple[Pair, tuple[Path, Path]] | None
+
+    def without_last_drafter(self) -> "_FoundModels":
+        names = self.names._replace(cascades=self.names.cascades[:-1])
+        return self._replace(names=names, drafters=self.drafters[:-1], of_pair=None)
+
+
+def _find_models(
+    models: ModelHome,
+    model: str,
+    asked: DrafterNames,
+    devices: DeviceChoice,
+    placement: Placement,
+    *,
+    allow_fallback: bool,
+) -> _FoundModels:
+    """Find the target and its drafters in the forms for their devices, preparing them first if need be."""
+    target_form, drafter_form = devices.forms(placement)
+    finder = _Finder(models, placement.device, target_form, allow_fallback)
+    drafter_finder = _Finder(models, placement.drafter_device, drafter_form, allow_fallback)
+    target, pair = finder.find(model, TARGET)
+    _require_whole_head(target, model)
+    names, has_drafter_of_pair = _name_drafters(models, model, asked, pair, drafter_form)
+    drafters = [
+        NamedDrafter(tuple(drafter_finder.find_drafter(name, target) for name in each.models), each.text)
+        for each in names.cascades
+    ]
+    of_pair = (pair, (target.folder, drafters[-1].models[0].folder)) if pair and has_drafter_of_pair else None
+    return _FoundModels(target, names, drafters, of_pair)
 
 
 def compare_devices(

@@ -99,24 +99,7 @@ def measure(
     """
     speculation = engine.speculation
     speculation.save = lambda learned: None
-    setup: Setup = {
-        "model": engine.manifest.name,
-        "machine": f"{platform.machine()} {platform.system()}, {engine.device_names[0]}",
-        "version": VERSION,
-        "drafter": speculation.name,
-        "devices": list(engine.device_names),
-        "deterministic": engine.is_deterministic,
-        "prompts": len(prompts),
-        "rounds": rounds,
-        "max_tokens": max_tokens,
-        "temperature": sampling.temperature,
-        "plain": "own session" if plain else "shared session",
-        "mode": mode_of(engine),
-        "learned": learned,
-        "pass_ratios": dict(speculation.ratios),
-        "measured_at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "host": system_info(),
-    }
+    setup = _describe_setup(engine, prompts, plain, max_tokens, sampling, rounds, learned)
     rates = dict(speculation.rates) if learned == "stored" else {}
     plain_engine = plain or engine.plain()
     panel = Panel(peers, plain_engine, report)
@@ -146,6 +129,36 @@ def measure(
         if name not in document["categories"]:
             report(f"nothing to compare in {name}: no answer went beyond its first pass, which is not decoding")
     return document
+
+
+def _describe_setup(
+    engine: Engine,
+    prompts: Sequence[BenchPrompt],
+    plain: Engine | None,
+    max_tokens: int,
+    sampling: SamplingParams,
+    rounds: int,
+    learned: Learned,
+) -> Setup:
+    """What is measured, where and how; arguments as in measure()."""
+    return {
+        "model": engine.manifest.name,
+        "machine": f"{platform.machine()} {platform.system()}, {engine.device_names[0]}",
+        "version": VERSION,
+        "drafter": engine.speculation.name,
+        "devices": list(engine.device_names),
+        "deterministic": engine.is_deterministic,
+        "prompts": len(prompts),
+        "rounds": rounds,
+        "max_tokens": max_tokens,
+        "temperature": sampling.temperature,
+        "plain": "own session" if plain else "shared session",
+        "mode": mode_of(engine),
+        "learned": learned,
+        "pass_ratios": dict(engine.speculation.ratios),
+        "measured_at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "host": system_info(),
+    }
 
 
 def _with_memory(setup: Setup, engine: Engine) -> Setup:

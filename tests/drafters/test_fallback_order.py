@@ -17,6 +17,7 @@ from edgespec.drafters.lookahead import best_window
 from edgespec.drafters.memory_watch import MemoryWatch
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.pool import DrafterPool
+from edgespec.drafters.pool_policy import PoolPolicy
 from edgespec.drafters.text_drafters import make_text_drafters
 from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory
 from edgespec.memory.pressure import NO_PRESSURE
@@ -94,7 +95,7 @@ class Ladder:
             Verses(VOCAB, 1), lambda fed, rows: STEP_S * (1 + ROW * (rows - 1)), clock.sleep, clock
         )
         speculation = Speculation(self.pool.drafters, None, COSTS.ratios)
-        policy = self.pool.policy(speculation)
+        policy = PoolPolicy(self.pool, speculation)
         found = []
         self.total_bytes = free_mib(0) * MIB
         for block in islice(speculative_decode(PROMPT, paced, SAMPLER, policy, clock=clock), num_blocks):

@@ -19,6 +19,7 @@ from edgespec.drafters.change_log import ChangeLog
 from edgespec.drafters.drafter_sets import DrafterSet
 from edgespec.drafters.memory_watch import MemoryWatch
 from edgespec.drafters.pool import DrafterPool
+from edgespec.drafters.pool_policy import PoolPolicy
 from edgespec.memory.device_memory import Drivers, Places
 from edgespec.memory.free_memory import HOST
 from edgespec.memory.pressure import Level, Pressure
@@ -55,7 +56,7 @@ def look(machine: Machine, pool: DrafterPool, free_bytes: int) -> None:
 
 def answer(pool: DrafterPool, speculation: Speculation, num_blocks: int = 40) -> None:
     """Make an answer, which has the tokens of plain decoding."""
-    steps = speculative_decode(PROMPT, target(), SAMPLER, pool.policy(speculation), relieve=pool.relieve)
+    steps = speculative_decode(PROMPT, target(), SAMPLER, PoolPolicy(pool, speculation), relieve=pool.relieve)
     found = np.concatenate([block.tokens for block in islice(steps, num_blocks)])
     steps.close()
     blocks = speculative_decode(PROMPT, target(), SAMPLER, Plain())
@@ -133,14 +134,14 @@ def test_what_was_read_is_forgotten_with_a_model_that_was_opened_again_between_a
     for free_bytes in (0, PLENTY, PLENTY, PLENTY):
         look(machine, pool, free_bytes)
     assert pool.has_models
-    pool.policy(speculation)
+    PoolPolicy(pool, speculation)
     assert len(speculation.models["model"].read) == 0, "its cache is empty"
 
 
 def test_nothing_is_closed_within_a_round_of_an_answer() -> None:
     machine = Machine()
     pool = started(machine)
-    policy = pool.policy(Speculation(pool.drafters, 3))
+    policy = PoolPolicy(pool, Speculation(pool.drafters, 3))
     round = policy.propose(PROMPT, 9, SAMPLER)
     look(machine, pool, 0)
     assert pool.has_models, "the answer's own thread looks before its next round"
@@ -165,7 +166,7 @@ def test_nothing_is_closed_beside_a_measurement_that_holds_the_drafters() -> Non
 def test_a_round_that_fails_does_not_keep_the_models_for_ever() -> None:
     machine = Machine()
     pool = started(machine)
-    policy = pool.policy(Speculation(pool.drafters, 3))
+    policy = PoolPolicy(pool, Speculation(pool.drafters, 3))
     policy.propose(PROMPT, 9, SAMPLER)
     policy.close()
     look(machine, pool, 0)

@@ -24,6 +24,7 @@ from edgespec.drafters.lanes import ThreadLane
 from edgespec.drafters.memory_watch import MemoryWatch
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.pool import DrafterPool
+from edgespec.drafters.pool_policy import PoolPolicy
 from edgespec.errors import MemoryExhausted, VocabularyMismatch
 from edgespec.memory.device_memory import Drivers, Places
 from edgespec.memory.free_memory import HOST, FreeByPlace, FreeMemory
@@ -355,7 +356,7 @@ def tokens_of(blocks: list[Block]) -> list[int]:
 
 
 def answer(pool: DrafterPool, length: int | None, num_blocks: int = 60, seed: int = 4) -> list[int]:
-    policy = pool.policy(Speculation(pool.drafters, length))
+    policy = PoolPolicy(pool, Speculation(pool.drafters, length))
     sampler = GumbelSampler(SamplingParams(temperature=0.8, seed=seed), len(PROMPT))
     found = tokens_of(
         list(islice(speculative_decode(PROMPT, target(), sampler, policy, relieve=pool.relieve), num_blocks))
@@ -465,7 +466,7 @@ def test_a_wide_pass_without_room_is_run_narrow_and_drafting_steps_down() -> Non
     machine = Machine()
     pool = machine.pool()
     sampler = GumbelSampler(SamplingParams(), len(PROMPT))
-    policy, decoder = pool.policy(Speculation(pool.drafters, 4)), tight(1)
+    policy, decoder = PoolPolicy(pool, Speculation(pool.drafters, 4)), tight(1)
     found = tokens_of(list(islice(speculative_decode(PROMPT, decoder, sampler, policy, relieve=pool.relieve), 40)))
     assert found == tokens_of(list(islice(speculative_decode(PROMPT, target(), sampler, Plain()), 40)))
     assert decoder.num_refused <= 2, "it does not ask again for what it was refused"
@@ -490,7 +491,7 @@ def test_a_plain_pass_without_room_frees_the_model_and_is_run_again() -> None:
             return super().logits(tokens, num_last)
 
     sampler = GumbelSampler(SamplingParams(), len(PROMPT))
-    policy = pool.policy(Speculation(pool.drafters, 2))
+    policy = PoolPolicy(pool, Speculation(pool.drafters, 2))
     steps = speculative_decode(PROMPT, Beside(VOCAB, seed=1), sampler, policy, relieve=pool.relieve)
     found = tokens_of(list(islice(steps, 40)))
     assert found == tokens_of(list(islice(speculative_decode(PROMPT, target(), sampler, Plain()), len(found))))
@@ -501,12 +502,12 @@ def test_a_plain_pass_without_room_is_an_error_where_nothing_can_be_freed() -> N
     machine = Machine()
     pool = machine.pool(machine.candidate("model", 200))
     pool.start(ROOMY, {})
-    policy, decoder = pool.policy(Speculation(pool.drafters, 4)), tight(0)
+    policy, decoder = PoolPolicy(pool, Speculation(pool.drafters, 4)), tight(0)
     sampler = GumbelSampler(SamplingParams(), len(PROMPT))
     with pytest.raises(MemoryExhausted, match="no room for a pass"):
         next(speculative_decode(PROMPT, decoder, sampler, policy, relieve=pool.relieve))
     decoder.most_rows = 9
-    again = pool.policy(Speculation(pool.drafters, 4))
+    again = PoolPolicy(pool, Speculation(pool.drafters, 4))
     found = tokens_of(list(islice(speculative_decode(PROMPT, decoder, sampler, again, relieve=pool.relieve), 20)))
     assert found == tokens_of(list(islice(speculative_decode(PROMPT, target(), sampler, Plain()), len(found))))
 
@@ -516,7 +517,7 @@ def test_what_was_learned_of_a_model_serves_when_it_is_back() -> None:
     pool = machine.pool(machine.candidate("model", 200), texts=frozenset())
     pool.start(ROOMY, {})
     speculation = Speculation(pool.drafters)
-    policy = pool.policy(speculation)
+    policy = PoolPolicy(pool, speculation)
     sampler = GumbelSampler(SamplingParams(), len(PROMPT))
     steps = speculative_decode(PROMPT, target(), sampler, policy)
     list(islice(steps, 30))
@@ -573,7 +574,7 @@ def opening_threads() -> list[str]:
 def test_blocks_go_on_while_a_model_is_opened_and_it_joins_between_two_of_them() -> None:
     slow = Slow(Machine())
     pool = slow.pool_that_opens()
-    policy = pool.policy(Speculation(pool.drafters, 3))
+    policy = PoolPolicy(pool, Speculation(pool.drafters, 3))
     sampler = GumbelSampler(SamplingParams(temperature=0.8, seed=4), len(PROMPT))
     steps = speculative_decode(PROMPT, target(), sampler, policy, relieve=pool.relieve)
     blocks = list(islice(steps, 40))
@@ -673,7 +674,7 @@ def test_a_drafter_on_a_device_is_let_go_when_its_driver_tells_less_and_no_token
     )
     pool.start(pool.watch.free(), {HOST: 40 * MIB, "cuda": 400 * MIB})
     assert pool.drafter_set.name == "suffix+model"
-    policy = pool.policy(Speculation(pool.drafters, 3))
+    policy = PoolPolicy(pool, Speculation(pool.drafters, 3))
     sampler = GumbelSampler(SamplingParams(temperature=0.8, seed=4), len(PROMPT))
     blocks, models = list[Block](), list[bool]()
     for block in islice(speculative_decode(PROMPT, target(), sampler, policy, relieve=pool.relieve), 90):
