@@ -171,6 +171,22 @@ def describe(option: Option) -> str:
     return f"{option.schedule} of {option.draft_length}{waits}, {option.target} and {option.drafter_place}"
 
 
+def print_comparison(weighed: list[Option], speeds: list[list[float]]) -> None:
+    """Print the speed that was foreseen for each option beside the speeds of its runs."""
+    print("foreseen  measured  (least to most)  measured / foreseen")
+    medians = [median(each) for each in speeds]
+    for option, speed, each in zip(weighed, medians, speeds, strict=True):
+        foreseen = option.tokens_per_second
+        spread = f"({min(each):.1f} to {max(each):.1f})"
+        print(f"{foreseen:8.1f}  {speed:8.1f}  {spread}  {speed / foreseen:4.2f}  {describe(option)}")
+    misorders = find_misorders(weighed, medians)
+    print(
+        "\n".join(
+            misorders or [f"the order is as foreseen, except for differences below {LEAST_DIFFERENCE - 1:.0%}"]
+        )
+    )
+
+
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("model")
@@ -218,18 +234,7 @@ def main() -> None:
     rates = draft_rates(past, drafter.manifest.name).accepted[:CALIBRATION]
     accepted = ", ".join(f"{rate:.0%}" for rate in rates)
     print(f"share of drafted tokens accepted, by position, where the tokens before were: {accepted}")
-    print("foreseen  measured  (least to most)  measured / foreseen")
-    medians = [median(each) for each in speeds]
-    for option, speed, each in zip(weighed, medians, speeds, strict=True):
-        foreseen = option.tokens_per_second
-        spread = f"({min(each):.1f} to {max(each):.1f})"
-        print(f"{foreseen:8.1f}  {speed:8.1f}  {spread}  {speed / foreseen:4.2f}  {describe(option)}")
-    misorders = find_misorders(weighed, medians)
-    print(
-        "\n".join(
-            misorders or [f"the order is as foreseen, except for differences below {LEAST_DIFFERENCE - 1:.0%}"]
-        )
-    )
+    print_comparison(weighed, speeds)
     for placed in opened.values():
         placed.stop()
 

@@ -8,26 +8,26 @@ import numpy as np
 import onnx_ir as ir
 from tokenizers import Tokenizer
 
-from edgespec.errors import PrecisionLoss, SourceError, UsageError
+from edgespec.errors import PrecisionLoss, UsageError
 from edgespec.export.card import NAME, model_card
-from edgespec.export.drafting import Drafting, frequent_tokens, require_head_size, require_layers
-from edgespec.export.families import DecoderConfig
+from edgespec.export.drafting import Drafting, frequent_tokens
 from edgespec.export.folder_check import OpenDecoder as OpenDecoder
 from edgespec.export.folder_check import check_folder
 from edgespec.export.graphs import DRAFT_HEAD, build_graphs
+from edgespec.export.new_manifest import VOCAB_SUBSET, describe_model
 from edgespec.export.output import atomic_folder, require_absent
 from edgespec.export.passing_precision import find_passing
 from edgespec.export.plan import Plan, can_be_checked, num_weights, plan_export
-from edgespec.export.precision import BLOCK_SIZES, FORMS, PRECISIONS, Rule
+from edgespec.export.precision import BLOCK_SIZES, PRECISIONS, Rule
 from edgespec.export.progress import Progress
 from edgespec.export.sources import LoadedSource, read_source
 from edgespec.export.static_graph import build_static_graph
+from edgespec.export.supported import require_supported, resolve_precision
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import KVCache, Manifest, SelfDrafter, Signature, file_record, write_manifest
+from edgespec.manifest import Manifest, file_record, write_manifest
 from edgespec.system.split_files import utf8_name
-from edgespec.tokenization.tokenizer import vocabulary_sha256
 from edgespec.types import Range, Report
 
 MeasureRanges = Callable[[Path, Path, Manifest], dict[str, Range]]
@@ -37,12 +37,6 @@ Takes the graph, a folder with a tokenizer and a chat template but no manifest f
 """
 
 
-# Families whose residual streams exceed 65504, the largest half float.
-_LARGE_ACTIVATIONS = ("gemma2", "gemma3")
-VOCAB_SUBSET = "vocab_subset.npy"
-# Each position of a static form costs time in every pass.
-_STATIC_CONTEXT, _STATIC_PREFILL = 1024, 64
-_CACHE_DTYPES = {"w8a16": "uint16"}
 _OBSERVED = "observed.onnx"  # in the folder while its ranges are measured
 
 
@@ -169,7 +163,9 @@ def _export(source: Path, output: Path, settings: _Settings, report: Report) -> 
         if loaded.num_left_out:
             report(f"leaving out {loaded.num_left_out} tensors that see images; the export reads text")
         report(f"writing {loaded.config.num_layers} layers in {plan.precision} precision")
-        manifest = _describe(settings.name or utf8_name(output.name), loaded, rule, form, drafting, hidden_layers)
+        manifest = describe_model(
+            settings.name or utf8_name(output.name), loaded, rule, form, drafting, hidden_layers
+        )
         progress = Progress(plan.write_bytes, report)
         _write_files(folder, loaded, rule, manifest, drafting, measure_ranges, report, progress)
         report("hashing")
@@ -195,50 +191,10 @@ def plan_source(
     if precision not in PRECISIONS:
         raise UsageError(f"unknown precision '{precision}'; choose one of {', '.join(PRECISIONS)}")
     drafting.require_valid()
-    precision = _resolve_precision(form, precision, drafting, hidden_layers)
+    precision = resolve_precision(form, precision, drafting, hidden_layers)
     loaded = read_source(source, context_length)
-    _require_supported(loaded, form, precision, drafting, hidden_layers)
+    require_supported(loaded, form, precision, drafting, hidden_layers)
     return loaded, plan_export(loaded, precision, form=form, is_checked=is_checked)
-
-
-def _resolve_precision(form: str, precision: str, drafting: Drafting, hidden_layers: tuple[int, ...]) -> str:
-    """Raises UsageError: the form is unknown, or does not support the precision or the options."""
-    if form not in FORMS:
-        raise UsageError(f"unknown form '{form}'; choose one of {', '.join(FORMS)}")
-    if form != "npu":
-        if precision == "w8a16":
-            raise UsageError(
-                "w8a16 is a precision of the npu form; name an NPU (--device npu, or --drafter-device npu for a "
-                "drafter), or choose --precision int8"
-            )
-        return precision
-    if drafting != Drafting() or hidden_layers:
-        raise UsageError("the npu form has no drafters and no hidden states; leave these options out")
-    if precision not in ("auto", "source", "fp16", "fp32", "w8a16"):
-        raise UsageError(f"the npu form supports fp16, fp32 or w8a16, not {precision}; choose one of these")
-    return precision if precision in ("fp32", "w8a16") else "fp16"
-
-
-def _require_supported(
-    loaded: LoadedSource, form: str, precision: str, drafting: Drafting, hidden_layers: tuple[int, ...]
-) -> None:
-    """Raises UsageError: the model does not support the form, the precision or the options."""
-    config = loaded.config
-    drafting.layers(config.num_layers)
-    if drafting.num_tokens:
-        require_head_size(drafting.num_tokens, loaded.vocabulary.eos_token_ids, _head(loaded).rows)
-    require_layers(hidden_layers, config.num_layers)
-    if config.routing is not None and form != "cpu":
-        raise UsageError(
-            f"{config.architecture} has a mixture of experts, which is exported for the CPU only; leave out "
-            "--device and --form"
-        )
-    is_half = form != "cpu" and precision != "fp32"  # in w8a16 within norms
-    if is_half and config.architecture in _LARGE_ACTIVATIONS:
-        raise UsageError(
-            f"activations of {config.architecture} exceed what fp16 holds; use --form cpu, or --precision fp32 "
-            "for a device other than cuda, which has attention in half floats only"
-        )
 
 
 def finish(folder: Path, manifest: Manifest) -> Manifest:
@@ -248,18 +204,6 @@ def finish(folder: Path, manifest: Manifest) -> Manifest:
     manifest = replace(manifest, files={**manifest.files, NAME: file_record(card)})
     write_manifest(folder, manifest)
     return manifest
-
-
-def check_ids(name: str, vocabulary: Vocabulary, size: int, tokenizer: Tokenizer) -> None:
-    """Raises SourceError: an id exceeds the rows of the embedding, so that a look-up would read past its end."""
-    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
-    ends = [("eos", token) for token in vocabulary.eos_token_ids]
-    for what, token in [("largest", largest), ("bos", vocabulary.bos_token_id), *ends]:
-        if token is not None and not 0 <= token < size:
-            raise SourceError(
-                f"{name}: the {what} token id of its tokenizer is {token}, "
-                f"but its embedding has {size} rows; tokenizer and weights do not belong together"
-            )
 
 
 def _write_files(
@@ -296,65 +240,6 @@ def write_text(folder: Path, vocabulary: Vocabulary, manifest: Manifest) -> None
         (folder / manifest.chat_template).write_text(vocabulary.chat_template or "", encoding="utf-8")
 
 
-def _describe(
-    name: str, loaded: LoadedSource, rule: Rule, form: str, drafting: Drafting, hidden_layers: tuple[int, ...]
-) -> Manifest:
-    """The manifest of the new folder, without hashes."""
-    config, vocabulary = loaded.config, loaded.vocabulary
-    tokenizer = Tokenizer.from_str(vocabulary.tokenizer_json)
-    check_ids(loaded.source.name, vocabulary, config.vocab_size, tokenizer)
-    kept_layers = drafting.layers(config.num_layers)
-    subset = VOCAB_SUBSET if drafting.num_tokens else None
-    is_drafter = subset is not None and kept_layers is None
-    windows = {layer.sliding_window for layer in config.layers if layer.sliding_window}
-    manifest = Manifest(
-        name=name,
-        architecture=config.architecture,
-        precision=rule.precision,
-        form=form,
-        context_length=config.context_length,
-        kv_cache=KVCache(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=_CACHE_DTYPES.get(rule.precision, "float16" if rule.is_half else "float32"),
-        ),
-        vocab_size=config.vocab_size,
-        vocab_sha256=vocabulary_sha256(tokenizer),
-        bos_token_id=vocabulary.bos_token_id,
-        eos_token_ids=vocabulary.eos_token_ids,
-        add_bos=vocabulary.add_bos,
-        source=loaded.source,
-        # Rows of a drafter are read whole: their probabilities decide the length of a draft.
-        signature=Signature(best="best" if form == "gpu" and not is_drafter else None),
-        chat_template="chat_template.jinja" if vocabulary.chat_template else None,
-        tree_graph=None if is_drafter else "model_tree.onnx",
-        sliding_window=min(windows, default=None),
-        hidden_layers=hidden_layers,
-        self_drafter=SelfDrafter(graph="model_draft.onnx", layers=kept_layers, vocab_subset=subset)
-        if kept_layers
-        else None,
-        vocab_subset=subset if is_drafter else None,
-    )
-    return _make_static(manifest, config) if form == "npu" else manifest
-
-
-def _make_static(manifest: Manifest, config: DecoderConfig) -> Manifest:
-    context_length = min(config.context_length, _STATIC_CONTEXT)
-    return replace(
-        manifest,
-        context_length=context_length,
-        kv_cache=replace(manifest.kv_cache, form="static"),
-        tree_graph=None,
-        prefill_graph="model_prefill.onnx",
-        prefill_tokens=min(_STATIC_PREFILL, context_length),
-    )
-
-
-def _head(loaded: LoadedSource) -> StoredTensor:
-    return loaded.tensors.get("head", loaded.tensors["embedding"])
-
-
 def _write_draft_head(folder: Path, loaded: LoadedSource, drafting: Drafting) -> dict[str, StoredTensor]:
     """Select the head's rows of frequent tokens, and write the file that lists these tokens."""
     if drafting.num_tokens is None:
@@ -362,7 +247,7 @@ def _write_draft_head(folder: Path, loaded: LoadedSource, drafting: Drafting) ->
     assert drafting.corpus is not None
     text = drafting.corpus.read_text(encoding="utf-8", errors="replace")
     tokenizer = Tokenizer.from_str(loaded.vocabulary.tokenizer_json)
-    head = _head(loaded)
+    head = loaded.head
     tokens = frequent_tokens(tokenizer, text, drafting.num_tokens, loaded.vocabulary.eos_token_ids, head.rows)
     np.save(folder / VOCAB_SUBSET, tokens)
     return {DRAFT_HEAD: replace(head, rows=len(tokens), row_order=tokens.astype(np.intp))}

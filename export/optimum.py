@@ -19,10 +19,12 @@ from tokenizers import Tokenizer
 
 from edgespec.errors import EdgeSpecError, SourceError, UsageError
 from edgespec.export.check import TEXT, compare, judge
-from edgespec.export.convert import OpenDecoder, check_ids, finish, write_text
+from edgespec.export.convert import OpenDecoder, finish, write_text
+from edgespec.export.new_manifest import check_ids
 from edgespec.export.output import atomic_folder, require_absent
 from edgespec.export.safetensors import weight_files
 from edgespec.export.sources import read_vocabulary
+from edgespec.export.vocabulary import Vocabulary
 from edgespec.manifest import KVCache, Manifest, Signature, Source, file_record
 from edgespec.system.split_files import utf8_name
 from edgespec.tokenization.tokenizer import vocabulary_sha256
@@ -83,21 +85,7 @@ def import_model(
         report("tracing it with optimum")
         traced = _read_graph(source, _trace(source, model, folder))
         check_ids(origin.name, vocabulary, traced["vocab_size"], tokenizer)
-        manifest = Manifest(
-            name=output.name,
-            architecture=model.config.model_type,
-            precision="fp32",
-            context_length=_context_length(model.config, lambda line: None),
-            **traced,
-            vocab_sha256=vocabulary_sha256(tokenizer),
-            bos_token_id=vocabulary.bos_token_id,
-            eos_token_ids=vocabulary.eos_token_ids,
-            add_bos=vocabulary.add_bos,
-            source=origin,
-            graph=_GRAPH,
-            weights=_WEIGHTS,
-            chat_template="chat_template.jinja" if vocabulary.chat_template else None,
-        )
+        manifest = _describe(output.name, model.config, traced, vocabulary, tokenizer, origin)
         write_text(folder, vocabulary, manifest)
         report("hashing")
         manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
@@ -107,6 +95,30 @@ def import_model(
             judge(check, manifest.precision)
             manifest = replace(manifest, check=check)
         return finish(folder, manifest)
+
+
+def _describe(
+    name: str, config: Any, traced: dict[str, Any], vocabulary: Vocabulary, tokenizer: Tokenizer, origin: Source
+) -> Manifest:
+    """The manifest of the new folder, without hashes.
+
+    traced: Fields that the traced graph states.
+    """
+    return Manifest(
+        name=name,
+        architecture=config.model_type,
+        precision="fp32",
+        context_length=_context_length(config, lambda line: None),
+        **traced,
+        vocab_sha256=vocabulary_sha256(tokenizer),
+        bos_token_id=vocabulary.bos_token_id,
+        eos_token_ids=vocabulary.eos_token_ids,
+        add_bos=vocabulary.add_bos,
+        source=origin,
+        graph=_GRAPH,
+        weights=_WEIGHTS,
+        chat_template="chat_template.jinja" if vocabulary.chat_template else None,
+    )
 
 
 @contextmanager

@@ -35,6 +35,11 @@ class LoadedSource:
     source: Source
     num_left_out: int = 0  # tensors of a vision tower
 
+    @property
+    def head(self) -> StoredTensor:
+        """The output projection, which in many models is the embedding."""
+        return self.tensors.get("head", self.tensors["embedding"])
+
 
 def read_source(source: Path, context_length: int | None = None) -> LoadedSource:
     """Read all of a source but its weights, for texts of up to context_length tokens if that is given.

@@ -14,7 +14,8 @@ import peers
 import peers_worker
 import pytest
 from peer_folder import write_folder
-from peers import RUNTIMES, Runtime, WorkerProcess, choose, find_source
+from peer_process import WorkerProcess
+from peer_runtimes import RUNTIMES, Runtime, choose, find_source
 
 from edgespec import SamplingParams, load
 from edgespec.errors import EdgeSpecError, UsageError

@@ -1,0 +1,86 @@
+"""The manifest of a model folder that is being written, without hashes."""
+
+from dataclasses import replace
+
+from tokenizers import Tokenizer
+
+from edgespec.errors import SourceError
+from edgespec.export.drafting import Drafting
+from edgespec.export.families import DecoderConfig
+from edgespec.export.precision import Rule
+from edgespec.export.sources import LoadedSource
+from edgespec.export.vocabulary import Vocabulary
+from edgespec.manifest import KVCache, Manifest, SelfDrafter, Signature
+from edgespec.tokenization.tokenizer import vocabulary_sha256
+
+VOCAB_SUBSET = "vocab_subset.npy"
+# Each position of a static form costs time in every pass.
+_STATIC_CONTEXT, _STATIC_PREFILL = 1024, 64
+_CACHE_DTYPES = {"w8a16": "uint16"}
+
+
+def check_ids(name: str, vocabulary: Vocabulary, size: int, tokenizer: Tokenizer) -> None:
+    """Raises SourceError: an id exceeds the rows of the embedding, so that a look-up would read past its end."""
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+    ends = [("eos", token) for token in vocabulary.eos_token_ids]
+    for what, token in [("largest", largest), ("bos", vocabulary.bos_token_id), *ends]:
+        if token is not None and not 0 <= token < size:
+            raise SourceError(
+                f"{name}: the {what} token id of its tokenizer is {token}, "
+                f"but its embedding has {size} rows; tokenizer and weights do not belong together"
+            )
+
+
+def describe_model(
+    name: str, loaded: LoadedSource, rule: Rule, form: str, drafting: Drafting, hidden_layers: tuple[int, ...]
+) -> Manifest:
+    """The manifest of the new folder, without hashes."""
+    config, vocabulary = loaded.config, loaded.vocabulary
+    tokenizer = Tokenizer.from_str(vocabulary.tokenizer_json)
+    check_ids(loaded.source.name, vocabulary, config.vocab_size, tokenizer)
+    kept_layers = drafting.layers(config.num_layers)
+    subset = VOCAB_SUBSET if drafting.num_tokens else None
+    is_drafter = subset is not None and kept_layers is None
+    windows = {layer.sliding_window for layer in config.layers if layer.sliding_window}
+    manifest = Manifest(
+        name=name,
+        architecture=config.architecture,
+        precision=rule.precision,
+        form=form,
+        context_length=config.context_length,
+        kv_cache=KVCache(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=_CACHE_DTYPES.get(rule.precision, "float16" if rule.is_half else "float32"),
+        ),
+        vocab_size=config.vocab_size,
+        vocab_sha256=vocabulary_sha256(tokenizer),
+        bos_token_id=vocabulary.bos_token_id,
+        eos_token_ids=vocabulary.eos_token_ids,
+        add_bos=vocabulary.add_bos,
+        source=loaded.source,
+        # Rows of a drafter are read whole: their probabilities decide the length of a draft.
+        signature=Signature(best="best" if form == "gpu" and not is_drafter else None),
+        chat_template="chat_template.jinja" if vocabulary.chat_template else None,
+        tree_graph=None if is_drafter else "model_tree.onnx",
+        sliding_window=min(windows, default=None),
+        hidden_layers=hidden_layers,
+        self_drafter=SelfDrafter(graph="model_draft.onnx", layers=kept_layers, vocab_subset=subset)
+        if kept_layers
+        else None,
+        vocab_subset=subset if is_drafter else None,
+    )
+    return _make_static(manifest, config) if form == "npu" else manifest
+
+
+def _make_static(manifest: Manifest, config: DecoderConfig) -> Manifest:
+    context_length = min(config.context_length, _STATIC_CONTEXT)
+    return replace(
+        manifest,
+        context_length=context_length,
+        kv_cache=replace(manifest.kv_cache, form="static"),
+        tree_graph=None,
+        prefill_graph="model_prefill.onnx",
+        prefill_tokens=min(_STATIC_PREFILL, context_length),
+    )
