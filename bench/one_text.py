@@ -42,7 +42,7 @@ SECOND_TURN = "Say the same again in other words."  # where a prompt has one tur
 
 
 class Key(NamedTuple):
-    """What an answer answers."""
+    """Prompt, turn and temperature, by which an answer is found."""
 
     prompt: int
     temperature: float
@@ -170,7 +170,7 @@ def converse(engine: Engine, prompts: Sequence[BenchPrompt], options: Namespace)
 def second_turns(
     engine: Engine, prompts: Sequence[BenchPrompt], first: Answers, options: Namespace
 ) -> dict[Key, Completion]:
-    """Those second answers, each to one prompt that has the first answer in it, read after another prompt."""
+    """Second answers of conversations, each over a whole prompt of which the cache holds nothing."""
     found = {}
     for key in _second(prompts, options):
         engine.generate(prompts[-1 if key.prompt == 0 else key.prompt - 1].turns[0], max_tokens=1)
@@ -216,7 +216,7 @@ def compare(name: str, reference: Answers, found: Answers) -> Row:
 
 
 def _difference(key: Key, wanted: Completion, found: Completion) -> str | None:
-    """Where two answers part; None if they are one text."""
+    """The first token at which two answers differ; None if they are equal."""
     one, other = ([*answer.token_ids, answer.finish_reason, answer.text] for answer in (wanted, found))
     if one == other:
         return None

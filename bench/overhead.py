@@ -218,7 +218,7 @@ class Bench:
         self._manifest = replace(engine.manifest, vocab_size=options.vocab)
 
     def measure(self, case: Case, _: int) -> list[tuple[float, float]]:
-        """What TimedTarget.gaps_ms gives."""
+        """Gaps between passes in milliseconds, as TimedTarget.gaps_ms gives them."""
         target = TimedTarget(self._target, case.pace_ms)
         engine = Engine(
             manifest=self._manifest,

@@ -15,7 +15,7 @@ GGUF, GENAI_FOLDER = "a .gguf file", "a folder with genai_config.json"
 
 
 class Runtime(NamedTuple):
-    """name is that of its distribution; loads says what it can load, and ways how it can decode."""
+    """A program to compare with. name: of its distribution; loads: what it loads; ways: how it decodes."""
 
     name: str
     module: str

@@ -1,4 +1,4 @@
-"""The command. Ctrl-C ends it with its code also while its parts are still being imported."""
+"""The entry point of the command line. Ctrl-C gives the right exit code even while modules are being imported."""
 
 import sys
 

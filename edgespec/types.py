@@ -279,7 +279,7 @@ class Interruptible(Protocol):
 
 
 class ForwardingDecoder:
-    """What a decoder that changes another one's logits takes from that one."""
+    """Base of decoders that wrap another one; forwards whatever a subclass does not change."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -361,7 +361,7 @@ class Drafter(Protocol):
         return DraftAhead(NO_DRAFT)
 
     def pause(self) -> None:
-        """Rest until the next draft."""
+        """Stop drafting until the next draft is asked for."""
         return
 
 

@@ -205,7 +205,10 @@ def config_from_huggingface(
     tensors: Mapping[str, StoredTensor],
     wanted_length: int | None = None,
 ) -> DecoderConfig:
-    """As config_from_gguf, for a folder with config.json."""
+    """The sizes and the structure of a decoder, from the settings of a Hugging Face folder's config.json.
+
+    Arguments and errors are those of config_from_gguf.
+    """
     architecture = str(settings.get("model_type")).removesuffix("_text")
     advice = ". Others may go through PyTorch: edgespec export SOURCE --exporter optimum"
     family, stated = _family(path, architecture, advice), Settings(path, settings)

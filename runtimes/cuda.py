@@ -1,6 +1,6 @@
 """NVIDIA's provider: whether it works here, how to fix it if not, and the options of its sessions.
 
-Written from ONNX Runtime's documentation and tried with its 1.31 build on a machine without a GPU alone.
+Written from ONNX Runtime's documentation and tried with its 1.31 build only on a machine without a GPU.
 """
 
 import io

@@ -128,7 +128,7 @@ def _unknown_plugins() -> list[DeviceReport]:
 
 
 def find_unused(found: list[DeviceReport], present: list[Accelerator]) -> list[tuple[Accelerator, str]]:
-    """Accelerators whose provider is not usable, with how to install it; none that no provider serves."""
+    """Accelerators without a usable provider, each with how to install one if there is one."""
     usable = {each.device for each in found if each.is_usable}
     installs = ((each, _INSTALLS.get((each.kind, each.vendor))) for each in present)
     return [(each, install[1]) for each, install in installs if install and install[0] not in usable]

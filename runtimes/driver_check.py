@@ -26,7 +26,7 @@ _NO_ADAPTER = "Failed to get a WebGPU adapter"
 
 
 class Abilities(NamedTuple):
-    """has_half_floats: it computes in half precision, which the fp16 and int4 gpu forms need."""
+    """What a device can compute. has_half_floats: half precision, which the fp16 and int4 gpu forms need."""
 
     has_half_floats: bool
 
@@ -81,7 +81,7 @@ def main(name: str) -> int:
 
 
 def _problem(device: Device, kind: type[np.floating[Any]]) -> str | None:
-    """Why a product of matrices is not computed, or not rightly; None where it is."""
+    """Why a matrix product fails or is wrong on the device; None where it is right."""
     ort = import_onnxruntime()
     settings = ort.SessionOptions()
     settings.log_severity_level = 4  # what fails is read back

@@ -111,7 +111,7 @@ def _obey(session: ChatSession, line: str, is_edit: bool) -> Next:
         if removed:
             session.conversation.redo(removed)
         raise
-    session.save()  # the message is saved, whatever becomes of the answer
+    session.save()  # the message is saved even if its answer fails
     _answer(session, reply)
     return NOTHING
 

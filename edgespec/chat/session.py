@@ -57,7 +57,7 @@ class ChatSession:
         self.answer = ()
 
     def record(self, answer: tuple[Chunk, ...]) -> None:
-        """Take an answer that is over as the last one, and write what the files get of it."""
+        """Record a finished answer as the last one, and write it to the files."""
         self.answer = answer
         if self.stats:
             self.downgrades += self.stats.downgrades

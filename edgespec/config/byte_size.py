@@ -10,7 +10,7 @@ _MIN_BYTES, _MAX_BYTES = 1 << 20, 1 << 60
 
 
 def format_bytes(num_bytes: float, decimals: int = 1) -> str:
-    """1.5 GB, 97 MB, 378 kB or 12 bytes; of gigabytes with decimals."""
+    """A size as text: 1.5 GB, 97 MB, 378 kB or 12 bytes. Only gigabytes have decimals."""
     if num_bytes >= 1e9:
         return f"{num_bytes / 1e9:.{decimals}f} GB"
     if num_bytes >= 1e6:

@@ -16,7 +16,7 @@ def reusable_prefix(held: TokenIds, tokens: TokenIds, num_last: int) -> int:
 
 
 def empty_cache(decoder: Decoder, tokens: TokenIds) -> None:
-    """Run a token that tokens do not begin with, so that nothing of tokens is cached."""
+    """Run one token with which tokens do not begin, so that no prefix of tokens stays cached."""
     decoder.logits((tokens[:1] + 1) % decoder.vocab_size, 1)
 
 

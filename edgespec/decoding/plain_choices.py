@@ -27,7 +27,7 @@ class Reruns(NamedTuple):
 
 
 class PlainChoices(ForwardingDecoder):
-    """A decoder for one greedy answer, whose rows lead to the tokens of plain decoding over an empty cache.
+    """A decoder for one greedy answer whose rows give the tokens of plain decoding over an empty cache.
 
     It reads the prompt itself, alone and from its start: what the cache holds of it may come from other passes.
     """

@@ -1,6 +1,6 @@
 """Earlier answers of one model as tokens in a file, and the drafter that copies from them.
 
-A file that is missing, damaged or foreign counts as empty, and no answer fails with it. Knows nothing of engines.
+A file that is missing, damaged or foreign counts as empty; no answer fails because of it. Knows no engines.
 """
 
 import hashlib

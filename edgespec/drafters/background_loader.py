@@ -31,7 +31,7 @@ class _Load(NamedTuple):
 
 @dataclass(slots=True)
 class BackgroundLoader:
-    """Used by one thread at a time.
+    """Loads one candidate after another in a thread of its own. Only one thread at a time may use it.
 
     executor: A thread that starts with the first candidate and ends with close.
     """
@@ -74,7 +74,7 @@ class BackgroundLoader:
             self._load.cancel.set()
 
     def end(self) -> bool:
-        """Cancel the load and wait until its memory is free; whether there was one."""
+        """Cancel the load and wait until its memory is free. Returns whether anything was loading."""
         if self._load is None:
             return False
         self._load.cancel.set()

@@ -145,7 +145,7 @@ class LaneDrafter(Drafter):
         self.drafter.learn(tokens, draft, logits)
 
     def _forget(self) -> None:
-        """The lane does not draft behind any text."""
+        """Leave the lane without a text to draft behind."""
         self._text = self._advanced = self._searched = self._found = None
         self._pass = self._pass._replace(ended_s=min(self._pass.ended_s, self.lane.now()))
 
@@ -200,7 +200,7 @@ class LaneDrafter(Drafter):
             is_over = self.lane.is_over or self._wait(num_steps + num_more, request.timeout_s) == num_steps
 
     def _wait(self, num_steps: int, timeout_s: float | None = None) -> int:
-        """Wait for steps of the job; how many there are."""
+        """Wait for steps of the job. Returns how many are finished."""
         num_done = self.lane.wait_for(num_steps, self.deadline_s if timeout_s is None else timeout_s)
         if num_done < num_steps and timeout_s is None and not self.lane.is_over:
             raise DrafterFault(f"it has not answered for {self.deadline_s:.1f} s")
@@ -233,7 +233,7 @@ class LaneDrafter(Drafter):
         return self._found
 
     def _take_steps(self) -> bool:
-        """Put the lane's new steps into the tree; whether there are any."""
+        """Put the lane's new steps into the tree. Returns whether there were any."""
         if self._text is None:
             return False
         num_before = self._num_seen

@@ -24,7 +24,7 @@ _POLL_S = 0.0005
 
 
 class Job(NamedTuple):
-    """steps: takes a flag that is set when the job is cancelled. interrupt: ends a running step."""
+    """Work in steps. steps takes a flag that is set when the job is cancelled; interrupt ends a running step."""
 
     steps: Callable[[Flag], Iterator[Any]]
     work: str = "draft"
@@ -156,7 +156,7 @@ class ThreadLane:
             self._run = None
             self._changed.notify_all()
         if worker is not None:
-            _join(worker)  # one that hangs is left behind: it holds nothing that others wait for
+            _join(worker)  # a thread that hangs is left running: it holds nothing that others wait for
 
     def _cancel(self) -> None:
         if self._run is not None and not self._run.is_over:

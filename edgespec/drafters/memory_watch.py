@@ -1,4 +1,4 @@
-"""How much drafting there is memory for, by what is free and by whether other programs wait for memory.
+"""How much drafting fits in memory, by what is free and by whether other programs wait for memory.
 
 Knows tiers and bytes, and no drafters.
 """
@@ -94,9 +94,9 @@ class MemoryWatch:
             self._follow_free(growth_bytes, now_s)
 
     def _follow_pressure(self, now_s: float) -> bool:
-        """Close a model if others wait for memory, once in a while; whether that was done.
+        """Close a model, at intervals, while others wait for memory. Returns whether one was closed.
 
-        No climb begins before they do not wait any more.
+        No climb begins until they stop waiting.
         """
         pressure, before = self.pressure(), self._ladder.position
         if pressure.level > Level.NONE:
@@ -128,7 +128,7 @@ class MemoryWatch:
         Args:
             relieve: Frees memory; whether it freed any.
 
-        Raises MemoryExhausted: There is no space, though all that drafts was given up.
+        Raises MemoryExhausted: There is no space, although all drafters were closed.
         """
         if not self.growth_bytes(self._num_held, num_tokens + _LOOKAHEAD_TOKENS):
             return

@@ -101,9 +101,9 @@ class DrafterPool:
             return [each for each in (*texts, *models) if each.name not in self._quarantined]
 
     def look(self, num_tokens: int) -> int:
-        """Take note of faults and of what is free, with num_tokens of text; the version of who drafts.
+        """Handle faults and check free memory for a text of num_tokens. Returns the version of the drafters.
 
-        Raises MemoryExhausted: The target's cache cannot grow, though all that drafts was given up.
+        Raises MemoryExhausted: The target's cache cannot grow, although all drafters were closed.
         """
         if len(self.drafter_sets) > 1 or self._faults:
             with self._lock:
@@ -114,7 +114,7 @@ class DrafterPool:
         return self.version
 
     def begin_round(self, num_tokens: int) -> int:
-        """Look, as above; until the end of the round only its own thread opens and closes models."""
+        """Do as look() does; until the end of the round only this thread opens and closes models."""
         with self._lock:
             self._is_in_round = True
         return self.look(num_tokens)
@@ -124,7 +124,7 @@ class DrafterPool:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Meanwhile open and close no model between rounds."""
+        """Open and close no model between rounds while the block runs."""
         with self._lock:
             self._num_holds += 1
         try:
@@ -134,14 +134,14 @@ class DrafterPool:
                 self._num_holds -= 1
 
     def watch_while_idle(self, interval_s: float = IDLE_LOOK_S) -> None:
-        """From now on look between answers too, in a thread that ends with close, if there is a model to close."""
+        """Start a thread that checks memory between answers too, until close(), if there is any model to close."""
         if self._idle_watch is None and any(each.models for each in self.drafter_sets):
             self._idle_watch = IdleWatch(self.look_while_idle, interval_s)
 
     def look_while_idle(self) -> bool:
-        """Look from another thread than that of answers; whether to go on with that.
+        """Check memory from a thread other than that of answers. Returns whether to go on checking.
 
-        What changes is reported with the next answer, and not in the midst of what a user is typing.
+        Changes are reported with the next answer, not while the user is typing.
         """
         with self._lock:
             if self._is_closed:
@@ -150,13 +150,13 @@ class DrafterPool:
                 try:
                     self._quarantine_faults()
                     self._look(0)
-                except Exception as error:  # answers look for themselves, and have it if it lasts
+                except Exception as error:  # answers check memory themselves, and raise this error if it persists
                     self.changes.add(f"memory is not watched between answers any more: {describe_error(error)}")
                     return False
             return True
 
     def relieve(self) -> bool:
-        """Free memory for a pass of the target that was refused it; whether there was any to free."""
+        """Free memory for a pass of the target that was refused memory. Returns whether any was freed."""
         with self._lock:
             has_ended = self.loader.end()
             if self.watch.is_at_bottom:
@@ -168,7 +168,7 @@ class DrafterPool:
     def with_relief(self, work: Callable[[], T]) -> T:
         """The result of work, which is tried again as often as memory can be freed for it.
 
-        Raises MemoryExhausted: There is not enough, though all that drafts was given up.
+        Raises MemoryExhausted: There is not enough, although all drafters were closed.
         """
         while True:
             try:
@@ -178,7 +178,7 @@ class DrafterPool:
                     raise
 
     def report_refused_draft(self, num_draft: int) -> None:
-        """A pass over a draft was refused memory, and one without it was not."""
+        """Report that a pass over a draft was refused memory and ran without the draft."""
         with self._lock:
             line = f"a pass over a draft of {num_draft} tokens was refused memory and run without the draft"
             self.changes.add(line)
@@ -219,7 +219,7 @@ class DrafterPool:
             self._idle_watch.close()
 
     def _guard(self, drafter: Drafter) -> GuardedDrafter:
-        faults = self._faults  # without the pool, or its models would stay until garbage is collected
+        faults = self._faults  # not the pool itself: the cycle would hold its models until garbage is collected
         return GuardedDrafter(drafter, self.vocab_size, lambda *fault: faults.append(fault), self._is_refused.set)
 
     def _quarantine_faults(self) -> None:
@@ -242,14 +242,14 @@ class DrafterPool:
         self._follow()
 
     def _follow(self) -> None:
-        """Go where the watch stands: down at once, and up when the models there are open."""
+        """Move to the set that the watch chose: down at once, up when its models are open."""
         self._aim()
         while (loaded := self.loader.take()) is not None:
             self._admit(loaded)
             self._aim()
 
     def _aim(self) -> None:
-        """Close models that have no place any more, begin to open a missing one, and move if none is missing."""
+        """Close models that the chosen set does not have, open a missing one, and move if none is missing."""
         models = self.drafter_sets[self.watch.position].models
         self._close_unused()
         if self.loader.candidate not in models:
@@ -262,7 +262,7 @@ class DrafterPool:
             self._move()
 
     def _move(self) -> None:
-        """Draft with the set where the watch stands."""
+        """Draft with the set that the watch chose."""
         position = self.watch.position
         if position != self._position:
             way = "down" if position > self._position else "up"
@@ -281,7 +281,7 @@ class DrafterPool:
                 self._close_model(model)
 
     def _close_model(self, model: Candidate) -> None:
-        """Free a model; the pool alone holds it."""
+        """Free a model, to which only the pool has a reference."""
         slot = self._slots[model]
         if slot.model:
             slot.guard.take()
@@ -291,7 +291,7 @@ class DrafterPool:
             return_freed()
 
     def _open_all(self) -> bool:
-        """Open the models where the watch stands; False if one was refused memory."""
+        """Open the models of the set that the watch chose. Returns False if one was refused memory."""
         for candidate in self.drafter_sets[self.watch.position].models:
             if not self._is_missing(candidate):
                 continue
@@ -303,7 +303,7 @@ class DrafterPool:
         return True
 
     def _admit(self, loaded: LoadResult) -> None:
-        """Give a model that was opened its slot; one that was refused memory, or is at fault, gets none."""
+        """Put an opened model into its slot. If loading it failed, move to a smaller set or quarantine it."""
         candidate, model, error, lines = loaded
         if model is not None:
             if candidate not in self._slots:

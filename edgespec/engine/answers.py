@@ -262,12 +262,12 @@ class _Maker:
         """End the thread, and wait until it is gone, unless it hangs."""
         self._requests.put(None)
         if not self._begun.locked():
-            self._is_over = True  # nothing was made, so nothing is to be undone
+            self._is_over = True  # nothing was started, so there is nothing to end
         elif self._is_in_other_thread() and self._working.acquire(timeout=wait_s):
             self._working.release()
 
     def _is_in_other_thread(self) -> bool:
-        """Whether the thread is another one than this, in this process."""
+        """Whether the thread is still running in this process, and is not the current thread."""
         return not self._is_over and self._thread != get_ident() and self._owner.is_here
 
     def _repeat_cancel(self) -> None:
@@ -314,7 +314,7 @@ class _Maker:
         self._ticket.asker = asker
         try:
             return _Made(next(self._chunks, None))
-        except BaseException as error:  # the reader gets it
+        except BaseException as error:  # passed on to the reader
             return _Made(error=error)
 
     def _end_cancelled(self) -> None:

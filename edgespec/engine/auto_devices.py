@@ -56,7 +56,7 @@ class AutoDevices:
     """Chooses the devices of a target and its drafters.
 
     names: Of the drafters, with those of a pair and of the catalogue.
-    placement: With the numbers of threads; its devices are of no account.
+    placement: Gives the numbers of threads; its devices are not used.
     refused: Devices that were chosen before and did not run their model, with the reasons.
     is_kept: Whether the decision is saved for the next time.
     """
@@ -71,7 +71,7 @@ class AutoDevices:
     is_kept: bool = True
 
     def decide(self) -> Decision:
-        """The saved decision, if it was made for this machine as it is; a new one otherwise. It is told in a line.
+        """The saved decision, if this machine and the models are unchanged; otherwise a new one. Reports it in a line.
 
         Raises:
             ModelError: A model is missing or invalid.

@@ -205,7 +205,7 @@ class Conversation:
         num_prompt = self.engine.count(sent)
         stream = self.engine.stream(sent, sampling=sampling, max_tokens=self.max_tokens, stop=self.stop)
         dropped = _flatten(_answered_rounds(rounds[self._num_dropped : num_dropped]))
-        # From here on the message is part of the conversation, whatever becomes of the answer.
+        # From here on the message is part of the conversation, even if its answer fails.
         self._cut_short.pop(len(rounds) - 1, None)
         self._rounds, self._num_dropped, self._num_tries = rounds, num_dropped, num_tries
         self._chunks = []

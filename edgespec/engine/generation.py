@@ -68,7 +68,7 @@ class _Announcing(ForwardingDecoder):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """Makes answers."""
+    """Turns requests into answers with one target and its drafters."""
 
     tokenizer: Tokenizer
     end_tokens: Sequence[int]  # any of them ends an answer

@@ -1,4 +1,4 @@
-"""The composition root: from what a user names to an engine with its decoders and drafters."""
+"""Loads a model: from what a user names to an engine with its decoders and drafters."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -163,7 +163,7 @@ def _open_on_a_device_that_runs(
 
 
 def _open_or_fall_back(resolved: Resolved, placement: Placement, options: LoadOptions) -> Engine:
-    """Open the models, on the CPU where a device that a user has named does not run them and may give way."""
+    """Open the models; on the CPU if a device that the user named fails and allow_fallback is set."""
     while True:
         try:
             return _open(resolved, placement, options)
@@ -266,7 +266,7 @@ def _open_target(fit: MemoryFit, placement: Placement, *, shares_cores: bool, ha
 
 
 def _bounded(device: Device, space: MemoryFit) -> Device:
-    """The target's device, bounded to the memory that is free on it."""
+    """The target's device, limited to the memory that is free on it."""
     room, manifest = space.free_memory.get(space.target_place), space.target.manifest
     if room is None:
         return device
@@ -291,7 +291,7 @@ def _drafter_pool(
     max_draft_tokens: int,
     report: Report,
 ) -> DrafterPool:
-    """The drafters of a target, from all that were named to none."""
+    """The pool of the drafters that the user named, and of the smaller sets that remain if memory is short."""
     manifest = space.target.manifest
     cascades = [candidates(chain, space.drafter_place, space.free_memory) for chain in chains]
     cached = [AnswerDrafter(answers)] if answers else []

@@ -24,9 +24,9 @@ _PROMPTS = (
 def find_near_tie(
     target: ModelFolder, decoder: Decoder, encoder: PromptEncoder, placement: Placement, report: Report
 ) -> float | None:
-    """The lead below which a token of a target may be another one in other passes; None where that is not asked.
+    """The lead below which other passes may choose another token; None without --exact.
 
-    It is measured at the first time, and kept in the target's folder.
+    It is measured once and saved in the target's folder.
     """
     if not placement.decides_near_ties:
         return None

@@ -63,7 +63,7 @@ class RequestQueue:
             return True
 
     def note(self, ticket: Ticket, asker: Hashable) -> None:
-        """Take note that a step was asked for which has been made already."""
+        """Record that a step was asked for that has been made already."""
         with self._lock:
             ticket.asker, ticket.rested_s = asker, monotonic()
 
@@ -85,7 +85,7 @@ class RequestQueue:
                 self._changed.notify_all()
 
     def cancel(self, ticket: Ticket) -> None:
-        """Interrupt the running step of an answer, and let no further one begin."""
+        """Interrupt the running step of an answer and begin no further one."""
         with self._lock:
             ticket.cancelled.set()
             if ticket.is_working:

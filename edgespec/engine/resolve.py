@@ -1,4 +1,4 @@
-"""From what a user names to model folders, devices and threads; opens no model."""
+"""Finds the model folders, devices and threads for what a user names. Opens no model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -87,7 +87,7 @@ def resolve(
     What can be known before fetching and exporting is checked before.
 
     Args:
-        deterministic: None for wherever it is not known to fail.
+        deterministic: None for deterministic mode unless it is known not to hold.
         refused: Devices that auto has taken before and that did not run their model.
 
     Raises:
@@ -184,9 +184,9 @@ def compare_devices(
     remeasure: bool,
     report: Report,
 ) -> Compared | None:
-    """The devices of this machine compared for a model, emulators among them; None where auto has no choice.
+    """Compare the devices of this machine, emulators included, for a model. Returns None where auto has no choice.
 
-    What is prepared is measured, and what may be the best is prepared first. Raises as resolve() does.
+    Prepared forms are measured; forms that may be fastest are prepared first. Raises as resolve() does.
     """
     require_threads(num_threads)
     free = partial(free_memory, None if memory_limit is None else parse_bytes(memory_limit))

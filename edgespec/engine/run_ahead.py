@@ -124,7 +124,7 @@ class RunAhead(Iterator[Pass]):
         end: _Made[Pass] = _Made()
         try:
             self._make_passes()
-        except BaseException as error:  # the reader gets it
+        except BaseException as error:  # passed on to the reader
             end = _Made(error=error)
         try:
             self._passes.close()
@@ -157,7 +157,7 @@ class RunAhead(Iterator[Pass]):
         return self._requests.get()
 
     def _make_pass(self, is_ahead: bool = False) -> bool:
-        """Whether there was one more."""
+        """Make the next pass. Returns False when the answer is over."""
         try:
             result = next(self._passes, None)
         finally:

@@ -1,4 +1,4 @@
-"""Speculation compared with plain decoding of the same model, on somebody's prompts.
+"""Speculation compared with plain decoding of the same model, on the user's prompts.
 
 Plain decoding has a session of its own, as with --drafter none. Every turn is answered both ways, one right after
 the other, so that a ratio compares neighbours in time on a machine whose speed varies. Who is first alternates by

@@ -1,4 +1,4 @@
-"""A file in which a benchmark notes each prompt as it is answered, so that it can be interrupted and go on later.
+"""A file that records each prompt of a benchmark as it is answered, so that an interrupted run can be continued.
 
 JSON Lines: what was asked for; the setup, once a run; then a line for each prompt of a round.
 """
@@ -103,7 +103,7 @@ def read_journal(path: Path) -> Journal | None:
 
 
 def gather(units: Sequence[Unit]) -> tuple[list[TurnRecord], list[PeerInfo]]:
-    """All turns, and the peers as they were last."""
+    """All turns, and the last known state of each peer."""
     peers = {(peer["name"], peer["way"]): peer for unit in units for peer in unit["peers"]}
     return [turn for unit in units for turn in unit["turns"]], list(peers.values())
 

@@ -1,6 +1,6 @@
-"""A benchmark's document as one HTML file that refers to nothing outside itself. Its words are in page.html.
+"""A benchmark's document as one HTML file that refers to nothing outside itself. Its text is in page.html.
 
-Names, prompts and answers are whatever somebody wrote: the template escapes them.
+Names, prompts and answers may hold anything: the template escapes them.
 """
 
 from importlib import resources

@@ -40,7 +40,7 @@ from edgespec.types import Report
 
 @dataclass(frozen=True, kw_only=True)
 class PairHalf:
-    """The target or the drafter of a pair to export, and the device that it is for, which need not be here.
+    """The target or the drafter of a pair to export, and its device, which need not be in this machine.
 
     device: A name or a kind, as --device takes them.
     """
@@ -242,7 +242,7 @@ def _export_half(
 
 
 def _check_if_here(folder: Path, output: Path, devices: tuple[str, str], report: Report) -> PairCheck | None:
-    """Measure a pair on the devices that it was exported for, if that is possible; a line says why it is not."""
+    """Measure a pair on the devices that it was exported for, or report why that is not possible."""
     try:
         for name in devices:
             if (device := find_device(name)).is_software:
@@ -259,7 +259,7 @@ def _check_if_here(folder: Path, output: Path, devices: tuple[str, str], report:
 
 
 def require_shared_tokens(target: LoadedSource, drafter: LoadedSource) -> None:
-    """Raises VocabularyMismatch: Two sources share too few tokens, which is better known before an export."""
+    """Raises VocabularyMismatch: Two sources share too few tokens, so that this is known before an export."""
     vocabularies = target.vocabulary, drafter.vocabulary
     if vocabularies[0].tokenizer_json == vocabularies[1].tokenizer_json:
         return

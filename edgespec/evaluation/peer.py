@@ -1,4 +1,4 @@
-"""Other runtimes, or other ways to decode, that answer the prompts of a benchmark in between."""
+"""Other runtimes, or other ways to decode, that answer the prompts of a benchmark as well."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class PeerReply(NamedTuple):
 
 
 class Peer(Protocol):
-    """Another runtime that answers the same prompts in between."""
+    """Another runtime that answers the prompts of a benchmark, between the answers of edgespec."""
 
     name: str
     way: str
@@ -53,7 +53,7 @@ class EnginePeer:
 
     @property
     def peak_rss_bytes(self) -> int:
-        """Of the whole process, which other sessions share."""
+        """Peak resident memory of this process, which runs other sessions too."""
         return peak_rss_bytes()
 
     def answer(self, messages: Sequence[Message], tokens: Sequence[int], max_tokens: int) -> PeerReply:

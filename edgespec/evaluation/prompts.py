@@ -1,4 +1,4 @@
-"""Prompts to measure with, from a user's file or a few of our own. Knows nothing of models."""
+"""Prompts to measure with, from a user's file or the few that come with edgespec. Knows nothing of models."""
 
 from collections import Counter
 from dataclasses import dataclass

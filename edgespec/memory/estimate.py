@@ -193,7 +193,7 @@ def cache_bytes(kv: KVCache, num_tokens: int, context_length: int) -> int:
 def growth_bytes(
     kv: KVCache, num_held: int, num_tokens: int, context_length: int, *, on_device: bool = False
 ) -> int:
-    """What the KV cache takes more when it grows from room for num_held tokens to room for num_tokens."""
+    """Extra bytes that the KV cache takes when it grows from room for num_held to room for num_tokens tokens."""
     before, after = (cache_bytes(kv, num, context_length) for num in (num_held, max(num_held, num_tokens)))
     # A shared buffer is replaced layer by layer; a growing cache holds old and new at once, and a device's arena
     # gives the old back behind a later pass.
@@ -209,7 +209,7 @@ def workspace_bytes(manifest: Manifest, num_tokens: int, max_draft_tokens: int =
 
 
 def draft_bytes(manifest: Manifest, max_draft_tokens: int = MAX_DRAFT_TOKENS) -> int:
-    """What passes over drafts take more than passes over one token."""
+    """Bytes by which passes over drafts exceed passes over one token."""
     return 4 * (max_draft_tokens + 1) * _LOGITS_COPIES * manifest.vocab_size
 
 

@@ -72,7 +72,7 @@ class Ladder:
         return self.position
 
     def look(self, free: Bytes, required: Margin, spare: Margin, now_s: float) -> int:
-        """The tier to use now that so much is free, so much must be, and spare bytes are to be after a climb."""
+        """The tier to use, by the free bytes, those that must stay free, and those to stay free after a climb."""
         if any(num_bytes < required.of(self.tiers[self.position])[place] for place, num_bytes in free.items()):
             for _ in range(self.position, self._find_relief(free, required)):
                 self._step_down(now_s)

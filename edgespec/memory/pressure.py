@@ -1,7 +1,8 @@
 """Whether programs wait for memory, whatever is free: what the system reports of stalls, swap and low memory.
 
-Free memory says how much may be taken; pressure says that others go short already, as when a system has begun to
-swap. Reads figures and decides nothing. It has run on Linux, and on imitations of what macOS and Windows report.
+Free memory says how much may be taken; pressure says that other programs wait for it already, as when a system has
+begun to swap. Reads figures and decides nothing. It has run on Linux, and on imitations of what macOS and Windows
+report.
 """
 
 import ctypes

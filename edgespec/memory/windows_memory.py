@@ -1,6 +1,6 @@
 """What Windows reports of its memory beyond what psutil reads, through the functions of kernel32.
 
-Reads figures and decides nothing. It has run on an imitation of kernel32 alone, and on no Windows.
+Reads figures and decides nothing. It has run only with an imitation of kernel32, not on Windows.
 """
 
 import ctypes

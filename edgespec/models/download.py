@@ -1,6 +1,6 @@
 """One file of the hub to this disk: resumed where it was cut, and checked against the listing of its commit.
 
-By hand, since hf_hub_download of huggingface_hub 2.4 deletes what it has when a download fails (of 25.6 MB cut at
+Not by hf_hub_download: that of huggingface_hub 2.4 deletes what it has when a download fails (of 25.6 MB cut at
 24 MB, the next run fetched all 25.6), gives up after one answer of 503, and keeps a file of the right length with
 wrong bytes.
 """

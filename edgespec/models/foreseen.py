@@ -1,4 +1,4 @@
-"""A model as it would be in a form, before it is prepared: its shape, and an upper bound of its weights."""
+"""The shape of a model that is not prepared yet, in one of its forms, and an upper bound of its weights."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ _STATIC_CONTEXT = 1024  # of the npu form
 def foresee_model(home: ModelHome, model: str, form: str) -> tuple[Manifest, int]:
     """A made-up manifest, which only states shapes, and the bytes of the weights file.
 
-    What the catalogue does not know is read from its source, fetched first: every form is exported from it.
+    A model that the catalogue does not list is read from its source, which is fetched if need be.
 
     Raises ModelError: The source is missing, damaged or unsupported.
     """

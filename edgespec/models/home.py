@@ -65,7 +65,7 @@ class ModelHome:
     def find(
         self, model: str, form: str = "cpu", *, lacks_half_floats: Callable[[], bool] = lambda: False
     ) -> Path | None:
-        """What resolve() gives where it has nothing to prepare, None where it has; raises as it does."""
+        """The folder that resolve() returns, or None if it would prepare one; raises as resolve() does."""
         try:
             wanted = _Wanted(form, split_precision(model)[1], lacks_half_floats, is_prepared=True)
             return self._resolve(model, wanted)

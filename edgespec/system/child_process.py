@@ -57,7 +57,7 @@ def follow_parent(parent: int) -> None:
 
 
 def die_of(number: int) -> int:
-    """End by a signal, as the child did, so that the shell sees it; the exit code if that fails."""
+    """End by a signal, as the child did, so that the shell sees it. Returns the exit code if that fails."""
     if sys.platform != "win32":
         if number != signal.SIGKILL:
             signal.signal(number, signal.SIG_DFL)

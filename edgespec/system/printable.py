@@ -1,4 +1,4 @@
-"""Make text of others safe to show: what steers a terminal, or reorders a line, is spelled out."""
+"""Make text from elsewhere safe to display: characters that control a terminal or reorder a line are escaped."""
 
 # Unicode Standard Annex 9: these change the order of the characters around them.
 _REORDERING = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}
@@ -6,7 +6,7 @@ _LINES = {0x2028, 0x2029}
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """Spell control characters that are not in keep as escapes: ESC is \\x1b, a right-to-left override \\u202e."""
+    """Escape control characters that are not in keep: ESC becomes \\x1b, a right-to-left override \\u202e."""
     if text.isprintable():
         return text
     return "".join(each if each in keep or not _steers(ord(each)) else _escape(ord(each)) for each in text)

@@ -30,7 +30,7 @@ def _exit(number: int, frame: object) -> NoReturn:
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Delay these signals until the block has ended: for native code that swallows exceptions, and clearing up.
+    """Delay these signals until the block has ended: for native code that swallows exceptions, and for cleanup.
 
     Then their handlers are called, which may raise, KeyboardInterrupt most often. Nothing changes for signals
     without a handler, nor in other threads than the main one, where Python calls none.

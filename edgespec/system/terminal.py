@@ -1,4 +1,4 @@
-"""The terminal that this process was started in: how it is set, who may use it, and what waits on stdin."""
+"""The terminal that this process was started in: how it is set, who may use it, and whether stdin has input."""
 
 import os
 import stat
@@ -54,8 +54,8 @@ def is_in_foreground() -> bool:
 def unseen_keys() -> Iterator[None]:
     """Keys that are typed meanwhile are not echoed; whoever reads next gets them, key by key.
 
-    The terminal leaves Enter as it is: made into a line feed, as otherwise, it would be Ctrl-J to a prompt, and
-    what was typed one message of many lines. Nor does it edit lines: Ctrl-U would take back all of them.
+    Enter stays a carriage return: a prompt would take a line feed for Ctrl-J, and all that was typed for one
+    message of several lines. Line editing is off as well: Ctrl-U would delete all of these lines.
     """
     modes = terminal_modes()
     if modes is None:  # Windows echoes only where somebody reads

@@ -1,4 +1,4 @@
-"""How threads of Python share the interpreter."""
+"""How often threads of Python give up the interpreter to each other."""
 
 import sys
 
@@ -8,5 +8,5 @@ _SWITCH_S = 2e-4
 
 
 def hand_over_soon() -> None:
-    """Let a thread have the interpreter soon after its pass ends, though others compute: for the whole process."""
+    """Let a thread get the interpreter soon after its pass while others compute, in the whole process."""
     sys.setswitchinterval(_SWITCH_S)

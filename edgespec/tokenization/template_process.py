@@ -1,4 +1,4 @@
-"""A process that renders chat templates, and is ended when one takes too long or too much memory.
+"""A process that renders chat templates, and is ended if one takes too long or too much memory.
 
 A template comes with a model. template_sandbox.py decides what it may touch; how long it may run and how much
 memory it may hold can only be bounded from another process.

@@ -107,10 +107,12 @@ class Tokenizer:
     """The tokenizer of a model folder."""
 
     def __init__(self, path: Path, bos_token_id: int | None = None, add_bos: bool = False) -> None:
-        """Raises ManifestError: the file is not a tokenizer, or is made to do harm."""
+        """Raises ManifestError: the file is not a tokenizer, or is malicious."""
         self._path = path
         self._tokenizer = open_tokenizer(path, ManifestError, "export the model again")
-        self._tokenizer.encode_special_tokens = True  # the library's name for: text stays text
+        self._tokenizer.encode_special_tokens = (
+            True  # the library's option by which special tokens in a text stay text
+        )
         self._bos = [bos_token_id] if add_bos and bos_token_id is not None else []
         self._has_byte_tokens = self._tokenizer.token_to_id("<0x00>") is not None
         added = self._tokenizer.get_added_tokens_decoder()

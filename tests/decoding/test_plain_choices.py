@@ -88,7 +88,7 @@ def test_text_differs_where_near_ties_are_left_as_they_are() -> None:
 
 
 def test_what_a_cache_holds_from_before_does_not_matter() -> None:
-    """As in the second turn of a conversation, whose first one was drafted."""
+    """A conversation's second turn starts from a cache that drafting filled in the first."""
     plain, _ = text(Rounding(), Plain(), SamplingParams(), None)
     used = Rounding()
     for stop in range(1, len(PROMPT) + 1):  # in other passes than those that read a prompt

@@ -261,7 +261,7 @@ def adaptive_answers(schedule: str, params: SamplingParams, num_answers: int) ->
     ("schedule", "num_tokens"), [("serial", 120_000), ("pipelined", 40_000), ("hedged", 40_000)]
 )
 def test_texts_under_the_adaptive_policy_follow_the_target(schedule: str, num_tokens: int) -> None:
-    """As texts of three tokens, each counted by the token that it follows."""
+    """Answers are cut into texts of three tokens, which are counted by the token before them."""
     params = SamplingParams(temperature=0.9)
     answers = np.stack(list(adaptive_answers(schedule, params, num_tokens // NUM_TOKENS)))
     before = np.concatenate([np.full((len(answers), 1), PROMPT[-1]), answers[:, 2:-1:3]], 1)

@@ -9,7 +9,7 @@ from rich.syntax import ANSI_DARK, ANSISyntaxTheme
 
 from edgespec.chat.markdown.inline import Span
 
-# With more lines than this, those before the last line break outside of strings and comments are forgotten.
+# Beyond this many lines, those before the last line break outside of strings and comments are dropped.
 _MAX_LINES = 40
 
 

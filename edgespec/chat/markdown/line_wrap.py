@@ -1,4 +1,4 @@
-"""Breaks streamed spans into lines between words; what it gave out stays. Knows nothing of Markdown."""
+"""Breaks streamed spans into lines between words; what was returned stays. Knows nothing of Markdown."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
