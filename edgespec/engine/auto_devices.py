@@ -71,7 +71,7 @@ class AutoDevices:
     is_kept: bool = True
 
     def decide(self) -> Decision:
-        """The saved decision, if this machine and the models are unchanged; otherwise a new one. Reports it in a line.
+        """The saved decision, if this machine and the models are unchanged; otherwise a new one. Reports it.
 
         Raises:
             ModelError: A model is missing or invalid.

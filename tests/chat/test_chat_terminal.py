@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pexpect", reason="pseudo-terminals are POSIX")
-pytest.importorskip("termios", reason="pseudo-terminals are POSIX")
+pytest.importorskip("pexpect", reason="needs a pseudo-terminal, which Windows lacks")
+pytest.importorskip("termios", reason="needs a pseudo-terminal, which Windows lacks")
 
 import tiny
 from terminal import ALT_ENTER, COLUMNS, CTRL_C, CTRL_J, UP, Terminal

@@ -368,7 +368,9 @@ def test_a_pipe_gets_bytes_as_they_are_and_a_terminal_escapes() -> None:
         assert stream.getvalue() == shown
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="os.kill ends the process on Windows")
+@pytest.mark.skipif(
+    sys.platform == "win32", reason="os.kill ends the process on Windows instead of sending SIGINT"
+)
 def test_ctrl_c_stops_once_and_leaves_twice() -> None:
     stopped: list[bool] = []
     clock = VirtualClock()

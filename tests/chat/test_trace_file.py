@@ -73,7 +73,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_first_answer(tmp_pa
         TraceFile(tmp_path / "none" / "trace.json")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has neither such links nor such modes")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs symbolic links and file modes, which Windows lacks")
 def test_a_link_stays_one_and_others_may_read_as_the_mask_says(tmp_path: Path) -> None:
     link, place = tmp_path / "link.json", tmp_path / "trace.json"
     link.symlink_to(place)
@@ -87,7 +87,7 @@ def test_a_link_stays_one_and_others_may_read_as_the_mask_says(tmp_path: Path) -
     assert stat.S_IMODE(place.stat().st_mode) == 0o640
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/null"), reason="there is no such device")
+@pytest.mark.skipif(not os.path.exists("/dev/null"), reason="needs the device /dev/null")
 def test_a_device_is_written_and_not_replaced() -> None:
     TraceFile(Path("/dev/null"))
     assert not Path("/dev/null").is_file()

@@ -231,7 +231,7 @@ class ScriptedAnswer:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(chromium.PROGRAM is None, reason="no Chromium is installed")
+@pytest.mark.skipif(chromium.PROGRAM is None, reason="needs Chromium on the PATH (Debian: chromium)")
 def test_page_in_a_browser_shows_markup_as_text_and_stops(tmp_path: Path) -> None:
     markup = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
     answer = ScriptedAnswer(["see: ", markup])

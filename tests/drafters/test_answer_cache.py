@@ -119,7 +119,7 @@ def test_each_model_has_its_own_file(tmp_path: Path) -> None:
     assert not len(cache(tmp_path, model="another").read())
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps no such modes")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs file modes, which Windows lacks")
 def test_no_other_user_may_read_the_file(tmp_path: Path) -> None:
     path = save(tmp_path / "answers", ids(1, 2))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

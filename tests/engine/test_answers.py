@@ -193,7 +193,7 @@ def test_cancelling_a_task_ends_its_answer(
     assert monotonic() - started < SOON_S
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers that signal are POSIX")
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer, which Windows lacks")
 @pytest.mark.parametrize("raises", [False, True], ids=["cancels", "interrupts"])
 def test_a_signal_ends_an_answer_for_which_the_main_thread_waits(
     engine_of: EngineOf, stuck: StuckDecoder, whole: tuple[int, ...], raises: bool
@@ -228,7 +228,7 @@ def test_a_signal_ends_an_answer_for_which_the_main_thread_waits(
     assert engine.generate(PROMPT, sampling=HOT, max_tokens=20).token_ids == whole
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers that signal are POSIX")
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer, which Windows lacks")
 def test_signals_do_not_stop_the_wait_from_repeating_an_interrupt(
     engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,7 +452,7 @@ def test_answers_that_are_ended_at_any_moment_leave_the_others_alone(
     assert engine._queue._holder is None
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers that signal are POSIX")
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer, which Windows lacks")
 @pytest.mark.parametrize("num_answers", [40, pytest.param(2000, marks=pytest.mark.slow)])
 # Ctrl-C within Python's own callback of a weak set, after an answer's end, is ignored by the interpreter.
 @pytest.mark.filterwarnings("ignore:.*WeakSet:pytest.PytestUnraisableExceptionWarning")

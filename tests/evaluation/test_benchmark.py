@@ -61,7 +61,7 @@ def test_file_that_holds_no_prompts_is_refused(tmp_path: Path, text: str) -> Non
         read_prompts(tmp_path / "bad.jsonl", None)
 
 
-@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="a system without it")
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs the device /dev/zero")
 def test_prompts_without_end_are_refused() -> None:
     with pytest.raises(UsageError, match="more than 64 MiB"):
         read_prompts(Path("/dev/zero"), None)

@@ -282,7 +282,7 @@ def test_place_that_cannot_be_written_is_reported_before_anything_runs(tmp_path:
     assert main(["bench", "no-such-model", "--html", str(tmp_path)]) == 2
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no folder that seems writable and is not")
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc/self, a folder that refuses new files")
 def test_what_was_measured_is_printed_where_the_page_cannot_be_written(
     document: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -576,7 +576,7 @@ for stage, (prepare, is_whole) in STAGES.items():
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the stages run in forks of one process, for speed")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork, which Windows lacks: the stages run in forks")
 def test_export_that_is_killed_at_any_stage_leaves_no_half_and_can_be_run_again(
     tiny_gguf: Path, tmp_path: Path
 ) -> None:
@@ -676,7 +676,7 @@ def test_full_disk_is_told_before_writing(
 def test_largest_file_that_is_reached_while_writing_leaves_nothing(
     tiny_gguf: Path, tmp_path: Path, limit_bytes: int
 ) -> None:
-    resource = pytest.importorskip("resource", reason="file size limits are POSIX")
+    resource = pytest.importorskip("resource", reason="needs file size limits, which Windows lacks")
     signal = __import__("signal")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -744,7 +744,7 @@ def test_names_that_are_not_utf8_are_written_with_replacements(tiny_gguf: Path, 
     try:
         (tmp_path / name).symlink_to(tiny_gguf)
     except OSError:
-        pytest.skip("this file system takes UTF-8 alone")
+        pytest.skip("needs a file system that takes names that are not UTF-8")
     manifest = export_model(tmp_path / name, tmp_path / "out")
     assert manifest.source.name == "bad\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}.gguf"
     assert read_manifest(tmp_path / "out") == manifest

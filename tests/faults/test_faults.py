@@ -527,7 +527,7 @@ print(os.waitstatus_to_exitcode(status))
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks are POSIX")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork, which Windows lacks")
 def test_a_fork_is_told_to_load_its_own_and_its_parent_goes_on(tiny_model: Path, tiny_drafter: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKED, str(tiny_model), str(tiny_drafter)],

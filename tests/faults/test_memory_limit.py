@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="the address space can be limited on Linux")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces a limit of the address space")
 
 PROMPT = "Write the numbers from 1 to 300 in words, each on a line of its own."
 # Another part of the program takes memory in the middle of an answer, and gives it back.

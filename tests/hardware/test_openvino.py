@@ -32,7 +32,7 @@ def processor() -> Device:
     try:
         return find_device("openvino:cpu")
     except DeviceUnavailable as error:
-        pytest.skip(f"OpenVINO lists no processor that is not Intel's: {error}")
+        pytest.skip(f"needs an Intel processor, the only make that OpenVINO lists: {error}")
 
 
 @pytest.fixture(scope="module")

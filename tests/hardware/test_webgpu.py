@@ -69,7 +69,7 @@ def folder_of(abilities: Abilities, home: Path) -> Callable[[str], Path]:
         if precision == "best":
             precision = "fp16" if abilities.has_half_floats else "fp32"
         if form == "gpu" and precision != "fp32" and not abilities.has_half_floats:
-            pytest.skip("this adapter has no half floats")
+            pytest.skip("needs an adapter with half floats")
         folder = home / f"{precision}-{form}"
         if not folder.exists():
             export_model(home / "tiny.gguf", folder, precision=precision, form=form)
@@ -252,7 +252,7 @@ def test_graph_that_would_run_there_in_part_is_refused(folder_of: Callable[..., 
     assert done.stdout == ""
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the driver is taken away by a variable of Vulkan's loader")
+@pytest.mark.skipif(sys.platform != "linux", reason="hides the driver by a variable of Vulkan's loader, on Linux")
 def test_gpu_without_a_driver_costs_a_line(folder_of: Callable[[str], Path]) -> None:
     """The folder runs on the CPU where no device was named."""
     without = {**os.environ, "VK_DRIVER_FILES": os.devnull, "VK_ICD_FILENAMES": os.devnull}
@@ -275,7 +275,7 @@ def test_smollm2_in_the_source_precision_says_what_the_cpu_says(
 ) -> None:
     """A pass of few tokens takes a second in software, so that its context is cut."""
     if not abilities.has_half_floats:
-        pytest.skip("this adapter has no half floats")
+        pytest.skip("needs an adapter with half floats")
     export_model(smollm2_gguf, tmp_path / "smollm2", form="gpu")
     manifest = replace(read_manifest(tmp_path / "smollm2"), context_length=20)
     there, here = (OnnxDecoder(tmp_path / "smollm2", manifest, find_device(name)) for name in ("webgpu", "cpu"))

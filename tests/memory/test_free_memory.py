@@ -88,7 +88,7 @@ def test_a_group_of_the_host_is_the_mount_itself_within_a_container(tmp_path: Pa
     assert list(free_in_groups("0::/docker/123\n", tmp_path)) == [300]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the address space can be limited on Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces a limit of the address space")
 def test_the_limit_of_the_address_space_bounds() -> None:
     code = (
         "import resource, psutil; from edgespec.memory.free_memory import free_memory\n"

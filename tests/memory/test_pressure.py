@@ -70,7 +70,7 @@ def test_the_group_that_limits_this_process_reports_for_it(tmp_path: Path) -> No
     assert stall_files("4:memory:/a/b\n", tmp_path, machine) == [machine], "the first version has none"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="it reads files of Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, which only Linux has")
 def test_this_system_can_be_asked() -> None:
     assert len(pressure_sources()) == 2
     assert PressureReader()().level in Level

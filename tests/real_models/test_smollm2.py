@@ -164,7 +164,7 @@ with load(sys.argv[1], drafter="none", deterministic=True) as engine:
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no Windows process is sent Ctrl-C alone")
+@pytest.mark.skipif(sys.platform == "win32", reason="sends Ctrl-C to one process, which Windows cannot")
 def test_ctrl_c_ends_the_reading_of_a_long_prompt(smollm2: Path) -> None:
     with edgespec.load(smollm2, drafter="none", deterministic=True) as engine:
         wanted = engine.generate("Name a colour.", max_tokens=8).token_ids

@@ -12,10 +12,10 @@ import pytest
 from calls import decoder
 
 from edgespec.errors import Cancelled, EdgeSpecError
-from edgespec.manifest import Manifest, read_manifest
+from edgespec.manifest import read_manifest
 from edgespec.runtimes import soundness
 from edgespec.runtimes.device_checks import DeviceChecks
-from edgespec.runtimes.devices import Device, find_device
+from edgespec.runtimes.devices import Device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.tree import OnnxTreeDecoder
@@ -26,14 +26,7 @@ DECODERS = [OnnxDecoder, OnnxTreeDecoder]
 
 
 @pytest.fixture(autouse=True)
-def computed_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that is no CPU, and so is checked, each time anew."""
-    really = Passes.__init__
-
-    def opened(self: Passes, graph: Path, manifest: Manifest, device: Device, **options: Any) -> None:
-        really(self, graph, manifest, find_device("cpu"), **options)
-
-    monkeypatch.setattr(Passes, "__init__", opened)
+def no_saved_check(monkeypatch: pytest.MonkeyPatch, computed_by_the_cpu: None) -> None:
     monkeypatch.setattr(DeviceChecks, "read", lambda checks: None)
 
 

@@ -10,7 +10,7 @@ import pytest
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.runtimes import device_checks
 from edgespec.runtimes.device_checks import FILE_NAME, DeviceChecks
-from edgespec.runtimes.devices import Device, find_device
+from edgespec.runtimes.devices import Device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.tree import OnnxTreeDecoder
@@ -18,15 +18,7 @@ from edgespec.runtimes.tree import OnnxTreeDecoder
 GPU = Device("gpu", "WebGpuExecutionProvider", "gpu")
 
 
-@pytest.fixture(autouse=True)
-def computed_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that is no CPU, and so is checked."""
-    really = Passes.__init__
-
-    def opened(self: Passes, graph: Path, manifest: Manifest, device: Device, **options: Any) -> None:
-        really(self, graph, manifest, find_device("cpu"), **options)
-
-    monkeypatch.setattr(Passes, "__init__", opened)
+pytestmark = pytest.mark.usefixtures("computed_by_the_cpu")
 
 
 def num_passes(

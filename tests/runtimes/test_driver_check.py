@@ -31,7 +31,7 @@ def test_device_that_computes_tells_its_abilities(monkeypatch: pytest.MonkeyPatc
     assert ending(monkeypatch, 0, printed) == Abilities(has_half_floats)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
+@pytest.mark.skipif(sys.platform == "win32", reason="ends a process by a signal, which Windows cannot")
 def test_crash_ends_the_process_that_checks_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     run, crash = subprocess.run, f"import os; os.kill(os.getpid(), {int(signal.SIGSEGV)})"
 

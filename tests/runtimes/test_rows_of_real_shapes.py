@@ -63,7 +63,7 @@ def test_rows_differ_without_the_rule(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="another cache is imitated on Linux")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="imitates another cache, on Linux only")
 @pytest.mark.parametrize("l2_kib", [128, 256, 512, 1280, 3072])
 def test_rows_are_equal_on_machines_with_other_caches(l2_kib: int) -> None:
     command = [sys.executable, ROOT / "bench" / "rows.py", "--families", "llama,gemma2,gemma3"]

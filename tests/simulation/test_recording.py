@@ -95,7 +95,7 @@ def test_a_missing_file_and_one_that_is_no_text_are_refused(tmp_path: Path) -> N
             read_recording(tmp_path / name)
 
 
-@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no such device here")
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs the device /dev/zero")
 def test_a_file_without_end_is_refused() -> None:
     with pytest.raises(UsageError, match="no regular file"):
         read_recording(Path("/dev/zero"))

@@ -82,7 +82,7 @@ def test_lock_that_is_given_up_within_the_patience_is_had(tmp_path: Path) -> Non
     assert said == [f"process {os.getpid()}"]
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers that signal are POSIX")
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer, which Windows lacks")
 def test_waiting_ends_with_ctrl_c(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)

@@ -21,7 +21,7 @@ def test_only_what_waits_in_a_pipe_counts(monkeypatch: pytest.MonkeyPatch) -> No
         assert not has_unread_data(pipe)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are POSIX")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal, which Windows lacks")
 def test_keys_are_unseen_and_the_terminal_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     import termios
 
@@ -43,7 +43,7 @@ def test_keys_are_unseen_and_the_terminal_is_restored(monkeypatch: pytest.Monkey
             pass
 
 
-@pytest.mark.skipif(not hasattr(os, "setsid"), reason="sessions are POSIX")
+@pytest.mark.skipif(not hasattr(os, "setsid"), reason="needs setsid, which Windows lacks")
 def test_a_process_without_a_terminal_is_not_in_its_foreground() -> None:
     import subprocess
 

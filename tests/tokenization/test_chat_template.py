@@ -125,7 +125,7 @@ def test_long_messages_are_rendered_whole(tokenizer: Tokenizer) -> None:
     assert PROCESS.render("<{{ messages[0].content }}>", messages=[{"content": typed}]) == f"<{typed}>"
 
 
-@pytest.mark.skipif(not hasattr(os, "getppid") or os.name == "nt", reason="how processes end on POSIX")
+@pytest.mark.skipif(not hasattr(os, "getppid") or os.name == "nt", reason="checks how a process ends on POSIX")
 def test_process_ends_with_a_parent_that_was_killed() -> None:
     program = (
         "import sys; from threading import Thread;"
