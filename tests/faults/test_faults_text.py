@@ -21,23 +21,13 @@ from edgespec import ContextOverflow, Engine, Message, load
 from edgespec.chat.history import HistoryFile
 from edgespec.cli.main import main
 from edgespec.engine.transcript import SUFFIX, Transcript, save_transcript
-from edgespec.manifest import Manifest, read_manifest
+from edgespec.manifest import Manifest
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import Logits, TokenIds
 
 pytestmark = pytest.mark.slow  # a module of many models or processes
 
 CUT = "\N{REPLACEMENT CHARACTER}"
-
-
-@pytest.fixture(scope="module")
-def manifest(tiny_model: Path) -> Manifest:
-    return read_manifest(tiny_model)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> Tokenizer:
-    return Tokenizer(tiny_model / "tokenizer.json")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,287 @@
+"""An export appears at its output whole or not at all, whatever is in its way."""
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from refusals import assert_refused
+
+import edgespec.system.disk
+from edgespec.errors import DiskFull, EdgeSpecError, UsageError
+from edgespec.export.convert import export_model
+from edgespec.manifest import read_manifest, verify_files
+
+# Where an export is killed: after its first lines of progress, at a write, before and after each step.
+KILLED_EXPORTS = """
+import os, signal, sys
+from pathlib import Path
+import edgespec.system.disk, edgespec.system.file_lock
+from edgespec.export import convert, output as output_module, graph, weights
+
+source, parent = Path(sys.argv[1]), Path(sys.argv[2])
+output = parent / "out"
+
+def die(*arguments, **settings):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def before(owner, name):
+    setattr(owner, name, die)
+
+def after(owner, name):
+    step = getattr(owner, name)
+    setattr(owner, name, lambda *arguments, **settings: die(step(*arguments, **settings)))
+
+def in_the_fifth_write():
+    write, count = weights.WeightsFile._write, iter(range(99))
+    weights.WeightsFile._write = lambda self, part: die() if next(count) == 4 else write(self, part)
+
+def exporting(prepare):
+    if (pid := os.fork()) == 0:
+        try:
+            prepare()
+            convert.export_model(source, output)
+        except BaseException as error:
+            print(error, file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+STAGES = {
+    "reading": (lambda: after(convert, "read_source"), False),
+    "locked": (lambda: before(output_module, "require_disk_space"), False),
+    "weights": (in_the_fifth_write, False),
+    "graph": (lambda: before(convert.ir, "save"), False),
+    "saved": (lambda: after(convert.ir, "save"), False),
+    "hashing": (lambda: before(convert, "file_record"), False),
+    "manifest": (lambda: before(convert, "write_manifest"), False),
+    "written": (lambda: after(convert, "write_manifest"), False),
+    "renaming": (lambda: before(os, "rename"), False),
+    "renamed": (lambda: after(os, "rename"), True),
+}
+for stage, (prepare, is_whole) in STAGES.items():
+    assert exporting(prepare) == signal.SIGKILL, stage
+    assert output.exists() == is_whole, stage
+    if is_whole:
+        left = {path.name for path in parent.iterdir()}
+        assert left == {"out", ".out.lock"}, left
+        os.rename(output, parent / "first")
+    assert exporting(lambda: None) == 0, stage
+    left = {path.name for path in parent.iterdir()} - {"first"}
+    assert left == {"out"}, (stage, left)
+    output_module.shutil.rmtree(output)
+    print(stage)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork, which Windows lacks: the stages run in forks")
+def test_export_that_is_killed_at_any_stage_leaves_no_half_and_can_be_run_again(
+    tiny_gguf: Path, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_EXPORTS, str(tiny_gguf), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split()[-1] == "renamed"
+    verify_files(tmp_path / "first", read_manifest(tmp_path / "first"))
+
+
+def test_leftovers_of_outputs_with_longer_names_are_left_alone(tiny_gguf: Path, tmp_path: Path) -> None:
+    other = tmp_path / ".out.int4.partial"
+    other.mkdir()
+    export_model(tiny_gguf, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.int4.partial", "out"]
+
+
+def test_second_export_to_one_output_waits_for_the_first(tiny_gguf: Path, tmp_path: Path) -> None:
+    """The first is another process, which holds the lock until the second says that it waits."""
+    output = tmp_path / "out"
+    program = (
+        "import sys; from pathlib import Path; from edgespec.export import convert;"
+        "convert._write_files = (lambda write: lambda *given: (print('busy', flush=True), sys.stdin.readline(),"
+        " write(*given))[2])(convert._write_files);"
+        "convert.export_model(Path(sys.argv[1]), Path(sys.argv[2]))"
+    )
+    command = [sys.executable, "-c", program, str(tiny_gguf), str(output)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdin is not None
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"busy\n"
+        said: list[str] = []
+
+        def report(line: str) -> None:
+            said.append(line)
+            if "waiting" in line:
+                first.stdin.write(b"go on\n")
+                first.stdin.flush()
+
+        with pytest.raises(UsageError, match="already exists"):
+            export_model(tiny_gguf, output, report=report)
+    assert f"process {first.pid} is exporting to {output}; waiting for it" in said
+    verify_files(output, read_manifest(output))
+    assert list(tmp_path.iterdir()) == [output]
+
+
+def test_everything_reaches_the_disk_before_the_folder_gets_its_name(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, str]] = []
+    fsync, rename, open_ = os.fsync, os.rename, os.open
+    names: dict[int, str] = {}
+
+    def opened(path: object, *settings: int) -> int:
+        handle = open_(path, *settings)  # type: ignore[call-overload]
+        names[handle] = Path(str(path)).name
+        return int(handle)
+
+    monkeypatch.setattr(edgespec.system.disk.os, "open", opened)
+    monkeypatch.setattr(os, "fsync", lambda handle: (done.append(("sync", names[handle])), fsync(handle)))
+    monkeypatch.setattr(os, "rename", lambda old, new: (done.append(("rename", Path(new).name)), rename(old, new)))
+    manifest = export_model(tiny_gguf, tmp_path / "out")
+    files = {("sync", name) for name in [*manifest.files, "edgespec.json"]}
+    assert set(done[: len(files)]) == files
+    assert done[len(files) :] == [("sync", ".out.partial"), ("rename", "out"), ("sync", tmp_path.name)]
+
+
+def test_dangling_link_in_the_way_is_seen_before_the_work(tiny_gguf: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "nowhere")
+    said: list[str] = []
+    with pytest.raises(UsageError, match="already exists"):
+        export_model(tiny_gguf, tmp_path / "out", report=said.append)
+    assert said == []
+
+
+def test_output_in_the_way_is_left_alone(tiny_gguf: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("precious")
+    with pytest.raises(UsageError, match="already exists"):
+        export_model(tiny_gguf, tmp_path / "out")
+    assert (tmp_path / "out" / "mine.txt").read_text() == "precious"
+
+
+def test_full_disk_is_told_before_writing(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    assert_refused(tiny_gguf, tmp_path, "free some space", error=EdgeSpecError)
+
+
+@pytest.mark.parametrize("limit_bytes", [0, 1000, 50_000, 300_000])
+def test_largest_file_that_is_reached_while_writing_leaves_nothing(
+    tiny_gguf: Path, tmp_path: Path, limit_bytes: int
+) -> None:
+    resource = pytest.importorskip("resource", reason="needs file size limits, which Windows lacks")
+    signal = __import__("signal")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limits[1]))
+    try:
+        assert_refused(tiny_gguf, tmp_path, error=EdgeSpecError)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+WRITES = {
+    "weights": "edgespec.export.weights.WeightsFile._write",
+    "graph": "edgespec.export.convert.ir.save",
+    "texts": "pathlib.Path.write_text",
+    "manifest": "edgespec.export.convert.write_manifest",
+    "to the disk": "os.fsync",
+    "name": "os.rename",
+}
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_full_disk_at_any_write_is_told_with_the_bytes_needed(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str, number: int
+) -> None:
+    def fail(*arguments: object, **settings: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(write, fail)
+    with pytest.raises(DiskFull, match=rf"MiB are needed.*{os.strerror(number)}.*free some space") as raised:
+        export_model(tiny_gguf, tmp_path / "out")
+    assert raised.value.needed_bytes > 100_000
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.EFBIG])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_write_that_is_forbidden_is_told_in_words(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str, number: int
+) -> None:
+    def fail(*arguments: object, **settings: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(write, fail)
+    with pytest.raises(EdgeSpecError, match=rf"cannot write to .*{os.strerror(number)}.*choose another"):
+        export_model(tiny_gguf, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_folder_that_cannot_be_written_is_told_at_once(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(*arguments: object, **settings: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    with pytest.raises(UsageError, match=rf"cannot write to .*{os.strerror(number)}.*--output"):
+        export_model(tiny_gguf, tmp_path / "new" / "out")
+
+
+def test_names_that_are_not_utf8_are_written_with_replacements(tiny_gguf: Path, tmp_path: Path) -> None:
+    name = os.fsdecode(b"bad\xff\xfe.gguf")
+    try:
+        (tmp_path / name).symlink_to(tiny_gguf)
+    except OSError:
+        pytest.skip("needs a file system that takes names that are not UTF-8")
+    manifest = export_model(tmp_path / name, tmp_path / "out")
+    assert manifest.source.name == "bad\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}.gguf"
+    assert read_manifest(tmp_path / "out") == manifest
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_file_or_link_in_the_place_of_the_partial_folder_is_left_alone(
+    tiny_gguf: Path, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "text").write_text("precious")
+    place = tmp_path / "made" / ".out.partial"
+    place.parent.mkdir()
+    if kind == "file":
+        place.write_text("precious")
+    else:
+        place.symlink_to(tmp_path / "mine")
+    with pytest.raises(UsageError, match="in the way and not a folder; remove it"):
+        export_model(tiny_gguf, tmp_path / "made" / "out")
+    assert [path.name for path in place.parent.iterdir()] == [".out.partial"]
+    assert (tmp_path / "mine" / "text").read_text() == "precious"
+
+
+def test_link_in_the_place_of_the_lock_is_told_in_words(tiny_gguf: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / ".out.lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(UsageError, match=r"\.out\.lock is a link and no lock; remove it"):
+        export_model(tiny_gguf, tmp_path / "out")
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+def test_failed_export_takes_back_the_folders_above_it(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(DiskFull, match=r"are needed, 64\.0 MiB more must stay free, and"):
+        export_model(tiny_gguf, tmp_path / "a" / "b" / "out")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,372 @@
+"""Sources that are broken, foreign or malicious are refused in time, and none of their code runs."""
+
+import io
+import json
+import os
+import pickle
+import shutil
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+from refusals import assert_refused
+
+from edgespec.errors import SourceError
+from edgespec.export.convert import export_model
+
+
+def test_every_cut_of_a_gguf_is_refused(tiny_gguf: Path, tmp_path: Path) -> None:
+    whole = tiny_gguf.read_bytes()
+    for size in [0, 3, 4, 20, 24, 100, 1000, 5000, len(whole) // 2, len(whole) - 1]:
+        cut = tmp_path / f"{size}.gguf"
+        cut.write_bytes(whole[:size])
+        assert_refused(cut, tmp_path)
+
+
+def test_foreign_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"PK\x03\x04" + bytes(100))
+    assert_refused(tmp_path / "a.gguf", tmp_path, "not a GGUF file")
+
+
+def test_missing_source_is_refused(tmp_path: Path) -> None:
+    assert_refused(tmp_path / "none.gguf", tmp_path, "does not exist")
+
+
+def test_unknown_architecture_is_named_with_the_known_ones(tmp_path: Path) -> None:
+    tiny.write_gguf(tmp_path / "a.gguf", tiny.random_weights(), architecture="mamba")
+    assert_refused(tmp_path / "a.gguf", tmp_path, "mamba", "llama", "qwen2")
+
+
+def test_unknown_tensor_type_is_named_with_the_known_ones(tmp_path: Path) -> None:
+    weights = tiny.random_weights()
+    tiny.write_gguf(tmp_path / "a.gguf", weights)
+    data = (tmp_path / "a.gguf").read_bytes()
+    name = b"token_embd.weight"
+    at = data.index(name) + len(name) + 4 + 2 * 8  # past the number of dimensions and the two extents
+    (tmp_path / "a.gguf").write_bytes(data[:at] + (17).to_bytes(4, "little") + data[at + 4 :])
+    assert_refused(tmp_path / "a.gguf", tmp_path, "IQ2_XS", "Q4_K", "token_embd.weight")
+
+
+@pytest.mark.parametrize(
+    ("skip", "words"),
+    [
+        ("tokenizer.ggml.tokens", "carries no tokenizer"),
+        ("tokenizer.ggml.merges", "no merges"),
+        ("model.layers.1.mlp.up_proj.weight", "blk.1.ffn_up.weight"),
+    ],
+)
+def test_incomplete_gguf_is_refused(tmp_path: Path, skip: str, words: str) -> None:
+    tiny.write_gguf(tmp_path / "a.gguf", tiny.random_weights(), skip=(skip,))
+    assert_refused(tmp_path / "a.gguf", tmp_path, words)
+
+
+def test_unknown_pre_tokenizer_is_refused(tmp_path: Path) -> None:
+    tiny.write_gguf(tmp_path / "a.gguf", tiny.random_weights(), override={"tokenizer.ggml.pre": "tekken"})
+    assert_refused(tmp_path / "a.gguf", tmp_path, "tekken", "qwen2")
+
+
+def test_tensor_that_no_such_model_has_is_refused(tmp_path: Path) -> None:
+    weights = tiny.random_weights() | {"model.layers.0.self_attn.o_proj.bias": np.ones(64, np.float32)}
+    tiny.write_gguf(tmp_path / "a.gguf", weights)
+    assert_refused(tmp_path / "a.gguf", tmp_path, "attn_output.bias")
+
+
+def test_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
+    tiny.write_huggingface(tmp_path / "hf", tiny.random_weights())
+    (tmp_path / "hf" / "model.safetensors").rename(tmp_path / "hf" / "pytorch_model.bin")
+    assert_refused(tmp_path / "hf", tmp_path, "model.safetensors")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A Hugging Face folder that is right."""
+    tiny.write_huggingface(tmp_path / "hf", tiny.random_weights())
+    return tmp_path / "hf"
+
+
+def change(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "tiny-of-its-own"])
+def test_code_of_a_repository_is_never_run(folder: Path, tmp_path: Path, model_type: str) -> None:
+    canary = tmp_path / "canary"
+    for name in ("configuration_tiny.py", "modeling_tiny.py", "tokenization_tiny.py"):
+        (folder / name).write_text(f"open({str(canary)!r}, 'w')")
+    code = {"AutoConfig": "configuration_tiny.TinyConfig", "AutoModelForCausalLM": "modeling_tiny.TinyModel"}
+    change(folder / "config.json", model_type=model_type, auto_map=code, trust_remote_code=True)
+    names = {"AutoTokenizer": ["tokenization_tiny.TinyTokenizer", "tokenization_tiny.TinyTokenizer"]}
+    change(folder / "tokenizer_config.json", auto_map=names)
+    if model_type == "llama":
+        export_model(folder, tmp_path / "out")
+    else:
+        assert_refused(folder, tmp_path, "tiny-of-its-own")
+    assert not canary.exists()
+
+
+class Canary:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def zipped(pickled: bytes) -> bytes:
+    """The way torch.save has had since 1.6."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+        archive.writestr("archive/version", "3")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("form", [bytes, zipped], ids=["plain", "zipped"])
+@pytest.mark.parametrize(
+    "name",
+    ["pytorch_model.bin", "model.pt", "model.safetensors", "tokenizer.json", "config.json", "shard in the index"],
+)
+def test_pickles_are_refused_and_never_loaded(
+    folder: Path, tmp_path: Path, name: str, form: Callable[[bytes], bytes]
+) -> None:
+    canary = tmp_path / "canary"
+    pickled = form(pickle.dumps(Canary(canary)))
+    if name == "shard in the index":
+        name = "pytorch_model.bin"
+        index = {"weight_map": {"model.norm.weight": name}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    if name.endswith((".bin", ".pt")):
+        (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(pickled)
+    assert_refused(folder, tmp_path)
+    assert_refused(folder / name, tmp_path, "not a GGUF file", "runs code")
+    assert not canary.exists()
+    pickle.loads(pickle.dumps(Canary(canary)))
+    assert canary.exists(), "the canary sings where it is let"
+
+
+def test_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    tiny.write_huggingface(tmp_path / "hf", tiny.random_weights())
+    (tmp_path / "hf" / "tokenizer.json").unlink()
+    assert_refused(tmp_path / "hf", tmp_path, "tokenizer.json")
+
+
+def test_cut_safetensors_is_refused(tmp_path: Path) -> None:
+    tiny.write_huggingface(tmp_path / "hf", tiny.random_weights())
+    path = tmp_path / "hf" / "model.safetensors"
+    whole = path.read_bytes()
+    for size in (0, 7, 8, 100, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        assert_refused(tmp_path / "hf", tmp_path, "cut short")
+
+
+def test_index_cannot_name_files_outside_its_folder(tmp_path: Path) -> None:
+    tiny.write_huggingface(tmp_path / "hf", tiny.random_weights(), shards=2)
+    index = tmp_path / "hf" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": "../secret.safetensors"}}))
+    assert_refused(tmp_path / "hf", tmp_path, "../secret.safetensors")
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "sub/a.safetensors", "..", "", 7, None])
+def test_index_cannot_name_files_that_are_there_outside_its_folder(folder: Path, name: object) -> None:
+    shutil.copy(folder / "model.safetensors", folder.parent / "outside.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+    assert_refused(folder, folder.parent)
+
+
+def safetensors(header: bytes | dict[str, object], data_bytes: int = 1024) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(data_bytes)
+
+
+def f32(shape: object, begin: object, end: object, dtype: object = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (safetensors({"a": f32([8], 0, 32), "b": f32([8], 16, 48)}), "a and b overlap"),
+        (safetensors({"a": f32([8], 0, 32), "b": f32([8], 0, 32)}), "a and b overlap"),
+        (safetensors(b'{"a": {"dtype": "F32"}, "a": {"dtype": "F32"}}'), "twice"),
+        (safetensors({"a": f32([8], -32, 0)}), "does not lie within"),
+        (safetensors({"a": f32([8], 0, 2**63)}), "does not lie within"),
+        (safetensors({"a": f32([2**40, 2**40], 0, 2**82)}), "does not lie within"),
+        (safetensors({"a": f32([8], 1024, 1056)}), "does not lie within"),
+        (safetensors({"a": f32([8], 0, 28)}), "does not lie within"),
+        (safetensors({"a": f32([8.0], 0, 32)}), "whole numbers"),
+        (safetensors({"a": f32([8], 0.0, 32)}), "whole numbers"),
+        (safetensors({"a": f32([True], 0, 4)}), "whole numbers"),
+        (safetensors({"a": f32([-8], 0, -32)}), "vectors and matrices"),
+        (safetensors({"a": f32([], 0, 4)}), "vectors and matrices"),
+        (safetensors({"a": f32([1] * 9, 0, 4)}), "vectors and matrices"),
+        (safetensors({"a": f32("8", 0, 32)}), "whole numbers"),
+        (safetensors({"a": f32([8], 0, 32, "F8_E4M3")}), "F8_E4M3"),
+        (safetensors({"a": f32([8], 0, 32, ["F32"])}), "dtype"),
+        (safetensors({"a": {"dtype": "F32", "shape": [8], "data_offsets": [0]}}), "damaged header"),
+        (safetensors({"a": 7}), "damaged header"),
+        (safetensors(b"[]"), "damaged header"),
+        (safetensors(b"\xff" * 8), "damaged header"),
+        (safetensors(b"[" * 100_000), "damaged header"),
+        ((2**63).to_bytes(8, "little") + bytes(64), "cut short"),
+    ],
+)
+def test_damaged_safetensors_are_refused_in_words(folder: Path, content: bytes, words: str) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    assert_refused(folder, folder.parent, words)
+
+
+def test_header_of_safetensors_that_is_over_the_cap_is_not_read(folder: Path) -> None:
+    """A sparse file, in which the header fits."""
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write((10**9).to_bytes(8, "little"))
+        file.truncate(2 * 10**9)
+    started = time.process_time()
+    assert_refused(folder, folder.parent, "not a safetensors file")
+    assert time.process_time() - started < 1
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer_config.json", "generation_config.json", "tokenizer.json"]
+)
+def test_texts_that_are_too_large_are_not_read(folder: Path, name: str) -> None:
+    with (folder / name).open("wb") as file:
+        file.truncate(1 << 33)
+    started = time.process_time()
+    assert_refused(folder, folder.parent, name, "8192 MiB")
+    assert time.process_time() - started < 1
+
+
+def split_by(pattern: str) -> dict[str, object]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"pre_tokenizer": split_by("((((")}, "not a usable tokenizer"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [DOUBLING] * 40}}, "ever more text"),
+        (
+            {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "a" * 10**6}]}},
+            "more",
+        ),
+        ({"decoder": {"type": "Sequence", "decoders": [DOUBLING] * 40}}, "ever more text"),
+        (
+            {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]] * 100_000}},
+            "not a usable tokenizer",
+        ),
+        ({"model": {"type": "BPE", "vocab": {f"x{i}": i for i in range(200_000)}, "merges": []}}, "embedding has"),
+        ({"model": {"type": "BPE", "vocab": {"a": 2**32 - 1}, "merges": []}}, "id 4294967295"),
+        ({"model": {"type": "BPE", "vocab": {"a": 2**32 - 2}, "merges": []}}, "id 4294967294"),
+        ({"model": {"type": "BPE", "vocab": {"a": 2**80}, "merges": []}}, "not a usable tokenizer"),
+        ({"model": [[[[]]]]}, "not a usable tokenizer"),
+    ],
+)
+def test_tokenizers_that_are_made_to_harm_are_refused_in_time(
+    folder: Path, changes: dict[str, object], words: str
+) -> None:
+    change(folder / "tokenizer.json", **changes)
+    started = time.process_time()
+    assert_refused(folder, folder.parent, words)
+    assert time.process_time() - started < 5
+
+
+def test_gguf_token_of_great_length_is_refused_in_time(tmp_path: Path) -> None:
+    pieces = [*tiny.PIECES[:-1], "a" * 10**6]
+    override = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.scores": [0.0] * len(pieces),
+    }
+    tiny.write_gguf(tmp_path / "a.gguf", tiny.random_weights(), override=override)
+    started = time.process_time()
+    assert_refused(tmp_path / "a.gguf", tmp_path, "token of 1000000 characters")
+    assert time.process_time() - started < 2
+
+
+def test_padding_and_truncation_of_a_tokenizer_are_left_behind(folder: Path, tmp_path: Path) -> None:
+    """Some are published with those of their training."""
+    truncation = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    padding = {
+        "strategy": {"Fixed": 10**9},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "x",
+    }
+    plain = export_model(folder, tmp_path / "plain")
+    change(folder / "tokenizer.json", truncation=truncation, padding=padding)
+    assert export_model(folder, tmp_path / "out").files == plain.files
+
+
+@pytest.mark.parametrize("precision", ["source", "int8", "fp32"])
+def test_values_that_are_not_finite_are_refused(tmp_path: Path, precision: str) -> None:
+    weights = tiny.random_weights()
+    weights["model.layers.1.mlp.up_proj.weight"][3, 5] = np.nan
+    tiny.write_huggingface(tmp_path / "hf", weights)
+    with pytest.raises(SourceError, match=r"up_proj.*not finite"):
+        export_model(tmp_path / "hf", tmp_path / "out", precision=precision)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_hidden_layers": 2.0}, "num_hidden_layers is 2.0, wanted a whole number"),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers"),
+        ({"max_position_embeddings": 700.5}, "whole number"),
+        ({"rope_theta": "big"}, "rope_theta"),
+        ({"rope_theta": -1}, "rope_theta"),
+        ({"rope_scaling": [1]}, "cannot be understood"),
+        ({"rope_scaling": {"type": "linear"}}, "factor"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "factor is None"),
+        ({"rope_scaling": {"rope_type": "dynamic"}}, "scaling 'dynamic'"),
+        ({"partial_rotary_factor": 0.5}, "rotates 8 of the 16"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"hidden_act": "gelu"}, "activation"),
+        ({"eos_token_id": 10**12}, "eos token id"),
+        ({"eos_token_id": [[1]]}, "cannot be understood"),
+        ({"eos_token_id": "abc"}, "special token ids"),
+        ({"hidden_size": 128}, "its settings want"),
+        ({"model_type": "bert"}, "bert"),
+    ],
+)
+def test_odd_settings_are_refused_in_words(tmp_path: Path, change: dict[str, object], words: str) -> None:
+    tiny.write_huggingface(tmp_path / "hf", tiny.random_weights())
+    path = tmp_path / "hf" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert_refused(tmp_path / "hf", tmp_path, words)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        {"tokenizer.ggml.token_type": 3},
+        {"tokenizer.ggml.merges": [1, 2]},
+        {"tokenizer.ggml.pre": ["smollm"]},
+        {"tokenizer.chat_template": 7},
+        {"tokenizer.ggml.bos_token_id": "a"},
+        {"tokenizer.ggml.bos_token_id": 4_000_000_000},
+        {"llama.block_count": "two"},
+    ],
+)
+def test_odd_metadata_is_refused(tmp_path: Path, override: dict[str, object]) -> None:
+    tiny.write_gguf(tmp_path / "a.gguf", tiny.random_weights(), override=override)
+    assert_refused(tmp_path / "a.gguf", tmp_path)
+
+
+def test_tokenizer_larger_than_the_embedding_is_refused(tmp_path: Path) -> None:
+    weights = tiny.random_weights()
+    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"][:100]
+    tiny.write_huggingface(tmp_path / "hf", weights)
+    assert_refused(tmp_path / "hf", tmp_path, "embedding has 100 rows")
