@@ -29,10 +29,6 @@ class Runtime(NamedTuple):
         code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({self.module!r}) is None)"
         return subprocess.run([python, "-c", code], check=False).returncode == 0
 
-    @property
-    def is_installed(self) -> bool:
-        return self.is_installed_in(sys.executable)
-
 
 _NGRAM_WAYS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 # dejavuu's methods that need no corpus and were best in a replay of recorded answers.

@@ -189,7 +189,7 @@ def test_worker_says_why_it_cannot_load(tmp_path: Path) -> None:
 
 @pytest.mark.peers
 @pytest.mark.skipif(
-    not RUNTIMES["onnxruntime-genai"].is_installed, reason="wants onnxruntime-genai, installed by hand"
+    not RUNTIMES["onnxruntime-genai"].is_installed_in(sys.executable), reason="needs pip install onnxruntime-genai"
 )
 @pytest.mark.parametrize("way", ["plain", "ngram"])
 def test_onnxruntime_genai_gives_the_text_of_plain_decoding_of_its_folder(tmp_path: Path, way: str) -> None:

@@ -1,6 +1,5 @@
 """A browser without a window, driven over a pipe by the DevTools protocol."""
 
-import base64
 import fcntl
 import json
 import os
@@ -59,16 +58,6 @@ class Page:
                     self._call(
                         "Input.dispatchKeyEvent", type=kind, key="Enter", text="\r", windowsVirtualKeyCode=13
                     )
-
-    def appear(self, *, is_dark: bool, width: int, height: int) -> None:
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
-        self._call("Emulation.setEmulatedMedia", features=[scheme])
-        self._call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
-        )
-
-    def screenshot(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot")["data"]))
 
     def _call(self, method: str, **params: Any) -> dict[str, Any]:
         self._number += 1

@@ -1,8 +1,7 @@
 """Engines without weights whose every part can be chosen, and real graphs with a fault built in."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,13 +75,6 @@ def drafted_engine(
 def lanes_alive() -> list[str]:
     """Threads of edgespec's that work."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("edgespec")]
-
-
-@contextmanager
-def no_thread_left() -> Iterator[None]:
-    before = lanes_alive()
-    yield
-    assert lanes_alive() == before
 
 
 def edit_graph(folder: Path, change: Callable[[onnx.ModelProto], object], name: str = "model.onnx") -> Path:
