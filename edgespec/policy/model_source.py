@@ -134,7 +134,8 @@ class ModelSource:
         if option.is_ahead:
             request = self._ahead_request(request, option.num_tokens, timeout_s=option.timeout_s)
         else:
-            token_s = self.stats.costs.step * self.costs.pass_s(1) + self.costs.pass_s(3) - self.costs.pass_s(2)
+            row_s = (self.costs.pass_s(4) - self.costs.pass_s(2)) / 2  # where 3 and 4 are one pass, half of it
+            token_s = self.stats.costs.step * self.costs.pass_s(1) + row_s
             min_probability = min(_MAX_MIN_PROBABILITY, option.rate * token_s)
             request = DraftRequest(
                 min(option.num_tokens, request.num_tokens),
