@@ -251,6 +251,19 @@ class ArgmaxTreeDecoder(ArgmaxDecoder, TreeDecoder, Protocol):
 
 
 @runtime_checkable
+class PaddingDecoder(Decoder, Protocol):
+    """A decoder that may run more tokens than it is given."""
+
+    @property
+    def pads_to_even(self) -> bool:
+        """Whether a pass over an odd number of tokens runs one more, and so takes what that takes."""
+
+
+def pads_to_even(decoder: Decoder) -> bool:
+    return isinstance(decoder, PaddingDecoder) and decoder.pads_to_even
+
+
+@runtime_checkable
 class PretendingDecoder(Decoder, Protocol):
     """A decoder that can pretend to have run tokens.
 

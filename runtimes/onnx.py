@@ -117,6 +117,10 @@ class OnnxDecoder:
             self._passes.cache.clear()
 
     @property
+    def pads_to_even(self) -> bool:
+        return self._deterministic
+
+    @property
     def max_pass_tokens(self) -> int:
         """How many tokens a pass may run."""
         return self._chunk_tokens

@@ -48,6 +48,7 @@ class MemoryWatch:
     _ladder: Ladder = field(init=False)
     _num_held: int = field(init=False, default=0)  # tokens of the longest text so far
     _looked_s: float = field(init=False, default=float("-inf"))
+    _looked_bytes: int = field(init=False, default=0)  # by which the cache was to grow soon, at the last call
     _relieved_s: float = field(init=False, default=float("-inf"))  # when pressure last had a model closed
 
     def __post_init__(self) -> None:
@@ -87,7 +88,9 @@ class MemoryWatch:
         """Move along the ladder by what is free now, with num_tokens of text."""
         growth_bytes = self.growth_bytes(self._num_held, num_tokens + _LOOKAHEAD_TOKENS)
         now_s = self.clock()
-        if len(self.tiers) == 1 or not (growth_bytes or now_s - self._looked_s >= _LOOK_S):
+        is_more = growth_bytes > self._looked_bytes
+        self._looked_bytes = growth_bytes
+        if len(self.tiers) == 1 or not (is_more or now_s - self._looked_s >= _LOOK_S):
             return
         self._looked_s = now_s
         if not self._follow_pressure(now_s):
@@ -130,10 +133,10 @@ class MemoryWatch:
 
         Raises MemoryExhausted: There is no space, although all drafters were closed.
         """
-        if not self.growth_bytes(self._num_held, num_tokens + _LOOKAHEAD_TOKENS):
-            return
         num_tokens += _PASS_TOKENS
         needed_bytes = self.growth_bytes(self._num_held, num_tokens)
+        if not needed_bytes:
+            return
         while (free := self.free().get(self.place)) and needed_bytes > free.free_bytes:
             if not relieve():
                 num_fitting = self._num_fitting(num_tokens, free.free_bytes)

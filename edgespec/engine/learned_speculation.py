@@ -65,6 +65,7 @@ def learned_speculation(
             branched=branching_cost(known_beside).step,
         )
     speculation = Speculation(drafters, None, ratios, profile.context_costs(), stats, known.chances, save)
+    speculation.is_padded = profile.is_padded
     speculation.spreads = known.spreads.get(machine) or profile.spreads()
     speculation.warm = None if placement.device.name == "cpu" else set()
     save(speculation, report)

@@ -51,6 +51,11 @@ class ContextCosts(NamedTuple):
             widths, known = [*widths, _WIDEST], [*known, known[-1] + slope * (_WIDEST - widths[-1])]
         return cls(base, tuple(np.interp(range(_WIDEST + 1), widths, known).tolist()))
 
+    def padded(self) -> "ContextCosts":
+        """The costs of passes that run one token more where their width is odd."""
+        last = len(self.added) - 1
+        return self._replace(added=tuple(self.added[min(run_width(width), last)] for width in range(last + 1)))
+
     def steps(self, width: int, context_length: int) -> float:
         """Added cost, in steps of one token at the base."""
         if context_length <= self.base:
@@ -59,6 +64,11 @@ class ContextCosts(NamedTuple):
 
 
 NO_CONTEXT_COSTS = ContextCosts()
+
+
+def run_width(width: int) -> int:
+    """The width by which a pass that is padded to an even width is known: 1 for 1 and 2, 4 for 3 and 4, …"""
+    return width + width % 2 if width > 2 else min(width, 1)
 
 
 @dataclass(slots=True)
@@ -73,6 +83,8 @@ class PassCosts:
         a pass does not count. None where the first is like the others.
     spreads: how unsure the ratios are that it starts with, by width, as standard deviations of their logs.
     estimate: what passes have shown; None until then.
+    is_padded: passes of an odd width run one token more. So 1 and 2 are one pass, 3 and 4 another, and so on: both
+        widths have one ratio, whatever was measured of either.
     """
 
     ratios: dict[int, float] = field(default_factory=lambda: {1: 1.0})
@@ -82,9 +94,17 @@ class PassCosts:
     warm: set[int] | None = None
     spreads: Mapping[int, float] = field(default_factory=dict)
     estimate: PassEstimate | None = None
+    is_padded: bool = False
     _listed: list[float] | None = field(
         init=False, default=None
     )  # ratios from width 1 on, as the estimate has them
+
+    def __post_init__(self) -> None:
+        if self.is_padded:
+            # Of two widths that are one pass the wider one counts, but 1 and not 2.
+            wider = {run_width(width): self.ratios[width] for width in sorted(self.ratios)}
+            self.ratios = wider | {1: 1.0, 2: 1.0}
+            self.context_costs = self.context_costs.padded()
 
     def pass_s(self, width: int) -> float:
         """Seconds of a pass of width tokens; its ratio to a step as long as nothing was measured."""
@@ -102,10 +122,16 @@ class PassCosts:
 
     def spread(self, width: int) -> float:
         """How unsure a ratio is: the standard deviation of its log."""
+        width = self._run_width(width)
         return self._started().spread(width) if width > 1 else 0.0
 
     def mean_spread(self, shares: Mapping[int, float]) -> float:
         """How unsure a mean over ratios is, by the share of each width in it."""
+        if self.is_padded:
+            runs: dict[int, float] = {}
+            for width, share in shares.items():
+                runs[run_width(width)] = runs.get(run_width(width), 0.0) + share
+            shares = runs
         return self._started().mean_spread(shares)
 
     @property
@@ -114,6 +140,7 @@ class PassCosts:
         return self.estimate is not None and self.estimate.is_started
 
     def observe(self, width: int, taken_s: float) -> None:
+        width = self._run_width(width)
         if self.warm is not None and width not in self.warm:
             self.warm.add(width)
             return
@@ -123,28 +150,29 @@ class PassCosts:
             # Seconds behind a short text, by what the present one is known to add.
             taken_s /= 1 + self.context_costs.steps(width, self.context_length) / self._ratio(width)
         estimate.observe(width, taken_s)
-        self._listed = estimate.ratios()
+        self._listed = _pair_up(estimate.ratios()) if self.is_padded else estimate.ratios()
         self.step_s = estimate.step_s * self._step() if is_long else estimate.step_s
 
     def known_ratios(self) -> dict[int, float]:
         """Ratios as ratios holds them, with what passes have shown."""
         if self._listed is None:
             return dict(self.ratios)
-        change = self._listed[-1] / PassCosts(self.ratios).ratio(NUM_WIDTHS)
-        wider = {
-            width: max(self._listed[-1], r * change) for width, r in self.ratios.items() if width > NUM_WIDTHS
-        }
+        change = self._listed[-1] / PassCosts(self.ratios, is_padded=self.is_padded).ratio(NUM_WIDTHS)
+        last = self._run_width(NUM_WIDTHS)
+        wider = {width: max(self._listed[-1], r * change) for width, r in self.ratios.items() if width > last}
         return dict(enumerate(self._listed, 1)) | wider
 
     def known_spreads(self) -> dict[int, float]:
         """Spreads as spreads holds them, with what passes have shown."""
         if self.estimate is None:
             return dict(self.spreads)
-        return {width: self.estimate.spread(width) for width in range(2, NUM_WIDTHS + 1)}
+        return {width: self.spread(width) for width in range(2, NUM_WIDTHS + 1)}
 
     def _started(self) -> PassEstimate:
         if self.estimate is None:
-            spreads = starting_spreads(self.spreads, list(self.ratios))
+            first = self._run_width(2)  # where that is 1 it was not measured by itself
+            measured = [width for width in self.ratios if width == 1 or width >= first]
+            spreads = starting_spreads(self.spreads, measured)
             self.estimate = PassEstimate(self._ratios(NUM_WIDTHS), spreads)
             if self.step_s is not None:
                 self.estimate.observe(1, self.step_s / self._step())
@@ -152,6 +180,7 @@ class PassCosts:
 
     def ratio(self, width: int) -> float:
         """A pass to a step, both behind the present text."""
+        width = self._run_width(width)
         if width == 1:
             return 1.0
         if self.context_length <= self.context_costs.base:
@@ -166,11 +195,8 @@ class PassCosts:
         """Ratio behind a short text, from the nearest narrower and wider widths that were measured."""
         if self._listed is not None:
             known = self._listed
-            return (
-                known[width - 1]
-                if width <= len(known)
-                else known[-1] + self._row_cost(len(known)) * (width - len(known))
-            )
+            beyond = width - self._run_width(len(known))
+            return known[width - 1] if width <= len(known) else known[-1] + self._row_cost(len(known)) * beyond
         if width in self.ratios:
             return self.ratios[width]
         low = max(w for w in self.ratios if w < width)
@@ -185,6 +211,8 @@ class PassCosts:
         """_ratio of each width from 1 on."""
         if self._listed is not None and num_widths <= NUM_WIDTHS:
             return self._listed[:num_widths]
+        if self.is_padded:
+            return [self._ratio(run_width(width)) for width in range(1, num_widths + 1)]
         known = sorted(self.ratios)
         found = []
         for low, high in pairwise(known):
@@ -204,7 +232,17 @@ class PassCosts:
         """Cost of one token more than in the widest pass that was measured."""
         if self._listed is not None:
             return (self._listed[-1] - 1) / (NUM_WIDTHS - 1)
-        return (self.ratios[low] - 1) / (low - 1) if low > 1 else _ROW_COST
+        first = 2 if self.is_padded else 1  # the last width that is a step
+        return (self.ratios[low] - 1) / (low - first) if low > first else _ROW_COST
+
+    def _run_width(self, width: int) -> int:
+        return run_width(width) if self.is_padded else width
+
+
+def _pair_up(ratios: list[float]) -> list[float]:
+    """Ratios from width 1 on, each as of the even width that its pass is padded to; 1 for 1 and 2."""
+    last = len(ratios)
+    return [ratios[min(run_width(width), last) - 1] for width in range(1, last + 1)]
 
 
 @dataclass(slots=True)
@@ -276,12 +314,12 @@ def correction(surprise: float, count: int = 1) -> float:
     return min(max(surprise, 1 / _DISTURBED), _DISTURBED) ** weight  # type: ignore[no-any-return]
 
 
-def pass_costs(taken_s: PassTimes) -> PassCosts:
+def pass_costs(taken_s: PassTimes, *, is_padded: bool = False) -> PassCosts:
     """Costs from seconds by width, 1 among them; a wider pass never counts as cheaper than a narrower one."""
     ratios, highest = {}, 1.0
     for width in sorted(taken_s):
         highest = ratios[width] = max(highest, taken_s[width] / taken_s[1])
-    return PassCosts(ratios, taken_s[1])
+    return PassCosts(ratios, taken_s[1], is_padded=is_padded)
 
 
 def measure_passes(decoder: Decoder) -> PassCosts:

@@ -1,6 +1,9 @@
 """Expected tokens of a pass by the length of its draft, and the length that yields the most of them a second."""
 
 from collections.abc import Callable, Iterable, Sequence
+from math import exp
+
+from edgespec.policy.limits import OPTIMISM
 
 
 def expected_tokens(rates: Iterable[float]) -> list[float]:
@@ -43,3 +46,25 @@ def best_length(totals: Sequence[float], cost: Callable[[int], float]) -> tuple[
     rates = [total / cost(length) for length, total in enumerate(totals)]
     length = max(range(len(rates)), key=rates.__getitem__)
     return rates[length], length
+
+
+def most_hopeful(
+    totals: Sequence[float], pass_times_s: Sequence[float], spread: Callable[[int], float], step_s: float = 0.0
+) -> tuple[float, int]:
+    """The draft length from 1 on that would be the best if each pass took as little as it may well take.
+
+    Args:
+        totals: Expected tokens by draft length, from 0 on.
+        pass_times_s: Times of passes by width, from 1 on.
+        spread: The standard deviation of the log of such a time, by width.
+        step_s: Time of drafting a token.
+
+    Returns:
+        The rate that the length would have then, and the length.
+    """
+    hopes = [
+        total / (pass_s * exp(-OPTIMISM * spread(i + 1)) + i * step_s)
+        for i, (total, pass_s) in enumerate(zip(totals, pass_times_s, strict=False))
+    ]
+    length = max(range(1, len(hopes)), key=hopes.__getitem__)
+    return hopes[length], length

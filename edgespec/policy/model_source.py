@@ -8,7 +8,7 @@ from edgespec.decoding.scheduler import Round
 from edgespec.policy.acceptance_rates import AcceptanceRates, position_bucket
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.draft_model import HOPE, UNKNOWN_BRANCHING, DraftModelStats, alternatives_key, others_key
-from edgespec.policy.expected import best_length, expected_tokens
+from edgespec.policy.expected import best_length, expected_tokens, most_hopeful
 from edgespec.policy.limits import (
     MAX_BRANCHES,
     MAX_DRAFT_TOKENS,
@@ -126,16 +126,30 @@ class ModelSource:
             return None
         return Option(best.rate, self._trial, self)
 
-    def hopeful(self, option: Option) -> None:
-        return None  # it has trials of its own
+    def hopeful(self, option: Option) -> Option | None:
+        """A longer draft than the best one, if a model drafts; whether a single token pays is found by trials."""
+        if not option.num_tokens or self.drafter.can_run_ahead:
+            return None
+        totals, pass_times_s = (
+            expected_tokens(self._rates(self.max_tokens)),
+            self.costs.pass_times_s(self.max_tokens + 1),
+        )
+        step_s = self.stats.costs.step * self.costs.pass_s(1)
+        hope, length = most_hopeful(totals, pass_times_s, self.costs.spread, step_s)
+        if length <= option.num_tokens:
+            return None
+        rate = totals[length] / (pass_times_s[length] + length * step_s)
+        return option._replace(rate=rate, num_tokens=length, draft_s=length * step_s, hope=hope)
 
     def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         """Drafts option.num_tokens, as long as each promises more, at the option's rate, than it takes."""
         if option.is_ahead:
             request = self._ahead_request(request, option.num_tokens, timeout_s=option.timeout_s)
         else:
-            token_s = self.stats.costs.step * self.costs.pass_s(1) + self.costs.pass_s(3) - self.costs.pass_s(2)
-            min_probability = min(_MAX_MIN_PROBABILITY, option.rate * token_s)
+            row_s = (self.costs.pass_s(4) - self.costs.pass_s(2)) / 2  # where 3 and 4 are one pass, half of it
+            token_s = self.stats.costs.step * self.costs.pass_s(1) + row_s
+            # A draft that is made to learn what its pass takes has to have its length.
+            min_probability = 0.0 if option.hope else min(_MAX_MIN_PROBABILITY, option.rate * token_s)
             request = DraftRequest(
                 min(option.num_tokens, request.num_tokens),
                 min_probability,

@@ -17,6 +17,7 @@ class Option(NamedTuple):
     timeout_s: float | None = None  # how long to wait for tokens that are nearly ready; None: as long as they take
     contention: float = 1.0  # how much longer the pass takes because the source works beside it
     min_gain: float = MIN_GAIN  # what it has to promise over plain decoding
+    draft_s: float = 0.0  # seconds that its draft takes before the pass, where it is a probe
     hope: float = 0.0  # rate, if a pass took less by as much as is unsure of it
     is_ahead: bool = False  # the source drafts while the target verifies
 

@@ -34,6 +34,7 @@ _DISTURBED = 3.0
 # part in its speed.
 _MOST_CHANGE, _SPEED_CHANGE, _RATIO_CHANGE = 0.5, 0.5, 0.3
 _REFRESH = 32  # passes
+_LEAST_S = 1e-9  # a clock may have seen none
 
 
 def _alike() -> _Floats:
@@ -102,7 +103,7 @@ class PassEstimate:
         cov = self._cov
         cov += self._drift
         known = float(cov[i, i])
-        surprise = log(taken_s) - float(self._mean[i])
+        surprise = log(max(taken_s, _LEAST_S)) - float(self._mean[i])
         variance = known + self._noise
         is_late = surprise > _DISTURBED * sqrt(variance)
         if is_late and self._is_late_again(i > 0, surprise):

@@ -57,6 +57,6 @@ class Probes:
         self.budget.save(1.0)
 
     def _spend(self, option: Option, best: Option) -> bool:
-        pass_s = self.costs.pass_s(option.num_tokens + 1)
-        lost_s = pass_s * (1 - option.rate / best.rate)
+        taken_s = self.costs.pass_s(option.num_tokens + 1) + option.draft_s
+        lost_s = taken_s * (1 - option.rate / best.rate)
         return self.budget.spend(max(lost_s / self.costs.pass_s(1), _LEAST_LOSS))

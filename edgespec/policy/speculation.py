@@ -33,6 +33,7 @@ class Speculation:
     accept: Acceptance = equality
     warm: set[int] | None = None  # as costs.PassCosts holds it, for all answers
     spreads: Mapping[int, float] = field(default_factory=dict)  # of the ratios, as costs.PassCosts holds them
+    is_padded: bool = False  # passes of an odd width run one token more
     probe_budget: TrialBudget = field(default_factory=probe_budget)  # of all answers
     hold: Callable[[], AbstractContextManager[None]] = nullcontext  # meanwhile no drafter goes between answers
     _estimate: PassEstimate | None = None  # what passes of earlier answers have shown
@@ -73,6 +74,7 @@ class Speculation:
                 warm=self.warm,
                 spreads=self.spreads,
                 estimate=self._estimate and self._estimate.copy(),
+                is_padded=self.is_padded,
             )
 
     def learn_from(self, policy: DraftPolicy) -> None:

@@ -7,8 +7,8 @@ from edgespec.decoding import trees
 from edgespec.decoding.scheduler import Round
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.expected import best_chain, expected_tokens
-from edgespec.policy.limits import CAUTION, OPTIMISM
+from edgespec.policy.expected import best_chain, expected_tokens, most_hopeful
+from edgespec.policy.limits import CAUTION
 from edgespec.policy.option import Option
 from edgespec.policy.trial_budget import TrialBudget
 from edgespec.types import Draft, Drafter, DraftRequest, Sampler, TokenIds
@@ -72,11 +72,8 @@ class TextSource:
             return None
         totals = expected_tokens(self._rates(option.offer))
         pass_times_s = self.costs.pass_times_s(len(totals))
-        hopes = [
-            totals[i] / pass_times_s[i] * exp(OPTIMISM * self.costs.spread(i + 1)) for i in range(len(totals))
-        ]
-        best = max(range(1, len(hopes)), key=hopes.__getitem__)
-        return option._replace(rate=totals[best] / pass_times_s[best], num_tokens=best, hope=hopes[best])
+        hope, length = most_hopeful(totals, pass_times_s, self.costs.spread)
+        return option._replace(rate=totals[length] / pass_times_s[length], num_tokens=length, hope=hope)
 
     def trial(self, option: Option, best: Option, tokens: TokenIds) -> Option | None:
         """The option of a tree while its source is on trial."""

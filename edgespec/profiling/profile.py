@@ -76,6 +76,7 @@ class Profile:
     spread: how unsure the passes are, as the standard deviation of the log of one over another.
     transfer_s: each further row of logits out of a pass: its product with the head and its way to the host.
     drafters: by drafter_key.
+    is_padded: passes of an odd width run one token more, as costs.PassCosts has it.
     """
 
     passes_s: Annotated[Mapping[_NumHeld, Annotated[Mapping[_Width, _Seconds], _Few]], _Few]
@@ -83,6 +84,7 @@ class Profile:
     transfer_s: _MaybeSeconds = 0.0
     drafters: Annotated[Mapping[str, DrafterProfile], _Few] = field(default_factory=dict)
     spread: Annotated[float, Meta(ge=0.0, le=10.0)] = MEASURED
+    is_padded: bool = False
 
     def __post_init__(self) -> None:
         if not self.passes_s or any(1 not in taken_s for taken_s in self.passes_s.values()):
@@ -99,7 +101,7 @@ class Profile:
 
     def costs(self) -> PassCosts:
         """Costs of passes behind a short text, from which a draft policy starts."""
-        return pass_costs(self._near_s)
+        return pass_costs(self._near_s, is_padded=self.is_padded)
 
     def spreads(self) -> dict[int, float]:
         """How unsure the ratios are, as costs.PassCosts holds it."""
@@ -110,7 +112,8 @@ class Profile:
         near, far = min(self.passes_s), max(self.passes_s)
         if far - near < LEAST_SPAN:
             return ContextCosts(near)
-        return ContextCosts.between(near, self.passes_s[near], far, self.passes_s[far])
+        costs = ContextCosts.between(near, self.passes_s[near], far, self.passes_s[far])
+        return costs.padded() if self.is_padded else costs
 
     def refine(
         self,
@@ -123,7 +126,7 @@ class Profile:
 
         Only ratios are stored, for the machine's speed changes; what a longer text adds stays as it was.
         """
-        profile = self._with_ratios(PassCosts(dict(ratios))) if ratios else self
+        profile = self._with_ratios(PassCosts(dict(ratios), is_padded=self.is_padded)) if ratios else self
         if drafter is None or drafts is None or drafter not in self.drafters:
             return profile
         step_s = self.pass_s(1, 0)

@@ -124,43 +124,89 @@ def chi_square(counts: np.ndarray, p: np.ndarray) -> tuple[float, float]:
     return float(((counts[p > 0] - expected) ** 2 / expected).sum()), float(point)
 
 
-def first_tokens(rule: Acceptance, shape: str, params: SamplingParams, num_draws: int) -> np.ndarray:
-    """How often each token came first, over as many seeds, behind a drafted token of each."""
+def first_tokens(rule: Acceptance, shape: str, params: SamplingParams, num_seeds: int) -> np.ndarray:
+    """The first token by seed, behind a drafted token, [num_seeds]."""
     target, drafter = SHAPES[shape]
-    rows, counts = np.stack([target, target]), np.zeros(len(target), int)
+    rows, found = np.stack([target, target]), np.zeros(num_seeds, int)
     q = GumbelSampler(params, len(PROMPT)).distribution(drafter, PROMPT)
-    for seed in range(num_draws):
+    for seed in range(num_seeds):
         sampler = GumbelSampler(params, len(PROMPT), seed)
         if rule is rejection:
             draft = Draft(np.array([sampler.apart(2).pick(q, 2)]), distributions=(q,))
         else:
             draft = Draft(np.array([sampler(drafter, PROMPT)]))
-        counts[rule(PROMPT, draft, rows, sampler)[0]] += 1
-    return counts
+        found[seed] = rule(PROMPT, draft, rows, sampler)[0]
+    return found
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(("shape", "processor"), PAIRS)
-def test_first_token_follows_the_target(rule: Acceptance, shape: str, processor: str) -> None:
-    params = SamplingParams(**PROCESSORS[processor])
-    expect_distribution(first_tokens(rule, shape, params, 1000), processed(SHAPES[shape][0], PROMPT, params))
+class Seeds:
+    """The noise of many seeds at once, written down once more: SplitMix64 of seed, position and token."""
+
+    def __init__(self, seeds: np.ndarray) -> None:
+        self._seeds = seeds.astype(np.uint64)  # [num_seeds]
+
+    def apart(self, domain: int) -> "Seeds":
+        return Seeds(mixed(mixed(mixed(mixed(np.array([domain], np.uint64)) ^ self._seeds))))
+
+    def _keys(self, position: int) -> np.ndarray:
+        return mixed(mixed(self._seeds) ^ np.uint64(position))
+
+    def uniform(self, position: int) -> np.ndarray:
+        bits = mixed(self._keys(position) ^ np.uint64(2**63)) >> np.uint64(11)
+        return bits.astype(np.float64) * 2.0**-53
+
+    def pick(self, distribution: Distribution, position: int) -> np.ndarray:
+        """A token by seed, [num_seeds]."""
+        bits = mixed(distribution.ids.astype(np.uint64) ^ self._keys(position)[:, None])
+        uniform = ((bits >> np.uint64(32)).astype(np.float64) + 0.5) / 2**32
+        with np.errstate(divide="ignore"):
+            scores = np.log(distribution.weights.astype(np.float64))
+        return distribution.ids[np.argmax(scores - np.log(-np.log(uniform)), 1)]
 
 
-@pytest.mark.slow
+def mixed(x: np.ndarray) -> np.ndarray:
+    """A step of SplitMix64, whose arithmetic wraps at 64 bits."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def first_tokens_at_once(rule: Acceptance, shape: str, params: SamplingParams, num_seeds: int) -> np.ndarray:
+    """The rules, applied to all seeds at once, 100 times as fast, [num_seeds]."""
+    seeds, position = Seeds(np.arange(num_seeds)), len(PROMPT)
+    p, q = (GumbelSampler(params, position).distribution(row, PROMPT) for row in SHAPES[shape])
+    if rule is equality:
+        return seeds.pick(p, position)
+    drafted = seeds.apart(2).pick(q, 2)
+    chances = [np.array([each.probability(token) for token in range(len(SHAPES[shape][0]))]) for each in (p, q)]
+    is_accepted = seeds.apart(2**63).uniform(position) * chances[1][drafted] < chances[0][drafted]
+    return np.where(is_accepted, drafted, seeds.apart(2**63 + 1).pick(residual(p, q), position))
+
+
+def expect_first_tokens(
+    rule: Acceptance, shape: str, processor: str, num_seeds: int, num_draws: int, largest: float = 1.0
+) -> None:
+    """Many draws follow the target, and the draws of num_seeds seeds are those of the real rule and sampler."""
+    params, target = SamplingParams(**PROCESSORS[processor]), SHAPES[shape][0]
+    drawn = first_tokens_at_once(rule, shape, params, num_draws)
+    assert np.array_equal(first_tokens(rule, shape, params, num_seeds), drawn[:num_seeds])
+    counts = np.bincount(drawn, minlength=len(target))
+    expect_distribution(counts, processed(target, PROMPT, params), largest)
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("shape", "processor"), PAIRS)
 def test_200_000_first_tokens_follow_the_target(rule: Acceptance, shape: str, processor: str) -> None:
-    params = SamplingParams(**PROCESSORS[processor])
-    counts = first_tokens(rule, shape, params, 200_000)
-    expect_distribution(counts, processed(SHAPES[shape][0], PROMPT, params), largest=0.01)
+    expect_first_tokens(rule, shape, processor, 1000, 200_000, largest=0.01)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shape", "processor"), list(product(SHAPES, PROCESSORS)))
+@pytest.mark.parametrize(
+    ("shape", "processor"), [each for each in product(SHAPES, PROCESSORS) if each not in PAIRS]
+)
 def test_every_shape_with_every_processor(shape: str, processor: str) -> None:
-    params = SamplingParams(**PROCESSORS[processor])
-    counts = first_tokens(rejection, shape, params, 2000)
-    expect_distribution(counts, processed(SHAPES[shape][0], PROMPT, params))
+    expect_first_tokens(rejection, shape, processor, 500, 50_000, largest=0.01)
 
 
 # Three tokens, so that the whole of a short text can be counted: what follows each token, for target and drafter.

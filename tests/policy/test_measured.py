@@ -108,8 +108,6 @@ def test_useless_drafts_cost_less_than_three_percent(
 def test_measured_length_is_near_the_best_fixed_one(
     verify_ms: dict[int, float], ms: float, chance: float, clock: VirtualClock
 ) -> None:
-    if (chance, ms, verify_ms) == (0.95, 4.0, GPU):
-        pytest.xfail("without a profile a model's long drafts are tried too late: 0.82 of the best length")
     guesser = Guesser(TRUTH, chance, ms=ms, clock=clock)
     lengths = (0, 1, 2, 3, 4, 6, 8, 11)
     best = max(speed(FixedLength([guesser], k), verify_ms, clock, num_rounds=600) for k in lengths)

@@ -1,5 +1,6 @@
 """The closed forms of schedules against the process that they describe, run with dice."""
 
+from math import ceil
 from random import Random
 
 import pytest
@@ -18,6 +19,9 @@ def rolled(chance: float, step: float, wait: int, length: int, slowed: tuple[flo
     for _ in range(40_000):
         waited = max(0.0, wait - ready)
         ready += waited
+        due = ceil(ready) - ready
+        if due <= 0.15 and ready < length:  # a step that is nearly done is waited for
+            waited, ready = waited + due, ready + due
         verified = min(int(ready), length)
         # Step by step: both work until the drafter is as far ahead as it goes, then the target alone.
         busy_s = min(slowed[0] * ratio(verified), (2 * length + 1 - ready) * step * slowed[1])
@@ -76,3 +80,15 @@ def test_drafts_that_are_always_kept_are_planned_for_too(step: float, wait: int)
     assert rates[0] <= rates[1] * 1.01
     assert rates[1] == pytest.approx(rates[2], rel=1e-3)
     assert rates[2] <= 9 / 1.24 * 1.001
+
+
+@pytest.mark.parametrize("chance", [0.3, 0.6])
+@pytest.mark.parametrize("share", [0.0, 0.6])
+def test_a_step_that_nearly_fits_into_a_pass_is_planned_for_as_one_that_fits(chance: float, share: float) -> None:
+    """A real step is a little longer than half a pass, or a little shorter; a plan must not hang on that."""
+    rates = [
+        best_pipelined([chance] * 24, lambda n: 1.0, step, 24, prefetched=(share, 24)).rate
+        for step in (0.499, 0.501, 0.51)
+    ]
+    assert rates[1] == pytest.approx(rates[0], rel=0.005)
+    assert rates[2] == pytest.approx(rates[0], rel=0.02)
