@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.arguments import (
+    Switch,
     add_count,
     add_file,
     add_options,
@@ -66,7 +67,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print what the export would take, and exit")
     parser.add_argument(
         "--check",
-        action=argparse.BooleanOptionalAction,
+        action=Switch,
         help="compare the result with its source (default: if ONNX Runtime is installed)",
     )
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit of SOURCE (default: main)")

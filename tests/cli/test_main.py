@@ -21,6 +21,7 @@ from edgespec.chat.plain import PlainPrinter
 from edgespec.cli.main import main
 from edgespec.config.drafter_names import TARGET, TEXT
 from edgespec.engine.answers import AnswerStream, Chunk
+from edgespec.engine.conversation import Reply
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.system.command_line import quote
 from edgespec.types import Logits, TokenIds
@@ -189,8 +190,8 @@ def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gg
         ),
         (["export", "{gguf}", "--output", "{out}", "--drafter", "/nowhere.gguf"], 3, "/nowhere.gguf"),
         (["export", "{gguf}", "--output", "{out}", "--dry-run", "--skip-layers", "0-1"], 2, "keep at least one"),
-        (["export", "{gguf}", "--output", "{out}", "--context-length", "0"], 2, "wanted 1 or more tokens"),
-        (["export", "{gguf}", "--output", "{out}", "--context-length", "701"], 3, "up to 700 tokens, not 701"),
+        (["export", "{gguf}", "--output", "{out}", "--context-length", "63"], 2, "wanted 64 or more tokens"),
+        (["export", "{gguf}", "--output", "{out}", "--context-length", "701"], 2, "up to 700 tokens; give 700 or less"),
         (["export", "{gguf}", "--output", "{model}", "--dry-run"], 2, "already exists"),
         (["score", "{model}", "--file", "/nowhere.txt"], 2, "/nowhere.txt"),
         (["score", "{model}", "--file", "{empty}"], 2, "at least 2"),
@@ -464,6 +465,30 @@ def test_trace_holds_an_answer_that_was_stopped(
     events = json.loads(path.read_text())["traceEvents"]
     assert [event["name"] for event in events] == ["thread_name", "verify"]
     assert "in both lanes at once" in err
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
+def test_json_has_what_was_made_before_ctrl_c(
+    tiny_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("chat", tiny_model, "--prompt", "the", "--drafter", "none", "--json")
+    whole = json.loads(run(capsys, *asked, "--max-tokens", 40)[1])
+    read = Reply.__next__
+
+    def read_and_press(self: Reply) -> Chunk:
+        chunk = read(self)
+        if chunk.finish_reason is None:
+            signal.raise_signal(signal.SIGINT)
+        return chunk
+
+    monkeypatch.setattr(Reply, "__next__", read_and_press)
+    code, out, err = run(capsys, *asked, "--max-tokens", 400)
+    stopped = json.loads(out)
+    assert (code, stopped["finish_reason"]) == (130, "cancelled")
+    assert 0 < len(stopped["token_ids"]) < 400
+    num_both = min(40, len(stopped["token_ids"]))
+    assert stopped["token_ids"][:num_both] == whole["token_ids"][:num_both]
+    assert err == "edgespec: interrupted\n"
 
 
 @pytest.mark.usefixtures("heeds_ctrl_c")
