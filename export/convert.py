@@ -237,8 +237,8 @@ def _require_supported(
     if is_half and config.architecture in _LARGE_ACTIVATIONS:
         raise UsageError(
             f"activations of {config.architecture} exceed what fp16 holds; run it on the CPU (--device cpu, or "
-            "--drafter-device cpu for a drafter), or export it with --precision fp32 for a device other than cuda, "
-            "which has attention in half floats only"
+            "--drafter-device cpu for a drafter), or export it with --precision fp32 for a device other than "
+            "cuda, which has attention in half floats only"
         )
 
 

@@ -46,8 +46,8 @@ _TABLE = (
         lambda options: (
             options.deterministic is True and options.acceptance == "rejection" and options.draft_length == "auto"
         ),
-        "what rejection keeps of sampled text depends on the drafts; leave out one of them, or add --draft-length 4, "
-        "with which a seed gives the same text again for the same drafter",
+        "what rejection keeps of sampled text depends on the drafts; leave out one of them, or add --draft-length "
+        "4, with which a seed gives the same text again for the same drafter",
     ),
     _Contradiction(
         "both-modes",
@@ -102,8 +102,8 @@ def remarks(options: Options) -> Iterator[str]:
     """Lines on pairs of options of which one means less than it does alone."""
     if getattr(options, "deterministic", None) and options.acceptance == "rejection":
         yield (
-            "with --acceptance rejection, --deterministic repeats sampled text for the same seed, drafter and draft "
-            "length alone; for one text with any drafter leave out --acceptance rejection"
+            "with --acceptance rejection, --deterministic repeats sampled text for the same seed, drafter and "
+            "draft length alone; for one text with any drafter leave out --acceptance rejection"
         )
 
 

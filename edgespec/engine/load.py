@@ -196,7 +196,9 @@ def _open(resolved: Resolved, placement: Placement, options: _Options) -> Engine
             "where deterministic mode is off; leave out one of them"
         )
     if options.schedule in ("pipelined", "hedged") and not resolved.drafters:
-        report(f"--schedule {options.schedule} has no effect: no drafter model runs; name one with --drafter MODEL")
+        report(
+            f"--schedule {options.schedule} has no effect: no drafter model runs; name one with --drafter MODEL"
+        )
     chains = [_chain(stated, drafter, placement, options) for drafter in resolved.drafters]
     window = lookahead_window(names.simple, options.length, stated, placement)
     fit = fit_memory(stated, placement, resolved.free, report, options.max_draft_tokens)

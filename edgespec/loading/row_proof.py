@@ -62,8 +62,8 @@ def settle_rows(
         because = f" ({proof.reason})" if proof and not proof.num_rows else ""
         report(
             f"on '{placement.device.name}' the text of {target.manifest.name} can differ from that of plain "
-            f"decoding where two tokens are nearly tied{because}; --exact rules that out for greedy text, at a cost "
-            "in speed"
+            f"decoding where two tokens are nearly tied{because}; --exact rules that out for greedy text, at a "
+            "cost in speed"
         )
 
 

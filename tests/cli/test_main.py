@@ -191,7 +191,11 @@ def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gg
         (["export", "{gguf}", "--output", "{out}", "--drafter", "/nowhere.gguf"], 3, "/nowhere.gguf"),
         (["export", "{gguf}", "--output", "{out}", "--dry-run", "--skip-layers", "0-1"], 2, "keep at least one"),
         (["export", "{gguf}", "--output", "{out}", "--context-length", "63"], 2, "wanted 64 or more tokens"),
-        (["export", "{gguf}", "--output", "{out}", "--context-length", "701"], 2, "up to 700 tokens; give 700 or less"),
+        (
+            ["export", "{gguf}", "--output", "{out}", "--context-length", "701"],
+            2,
+            "up to 700 tokens; give 700 or less",
+        ),
         (["export", "{gguf}", "--output", "{model}", "--dry-run"], 2, "already exists"),
         (["score", "{model}", "--file", "/nowhere.txt"], 2, "/nowhere.txt"),
         (["score", "{model}", "--file", "{empty}"], 2, "at least 2"),

@@ -24,6 +24,10 @@ from edgespec.system.console import info, log_to_stderr, warn
         ),
         ("chat --no-memory", "unrecognized arguments: --no-memory; did you mean --no-answer-cache?"),
         ("config set no-memory true", "edgespec config set: no key 'no-memory'; did you mean no-answer-cache?"),
+        (
+            "export x --output y --precision int99",
+            "edgespec export: no --precision 'int99'. Known are auto, source,",
+        ),
         ("chat --schedule pipline", "edgespec chat: no --schedule 'pipline'; did you mean pipelined?"),
         ("models", "edgespec models: the following arguments are required: ACTION"),
     ],
