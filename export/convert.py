@@ -11,13 +11,13 @@ from tokenizers import Tokenizer
 from edgespec.errors import PrecisionLoss, SourceError, UsageError
 from edgespec.export.card import NAME, model_card
 from edgespec.export.drafting import Drafting, frequent_tokens, require_head_size, require_layers
-from edgespec.export.families import DecoderConfig
 from edgespec.export.folder_check import OpenDecoder as OpenDecoder
 from edgespec.export.folder_check import check_folder
 from edgespec.export.graphs import DRAFT_HEAD, build_graphs
+from edgespec.export.layout import VOCAB_SUBSET, lay_out, rule_of
 from edgespec.export.output import atomic_folder, require_absent
 from edgespec.export.passing_precision import find_passing
-from edgespec.export.plan import Plan, can_be_checked, num_weights, plan_export
+from edgespec.export.plan import Plan, can_be_checked, plan_export
 from edgespec.export.precision import BLOCK_SIZES, FORMS, PRECISIONS, Rule
 from edgespec.export.progress import Progress
 from edgespec.export.sources import LoadedSource, read_source
@@ -25,7 +25,7 @@ from edgespec.export.static_graph import build_static_graph
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import KVCache, Manifest, SelfDrafter, Signature, file_record, write_manifest
+from edgespec.manifest import Manifest, file_record, write_manifest
 from edgespec.system.split_files import utf8_name
 from edgespec.tokenization.tokenizer import vocabulary_sha256
 from edgespec.types import Range, Report
@@ -39,10 +39,6 @@ Takes the graph, a folder with a tokenizer and a chat template but no manifest f
 
 # Families whose residual streams exceed 65504, the largest half float.
 _LARGE_ACTIVATIONS = ("gemma2", "gemma3")
-VOCAB_SUBSET = "vocab_subset.npy"
-# Each position of a static form costs time in every pass.
-_STATIC_CONTEXT, _STATIC_PREFILL = 1024, 64
-_CACHE_DTYPES = {"w8a16": "uint16"}
 _OBSERVED = "observed.onnx"  # in the folder while its ranges are measured
 
 
@@ -151,6 +147,7 @@ def _export(source: Path, output: Path, settings: _Settings, report: Report) -> 
         form,
         drafting,
         hidden_layers,
+        block_size=block_size,
         context_length=settings.context_length,
         is_checked=is_checked,
     )
@@ -163,8 +160,7 @@ def _export(source: Path, output: Path, settings: _Settings, report: Report) -> 
     loaded = replace(loaded, source=origin)
     if plan.reason:
         report(f"chose {plan.precision} precision: {plan.reason}")
-    is_half = (form == "gpu" and plan.precision != "fp32") or (form == "npu" and plan.precision == "fp16")
-    rule = Rule(plan.precision, block_size, is_half, num_weights(loaded), has_fused_products=form == "cpu")
+    rule = rule_of(loaded, plan.precision, block_size, form)
     with atomic_folder(output, plan.write_bytes, report) as folder:
         if loaded.num_left_out:
             report(f"leaving out {loaded.num_left_out} tensors that see images; the export reads text")
@@ -188,6 +184,7 @@ def plan_source(
     drafting: Drafting = Drafting(),  # noqa: B008  frozen
     hidden_layers: tuple[int, ...] = (),
     *,
+    block_size: int = BLOCK_SIZES[0],
     context_length: int | None = None,
     is_checked: bool = False,
 ) -> tuple[LoadedSource, Plan]:
@@ -198,7 +195,16 @@ def plan_source(
     precision = _resolve_precision(form, precision, drafting, hidden_layers)
     loaded = read_source(source, context_length)
     _require_supported(loaded, form, precision, drafting, hidden_layers)
-    return loaded, plan_export(loaded, precision, form=form, is_checked=is_checked)
+    plan = plan_export(
+        loaded,
+        precision,
+        form=form,
+        block_size=block_size,
+        drafting=drafting,
+        hidden_layers=hidden_layers,
+        is_checked=is_checked,
+    )
+    return loaded, plan
 
 
 def _resolve_precision(form: str, precision: str, drafting: Drafting, hidden_layers: tuple[int, ...]) -> str:
@@ -300,56 +306,12 @@ def write_text(folder: Path, vocabulary: Vocabulary, manifest: Manifest) -> None
 def _describe(
     name: str, loaded: LoadedSource, rule: Rule, form: str, drafting: Drafting, hidden_layers: tuple[int, ...]
 ) -> Manifest:
-    """The manifest of the new folder, without hashes."""
-    config, vocabulary = loaded.config, loaded.vocabulary
+    """The manifest of the new folder, without the hashes of its files."""
+    vocabulary = loaded.vocabulary
     tokenizer = Tokenizer.from_str(vocabulary.tokenizer_json)
-    check_ids(loaded.source.name, vocabulary, config.vocab_size, tokenizer)
-    kept_layers = drafting.layers(config.num_layers)
-    subset = VOCAB_SUBSET if drafting.num_tokens else None
-    is_drafter = subset is not None and kept_layers is None
-    windows = {layer.sliding_window for layer in config.layers if layer.sliding_window}
-    manifest = Manifest(
-        name=name,
-        architecture=config.architecture,
-        precision=rule.precision,
-        form=form,
-        context_length=config.context_length,
-        kv_cache=KVCache(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=_CACHE_DTYPES.get(rule.precision, "float16" if rule.is_half else "float32"),
-        ),
-        vocab_size=config.vocab_size,
-        vocab_sha256=vocabulary_sha256(tokenizer),
-        bos_token_id=vocabulary.bos_token_id,
-        eos_token_ids=vocabulary.eos_token_ids,
-        add_bos=vocabulary.add_bos,
-        source=loaded.source,
-        # Rows of a drafter are read whole: their probabilities decide the length of a draft.
-        signature=Signature(best="best" if form == "gpu" and not is_drafter else None),
-        chat_template="chat_template.jinja" if vocabulary.chat_template else None,
-        tree_graph=None if is_drafter else "model_tree.onnx",
-        sliding_window=min(windows, default=None),
-        hidden_layers=hidden_layers,
-        self_drafter=SelfDrafter(graph="model_draft.onnx", layers=kept_layers, vocab_subset=subset)
-        if kept_layers
-        else None,
-        vocab_subset=subset if is_drafter else None,
-    )
-    return _make_static(manifest, config) if form == "npu" else manifest
-
-
-def _make_static(manifest: Manifest, config: DecoderConfig) -> Manifest:
-    context_length = min(config.context_length, _STATIC_CONTEXT)
-    return replace(
-        manifest,
-        context_length=context_length,
-        kv_cache=replace(manifest.kv_cache, form="static"),
-        tree_graph=None,
-        prefill_graph="model_prefill.onnx",
-        prefill_tokens=min(_STATIC_PREFILL, context_length),
-    )
+    check_ids(loaded.source.name, vocabulary, loaded.config.vocab_size, tokenizer)
+    manifest = lay_out(name, loaded, rule, form, drafting, hidden_layers)
+    return replace(manifest, vocab_sha256=vocabulary_sha256(tokenizer))
 
 
 def _head(loaded: LoadedSource) -> StoredTensor:

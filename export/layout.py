@@ -1,0 +1,82 @@
+"""What a model folder will hold, by source and options: the rule for its weights, and its manifest."""
+
+from dataclasses import replace
+
+from edgespec.export.drafting import Drafting
+from edgespec.export.families import DecoderConfig
+from edgespec.export.precision import Rule
+from edgespec.export.sources import LoadedSource
+from edgespec.manifest import KVCache, Manifest, SelfDrafter, Signature
+
+VOCAB_SUBSET = "vocab_subset.npy"
+# Each position of a static form costs time in every pass.
+_STATIC_CONTEXT, _STATIC_PREFILL = 1024, 64
+_CACHE_DTYPES = {"w8a16": "uint16"}
+
+
+def num_weights(loaded: LoadedSource) -> int:
+    return sum(tensor.rows * tensor.columns for tensor in loaded.tensors.values())
+
+
+def rule_of(loaded: LoadedSource, precision: str, block_size: int, form: str) -> Rule:
+    """The forms of a source's tensors in a precision, which is not auto, for a kind of device."""
+    is_half = (form == "gpu" and precision != "fp32") or (form == "npu" and precision == "fp16")
+    return Rule(precision, block_size, is_half, num_weights(loaded), has_fused_products=form == "cpu")
+
+
+def lay_out(
+    name: str,
+    loaded: LoadedSource,
+    rule: Rule,
+    form: str,
+    drafting: Drafting = Drafting(),  # noqa: B008  frozen
+    hidden_layers: tuple[int, ...] = (),
+) -> Manifest:
+    """The manifest of a folder, without the hashes of its vocabulary and its files."""
+    config, vocabulary = loaded.config, loaded.vocabulary
+    kept_layers = drafting.layers(config.num_layers)
+    subset = VOCAB_SUBSET if drafting.num_tokens else None
+    is_drafter = subset is not None and kept_layers is None
+    windows = {layer.sliding_window for layer in config.layers if layer.sliding_window}
+    manifest = Manifest(
+        name=name,
+        architecture=config.architecture,
+        precision=rule.precision,
+        form=form,
+        context_length=config.context_length,
+        kv_cache=KVCache(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=_CACHE_DTYPES.get(rule.precision, "float16" if rule.is_half else "float32"),
+        ),
+        vocab_size=config.vocab_size,
+        vocab_sha256="",
+        bos_token_id=vocabulary.bos_token_id,
+        eos_token_ids=vocabulary.eos_token_ids,
+        add_bos=vocabulary.add_bos,
+        source=loaded.source,
+        # Rows of a drafter are read whole: their probabilities decide the length of a draft.
+        signature=Signature(best="best" if form == "gpu" and not is_drafter else None),
+        chat_template="chat_template.jinja" if vocabulary.chat_template else None,
+        tree_graph=None if is_drafter else "model_tree.onnx",
+        sliding_window=min(windows, default=None),
+        hidden_layers=hidden_layers,
+        self_drafter=SelfDrafter(graph="model_draft.onnx", layers=kept_layers, vocab_subset=subset)
+        if kept_layers
+        else None,
+        vocab_subset=subset if is_drafter else None,
+    )
+    return _make_static(manifest, config) if form == "npu" else manifest
+
+
+def _make_static(manifest: Manifest, config: DecoderConfig) -> Manifest:
+    context_length = min(config.context_length, _STATIC_CONTEXT)
+    return replace(
+        manifest,
+        context_length=context_length,
+        kv_cache=replace(manifest.kv_cache, form="static"),
+        tree_graph=None,
+        prefill_graph="model_prefill.onnx",
+        prefill_tokens=min(_STATIC_PREFILL, context_length),
+    )
