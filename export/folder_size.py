@@ -34,10 +34,11 @@ def folder_bytes(loaded: LoadedSource, rule: Rule, manifest: Manifest, num_token
         build_static_graph(loaded.config, tensors, weights, rule, num_tokens=width, capacity=capacity)
         ranges = _AnyRange()
     graphs = build_graphs(manifest, loaded.config, tensors, weights, rule, ranges)
+    graphs_bytes: int = sum(ir.to_proto(graph).ByteSize() for graph in graphs.values())
     texts = loaded.vocabulary.tokenizer_json, loaded.vocabulary.chat_template or ""
     return (
         weights.num_bytes
-        + sum(ir.to_proto(graph).ByteSize() for graph in graphs.values())
+        + graphs_bytes
         + sum(len(text.encode()) for text in texts)
         + (num_tokens or 0) * _TOKEN_BYTES
         + OTHER_BYTES

@@ -12,7 +12,9 @@ from edgespec.config.options import OLD_NAMES
 
 _WIDEST = 110
 _CUTOFF, _VALUE_CUTOFF = 0.5, 0.75  # how near a word is to one that is suggested
-_CHOICE = re.compile(r"argument (?P<what>.+?): invalid choice: '(?P<word>.*)' \(choose from (?P<known>.*)\)")
+_CHOICE = re.compile(r"argument (?P<what>.+?): invalid choice: '?(?P<word>.*?)'? \(choose from (?P<known>.*)\)")
+_NUMBER = re.compile(r"argument (?P<what>.+?): invalid (?P<kind>int|float) value: (?P<word>.*)")
+_NUMBERS = {"int": "a whole number", "float": "a number"}
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -79,7 +81,9 @@ class CommandParser(argparse.ArgumentParser):
         found, extras = super().parse_known_args(args, namespace)
         if extras:
             flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
-            hint = _suggest(extras[0].partition("=")[0], flags)
+            hint = _suggest(extras[0].partition("=")[0], flags) if extras[0].startswith("-") else ""
+            if not hint and "--prompt" in flags:
+                hint = "; a prompt goes behind --prompt, in quotes"
             self.error(f"unrecognized arguments: {' '.join(extras)}{hint}")
         return found, extras
 
@@ -92,6 +96,8 @@ class CommandParser(argparse.ArgumentParser):
             cutoff = _VALUE_CUTOFF if what.startswith("-") else _CUTOFF
             hint = _suggest(match["word"], known, cutoff) or "."
             message = f"no {what} '{match['word']}'{hint} Known are {', '.join(known)}"
+        if match := _NUMBER.fullmatch(message):
+            message = f"{match['what']} is {match['word']}; wanted {_NUMBERS[match['kind']]}"
         self.exit(2, f"{self.prog}: {message}\nfor help: {self.prog} --help\n")
 
 

@@ -58,8 +58,8 @@ def settle_rows(
         if not proof.holds:
             raise RowsDiffer if asked is None else _refusal(target, placement, proof)
     elif asked is None and not placement.exact:
-        proof = read_row_proof(target.folder, _key(target, placement))
-        because = f" ({proof.reason})" if proof and not proof.num_rows else ""
+        known = read_row_proof(target.folder, _key(target, placement))
+        because = f" ({known.reason})" if known and not known.num_rows else ""
         report(
             f"on '{placement.device.name}' the text of {target.manifest.name} can differ from that of plain "
             f"decoding where two tokens are nearly tied{because}; --exact rules that out for greedy text, at a "

@@ -157,7 +157,11 @@ def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gg
         (["chat", "", "--prompt", "x"], 3, "the name of the model is empty"),
         (["chat", "nothing-like-it", "--prompt", "x"], 3, "'nothing-like-it': edgespec models list has the names"),
         (["models", "path", "/"], 3, "is a folder without edgespec.json"),
-        (["chat", "{model}", "--prompt", "x", "--memory", "2M"], 5, "M would do)"),
+        (["chat", "{model}", "--prompt", "x", "--memory", "2M"], 5, "too low for tiny: give at least --memory "),
+        (["chat", "{model}", "--prompt", "x", "--drafter", ""], 2, "the drafter is empty"),
+        (["chat", "{model}", "--prompt", "x", "--stop", ""], 2, "--stop is empty"),
+        (["score", "{model}", "--file", "/"], 2, "cannot read /"),
+        (["score", "{model}", "--file", "{latin}"], 2, "it is not text in UTF-8"),
         (["chat", "{model}", "--prompt", "x", "--device", "cuda"], 4, "cuda"),
         (["chat", "{model}", "--prompt", "x", "--device", "tpu"], 4, "tpu"),
         (["chat", "{model}", "--prompt", "the in " * 3000], 7, "do not fit the context of 700"),
@@ -213,7 +217,9 @@ def test_bad_input_gets_one_message_and_its_exit_code(
     words: str,
 ) -> None:
     (tmp_path / "empty.txt").write_text("")
-    places = {"model": tiny_model, "gguf": tiny_gguf, "out": tmp_path / "out", "empty": tmp_path / "empty.txt"}
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 " * 9)
+    files = {name: tmp_path / f"{name}.txt" for name in ("empty", "latin")}
+    places = {"model": tiny_model, "gguf": tiny_gguf, "out": tmp_path / "out", **files}
     found, out, err = run(capsys, *(argument.format(**places) for argument in arguments))
     assert (found, out) == (code, "")
     assert words in err
@@ -284,12 +290,11 @@ def test_export_that_is_stopped_leaves_nothing(tiny_gguf: Path, tmp_path: Path, 
     import signal
 
     program = (
-        "import signal, sys; from edgespec.cli.main import main; import edgespec.export.graph as graph, time;"
+        "import signal, sys; from edgespec.cli.main import main; import edgespec.export.convert as convert, time;"
         # Which a shell has ignored for what runs in the background, and nohup.
         "signal.signal(signal.SIGINT, signal.default_int_handler);"
         "hasattr(signal, 'SIGHUP') and signal.signal(signal.SIGHUP, signal.SIG_DFL);"
-        "build = graph._Decoder.build;"
-        "graph._Decoder.build = lambda self: (print('busy', flush=True), time.sleep(60));"
+        "convert.build_graphs = lambda *arguments: (print('busy', flush=True), time.sleep(60));"
         "sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", program, "export", str(tiny_gguf), "--output", str(tmp_path / "out")]

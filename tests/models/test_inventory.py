@@ -197,7 +197,7 @@ def test_plan_has_the_bytes_that_are_written(
     others = written.pop("edgespec.json") + written.pop("README.md")
     assert plan.precision == manifest.precision
     # Of some tensors a part is smaller than a page and the whole is larger, which begins at a page in the plan.
-    assert 0 <= plan.write_bytes - OTHER_BYTES - sum(written.values()) <= (2 * 4096 if "form" in options else 0)
+    assert 0 <= plan.write_bytes - OTHER_BYTES - sum(written.values()) <= (3 * 4096 if "form" in options else 0)
     assert others < OTHER_BYTES
 
 
