@@ -14,10 +14,10 @@ from edgespec.export.drafting import Drafting, frequent_tokens
 from edgespec.export.folder_check import OpenDecoder as OpenDecoder
 from edgespec.export.folder_check import check_folder
 from edgespec.export.graphs import DRAFT_HEAD, build_graphs
-from edgespec.export.new_manifest import VOCAB_SUBSET, describe_model
+from edgespec.export.layout import VOCAB_SUBSET, describe_model, rule_of
 from edgespec.export.output import atomic_folder, require_absent
 from edgespec.export.passing_precision import find_passing
-from edgespec.export.plan import Plan, can_be_checked, num_weights, plan_export
+from edgespec.export.plan import Plan, can_be_checked, plan_export
 from edgespec.export.precision import BLOCK_SIZES, PRECISIONS, Rule
 from edgespec.export.progress import Progress
 from edgespec.export.sources import LoadedSource, read_source
@@ -145,6 +145,7 @@ def _export(source: Path, output: Path, settings: _Settings, report: Report) -> 
         form,
         drafting,
         hidden_layers,
+        block_size=block_size,
         context_length=settings.context_length,
         is_checked=is_checked,
     )
@@ -157,8 +158,7 @@ def _export(source: Path, output: Path, settings: _Settings, report: Report) -> 
     loaded = replace(loaded, source=origin)
     if plan.reason:
         report(f"chose {plan.precision} precision: {plan.reason}")
-    is_half = (form == "gpu" and plan.precision != "fp32") or (form == "npu" and plan.precision == "fp16")
-    rule = Rule(plan.precision, block_size, is_half, num_weights(loaded), has_fused_products=form == "cpu")
+    rule = rule_of(loaded, plan.precision, block_size, form)
     with atomic_folder(output, plan.write_bytes, report) as folder:
         if loaded.num_left_out:
             report(f"leaving out {loaded.num_left_out} tensors that see images; the export reads text")
@@ -184,6 +184,7 @@ def plan_source(
     drafting: Drafting = Drafting(),  # noqa: B008  frozen
     hidden_layers: tuple[int, ...] = (),
     *,
+    block_size: int = BLOCK_SIZES[0],
     context_length: int | None = None,
     is_checked: bool = False,
 ) -> tuple[LoadedSource, Plan]:
@@ -194,7 +195,16 @@ def plan_source(
     precision = resolve_precision(form, precision, drafting, hidden_layers)
     loaded = read_source(source, context_length)
     require_supported(loaded, form, precision, drafting, hidden_layers)
-    return loaded, plan_export(loaded, precision, form=form, is_checked=is_checked)
+    plan = plan_export(
+        loaded,
+        precision,
+        form=form,
+        block_size=block_size,
+        drafting=drafting,
+        hidden_layers=hidden_layers,
+        is_checked=is_checked,
+    )
+    return loaded, plan
 
 
 def finish(folder: Path, manifest: Manifest) -> Manifest:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edgespec.errors import SourceError
+from edgespec.errors import SourceError, UsageError
 from edgespec.export.rotary import Rotary, plain_rotary, rotaries_from_huggingface, rotary_from_gguf
 from edgespec.export.settings import Settings
 from edgespec.export.tensors import StoredTensor
@@ -308,8 +308,9 @@ def _routing(stated: Settings, family: Family, num_experts: str, num_used: str) 
 
 def _context_length(path: object, longest: int, wanted: int | None) -> int:
     if wanted is not None and wanted > longest:
-        raise SourceError(
-            f"{path} is for texts of up to {longest} tokens, not {wanted}; ask for a shorter context"
+        raise UsageError(
+            f"--context-length is {wanted}, and {path} is for texts of up to {longest} tokens; give {longest} or "
+            "less, or leave it out"
         )
     return min(wanted or longest, _MAX_CONTEXT_LENGTH)
 

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from edgespec.errors import EdgeSpecError, SourceError, UsageError
 from edgespec.export.check import TEXT, compare, judge
 from edgespec.export.convert import OpenDecoder, finish, write_text
-from edgespec.export.new_manifest import check_ids
+from edgespec.export.layout import check_ids
 from edgespec.export.output import atomic_folder, require_absent
 from edgespec.export.safetensors import weight_files
 from edgespec.export.sources import read_vocabulary

@@ -1,11 +1,12 @@
 """The time, memory and disk that an export will take."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from edgespec.export.blocks import BLOCK_FORMATS
-from edgespec.export.precision import FEW_WEIGHTS, JOINED_BLOCK, choose_precision
+from edgespec.export.drafting import Drafting
+from edgespec.export.folder_size import folder_bytes
+from edgespec.export.layout import lay_out, num_weights, rule_of
+from edgespec.export.precision import BLOCK_SIZES, FEW_WEIGHTS, choose_precision
 from edgespec.export.sources import LoadedSource
-from edgespec.export.tensors import StoredTensor
 from edgespec.memory.estimate import BYTES_PER_WEIGHT, SOURCE_GROWTH
 from edgespec.memory.free_memory import free_memory
 from edgespec.types import Report
@@ -21,7 +22,7 @@ _CHECKED_TOKENS, _USUAL_VOCABULARY = 240, 150_000
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The cost of an export without fetching; write_bytes is an upper bound, the others are estimates."""
+    """The cost of an export without fetching; write_bytes is the size of the folder; the others are estimates."""
 
     source: str
     precision: str
@@ -34,38 +35,34 @@ class Plan:
     problem: str | None = None  # why the export is impossible
 
 
-def num_weights(loaded: LoadedSource) -> int:
-    return sum(tensor.rows * tensor.columns for tensor in loaded.tensors.values())
-
-
-def plan_export(loaded: LoadedSource, precision: str, *, form: str = "cpu", is_checked: bool = False) -> Plan:
+def plan_export(
+    loaded: LoadedSource,
+    precision: str,
+    *,
+    form: str = "cpu",
+    block_size: int = BLOCK_SIZES[0],
+    drafting: Drafting = Drafting(),  # noqa: B008  frozen
+    hidden_layers: tuple[int, ...] = (),
+    is_checked: bool = False,
+) -> Plan:
     """The plan for a source on this machine; auto is resolved."""
-    stored = sum(tensor.num_bytes for tensor in loaded.tensors.values())
-    is_blocks = any(tensor.is_blocks for tensor in loaded.tensors.values())
-    return estimate(
+    is_blocks, reason = any(tensor.is_blocks for tensor in loaded.tensors.values()), None
+    if precision == "auto":
+        precision, reason = choose_precision(num_weights(loaded), is_blocks=is_blocks)
+    rule = rule_of(loaded, precision, block_size, form)
+    manifest = lay_out("", loaded, rule, form, drafting, hidden_layers)
+    plan = estimate(
         loaded.source.name,
         precision,
         num_weights(loaded),
-        stored,
+        sum(tensor.num_bytes for tensor in loaded.tensors.values()),
         is_blocks=is_blocks,
         vocab_size=loaded.config.vocab_size,
         form=form,
         is_checked=is_checked,
-        kept_bytes=sum(_kept_bytes(tensor) for tensor in loaded.tensors.values()),
+        write_bytes=folder_bytes(loaded, rule, manifest, drafting.num_tokens),
     )
-
-
-def _kept_bytes(tensor: StoredTensor) -> int:
-    """The bytes of a tensor in source precision: levels, scales, zero points and columns of offsets."""
-    if not tensor.is_blocks:
-        return tensor.num_bytes
-    stored = BLOCK_FORMATS[tensor.storage]
-    size = stored.block_size if tensor.storage != "Q6_K" else JOINED_BLOCK
-    columns = tensor.columns
-    if stored.has_offsets:
-        columns += columns // size
-    num_blocks = -(-columns // size)
-    return tensor.rows * num_blocks * (size * stored.bits // 8 + 4 + stored.has_offsets)
+    return replace(plan, reason=reason)
 
 
 def estimate(
@@ -79,11 +76,11 @@ def estimate(
     vocab_size: int = _USUAL_VOCABULARY,
     form: str = "cpu",
     is_checked: bool = False,
-    kept_bytes: int = 0,
+    write_bytes: int | None = None,
 ) -> Plan:
     """The plan for a source, by its number of weights and bytes.
 
-    is_blocks: The weights are quantised. kept_bytes: What they take in source precision, where it is known.
+    is_blocks: The weights are quantised. write_bytes: The size of the folder, where it is known.
     """
     reason = None
     if precision == "auto":
@@ -91,8 +88,8 @@ def estimate(
     per_weight = BYTES_PER_WEIGHT.get(precision)
     if form == "gpu" and precision == "int4" and num_weights < FEW_WEIGHTS:
         per_weight = BYTES_PER_WEIGHT["int8"]
-    grown_bytes = max(SOURCE_GROWTH * source_bytes, 1.02 * kept_bytes)
-    write_bytes = int(grown_bytes if per_weight is None else per_weight * num_weights)
+    if write_bytes is None:
+        write_bytes = int(SOURCE_GROWTH * source_bytes if per_weight is None else per_weight * num_weights)
     fitting_s = num_weights / _FITTED_PER_S if precision == "int4" else 0.0
     peak_bytes, seconds = _BASE_BYTES + _SHARE * source_bytes, (source_bytes + write_bytes) / _BYTES_PER_S
     if is_checked or precision == "w8a16":  # w8a16 runs the model to measure ranges

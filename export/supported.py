@@ -47,6 +47,7 @@ def require_supported(
     is_half = form != "cpu" and precision != "fp32"  # in w8a16 within norms
     if is_half and config.architecture in _LARGE_ACTIVATIONS:
         raise UsageError(
-            f"activations of {config.architecture} exceed what fp16 holds; use --form cpu, or --precision fp32 "
-            "for a device other than cuda, which has attention in half floats only"
+            f"activations of {config.architecture} exceed what fp16 holds; run it on the CPU (--device cpu, or "
+            "--drafter-device cpu for a drafter), or export it with --precision fp32 for a device other than "
+            "cuda, which has attention in half floats only"
         )

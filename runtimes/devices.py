@@ -160,18 +160,20 @@ def installed_builds() -> list[str]:
     return found
 
 
-def find_device(name: str) -> Device:
+def find_device(name: str, option: str = "--device") -> Device:
     """Find a device by its name; gpu and npu are the first real one of their kind, auto is the CPU.
+
+    option: What a user named it with, for messages.
 
     Raises DeviceUnavailable: An unknown name, or a device that cannot be used here, with how to fix that.
     """
     asked = parse_device_name(name)
     if asked.provider is None:
         assert asked.kind is not None
-        return _first_of_kind(asked.kind)
+        return _first_of_kind(asked.kind, option)
     found = find_devices(asked.provider)
     if isinstance(found, Missing):
-        raise found.as_error(name.lower())
+        raise found.as_error(name.lower(), option)
     same = [each for each in found if each.index == asked.index and asked.kind in (None, each.kind)]
     if len(same) == 1:
         return same[0]
@@ -185,31 +187,32 @@ def _choose_error(name: str, asked: DeviceName, there: Sequence[Device]) -> Devi
     return DeviceUnavailable(f"there is no device '{name}' here; {asked.provider} has: {names}", device=name)
 
 
-def _first_of_kind(kind: str) -> Device:
+def _first_of_kind(kind: str, option: str) -> Device:
     """Raises DeviceUnavailable: None of the kind can be used, or only an emulator, which has to be named."""
-    found, problems = _look_for(kind)
+    found, problems = _look_for(kind, option)
     for device in found:
         if not device.is_software:
             return device
     if found:
-        names = " or ".join(f"--device {each.name}" for each in found)
+        names = " or ".join(f"{option} {each.name}" for each in found)
         raise DeviceUnavailable(
             f"no real {kind} can be used: {found[0].name} only emulates one on the processor; to use it all the "
-            f"same, name it: {names}; otherwise use --device cpu",
+            f"same, name it: {names}; otherwise use {option} cpu",
             device=kind,
         )
     raise DeviceUnavailable(
-        "\n  ".join([f"no {kind} can be used; use --device cpu, or fix one of these:", *problems]), device=kind
+        "\n  ".join([f"no {kind} can be used; use {option} cpu, or fix one of these:", *problems]),
+        device=kind,
     )
 
 
-def _look_for(kind: str) -> tuple[list[Device], list[str]]:
+def _look_for(kind: str, option: str = "--device") -> tuple[list[Device], list[str]]:
     """The devices of a kind, emulators among them, and why providers have none."""
     found, problems = [], []
     for provider in BY_KIND[kind]:
         devices = find_devices(provider)
         if isinstance(devices, Missing):
-            problems.append(str(devices.as_error(provider)))
+            problems.append(str(devices.as_error(provider, option)))
         else:
             found += [each for each in devices if each.kind == kind]
     return found, problems

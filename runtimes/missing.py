@@ -12,6 +12,7 @@ class Missing:
     problem: str
     fix: str | None = None
 
-    def as_error(self, device: str) -> DeviceUnavailable:
-        fix = f". To fix that: {self.fix}" if self.fix else "; use --device cpu"
+    def as_error(self, device: str, option: str = "--device") -> DeviceUnavailable:
+        """The error for a user who named the device with an option."""
+        fix = f". To fix that: {self.fix}" if self.fix else f"; use {option} cpu"
         return DeviceUnavailable(f"device '{device}': {self.problem}{fix}", device=device)

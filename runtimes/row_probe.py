@@ -107,11 +107,13 @@ def prove_rows(
         if number in (0, _NUM_ALWAYS):
             found = _compare_prompts(decoder, tokens[: _PROMPT if number else _SHORT_PROMPT], found, rng)
     _forget(decoder)
-    return _as_proof(found, perf_counter() - start_s)
+    return _as_proof(found, len(tokens), perf_counter() - start_s)
 
 
-def _as_proof(found: _Found, seconds: float) -> RowProof:
-    if found.num_different:
+def _as_proof(found: _Found, num_tokens: int, seconds: float) -> RowProof:
+    if not found.num_rows:
+        reason = f"its context of {num_tokens} tokens is too short to compare cuts of a text into passes"
+    elif found.num_different:
         reason = (
             f"{found.num_different} of {found.num_rows} rows differ with the cut of the text into passes, by up "
             f"to {found.max_difference:.2g} of a logit; first at {found.first}"

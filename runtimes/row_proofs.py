@@ -41,30 +41,47 @@ def proof_key(manifest: Manifest, device: Device, num_threads: int | None) -> st
 
 def read_row_proof(folder: Path, key: str) -> RowProof | None:
     """The proof of a key; None where there is none, or none that can be used, so that it is made again."""
-    return _read_all(folder).get(key)
+    with suppress(ValueError):
+        return _read_all(folder).get(key)
+    return None
 
 
 def write_row_proof(folder: Path, key: str, proof: RowProof, report: Report = lambda line: None) -> None:
-    """Store a proof; where a folder cannot be written, that is reported, and it is made each time."""
-    proofs = {**_read_all(folder)}
+    """Store a proof. A damaged file is reported and replaced; one that cannot be written is reported."""
+    path, damage = folder / FILE_NAME, ""
+    try:
+        proofs = _read_all(folder)
+    except ValueError as error:
+        proofs, damage = {}, str(error)
     proofs.pop(key, None)
     kept = dict([*proofs.items(), (key, proof)][-_MOST:])
     document = {"version": _VERSION, "proofs": {each: asdict(found) for each, found in kept.items()}}
     try:
-        replace_file(folder / FILE_NAME, json.dumps(document, indent=1).encode())
+        replace_file(path, json.dumps(document, indent=1).encode())
     except OSError as error:
         report(
-            f"{folder} cannot be written ({error.strerror}): whether its model gives one text in all passes is "
+            f"{path} cannot be written ({error.strerror}): whether the model gives one text in all passes is "
             "found out again the next time"
         )
+        return
+    if damage:
+        report(f"{path} was damaged ({damage}); it was made again")
 
 
 def _read_all(folder: Path) -> dict[str, RowProof]:
-    with suppress(OSError, ValueError):
+    """All proofs of a folder; none of a file that is missing, cannot be read, or is of another version.
+
+    Raises ValueError: The file is damaged.
+    """
+    try:
         document = read_json(folder / FILE_NAME, _LARGEST_BYTES)
-        if isinstance(document, dict) and document.get("version") == _VERSION:
-            return read_as(dict[str, RowProof], document.get("proofs"))
-    return {}
+    except OSError:
+        return {}
+    if not isinstance(document, dict):
+        raise ValueError("it holds no JSON object")
+    if document.get("version") != _VERSION:
+        return {}
+    return read_as(dict[str, RowProof], document.get("proofs"))
 
 
 def _instruction_sets() -> str:

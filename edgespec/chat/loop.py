@@ -29,7 +29,10 @@ _MAX_SAVE_SHARE = 0.01
 
 
 def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> int:
-    """Print one answer, as text or JSON; return the exit code. Raises KeyboardInterrupt: Ctrl-C ended it."""
+    """Print one answer, as text or JSON; return the exit code.
+
+    Raises KeyboardInterrupt: Ctrl-C ended it; what was made until then is printed.
+    """
     reply = session.conversation.stream(prompt)
     session.save()
     with _stop_on_ctrl_c(session, reply) as was_pressed:
@@ -40,12 +43,13 @@ def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> 
             if reply.last and (reason := format_stop(reply.last.finish_reason)):
                 info(reason)
         session.record(answer)
-    if was_pressed():
-        raise KeyboardInterrupt
-    if as_json:
+    if as_json and reply.last:
         done = reply.completion()
         names = ("text", "token_ids", "finish_reason", "prompt_tokens")
-        print(json.dumps({name: getattr(done, name) for name in names} | {"stats": done.stats.as_dict()}))
+        document = {name: getattr(done, name) for name in names} | {"stats": done.stats.as_dict()}
+        print(json.dumps(document), flush=True)
+    if was_pressed():
+        raise KeyboardInterrupt
     return 0
 
 

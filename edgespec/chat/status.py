@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from edgespec.config.speed import format_speed
 from edgespec.engine.stats import Stats
 from edgespec.policy.measured_gain import Gain
 from edgespec.system.printable import one_line
@@ -12,7 +13,7 @@ _NOT_DRAFTING = "none"
 
 def format_answer(stats: Stats, finish_reason: str | None) -> list[str]:
     """How fast an answer came and what drafting did for it, in parts."""
-    speed = f"{stats.decode_tokens_per_second:.1f} tokens/s" if stats.decode_tokens_per_second else ""
+    speed = f"{format_speed(stats.decode_tokens_per_second)} tokens/s" if stats.decode_tokens_per_second else ""
     return list(filter(None, [speed, _format_drafting(stats), format_stop(finish_reason)]))
 
 
@@ -87,13 +88,14 @@ class Status:
 def format_status(status: Status, columns: int) -> str:
     """The status in one line of at most so many columns; the parts that matter most come first."""
     stats = status.stats
+    speed = stats.decode_tokens_per_second if stats else None
     parts = [
         status.hint,
         f"{one_line(status.model, 40)} on {status.devices[0]}",
         status.context,
         status.drafting,
         f"{stats.gain.value:.2f}x speed" if stats and stats.gain else "",
-        f"{stats.decode_tokens_per_second:.0f} tokens/s" if stats and stats.decode_tokens_per_second else "",
+        f"{format_speed(speed, 0)} tokens/s" if speed else "",
     ]
     line = ""
     for part in filter(None, parts):
@@ -109,12 +111,12 @@ def format_report(stats: Stats, downgrades: Sequence[str], devices: tuple[str, s
     lines = [_format_gain(stats)]
     if stats.decode_tokens_per_second:
         lines.append(
-            f"{stats.decode_tokens_per_second:.1f} tokens/s: the model ran {stats.passes} times for "
+            f"{format_speed(stats.decode_tokens_per_second)} tokens/s: the model ran {stats.passes} times for "
             f"{stats.num_emitted} tokens ({stats.tokens_per_pass:.2f} tokens a pass)"
         )
     if stats.time_to_first_token_s is not None:
         speed = stats.prefill_tokens_per_second
-        read = f", prompt read at {speed:.0f} tokens/s" if speed else ""
+        read = f", prompt read at {format_speed(speed, 0)} tokens/s" if speed else ""
         lines.append(f"first token after {stats.time_to_first_token_s:.2f} s{read}")
     where = f", drafter on {stats.drafter_device}" if stats.drafter_device else ""
     overlap = f", both busy for {stats.overlap:.0%} of the time" if stats.overlap else ""

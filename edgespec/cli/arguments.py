@@ -17,6 +17,23 @@ if TYPE_CHECKING:
     from edgespec.models.home import ModelHome
 
 
+class Switch(argparse.BooleanOptionalAction):
+    """--NAME and --no-NAME, of which a command line may have one."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Refuse the other one of an earlier argument."""
+        given = vars(namespace).setdefault("switches", {})
+        if (earlier := given.setdefault(self.dest, option_string)) != option_string:
+            parser.error(f"{earlier} and {option_string} contradict each other; leave one of them out")
+        super().__call__(parser, namespace, values, option_string)  # type: ignore[arg-type]
+
+
 def attribute_name(name: str) -> str:
     """The attribute of the parsed command line that holds an option, such as top_p of top-p."""
     return name.replace("-", "_")
@@ -26,7 +43,7 @@ def add_option(parser: argparse._ActionsContainer, name: str) -> None:
     """Add the flag of one option of the table."""
     option = OPTIONS[name]
     if option.kind == "switch":
-        action = "store_true" if name.startswith("no-") else argparse.BooleanOptionalAction
+        action = "store_true" if name.startswith("no-") else Switch
         parser.add_argument(f"--{name}", action=action, default=option.default, help=option.help)
         return
     parser.add_argument(

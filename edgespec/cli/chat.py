@@ -50,6 +50,8 @@ def _chat(options: argparse.Namespace) -> int:
     sampling = _sampling_params(options)
     if options.max_tokens is not None and options.max_tokens < 1:
         raise UsageError(f"--max-tokens is {options.max_tokens}; wanted at least 1")
+    if "" in options.stop:
+        raise UsageError("--stop is empty; give the text before which an answer is to end")
     prompt = _prompt(options)
     if options.log_rounds:
         _log_rounds(options.log_rounds)

@@ -15,6 +15,7 @@ from edgespec.cli.arguments import (
 )
 from edgespec.cli.devices import device_lines
 from edgespec.config.options import DEFAULT_MODEL
+from edgespec.config.speed import format_speed
 from edgespec.errors import ContextOverflow, DeviceUnavailable, EdgeSpecError, ModelError, UsageError
 from edgespec.system.command_line import quote
 from edgespec.system.console import info
@@ -134,10 +135,10 @@ def _format_self_test(found: Mapping[str, Any] | None, model: str | None) -> str
         )
     if "num_tokens" not in found:
         return f"self-test of {found['model']}: {found['problem']}"
+    plain, drafted = (format_speed(found[name], 0) for name in ("plain_tokens_per_second", "tokens_per_second"))
     return (
         f"self-test of {found['model']}: {found['problem'] or _format_promise(found)}, {found['num_tokens']} "
-        "tokens compared; "
-        f"{found['plain_tokens_per_second']:.0f} tokens/s without drafting, {found['tokens_per_second']:.0f} with "
+        f"tokens compared; {plain} tokens/s without drafting, {drafted} with "
         f"{found['drafter']} (one short answer each; edgespec bench measures it properly)"
     )
 

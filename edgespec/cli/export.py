@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.arguments import (
+    Switch,
     add_count,
     add_file,
     add_options,
@@ -31,6 +32,7 @@ from edgespec.system.console import info, warn
 if TYPE_CHECKING:
     from edgespec.evaluation.pairing import PairHalf
     from edgespec.export.convert import MeasureRanges, OpenDecoder
+    from edgespec.export.plan import Plan
     from edgespec.models.home import ModelHome
 
 _UNKNOWN = "the pair is exported; whether its drafter pays is unknown until it is measured on its devices"
@@ -66,7 +68,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print what the export would take, and exit")
     parser.add_argument(
         "--check",
-        action=argparse.BooleanOptionalAction,
+        action=Switch,
         help="compare the result with its source (default: if ONNX Runtime is installed)",
     )
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit of SOURCE (default: main)")
@@ -174,6 +176,7 @@ def _plan(options: argparse.Namespace) -> int:
                 part.precision,
                 part.form,
                 *own,
+                block_size=options.block_size,
                 context_length=options.context_length,
                 is_checked=is_checked,
             )
@@ -200,16 +203,20 @@ def _plan(options: argparse.Namespace) -> int:
         plans = [replace(plan, problem=str(error)) for plan in plans]
         code = error.exit_code
         warn(f"this export is not possible: {error}")
-    lines = [
-        f"{plan.source}, {form} form, {plan.precision}{f' ({plan.reason})' if plan.reason else ''}: download "
-        f"{format_bytes(plan.fetch_bytes)}, write at most {format_bytes(plan.write_bytes)}, peak memory about "
-        f"{format_bytes(plan.peak_bytes)}, about {plan.seconds:.0f} s without the download"
-        f"{', check included' if is_checked else ''}"
-        for plan, form in zip(plans, forms, strict=True)
-    ]
+    lines = [_describe_plan(plan, form, is_checked) for plan, form in zip(plans, forms, strict=True)]
     document = [{**asdict(plan), "form": form} for plan, form in zip(plans, forms, strict=True)]
     print_result(options, document, *(lines or ["nothing to add: the pair has these forms"]))
     return code
+
+
+def _describe_plan(plan: "Plan", form: str, is_checked: bool) -> str:
+    reason = f" ({plan.reason})" if plan.reason else ""
+    most = "at most " if plan.fetch_bytes else ""  # of a source that is still on the hub
+    return (
+        f"{plan.source}, {form} form, {plan.precision}{reason}: download {format_bytes(plan.fetch_bytes)}, write "
+        f"{most}{format_bytes(plan.write_bytes)}, peak memory about {format_bytes(plan.peak_bytes)}, about "
+        f"{plan.seconds:.0f} s without the download{', check included' if is_checked else ''}"
+    )
 
 
 def _half(part: ExportPart, home: "ModelHome") -> "PairHalf":

@@ -23,6 +23,8 @@ _SINGLE = (
     "hidden-states",
 )
 _NATIVE = ("form", "device", "calibration", *_SINGLE)
+# The proof of deterministic mode compares stretches of 20 tokens.
+_LEAST_CONTEXT = 64
 # Options that only a pair has.
 _PAIRED = ("drafter-precision", "drafter-form", "drafter-device", "add-to")
 
@@ -37,8 +39,11 @@ def require_compatible(options: argparse.Namespace) -> None:
         what = "leave --drafter out" if options.add_to is None else "name the source of the pair's drafter"
         raise UsageError(f"--drafter none is no pair; {what}")
     drafting_options(options).require_valid()  # before anything is downloaded
-    if options.context_length is not None and options.context_length < 1:
-        raise UsageError(f"--context-length is {options.context_length}, wanted 1 or more tokens")
+    if options.context_length is not None and options.context_length < _LEAST_CONTEXT:
+        raise UsageError(
+            f"--context-length is {options.context_length}, wanted {_LEAST_CONTEXT} or more tokens: a prompt in a "
+            "chat template takes some 30 alone"
+        )
     other = f"--exporter {options.exporter}" if options.exporter != "native" else "--drafter" if is_pair else None
     names = (*_NATIVE, "drafter") if options.exporter != "native" else _SINGLE
     given = [f"--{name}" for name in names if _is_given(options, name)]

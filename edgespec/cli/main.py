@@ -17,6 +17,7 @@ from edgespec.cli.bench import add_bench
 from edgespec.cli.chat import add_chat
 from edgespec.cli.completion import add_completion, answer_shell
 from edgespec.cli.config import add_config
+from edgespec.cli.contradictions import remarks, require_consistent
 from edgespec.cli.devices import add_devices
 from edgespec.cli.doctor import add_doctor
 from edgespec.cli.export import add_export
@@ -28,7 +29,7 @@ from edgespec.cli.score import add_score
 from edgespec.cli.simulate import add_simulate
 from edgespec.config.options import OPTIONS
 from edgespec.errors import EdgeSpecError, MemoryExhausted, UsageError
-from edgespec.system.console import discard_output, log_to_stderr, print_stderr, warn
+from edgespec.system.console import discard_output, info, log_to_stderr, print_stderr, warn
 from edgespec.system.signals import exit_on_signals, ignore_ctrl_c
 
 _INTERRUPTED = 130
@@ -154,6 +155,8 @@ def main(
             for line in notes:
                 _LOG.debug("%s", line)
             _warn_of_unknown_variables(options.command)
+            for line in remarks(options):
+                info(line)
             prepare(options)
             code = int(options.run(options) or 0)
         sys.stdout.flush()
@@ -238,6 +241,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     if defaults:
         options.parser.set_defaults(**{attribute_name(name): each.value for name, each in defaults.items()})
         options = parser.parse_args(arguments)
+    require_consistent(options, {name: each.origin for name, each in defaults.items()})
     return options, [f"default of --{name}: {each.value} ({each.origin})" for name, each in defaults.items()]
 
 

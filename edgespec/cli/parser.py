@@ -11,7 +11,10 @@ from typing import Any, NoReturn
 from edgespec.config.options import OLD_NAMES
 
 _WIDEST = 110
-_CHOICE = re.compile(r"argument (?P<what>.+?): invalid choice: '(?P<word>.*)' \(choose from (?P<known>.*)\)")
+_CUTOFF, _VALUE_CUTOFF = 0.5, 0.75  # how near a word is to one that is suggested
+_CHOICE = re.compile(r"argument (?P<what>.+?): invalid choice: '?(?P<word>.*?)'? \(choose from (?P<known>.*)\)")
+_NUMBER = re.compile(r"argument (?P<what>.+?): invalid (?P<kind>int|float) value: (?P<word>.*)")
+_NUMBERS = {"int": "a whole number", "float": "a number"}
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -52,6 +55,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"formatter_class": _Formatter, **settings})
+        self.suggest_on_error = False  # newer versions of argparse would suggest a word too
 
     def add_command(self, name: str, what: str, **settings: Any) -> "CommandParser":
         """Add a command below; what is its line in the list, and the first sentence of its own help."""
@@ -77,7 +81,9 @@ class CommandParser(argparse.ArgumentParser):
         found, extras = super().parse_known_args(args, namespace)
         if extras:
             flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
-            hint = _suggest(extras[0].partition("=")[0], flags)
+            hint = _suggest(extras[0].partition("=")[0], flags) if extras[0].startswith("-") else ""
+            if not hint and "--prompt" in flags:
+                hint = "; a prompt goes behind --prompt, in quotes"
             self.error(f"unrecognized arguments: {' '.join(extras)}{hint}")
         return found, extras
 
@@ -86,13 +92,17 @@ class CommandParser(argparse.ArgumentParser):
         if match := _CHOICE.fullmatch(message):
             known = [word.strip("' ") for word in match["known"].split(",")]
             what = match["what"].lower() if match["what"].isupper() else match["what"]
-            hint = _suggest(match["word"], known) or "."
+            # A flag's values are few and alike, as int4 and int8: only a near one is a likely slip.
+            cutoff = _VALUE_CUTOFF if what.startswith("-") else _CUTOFF
+            hint = _suggest(match["word"], known, cutoff) or "."
             message = f"no {what} '{match['word']}'{hint} Known are {', '.join(known)}"
+        if match := _NUMBER.fullmatch(message):
+            message = f"{match['what']} is {match['word']}; wanted {_NUMBERS[match['kind']]}"
         self.exit(2, f"{self.prog}: {message}\nfor help: {self.prog} --help\n")
 
 
-def _suggest(word: str, known: Sequence[str]) -> str:
+def _suggest(word: str, known: Sequence[str], cutoff: float = _CUTOFF) -> str:
     for old_name, new_name in OLD_NAMES.items():
         word = word.replace(old_name, new_name)
-    near = get_close_matches(word, known, n=1, cutoff=0.5)
+    near = get_close_matches(word, known, n=1, cutoff=cutoff)
     return f"; did you mean {near[0]}?" if near else ""

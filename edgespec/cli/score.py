@@ -18,8 +18,10 @@ def _score(options: argparse.Namespace) -> None:
 
     try:
         text = options.file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {options.file}: {error}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {options.file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"cannot read {options.file}: it is not text in UTF-8; save it as UTF-8") from None
     with load_engine(options, drafter="none") as engine:
         tokens, nll = score(engine, text)
     print_result(options, {"tokens": tokens, "nll": nll}, f"{nll:.4f} nats/token over {tokens} tokens")

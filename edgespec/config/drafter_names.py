@@ -34,6 +34,8 @@ def parse(named: str) -> DrafterNames:
 
     Raises UsageError: A part is empty, or is a word where only a model can stand.
     """
+    if not named:
+        raise UsageError("the drafter is empty; give auto, none, a drafter from the text, or a model")
     if named == "none":
         return DrafterNames(frozenset(), ())
     parts = [named] if os.path.exists(named) else named.split("+")

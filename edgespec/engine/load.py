@@ -198,6 +198,10 @@ def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Eng
             f"lookahead runs the target's other graph, so --exact cannot go with it on '{placement.device.name}', "
             "where deterministic mode is off; leave out one of them"
         )
+    if options.schedule in ("pipelined", "hedged") and not resolved.drafters:
+        report(
+            f"--schedule {options.schedule} has no effect: no drafter model runs; name one with --drafter MODEL"
+        )
     chains = [_chain(stated, drafter, placement, options) for drafter in resolved.drafters]
     window = lookahead_window(names.simple, options.length, stated, placement)
     fit = fit_memory(stated, placement, resolved.free, report, options.max_draft_tokens)

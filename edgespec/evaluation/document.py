@@ -245,7 +245,10 @@ class BenchDocument(Figures, Setup, total=False):
 
 
 def read_document(path: Path) -> BenchDocument:
-    """Raises UsageError: The file cannot be read, or is not what `edgespec bench --json` prints."""
+    """Read the document in a file.
+
+    Raises UsageError: The file cannot be read, or is not what `edgespec bench --json` prints.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST_BYTES + 1)
@@ -254,5 +257,10 @@ def read_document(path: Path) -> BenchDocument:
         return read_as(BenchDocument, json.loads(content.decode("utf-8-sig")))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(
+            f"{path} is no document of edgespec bench --json: it is not text in UTF-8; in PowerShell 5 write it "
+            "with: edgespec bench MODEL --json | Out-File -Encoding utf8 FILE"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no document of edgespec bench --json: {error}") from None

@@ -22,17 +22,24 @@ def interval_text(interval: RatioInterval) -> str:
     return f"{interval[0]:.2f}–{interval[1]:.2f}" if interval else ""
 
 
-def below_one_text(document: BenchDocument) -> str | None:
-    """Which categories are slower than plain decoding; None where the document has no intervals."""
+def decided_text(document: BenchDocument) -> str | None:
+    """How many categories are slower or faster by their whole interval; None where there are no intervals."""
     rows = document["categories"]
-    if not any(row.get("ratio_interval") for row in rows.values()):
+    known = {name: interval for name, row in rows.items() if (interval := row.get("ratio_interval"))}
+    if not known:
         return None
-    below = [
-        f"{name} {row['ratio']:.3f} ({interval_text(row.get('ratio_interval'))})"
-        for name in document.get("below_one", ())
-        if (row := rows.get(name))
+    slower = [name for name, interval in known.items() if interval[1] < 1.0]
+    num_faster = sum(interval[0] > 1.0 for interval in known.values())
+    num_open = len(known) - len(slower) - num_faster
+    named = ", ".join(f"{name} {rows[name]['ratio']:.3f}" for name in slower)
+    parts = [
+        f"{len(slower)} wholly below 1.00" + f" ({named})" * bool(slower),
+        f"{num_faster} wholly above",
+        f"{num_open} include{'s' * (num_open == 1)} 1.00 (not decided)",
     ]
-    return f"below 1.00 in: {', '.join(below)}" if below else "below 1.00 in: no category"
+    if unknown := len(rows) - len(known):
+        parts.append(f"{unknown} unknown (a single answer)")
+    return f"intervals of {len(rows)} categor{'y' if len(rows) == 1 else 'ies'}: {', '.join(parts)}"
 
 
 def slower_prompts_text(document: BenchDocument) -> str | None:

@@ -43,7 +43,7 @@ def page(document: BenchDocument) -> str:
 
 def _verdicts(document: BenchDocument) -> list[str | None]:
     return [
-        figures.below_one_text(document),
+        figures.decided_text(document),
         figures.slower_prompts_text(document),
         figures.texts_text(document),
         figures.setup_text(document),

@@ -39,7 +39,7 @@ def _verdict_lines(document: BenchDocument) -> Iterator[str]:
     worst = document.get("worst")
     mean += f", worst {_number(document['worst_ratio'], 3)}{_bracket(document.get('worst_ratio_interval'))}"
     yield mean + (f" in {worst['category']}" if worst else "")
-    for text in (figures.below_one_text(document), figures.slower_prompts_text(document)):
+    for text in (figures.decided_text(document), figures.slower_prompts_text(document)):
         if text:
             yield text
     if found := document.get("ratios"):

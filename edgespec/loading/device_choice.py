@@ -53,7 +53,8 @@ class DeviceChoice:
 
         Raises DeviceUnavailable: One of them cannot be used here, or not beside the other.
         """
-        device, drafter_device = (self._find(name) for name in self._names)
+        options = ("--device", "--drafter-device")
+        device, drafter_device = (self._find(*each) for each in zip(self._names, options, strict=True))
         require_together(device, drafter_device, has_drafter_model=False)
         return Placement(
             device=device,
@@ -97,9 +98,9 @@ class DeviceChoice:
     def _may_replace(self, device: Device, name: str, error: DeviceUnavailable) -> bool:
         return device.name == error.device != "cpu" and (self._allow_fallback or name == _AUTO)
 
-    def _find(self, name: str) -> Device:
+    def _find(self, name: str, option: str) -> Device:
         try:
-            return find_device(name)
+            return find_device(name, option)
         except DeviceUnavailable as error:
             if error.device is None or not self._allow_fallback:
                 raise

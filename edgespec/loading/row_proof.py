@@ -58,9 +58,12 @@ def settle_rows(
         if not proof.holds:
             raise RowsDiffer if asked is None else _refusal(target, placement, proof)
     elif asked is None and not placement.exact:
+        known = read_row_proof(target.folder, _key(target, placement))
+        because = f" ({known.reason})" if known and not known.num_rows else ""
         report(
             f"on '{placement.device.name}' the text of {target.manifest.name} can differ from that of plain "
-            "decoding where two tokens are nearly tied; --exact rules that out for greedy text, at a cost in speed"
+            f"decoding where two tokens are nearly tied{because}; --exact rules that out for greedy text, at a "
+            "cost in speed"
         )
 
 

@@ -230,24 +230,31 @@ def require_memory(name: str, estimate: MemoryEstimate, place: str, free: FreeBy
         needed_bytes, there = num_bytes + RESERVE_BYTES, free.get(at)
         if there is None or needed_bytes <= there.free_bytes:
             continue
-        memory = "memory" if at == HOST else f"the memory of {at}"
+        parts = _list_parts(_beside_weights(estimate, at, place), num_bytes)
         raise MemoryExhausted(
-            f"{name} needs about {needed_bytes / 2**20:.0f} MiB of {memory} for plain decoding "
-            f"({_list_parts(_beside_weights(estimate, at, place), num_bytes)}), but "
-            f"{there.free_bytes / 2**20:.0f} MiB are free within {there.bound}; use a smaller model or one in "
-            "fewer bits (edgespec export --precision int4), raise the limit"
-            f"{_suggest_limit(needed_bytes, there)}, or close other programs",
+            _shortage(name, needed_bytes, parts, "memory" if at == HOST else f"the memory of {at}", there),
             needed_bytes=needed_bytes,
             free_bytes=there.free_bytes,
         )
 
 
-def _suggest_limit(needed_bytes: int, free: FreeMemory) -> str:
-    """The limit that would do, where one was given; with a little more, since what a process holds varies."""
-    if free.used_bytes is None:
-        return ""
-    steps = -(-(free.used_bytes + needed_bytes) // _LIMIT_STEP)
-    return f" (--memory {steps * _LIMIT_STEP >> 20}M would do)"
+def _shortage(name: str, needed_bytes: int, parts: str, memory: str, free: FreeMemory) -> str:
+    """What a model needs and what is free; where a user gave a limit, the least that would do."""
+    smaller = "use a smaller model or one in fewer bits (edgespec export --precision int4)"
+    needed = f"{needed_bytes / 2**20:.0f} MiB"
+    if free.used_bytes is not None:
+        # A little more, since what a process holds varies.
+        least = -(-(free.used_bytes + needed_bytes) // _LIMIT_STEP) * _LIMIT_STEP
+        return (
+            f"the memory limit is too low for {name}: give at least --memory {least >> 20}M, or {smaller}. Plain "
+            f"decoding takes about {needed} ({parts}) beside the {free.used_bytes / 2**20:.0f} MiB that this "
+            "process holds already"
+        )
+    return (
+        f"{name} needs about {needed} of {memory} for plain decoding ({parts}), but "
+        f"{free.free_bytes / 2**20:.0f} MiB are free within {free.bound}; {smaller}, raise the limit, or close "
+        "other programs"
+    )
 
 
 def _beside_weights(estimate: MemoryEstimate, at: str, place: str) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from edgespec.config.speed import format_speed
 from edgespec.planning.device_search import Where
 from edgespec.planning.plan_option import AnySchedule, Option, Plan
 from edgespec.runtimes.devices import Device
@@ -116,6 +117,4 @@ def _best_on(plan: Plan, device: str) -> Option | None:
 
 
 def _format_rate(option: Option) -> str:
-    rate = option.tokens_per_second
-    about = "" if option.is_measured else "about "
-    return f"{about}{rate:.0f}" if rate >= 10 else f"{about}{rate:.1f}"
+    return ("" if option.is_measured else "about ") + format_speed(option.tokens_per_second, 0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from edgespec.config.speed import format_speed
 from edgespec.planning.case import Case, branching_cost
 from edgespec.planning.plan_option import Option
 
@@ -28,7 +29,7 @@ def _other_devices(chosen: Option, options: Sequence[Option]) -> Iterator[str]:
         if best.tokens_per_second < chosen.tokens_per_second:
             basis = "measured" if best.is_measured else "estimated"
             about = "" if best.is_measured else "about "
-            rate = f"{about}{best.tokens_per_second:.1f} tokens/s, {basis}"
+            rate = f"{about}{format_speed(best.tokens_per_second)} tokens/s, {basis}"
             yield f"{_name(chosen.target.device)} is faster than {_name(device)} ({rate})"
         if best.obstacle:
             yield best.obstacle

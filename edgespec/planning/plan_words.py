@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from edgespec.config.speed import format_speed
 from edgespec.system.printable import printable
 
 Document = Mapping[str, Any]
@@ -43,7 +44,7 @@ def _summary(document: Document) -> Iterator[tuple[str, str]]:
     gib = document["memory_bytes"] / 2**30
     from_text = [name for name in document["drafters"] if name != document["drafter"]]
     yield "where", _where(document)
-    yield "expected", f"{document['tokens_per_second']:.1f} tokens/s: {document['reason']}"
+    yield "expected", f"{format_speed(document['tokens_per_second'])} tokens/s: {document['reason']}"
     yield "drafters", ", ".join(document["drafters"]) + _NOT_COUNTED * bool(from_text) or "none"
     yield "context", f"{document['context_length']} tokens, for which {gib:.2f} GiB are needed"
     for line in document["downgrades"]:
@@ -55,7 +56,7 @@ def _refused(options: Sequence[Document]) -> Iterator[tuple[str, ...]]:
     yield "tokens/s", "schedule", "where", "drafter", "why not"
     for option in sorted(options, key=lambda option: not option["context_length"]):
         about = "~" if option["basis"] == _FORESEEN else ""
-        rate = f"{about}{option['tokens_per_second']:.1f}" if option["context_length"] else "-"
+        rate = f"{about}{format_speed(option['tokens_per_second'])}" if option["context_length"] else "-"
         yield f"{rate:>8}", option["schedule"], _where(option), option["drafter"] or "", option["reason"]
 
 
@@ -80,7 +81,7 @@ def _passes(layouts: Sequence[Document]) -> Iterator[tuple[str, ...]]:
 
 def _readings(layouts: Sequence[Document]) -> Iterator[str]:
     for place, layout in _by_place(layouts).items():
-        yield f"reading a prompt on {place}: {1 / layout['prefill_s']:.0f} tokens/s"
+        yield f"reading a prompt on {place}: {format_speed(1 / layout['prefill_s'], 0)} tokens/s"
 
 
 def _drafts(layouts: Sequence[Document]) -> Iterator[str]:

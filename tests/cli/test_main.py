@@ -21,6 +21,7 @@ from edgespec.chat.plain import PlainPrinter
 from edgespec.cli.main import main
 from edgespec.config.drafter_names import TARGET, TEXT
 from edgespec.engine.answers import AnswerStream, Chunk
+from edgespec.engine.conversation import Reply
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.system.command_line import quote
 from edgespec.types import Logits, TokenIds
@@ -156,7 +157,11 @@ def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gg
         (["chat", "", "--prompt", "x"], 3, "the name of the model is empty"),
         (["chat", "nothing-like-it", "--prompt", "x"], 3, "'nothing-like-it': edgespec models list has the names"),
         (["models", "path", "/"], 3, "is a folder without edgespec.json"),
-        (["chat", "{model}", "--prompt", "x", "--memory", "2M"], 5, "M would do)"),
+        (["chat", "{model}", "--prompt", "x", "--memory", "2M"], 5, "too low for tiny: give at least --memory "),
+        (["chat", "{model}", "--prompt", "x", "--drafter", ""], 2, "the drafter is empty"),
+        (["chat", "{model}", "--prompt", "x", "--stop", ""], 2, "--stop is empty"),
+        (["score", "{model}", "--file", "/"], 2, "cannot read /"),
+        (["score", "{model}", "--file", "{latin}"], 2, "it is not text in UTF-8"),
         (["chat", "{model}", "--prompt", "x", "--device", "cuda"], 4, "cuda"),
         (["chat", "{model}", "--prompt", "x", "--device", "tpu"], 4, "tpu"),
         (["chat", "{model}", "--prompt", "the in " * 3000], 7, "do not fit the context of 700"),
@@ -189,8 +194,12 @@ def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gg
         ),
         (["export", "{gguf}", "--output", "{out}", "--drafter", "/nowhere.gguf"], 3, "/nowhere.gguf"),
         (["export", "{gguf}", "--output", "{out}", "--dry-run", "--skip-layers", "0-1"], 2, "keep at least one"),
-        (["export", "{gguf}", "--output", "{out}", "--context-length", "0"], 2, "wanted 1 or more tokens"),
-        (["export", "{gguf}", "--output", "{out}", "--context-length", "701"], 3, "up to 700 tokens, not 701"),
+        (["export", "{gguf}", "--output", "{out}", "--context-length", "63"], 2, "wanted 64 or more tokens"),
+        (
+            ["export", "{gguf}", "--output", "{out}", "--context-length", "701"],
+            2,
+            "up to 700 tokens; give 700 or less",
+        ),
         (["export", "{gguf}", "--output", "{model}", "--dry-run"], 2, "already exists"),
         (["score", "{model}", "--file", "/nowhere.txt"], 2, "/nowhere.txt"),
         (["score", "{model}", "--file", "{empty}"], 2, "at least 2"),
@@ -208,7 +217,9 @@ def test_bad_input_gets_one_message_and_its_exit_code(
     words: str,
 ) -> None:
     (tmp_path / "empty.txt").write_text("")
-    places = {"model": tiny_model, "gguf": tiny_gguf, "out": tmp_path / "out", "empty": tmp_path / "empty.txt"}
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 " * 9)
+    files = {name: tmp_path / f"{name}.txt" for name in ("empty", "latin")}
+    places = {"model": tiny_model, "gguf": tiny_gguf, "out": tmp_path / "out", **files}
     found, out, err = run(capsys, *(argument.format(**places) for argument in arguments))
     assert (found, out) == (code, "")
     assert words in err
@@ -279,12 +290,11 @@ def test_export_that_is_stopped_leaves_nothing(tiny_gguf: Path, tmp_path: Path, 
     import signal
 
     program = (
-        "import signal, sys; from edgespec.cli.main import main; import edgespec.export.graph as graph, time;"
+        "import signal, sys; from edgespec.cli.main import main; import edgespec.export.convert as convert, time;"
         # Which a shell has ignored for what runs in the background, and nohup.
         "signal.signal(signal.SIGINT, signal.default_int_handler);"
         "hasattr(signal, 'SIGHUP') and signal.signal(signal.SIGHUP, signal.SIG_DFL);"
-        "build = graph._Decoder.build;"
-        "graph._Decoder.build = lambda self: (print('busy', flush=True), time.sleep(60));"
+        "convert.build_graphs = lambda *arguments: (print('busy', flush=True), time.sleep(60));"
         "sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", program, "export", str(tiny_gguf), "--output", str(tmp_path / "out")]
@@ -464,6 +474,30 @@ def test_trace_holds_an_answer_that_was_stopped(
     events = json.loads(path.read_text())["traceEvents"]
     assert [event["name"] for event in events] == ["thread_name", "verify"]
     assert "in both lanes at once" in err
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
+def test_json_has_what_was_made_before_ctrl_c(
+    tiny_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("chat", tiny_model, "--prompt", "the", "--drafter", "none", "--json")
+    whole = json.loads(run(capsys, *asked, "--max-tokens", 40)[1])
+    read = Reply.__next__
+
+    def read_and_press(self: Reply) -> Chunk:
+        chunk = read(self)
+        if chunk.finish_reason is None:
+            signal.raise_signal(signal.SIGINT)
+        return chunk
+
+    monkeypatch.setattr(Reply, "__next__", read_and_press)
+    code, out, err = run(capsys, *asked, "--max-tokens", 400)
+    stopped = json.loads(out)
+    assert (code, stopped["finish_reason"]) == (130, "cancelled")
+    assert 0 < len(stopped["token_ids"]) < 400
+    num_both = min(40, len(stopped["token_ids"]))
+    assert stopped["token_ids"][:num_both] == whole["token_ids"][:num_both]
+    assert err == "edgespec: interrupted\n"
 
 
 @pytest.mark.usefixtures("heeds_ctrl_c")

@@ -34,7 +34,12 @@ def test_what_no_file_can_be_called_is_the_name_of_a_model(named: str) -> None:
     assert parse(f"suffix+{named},ngram") == ({"suffix"}, (Cascade((named,), "ngram"),))
 
 
-@pytest.mark.parametrize("named", ["", "+", "auto+", "a,,b", "suffix,ngram", "a,auto", "none+ngram", ",suffix"])
+@pytest.mark.parametrize("named", ["+", "auto+", "a,,b", "suffix,ngram", "a,auto", "none+ngram", ",suffix"])
 def test_what_is_no_drafter_is_refused(named: str) -> None:
     with pytest.raises(UsageError, match="in place of a model"):
         parse(named)
+
+
+def test_no_name_at_all_is_refused() -> None:
+    with pytest.raises(UsageError, match="the drafter is empty"):
+        parse("")

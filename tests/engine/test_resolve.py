@@ -34,7 +34,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a second CUDA device, which is the only GPU that works, and an NPU."""
     there = {"auto": CPU, "cpu": CPU, "cuda:1": GPU, "gpu": GPU, "qnn": NPU, "npu": NPU}
 
-    def find(name: str) -> Device:
+    def find(name: str, option: str = "--device") -> Device:
         if name.lower() not in there:
             raise DeviceUnavailable(f"there is no device '{name}' here", device=name)
         return there[name.lower()]

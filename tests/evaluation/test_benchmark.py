@@ -282,9 +282,15 @@ def test_categories_that_are_slower_are_named() -> None:
     document = build_document(SETUP, turns)
     assert document["below_one"] == ["slow"]
     assert (document["worst"] or {})["category"] == "slow"
-    assert "below 1.00 in: slow 0.902 (0.90–0.90)" in table(document)
-    quick = build_document(SETUP, [each for each in turns if each["category"] == "b"])
-    assert "below 1.00 in: no category" in table(quick)
+    assert (
+        "intervals of 2 categories: 1 wholly below 1.00 (slow 0.902), 1 wholly above, 0 include 1.00 (not decided)"
+        in table(document)
+    )
+    turns += [turn(0.9 + 0.05 * i, "even", 20 + i) for i in range(5)] + [turn(1.5, "once", 30)]
+    assert (
+        "intervals of 3 categories: 0 wholly below 1.00, 1 wholly above, 1 includes 1.00 (not decided), "
+        "1 unknown (a single answer)"
+    ) in table(build_document(SETUP, [each for each in turns if each["category"] != "slow"]))
 
 
 def test_prompts_that_are_slower_in_every_round_are_counted() -> None:

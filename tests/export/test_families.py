@@ -21,8 +21,9 @@ from families import (
 from mixtures import gguf_architecture, stored_experts
 
 from edgespec.errors import SourceError, UsageError
-from edgespec.export.convert import export_model
+from edgespec.export.convert import export_model, plan_source
 from edgespec.export.families import DecoderConfig, config_from_gguf
+from edgespec.export.folder_size import OTHER_BYTES
 from edgespec.export.gguf import read_gguf
 from edgespec.export.reference import reference_logits
 from edgespec.export.sources import read_source
@@ -43,7 +44,13 @@ def largest_difference(source: Path, output: Path, family: str) -> float:
 
 @pytest.mark.parametrize(("family", "form"), SOURCES)
 def test_export_gives_the_logits_of_transformers(tmp_path: Path, family: str, form: str) -> None:
-    assert largest_difference(write_source(tmp_path, family, form), tmp_path / "out", family) < 1e-4
+    source = write_source(tmp_path, family, form)
+    assert largest_difference(source, tmp_path / "out", family) < 1e-4
+    _, plan = plan_source(source, "fp32", context_length=CONTEXT_LENGTHS.get(family))
+    written = {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir()}
+    texts = written.pop("edgespec.json") + written.pop("README.md")
+    assert texts < OTHER_BYTES
+    assert plan.write_bytes == sum(written.values()) + OTHER_BYTES
 
 
 OLD_CONFIGS = {  # as the models' own folders have them, without what transformers takes for granted

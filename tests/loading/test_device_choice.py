@@ -25,7 +25,7 @@ NAMES = {"auto": CPU, "cpu": CPU, "webgpu": GPU, "gpu": GPU, "qnn": NPU}
 PLACE = {"num_threads": None, "drafter_threads": None, "deterministic": False}
 
 
-def found(name: str) -> Device:
+def found(name: str, option: str = "--device") -> Device:
     if name in NAMES:
         return NAMES[name]
     raise DeviceUnavailable(f"device '{name}': none here", device=name if name == "cuda" else None)

@@ -191,8 +191,11 @@ def test_a_core_ultra_has_an_npu_and_a_gpu_of_one_provider(monkeypatch: pytest.M
     # OpenVINO's plugin has no kernel for the attention of the gpu form, which a GPU in general runs.
     assert (npu.form, gpu.form) == ("npu", "npu")
     assert devices.find_device("npu") == npu
-    with pytest.raises(DeviceUnavailable, match="no gpu can be used"):
+    with pytest.raises(DeviceUnavailable, match="no gpu can be used; use --device cpu"):
         devices.find_device("gpu")
+    with pytest.raises(DeviceUnavailable, match="no gpu can be used; use --drafter-device cpu") as refused:
+        devices.find_device("gpu", "--drafter-device")
+    assert "--device" not in str(refused.value)
     assert [each.name for each in devices.usable_devices()] == ["cpu", "openvino:gpu", "openvino:npu"]
     with pytest.raises(DeviceUnavailable, match="more than one device here; name one of: openvino:npu"):
         devices.find_device("openvino")

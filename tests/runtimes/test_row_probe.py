@@ -149,16 +149,31 @@ def test_the_oldest_of_many_proofs_is_dropped(tmp_path: Path) -> None:
 def test_a_damaged_file_holds_no_proof_and_is_written_anew(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE_NAME).write_text(content)
     assert read_row_proof(tmp_path, "a") is None
-    write_row_proof(tmp_path, "a", PROOF)
+    reported: list[str] = []
+    write_row_proof(tmp_path, "a", PROOF, reported.append)
     assert read_row_proof(tmp_path, "a") == PROOF
+    # A file of another version is no damaged one.
+    assert [f"{tmp_path / FILE_NAME} was damaged (" in line for line in reported] == [True] * ("9" not in content)
+    write_row_proof(tmp_path, "b", PROOF, reported.append)
+    assert len(reported) <= 1
 
 
 def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     reported: list[str] = []
     (tmp_path / "file").write_text("")
     write_row_proof(tmp_path / "file", "a", PROOF, reported.append)
-    assert len(reported) == 1
-    assert "cannot be written" in reported[0]
+    (tmp_path / FILE_NAME).mkdir()
+    write_row_proof(tmp_path, "a", PROOF, reported.append)
+    assert len(reported) == 2
+    for line, folder in zip(reported, (tmp_path / "file", tmp_path), strict=True):
+        assert line.startswith(f"{folder / FILE_NAME} cannot be written (")
+
+
+def test_a_context_that_is_too_short_to_compare_is_the_reason(tiny_model: Path) -> None:
+    manifest = replace(read_manifest(tiny_model), context_length=16)
+    proof = prove_rows(onnx.OnnxDecoder(tiny_model, manifest, find_device("cpu"), deterministic=True), manifest)
+    assert (proof.holds, proof.num_rows) == (False, 0)
+    assert "its context of 16 tokens is too short" in proof.reason
 
 
 def test_a_key_changes_with_graph_threads_cache_runtime_and_processor(

@@ -86,7 +86,7 @@ class Machine:
         for module in ("engine.load", "loading.open_model", "planning.measured_placements"):
             patch.setattr(f"edgespec.{module}.open_model", open_paced)
 
-    def _find(self, name: str) -> Device:
+    def _find(self, name: str, option: str = "--device") -> Device:
         known = {device.name: device for device in self.devices} | {"auto": CPU}
         if name not in known:
             raise DeviceUnavailable(f"there is no device '{name}' here", device=name)

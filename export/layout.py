@@ -1,4 +1,4 @@
-"""The manifest of a model folder that is being written, without hashes."""
+"""What a model folder will hold, by source and options: the rule for its weights, and its manifest."""
 
 from dataclasses import replace
 
@@ -19,6 +19,30 @@ _STATIC_CONTEXT, _STATIC_PREFILL = 1024, 64
 _CACHE_DTYPES = {"w8a16": "uint16"}
 
 
+def num_weights(loaded: LoadedSource) -> int:
+    return sum(tensor.rows * tensor.columns for tensor in loaded.tensors.values())
+
+
+def rule_of(loaded: LoadedSource, precision: str, block_size: int, form: str) -> Rule:
+    """The forms of a source's tensors in a precision, which is not auto, for a kind of device."""
+    is_half = (form == "gpu" and precision != "fp32") or (form == "npu" and precision == "fp16")
+    return Rule(precision, block_size, is_half, num_weights(loaded), has_fused_products=form == "cpu")
+
+
+def describe_model(
+    name: str, loaded: LoadedSource, rule: Rule, form: str, drafting: Drafting, hidden_layers: tuple[int, ...]
+) -> Manifest:
+    """The manifest of a folder, without the hashes of its files.
+
+    Raises SourceError: Tokenizer and weights do not belong together.
+    """
+    vocabulary = loaded.vocabulary
+    tokenizer = Tokenizer.from_str(vocabulary.tokenizer_json)
+    check_ids(loaded.source.name, vocabulary, loaded.config.vocab_size, tokenizer)
+    manifest = lay_out(name, loaded, rule, form, drafting, hidden_layers)
+    return replace(manifest, vocab_sha256=vocabulary_sha256(tokenizer))
+
+
 def check_ids(name: str, vocabulary: Vocabulary, size: int, tokenizer: Tokenizer) -> None:
     """Raises SourceError: an id exceeds the rows of the embedding, so that a look-up would read past its end."""
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
@@ -31,13 +55,16 @@ def check_ids(name: str, vocabulary: Vocabulary, size: int, tokenizer: Tokenizer
             )
 
 
-def describe_model(
-    name: str, loaded: LoadedSource, rule: Rule, form: str, drafting: Drafting, hidden_layers: tuple[int, ...]
+def lay_out(
+    name: str,
+    loaded: LoadedSource,
+    rule: Rule,
+    form: str,
+    drafting: Drafting = Drafting(),  # noqa: B008  frozen
+    hidden_layers: tuple[int, ...] = (),
 ) -> Manifest:
-    """The manifest of the new folder, without hashes."""
+    """The manifest of a folder, without the hashes of its vocabulary and its files."""
     config, vocabulary = loaded.config, loaded.vocabulary
-    tokenizer = Tokenizer.from_str(vocabulary.tokenizer_json)
-    check_ids(loaded.source.name, vocabulary, config.vocab_size, tokenizer)
     kept_layers = drafting.layers(config.num_layers)
     subset = VOCAB_SUBSET if drafting.num_tokens else None
     is_drafter = subset is not None and kept_layers is None
@@ -55,7 +82,7 @@ def describe_model(
             dtype=_CACHE_DTYPES.get(rule.precision, "float16" if rule.is_half else "float32"),
         ),
         vocab_size=config.vocab_size,
-        vocab_sha256=vocabulary_sha256(tokenizer),
+        vocab_sha256="",
         bos_token_id=vocabulary.bos_token_id,
         eos_token_ids=vocabulary.eos_token_ids,
         add_bos=vocabulary.add_bos,

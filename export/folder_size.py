@@ -1,0 +1,97 @@
+"""The size of a model folder before it is written: its graphs are built over weights that are only counted."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, replace
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from edgespec.export.blocks import Bytes
+from edgespec.export.graphs import DRAFT_HEAD, build_graphs
+from edgespec.export.precision import Rule
+from edgespec.export.sources import LoadedSource
+from edgespec.export.static_graph import build_static_graph
+from edgespec.export.tensors import StoredTensor
+from edgespec.export.weights import WeightsFile
+from edgespec.manifest import Manifest
+from edgespec.types import Range
+
+OTHER_BYTES = 1 << 14  # the manifest and the model card
+_TOKEN_BYTES = 8  # of the file that lists the tokens of a trimmed head
+
+
+def folder_bytes(loaded: LoadedSource, rule: Rule, manifest: Manifest, num_tokens: int | None = None) -> int:
+    """The bytes of all files that an export writes; num_tokens: of a trimmed head."""
+    tensors = {role: _Unread.of(tensor) for role, tensor in loaded.tensors.items()}
+    if num_tokens is not None:
+        tensors[DRAFT_HEAD] = replace(tensors.get("head", tensors["embedding"]), rows=num_tokens)
+    weights, ranges = _CountedWeights(Path(manifest.weights)), None
+    if rule.precision == "w8a16":  # its weights are written once to measure ranges, and once more in 16 bits
+        width, capacity = manifest.prefill_tokens, manifest.context_length
+        build_static_graph(loaded.config, tensors, weights, rule, num_tokens=width, capacity=capacity)
+        ranges = _AnyRange()
+    graphs = build_graphs(manifest, loaded.config, tensors, weights, rule, ranges)
+    graphs_bytes: int = sum(ir.to_proto(graph).ByteSize() for graph in graphs.values())
+    texts = loaded.vocabulary.tokenizer_json, loaded.vocabulary.chat_template or ""
+    return (
+        weights.num_bytes
+        + graphs_bytes
+        + sum(len(text.encode()) for text in texts)
+        + (num_tokens or 0) * _TOKEN_BYTES
+        + OTHER_BYTES
+    )
+
+
+class _Unread(StoredTensor):
+    """A tensor of which every operation sees one row of zeros, so that nothing is read."""
+
+    @classmethod
+    def of(cls, tensor: StoredTensor) -> "_Unread":
+        return cls(**{field.name: getattr(tensor, field.name) for field in fields(tensor)})
+
+    def chunks(self) -> Iterator[Bytes]:
+        yield np.zeros((1, self.row_bytes), np.uint8)
+
+
+class _AnyRange(dict[str, Range]):
+    """A range for every name."""
+
+    def __missing__(self, name: str) -> Range:
+        return Range(-1.0, 1.0)
+
+
+class _CountedWeights(WeightsFile):
+    """Counts the bytes of weights by the shapes of their tensors, and writes nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._end = 0
+        self._written = {}
+
+    @property
+    def num_bytes(self) -> int:
+        return self._end
+
+    def append(
+        self,
+        name: str,
+        parts: Iterable[npt.NDArray[np.generic]],
+        shape: Iterable[int],
+        dtype: ir.DataType | None = None,
+    ) -> ir.Value:
+        """Count a tensor; its parts give its type alone."""
+        if (known := self.find(name)) is not None:
+            return known
+        seen, extents = list(parts), list(shape)
+        dtype = dtype or ir.DataType.from_numpy(seen[0].dtype)
+        length = int(prod(extents) * dtype.itemsize)
+        start = self._align(length)
+        self._end = start + length
+        return self.initializer(name, dtype, extents, start, length)
+
+    def _align(self, num_bytes: int) -> int:
+        alignment = 4096 if num_bytes >= 4096 else 64
+        return self._end + -self._end % alignment
