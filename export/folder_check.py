@@ -37,14 +37,14 @@ def check_folder(
 ) -> Check:
     """Compare a folder with its source; raises as judge does.
 
-    is_quick: Compare fewer tokens, for a first use.
+    is_quick: Compare fewer tokens, and no passes of one token beside others, for a first use.
     """
     tokens = _text_tokens(loaded, manifest.context_length)
     if is_quick:
         tokens = tokens[:_QUICK_TOKENS]
     if manifest.kv_cache.form == "static":  # whose weights have other layouts
         reference = reference_logits(loaded.config, loaded.tensors, tokens)
-        check = _compare(manifest, folder, open_decoder, tokens, reference, None)
+        check = _compare(manifest, folder, open_decoder, tokens, reference, None, is_quick=is_quick)
         judge(check, manifest.precision)
         return check
     written = read_written(folder / manifest.graph, loaded.tensors)
@@ -59,7 +59,7 @@ def check_folder(
             decoder = open_decoder(folder, exact, deterministic=True)
             structure = compare_structure(decoder, tokens, own, noisy, is_half=is_half)
             del decoder  # one at a time is in memory
-    check = _compare(manifest, folder, open_decoder, tokens, reference, own)
+    check = _compare(manifest, folder, open_decoder, tokens, reference, own, is_quick=is_quick)
     check = replace(check, weights_error=errors.largest, structure=structure)
     judge(check, manifest.precision, errors.wrong)
     return check
@@ -72,11 +72,13 @@ def _compare(
     tokens: TokenIds,
     reference: Logits,
     written: Logits | None,
+    *,
+    is_quick: bool,
 ) -> Check:
     decoder = open_decoder(folder, manifest, deterministic=True)
     check = compare(decoder, tokens, reference, written)
     some = tokens[: len(tokens) // 2]
-    if len(some) < 2:  # a context of three tokens
+    if is_quick or len(some) < 2:  # a context of three tokens
         return check
     rows = decoder.logits(some, min(NUM_STEPS, len(some) - 1)).copy()
     del decoder  # one at a time is in memory

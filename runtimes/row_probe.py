@@ -18,7 +18,7 @@ from edgespec.runtimes.row_rule import read_l2_bytes
 from edgespec.system.cancel import Cancel
 from edgespec.types import Decoder, Logits, TokenIds
 
-LIMIT_S = 3.0
+LIMIT_S = 1.0
 _STRETCH = 20  # positions that are compared at a time
 _NUM_RUN = 48  # tokens whose keys and values stand for those of a longer text
 # Tokens of prompts: more than kernels take at a time, and, where there is time, more than a prompt's chunk.
