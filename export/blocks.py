@@ -38,12 +38,13 @@ class Blocks:
 
     def dequantize(self) -> Floats:
         rows, columns = self.levels.shape
-        zero = self.zero_points[:, :, None] if self.zero_points is not None else 1 << (self.bits - 1)
-        levels = self.levels.reshape(rows, -1, self.block_size).astype(np.float32)
-        weights = (levels - np.float32(1) * zero) * self.scales[:, :, None]
+        weights = self.levels.reshape(rows, -1, self.block_size).astype(np.float32)
+        zero = np.float32(1 << (self.bits - 1)) if self.zero_points is None else self.zero_points[:, :, None]
+        np.subtract(weights, zero, out=weights, dtype=np.float32)
+        weights *= self.scales[:, :, None]
         if self.offsets is not None:
             weights += self.offsets[:, :, None]
-        return weights.reshape(rows, columns).astype(np.float32, copy=False)
+        return weights.reshape(rows, columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,19 +204,24 @@ _IQ2_XXS = np.frombuffer(
     ),
     "<u2",
 )
-_IQ2_MAGNITUDES = np.array([8, 25, 43], np.int16)
+_IQ2_MAGNITUDES = np.array([8, 25, 43], np.uint8)
+_EIGHT = np.arange(8)
+# Eight bytes at a time: the magnitudes of each pattern, and 255 for each minus sign, an even number of which the
+# eighth sign makes.
+_IQ2_PATTERNS = _IQ2_MAGNITUDES[(_IQ2_XXS[:, None] >> (2 * _EIGHT)) & 3].view(np.uint64)[:, 0]
+_SEVEN_SIGNS = np.arange(128)[:, None] >> _EIGHT & 1
+_IQ2_SIGNS = np.where(_EIGHT == 7, _SEVEN_SIGNS.sum(axis=1, keepdims=True) & 1, _SEVEN_SIGNS)
+_IQ2_SIGNS = (_IQ2_SIGNS * 255).astype(np.uint8).view(np.uint64)[:, 0]
 
 
 def _iq2_xxs(block: Bytes) -> _Fields:
     """Each 32 weights: four numbers of patterns, and in 32 bits four times 7 signs, and a scale of 4 bits."""
     groups = np.ascontiguousarray(block[..., 2:]).reshape(*block.shape[:2], 8, 8)
-    each = 2 * np.arange(8, dtype=np.uint16)
-    magnitudes = _IQ2_MAGNITUDES[(_IQ2_XXS[groups[..., :4], None] >> each) & 3]
     packed = np.ascontiguousarray(groups[..., 4:]).view("<u4")
-    signs = (packed >> np.arange(0, 28, 7, dtype=np.uint32)) & 127
-    bits = (signs[..., None] >> np.arange(7, dtype=np.uint32)) & 1
-    bits = np.concatenate([bits, bits.sum(axis=-1, keepdims=True) & 1], axis=-1)  # an even number of minus signs
-    levels = (128 + np.where(bits == 1, -magnitudes, magnitudes)).astype(np.uint8)
+    signs = _IQ2_SIGNS[(packed >> np.arange(0, 28, 7, dtype=np.uint32)) & 127]
+    levels = (_IQ2_PATTERNS[groups[..., :4]] ^ signs).view(np.uint8)
+    levels -= signs.view(np.uint8)  # with the bits flipped above, 256 less the magnitude
+    levels += np.uint8(128)
     scales = (np.float32(0.5) + (packed[..., 0] >> 28)) * np.float32(0.25) * _half(block[..., :2])[..., None]
     return levels, scales.astype(np.float32), None
 

@@ -27,6 +27,7 @@ from edgespec.export.tensors import StoredTensor
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Manifest, file_record, write_manifest
+from edgespec.system.console import show_progress
 from edgespec.system.split_files import utf8_name
 from edgespec.types import Range, Report
 
@@ -138,6 +139,7 @@ def _export(source: Path, output: Path, settings: _Settings, report: Report) -> 
         raise UsageError(f"block size is {block_size}; choose one of {', '.join(map(str, BLOCK_SIZES))}")
     require_absent(output)
     report(f"reading {source}")
+    show_progress("reading the file's tokenizer and its list of weights")
     is_checked = open_decoder is not None
     loaded, plan = plan_source(
         source,
@@ -163,16 +165,18 @@ def _export(source: Path, output: Path, settings: _Settings, report: Report) -> 
         if loaded.num_left_out:
             report(f"leaving out {loaded.num_left_out} tensors that see images; the export reads text")
         report(f"writing {loaded.config.num_layers} layers in {plan.precision} precision")
-        manifest = describe_model(
-            settings.name or utf8_name(output.name), loaded, rule, form, drafting, hidden_layers
-        )
+        tokenizer = Tokenizer.from_str(loaded.vocabulary.tokenizer_json)  # a second for a large vocabulary
+        name = settings.name or utf8_name(output.name)
+        manifest = describe_model(name, loaded, tokenizer, rule, form, drafting, hidden_layers)
         progress = Progress(plan.write_bytes, report)
         _write_files(folder, loaded, rule, manifest, drafting, measure_ranges, report, progress)
         report("hashing")
+        show_progress("computing the hashes of its files")
         manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
         if open_decoder is not None and (not settings.is_quick or can_be_checked(plan, report)):
             report("checking against the source")
-            check = check_folder(loaded, manifest, folder, open_decoder, is_quick=settings.is_quick)
+            check = check_folder(loaded, tokenizer, manifest, folder, open_decoder, is_quick=settings.is_quick)
+            show_progress("")
             manifest = replace(manifest, check=check)
         return finish(folder, manifest)
 

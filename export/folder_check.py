@@ -1,6 +1,6 @@
 """Check a new model folder against its source: its weights, its graph and its loss."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +11,14 @@ import onnx_ir as ir
 from tokenizers import Tokenizer
 
 from edgespec.errors import SourceError
+from edgespec.export.blocks import Floats
 from edgespec.export.check import NOISE, NUM_STEPS, TEXT, compare, compare_structure, judge, one_row_difference
 from edgespec.export.reference import Matrix, Stream, reference_logits, stream_logits
 from edgespec.export.sources import LoadedSource
 from edgespec.export.weight_errors import WeightErrors
 from edgespec.export.written import read_written
 from edgespec.manifest import Check, Manifest
+from edgespec.system.console import show_progress
 from edgespec.tokenization.tokenizer import translate_errors
 from edgespec.types import Decoder, Logits, TokenIds
 
@@ -33,33 +35,48 @@ class OpenDecoder(Protocol):
 
 
 def check_folder(
-    loaded: LoadedSource, manifest: Manifest, folder: Path, open_decoder: OpenDecoder, *, is_quick: bool = False
+    loaded: LoadedSource,
+    tokenizer: Tokenizer,
+    manifest: Manifest,
+    folder: Path,
+    open_decoder: OpenDecoder,
+    *,
+    is_quick: bool = False,
 ) -> Check:
     """Compare a folder with its source; raises as judge does.
 
-    is_quick: Compare fewer tokens, for a first use.
+    is_quick: Compare fewer tokens, and no passes of one token beside others, for a first use.
     """
-    tokens = _text_tokens(loaded, manifest.context_length)
+    tokens = _text_tokens(loaded, tokenizer, manifest.context_length)
     if is_quick:
         tokens = tokens[:_QUICK_TOKENS]
     if manifest.kv_cache.form == "static":  # whose weights have other layouts
         reference = reference_logits(loaded.config, loaded.tensors, tokens)
-        check = _compare(manifest, folder, open_decoder, tokens, reference, None)
+        check = _compare(manifest, folder, open_decoder, tokens, reference, None, is_quick=is_quick)
         judge(check, manifest.precision)
         return check
     written = read_written(folder / manifest.graph, loaded.tensors)
-    errors = WeightErrors(written)
+    errors, num_layers = WeightErrors(written), loaded.config.num_layers
+
+    def observe(role: str, parts: Sequence[Floats]) -> None:
+        layer = role.partition(".")[0]
+        show_progress(
+            f"checking layer {int(layer) + 1} of {num_layers}" if layer.isdigit() else "checking the head"
+        )
+        errors(role, parts)
+
     streams = [Stream(0), Stream(1, _WRITTEN_TOKENS), Stream(1, _NOISY_TOKENS, NOISE)]
     models: list[Mapping[str, Matrix]] = [loaded.tensors, written]
-    reference, own, noisy = stream_logits(loaded.config, loaded.tensors, models, streams, tokens, errors)
+    reference, own, noisy = stream_logits(loaded.config, loaded.tensors, models, streams, tokens, observe)
     is_half = manifest.kv_cache.dtype == "float16"
     structure = None
     with _exact_graph(folder, manifest) as exact:
         if exact is not None:
+            show_progress("checking the graph")
             decoder = open_decoder(folder, exact, deterministic=True)
             structure = compare_structure(decoder, tokens, own, noisy, is_half=is_half)
             del decoder  # one at a time is in memory
-    check = _compare(manifest, folder, open_decoder, tokens, reference, own)
+    check = _compare(manifest, folder, open_decoder, tokens, reference, own, is_quick=is_quick)
     check = replace(check, weights_error=errors.largest, structure=structure)
     judge(check, manifest.precision, errors.wrong)
     return check
@@ -72,11 +89,14 @@ def _compare(
     tokens: TokenIds,
     reference: Logits,
     written: Logits | None,
+    *,
+    is_quick: bool,
 ) -> Check:
+    show_progress("checking the loss")
     decoder = open_decoder(folder, manifest, deterministic=True)
     check = compare(decoder, tokens, reference, written)
     some = tokens[: len(tokens) // 2]
-    if len(some) < 2:  # a context of three tokens
+    if is_quick or len(some) < 2:  # a context of three tokens
         return check
     rows = decoder.logits(some, min(NUM_STEPS, len(some) - 1)).copy()
     del decoder  # one at a time is in memory
@@ -84,8 +104,7 @@ def _compare(
     return replace(check, one_row_difference=one_row_difference(narrow, some, rows))
 
 
-def _text_tokens(loaded: LoadedSource, context_length: int) -> TokenIds:
-    tokenizer = Tokenizer.from_str(loaded.vocabulary.tokenizer_json)
+def _text_tokens(loaded: LoadedSource, tokenizer: Tokenizer, context_length: int) -> TokenIds:
     with translate_errors(loaded.source.name, SourceError, "it cannot be used"):
         ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
     return np.array(ids, np.int32)[:context_length]

@@ -24,6 +24,7 @@ _MAX_DIMENSIONS = 4
 _DEFAULT_ALIGNMENT = 32
 # Bounds for hostile files; the header of Qwen2.5, 152,000 tokens and as many merges, has 6 MB.
 _MAX_HEADER_BYTES = 64 << 20
+_LENGTH = struct.Struct("<Q")  # of a string
 _MAX_TENSORS = 1 << 16
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -157,6 +158,21 @@ class _Header:
     def _string(self) -> str:
         return self._take(self._scalar("Q")).decode("utf-8", errors="replace")
 
+    def _strings(self, count: int) -> list[str]:
+        """Strings one behind the other; a call for each field would take a second for a large vocabulary."""
+        data, at, end = self.data, self.position, min(len(self.data), _MAX_HEADER_BYTES)
+        found = []
+        for _ in range(count):
+            size = _LENGTH.unpack_from(data, at)[0] if at + _LENGTH.size <= end else end
+            start = at + _LENGTH.size
+            if size > end - start:
+                self.position = at
+                self._string()  # raises what is wrong
+            at = start + size
+            found.append(data[start:at].decode("utf-8", errors="replace"))
+        self.position = at
+        return found
+
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
             return self._string()
@@ -170,7 +186,7 @@ class _Header:
         kind, count = self._scalar("I"), self._scalar("Q")
         if kind == _STRING:
             self._require_room(count * 8, "an array of strings")
-            return [self._string() for _ in range(count)]
+            return self._strings(count)
         if kind not in _SCALARS:
             raise SourceError(f"{self.path} has a metadata array of type {kind}; numbers and strings are read")
         code = _SCALARS[kind]

@@ -30,15 +30,19 @@ def rule_of(loaded: LoadedSource, precision: str, block_size: int, form: str) ->
 
 
 def describe_model(
-    name: str, loaded: LoadedSource, rule: Rule, form: str, drafting: Drafting, hidden_layers: tuple[int, ...]
+    name: str,
+    loaded: LoadedSource,
+    tokenizer: Tokenizer,
+    rule: Rule,
+    form: str,
+    drafting: Drafting,
+    hidden_layers: tuple[int, ...],
 ) -> Manifest:
     """The manifest of a folder, without the hashes of its files.
 
     Raises SourceError: Tokenizer and weights do not belong together.
     """
-    vocabulary = loaded.vocabulary
-    tokenizer = Tokenizer.from_str(vocabulary.tokenizer_json)
-    check_ids(loaded.source.name, vocabulary, loaded.config.vocab_size, tokenizer)
+    check_ids(loaded.source.name, loaded.vocabulary, loaded.config.vocab_size, tokenizer)
     manifest = lay_out(name, loaded, rule, form, drafting, hidden_layers)
     return replace(manifest, vocab_sha256=vocabulary_sha256(tokenizer))
 

@@ -1,7 +1,9 @@
-"""Progress of a long step, a line every three seconds."""
+"""Progress of a long step, a line every three seconds, and on a terminal always."""
 
 from collections.abc import Callable
 from time import monotonic
+
+from edgespec.system.console import show_progress
 
 _EVERY_S = 3.0
 
@@ -15,6 +17,7 @@ class Progress:
         self._started = self._reported = monotonic()
 
     def __call__(self, done_bytes: int) -> None:
+        show_progress(f"converting: {done_bytes / 1e6:.0f} of at most {self._expected_bytes / 1e6:.0f} MB")
         now = monotonic()
         if now - self._reported < _EVERY_S:
             return

@@ -153,9 +153,12 @@ def _sentencepiece(path: object, pieces: list[str], scores: Any, types: list[int
     ranked: list[tuple[float, int, tuple[str, str]]] = []
     for token, piece in enumerate(pieces):
         if types[token] == 1:
-            splits = ((piece[:i], piece[i:]) for i in range(1, len(piece)))
             rank = -scores[token] if math.isfinite(scores[token]) else math.inf
-            ranked += [(rank, token, pair) for pair in splits if pair[0] in vocab and pair[1] in vocab]
+            ranked += [
+                (rank, token, (piece[:i], piece[i:]))
+                for i in range(1, len(piece))
+                if piece[:i] in vocab and piece[i:] in vocab
+            ]
     merges = [pair for _, _, pair in sorted(ranked, key=lambda entry: entry[:2])]
     unknown = next((pieces[i] for i, type_ in enumerate(types) if type_ == _UNKNOWN), None)
     tokenizer = Tokenizer(models.BPE(vocab, merges, byte_fallback=True, fuse_unk=True, unk_token=unknown))

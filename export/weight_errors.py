@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from edgespec.export.blocks import Floats
 from edgespec.export.written import WrittenMatrix
@@ -37,9 +38,8 @@ class WeightErrors:
     def __call__(self, role: str, parts: Sequence[Floats]) -> None:
         source, written = parts[:2]
         difference = written - source
-        energy = np.einsum("ij,ij->i", source, source, dtype=np.float64)
-        error = np.einsum("ij,ij->i", difference, difference, dtype=np.float64)
-        excess = np.einsum("ij,ij->i", difference, source, dtype=np.float64).sum()
+        energy, error = _products(source, source), _products(difference, difference)
+        excess = _products(difference, source).sum()
         is_used = energy > 0
         worst = math.sqrt(np.divide(error, energy, out=np.zeros_like(error), where=is_used).max(initial=0.0))
         if np.isnan(error).any() or (error[~is_used] > 0).any():
@@ -54,6 +54,11 @@ class WeightErrors:
         gain = abs(float(excess / energy.sum())) if energy.any() else 0.0
         if not gain <= (allowed := _GAIN[matrix.bits]):
             self.wrong.append(WeightError(role, gain, allowed))
+
+
+def _products(some: Floats, others: Floats) -> npt.NDArray[np.float64]:
+    """The inner product of each two rows, whose terms are added in single precision."""
+    return np.einsum("ij,ij->i", some, others).astype(np.float64)
 
 
 def row_bound(matrix: WrittenMatrix) -> float:

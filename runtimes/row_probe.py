@@ -18,7 +18,7 @@ from edgespec.runtimes.row_rule import read_l2_bytes
 from edgespec.system.cancel import Cancel
 from edgespec.types import Decoder, Logits, TokenIds
 
-LIMIT_S = 3.0
+LIMIT_S = 1.0
 _STRETCH = 20  # positions that are compared at a time
 _NUM_RUN = 48  # tokens whose keys and values stand for those of a longer text
 # Tokens of prompts: more than kernels take at a time, and, where there is time, more than a prompt's chunk.
@@ -26,7 +26,7 @@ _SHORT_PROMPT, _PROMPT = 136, 280
 _WIDEST = 16  # tokens of a pass that verifies a draft
 _POWERS = (64, 128, 256, 512, 1024, 2048, 4096)  # positions at which kernels change
 _NUM_CUTS = 2
-_NUM_ALONE = 8  # passes of one token in a row, as plain decoding runs them
+_NUM_ALONE = 4  # passes of one token in a row, as plain decoding runs them, on both sides of a border
 _NUM_ALWAYS = 3  # stretches that are compared however long it takes
 
 
@@ -163,7 +163,9 @@ def _compare_stretch(
     decoder: Decoder, tokens: TokenIds, start: int, found: _Found, rng: np.random.Generator
 ) -> _Found:
     expected = decoder.logits(tokens, len(tokens) - start).copy()
-    cuts = [("passes of one token and then more", [1] * _NUM_ALONE + [len(tokens) - start - _NUM_ALONE])]
+    before = (_STRETCH - _NUM_ALONE) // 2 if start else 0
+    alone = [before] * bool(before) + [1] * _NUM_ALONE + [len(tokens) - start - before - _NUM_ALONE]
+    cuts = [("passes of one token among wider ones", alone)]
     for _ in range(_NUM_CUTS):
         widths = list(_random_widths(len(tokens) - start, rng))
         cuts.append((f"passes of {', '.join(map(str, widths))} tokens", widths))

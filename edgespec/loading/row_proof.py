@@ -9,12 +9,12 @@ import logging
 from edgespec.errors import DeviceUnavailable, MemoryExhausted
 from edgespec.loading.open_model import ModelFolder
 from edgespec.loading.placement import Placement
-from edgespec.runtimes.row_probe import LIMIT_S, RowProof, prove_rows
+from edgespec.runtimes.row_probe import RowProof, prove_rows
 from edgespec.runtimes.row_proofs import proof_key, read_row_proof, write_row_proof
+from edgespec.system.console import show_progress
 from edgespec.types import Decoder, Report
 
 _QUIET_S = 2.0  # a check that took longer is reported
-_FOREIGN_LIMIT_S = 2.0  # in a folder that is never written it is made at each start
 _log = logging.getLogger(__name__)
 
 
@@ -73,7 +73,11 @@ def _find_proof(target: ModelFolder, decoder: Decoder, placement: Placement, rep
     if (known := read_row_proof(target.folder, key)) is not None:
         return known
     is_ours = target.manifest.is_ours
-    proof = prove_rows(decoder, target.manifest, limit_s=LIMIT_S if is_ours else _FOREIGN_LIMIT_S)
+    show_progress("checking whether the text depends on drafts on this machine")
+    try:
+        proof = prove_rows(decoder, target.manifest)
+    finally:
+        show_progress("")
     if is_ours:
         write_row_proof(target.folder, key, proof, report)
     if proof.seconds > _QUIET_S:

@@ -2,14 +2,17 @@
 
 info() and warn() go through the logger "edgespec", which is silent until a command, or a program that embeds
 edgespec, adds a handler: INFO for the stages of a command, WARNING for what went wrong while it goes on, DEBUG for
-decisions and their reasons.
+decisions and their reasons. show_progress() goes through "edgespec.progress": a terminal alone shows it, in a line
+that the next one replaces.
 """
 
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from time import monotonic
 from typing import TextIO
 
 from edgespec.system.printable import printable
@@ -17,6 +20,8 @@ from edgespec.system.printable import printable
 _LOG = logging.getLogger("edgespec.system.console")
 _ALL = logging.getLogger("edgespec")
 _ROUNDS = logging.getLogger("edgespec.rounds")  # a JSON document a round, for a file alone
+_PROGRESS = logging.getLogger("edgespec.progress")
+_PROGRESS_S = 0.1  # between two lines of progress
 
 
 def print_stderr(line: str) -> None:
@@ -34,25 +39,63 @@ def warn(line: str) -> None:
     _LOG.warning("%s", line)
 
 
+def show_progress(text: str) -> None:
+    """Say what is being done now; an empty text takes the line away."""
+    _PROGRESS.debug("%s", text)
+
+
 class _Stderr(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown, self._shown_at = "", 0.0  # the line of progress on the terminal
+
     def emit(self, record: logging.LogRecord) -> None:
+        if record.name == _PROGRESS.name:
+            text = record.getMessage()
+            if not (text and self._shown) or monotonic() - self._shown_at > _PROGRESS_S:
+                self._show(f"edgespec: {text} …" if text else "")
+            return
+        self._show("")
         where = f"[{record.name.removeprefix('edgespec.')}] " if record.levelno < logging.INFO else ""
         print_stderr(f"edgespec: {where}{record.getMessage()}")
+
+    def close(self) -> None:
+        self._show("")
+        super().close()
+
+    def _show(self, text: str) -> None:
+        """Replace the line of progress, which is cut to the terminal's width."""
+        text = printable(text)[: shutil.get_terminal_size().columns - 1]
+        if text == self._shown:
+            return
+        erase = f"\r{' ' * len(self._shown)}\r" if self._shown else ""
+        self._shown, self._shown_at = text, monotonic()
+        with suppress(OSError, ValueError):
+            sys.stderr.write(erase + text)
+            sys.stderr.flush()
 
 
 @contextmanager
 def log_to_stderr(*, quiet: bool = False, verbose: bool = False) -> Iterator[None]:
     """Print what is logged: INFO and above, warnings alone if quiet, DEBUG too if verbose."""
-    handler, before = _Stderr(), [(log, log.level) for log in (_ALL, _ROUNDS)]
+    handler, before = _Stderr(), [(log, log.level) for log in (_ALL, _ROUNDS, _PROGRESS)]
     _ALL.addHandler(handler)
     _ALL.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
     _ROUNDS.setLevel(logging.WARNING)
+    _PROGRESS.setLevel(logging.WARNING if quiet or not _is_terminal() else logging.DEBUG)
     try:
         yield
     finally:
+        handler.close()
         _ALL.removeHandler(handler)
         for log, level in before:
             log.setLevel(level)
+
+
+def _is_terminal() -> bool:
+    """Whether stderr is a terminal that can overwrite a line."""
+    is_dumb = os.environ.get("TERM", "") in ("dumb", "unknown")
+    return sys.stderr.isatty() and not is_dumb
 
 
 def discard_output(stream: TextIO) -> None:

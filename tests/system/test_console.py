@@ -1,0 +1,92 @@
+"""Lines for a person on stderr: progress is one line of a terminal, and nothing elsewhere."""
+
+import io
+import itertools
+import logging
+
+import pytest
+
+from edgespec.system import console
+from edgespec.system.console import info, log_to_stderr, show_progress
+
+
+class _Screen(io.StringIO):
+    """A stream that may be a terminal, and the lines that somebody sees on it."""
+
+    def __init__(self, *, is_terminal: bool) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    @property
+    def lines(self) -> list[str]:
+        shown = []
+        for line in self.getvalue().split("\n"):
+            cells: list[str] = []
+            for text in line.split("\r"):
+                cells[: len(text)] = text
+            shown.append("".join(cells).rstrip())
+        return shown
+
+
+def _work() -> None:
+    show_progress("reading")
+    show_progress("reading more")
+    info("a stage")
+    show_progress("")
+    show_progress("checking")
+
+
+def _screen(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool = True) -> _Screen:
+    screen = _Screen(is_terminal=is_terminal)
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(console, "monotonic", itertools.count().__next__)
+    return screen
+
+
+def test_progress_is_replaced_and_leaves_only_lines_of_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = _screen(monkeypatch)
+    with log_to_stderr():
+        show_progress("reading")
+        assert screen.lines == ["edgespec: reading …"]
+        show_progress("now")
+        assert screen.lines == ["edgespec: now …"]
+        info("a stage")
+        show_progress("x" * 100)
+        assert screen.lines == ["edgespec: a stage", "edgespec: " + "x" * 29]
+    assert screen.lines == ["edgespec: a stage", ""]
+    assert logging.getLogger("edgespec.progress").level == logging.NOTSET
+
+
+def test_a_line_of_progress_stays_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = _screen(monkeypatch)
+    monkeypatch.setattr(console, "monotonic", lambda: 5.0)
+    with log_to_stderr():
+        show_progress("reading")
+        show_progress("too soon")
+        assert screen.lines == ["edgespec: reading …"]
+        show_progress("")
+        assert screen.lines == [""]
+
+
+def test_a_pipe_gets_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = _screen(monkeypatch, is_terminal=False)
+    for settings in ({}, {"verbose": True}):
+        with log_to_stderr(**settings):
+            _work()
+    assert screen.getvalue() == "edgespec: a stage\n" * 2
+
+
+def test_quiet_and_dumb_terminals_get_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = _screen(monkeypatch)
+    with log_to_stderr(quiet=True):
+        _work()
+    assert screen.getvalue() == ""
+    monkeypatch.setenv("TERM", "dumb")
+    with log_to_stderr():
+        _work()
+    assert screen.getvalue() == "edgespec: a stage\n"
