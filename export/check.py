@@ -159,8 +159,9 @@ def judge(check: Check, precision: str, wrong: Sequence[WeightError] = ()) -> No
     allowed = _ROUNDING_MARGIN * (check.rounding_difference or 0.0) + _LEAST
     if not check.pieces_difference <= allowed:
         raise ExportMismatch(
-            f"the exported model gives other logits in pieces than at once (by {check.pieces_difference:.3g}, "
-            f"where rounding in {precision} explains {allowed:.3g}); nothing was installed. {_REPORT}"
+            "the exported model gives other logits when a text is read in pieces (by "
+            f"{check.pieces_difference:.3g}, where rounding in {precision} explains {allowed:.3g}); "
+            f"nothing was installed. {_REPORT}"
         )
     if not check.divergence <= _DIVERGENCE[precision]:
         raise PrecisionLoss(
@@ -178,7 +179,7 @@ def _judge_structure(structure: Structure) -> None:
     """Raises ExportMismatch: The graph computes something else than its weights say."""
     for found, what in (
         (structure.difference, "than its weights say"),
-        (structure.pieces_difference, "in pieces than at once"),
+        (structure.pieces_difference, "when the text is read in pieces"),
     ):
         if not found <= structure.allowed:
             raise ExportMismatch(

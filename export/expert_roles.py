@@ -86,7 +86,7 @@ class _Reader:
             raise SourceError(f"{self._path} has no tensor {name}; the file is incomplete or damaged")
         if (tensor.rows, tensor.columns) != (rows, columns):
             raise SourceError(
-                f"{self._path}: tensor {name} is {tensor.rows}×{tensor.columns}, its settings want "
+                f"{self._path}: tensor {name} is {tensor.rows}×{tensor.columns}, its settings require "
                 f"{rows}×{columns}; the file is damaged"
             )
         self.used.add(name)

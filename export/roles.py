@@ -101,7 +101,7 @@ def _split_fused(
                 raise SourceError(f"{path} has no tensor {name}; the file is incomplete or damaged")
             if fused.rows != sum(sizes):
                 raise SourceError(
-                    f"{path}: tensor {name} has {fused.rows} rows, its settings want {sum(sizes)}; "
+                    f"{path}: tensor {name} has {fused.rows} rows, its settings require {sum(sizes)}; "
                     "the file is damaged"
                 )
             start = 0
@@ -129,7 +129,7 @@ def _require_shape(path: object, config: DecoderConfig, role: str, tensor: Store
     wanted = _shape(config, role)
     if (tensor.rows, tensor.columns) != wanted:
         raise SourceError(
-            f"{path}: tensor {tensor.name} is {tensor.rows}×{tensor.columns}, its settings want "
+            f"{path}: tensor {tensor.name} is {tensor.rows}×{tensor.columns}, its settings require "
             f"{wanted[0]}×{wanted[1]}; the file is damaged"
         )
     return tensor

@@ -67,7 +67,9 @@ def probe(decoder: Decoder, stated: str = OTHERS) -> None:
         ) from None
     scale = float(np.abs(whole - whole.mean(axis=1, keepdims=True)).max())
     if not float(np.abs(pieces - whole).max()) <= 0.1 * scale:
-        raise ManifestError(f"the model gives other logits in pieces than at once: its cache is not {stated}")
+        raise ManifestError(
+            f"the model gives other logits when a text is read in pieces: its cache is not {stated}"
+        )
 
 
 def _read(path: Path) -> Any:

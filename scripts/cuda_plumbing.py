@@ -4,11 +4,11 @@
     python scripts/cuda_plumbing.py MODEL onnxruntime_gpu-….whl
 
 The provider's library is the real one. The libraries that it needs (libcudart, libcublas, libcudnn, …) are built
-by gcc (cuda_stubs.py), with every function that it imports: device memory is host memory, a copy copies, and a kernel does
-nothing. So this shows whether a session accepts edgespec's options, which nodes run where, what is copied between
-host and device within a pass, what is taken of the device's memory and given back, what the library says where
-there is none, and how many handles of cuBLAS threads make. It shows nothing of what is computed, and no speed. For
-a folder in the gpu form, on Linux. The exit code is 1 where something is not as edgespec takes it to be.
+by gcc (cuda_stubs.py), with every function that it imports: device memory is host memory, a copy copies, and a
+kernel does nothing. This shows whether a session accepts edgespec's options, which nodes run where, what is copied
+between host and device within a pass, how much device memory is taken and given back, what the library says
+when there is none left, and how many handles of cuBLAS threads make. It shows no results of kernels, and no speed.
+For a folder in the gpu form, on Linux. The exit code is 1 if something is not as edgespec assumes.
 """
 
 import gc

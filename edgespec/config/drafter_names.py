@@ -50,6 +50,6 @@ def _cascade(part: str, named: str) -> Cascade:
     if wrong or not models:
         raise UsageError(
             f"the drafter '{named}' has '{wrong[0] if wrong else ''}' in place of a model; wanted a model, models "
-            f"separated by commas, {', '.join((*TEXT, *TARGET, SELF))}, or none alone"
+            f"separated by commas, {', '.join((*TEXT, *TARGET, SELF))}, or none by itself"
         )
     return Cascade(tuple(models), text)

@@ -241,6 +241,6 @@ def load_translation(target: ModelFolder, draft: ModelFolder, report: Report) ->
     translate, share = found
     report(
         f"{draft.manifest.name} has another vocabulary than {target.manifest.name}: it has {share:.0%} of the "
-        "tokens of ordinary text, and drafts these alone"
+        "tokens of ordinary text, and drafts only these"
     )
     return translate

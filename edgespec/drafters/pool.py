@@ -227,7 +227,7 @@ class DrafterPool:
             name, reason = self._faults.popleft()
             if name not in self._quarantined:
                 self._quarantined.add(name)
-                self.changes.add(f"{name} drafts no more in this session: {reason}")
+                self.changes.add(f"{name} no longer drafts in this session: {reason}")
                 self.version += 1
         for model, slot in list(self._slots.items()):
             if slot.guard.is_quarantined:

@@ -210,7 +210,7 @@ class AutoDevices:
             write_decision(self.models.path, self._asked, decision)
         except OSError as error:
             self.models.report(
-                f"{self.models.path} cannot be written ({error.strerror}): the devices are compared anew next time"
+                f"{self.models.path} cannot be written ({error.strerror}): devices are compared again next time"
             )
 
 

@@ -46,7 +46,7 @@ def _verdict_lines(document: BenchDocument) -> Iterator[str]:
         half = figures.middle_half(found)
         yield f"median of {found['count']} answers {found['median']:.3f}, middle half {half}"
     if ratio := document.get("ratio_in_passes"):
-        yield f"in the time of passes and drafts alone, without text and handover: {ratio:.3f}"
+        yield f"counting only passes and drafts, without text and handover: {ratio:.3f}"
     for text in (figures.texts_text(document), figures.setup_text(document)):
         if text:
             yield text

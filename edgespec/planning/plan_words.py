@@ -48,7 +48,7 @@ def _summary(document: Document) -> Iterator[tuple[str, str]]:
     yield "drafters", ", ".join(document["drafters"]) + _NOT_COUNTED * bool(from_text) or "none"
     yield "context", f"{document['context_length']} tokens, for which {gib:.2f} GiB are needed"
     for line in document["downgrades"]:
-        yield "for want of memory", line
+        yield "for lack of memory", line
     yield "to run it", document["command"]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+import peer_runtimes
 import peers
 import peers_worker
 import pytest
@@ -94,7 +95,7 @@ def find_nothing(runtime: Runtime) -> None:
 
 @pytest.fixture
 def runtimes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "RUNTIMES", {"not-there": ABSENT, "there": PRESENT})
+    monkeypatch.setattr(peer_runtimes, "RUNTIMES", {"not-there": ABSENT, "there": PRESENT})
 
 
 @pytest.mark.usefixtures("runtimes")
@@ -159,7 +160,7 @@ def test_folder_for_other_runtimes_gives_the_logits_of_all_tokens(tiny_model: Pa
 def test_comparison_without_any_runtime_is_refused(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(peers, "RUNTIMES", {"not-there": ABSENT})
+    monkeypatch.setattr(peer_runtimes, "RUNTIMES", {"not-there": ABSENT})
     assert peers.main([str(tiny_model), "--max-tokens", "2"]) == 2
     assert "no runtime to compare with" in capsys.readouterr().err
     assert peers.main([str(tiny_model), "--temperature", "1"]) == 2

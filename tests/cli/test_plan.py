@@ -232,7 +232,7 @@ def test_lack_of_memory_is_a_downgrade_of_the_plan_and_load_agrees(
         "no tiny-int4 beside long",
     ]
     text = run(capsys, target, "--drafter", tiny_drafter)[1]
-    assert text.count("for want of memory") == 2
+    assert text.count("for lack of memory") == 2
     with load(target, drafter="none", offline=True) as engine:
         assert engine.context_length == document["context_length"]
 

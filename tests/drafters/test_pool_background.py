@@ -132,6 +132,6 @@ def test_a_model_that_fails_in_the_background_is_quarantined_with_its_reason() -
     pool.loader.wait()
     assert slow.machine.look(pool, PLENTY) == ["suffix"]
     assert any(
-        "model drafts no more in this session: OSError: the file is gone" in each for each in pool.take_changes()
+        "model no longer drafts in this session: OSError: the file is gone" in each for each in pool.take_changes()
     )
     pool.close()

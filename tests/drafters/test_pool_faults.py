@@ -60,7 +60,7 @@ def test_a_faulty_drafter_is_quarantined_for_good_and_the_answer_goes_on(fault: 
     answer(pool, 3)
     assert not machine.alive
     (line,) = pool.take_changes()
-    assert line.startswith("broken drafts no more in this session: ")
+    assert line.startswith("broken no longer drafts in this session: ")
     answer(pool, 3, seed=5)
     assert pool.drafters() == []
     assert machine.opened == ["broken"]
@@ -89,7 +89,7 @@ def test_a_drafter_that_hangs_is_quarantined_at_its_deadline() -> None:
     answer(pool, 3)
     assert perf_counter() - started < 3.0
     (line,) = pool.take_changes()
-    assert line.startswith("slow drafts no more in this session: DrafterFault: it has not answered for")
+    assert line.startswith("slow no longer drafts in this session: DrafterFault: it has not answered for")
     decoder.may_go_on.set()
     drafter.lane.stop()
 

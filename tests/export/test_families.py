@@ -153,7 +153,7 @@ def test_mixture_of_experts_is_refused_for_other_devices(tmp_path: Path, form: s
     ("change", "words"),
     [
         ({"num_experts_per_tok": 5}, "uses 5 of 4 experts"),
-        ({"num_experts": 3}, "mlp.gate.weight is 4×64, its settings want 3×64"),
+        ({"num_experts": 3}, "mlp.gate.weight is 4×64, its settings require 3×64"),
         ({"num_experts": None}, "num_local_experts is None"),
         ({"decoder_sparse_step": 2}, "experts in some layers only"),
         ({"mlp_only_layers": [0]}, "sets mlp_only_layers"),
@@ -299,7 +299,7 @@ def test_gguf_feature_that_the_graph_lacks_is_refused(architecture: str, keys: d
         ("phi3", {"rope_parameters": {"rope_type": "yarn"}}, "factor is None"),
         ("phi3", {"rope_parameters": {"rope_type": "dynamic"}}, "known are default"),
         ("phi3", {"rope_parameters": {"partial_rotary_factor": 0.75}}, "rotates 12 of the 16"),
-        ("phi3", {"num_key_value_heads": 4}, "has 128 rows, its settings want 192"),
+        ("phi3", {"num_key_value_heads": 4}, "has 128 rows, its settings require 192"),
         (
             "phi3-longrope",
             {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}},

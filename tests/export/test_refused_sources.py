@@ -337,7 +337,7 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path, precision: str) 
         ({"eos_token_id": 10**12}, "eos token id"),
         ({"eos_token_id": [[1]]}, "cannot be understood"),
         ({"eos_token_id": "abc"}, "special token ids"),
-        ({"hidden_size": 128}, "its settings want"),
+        ({"hidden_size": 128}, "its settings require"),
         ({"model_type": "bert"}, "bert"),
     ],
 )

@@ -82,7 +82,7 @@ def test_drafter_without_numbers_is_parked_and_no_token_changes(
     assert answer.token_ids == again.token_ids == whole
     assert answer.stats.num_drafted > 0 == again.stats.num_drafted
     (line,) = answer.stats.downgrades
-    assert "drafts no more in this session" in line
+    assert "no longer drafts in this session" in line
     assert "damaged" in line
     assert line in said
 
