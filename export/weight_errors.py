@@ -58,7 +58,8 @@ class WeightErrors:
 
 def _products(some: Floats, others: Floats) -> npt.NDArray[np.float64]:
     """The inner product of each two rows, whose terms are added in single precision."""
-    return np.einsum("ij,ij->i", some, others).astype(np.float64)
+    products: npt.NDArray[np.float64] = np.einsum("ij,ij->i", some, others).astype(np.float64)
+    return products
 
 
 def row_bound(matrix: WrittenMatrix) -> float:

@@ -14,7 +14,7 @@ from families import CONTEXT_LENGTHS, FAMILIES, LOGITS, MIXTURES, SOURCES, TOKEN
 from edgespec.errors import ExportMismatch, UsageError
 from edgespec.export import convert, graphs
 from edgespec.export.card import quality
-from edgespec.export.check import compare, judge
+from edgespec.export.check import compare, compare_structure, judge
 from edgespec.export.families import DecoderConfig, Layer
 from edgespec.export.graph import build_graph
 from edgespec.export.precision import Rule
@@ -87,6 +87,35 @@ def test_cache_that_forgets_is_refused() -> None:
     assert check.pieces_difference == pytest.approx(0.5)
     with pytest.raises(ExportMismatch, match="in pieces"):
         judge(check, "fp32")
+
+
+class Stale:
+    """A decoder whose rows behind what it holds are wrong, by an amount, from its second call on."""
+
+    def __init__(self, logits: np.ndarray, amount: float) -> None:
+        self.rows, self.amount = logits, amount
+        self.widths: list[int] = []
+
+    def logits(self, tokens: np.ndarray, num_rows: int) -> np.ndarray:
+        rows = np.zeros((num_rows, self.rows.shape[1]), np.float32)
+        right = self.rows[len(tokens) - num_rows : len(tokens)]  # the first call leads astray, past the text
+        rows[: len(right)] = right
+        rows[:, 0] += self.amount * bool(self.widths)
+        self.widths.append(num_rows)
+        return rows
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 7, 48, 96])
+def test_structure_sees_every_row_and_some_of_them_behind_a_rewind(num_tokens: int) -> None:
+    text = np.random.default_rng(0).normal(size=(num_tokens + 9, 30)).astype(np.float32)
+    tokens, written = np.arange(num_tokens + 9, dtype=np.int32), text[:num_tokens]
+    noisy = written * np.float32(1 + 1e-5)
+    good = compare_structure(Stale(text, 0), tokens, written, noisy)  # type: ignore[arg-type]
+    assert (good.difference, good.pieces_difference) == (0, 0)
+    stale = Stale(text, 0.5)
+    bad = compare_structure(stale, tokens, written, noisy)  # type: ignore[arg-type]
+    assert min(bad.difference, bad.pieces_difference) > 100 * bad.allowed
+    assert len(stale.widths) == 2
 
 
 @pytest.mark.parametrize("divergence", [0.2, float("nan"), float("inf")])
