@@ -67,7 +67,7 @@ MODELS = {
             "tie_word_embeddings": True,
         }
     ),
-    "qwen2.5-1.5b, YaRN": Published(
+    "Qwen2.5-1.5B-YaRN": Published(
         {
             "model_type": "qwen2", "hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12,
             "num_key_value_heads": 2, "vocab_size": 151936, "rope_theta": 1e6, "max_position_embeddings": 32768,
