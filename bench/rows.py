@@ -20,10 +20,12 @@ from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-from families import FAMILIES, MIXTURES
+from families import FAMILIES
 from imitated_l2 import with_l2
 from real_shapes import Shape, count_differing, random_tokens, walks, write_model
 
+# Experts of a layer and how many a token chooses, for mixtures, by size of head.
+EXPERTS = {64: (8, 2), 80: (16, 4), 96: (40, 8), 128: (64, 8), 160: (8, 3), 192: (16, 2), 256: (32, 5)}
 HEADS = (64, 80, 96, 128, 160, 192, 256)
 KV_HEADS = {64: 3, 80: 8, 96: 1, 128: 2, 160: 4, 192: 2, 256: 1}
 
@@ -40,8 +42,14 @@ def main() -> int:
     for family in options.families:
         for head_dim in options.heads:
             kv_heads = KV_HEADS.get(head_dim, 1)
+            experts, used = EXPERTS.get(head_dim, (8, 2))
             shape = Shape(
-                head_dim, heads=kv_heads * max(1, 4 // kv_heads), kv_heads=kv_heads, window=options.window
+                head_dim,
+                heads=kv_heads * max(1, 4 // kv_heads),
+                kv_heads=kv_heads,
+                window=options.window,
+                experts=experts,
+                used=used,
             )
             with tempfile.TemporaryDirectory() as folder:
                 for precision in options.precisions:
@@ -73,7 +81,7 @@ def _count(
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", type=_words, default=[name for name in FAMILIES if name not in MIXTURES])
+    parser.add_argument("--families", type=_words, default=list(FAMILIES))
     parser.add_argument("--heads", type=_numbers, default=list(HEADS))
     parser.add_argument("--precisions", type=_words, default=["fp32", "int8", "int4"])
     parser.add_argument("--tokens", type=int, default=700)

@@ -1,7 +1,12 @@
-"""A mixture of experts as one node: MoE over floats, QMoE over blocks (Shazeer et al., arXiv:1701.06538).
+"""A mixture of experts in a graph: MoE over floats, QMoE over blocks (Shazeer et al., arXiv:1701.06538).
 
 Both take the matrices of all experts stacked, [num_experts, rows, columns], gate and up interleaved by rows. QMoE
 has no minima of blocks, so experts whose stored blocks have minima are rounded to 8 bits.
+
+The kernels are given routes, pairs of a token and an expert, instead of tokens, and add nothing up themselves. On
+the CPU they add the experts of a token in an order that depends on the other tokens of the pass, QMoE normalises
+the weights of the chosen experts whether it is told to or not, and both have another product for one row, or the
+last of an odd number. So an expert that has an odd number of routes gets one more, which nobody reads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,6 +24,8 @@ from edgespec.export.nodes import Nodes
 from edgespec.export.precision import BITS, BLOCK_SIZES, Form, Rule
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
+
+_BOOL = int(ir.DataType.BOOL)
 
 Expert = tuple[StoredTensor, ...]
 """Matrices of one expert that are interleaved: gate and up, or down alone."""
@@ -44,9 +51,56 @@ class ExpertsWriter:
             router_logits: [num_tokens, num_experts].
             matrices: Of each expert gate and up, and of each expert down.
         """
+        op, constant, hidden = self._nodes.op, self._nodes.constant, matrices[0][0][0].columns
+        shares, experts = self._choose(router_logits, routing)
+        each = constant("one_expert", np.eye(routing.num_experts, dtype=np.float32))
+        routes = op("Gather", each, op("Reshape", experts, constant("flat", np.array([-1]))), axis=0)
+        axis_0, axis_1 = (constant(f"axis_{axis}", np.array([axis])) for axis in (0, 1))
+        counts = op("ReduceSum", routes, axis_0, keepdims=0)
+        is_odd = op("Cast", op("Mod", counts, constant("two", np.array([2], np.float32)), fmod=1), to=_BOOL)
+        added = op("Compress", each, is_odd, axis=0)
+
+        tokens = op("Reshape", x, constant("tokens_apart", np.array([-1, 1, hidden])))
+        copies = op("Tile", tokens, constant("routes_of_token", np.array([1, routing.num_used, 1])))
+        rows = constant("rows", np.array([-1, hidden]))
+        first = op(
+            "Slice", op("Reshape", x, rows), constant("zero", np.array([0])), constant("one", np.array([1]))
+        )
+        shape = op("Concat", op("Shape", added, start=0, end=1), constant("hidden", np.array([hidden])), axis=0)
+        fed = op("Concat", op("Reshape", copies, rows), op("Expand", first, shape), axis=0)
+        outputs = self._experts(name, fed, op("Concat", routes, added, axis=0), matrices)
+        num_routes = op("Shape", routes, start=0, end=1)
+        outputs = op("Slice", outputs, constant("zero", np.array([0])), num_routes, axis_0)
+        apart = constant("routes_apart", np.array([-1, routing.num_used, hidden]))
+        weighted = op(
+            "Mul", op("Reshape", outputs, apart), op("Unsqueeze", shares, constant("axis_2", np.array([2])))
+        )
+        return op("Unsqueeze", op("ReduceSum", weighted, axis_1, keepdims=0), axis_0)
+
+    def _choose(self, router_logits: ir.Value, routing: Routing) -> tuple[ir.Value, ir.Value]:
+        """The weights of the chosen experts of each token, and their numbers, [num_tokens, num_used] both."""
+        outputs = [ir.Value(name=f"{router_logits.name}.{what}") for what in ("largest", "chosen")]
+        largest, chosen = self._nodes.node(
+            "TopK",
+            [router_logits, self._nodes.constant("num_used", np.array([routing.num_used]))],
+            outputs,
+        )
+        if routing.is_normalized:
+            return self._nodes.op("Softmax", largest, axis=-1), chosen
+        shares = self._nodes.op("Softmax", router_logits, axis=-1)
+        return self._nodes.op("GatherElements", shares, chosen, axis=1), chosen
+
+    def _experts(
+        self, name: str, x: ir.Value, routes: ir.Value, matrices: tuple[Sequence[Expert], Sequence[Expert]]
+    ) -> ir.Value:
+        """The output of one expert for each row, [num_routes, hidden_size].
+
+        Args:
+            routes: [num_routes, num_experts], 1 for the expert of the row and 0 for the others.
+        """
         attributes: dict[str, Any] = {
-            "k": routing.num_used,
-            "normalize_routing_weights": int(routing.is_normalized),
+            "k": 1,
+            "normalize_routing_weights": 1,
             "activation_type": "swiglu",  # gate · sigmoid(alpha · gate) · (up + beta)
             "activation_alpha": 1.0,
             "activation_beta": 0.0,
@@ -55,13 +109,13 @@ class ExpertsWriter:
         names = (f"{name}.gate_up", f"{name}.down")
         if self._rule.form(matrices[0][0][0]).bits is None:
             floats = [self._write_floats(*each) for each in zip(names, matrices, strict=True)]
-            return self._nodes.op("MoE", x, router_logits, floats[0], None, floats[1], **attributes)
+            return self._nodes.op("MoE", x, routes, floats[0], None, floats[1], **attributes)
         size = self._block_size(matrices)
         forms = [self._form(experts, size) for experts in matrices]
         first, second = (self._pack(*each) for each in zip(names, matrices, forms, strict=True))
         return self._nodes.op(
             "QMoE",
-            *(x, router_logits, *first, None, *second),
+            *(x, routes, *first, None, *second),
             **attributes,
             expert_weight_bits=forms[0].bits,
             fc2_expert_weight_bits=forms[1].bits,

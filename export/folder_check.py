@@ -1,5 +1,6 @@
 """Check a new model folder against its source: its weights, its graph and its loss."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +24,8 @@ from edgespec.tokenization.tokenizer import translate_errors
 from edgespec.types import Decoder, Logits, TokenIds
 
 _EXACT = "exact.onnx"  # in the folder while it is checked
+# Read by ONNX Runtime when it makes a QMoE kernel: 8 bits have no accuracy_level with activations in floats.
+_QMOE_PRODUCTS, _IN_FLOATS = "ORT_QMOE_CPU_QNBIT_GEMM", "fp32"
 # Tokens of the text for the weights as they were written, and with noise on the embedding. On a first use the text
 # is cut too, for decoding the weights takes most of the time then.
 _WRITTEN_TOKENS, _NOISY_TOKENS, _QUICK_TOKENS = 96, 32, 48
@@ -69,13 +72,12 @@ def check_folder(
     models: list[Mapping[str, Matrix]] = [loaded.tensors, written]
     reference, own, noisy = stream_logits(loaded.config, loaded.tensors, models, streams, tokens, observe)
     is_half = manifest.kv_cache.dtype == "float16"
-    structure = None
     with _exact_graph(folder, manifest) as exact:
-        if exact is not None:
-            show_progress("checking the graph")
+        show_progress("checking the graph")
+        with _experts_in_floats():
             decoder = open_decoder(folder, exact, deterministic=True)
-            structure = compare_structure(decoder, tokens, own, noisy, is_half=is_half)
-            del decoder  # one at a time is in memory
+        structure = compare_structure(decoder, tokens, own, noisy, is_half=is_half)
+        del decoder  # one at a time is in memory
     check = _compare(manifest, folder, open_decoder, tokens, reference, own, is_quick=is_quick)
     check = replace(check, weights_error=errors.largest, structure=structure)
     judge(check, manifest.precision, errors.wrong)
@@ -111,15 +113,9 @@ def _text_tokens(loaded: LoadedSource, tokenizer: Tokenizer, context_length: int
 
 
 @contextmanager
-def _exact_graph(folder: Path, manifest: Manifest) -> Iterator[Manifest | None]:
-    """The manifest of a graph over the folder's weights in which no product rounds its activations.
-
-    None where there is no such graph: quantised experts are multiplied with rounded activations alone.
-    """
+def _exact_graph(folder: Path, manifest: Manifest) -> Iterator[Manifest]:
+    """The manifest of a graph over the folder's weights whose MatMulNBits do not round their activations."""
     model = ir.load(folder / manifest.graph)
-    if any(node.op_type == "QMoE" for node in model.graph):
-        yield None
-        return
     products = [node for node in model.graph if node.op_type == "MatMulNBits"]
     if not any(node.attributes["accuracy_level"].as_int() for node in products):
         yield manifest
@@ -131,3 +127,20 @@ def _exact_graph(folder: Path, manifest: Manifest) -> Iterator[Manifest | None]:
         yield replace(manifest, graph=_EXACT, tree_graph=None)
     finally:
         (folder / _EXACT).unlink()
+
+
+@contextmanager
+def _experts_in_floats() -> Iterator[None]:
+    """QMoE kernels that are made meanwhile do not round their activations.
+
+    One that another thread makes meanwhile does not either, which costs it nothing but time.
+    """
+    before = os.environ.get(_QMOE_PRODUCTS)
+    os.environ[_QMOE_PRODUCTS] = _IN_FLOATS
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_QMOE_PRODUCTS]
+        else:
+            os.environ[_QMOE_PRODUCTS] = before

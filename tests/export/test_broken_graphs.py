@@ -15,6 +15,7 @@ from edgespec.export import convert, graphs, linear
 from edgespec.export.blocks import Blocks
 from edgespec.export.families import DecoderConfig
 from edgespec.export.graph import build_graph
+from edgespec.export.nodes import Nodes
 from edgespec.export.tensors import StoredTensor
 from edgespec.loading.open_model import open_decoder
 from edgespec.manifest import read_manifest
@@ -84,6 +85,59 @@ def test_broken_graph_is_refused_in_every_precision(
     assert not (tmp_path / "out").exists()
 
 
+def choose_fewer_experts(config: DecoderConfig, tensors: Tensors) -> tuple[DecoderConfig, Tensors]:
+    assert config.routing is not None
+    return replace(config, routing=replace(config.routing, num_used=config.routing.num_used - 1)), tensors
+
+
+def weigh_experts_otherwise(config: DecoderConfig, tensors: Tensors) -> tuple[DecoderConfig, Tensors]:
+    assert config.routing is not None
+    return replace(
+        config, routing=replace(config.routing, is_normalized=not config.routing.is_normalized)
+    ), tensors
+
+
+def exchange_experts(config: DecoderConfig, tensors: Tensors) -> tuple[DecoderConfig, Tensors]:
+    """The router's rows of two experts in each other's place."""
+    router = tensors["0.router"]
+    order = np.arange(router.rows)
+    order[:2] = order[1::-1]
+    return config, {**tensors, "0.router": replace(router, row_order=order)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("wrong", [choose_fewer_experts, weigh_experts_otherwise, exchange_experts])
+@pytest.mark.parametrize("family", ["olmoe", "qwen3_moe"])
+def test_broken_mixture_is_refused_in_every_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, wrong: Break, precision: str
+) -> None:
+    def build_wrong(config: DecoderConfig, tensors: Mapping[str, StoredTensor], *rest: Any) -> Any:
+        return build_graph(*wrong(config, dict(tensors)), *rest)
+
+    monkeypatch.setattr(graphs, "build_graph", build_wrong)
+    with pytest.raises(ExportMismatch, match="report this model") as caught:
+        _export(write_source(tmp_path, family, "huggingface"), tmp_path / "out", precision)
+    assert not isinstance(caught.value, PrecisionLoss)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("setting", [("activation_alpha", 1.02), ("activation_beta", 0.02)], ids=str)
+def test_experts_of_another_activation_are_refused_in_every_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: tuple[str, float], precision: str
+) -> None:
+    right = Nodes.op
+
+    def op(self: Nodes, kind: str, *inputs: Any, **attributes: Any) -> Any:
+        changed = dict([setting]) if kind in ("MoE", "QMoE") else {}
+        return right(self, kind, *inputs, **attributes | changed)
+
+    monkeypatch.setattr(Nodes, "op", op)
+    with pytest.raises(ExportMismatch, match="than its weights say"):
+        _export(write_source(tmp_path, "mixtral", "huggingface"), tmp_path / "out", precision)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("shift", ["all by a twentieth", "to the next block", "of one row"])
@@ -119,6 +173,8 @@ def test_shifted_scales_are_refused_in_every_precision(
         ("qwen3", 128, 2),
         ("gemma2", 256, 2),
         ("gemma3", 256, 1),
+        ("qwen3_moe", 128, 1),
+        ("olmoe", 64, 4),
     ],
 )
 def test_honest_export_of_a_real_shape_passes(

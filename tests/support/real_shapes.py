@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tiny
-from families import FAMILIES
+from families import CONTEXT_LENGTHS, FAMILIES, MIXTURES
+from mixtures import stored_experts
 from reference_weights import draw
 
 from edgespec.export.convert import export_model
@@ -16,7 +17,11 @@ CONTEXT = 2048
 
 
 class Shape(NamedTuple):
-    """Sizes of a model; a family without sliding windows leaves the window out."""
+    """Sizes of a model; a family leaves out what it has no use for, as the window or the experts.
+
+    experts: How many a layer has, of `inner` channels each.
+    used: How many of them a token chooses.
+    """
 
     head_dim: int
     heads: int = 4
@@ -24,6 +29,8 @@ class Shape(NamedTuple):
     hidden: int = 288
     inner: int = 352
     window: int = 512
+    experts: int = 8
+    used: int = 2
 
 
 def write_model(folder: Path, family: str, shape: Shape, precision: str, block_size: int = 32) -> Path:
@@ -31,9 +38,12 @@ def write_model(folder: Path, family: str, shape: Shape, precision: str, block_s
     source = folder / "source"
     if not source.exists():
         weights = draw(FAMILIES[family]["config"]["model_type"], _shapes(family, shape))
+        if family in MIXTURES:
+            weights = stored_experts(family, "huggingface", weights)
         tiny.write_huggingface(source, weights, config=_config(family, shape))
     made = folder / f"{precision}-{block_size}"
-    export_model(source, made, precision=precision, block_size=block_size)
+    longer = CONTEXT if family in CONTEXT_LENGTHS else None
+    export_model(source, made, precision=precision, block_size=block_size, context_length=longer)
     return made
 
 
@@ -85,10 +95,17 @@ def _config(family: str, shape: Shape) -> dict[str, Any]:
         config["layer_types"] = config["layer_types"][:2]
     if "no_rope_layers" in config:
         config["no_rope_layers"] = [1, 0]
+    if family in MIXTURES:
+        config |= {"moe_intermediate_size": shape.inner, "num_experts_per_tok": shape.used}
+        config["num_experts" if "num_experts" in config else "num_local_experts"] = shape.experts
+    if family == "qwen2-yarn":
+        config["max_position_embeddings"] = CONTEXT // 4  # which YaRN stretches by 4
+        rope = {**config["rope_parameters"], "original_max_position_embeddings": CONTEXT // 4}
+        config["rope_parameters"] = rope
     if family.startswith("phi3"):
         rope = dict(config["rope_parameters"])
         if "original_max_position_embeddings" in rope:  # one length of the context, as the export asks for
-            half = shape.head_dim // 2
+            half = int(shape.head_dim * config.get("partial_rotary_factor", 1)) // 2
             rope |= {"original_max_position_embeddings": CONTEXT // 2}
             rope |= {"short_factor": [1.0] * half, "long_factor": list(np.linspace(1, 8, half))}
         config |= {"rope_parameters": rope, "original_max_position_embeddings": CONTEXT // 2}
@@ -98,7 +115,7 @@ def _config(family: str, shape: Shape) -> dict[str, Any]:
 def _shapes(family: str, shape: Shape) -> dict[str, list[int]]:
     layers = ("layers.0.", "layers.1.")
     return {
-        name: _size(name, len(old), shape, by_head=family != "olmo2")
+        name: _size(name, len(old), shape, by_head=family not in ("olmo2", "olmoe"))
         for name, old in FAMILIES[family]["shapes"].items()
         if ".layers." not in name or any(each in name for each in layers)
     }
@@ -121,5 +138,14 @@ def _size(name: str, num_axes: int, shape: Shape, *, by_head: bool) -> list[int]
         "embed_tokens": (tiny.VOCAB, shape.hidden),
         "lm_head": (tiny.VOCAB, shape.hidden),
     }
+    of_experts = {
+        "mlp.gate": (shape.experts, shape.hidden),
+        "router": (shape.experts, shape.hidden),
+        "experts.gate_up_proj": (shape.experts, 2 * shape.inner, shape.hidden),
+        "experts.down_proj": (shape.experts, shape.hidden, shape.inner),
+    }
+    for ending, size in of_experts.items():
+        if name.removesuffix(".weight").endswith(ending):
+            return list(size)
     part = name.split(".")[-2]
     return list(of.get(part, (shape.hidden,))[:num_axes])

@@ -1,0 +1,270 @@
+"""Models of published shapes with random weights and few layers: exported, checked and decoded in each precision.
+
+    python bench/published_shapes.py FOLDER [--models NAME,…] [--precisions source,fp32,int8,int4] [--layers N]
+                                     [--tokens N] [--transformers PYTHON]
+
+Each line is an export: its check; rows that differ between cuts of a text; whether N tokens are one text for each
+drafter; and, with the path of a Python that has torch and transformers, the largest difference of a logit to
+theirs, with the standard deviation of the logits. The exit code is 1 if something differs. A line takes up to 5 GB
+of memory and a few minutes.
+"""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from interleaved import command_line
+from safetensors.numpy import save_file
+
+from edgespec import SamplingParams, load
+from edgespec.errors import EdgeSpecError
+from edgespec.export.convert import export_model
+from edgespec.loading.open_model import open_decoder
+from edgespec.manifest import Manifest, read_manifest
+from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.onnx import OnnxDecoder
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+import tiny
+from real_shapes import count_differing, walks
+
+DRAFTERS = ("none", "suffix", "lookahead")
+NUM_COMPARED = 48  # tokens that transformers is given
+LINE = "{:22} {:>9} {:>6} {:>11} {:>9} {:>10} {:>8} {:>15} {:>8}"
+TITLES = ("model", "precision", "MB", "structure", "allowed", "divergence", "rows", "one text", "reference")
+
+
+class Published(NamedTuple):
+    """A config.json as it was published, but for num_hidden_layers, and the length to export for."""
+
+    config: dict[str, Any]
+    context_length: int | None = None
+
+
+def _longrope(pairs: int) -> dict[str, Any]:
+    """Factors of the form of the published ones, which differ."""
+    long = [float(factor) for factor in np.geomspace(1, 60, pairs)]
+    return {"type": "longrope", "short_factor": [1.0] * pairs, "long_factor": long}
+
+
+_COMMON: dict[str, Any] = {
+    "rms_norm_eps": 1e-6,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+MODELS = {
+    "granite-3.1-1b-a400m": Published(
+        {
+            "model_type": "granitemoe", "hidden_size": 1024, "intermediate_size": 512, "num_attention_heads": 16,
+            "num_key_value_heads": 8, "vocab_size": 49155, "num_local_experts": 32, "num_experts_per_tok": 8,
+            "embedding_multiplier": 12.0, "attention_multiplier": 0.015625, "residual_multiplier": 0.22,
+            "logits_scaling": 6.0, "rope_theta": 1.5e6, "max_position_embeddings": 131072,
+            "tie_word_embeddings": True,
+        }
+    ),
+    "Qwen2.5-1.5B-YaRN": Published(
+        {
+            "model_type": "qwen2", "hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12,
+            "num_key_value_heads": 2, "vocab_size": 151936, "rope_theta": 1e6, "max_position_embeddings": 32768,
+            "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+            "tie_word_embeddings": True,
+        }
+    ),
+    "OLMoE-1B-7B": Published(
+        {
+            "model_type": "olmoe", "hidden_size": 2048, "intermediate_size": 1024, "num_attention_heads": 16,
+            "num_key_value_heads": 16, "vocab_size": 50304, "num_experts": 64, "num_experts_per_tok": 8,
+            "norm_topk_prob": False, "rope_theta": 10000.0, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+        }
+    ),
+    "Phi-4-mini": Published(
+        {
+            "model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 24,
+            "num_key_value_heads": 8, "vocab_size": 200064, "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+            "max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+            "rope_scaling": _longrope(48), "sliding_window": 262144, "tie_word_embeddings": True,
+            "pad_token_id": 199999,
+        }
+    ),
+    "Qwen3-30B-A3B": Published(
+        {
+            "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 32,
+            "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "moe_intermediate_size": 768,
+            "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True, "rope_theta": 1e6,
+            "max_position_embeddings": 40960, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        }
+    ),
+}  # fmt: skip
+REFERENCE = """
+import sys, numpy, torch, transformers
+torch.set_num_threads(2)
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
+tokens = torch.from_numpy(numpy.load(sys.argv[2]).astype(numpy.int64))[None]
+with torch.no_grad():
+    numpy.save(sys.argv[3], model(tokens, use_cache=False).logits[0].numpy())
+"""
+
+
+def main() -> int:
+    parser = command_line(__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--models", type=_words, default=list(MODELS))
+    parser.add_argument("--precisions", type=_words, default=["source", "fp32", "int8", "int4"])
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--transformers", type=Path)
+    options = parser.parse_args()
+    print(LINE.format(*TITLES), flush=True)
+    is_right = True
+    for name in options.models:
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            source = Path(folder) / "source"
+            write_source(source, MODELS[name].config, options.layers)
+            reference = _reference(Path(folder), options.transformers) if options.transformers else None
+            for precision in options.precisions:
+                is_right &= _show(name, precision, Path(folder), reference, options.tokens)
+    return int(not is_right)
+
+
+def write_source(folder: Path, config: dict[str, Any], num_layers: int) -> None:
+    """A Hugging Face folder of random half floats with the tokenizer of the tests' models."""
+    settings = {**_COMMON, **config, "num_hidden_layers": num_layers}
+    tiny.write_huggingface(folder, {"lm_head.weight": np.zeros((1, 1), np.float32)}, config=settings)
+    rng = np.random.default_rng(3)
+    weights = {name: _draw(rng, name, size) for name, size in _sizes(settings)}
+    save_file(weights, folder / "model.safetensors")
+
+
+def _draw(rng: np.random.Generator, name: str, size: tuple[int, ...]) -> np.ndarray:
+    if name.endswith("norm.weight"):
+        return (1 + 0.1 * rng.standard_normal(size, np.float32)).astype(np.float16)
+    scale = np.float32(0.3 if len(size) == 1 or "embed" in name else 1.5 / np.sqrt(size[-1]))
+    drawn = np.empty(size, np.float16)
+    for part in drawn.reshape(size[0], -1):
+        part[:] = scale * rng.standard_normal(part.shape, np.float32)
+    return drawn
+
+
+def _sizes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The tensors of a checkpoint, by the names that the family's own have."""
+    family, hidden, inner = config["model_type"], config["hidden_size"], config["intermediate_size"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = config.get("head_dim", hidden // heads)
+    query, key = heads * head_dim, kv_heads * head_dim
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    yield "model.norm.weight", (hidden,)
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", (config["vocab_size"], hidden)
+    for i in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{i}."
+        yield layer + "input_layernorm.weight", (hidden,)
+        yield layer + "post_attention_layernorm.weight", (hidden,)
+        yield layer + "self_attn.o_proj.weight", (hidden, query)
+        if family == "phi3":
+            yield layer + "self_attn.qkv_proj.weight", (query + 2 * key, hidden)
+            yield layer + "mlp.gate_up_proj.weight", (2 * inner, hidden)
+            yield layer + "mlp.down_proj.weight", (hidden, inner)
+            continue
+        for part, rows in (("q", query), ("k", key), ("v", key)):
+            yield f"{layer}self_attn.{part}_proj.weight", (rows, hidden)
+            if family == "qwen2":
+                yield f"{layer}self_attn.{part}_proj.bias", (rows,)
+        if family in ("olmoe", "qwen3_moe"):
+            whole = family == "olmoe"
+            yield layer + "self_attn.q_norm.weight", (query if whole else head_dim,)
+            yield layer + "self_attn.k_norm.weight", (key if whole else head_dim,)
+        yield from _mlp_sizes(layer, config)
+
+
+def _mlp_sizes(layer: str, config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, inner = config["hidden_size"], config.get("moe_intermediate_size", config["intermediate_size"])
+    if config["model_type"] == "granitemoe":
+        count = config["num_local_experts"]
+        yield layer + "block_sparse_moe.router.layer.weight", (count, hidden)
+        yield layer + "block_sparse_moe.input_linear.weight", (count, 2 * inner, hidden)
+        yield layer + "block_sparse_moe.output_linear.weight", (count, hidden, inner)
+        return
+    experts = [""]
+    if "num_experts" in config:
+        experts = [f"experts.{number}." for number in range(config["num_experts"])]
+        yield layer + "mlp.gate.weight", (config["num_experts"], hidden)
+    for expert in experts:
+        yield f"{layer}mlp.{expert}gate_proj.weight", (inner, hidden)
+        yield f"{layer}mlp.{expert}up_proj.weight", (inner, hidden)
+        yield f"{layer}mlp.{expert}down_proj.weight", (hidden, inner)
+
+
+def _reference(folder: Path, python: Path) -> np.ndarray:
+    """The logits of transformers, [NUM_COMPARED, vocab_size]."""
+    tokens, logits = folder / "tokens.npy", folder / "logits.npy"
+    np.save(tokens, _tokens(NUM_COMPARED))
+    subprocess.run([python, "-c", REFERENCE, folder / "source", tokens, logits], check=True, capture_output=True)
+    found: np.ndarray = np.load(logits)
+    return found
+
+
+def _tokens(count: int) -> np.ndarray:
+    return np.random.default_rng(8).integers(0, tiny.VOCAB - 1, count).astype(np.int32)
+
+
+def _show(name: str, precision: str, folder: Path, reference: np.ndarray | None, num_tokens: int) -> bool:
+    """Print the line of an export; whether all is right."""
+    made = folder / f"made-{precision}"
+    try:
+        manifest = export_model(
+            folder / "source",
+            made,
+            precision=precision,
+            context_length=MODELS[name].context_length,
+            open_decoder=open_decoder,
+        )
+    except EdgeSpecError as error:
+        print(f"{name} {precision}: {type(error).__name__}: {error}", flush=True)
+        return False
+    size = sum(file.stat().st_size for file in made.iterdir()) / 1e6
+    compared, differing, theirs = _rows(made, reference)
+    texts = {drafter: _text(made, drafter, num_tokens) for drafter in DRAFTERS}
+    drafted = "/".join(f"{texts[drafter][1]}" for drafter in DRAFTERS[1:])
+    is_one = len({text for text, _ in texts.values()}) == 1
+    line = (name, precision, f"{size:.0f}", *_numbers(manifest), f"{differing}/{compared}")
+    print(LINE.format(*line, f"{'yes' if is_one else 'NO'}, {drafted}", theirs), flush=True)
+    return is_one and not differing
+
+
+def _numbers(manifest: Manifest) -> tuple[str, str, str]:
+    check = manifest.check
+    assert check is not None
+    assert check.structure is not None
+    return f"{check.structure.difference:.1e}", f"{check.structure.allowed:.1e}", f"{check.divergence:.2g}"
+
+
+def _rows(made: Path, reference: np.ndarray | None) -> tuple[int, int, str]:
+    decoder = OnnxDecoder(made, read_manifest(made), find_device("cpu"), deterministic=True)
+    tokens = _tokens(120)
+    compared, differing = count_differing(decoder, tokens, walks(len(tokens), 3, seed=1))
+    if reference is None:
+        return int(compared), int(differing), "-"
+    rows = decoder.logits(tokens[: len(reference)], len(reference))
+    return int(compared), int(differing), f"{np.abs(rows - reference).max():.1e} of {reference.std():.1f}"
+
+
+def _text(made: Path, drafter: str, num_tokens: int) -> tuple[tuple[int, ...], int]:
+    """The tokens of a greedy answer, and how many of them were drafted."""
+    prompt = "a b c d a b c d a b c d a b " * 3
+    settings: dict[str, Any] = {} if drafter == "none" else {"draft_length": 4}
+    with load(made, drafter=drafter, device="cpu", deterministic=True, **settings) as engine:
+        answer = engine.generate(prompt, sampling=SamplingParams(temperature=0.0), max_tokens=num_tokens)
+    return tuple(answer.token_ids), answer.stats.num_drafted
+
+
+def _words(text: str) -> list[str]:
+    return text.split(",")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
