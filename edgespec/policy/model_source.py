@@ -114,8 +114,10 @@ class ModelSource:
         num_rounds = max(1, min(self._num_rounds, request.num_tokens))
         reading = self.stats.costs.steps(0, self.stats.num_unread(tokens)) / num_rounds
 
+        pass_times_s = self.costs.pass_times_s(request.num_tokens + 1)
+
         def cost(length: int) -> float:
-            return self.costs.pass_s(length + 1) + (length * step + (reading if length else 0.0)) * step_s
+            return pass_times_s[length] + (length * step + (reading if length else 0.0)) * step_s
 
         rate, length = best_length(expected_tokens(self._rates(request.num_tokens)), cost)
         return Option(rate, length, self, min_gain=self._min_gain)
@@ -150,12 +152,8 @@ class ModelSource:
             token_s = self.stats.costs.step * self.costs.pass_s(1) + row_s
             # A draft that is made to learn what its pass takes has to have its length.
             min_probability = 0.0 if option.hope else min(_MAX_MIN_PROBABILITY, option.rate * token_s)
-            request = DraftRequest(
-                min(option.num_tokens, request.num_tokens),
-                min_probability,
-                request.with_distributions,
-                request.cancel,
-            )
+            num_tokens, has_distributions = min(option.num_tokens, request.num_tokens), request.with_distributions
+            request = DraftRequest(num_tokens, min_probability, has_distributions, request.cancel)
         return self.drafter.draft(tokens, request, sampler)
 
     def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> bool:
@@ -324,11 +322,7 @@ class ModelSource:
         return pass_beside(alone_s, verify, num_ahead * self.stats.costs.step * draft * self.costs.pass_s(1))
 
     def _ahead_request(
-        self,
-        request: DraftRequest,
-        num_tokens: int,
-        *,
-        timeout_s: float | None = None,
+        self, request: DraftRequest, num_tokens: int, *, timeout_s: float | None = None
     ) -> DraftRequest:
         return DraftRequest(
             num_tokens,
