@@ -138,6 +138,7 @@ class Generation:
         token_stop = TokenStop(self.end_tokens, request.max_tokens)
         sampler, policy = GumbelSampler(request.sampling, len(request.prompt)), self.pool.policy(self.speculation)
         plain = None if self.near_tie is None else PlainChoices(target, sampler, self.near_tie)
+        none_rerun = Reruns()
         blocks = speculative_decode(
             request.prompt,
             _Announcing(plain or decoder_for(request.sampling, target), on_begin),
@@ -151,7 +152,7 @@ class Generation:
         try:
             for block in blocks:
                 kept, reason = token_stop.cut(block.tokens)
-                reruns = plain.reruns if plain else Reruns()
+                reruns = plain.reruns if plain else none_rerun
                 seconds = perf_counter() - started
                 yield _Pass(block.without_logits(), kept, reason, target.num_fed - fed, seconds, reruns)
                 if reason:
