@@ -107,9 +107,9 @@ class DrafterPool:
             models = (slot.guard for slot in slots if slot.model)
             return [each for each in (*texts, *models) if each.name not in self._quarantined]
 
-    def policy(self, speculation: Speculation) -> "PoolPolicy":
-        """The policy of one answer."""
-        return PoolPolicy(self, speculation)
+    def policy(self, speculation: Speculation, max_unlearned: int = 0) -> "PoolPolicy":
+        """The policy of one answer; max_unlearned as MeasuredPolicy has it."""
+        return PoolPolicy(self, speculation, max_unlearned)
 
     def look(self, num_tokens: int) -> int:
         """Take note of faults and of what is free, with num_tokens of text; the version of who drafts.
@@ -343,6 +343,7 @@ class PoolPolicy:
 
     pool: DrafterPool
     speculation: Speculation
+    max_unlearned: int = 0
     _inner: FixedLength | MeasuredPolicy = field(init=False)
     _version: int = field(init=False)
 
@@ -362,6 +363,12 @@ class PoolPolicy:
         self._inner.observe(round, logits, emitted, verify_s)
         self.pool.end_round()
 
+    def learn(self) -> None:
+        """Learn from rounds that were only noted so far; another thread may call it while a pass runs."""
+        inner = self._inner
+        if isinstance(inner, MeasuredPolicy):
+            inner.learn()
+
     def close(self) -> None:
         """Keep what was learned, and let the drafters rest."""
         self._end()
@@ -377,7 +384,7 @@ class PoolPolicy:
             self.pool.answered_version = version
             for stats in self.speculation.models.values():  # a model that was opened again has an empty cache
                 stats.read = np.zeros(0, np.int32)
-        self._inner = self.speculation.policy()
+        self._inner = self.speculation.policy(self.max_unlearned)
 
     def _end(self) -> None:
         self._inner.close()

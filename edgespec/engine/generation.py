@@ -26,6 +26,9 @@ from edgespec.policy.speculation import Speculation
 from edgespec.tokenization.tokenizer import TextStream, Tokenizer
 from edgespec.types import Decoder, ForwardingDecoder, Logits, TokenIds, TreeDecoder, append
 
+# Rounds from which the thread of the passes has not learned, as the reader's thread may do it for them meanwhile.
+_MAX_UNLEARNED = 3
+
 
 class Request(NamedTuple):
     """A prompt, and how to answer it."""
@@ -45,6 +48,7 @@ class _Pass(NamedTuple):
     num_fed: int  # tokens that the target has run for the answer
     made_s: float  # seconds since the first pass began
     reruns: Reruns  # of the answer so far
+    learn: Callable[[], None]  # has the policy learn from it, while the next pass runs
 
 
 class _Announcing(ForwardingDecoder):
@@ -100,6 +104,7 @@ class Generation:
         try:
             for each in passes:
                 chunk = writing.add(each)
+                each.learn()
                 if chunk.finish_reason:
                     break
                 yield chunk
@@ -136,7 +141,8 @@ class Generation:
         """
         started, fed = perf_counter(), target.num_fed
         token_stop = TokenStop(self.end_tokens, request.max_tokens)
-        sampler, policy = GumbelSampler(request.sampling, len(request.prompt)), self.pool.policy(self.speculation)
+        sampler = GumbelSampler(request.sampling, len(request.prompt))
+        policy = self.pool.policy(self.speculation, _MAX_UNLEARNED)
         plain = None if self.near_tie is None else PlainChoices(target, sampler, self.near_tie)
         none_rerun = Reruns()
         blocks = speculative_decode(
@@ -154,7 +160,8 @@ class Generation:
                 kept, reason = token_stop.cut(block.tokens)
                 reruns = plain.reruns if plain else none_rerun
                 seconds = perf_counter() - started
-                yield _Pass(block.without_logits(), kept, reason, target.num_fed - fed, seconds, reruns)
+                passed = block.without_logits(), kept, reason, target.num_fed - fed, seconds, reruns
+                yield _Pass(*passed, policy.learn)
                 if reason:
                     break
         finally:
