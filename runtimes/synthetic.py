@@ -11,6 +11,7 @@ from math import log
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.decoding import trees
 from edgespec.runtimes.table import HeldTokens
 from edgespec.types import Logits, Row, TokenIds
 
@@ -51,11 +52,13 @@ class SyntheticDecoder:
         self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
     ) -> Logits:
         self._held.feed_tree(tokens, nodes, parents, num_last, self.context_length)
-        contexts: list[tuple[Context, int]] = [(tuple(tokens[-WINDOW:].tolist()), len(tokens))]
-        for node, parent in zip(nodes.tolist(), parents, strict=True):
-            above, num_tokens = contexts[parent + 1]
-            contexts.append(((*above, node)[-WINDOW:], num_tokens + 1))
-        return np.stack([self.row_of(*context) for context in contexts[-(num_last or len(contexts)) :]])
+        rows, last = len(nodes) + 1, tokens[-WINDOW:].tolist()
+        ids, found = nodes.tolist(), []
+        for tip in range(rows - (num_last or rows) - 1, len(nodes)):
+            path = trees.path(parents, tip)
+            context = (*last, *(ids[node] for node in path[-WINDOW:]))[-WINDOW:]
+            found.append(self.row_of(context, len(tokens) + len(path)))
+        return np.stack(found)
 
 
 def synthetic_target(seed: int = 0) -> SyntheticDecoder:

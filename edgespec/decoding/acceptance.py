@@ -35,12 +35,13 @@ def equality(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Rule) -> T
 
 def _of_chain(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Rule) -> list[int]:
     """The accepted tokens of a chain and the target's own; of a tree the token behind the text alone."""
-    guesses = draft.tokens.tolist() if draft.parents is None else []
+    emitted = [sampler(logits[0], tokens)]
+    if draft.parents is not None or not len(draft.tokens) or emitted[0] != draft.tokens[0]:
+        return emitted
     # What is accepted of a chain is its beginning, so one copy of the text serves for all of it.
-    text = append(tokens, draft.tokens) if guesses else tokens
-    emitted: list[int] = []
-    for row, guess in enumerate([*guesses, None]):
-        emitted.append(sampler(logits[row], text[: len(tokens) + row]))
+    text, start = append(tokens, draft.tokens), len(tokens)
+    for row, guess in enumerate([*draft.tokens[1:].tolist(), None], 1):
+        emitted.append(sampler(logits[row], text[: start + row]))
         if emitted[-1] != guess:
             break
     return emitted

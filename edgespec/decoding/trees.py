@@ -46,8 +46,12 @@ def num_held(
         return 0
     chain = held[len(tokens) :]
     placed = [*zip(chain.tolist(), range(-1, len(chain) - 1), strict=True)]
-    placed += [(int(node), len(chain) + parent) for node, parent in zip(*behind, strict=True)]
-    wanted = zip(nodes.tolist(), parents, strict=True)
+    above = behind[1] if not len(chain) else [len(chain) + parent for parent in behind[1]]
+    placed += zip(behind[0].tolist(), above, strict=True)
+    wanted = [*zip(nodes.tolist(), parents, strict=True)]
+    shared = min(len(placed), len(wanted))
+    if placed[:shared] == wanted[:shared]:  # a tree that grows: at once, as it may have a thousand nodes
+        return shared
     is_held = (one == other for one, other in zip(placed, wanted, strict=False))
     return sum(takewhile(bool, is_held))
 

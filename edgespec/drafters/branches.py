@@ -181,7 +181,8 @@ class Branches:
         if not num_rows or sum(chances[:num_rows]) < odds.min_used * odds.row_costs[num_rows - 1]:
             return Step((), 0), []
         chosen = branches[:num_rows]
-        self._others = [branch for branch in self._others if branch.rank not in {each.rank for each in chosen}]
+        ranks = {each.rank for each in chosen}
+        self._others = [branch for branch in self._others if branch.rank not in ranks]
         self._chosen, alternatives = [], []
         for branch in chosen:
             if branch.number is None:

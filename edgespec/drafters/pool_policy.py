@@ -15,10 +15,14 @@ from edgespec.types import Logits, Sampler, TokenIds
 
 @dataclass(slots=True)
 class PoolPolicy:
-    """Lets the pool open and close drafters before each round, and then starts again from what was learned."""
+    """Lets the pool open and close drafters before each round, and then starts again from what was learned.
+
+    max_unlearned: As MeasuredPolicy has it.
+    """
 
     pool: DrafterPool
     speculation: Speculation
+    max_unlearned: int = 0
     _inner: FixedLength | MeasuredPolicy = field(init=False)
     _version: int = field(init=False)
 
@@ -38,6 +42,12 @@ class PoolPolicy:
         self._inner.observe(round, logits, emitted, verify_s)
         self.pool.end_round()
 
+    def learn(self) -> None:
+        """Learn from rounds that were only noted so far; another thread may call it while a pass runs."""
+        inner = self._inner
+        if isinstance(inner, MeasuredPolicy):
+            inner.learn()
+
     def close(self) -> None:
         """Save what was learned, and let the drafters pause."""
         self._end()
@@ -53,7 +63,7 @@ class PoolPolicy:
             self.pool.answered_version = version
             for stats in self.speculation.models.values():  # a model that was opened again has an empty cache
                 stats.read = np.zeros(0, np.int32)
-        self._inner = self.speculation.policy()
+        self._inner = self.speculation.policy(self.max_unlearned)
 
     def _end(self) -> None:
         self._inner.close()

@@ -88,15 +88,17 @@ class SuffixAutomaton:
         state, length = self._match, self.match_length
         token, count, more, link, favourite = self._token, self._count, self._more, self._link, self._favourite
         tokens, buckets = list[int](), list[int]()
+        add_token, add_bucket = tokens.append, buckets.append
         context_buckets = chain(_CONTEXT_BUCKETS[length:], repeat(_CONTEXT_BUCKETS[_LONG]))
         for bucket in islice(context_buckets, num if state else 0):
             target = favourite[state]
-            if target == _ROOT:  # the end of the text
+            if not target:  # the end of the text
                 state = link[state]
                 target = favourite[state]
-            tokens.append(token[target])
-            agreement = 0 if more[state] else 2 if count[target] > 1 else count[target]
-            buckets.append(bucket + agreement)
+            add_token(token[target])
+            if not more[state]:
+                bucket += 2 if count[target] > 1 else count[target]
+            add_bucket(bucket)
             state = target
         return Draft(np.array(tokens, np.int32), tuple(buckets), source=source) if tokens else NO_DRAFT
 
@@ -110,26 +112,26 @@ class SuffixAutomaton:
 
     def _append(self, token: int) -> None:
         self._tokens.append(token)
-        length, link, edge = self._length, self._link, self._edge
+        link, edge, tokens, targets = self._link, self._edge, self._token, self._targets
         whole = self._new_state(token, len(self._tokens))
         state = self._last
         while state >= 0:  # contexts that token follows for the first time
             target = edge[state]
             if target == _ROOT:
                 edge[state] = self._favourite[state] = whole
-            elif self._token[target] == token:
+            elif tokens[target] == token:
                 break
             else:
                 key = state << 32 | token
-                if key in self._targets:
-                    target = self._targets[key]
+                if key in targets:
+                    target = targets[key]
                     break
                 self._add_edge(state, key, token, whole)
             state = link[state]
         if state < 0:
             link[whole] = _ROOT
         else:
-            if length[state] + 1 < length[target]:
+            if self._length[state] + 1 < self._length[target]:
                 target = self._split(state, target, token)
             link[whole] = target
             self._count_edge(state, target)
@@ -172,6 +174,7 @@ class SuffixAutomaton:
         return clone
 
     def _new_state(self, token: int, length: int) -> int:
+        state = len(self._token)
         self._token.append(token)
         self._length.append(length)
         self._link.append(_ROOT)
@@ -179,7 +182,7 @@ class SuffixAutomaton:
         self._more.append(0)
         self._count.append(1)
         self._favourite.append(_ROOT)
-        return len(self._token) - 1
+        return state
 
     def _add_edge(self, state: int, key: int, token: int, target: int) -> None:
         self._targets[key] = target

@@ -27,6 +27,9 @@ from edgespec.policy.speculation import Speculation
 from edgespec.tokenization.tokenizer import TextStream, Tokenizer
 from edgespec.types import Decoder, ForwardingDecoder, Logits, TokenIds, TreeDecoder, append
 
+# Rounds from which the thread of the passes has not learned, as the reader's thread may do it for them meanwhile.
+_MAX_UNLEARNED = 3
+
 
 class Request(NamedTuple):
     """A prompt, and how to answer it."""
@@ -46,6 +49,7 @@ class _Pass(NamedTuple):
     num_fed: int  # tokens that the target has run for the answer
     made_s: float  # seconds since the first pass began
     reruns: Reruns  # of the answer so far
+    learn: Callable[[], None]  # has the policy learn from it, while the next pass runs
 
 
 class _Announcing(ForwardingDecoder):
@@ -101,6 +105,7 @@ class Generation:
         try:
             for each in passes:
                 chunk = writing.add(each)
+                each.learn()
                 if chunk.finish_reason:
                     break
                 yield chunk
@@ -138,8 +143,9 @@ class Generation:
         started, fed = perf_counter(), target.num_fed
         token_stop = TokenStop(self.end_tokens, request.max_tokens)
         sampler = GumbelSampler(request.sampling, len(request.prompt))
-        policy = PoolPolicy(self.pool, self.speculation)
+        policy = PoolPolicy(self.pool, self.speculation, _MAX_UNLEARNED)
         plain = None if self.near_tie is None else PlainChoices(target, sampler, self.near_tie)
+        none_rerun = Reruns()
         blocks = speculative_decode(
             request.prompt,
             _Announcing(plain or decoder_for(request.sampling, target), on_begin),
@@ -153,9 +159,10 @@ class Generation:
         try:
             for block in blocks:
                 kept, reason = token_stop.cut(block.tokens)
-                reruns = plain.reruns if plain else Reruns()
+                reruns = plain.reruns if plain else none_rerun
                 seconds = perf_counter() - started
-                yield _Pass(block.without_logits(), kept, reason, target.num_fed - fed, seconds, reruns)
+                passed = block.without_logits(), kept, reason, target.num_fed - fed, seconds, reruns
+                yield _Pass(*passed, policy.learn)
                 if reason:
                     break
         finally:

@@ -3,7 +3,7 @@
 Knows nothing of drafters and costs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edgespec.policy.starting_rates import STARTING_RATES, STARTING_WEIGHT
@@ -73,15 +73,28 @@ class AcceptanceRates:
     _assumed: dict[Key, tuple[float, float]] = field(default_factory=dict)
     _long: dict[Key, _Count] = field(default_factory=dict)
     _recent: dict[Key, _Count] = field(default_factory=dict)
+    _found: dict[str, dict[int, float]] = field(default_factory=dict)  # rates that no token has changed since
 
     def rate(self, source: str, bucket: int) -> float:
         """The chance that a token is accepted if all before it in its draft were."""
+        found = self._found.get(source)
+        return found[bucket] if found and bucket in found else self._find(source, bucket)
+
+    def rates(self, source: str, buckets: Sequence[int]) -> list[float]:
+        """rate of each of the buckets."""
+        found = self._found.setdefault(source, {})
+        return [found[bucket] if bucket in found else self._find(source, bucket) for bucket in buckets]
+
+    def _find(self, source: str, bucket: int) -> float:
+        """rate, in five times the time."""
         key = (source, bucket)
-        prior = (self._long.get(key) or self._initial(key)).rate
-        recent = self._recent.get(key)
-        if recent is None:
-            return prior
-        return (recent.accepted + _PRIOR_WEIGHT * prior) / (recent.judged + _PRIOR_WEIGHT)
+        long = self._long.get(key)
+        prior, recent = (long or self._initial(key)).rate, self._recent.get(key)
+        if recent is not None:
+            prior = (recent.accepted + _PRIOR_WEIGHT * prior) / (recent.judged + _PRIOR_WEIGHT)
+        if long or key in self.past or bucket in STARTING_RATES.get(source, ()):  # no other bucket changes it
+            self._found.setdefault(source, {})[bucket] = prior
+        return prior
 
     def spread(self, source: str, bucket: int) -> float:
         """Standard deviation of what the rate may be in this answer."""
@@ -108,11 +121,18 @@ class AcceptanceRates:
 
     def observe(self, source: str, bucket: int, is_accepted: bool) -> None:
         key = (source, bucket)
+        if found := self._found.get(source):
+            found.pop(bucket, None)
+            found.pop(_ALL, None)
         for counted in (key, (source, _ALL)):
-            if counted not in self._long:
-                self._long[counted] = self._initial(counted)
-            self._long[counted].add(is_accepted, _LONG_DECAY)
-        self._recent.setdefault(key, _Count(0.0, 0.0)).add(is_accepted, _DECAY)
+            long = self._long.get(counted)
+            if long is None:
+                long = self._long[counted] = self._initial(counted)
+            long.add(is_accepted, _LONG_DECAY)
+        recent = self._recent.get(key)
+        if recent is None:
+            recent = self._recent[key] = _Count(0.0, 0.0)
+        recent.add(is_accepted, _DECAY)
 
     def assume(self, source: str, counts: tuple[float, float]) -> None:
         """Start a source of which nothing is known from tokens accepted and judged."""

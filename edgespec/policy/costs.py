@@ -113,10 +113,9 @@ class PassCosts:
     def pass_times_s(self, num_widths: int) -> list[float]:
         """pass_s of each width from 1 on, in 0.2 µs each, where pass_s takes 2."""
         ratios, step_s = self._ratios(num_widths), self.step_s or 1.0
-        beyond = self.context_length - self.context_costs.base
-        if beyond <= 0:
+        if not self._is_long:
             return [ratio * step_s for ratio in ratios]
-        step = self._step()
+        beyond, step = self.context_length - self.context_costs.base, self._step()
         added = chain(self.context_costs.added[1:], repeat(self.context_costs.added[-1]))
         return [(ratio + beyond * each) / step * step_s for ratio, each in zip(ratios, added, strict=False)]
 
@@ -145,7 +144,7 @@ class PassCosts:
             self.warm.add(width)
             return
         estimate = self.estimate or self._started()
-        is_long = self.context_length > self.context_costs.base
+        is_long = self._is_long
         if is_long:
             # Seconds behind a short text, by what the present one is known to add.
             taken_s /= 1 + self.context_costs.steps(width, self.context_length) / self._ratio(width)
@@ -183,9 +182,14 @@ class PassCosts:
         width = self._run_width(width)
         if width == 1:
             return 1.0
-        if self.context_length <= self.context_costs.base:
+        if not self._is_long:
             return self._ratio(width)
         return (self._ratio(width) + self.context_costs.steps(width, self.context_length)) / self._step()
+
+    @property
+    def _is_long(self) -> bool:
+        """Whether the present text adds to passes."""
+        return self.context_length > self.context_costs.base and self.context_costs is not NO_CONTEXT_COSTS
 
     def _step(self) -> float:
         """A step behind the present text, in steps behind a short one."""

@@ -55,7 +55,7 @@ class PassEstimate:
 
     def __init__(self, ratios: Sequence[float], spreads: Sequence[float]) -> None:
         """Start from ratios to a pass of one token and their spreads, [NUM_WIDTHS], and no known speed."""
-        self._mean = np.log(np.asarray(ratios, np.float64))
+        self._mean: list[float] = np.log(np.asarray(ratios, np.float64)).tolist()
         deviations = np.array([0.0, *spreads[1:]], np.float64)
         self._cov = _ALIKE * np.outer(deviations, deviations) + _UNKNOWN_SPEED**2
         self._noise = _NOISE**2
@@ -81,13 +81,14 @@ class PassEstimate:
 
     def ratios(self) -> list[float]:
         """Passes to one of one token, [NUM_WIDTHS]; none counts as cheaper than that."""
-        ratios: list[float] = np.maximum(np.exp(self._mean - self._mean[0]), 1.0).tolist()
-        return ratios
+        step = self._mean[0]
+        return [exp(mean - step) if mean > step else 1.0 for mean in self._mean]
 
     def spread(self, width: int) -> float:
         """Standard deviation of the log of a width's ratio."""
         i = min(width, NUM_WIDTHS) - 1
-        return sqrt(max(0.0, self._cov[i, i] + self._cov[0, 0] - 2 * self._cov[i, 0]))
+        at = self._cov.item
+        return sqrt(max(0.0, at(i, i) + at(0, 0) - 2 * at(i, 0)))
 
     def mean_spread(self, shares: Mapping[int, float]) -> float:
         """Standard deviation of the log of a mean over several widths' ratios, by the share of each in it."""
@@ -102,23 +103,23 @@ class PassEstimate:
         i = min(width, NUM_WIDTHS) - 1
         cov = self._cov
         cov += self._drift
-        known = float(cov[i, i])
-        surprise = log(max(taken_s, _LEAST_S)) - float(self._mean[i])
+        known = cov.item(i, i)
+        surprise = log(max(taken_s, _LEAST_S)) - self._mean[i]
         variance = known + self._noise
         is_late = surprise > _DISTURBED * sqrt(variance)
         if is_late and self._is_late_again(i > 0, surprise):
             change = min(surprise, _MOST_CHANGE) ** 2
             cov += change * _SPEED_CHANGE**2
             cov += _ALIKE * (change * _RATIO_CHANGE**2)
-            known = float(cov[i, i])
+            known = cov.item(i, i)
             variance = known + self._noise
         self._late[i > 0] = surprise if is_late else 0.0
         bounded = min(surprise, _DISTURBED * sqrt(variance))
         # The further off, the less it counts: as if it had varied so much that it lay at the bound.
         weight = variance * max(1.0, surprise / bounded if bounded > 0 else 1.0) ** 2
-        row = cov[i].copy()
-        self._mean += row * (surprise / weight)
-        cov -= np.multiply(row[:, None], row * (1 / weight), self._buffer)
+        row, gain = cov[i] * weight**-0.5, surprise * weight**-0.5
+        self._mean = [mean + gain * each for mean, each in zip(self._mean, row.tolist(), strict=True)]
+        cov -= np.multiply(row[:, None], row, self._buffer)
         if self.is_started:
             noise = self._noise + _NOISE_SHARE * (bounded * bounded - known - self._noise)
             self._noise = min(max(noise, _NOISE_BOUNDS[0]), _NOISE_BOUNDS[1])

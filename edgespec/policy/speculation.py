@@ -49,7 +49,8 @@ class Speculation:
     def name(self) -> str:
         return "+".join(drafter.name for drafter in self.drafters()) or "none"
 
-    def policy(self) -> FixedLength | MeasuredPolicy:
+    def policy(self, max_unlearned: int = 0) -> FixedLength | MeasuredPolicy:
+        """The policy of one answer; max_unlearned as MeasuredPolicy has it."""
         drafters = self.drafters()
         if self.draft_length is not None:
             return FixedLength(drafters, self.draft_length, with_distributions=self.with_distributions)
@@ -63,6 +64,7 @@ class Speculation:
             self.models,
             with_distributions=self.with_distributions,
             probe_budget=self.probe_budget,
+            max_unlearned=max_unlearned,
         )
 
     def costs(self) -> PassCosts:

@@ -63,8 +63,7 @@ class TextSource:
         return exp(CAUTION * hypot(unsure, self.costs.spread(length + 1)))
 
     def _rates(self, offer: Draft) -> list[float]:
-        by_bucket = {bucket: self.rates.rate(offer.source, bucket) for bucket in set(offer.buckets)}
-        return [by_bucket[bucket] for bucket in offer.buckets]
+        return self.rates.rates(offer.source, offer.buckets)
 
     def hopeful(self, option: Option) -> Option | None:
         """The draft that would be the best if each ratio were as low as it may well be."""
