@@ -275,11 +275,16 @@ def test_cascade_gives_the_text_of_plain_decoding(
 
 
 @pytest.mark.parametrize(
-    "chain", ["suffix,ngram", "{near},auto", "{near},", ",{near}", "ngram,{near}", "", "auto+", "none+ngram"]
+    "chain", ["suffix,ngram", "{near},auto", "{near},", ",{near}", "ngram,{near}", "auto+", "none+ngram"]
 )
 def test_cascade_of_other_things_than_models_is_refused(tiny_model: Path, tiny_drafter: Path, chain: str) -> None:
     with pytest.raises(UsageError, match="in place of a model"):
         load(tiny_model, drafter=chain.format(near=tiny_drafter))
+
+
+def test_drafter_without_a_name_is_refused(tiny_model: Path) -> None:
+    with pytest.raises(UsageError, match="the drafter is empty"):
+        load(tiny_model, drafter="")
 
 
 @pytest.mark.parametrize("acceptance", ["perhaps", None, ["equality"]])
