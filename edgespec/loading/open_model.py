@@ -1,7 +1,7 @@
 """Reads and opens what a model folder holds: manifest, decoder, tokenizer, chat template."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -28,6 +28,7 @@ from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import Decoder, Range
 
 AnyDecoder = OnnxDecoder | StaticDecoder | OnnxTreeDecoder
+_SIGNAL_S = 0.2
 
 
 class ModelFolder(NamedTuple):
@@ -109,8 +110,9 @@ def open_model(
     with ThreadPoolExecutor(2, "edgespec opening") as pool:
         try:
             verifying, opening = pool.submit(verify_files, folder, hashed, cancel), pool.submit(open_graph)
-            verifying.exception()
-            opening.exception()
+            # Python handles a signal that comes just as a wait begins only when that wait ends.
+            while wait((verifying, opening), _SIGNAL_S).not_done:
+                pass
         except BaseException:  # Ctrl-C, which only this thread receives
             cancel.set()
             raise

@@ -192,7 +192,7 @@ def test_longrope_has_the_length_first_trained_for_as_its_context(tmp_path: Path
     assert short is not None
     assert long is not None
     assert (short.inv_freq[1:] > long.inv_freq[1:]).all()
-    with pytest.raises(SourceError, match="up to 512 tokens, not 513"):
+    with pytest.raises(UsageError, match=r"513, and .* up to 512 tokens"):
         read_source(source, 513)
 
 
