@@ -111,8 +111,9 @@ def open_model(
         try:
             verifying, opening = pool.submit(verify_files, folder, hashed, cancel), pool.submit(open_graph)
             # Python handles a signal that comes just as a wait begins only when that wait ends.
-            while wait((verifying, opening), _SIGNAL_S).not_done:
-                pass
+            while not (verifying.done() and opening.done()):
+                wait([opening], _SIGNAL_S)
+                wait([verifying], _SIGNAL_S)
         except BaseException:  # Ctrl-C, which only this thread receives
             cancel.set()
             raise
