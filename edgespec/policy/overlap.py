@@ -169,7 +169,7 @@ def _rates(
         tokens, taken = _cycles(tables, steps, waits, lengths, np.zeros(len(waits)))
     else:
         pass_taken = tables.contention * tables.passes[np.clip(waits, 1, len(tables.passes) - 1)]
-        found = np.minimum(most, pass_taken / steps[1])
+        found = np.minimum(most, pass_taken // steps[1])
         more, longer = _cycles(tables, steps, waits, lengths, found, is_whole=True)
         tokens, taken = _cycles(tables, steps, waits, lengths, np.zeros(len(waits)), is_whole=True)
         tokens, taken = (1 - share) * tokens + share * more, (1 - share) * taken + share * longer
@@ -188,7 +188,8 @@ def _cycles(
     """Tokens, and what they take, from a start with so many ready to the next start, for each plan.
 
     Args:
-        is_whole: Nothing that is half done outlives a pass, unless it is nearly done.
+        is_whole: Nothing that is half done outlives a pass, and no step that is nearly done is counted on: hedging
+            by plans that did so took 2 to 5 % more time than they foresaw.
     """
     longest = len(tables.passes) - 1
     tokens, taken, chance = np.zeros(len(waits)), np.zeros(len(waits)), np.ones(len(waits))
@@ -198,10 +199,11 @@ def _cycles(
         if num_passes == _SETTLED:
             settled = (tokens, taken, chance)
         waited = np.maximum(0.0, waits - ready)
-        due = np.ceil(ready + waited) - ready - waited
-        # As wait_for_step_s has it: a step that is nearly done is waited for.
-        waited = waited + np.where((due <= _NEARLY) & (ready < lengths), due, 0.0)
-        ready = np.floor(ready + waited) if is_whole else ready + waited
+        if not is_whole:
+            due = np.ceil(ready + waited) - ready - waited
+            # As wait_for_step_s has it: a step that is nearly done is waited for.
+            waited = waited + np.where((due <= _NEARLY) & (ready < lengths), due, 0.0)
+        ready = ready + waited
         verified = np.minimum(np.minimum(ready.astype(np.int64), lengths), longest)
         tokens = tokens + chance * tables.totals[verified]
         alone = tables.passes[verified]
@@ -210,7 +212,7 @@ def _cycles(
             busy = np.minimum(np.maximum(0.0, max_ahead(lengths) - ready) * steps[1], busy)
         taken = taken + chance * (waited * steps[0] + alone + busy * least)
         more = busy / steps[1]
-        ready = ready + more - verified
+        ready = ready + (np.floor(more) if is_whole else more) - verified
         goes_on = (ready >= 1) & (verified != longest)
         chance = chance * goes_on * tables.reached[np.minimum(verified + 1, longest)]
         chance[chance <= _NEGLIGIBLE] = 0.0

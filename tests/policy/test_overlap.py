@@ -83,12 +83,8 @@ def test_drafts_that_are_always_kept_are_planned_for_too(step: float, wait: int)
 
 
 @pytest.mark.parametrize("chance", [0.3, 0.6])
-@pytest.mark.parametrize("share", [0.0, 0.6])
-def test_a_step_that_nearly_fits_into_a_pass_is_planned_for_as_one_that_fits(chance: float, share: float) -> None:
+def test_a_step_that_nearly_fits_into_a_pass_is_planned_for_as_one_that_fits(chance: float) -> None:
     """A real step is a little longer than half a pass, or a little shorter; a plan must not hang on that."""
-    rates = [
-        best_pipelined([chance] * 24, lambda n: 1.0, step, 24, prefetched=(share, 24)).rate
-        for step in (0.499, 0.501, 0.51)
-    ]
+    rates = [best_pipelined([chance] * 24, lambda n: 1.0, step, 24).rate for step in (0.499, 0.501, 0.51)]
     assert rates[1] == pytest.approx(rates[0], rel=0.005)
     assert rates[2] == pytest.approx(rates[0], rel=0.02)
