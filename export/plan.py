@@ -15,8 +15,8 @@ from edgespec.types import Report
 _BYTES_PER_S = 200e6
 _FITTED_PER_S = 45e6  # weights a second whose int4 blocks are fitted
 _BASE_BYTES, _SHARE = 135e6, 0.1
-# The check: weights a second of the reference and the passes (14 million on Gemma 3 270M, 21 on SmolLM2-135M), and of
-# the passes of one token of the npu form.
+# The check: weights a second of the reference and the passes (14 million on Gemma 3 270M, 21 on SmolLM2-135M), and
+# of the passes of one token of the npu form.
 _CHECKED_PER_S, _STEPPED_PER_S = 16e6, 7e6
 _CHECKED_TOKENS, _USUAL_VOCABULARY = 240, 150_000
 
