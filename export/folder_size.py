@@ -15,7 +15,7 @@ from edgespec.export.precision import Rule
 from edgespec.export.sources import LoadedSource
 from edgespec.export.static_graph import build_static_graph
 from edgespec.export.tensors import StoredTensor
-from edgespec.export.weights import WeightsFile
+from edgespec.export.weights import WeightsFile, aligned
 from edgespec.manifest import Manifest
 from edgespec.types import Range
 
@@ -88,10 +88,6 @@ class _CountedWeights(WeightsFile):
         seen, extents = list(parts), list(shape)
         dtype = dtype or ir.DataType.from_numpy(seen[0].dtype)
         length = int(prod(extents) * dtype.itemsize)
-        start = self._align(length)
+        start = aligned(self._end, length)
         self._end = start + length
         return self.initializer(name, dtype, extents, start, length)
-
-    def _align(self, num_bytes: int) -> int:
-        alignment = 4096 if num_bytes >= 4096 else 64
-        return self._end + -self._end % alignment

@@ -13,6 +13,11 @@ _ALIGNMENT = 4096
 _SMALL_ALIGNMENT = 64
 
 
+def aligned(end: int, num_bytes: int) -> int:
+    """The position at or behind end where an array of so many bytes begins."""
+    return end + -end % (_ALIGNMENT if num_bytes >= _ALIGNMENT else _SMALL_ALIGNMENT)
+
+
 class WeightsFile:
     """Appends arrays; each becomes an initializer that points into the file.
 
@@ -52,7 +57,7 @@ class WeightsFile:
             return known
         parts = iter(parts)
         first = next(parts)
-        start = self._align(_ALIGNMENT if first.nbytes >= _ALIGNMENT else _SMALL_ALIGNMENT)
+        start = self._align(first.nbytes)
         self._write(first)
         for part in parts:
             self._write(part)
@@ -76,9 +81,8 @@ class WeightsFile:
         self._written[name] = tensor
         return _value(tensor)
 
-    def _align(self, alignment: int) -> int:
-        padding = -self._end % alignment
-        self._write(np.zeros(padding, np.uint8))
+    def _align(self, num_bytes: int) -> int:
+        self._write(np.zeros(aligned(self._end, num_bytes) - self._end, np.uint8))
         return self._end
 
     def _write(self, part: npt.NDArray[np.generic]) -> None:

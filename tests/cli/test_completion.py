@@ -86,7 +86,7 @@ def test_script_completes_in_its_shell(shell: str, tmp_path: Path, capsys: pytes
     script = capsys.readouterr().out
     assert "edgespec" in script
     if found is None:
-        pytest.skip(f"{shell} is not installed")
+        pytest.skip(f"needs {shell} on the PATH (Debian: {shell})")
     (tmp_path / "edgespec").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m edgespec "$@"\n')
     (tmp_path / "edgespec").chmod(0o755)
     line = "edgespec chat --schedule pi"

@@ -677,7 +677,9 @@ def test_doctor_refuses_invalid_options(
     assert run(capsys, "doctor", "--exactness", tiny_model, *bad)[0] == 2
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is Linux's")
+@pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="needs /dev/full, a device of Linux that is always full"
+)
 @pytest.mark.parametrize("command", [["--help"], ["help", "chat"], ["models", "list"]])
 def test_full_stdout_is_reported_in_one_line(command: list[str]) -> None:
     with open("/dev/full", "w") as full:

@@ -15,7 +15,9 @@ from edgespec.cli.crash import WorkerDeath, note_line
 from edgespec.cli.supervisor import supervised_command
 from edgespec.engine.transcript import find_latest, read_transcript
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals are POSIX")
+pytestmark = pytest.mark.skipif(
+    sys.platform == "win32", reason="needs POSIX signals and terminals, which Windows lacks"
+)
 _WAIT_S = 30
 
 # A command that has begun, and does not end by itself. Its worker runs the whole program too.
@@ -234,7 +236,7 @@ def test_killed_worker_is_told_and_the_shell_sees_the_signal(tiny_model: Path, t
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*forkpty.*")
 def test_chat_goes_on_once_after_a_crash_and_its_terminal_is_as_it_was(tiny_model: Path, tmp_path: Path) -> None:
-    pytest.importorskip("pexpect", reason="pseudo-terminals are POSIX")
+    pytest.importorskip("pexpect", reason="needs a pseudo-terminal, which Windows lacks")
     import termios
 
     from terminal import Terminal

@@ -38,4 +38,11 @@ def test_free_memory_is_read_where_the_cache_grows_and_ten_times_a_second() -> N
 
 def test_a_cache_that_does_not_grow_is_refused_nothing() -> None:
     watch = MemoryWatch(growth_bytes=lambda held, wanted: 0, free=lambda: {HOST: FreeMemory(-1, "a limit")})
-    watch.require_growth(100, lambda: False)
+    asked: list[str] = []
+
+    def give_up() -> bool:
+        asked.append("to close a drafter")
+        return False
+
+    watch.require_growth(100, give_up)
+    assert asked == []

@@ -220,6 +220,7 @@ def test_nothing_goes_ahead_of_a_reader_who_has_asked_for_nothing_for_long() -> 
         return passes.num_made == made
 
     until(rests)
+    assert rests(), "it does not begin again by itself"
     ahead.close()
 
 

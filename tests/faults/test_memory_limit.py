@@ -147,7 +147,7 @@ def test_a_real_model_is_let_go_and_comes_back_under_a_limit(
     assert "up from" in found["downgrades"][-1]
 
 
-def require_moves_between_answers(found: dict[str, Any]) -> None:
+def assert_moves_between_answers(found: dict[str, Any]) -> None:
     assert found["same"]
     assert found["num_open"] == [1, 0, 1]
     ways = [line.split(":")[0].split()[2] for line in found["downgrades"]]
@@ -163,14 +163,14 @@ def require_moves_between_answers(found: dict[str, Any]) -> None:
 @linux
 @pytest.mark.slow
 def test_a_drafter_is_closed_and_opened_again_between_answers(tiny_model: Path, tiny_drafter: Path) -> None:
-    require_moves_between_answers(run(tiny_model, tiny_drafter, "in the an", 60, 400, program=BETWEEN))
+    assert_moves_between_answers(run(tiny_model, tiny_drafter, "in the an", 60, 400, program=BETWEEN))
 
 
 @linux
 @pytest.mark.model
 def test_a_real_drafter_gives_its_memory_to_others_between_answers(smollm2: Path, smollm2_int8: Path) -> None:
     found = run(smollm2, smollm2_int8, PROMPT, 60, 800, program=BETWEEN)
-    require_moves_between_answers(found)
+    assert_moves_between_answers(found)
     assert found["sizes"]["before"] - found["sizes"]["after"] > 100 << 20, "its memory is the system's again"
 
 
