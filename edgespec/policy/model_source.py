@@ -132,10 +132,8 @@ class ModelSource:
         """A longer draft than the best one, if a model drafts; whether a single token pays is found by trials."""
         if not option.num_tokens or self.drafter.can_run_ahead:
             return None
-        totals, pass_times_s = (
-            expected_tokens(self._rates(self.max_tokens)),
-            self.costs.pass_times_s(self.max_tokens + 1),
-        )
+        totals = expected_tokens(self._rates(self.max_tokens))
+        pass_times_s = self.costs.pass_times_s(self.max_tokens + 1)
         step_s = self.stats.costs.step * self.costs.pass_s(1)
         hope, length = most_hopeful(totals, pass_times_s, self.costs.spread, step_s)
         if length <= option.num_tokens:
