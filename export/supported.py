@@ -1,6 +1,6 @@
 """Which precisions and options a form supports, and which models it can be made of."""
 
-from edgespec.errors import UsageError
+from edgespec.errors import DeviceUnavailable, UsageError
 from edgespec.export.drafting import Drafting, require_head_size, require_layers
 from edgespec.export.precision import FORMS
 from edgespec.export.sources import LoadedSource
@@ -33,20 +33,25 @@ def resolve_precision(form: str, precision: str, drafting: Drafting, hidden_laye
 def require_supported(
     loaded: LoadedSource, form: str, precision: str, drafting: Drafting, hidden_layers: tuple[int, ...]
 ) -> None:
-    """Raises UsageError: the model does not support the form, the precision or the options."""
+    """Refuse what a model does not support.
+
+    Raises:
+        DeviceUnavailable: Devices of this form cannot run the model.
+        UsageError: It does not support the precision or the options.
+    """
     config = loaded.config
     drafting.layers(config.num_layers)
     if drafting.num_tokens:
         require_head_size(drafting.num_tokens, loaded.vocabulary.eos_token_ids, loaded.head.rows)
     require_layers(hidden_layers, config.num_layers)
     if config.routing is not None and form != "cpu":
-        raise UsageError(
-            f"{config.architecture} has a mixture of experts, which is exported for the CPU only; leave out "
-            "--device and --form"
+        raise DeviceUnavailable(
+            f"{config.architecture} has a mixture of experts, which is exported for the CPU only; use --device "
+            "cpu, or --drafter-device cpu for a drafter"
         )
     is_half = form != "cpu" and precision != "fp32"  # in w8a16 within norms
     if is_half and config.architecture in _LARGE_ACTIVATIONS:
-        raise UsageError(
+        raise DeviceUnavailable(
             f"activations of {config.architecture} exceed what fp16 holds; run it on the CPU (--device cpu, or "
             "--drafter-device cpu for a drafter), or export it with --precision fp32 for a device other than "
             "cuda, which has attention in half floats only"
