@@ -86,3 +86,7 @@ def __getattr__(name: str) -> Any:
     with defer_signals():  # NumPy, which most of them need, would report itself broken
         module = import_module(f"edgespec.{_HOMES.get(name, 'errors')}")
     return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
