@@ -16,7 +16,7 @@ from edgespec.export.rotary import Rotary, plain_rotary, rotaries_from_huggingfa
 from edgespec.export.settings import Settings
 from edgespec.export.tensors import StoredTensor
 
-_MAX_CONTEXT_LENGTH = 1 << 20
+_MIN_CONTEXT_LENGTH, _MAX_CONTEXT_LENGTH = 2, 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +234,9 @@ def config_from_huggingface(
     return DecoderConfig(
         architecture=architecture,
         hidden_size=hidden,
-        intermediate_size=stated.count("moe_intermediate_size", stated.get("intermediate_size")),
+        intermediate_size=stated.count(
+            "moe_intermediate_size" if stated.get("moe_intermediate_size") else "intermediate_size"
+        ),
         num_heads=heads,
         num_kv_heads=stated.count("num_key_value_heads", heads),
         head_dim=head_dim,
@@ -307,6 +309,11 @@ def _routing(stated: Settings, family: Family, num_experts: str, num_used: str) 
 
 
 def _context_length(path: object, longest: int, wanted: int | None) -> int:
+    if longest < _MIN_CONTEXT_LENGTH:
+        raise SourceError(
+            f"{path} is for texts of up to {longest} token, wanted {_MIN_CONTEXT_LENGTH} or more; fetch its "
+            "settings again"
+        )
     if wanted is not None and wanted > longest:
         raise UsageError(
             f"--context-length is {wanted}, and {path} is for texts of up to {longest} tokens; give {longest} or "
