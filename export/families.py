@@ -27,6 +27,7 @@ class Family:
     norms_whole_projections: bool = False  # q_norm and k_norm are over all heads at once
     gain_addend: float = 0.0  # a checkpoint, though not a GGUF file, stores gains less this
     is_paired: bool = False  # a GGUF file stores the rows of queries and keys in pairs
+    has_biases: bool = False  # of queries, keys and values; in other families they are rare
     is_fused: bool = False  # query, key and value are one matrix, gate and up another
     activation: str = "silu"
     scales_embedding: bool = False  # by √hidden_size
@@ -60,7 +61,7 @@ _GEMMA3 = {"max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_bas
 FAMILIES = {
     "llama": Family(is_paired=True),
     "mistral": Family(is_paired=True, full_attention_every=0),
-    "qwen2": Family(),
+    "qwen2": Family(has_biases=True),
     "qwen3": Family(norms=("input_norm", *_HEAD_NORMS, "mlp_norm")),
     "granite": Family(is_paired=True),
     "smollm3": Family(is_paired=True),

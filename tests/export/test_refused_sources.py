@@ -235,6 +235,19 @@ def test_config_that_does_not_suit_the_weights_is_refused(
     assert_refused(folder, tmp_path, words)
 
 
+@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+def test_bias_that_other_layers_have_is_not_left_out(tmp_path: Path, model_type: str) -> None:
+    weights = tiny.random_weights(bias=True)
+    del weights["model.layers.1.self_attn.k_proj.bias"]
+    tiny.write_huggingface(tmp_path / "hf", weights, model_type=model_type)
+    assert_refused(tmp_path / "hf", tmp_path, "has no tensor model.layers.1.self_attn.k_proj.bias")
+
+
+def test_qwen2_without_biases_is_incomplete(tmp_path: Path) -> None:
+    tiny.write_huggingface(tmp_path / "hf", tiny.random_weights(), model_type="qwen2")
+    assert_refused(tmp_path / "hf", tmp_path, "has no tensor model.layers.0.self_attn.q_proj.bias")
+
+
 def test_head_is_the_embedding_where_nothing_is_said_of_it(folder: Path, tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     expected = read_source(folder).head
