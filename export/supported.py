@@ -1,6 +1,6 @@
 """Which precisions and options a form supports, and which models it can be made of."""
 
-from edgespec.errors import SourceError, UsageError
+from edgespec.errors import DeviceUnavailable, SourceError, UsageError
 from edgespec.export.drafting import Drafting, require_head_size, require_layers
 from edgespec.export.families import DecoderConfig
 from edgespec.export.precision import FORMS
@@ -39,11 +39,12 @@ def resolve_precision(form: str, precision: str, drafting: Drafting, hidden_laye
 def require_supported(
     loaded: LoadedSource, form: str, precision: str, drafting: Drafting, hidden_layers: tuple[int, ...]
 ) -> None:
-    """Raises when a model cannot be exported as asked.
+    """Refuse what a model does not support.
 
     Raises:
+        DeviceUnavailable: Devices of this form cannot run the model.
         SourceError: No kernel of the form runs the model's attention.
-        UsageError: The model does not support the form, the precision or the options.
+        UsageError: It does not support the precision or the options.
     """
     config = loaded.config
     _require_heads(loaded.source.name, config, form)
@@ -52,13 +53,13 @@ def require_supported(
         require_head_size(drafting.num_tokens, loaded.vocabulary.eos_token_ids, loaded.head.rows)
     require_layers(hidden_layers, config.num_layers)
     if config.routing is not None and form != "cpu":
-        raise UsageError(
-            f"{config.architecture} has a mixture of experts, which is exported for the CPU only; leave out "
-            "--device and --form"
+        raise DeviceUnavailable(
+            f"{config.architecture} has a mixture of experts, which is exported for the CPU only; use --device "
+            "cpu, or --drafter-device cpu for a drafter"
         )
     is_half = form != "cpu" and precision != "fp32"  # in w8a16 within norms
     if is_half and config.architecture in _LARGE_ACTIVATIONS:
-        raise UsageError(
+        raise DeviceUnavailable(
             f"activations of {config.architecture} exceed what fp16 holds; run it on the CPU (--device cpu, or "
             "--drafter-device cpu for a drafter), or export it with --precision fp32 for a device other than "
             "cuda, which has attention in half floats only"

@@ -25,7 +25,7 @@ class WorkerDeath:
     """The end of a worker that did not exit by itself."""
 
     status: int  # -n for signal n; on Windows the exit code that the system gave it, such as 0xC0000005
-    is_out_of_memory: bool  # the system killed a process for want of memory meanwhile
+    is_out_of_memory: bool  # the system killed a process meanwhile because memory was short
     written: str  # the worker's notes, and behind them what faulthandler wrote
 
     @property

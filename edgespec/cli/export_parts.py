@@ -30,7 +30,12 @@ _PAIRED = ("drafter-precision", "drafter-form", "drafter-device", "add-to")
 
 
 def require_compatible(options: argparse.Namespace) -> None:
-    """Raises UsageError: Options contradict each other. DeviceUnavailable: A device has no such name."""
+    """Refuse options before anything is read.
+
+    Raises:
+        DeviceUnavailable: A device has no such name, or no process can use both.
+        UsageError: Options contradict each other.
+    """
     is_pair = options.drafter is not None
     for name in ("source", "drafter"):
         if getattr(options, name) == "":
@@ -55,6 +60,8 @@ def require_compatible(options: argparse.Namespace) -> None:
     form = _form(options)
     if is_pair:
         _form(options, "drafter-")
+        if options.add_to is None:
+            _require_together(options)
     if _is_given(options, "block-size") and (chosen := _choice_without_blocks(options, form)) is not None:
         raise UsageError(f"--block-size is for --precision int4 and int8, not {chosen}; leave it out")
     precisions = [options.precision or "source", options.drafter_precision or "source"]
@@ -66,6 +73,12 @@ def require_compatible(options: argparse.Namespace) -> None:
         raise UsageError(
             "--add-to adds forms to a pair; give --device, --form, --drafter-device or --drafter-form"
         )
+
+
+def _require_together(options: argparse.Namespace) -> None:
+    from edgespec.loading.device_choice import require_names_together
+
+    require_names_together(options.device, options.drafter_device)
 
 
 def _form(options: argparse.Namespace, prefix: str = "") -> str:

@@ -99,7 +99,7 @@ def _take(notes: str) -> str:
 
 
 def _num_memory_kills() -> int:
-    """How many processes Linux has killed for want of memory, of the machine or of a control group."""
+    """How many processes Linux has killed because memory was short, of the machine or of a control group."""
     with suppress(OSError, ValueError), open("/proc/vmstat", encoding="ascii") as lines:
         return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
     return 0

@@ -129,7 +129,7 @@ OPTIONS: Mapping[str, Option] = {
         "text",
         "when a drafter model works. serial: while the target waits. pipelined: while the target checks the "
         "block before. hedged: pipelined, with drafts for other outcomes too. auto: the one measured to be "
-        "fastest",
+        "fastest. pipelined and hedged draft ahead only while that pays, unless draft-length is fixed",
         "auto",
         choices=("auto", "serial", "pipelined", "hedged"),
     ),

@@ -105,12 +105,12 @@ class AutoDevices:
             remeasure=remeasure,
         )
         placements = self._placements(candidates)
-        wanted = [
-            each
-            for each in placements
-            if options.is_known(each) or (measures_prepared and options.is_prepared(each))
-        ]
-        plan = Search(foresee=options.foresee, measure=options.measure, wanted=wanted).best_of(placements)
+
+        def is_wanted(where: Where) -> bool:
+            return options.is_known(where) or (measures_prepared and options.is_prepared(where))
+
+        search = Search(foresee=options.foresee, measure=options.measure, is_wanted=is_wanted)
+        plan = search.best_of(placements)
         plan = options.with_text_drafters(plan)
         where = where_of(plan)
         shown = {name: options.devices[name] for name in dict.fromkeys((*candidates.targets, *where))}

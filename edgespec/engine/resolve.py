@@ -108,6 +108,7 @@ def resolve(
     device, drafter_device = decided.get("device", device), decided.get("drafter_device", drafter_device)
     devices = DeviceChoice(device, drafter_device, report, allow_fallback=allow_fallback)
     placement = devices.initial_placement(num_threads, drafter_threads, deterministic=deterministic is not False)
+    require_together(placement.device, placement.drafter_device, has_drafter_model=bool(asked.cascades))
     for name, error in refused.items():
         devices.note(f"{describe(placement.device)} is used instead of '{name}': {error}")
     found = _find_models(models, model, asked, devices, placement, allow_fallback=allow_fallback)

@@ -174,7 +174,7 @@ def add_forms(
     """Export halves of a pair in forms that its folder does not have yet, from the sources that it was made of.
 
     Returns:
-        The new folders.
+        The new folders; without those that another process has added in the meantime.
 
     Raises:
         ModelError: The folder holds no pair, or not a part that is to be added to.
@@ -191,7 +191,12 @@ def add_forms(
     for half in halves:
         output = folder / f"{half.part}-{half.form}"
         name = _first_form(folder, half.part).name
-        added.append(_export_half(half, output, name, open_decoder, measure_ranges, report))
+        try:
+            added.append(_export_half(half, output, name, open_decoder, measure_ranges, report))
+        except UsageError:
+            if half.form not in forms_of(folder, half.part):
+                raise
+            report(f"another process has added {output} in the meantime")
     return added
 
 

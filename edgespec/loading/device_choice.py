@@ -6,7 +6,7 @@ from dataclasses import replace
 from edgespec.errors import DeviceUnavailable
 from edgespec.loading.placement import Placement
 from edgespec.manifest import Manifest
-from edgespec.runtimes.device_names import Kind
+from edgespec.runtimes.device_names import Kind, format_device_name, parse_device_name
 from edgespec.runtimes.devices import Device, find_accelerator, find_device
 
 _AUTO = "auto"
@@ -18,16 +18,27 @@ def require_together(device: Device, drafter_device: Device, *, has_drafter_mode
     WebGPU keeps to the GPU that it used first. Two models that run on it at the same time disturb each other: its
     plugin 0.4.0 then fails ("Command encoding already finished") or gives wrong logits (docs/log/devices.md).
     """
-    if not device.memory == drafter_device.memory == "webgpu":
-        return
+    if device.memory == drafter_device.memory == "webgpu":
+        _require_one_webgpu(device.name, drafter_device.name, has_drafter_model)
+
+
+def require_names_together(device: str, drafter_device: str) -> None:
+    """As require_together() for two models, by the names of devices, which need not be in this machine."""
+    names = [parse_device_name(name) for name in (device, drafter_device)]
+    if all(name.provider == "webgpu" for name in names):
+        first, second = (format_device_name("webgpu", "gpu", name.index) for name in names)
+        _require_one_webgpu(first, second, True)
+
+
+def _require_one_webgpu(device: str, drafter_device: str, has_drafter_model: bool) -> None:
     if device != drafter_device:
         raise DeviceUnavailable(
-            f"'{device.name}' and '{drafter_device.name}' cannot be used together: WebGPU uses one GPU in a "
-            "process; use --drafter-device cpu"
+            f"'{device}' and '{drafter_device}' cannot be used together: WebGPU uses one GPU in a process; use "
+            "--drafter-device cpu"
         )
     if has_drafter_model:
         raise DeviceUnavailable(
-            f"'{device.name}' cannot run a target and a drafter model at the same time: WebGPU's plugin computes "
+            f"'{device}' cannot run a target and a drafter model at the same time: WebGPU's plugin computes "
             "wrongly where two models use it; use --drafter-device cpu, or --drafter none"
         )
 

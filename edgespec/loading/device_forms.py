@@ -13,10 +13,11 @@ _RUNS_ON = {"cpu": "the CPU", "gpu": "a GPU or the CPU", "npu": "an NPU or the C
 
 
 def require_form(model: ModelFolder, device: Device) -> None:
-    """Raises DeviceUnavailable: An NPU runs fixed shapes alone, which only the npu form has."""
+    """Raises DeviceUnavailable: An NPU runs only graphs of fixed shapes, which only the npu form has."""
     if device.kind == "npu" and model.manifest.kv_cache.form != "static":
         raise DeviceUnavailable(
-            f"'{device.name}' runs fixed shapes alone: {advise_form(model.manifest, device)}", device=device.name
+            f"'{device.name}' runs only graphs of fixed shapes: {advise_form(model.manifest, device)}",
+            device=device.name,
         )
 
 

@@ -56,11 +56,12 @@ class DeviceOptions:
     measured: dict[Where, WeighedModels] = field(default_factory=dict)
 
     def foresee(self, where: Where) -> list[Weighed]:
-        """Options of a placement by the probes of its devices, and by what was measured of its target."""
+        """Options of a placement by what was measured of its target, now or earlier, and by probes."""
         placement, (device, other) = self.place(where), self._devices(where)
-        size, known = self.target.size(device, self.devices.values()), self._target_profile(where.device)
+        size, measured = self.target.size(device, self.devices.values()), self._target_profile(where.device)
+        known = measured or self._saved_profile(device, placement)
         profile = known or foresee_target(size, self.probes[where.device], device.form)
-        layouts = [Layout(placement.target_place, profile, is_measured=known is not None)]
+        layouts = [Layout(placement.target_place, profile, is_measured=measured is not None)]
         drafters = [drafter.size(other, self.devices.values()) for drafter in self.drafters]
         for each in drafters:
             beside = foresee_drafter(
@@ -155,10 +156,19 @@ class DeviceOptions:
         return self.devices[where.device], self.devices[where.drafter_device]
 
     def _target_profile(self, device: str) -> Profile | None:
-        """What was measured of the target on a device."""
+        """What was measured of the target on a device in this comparison."""
         return next(
             (found.layouts[0].profile for where, found in self.measured.items() if where.device == device), None
         )
+
+    def _saved_profile(self, device: Device, placement: Placement) -> Profile | None:
+        """What was measured of the target on a device in an earlier session."""
+        target = self.target.find(device)
+        if self.remeasure or target is None:
+            return None
+        known = known_stats(target)
+        profile = known.profiles.get(placement.machine)
+        return profile and known.refine(profile, placement.machine, None)
 
     def _mark(self, where: Where, weighed: Sequence[Weighed]) -> list[Weighed]:
         """Keep emulators that nobody has named from being chosen."""

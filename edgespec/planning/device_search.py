@@ -41,13 +41,14 @@ class Search:
 
     foresee: Options of a placement, with what is known by then of its target.
     measure: Options of a placement whose models were measured there, or why there are none.
-    wanted: Placements that are measured whatever they promise.
+    is_wanted: Whether a placement is measured whatever it promises; asked again after each measurement, for which
+        models may have been prepared.
     text_drafters: Names of drafters that draft from the text, wherever models run.
     """
 
     foresee: Callable[[Where], Sequence[Weighed]]
     measure: Callable[[Where], Sequence[Weighed] | Refusal]
-    wanted: Collection[Where] = ()
+    is_wanted: Callable[[Where], bool] = lambda where: False
     text_drafters: Sequence[str] = ("suffix",)
 
     def best_of(self, placements: Sequence[Where]) -> Plan:
@@ -79,8 +80,9 @@ class Search:
         waiting = {where: _best_rate(weighed) for where, weighed in options.items() if where not in done}
         least = _REACH * plan.chosen.tokens_per_second
         in_reach = [where for where, rate in waiting.items() if rate >= least]
-        wanted = [where for where in waiting if where in self.wanted]
-        return max(in_reach, key=waiting.__getitem__) if in_reach else next(iter(wanted), None)
+        if in_reach:
+            return max(in_reach, key=waiting.__getitem__)
+        return next(filter(self.is_wanted, waiting), None)
 
 
 def _in_order(options: Mapping[Where, Sequence[Weighed]], measured: Collection[Where]) -> list[Weighed]:

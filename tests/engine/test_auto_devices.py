@@ -12,8 +12,11 @@ from imitated import EMULATOR, Machine
 from edgespec import Engine, load
 from edgespec.engine import device_candidates
 from edgespec.engine.device_candidates import find_candidates
+from edgespec.engine.resolve import compare_devices
 from edgespec.export.convert import plan_source
 from edgespec.planning.decision import FOLDER
+from edgespec.planning.device_options import DeviceOptions
+from edgespec.planning.plan_option import MemoryNeeds
 from edgespec.profiling.device_probe import FILE_NAME, DeviceProbe
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
@@ -173,6 +176,48 @@ def test_two_models_are_never_put_on_webgpu_which_computes_wrongly_then(
         stats = engine.generate("the rain", max_tokens=3).stats
     assert (stats.target_device, stats.drafter_device) == ("webgpu", "cpu")
     assert ("int4", "webgpu") not in machine.opened
+
+
+@pytest.mark.slow
+def test_two_gpus_of_two_providers_which_may_be_one_are_not_put_beside_each_other(
+    machine: Machine, tiny_gguf: Path
+) -> None:
+    gpu = machine.devices[1]
+    machine.devices.append(replace(gpu, name="cuda", provider="CUDAExecutionProvider"))
+    machine.probes = {**machine.probes, "cuda": machine.probes["webgpu"]}
+    machine.pace_s = {**PACE_S, ("fp32", "cuda"): GPU_S, ("int4", "cuda"): CPU_S}
+    found = compare_devices(
+        f"{tiny_gguf}:fp32",
+        drafter=f"{tiny_gguf}:int4",
+        device="auto",
+        drafter_device="auto",
+        num_threads=None,
+        memory_limit=None,
+        offline=True,
+        remeasure=False,
+        report=print,
+    )
+    assert found is not None
+    places = {(each.target.device, each.drafter_place.device) for each in found.plan.options if each.drafter_place}
+    assert places == {
+        ("cpu", "cpu"), ("cpu", "webgpu"), ("cpu", "cuda"),
+        ("webgpu", "cpu"), ("webgpu", "webgpu"),
+        ("cuda", "cpu"), ("cuda", "cuda"),
+    }  # fmt: skip
+
+
+def test_decision_for_want_of_memory_is_made_again(
+    machine: Machine,
+    open_auto: Callable[..., tuple[Engine, list[str]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needs = MemoryNeeds(lambda model, context, device: {device: 1000}, {"webgpu": 100})
+    monkeypatch.setattr(DeviceOptions, "_memory", lambda *models: needs)
+    engine, said = open_auto(drafter="none")
+    engine.close()
+    assert said[-1].startswith("tiny.gguf:fp32 runs on the CPU: ")
+    assert not (tmp_path / FOLDER).exists()
 
 
 def test_damaged_decision_is_made_again(

@@ -17,8 +17,10 @@ import edgespec.runtimes.devices
 from edgespec import load
 from edgespec.cli.main import main
 from edgespec.engine.resolve import Resolved, resolve
-from edgespec.errors import DeviceUnavailable, MemoryExhausted
+from edgespec.errors import DeviceUnavailable, MemoryExhausted, UsageError
+from edgespec.evaluation.pairing import PairHalf, add_forms
 from edgespec.manifest import read_manifest
+from edgespec.models.hub import LocalSource
 from edgespec.models.pair import Pair, PairCheck, read_pair, record_check
 from edgespec.runtimes.devices import Device, device_key, find_device
 
@@ -66,6 +68,19 @@ def test_each_half_is_prepared_in_the_form_of_its_device_and_once(
     assert said == [], "another name of a device of the same kind"
     swapped = named(tiny_gguf, small, "cpu", "gpu", report=said.append)
     assert (swapped.target.manifest.form, swapped.drafters[0].models[0].manifest.form) == ("cpu", "gpu")
+
+
+def test_devices_that_cannot_run_two_models_are_refused_before_one_is_prepared(
+    named: Callable[..., Resolved], tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    webgpu = Device("webgpu", CPU.provider, "webgpu", kind="gpu")
+    monkeypatch.setattr(edgespec.loading.device_choice, "find_device", lambda *name: webgpu)
+    said: list[str] = []
+    with pytest.raises(DeviceUnavailable, match="use --drafter-device cpu"):
+        named(tiny_gguf, tiny_gguf, "webgpu", "webgpu", report=said.append)
+    assert said == []
+    assert not (tmp_path / "home").exists()
+    assert named(tiny_gguf, "suffix", "webgpu", "webgpu").target.manifest.form == "gpu"
 
 
 @pytest.mark.usefixtures("devices")
@@ -312,6 +327,12 @@ def test_forms_are_added_to_a_pair_and_measured_there(sources: Path, capsys: pyt
         ),
         (["--drafter-form", "cpu", "--drafter-device", "qnn", "--output"], 2, "contradicts --drafter-device qnn"),
         (["--device", "cdua", "--output"], 4, "did you mean cuda?"),
+        (["--device", "webgpu", "--drafter-device", "webgpu", "--output"], 4, "use --drafter-device cpu, or"),
+        (
+            ["--device", "webgpu", "--drafter-device", "webgpu:1", "--output"],
+            4,
+            "'webgpu:1' cannot be used together",
+        ),
         (["--device", "openvino", "--output"], 4, "name one: openvino:gpu or openvino:npu"),
         (["--add-to"], 2, "give --device, --form, --drafter-device or --drafter-form"),
         (["--drafter", "none", "--output"], 2, "--drafter none is no pair; leave --drafter out"),
@@ -349,6 +370,28 @@ def test_only_the_sources_of_a_pair_are_added_to_it(
     assert main(command) == 2
     assert "is not the source of the pair's target, which was exported from tiny.gguf" in capsys.readouterr().err
     assert forms(pair) == {"target": "cpu", "drafter": "cpu"}
+
+
+def test_form_that_another_process_adds_meanwhile_is_no_error(
+    pair: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export_model = edgespec.evaluation.pairing.export_model
+
+    def export_second(source: Path, output: Path, **how: object) -> object:
+        if output.name == "target-gpu":
+            add_form(pair, "target", "gpu")
+        return export_model(source, output, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(edgespec.evaluation.pairing, "export_model", export_second)
+    source = LocalSource(path=tiny_gguf)
+    said: list[str] = []
+    halves = [PairHalf(part=part, source=source, form="gpu", device="webgpu") for part in ("target", "drafter")]
+    assert add_forms(pair, halves, report=said.append) == [pair / "drafter-gpu"]
+    assert f"another process has added {pair / 'target-gpu'} in the meantime" in said
+    assert {"target-gpu": "gpu", "drafter-gpu": "gpu"}.items() <= forms(pair).items()
+    (pair / "target-npu").write_text("")
+    with pytest.raises(UsageError, match="already exists"):
+        add_forms(pair, [PairHalf(part="target", source=source, form="npu", device="npu", precision="fp16")])
 
 
 @pytest.mark.usefixtures("devices")

@@ -11,7 +11,7 @@ import pytest
 import tiny
 from families import CONTEXT_LENGTHS, FAMILIES, LOGITS, MIXTURES, SOURCES, TOKENS, write_source
 
-from edgespec.errors import ExportMismatch, UsageError
+from edgespec.errors import DeviceUnavailable, ExportMismatch
 from edgespec.export import convert, graphs
 from edgespec.export.card import quality
 from edgespec.export.check import compare, compare_structure, judge
@@ -164,7 +164,7 @@ def test_gpu_form_of_blocks_passes_its_check(tmp_path: Path, precision: str) -> 
 
 def test_gpu_form_of_what_half_floats_cannot_hold_is_refused(tmp_path: Path) -> None:
     source = write_source(tmp_path, "gemma2", "huggingface")
-    with pytest.raises(UsageError, match=r"gemma2 exceed.* other than cuda"):
+    with pytest.raises(DeviceUnavailable, match=r"gemma2 exceed.* other than cuda"):
         convert.export_model(source, tmp_path / "out", form="gpu")
     assert convert.export_model(source, tmp_path / "out", precision="fp32", form="gpu").form == "gpu"
 

@@ -20,7 +20,7 @@ from families import (
 )
 from mixtures import gguf_architecture, stored_experts
 
-from edgespec.errors import SourceError, UsageError
+from edgespec.errors import DeviceUnavailable, SourceError, UsageError
 from edgespec.export.convert import export_model, plan_source
 from edgespec.export.families import DecoderConfig, config_from_gguf
 from edgespec.export.folder_size import OTHER_BYTES
@@ -145,7 +145,9 @@ def test_experts_keep_the_blocks_that_the_kernel_takes(tmp_path: Path, storage: 
 
 @pytest.mark.parametrize("form", ["gpu", "npu"])
 def test_mixture_of_experts_is_refused_for_other_devices(tmp_path: Path, form: str) -> None:
-    with pytest.raises(UsageError, match="mixture of experts, which is exported for the CPU only"):
+    with pytest.raises(
+        DeviceUnavailable, match="exported for the CPU only; use --device cpu, or --drafter-device cpu"
+    ):
         export_model(write_source(tmp_path, "olmoe", "gguf"), tmp_path / "out", form=form)
 
 

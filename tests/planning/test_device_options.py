@@ -20,6 +20,7 @@ from edgespec.planning.foresee import ModelSize
 from edgespec.planning.model_forms import ModelForms
 from edgespec.profiling.device_probe import DeviceProbe
 from edgespec.profiling.learned_stats import FILE_NAME, LearnedStats, write_learned_stats
+from edgespec.profiling.profile import Profile
 from edgespec.runtimes.devices import Device, find_device
 
 CPU = find_device("cpu")
@@ -118,6 +119,21 @@ def test_what_a_drafter_has_drafted_in_one_form_counts_for_the_others(
     drafter = replace(unprepared("drafter", 1), find=lambda device: forms.get(device.name))
     past = options(replace(unprepared("target", 1), find=lambda device: here), drafter).past()
     assert past["one", 0] == past["other", 0] == (4.0, 8.0)
+
+
+def test_a_target_that_was_measured_earlier_is_foreseen_by_that_and_not_by_a_probe(
+    options: Callable[..., DeviceOptions], tiny_model: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "target", ignore=shutil.ignore_patterns(FILE_NAME)))
+    here = ModelFolder(folder, read_manifest(folder))
+    target, where = replace(unprepared("target", 1), find=lambda device: here), Where("cuda", "cpu")
+    profile = Profile(passes_s={64: {1: 0.25, 2: 0.25, 32: 0.5}}, prefill_s=0.001)
+    machine = options(target).place(where).machine
+    write_learned_stats(folder, LearnedStats().with_profile(machine, profile, {}, None))
+    ((case, option),) = options(target).foresee(where)
+    assert (case.step_s, option.tokens_per_second) == (0.25, 4.0)
+    assert not option.is_measured, "what may be chosen is measured with its drafters first"
+    assert options(target, remeasure=True).foresee(where)[0][0].step_s < 0.01
 
 
 @pytest.mark.parametrize("is_drafter", [False, True])

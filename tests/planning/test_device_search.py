@@ -45,7 +45,7 @@ class Machine:
         return [(case, replace(option, obstacle=EMULATOR)) for case, option in found]
 
     def search(self, *wanted: Where) -> Plan:
-        searched = Search(foresee=self.foresee, measure=self.measure, wanted=wanted)
+        searched = Search(foresee=self.foresee, measure=self.measure, is_wanted=wanted.__contains__)
         return searched.best_of(list(self.foreseen_ms))
 
 
@@ -94,6 +94,18 @@ def test_emulator_is_measured_where_that_is_wanted_and_never_chosen() -> None:
     assert plan.chosen.target.device == "cpu"
     there = [option for option in plan.refused if option.target.device == "gpu"]
     assert all(option.reason.startswith(EMULATOR) and option.is_measured for option in there)
+
+
+def test_what_becomes_wanted_while_another_placement_is_measured_is_measured_too() -> None:
+    """A drafter that is prepared for one placement is there for others."""
+    machine = Machine({CPU: 5, GPU: 40}, {CPU: 5, GPU: 30})
+
+    def is_wanted(where: Where) -> bool:
+        return where == GPU and CPU in machine.measured
+
+    search = Search(foresee=machine.foresee, measure=machine.measure, is_wanted=is_wanted)
+    assert all(option.is_measured for option in search.best_of([CPU, GPU]).options)
+    assert machine.measured == [CPU, GPU]
 
 
 def test_device_that_does_not_run_the_model_gives_way_with_its_reason() -> None:
