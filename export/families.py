@@ -16,7 +16,7 @@ from edgespec.export.rotary import Rotary, plain_rotary, rotaries_from_huggingfa
 from edgespec.export.settings import Settings
 from edgespec.export.tensors import StoredTensor
 
-_MAX_CONTEXT_LENGTH = 1 << 20
+_MIN_CONTEXT_LENGTH, _MAX_CONTEXT_LENGTH = 2, 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,7 @@ class Family:
     norms_whole_projections: bool = False  # q_norm and k_norm are over all heads at once
     gain_addend: float = 0.0  # a checkpoint, though not a GGUF file, stores gains less this
     is_paired: bool = False  # a GGUF file stores the rows of queries and keys in pairs
+    has_biases: bool = False  # of queries, keys and values; in other families they are rare
     is_fused: bool = False  # query, key and value are one matrix, gate and up another
     activation: str = "silu"
     scales_embedding: bool = False  # by √hidden_size
@@ -60,7 +61,7 @@ _GEMMA3 = {"max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_bas
 FAMILIES = {
     "llama": Family(is_paired=True),
     "mistral": Family(is_paired=True, full_attention_every=0),
-    "qwen2": Family(),
+    "qwen2": Family(has_biases=True),
     "qwen3": Family(norms=("input_norm", *_HEAD_NORMS, "mlp_norm")),
     "granite": Family(is_paired=True),
     "smollm3": Family(is_paired=True),
@@ -234,7 +235,9 @@ def config_from_huggingface(
     return DecoderConfig(
         architecture=architecture,
         hidden_size=hidden,
-        intermediate_size=stated.count("moe_intermediate_size", stated.get("intermediate_size")),
+        intermediate_size=stated.count(
+            "moe_intermediate_size" if stated.get("moe_intermediate_size") else "intermediate_size"
+        ),
         num_heads=heads,
         num_kv_heads=stated.count("num_key_value_heads", heads),
         head_dim=head_dim,
@@ -307,6 +310,11 @@ def _routing(stated: Settings, family: Family, num_experts: str, num_used: str) 
 
 
 def _context_length(path: object, longest: int, wanted: int | None) -> int:
+    if longest < _MIN_CONTEXT_LENGTH:
+        raise SourceError(
+            f"{path} is for texts of up to {longest} token, wanted {_MIN_CONTEXT_LENGTH} or more; fetch its "
+            "settings again"
+        )
     if wanted is not None and wanted > longest:
         raise UsageError(
             f"--context-length is {wanted}, and {path} is for texts of up to {longest} tokens; give {longest} or "

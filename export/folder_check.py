@@ -70,7 +70,9 @@ def check_folder(
 
     streams = [Stream(0), Stream(1, _WRITTEN_TOKENS), Stream(1, _NOISY_TOKENS, NOISE)]
     models: list[Mapping[str, Matrix]] = [loaded.tensors, written]
-    reference, own, noisy = stream_logits(loaded.config, loaded.tensors, models, streams, tokens, observe)
+    with np.errstate(over="ignore", invalid="ignore"):  # reported below
+        reference, own, noisy = stream_logits(loaded.config, loaded.tensors, models, streams, tokens, observe)
+    _require_logits(loaded.source.name, reference)
     is_half = manifest.kv_cache.dtype == "float16"
     with _exact_graph(folder, manifest) as exact:
         show_progress("checking the graph")
@@ -82,6 +84,20 @@ def check_folder(
     check = replace(check, weights_error=errors.largest, structure=structure)
     judge(check, manifest.precision, errors.wrong)
     return check
+
+
+def _require_logits(name: str, reference: Logits) -> None:
+    """Raises SourceError: A source's logits are no numbers, or prefer no token to another."""
+    if not np.isfinite(reference).all():
+        raise SourceError(
+            f"the weights of {name} give logits that are not finite numbers, since some are too large for "
+            "activations of 32 bits; the file is damaged, fetch it again; nothing was installed"
+        )
+    if (reference == reference[:, :1]).all():
+        raise SourceError(
+            f"the weights of {name} give all tokens the same logit, as zeros do; the file is damaged or its "
+            "download is not complete, fetch it again; nothing was installed"
+        )
 
 
 def _compare(

@@ -111,7 +111,7 @@ class LinearWriter:
         if form.bits is not None and tensor.columns % form.block_size:
             raise SourceError(
                 f"the hidden size {tensor.columns} is not a multiple of {form.block_size}, as a quantised "
-                "embedding needs; use --precision fp32"
+                "embedding needs; use --precision source"
             )
         if form.bits is None:
             shared = self._write_floats("embedding", [tensor], form)

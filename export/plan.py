@@ -49,7 +49,9 @@ def plan_export(
     """The plan for a source on this machine; auto is resolved."""
     is_blocks, reason = any(tensor.is_blocks for tensor in loaded.tensors.values()), None
     if precision == "auto":
-        precision, reason = choose_precision(num_weights(loaded), is_blocks=is_blocks)
+        precision, reason = choose_precision(
+            num_weights(loaded), is_blocks=is_blocks, hidden_size=loaded.config.hidden_size
+        )
     rule = rule_of(loaded, precision, block_size, form)
     manifest = lay_out("", loaded, rule, form, drafting, hidden_layers)
     plan = estimate(

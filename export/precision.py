@@ -41,10 +41,15 @@ FEW_WEIGHTS = 600_000_000
 _SENSITIVE = ("qkv", "o", "down")
 
 
-def choose_precision(num_weights: int, *, is_blocks: bool) -> tuple[str, str]:
+def choose_precision(num_weights: int, *, is_blocks: bool, hidden_size: int = BLOCK_SIZES[0]) -> tuple[str, str]:
     """The precision that suits a source on a CPU, where reading weights sets the speed, and why."""
     if is_blocks:
         return "source", "its weights are quantised already, and keeping them loses nothing"
+    if hidden_size % BLOCK_SIZES[0]:
+        return (
+            "source",
+            f"a quantised embedding needs a hidden size in multiples of {BLOCK_SIZES[0]}, not {hidden_size}",
+        )
     size = f"{num_weights / 1e6:.0f} million weights"
     if num_weights < FEW_WEIGHTS:
         return "int8", f"{size} are few, and a small model loses much in 4 bits"

@@ -59,11 +59,15 @@ def tensors_by_role(
     if config.routing is not None:
         found, used = expert_tensors(path, config, stored, is_gguf=is_gguf)
     for role, name in _names(family, column).items():
-        for i in range(config.num_layers) if "{i}" in role else [0]:
-            if (own := name.format(i=i)) in stored:
+        own_names = [name.format(i=i) for i in (range(config.num_layers) if "{i}" in role else [0])]
+        # A bias that some layers have is missing in the others.
+        is_needed = not role.endswith(_OPTIONAL) or any(own in stored for own in own_names)
+        is_needed |= family.has_biases and role.endswith("_bias")
+        for i, own in enumerate(own_names):
+            if own in stored:
                 used.add(own)
                 found[role.format(i=i)] = _require_shape(path, config, role, stored[own])
-            elif not role.endswith(_OPTIONAL):
+            elif is_needed:
                 raise SourceError(f"{path} has no tensor {own}; the file is incomplete or damaged")
     if unused := [name for name in stored if name not in used and not name.endswith(_IGNORED)]:
         raise SourceError(f"{path} has tensor {unused[0]}, which no {config.architecture} model uses; unsupported")

@@ -6,6 +6,8 @@ from typing import Any
 
 from edgespec.errors import SourceError
 
+_TOO_LARGE = 1_000_000_000
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -20,10 +22,12 @@ class Settings:
         return default if value is None else value
 
     def number(self, key: str, default: Any = None) -> float:
-        """Raises SourceError: the value is not a positive number."""
+        """Raises SourceError: the value is not a positive number, or is too large for any model."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
-            raise SourceError(f"{self.path}: {self.prefix}{key} is {value!r}, wanted a positive number")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _TOO_LARGE:
+            raise SourceError(
+                f"{self.path}: {self.prefix}{key} is {value!r}, wanted a positive number below {_TOO_LARGE}"
+            )
         return value
 
     def count(self, key: str, default: Any = None) -> int:

@@ -2,7 +2,7 @@
 
 import errno
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -103,7 +103,7 @@ def _load_huggingface(folder: Path, context_length: int | None) -> LoadedSource:
     stated, stored = decoder_part(settings, whole)
     num_left_out = len(whole) - len(stored)
     config = config_from_huggingface(folder, stated, stored, context_length)
-    if stated.get("tie_word_embeddings"):
+    if _is_tied(folder, stated, stored):
         stored.pop("lm_head.weight", None)
     paths = sorted({tensor.path for tensor in stored.values()})
     return LoadedSource(
@@ -113,6 +113,25 @@ def _load_huggingface(folder: Path, context_length: int | None) -> LoadedSource:
         source=Source(name=utf8_name(folder.resolve().name), format="safetensors", sha256=_hashes(paths)),
         num_left_out=num_left_out,
     )
+
+
+def _is_tied(folder: Path, stated: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> bool:
+    """Whether the embedding is the head; without the setting it is where there is no other.
+
+    Raises SourceError: The setting is neither true nor false, or the head that it requires is missing.
+    """
+    key, has_head = "tie_word_embeddings", "lm_head.weight" in stored
+    setting = stated.get(key)
+    if setting is None:
+        return not has_head
+    if not isinstance(setting, bool):
+        raise SourceError(f"{folder}: {key} is {setting!r}, wanted true or false; fetch config.json again")
+    if not setting and not has_head:
+        raise SourceError(
+            f"{folder} has no tensor lm_head.weight, and its config.json sets {key} to false, so that it needs "
+            "one; the folder is incomplete, fetch it again"
+        )
+    return setting
 
 
 def _hashes(paths: Iterable[Path]) -> str:

@@ -1,12 +1,18 @@
 """Which precisions and options a form supports, and which models it can be made of."""
 
-from edgespec.errors import DeviceUnavailable, UsageError
+from edgespec.errors import DeviceUnavailable, SourceError, UsageError
 from edgespec.export.drafting import Drafting, require_head_size, require_layers
+from edgespec.export.families import DecoderConfig
 from edgespec.export.precision import FORMS
 from edgespec.export.sources import LoadedSource
 
 # Families whose residual streams exceed 65504, the largest half float.
 _LARGE_ACTIVATIONS = ("gemma2", "gemma3")
+# What GroupQueryAttention's heads must be a multiple of, with rotary positions in some layer and in none.
+_ROTATED_UNIT, _PLAIN_UNIT = 16, 8
+_THROUGH_PYTORCH = (
+    "a folder with its safetensors may go through PyTorch: edgespec export SOURCE --exporter optimum"
+)
 
 
 def resolve_precision(form: str, precision: str, drafting: Drafting, hidden_layers: tuple[int, ...]) -> str:
@@ -37,9 +43,11 @@ def require_supported(
 
     Raises:
         DeviceUnavailable: Devices of this form cannot run the model.
+        SourceError: No kernel of the form runs the model's attention.
         UsageError: It does not support the precision or the options.
     """
     config = loaded.config
+    _require_heads(loaded.source.name, config, form)
     drafting.layers(config.num_layers)
     if drafting.num_tokens:
         require_head_size(drafting.num_tokens, loaded.vocabulary.eos_token_ids, loaded.head.rows)
@@ -55,4 +63,20 @@ def require_supported(
             f"activations of {config.architecture} exceed what fp16 holds; run it on the CPU (--device cpu, or "
             "--drafter-device cpu for a drafter), or export it with --precision fp32 for a device other than "
             "cuda, which has attention in half floats only"
+        )
+
+
+def _require_heads(name: str, config: DecoderConfig, form: str) -> None:
+    """Raises SourceError: No kernel of the form runs heads of the model's number or size."""
+    if config.num_heads % config.num_kv_heads:
+        raise SourceError(
+            f"{name} has {config.num_heads} attention heads and {config.num_kv_heads} heads of keys and values, "
+            "wanted a number that divides the first; its settings are damaged"
+        )
+    rotates = any(layer.rotary is not None for layer in config.layers)
+    unit = (_ROTATED_UNIT if rotates else _PLAIN_UNIT) if form != "npu" else 2
+    if config.head_dim % unit:
+        raise SourceError(
+            f"{name} has attention heads of {config.head_dim} values, ONNX Runtime's kernels take multiples of "
+            f"{unit}; {_THROUGH_PYTORCH}"
         )

@@ -14,7 +14,9 @@ from edgespec.system.typed_json import read_as
 
 _LARGEST_BYTES = 1 << 26
 
-Figure = Annotated[float, Meta(ge=0, le=1e12)]
+LARGEST_FIGURE = 1e12
+
+Figure = Annotated[float, Meta(ge=0, le=LARGEST_FIGURE)]
 Count = Annotated[int, Meta(ge=0, le=1 << 48)]
 Width = Annotated[int, Meta(ge=1, le=1 << 16)]  # tokens of a pass
 

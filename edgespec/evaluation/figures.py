@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from edgespec.config.byte_size import format_bytes
 from edgespec.evaluation.document import BenchDocument, Position, RatioInterval, Summary
 
+_MOST_SHOWN = 1000  # the end of an interval that tells nothing, as that of two answers under load
 # Where plain decoding ran, by what the document calls it.
 _SESSIONS = {
     "own session": "plain decoding in a session of its own",
@@ -19,7 +20,7 @@ def ratio_text(ratio: float | None) -> str:
 
 def interval_text(interval: RatioInterval) -> str:
     """A 95 % interval, such as "0.97–1.04"; empty where it is not known."""
-    return f"{interval[0]:.2f}–{interval[1]:.2f}" if interval else ""
+    return "–".join(f"{end:.2f}" if end < _MOST_SHOWN else f">{_MOST_SHOWN}" for end in interval or ())
 
 
 def decided_text(document: BenchDocument) -> str | None:

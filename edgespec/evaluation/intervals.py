@@ -13,12 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edgespec.evaluation.document import LARGEST_FIGURE
+
 CONFIDENCE = 0.95
 # Nodes of the quadrature: t quantiles of 1 to 1000 degrees of freedom are right to 1e-9.
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
 _LARGEST_DEGREES = 1000.0  # beyond, the quantile changes by less than 0.2 %
 # Spreads below this, in logarithms, are rounding: exactly equal ratios have an interval of no width.
 _SMALLEST_VARIANCE = 1e-24
+_LARGEST_LOG = log(LARGEST_FIGURE)
 
 
 class Mean(NamedTuple):
@@ -37,8 +40,11 @@ class Mean(NamedTuple):
         if not self.degrees:
             return None
         half = t_quantile(confidence, self.degrees) * sqrt(self.variance)
-        # A spread of a few ratios that are far apart would overflow.
-        return exp(max(self.value - half, -100.0)), exp(min(self.value + half, 100.0))
+        # Two ratios that are far apart say nothing; the ends stay within what a document holds.
+        low, high = (
+            exp(min(max(end, -_LARGEST_LOG), _LARGEST_LOG)) for end in (self.value - half, self.value + half)
+        )
+        return low, min(high, LARGEST_FIGURE)
 
 
 def mean_of(ratios: Sequence[float]) -> Mean:

@@ -13,9 +13,10 @@ from edgespec import SamplingParams, UsageError, load
 from edgespec.cli.main import main
 from edgespec.evaluation.benchmark import measure
 from edgespec.evaluation.charts import Bar, Point, Range, grouped_bars, lanes, pass_costs, position_bars, ranges
-from edgespec.evaluation.document import read_document
+from edgespec.evaluation.document import LARGEST_FIGURE, read_document
 from edgespec.evaluation.page import page
 from edgespec.evaluation.prompts import BenchPrompt
+from edgespec.evaluation.results import build_document
 from edgespec.evaluation.table import table
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
@@ -108,6 +109,19 @@ def test_page_of_a_saved_document_is_that_of_the_run(document: dict[str, Any], t
     path.write_text(json.dumps(document))
     assert page(read_document(path)) == page(document)
     assert table(read_document(path)) == table(document)
+
+
+def test_document_of_a_run_that_stalled_is_read_back(document: dict[str, Any], tmp_path: Path) -> None:
+    turns = json.loads(json.dumps(document["turns"]))
+    for turn in turns:
+        stalls = turn["category"] == "<b>" and turn["round"] == 1
+        for way in ("plain", "speculative"):
+            turn[way] |= {"decoded": 30, "decode_s": 1e5 if stalls and way == "speculative" else 1.0}
+    stalled = build_document(document, turns)
+    (tmp_path / "run.json").write_text(json.dumps(stalled))
+    assert json.dumps(read_document(tmp_path / "run.json")) == json.dumps(stalled)
+    assert stalled["worst_ratio_interval"][1] == pytest.approx(LARGEST_FIGURE)
+    assert "–>1000)" in table(stalled)
 
 
 def test_page_is_well_formed_and_refers_to_nothing_outside(with_peers: dict[str, Any]) -> None:

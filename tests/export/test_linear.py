@@ -91,3 +91,4 @@ def test_auto_keeps_blocks_and_rounds_floats_by_size() -> None:
     assert choose_precision(10**9, is_blocks=True)[0] == "source"
     assert choose_precision(10**8, is_blocks=False)[0] == "int8"
     assert choose_precision(10**9, is_blocks=False)[0] == "int4"
+    assert choose_precision(10**9, is_blocks=False, hidden_size=240)[0] == "source"

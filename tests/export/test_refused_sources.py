@@ -16,7 +16,9 @@ import tiny
 from refusals import assert_refused
 
 from edgespec.errors import SourceError
-from edgespec.export.convert import export_model
+from edgespec.export.convert import export_model, plan_source
+from edgespec.export.sources import read_source
+from edgespec.loading.open_model import open_decoder
 
 
 def test_every_cut_of_a_gguf_is_refused(tiny_gguf: Path, tmp_path: Path) -> None:
@@ -178,6 +180,96 @@ def test_index_cannot_name_files_that_are_there_outside_its_folder(folder: Path,
     shutil.copy(folder / "model.safetensors", folder.parent / "outside.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
     assert_refused(folder, folder.parent)
+
+
+def write_sized(folder: Path, heads: int, kv_heads: int, head_dim: int) -> None:
+    """Write a folder whose attention has other sizes."""
+    rows = {"q": heads * head_dim, "k": kv_heads * head_dim, "v": kv_heads * head_dim}
+    weights = {name: value for name, value in tiny.random_weights().items() if "self_attn" not in name}
+    for i in range(tiny.LAYERS):
+        for part, count in rows.items():
+            weights[f"model.layers.{i}.self_attn.{part}_proj.weight"] = np.ones((count, tiny.HIDDEN), np.float32)
+        weights[f"model.layers.{i}.self_attn.o_proj.weight"] = np.ones((tiny.HIDDEN, rows["q"]), np.float32)
+    tiny.write_huggingface(folder, weights)
+    change(folder / "config.json", num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "form", "words"),
+    [
+        (4, 3, 16, "cpu", "4 attention heads and 3 heads of keys"),
+        (4, 8, 16, "npu", "4 attention heads and 8 heads of keys"),
+        (4, 2, 40, "cpu", "heads of 40 values, ONNX Runtime's kernels take multiples of 16"),
+        (4, 2, 40, "gpu", "--exporter optimum"),
+        (4, 2, 15, "npu", "heads of 15 values, ONNX Runtime's kernels take multiples of 2"),
+    ],
+)
+def test_attention_that_no_kernel_runs_is_refused_before_anything_is_written(
+    tmp_path: Path, heads: int, kv_heads: int, head_dim: int, form: str, words: str
+) -> None:
+    write_sized(tmp_path / "hf", heads, kv_heads, head_dim)
+    with pytest.raises(SourceError, match=words):
+        plan_source(tmp_path / "hf", "fp32", form)
+    with pytest.raises(SourceError, match=words):
+        export_model(tmp_path / "hf", tmp_path / "out", precision="fp32", form=form)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tie_word_embeddings": False}, "no tensor lm_head.weight, and its config.json sets tie_word_embeddings"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes', wanted true or false"),
+        ({"max_position_embeddings": 1}, "texts of up to 1 token, wanted 2 or more"),
+        (
+            {"max_position_embeddings": 10**9},
+            "max_position_embeddings is 1000000000, wanted a positive number below",
+        ),
+        ({"intermediate_size": None}, ": intermediate_size is None"),
+    ],
+)
+def test_config_that_does_not_suit_the_weights_is_refused(
+    folder: Path, tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    change(folder / "config.json", **changes)
+    assert_refused(folder, tmp_path, words)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+def test_bias_that_other_layers_have_is_not_left_out(tmp_path: Path, model_type: str) -> None:
+    weights = tiny.random_weights(bias=True)
+    del weights["model.layers.1.self_attn.k_proj.bias"]
+    tiny.write_huggingface(tmp_path / "hf", weights, model_type=model_type)
+    assert_refused(tmp_path / "hf", tmp_path, "has no tensor model.layers.1.self_attn.k_proj.bias")
+
+
+def test_qwen2_without_biases_is_incomplete(tmp_path: Path) -> None:
+    tiny.write_huggingface(tmp_path / "hf", tiny.random_weights(), model_type="qwen2")
+    assert_refused(tmp_path / "hf", tmp_path, "has no tensor model.layers.0.self_attn.q_proj.bias")
+
+
+def test_head_is_the_embedding_where_nothing_is_said_of_it(folder: Path, tmp_path: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    expected = read_source(folder).head
+    del config["tie_word_embeddings"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert read_source(folder).head == expected
+
+
+@pytest.mark.filterwarnings("error")
+def test_weights_that_overflow_are_a_fault_of_the_file(tmp_path: Path) -> None:
+    weights = tiny.random_weights()
+    weights["model.layers.1.mlp.down_proj.weight"][0, 0] = 3e38
+    tiny.write_huggingface(tmp_path / "hf", weights)
+    with pytest.raises(SourceError, match="not finite numbers, since some are too large"):
+        export_model(tmp_path / "hf", tmp_path / "out", open_decoder=open_decoder)
+
+
+def test_weights_of_zeros_are_a_fault_of_the_file(tmp_path: Path) -> None:
+    weights = {name: np.zeros_like(value) for name, value in tiny.random_weights().items()}
+    tiny.write_huggingface(tmp_path / "hf", weights)
+    with pytest.raises(SourceError, match="give all tokens the same logit, as zeros do"):
+        export_model(tmp_path / "hf", tmp_path / "out", open_decoder=open_decoder)
 
 
 def safetensors(header: bytes | dict[str, object], data_bytes: int = 1024) -> bytes:
