@@ -80,3 +80,7 @@ def test_examples_run(name: str, tiny_model: Path, monkeypatch: pytest.MonkeyPat
         names = {**public, "load": load_tiny, "engine": engine, "asyncio": asyncio, "__name__": "example"}
         exec(compile(example, name, "exec"), names)
     assert printed.getvalue() or "print(" not in example
+
+
+def test_every_public_name_is_listed() -> None:
+    assert set(edgespec.__all__) <= set(dir(edgespec))
