@@ -220,6 +220,23 @@ class TreeDecoder(Decoder, Protocol):
         """
 
 
+@runtime_checkable
+class DraftDecoder(Decoder, Protocol):
+    """A decoder that is made for drafting: it is told where a draft begins, and behind it only drafts are run."""
+
+    def begin(self, tokens: TokenIds) -> bool:
+        """Prepare to draft behind tokens; False where it cannot, as where hidden states of them are not known."""
+
+
+@runtime_checkable
+class ConfidentDecoder(DraftDecoder, Protocol):
+    """A decoder that knows the chance that a token which it drafts is accepted."""
+
+    @property
+    def confidence(self) -> float | None:
+        """The chance of the token behind the last row of the last call of logits; None where it is not known."""
+
+
 class Argmax(NamedTuple):
     """The likeliest token of each row of logits, the lowest id of equal ones.
 
