@@ -1,6 +1,6 @@
 """Decoders that draft several tokens in one pass (PARD: An et al., arXiv:2504.18583).
 
-Behind a text a parallel drafter model runs mask tokens, each of which stands for a token that is not known yet, and
+Behind a text a parallel drafter model runs mask tokens, each in the place of a token that is not known yet, and
 gives the row of each. An ordinary cache serves: what mask tokens leave in it is no prefix of any text.
 """
 

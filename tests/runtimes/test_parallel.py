@@ -118,5 +118,5 @@ def test_a_mask_token_that_is_none_is_refused(parallel_source: Path, tmp_path: P
         (source / file.name).write_bytes(file.read_bytes())
     stated = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(stated | {"pard_token": token}))
-    with pytest.raises(SourceError, match="pard_token is .*wanted a token id below"):
+    with pytest.raises(SourceError, match="wanted a token id below"):
         read_source(source)
