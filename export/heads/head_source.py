@@ -40,7 +40,8 @@ class HeadSource:
 
     def source(self) -> Source:
         """Its name and the hashes of its files, which are read for them."""
-        files = sorted({one.path for one in (*self.tensors.values(), *self.integers.values())})
+        paths = [tensor.path for tensor in self.tensors.values()]
+        files = sorted({*paths, *(one.path for one in self.integers.values())})
         return Source(name=utf8_name(self.path.resolve().name), format="safetensors", sha256=hash_files(files))
 
 
@@ -67,7 +68,7 @@ def weights_of_head(source: Path) -> list[Path]:
     Raises SourceError: There are none; pickles are never opened, and the message says so.
     """
     if not source.is_dir():
-        if source.suffix in _PICKLES:
+        if is_pickle(source):
             raise _pickled(source)
         return [source]
     if (source / "model.safetensors.index.json").exists() or (source / "model.safetensors").exists():
@@ -78,9 +79,13 @@ def weights_of_head(source: Path) -> list[Path]:
         return safe
     if safe:
         raise SourceError(f"{source} holds {len(safe)} safetensors files and no index; name one of them")
-    if pickles := [path for path in found if path.suffix in _PICKLES]:
+    if pickles := [path for path in found if is_pickle(path)]:
         raise _pickled(pickles[0])
     raise SourceError(f"{source} has no safetensors file; it is not a complete head, fetch it again")
+
+
+def is_pickle(path: Path) -> bool:
+    return path.suffix in _PICKLES
 
 
 def _pickled(path: Path) -> SourceError:
