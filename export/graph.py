@@ -18,7 +18,9 @@ A tree graph also takes
 and needs a past that is not empty: ONNX Runtime's CPU provider ignores position_ids otherwise. In the gpu form
 RotaryEmbedding rotates queries and keys before attention, since WebGPU's attention never reads position_ids.
 A graph with hidden states also outputs, for some layers,
-    hidden_states.{i}    float32 [batch, num_tokens, hidden_size]   the residual stream behind layer i
+    hidden_states.{i}    float32 [batch, num_tokens, hidden_size]   the residual stream behind layer i, before any
+                                                                    norm; with i = num_layers the state behind the
+                                                                    final norm
 
 Attention is com.microsoft GroupQueryAttention with rotary inside; quantised weights are MatMulNBits with
 activations in 8 bits (accuracy_level 4). Knows nothing of sources and folders.
@@ -114,6 +116,8 @@ class _Decoder:
             outputs += present
             if i in self.variant.hidden_layers:
                 outputs.append(self._hidden_output(i, residual))
+        if config.num_layers in self.variant.hidden_layers:
+            outputs.append(self._hidden_output(config.num_layers, normed))
         logits = self._cap(head(self._scale(self._last_rows(normed, num_logits), config.logit_scale)))
         rows = self.tensors.get(self.variant.head, self.tensors["embedding"]).rows
         shape = ("batch", "num_logits", rows)
@@ -136,8 +140,8 @@ class _Decoder:
         best = self.op("Concat", first, self.op("ReduceSum", logits, last), axis=2)
         return make_output(best, "best", ir.DataType.FLOAT, ["batch", "num_logits", 2])
 
-    def _hidden_output(self, i: int, residual: ir.Value) -> ir.Value:
-        hidden = self.op("Cast", residual, to=int(ir.DataType.FLOAT))
+    def _hidden_output(self, i: int, state: ir.Value) -> ir.Value:
+        hidden = self.op("Cast", state, to=int(ir.DataType.FLOAT))
         shape = ("batch", "num_tokens", self.config.hidden_size)
         return make_output(hidden, f"hidden_states.{i}", ir.DataType.FLOAT, shape)
 
