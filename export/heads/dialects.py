@@ -6,10 +6,11 @@ from edgespec.errors import SourceError
 from edgespec.export.heads.eagle import EAGLE_DIALECTS
 from edgespec.export.heads.head_plan import Dialect
 from edgespec.export.heads.head_source import HeadSource, is_pickle, read_head
+from edgespec.export.heads.step_dialects import STEP_DIALECTS
 from edgespec.export.settings import Settings
 from edgespec.export.sources import read_json
 
-DIALECTS: tuple[Dialect, ...] = (*EAGLE_DIALECTS,)
+DIALECTS: tuple[Dialect, ...] = (*EAGLE_DIALECTS, *STEP_DIALECTS)
 
 # Settings that no language model has.
 _SETTINGS_OF_HEADS = ("speculators_model_type", "speculators_config", "draft_vocab_size")

@@ -1,7 +1,6 @@
 """Tensors of a head by their names, checked for shape, and those that it takes from its target."""
 
 import re
-from dataclasses import replace
 
 import numpy as np
 
@@ -31,40 +30,30 @@ def take_tensor(source: HeadSource, name: str, rows: int, columns: int) -> Store
     return tensor
 
 
+def take_any(source: HeadSource, name: str) -> StoredTensor:
+    """A tensor of any shape; raises SourceError where it is missing."""
+    if name not in source.tensors:
+        raise SourceError(f"{source.path} has no tensor {name}; the head is incomplete, fetch it again")
+    return source.tensors[name]
+
+
 def count_names(source: HeadSource, pattern: str) -> int:
     """How many numbers from 0 on the tensors have in a pattern with one group."""
     found = {int(match[1]) for name in source.tensors if (match := re.fullmatch(pattern, name))}
     return next(i for i in range(len(found) + 1) if i not in found)
 
 
-def require_hidden_size(source: HeadSource, found: int, target: LoadedSource) -> None:
-    """Raises SourceError: The head reads hidden states of another size than the target's."""
-    wanted = target.config.hidden_size
-    if found != wanted:
-        raise SourceError(
-            f"{source.path} reads hidden states of {found} numbers, and those of {target.source.name} have {wanted}; "
-            "give the target that the head was made for"
-        )
-
-
 def fit_vocabulary(source: HeadSource, heads: list[StoredTensor], target: LoadedSource) -> TokenIds | None:
-    """Cut vocabulary heads, in place, to the target's vocabulary; returns the tokens of their rows if they have fewer.
+    """Cut vocabulary heads, in place, to the target's tokens; returns the tokens of their rows if they have fewer.
 
     Raises VocabularyMismatch: They have more or fewer rows than padding explains.
     """
     rows, wanted = heads[0].rows, target.config.vocab_size
     if abs(rows - wanted) > _MAX_PADDING:
         raise VocabularyMismatch(
-            f"{source.path} has {rows} tokens, and {target.source.name} has {wanted}; give the target that the head "
-            "was made for"
+            f"{source.path} is a head for {rows} tokens, and {target.source.name} has {wanted}; it was made for "
+            "another model: name a head that was made for this one"
         )
     if rows > wanted:
         heads[:] = [head.part(0, wanted) for head in heads]
     return np.arange(rows, dtype=np.int32) if rows < wanted else None
-
-
-def sort_rows(heads: list[StoredTensor], tokens: TokenIds) -> TokenIds:
-    """Bring the rows of vocabulary heads, in place, into the order of their tokens, which are returned."""
-    order = np.argsort(tokens, kind="stable")
-    heads[:] = [replace(head, row_order=order.astype(np.intp)) for head in heads]
-    return tokens[order]

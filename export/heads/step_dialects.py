@@ -6,18 +6,14 @@ from dataclasses import replace
 from functools import partial
 from math import sqrt
 
+import numpy as np
 import onnx_ir as ir
 
 from edgespec.errors import SourceError
 from edgespec.export.heads.head_plan import Dialect, HeadPlan
 from edgespec.export.heads.head_source import HeadSource
-from edgespec.export.heads.head_tensors import (
-    count_names,
-    fit_vocabulary,
-    require_hidden_size,
-    sort_rows,
-    take_tensor,
-)
+from edgespec.export.heads.head_tensors import count_names, fit_vocabulary, take_any, take_tensor
+from edgespec.export.heads.roles import require_hidden_size
 from edgespec.export.heads.step_graphs import (
     Mixing,
     Step,
@@ -111,12 +107,14 @@ def _plan_medusa(source: HeadSource, target: LoadedSource) -> HeadPlan:
     heads: list[StoredTensor] = []
     num_blocks = []
     for i in range(num_heads):
-        block, head = ("blocks.{}.layers.{}", "lm_heads.{}.weight") if is_vllm else ("{}.{}.linear", "{}.{}.weight")
+        block, head = (
+            ("blocks.{}.layers.{}", "lm_heads.{}.weight") if is_vllm else ("{}.{}.linear", "{}.{}.weight")
+        )
         pattern = rf"blocks\.{i}\.layers\.(\d+)\.weight" if is_vllm else rf"{i}\.(\d+)\.linear\.weight"
         num_blocks.append(count_names(source, pattern))
         for k in range(num_blocks[-1]):
             name = block.format(i, k)
-            require_hidden_size(source, source.tensors[f"{name}.weight"].columns, target)
+            require_hidden_size(source, target, source.tensors[f"{name}.weight"].columns)
             tensors[f"{i}.{k}"] = take_tensor(source, f"{name}.weight", hidden, hidden)
             if f"{name}.bias" in source.tensors:
                 tensors[f"{i}.{k}_bias"] = take_tensor(source, f"{name}.bias", 1, hidden)
@@ -127,9 +125,7 @@ def _plan_medusa(source: HeadSource, target: LoadedSource) -> HeadPlan:
     tokens = _medusa_tokens(source, heads, target)
     tensors |= {f"{i}.head": head for i, head in enumerate(heads)}
     steps = [
-        Step(
-            file=_file(i), width=hidden, next_width=hidden, head=f"{i}.head", body=medusa_step(i, num_blocks[i])
-        )
+        Step(file=_file(i), width=hidden, next_width=hidden, head=f"{i}.head", body=medusa_step(i, num_blocks[i]))
         for i in range(num_heads)
     ]
     return _plan("Medusa", "medusa", target, steps, tensors, tokens=tokens)
@@ -139,13 +135,21 @@ def _medusa_tokens(source: HeadSource, heads: list[StoredTensor], target: Loaded
     """The tokens of the rows of trimmed heads, which are brought into their order."""
     if "token_map" not in source.integers:
         return fit_vocabulary(source, heads, target)
-    tokens = source.integers["token_map"].values().astype("int32")
-    if heads[0].rows != len(tokens):  # whole heads beside a list of the rows to keep
-        heads[:] = [replace(head, rows=len(tokens), row_order=tokens.astype("intp")) for head in heads]
-        order = sorted(range(len(tokens)), key=tokens.__getitem__)
-        heads[:] = [replace(head, row_order=tokens[order].astype("intp")) for head in heads]
-        return tokens[order]
-    return sort_rows(heads, tokens)
+    tokens = source.integers["token_map"].values()
+    order = np.argsort(tokens)
+    # Heads of another size are whole, and the list says which of their rows to keep.
+    rows = order if heads[0].rows == len(tokens) else tokens[order]
+    if not (
+        len(np.unique(tokens)) == len(tokens) and tokens.min() >= 0 and tokens.max() < target.config.vocab_size
+    ):
+        raise SourceError(f"{source.path}: its token_map is no list of the target's tokens; the file is damaged")
+    if heads[0].rows <= rows.max():
+        raise SourceError(
+            f"{source.path}: its token_map names row {rows.max()} of a vocabulary head with {heads[0].rows}; the "
+            "file is damaged"
+        )
+    heads[:] = [replace(head, rows=len(rows), row_order=rows.astype(np.intp)) for head in heads]
+    return tokens[order].astype(np.int32)
 
 
 # Hydra, whose first block of head i reads i + 1 embeddings of the target.
@@ -221,14 +225,14 @@ def _num_steps(source: HeadSource) -> tuple[int, int]:
 
 def _alpha(num_trained: int, size: int) -> float:
     """Weight of an embedding over that of the state, which is half of the whole after num_trained steps."""
-    state = 0.5 ** (0.5 / num_trained)
+    state: float = 0.5 ** (0.5 / num_trained)
     return sqrt((1 - state**2) * (size / 2)) / state
 
 
 def _plan_mlp(source: HeadSource, target: LoadedSource) -> HeadPlan:
     source = _unnested(source)
     hidden, size = target.config.hidden_size, take_any(source, "proj.0.weight").rows
-    require_hidden_size(source, take_any(source, "proj.0.weight").columns, target)
+    require_hidden_size(source, target, take_any(source, "proj.0.weight").columns)
     trained, drafted = _num_steps(source)
     is_tied = bool(source.settings.get("tie_weights"))
     # Of tied steps the first and the second have projections of their own; the second serves the others too.
@@ -248,7 +252,13 @@ def _plan_mlp(source: HeadSource, target: LoadedSource) -> HeadPlan:
             rows = take_any(source, f"head.{own}.weight").rows
             heads.append(take_tensor(source, f"head.{own}.weight", rows, size))
         scales = i == 0 and bool(source.settings.get("scale_input"))
-        mixing = Mixing(f"{i}.proj", f"{own}.embedding", f"{own}.norm", _alpha(trained, size), scales)
+        mixing = Mixing(
+            projection=f"{i}.proj",
+            embedding=f"{own}.embedding",
+            norm=f"{own}.norm",
+            alpha=_alpha(trained, size),
+            scales_input=scales,
+        )
         steps.append(
             Step(file=_file(i), width=width, next_width=size, head=f"{own}.head", body=mlp_step(mixing, width))
         )
@@ -265,7 +275,7 @@ def _plan_lstm(source: HeadSource, target: LoadedSource) -> HeadPlan:
             f"{source.path} has an embedding for each gate, which is not read; give one with tie_lstm_embs"
         )
     hidden, size = target.config.hidden_size, take_any(source, "projs.0.weight").rows // 4
-    require_hidden_size(source, take_any(source, "projs.0.weight").columns, target)
+    require_hidden_size(source, target, take_any(source, "projs.0.weight").columns)
     trained, drafted = _num_steps(source)
     rows = take_any(source, "forget_emb.0.weight").rows
     tensors = {
@@ -282,18 +292,17 @@ def _plan_lstm(source: HeadSource, target: LoadedSource) -> HeadPlan:
     steps = []
     for i in range(min(drafted, 2)):
         scales = i == 0 and bool(source.settings.get("scale_input"))
-        mixing = Mixing(f"{i}.proj", "embedding", "norm", _alpha(trained, size), scales)
+        mixing = Mixing(
+            projection=f"{i}.proj",
+            embedding="embedding",
+            norm="norm",
+            alpha=_alpha(trained, size),
+            scales_input=scales,
+        )
         width = hidden if i == 0 else 2 * size
         body = lstm_step(mixing, width, size, is_first=i == 0)
         steps.append(Step(file=_file(i), width=width, next_width=2 * size, head="head", body=body))
     return _plan("LSTM speculator", "mlp_speculator", target, steps, tensors, num_steps=drafted, tokens=tokens)
-
-
-def take_any(source: HeadSource, name: str) -> StoredTensor:
-    """A tensor of any shape; raises SourceError where it is missing."""
-    if name not in source.tensors:
-        raise SourceError(f"{source.path} has no tensor {name}; the head is incomplete, fetch it again")
-    return source.tensors[name]
 
 
 def _recognizer(*patterns: str) -> "partial[bool]":

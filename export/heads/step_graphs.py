@@ -116,7 +116,7 @@ def _write_step(step: Step, writer: StepWriter) -> ir.Model:
 
 
 def medusa_step(i: int, num_blocks: int) -> Body:
-    """Residual blocks on the target's hidden state, which is the state of all steps (Cai et al., arXiv:2401.10774)."""
+    """Residual blocks on the target's hidden state, the state of all steps (Cai et al., arXiv:2401.10774)."""
 
     def body(writer: StepWriter, input_ids: ir.Value, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:
         x = hidden
