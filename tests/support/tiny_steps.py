@@ -62,7 +62,9 @@ def medusa_tensors(num_heads: int = 3, num_blocks: int = 2, *, is_vllm: bool = F
         for k in range(num_blocks):
             name = f"medusa_heads.blocks.{i}.layers.{k}" if is_vllm else f"{i}.{k}.linear"
             tensors[f"{name}.weight"], tensors[f"{name}.bias"] = matrix(rng, H, H), vector(rng, H)
-        tensors[f"medusa_heads.lm_heads.{i}.weight" if is_vllm else f"{i}.{num_blocks}.weight"] = matrix(rng, V, H, 3)
+        tensors[f"medusa_heads.lm_heads.{i}.weight" if is_vllm else f"{i}.{num_blocks}.weight"] = matrix(
+            rng, V, H, 3
+        )
     return tensors
 
 
@@ -88,7 +90,10 @@ def hydra_tensors(num_heads: int = 3, num_blocks: int = 2) -> dict[str, Any]:
             for part in ("linear", "res_connection")[: 2 if k == 0 else 1]:
                 name = f"hydra_mlp.{i}.{k}.{part}"
                 tensors[f"{name}.weight"], tensors[f"{name}.bias"] = matrix(rng, H, columns), vector(rng, H)
-        tensors[f"hydra_lm_head.{i}.weight"], tensors[f"hydra_lm_head.{i}.bias"] = matrix(rng, V, H, 3), vector(rng, V)
+        tensors[f"hydra_lm_head.{i}.weight"], tensors[f"hydra_lm_head.{i}.bias"] = (
+            matrix(rng, V, H, 3),
+            vector(rng, V),
+        )
     return tensors
 
 
@@ -187,7 +192,9 @@ def lstm_tensors() -> dict[str, Any]:
 
 def lstm_forward(w: Tensors, step: int, token: int, state: Floats) -> tuple[Floats, Floats]:
     output, cell = (rms(state) / sqrt(2), np.zeros(INNER)) if step == 0 else np.split(state, 2)
-    mixed = output @ w[f"projs.{min(step, 1)}.weight"].T + alpha(3, INNER) * np.tile(w["forget_emb.0.weight"][token], 4)
+    mixed = output @ w[f"projs.{min(step, 1)}.weight"].T + alpha(3, INNER) * np.tile(
+        w["forget_emb.0.weight"][token], 4
+    )
     forget, enter, leave, candidate = np.split(mixed, 4)
     candidate = gelu(rms(candidate) * w["cell_ln.0.weight"] + w["cell_ln.0.bias"])
     cell = cell * sigmoid(forget) + candidate * sigmoid(enter)
