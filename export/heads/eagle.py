@@ -1,8 +1,8 @@
 """EAGLE heads: EAGLE-1 and 2 (Li et al., arXiv:2401.15077), and EAGLE-3 (arXiv:2503.01840) in three dialects.
 
 An EAGLE-3 head reads hidden states of three layers, which a matrix fuses to one, and has a vocabulary head of its
-own, mostly for some tokens only. The dialects hold equal tensors and differ in names, in where settings are, and in
-how they number the layers of the target: eagle_aux_hidden_state_layer_ids on top of config.json counts from the
+own, mostly for some tokens only. The dialects hold equal tensors and differ in names, in where settings are, and
+in how they number the layers of the target: eagle_aux_hidden_state_layer_ids on top of config.json counts from the
 embedding, 0, so that i is what layer i reads (vLLM); within eagle_config i is what layer i gives (SpecForge).
 Without either the three are those that layers 2, n/2 and n - 3 read.
 
@@ -20,7 +20,7 @@ from edgespec.export.families import DecoderConfig
 from edgespec.export.heads.head_plan import Dialect, HeadPlan
 from edgespec.export.heads.head_source import HeadSource, nested
 from edgespec.export.heads.layer_settings import layer_settings, layer_shapes, layers_config
-from edgespec.export.heads.recurrent import Recurrence
+from edgespec.export.heads.recurrent import Recurrence, plan_recurrent
 from edgespec.export.heads.roles import (
     Reader,
     read_tokens,
@@ -31,7 +31,7 @@ from edgespec.export.heads.roles import (
 )
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
-from edgespec.manifest import Head, KVCache
+from edgespec.manifest import Head
 from edgespec.types import TokenIds
 
 FUSE_GRAPH = "model_fuse.onnx"
@@ -84,7 +84,7 @@ def _plan_eagle3(name: str, inner: str | None, source: HeadSource, target: Loade
         state_size=hidden,
         fuse_graph=fuse_graph,
     )
-    return _finish(name, made, recurrence, tensors, borrowed, tokens)
+    return plan_recurrent(name, made, recurrence, tensors, borrowed=borrowed, tokens=tokens)
 
 
 def _plan_eagle(name: str, source: HeadSource, target: LoadedSource) -> HeadPlan:
@@ -126,28 +126,8 @@ def _plan_eagle(name: str, source: HeadSource, target: LoadedSource) -> HeadPlan
         target_hidden_size=target.config.hidden_size,
         state_size=hidden,
     )
-    return _finish(name, made, Recurrence(config=config, is_wide=False), tensors, borrowed, tokens)
-
-
-def _finish(
-    name: str,
-    head: Head,
-    recurrence: Recurrence,
-    tensors: dict[str, StoredTensor],
-    borrowed: tuple[str, ...],
-    tokens: TokenIds | None,
-) -> HeadPlan:
-    config = recurrence.config
-    return HeadPlan(
-        dialect=name,
-        head=head,
-        kv_cache=KVCache(num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),
-        tensors=tensors,
-        write_graphs=recurrence.write_graphs,
-        borrowed=borrowed,
-        tokens=tokens,
-        has_trees=True,
-    )
+    recurrence = Recurrence(config=config, is_wide=False)
+    return plan_recurrent(name, made, recurrence, tensors, borrowed=borrowed, tokens=tokens)
 
 
 def _eagle3_layers(reader: Reader) -> tuple[dict[str, StoredTensor], int]:
