@@ -37,8 +37,8 @@ def read_mtp(path: Path) -> HeadSource:
     own = {name: tensor for name, tensor in source.tensors.items() if ".mtp_layers." in f".{name}"}
     if not own:
         raise SourceError(
-            f"{path} has no layers for multi-token prediction (mtp_layers), of which those of MiMo are read; name a "
-            "head or a smaller model with --drafter instead"
+            f"{path} has no layers for multi-token prediction (mtp_layers), of which those of MiMo are read; name "
+            "a head or a smaller model with --drafter instead"
         )
     return replace(source, tensors=own, integers={})
 

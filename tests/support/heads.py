@@ -140,7 +140,7 @@ def eagle3(
         f"{first}hidden_norm.weight": _norm(rng, HIDDEN),
         **_layer(rng, first, 2 * HIDDEN, head_norms=head_norms),
         "norm.weight": _norm(rng, HIDDEN),
-        "lm_head.weight": _matrix(rng, rows, HIDDEN, 2),
+        "lm_head.weight": _matrix(rng, rows, HIDDEN),
     }
     for number in range(1, num_layers):
         made |= _layer(rng, f"layers.{number}.", HIDDEN, head_norms=head_norms)
@@ -346,16 +346,14 @@ class Graphs:
     def length(self) -> int:
         return self._cache[0].shape[2]
 
-    def rows(
-        self, tokens: np.ndarray, states: np.ndarray, num_logits: int | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Logits of the last rows and all states of tokens behind what is held, which are held then."""
+    def rows(self, tokens: np.ndarray, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Logits and states of tokens behind what is held, which are held then."""
         pairs = self.manifest.signature.caches(self.manifest.kv_cache.num_layers)
         inputs = {
             "input_ids": np.asarray(tokens, np.int64)[None],
             "hidden": states[None].astype(np.float32),
             "attention_mask": np.ones((1, self.length + len(tokens)), np.int64),
-            "num_logits_to_keep": np.array([num_logits or len(tokens)], np.int64),
+            "num_logits_to_keep": np.array([len(tokens)], np.int64),
             **{past: cache for (past, _), cache in zip(pairs, self._cache, strict=True)},
         }
         outputs = ["logits", "state", *(present for _, present in pairs)]
