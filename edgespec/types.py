@@ -224,8 +224,21 @@ class TreeDecoder(Decoder, Protocol):
 class DraftDecoder(Decoder, Protocol):
     """A decoder that is made for drafting: it is told where a draft begins, and behind it only drafts are run."""
 
-    def begin(self, tokens: TokenIds) -> bool:
-        """Prepare to draft behind tokens; False where it cannot, as where hidden states of them are not known."""
+    def begin(self, tokens: TokenIds, num_tokens: int | None = None) -> bool:
+        """Prepare to draft behind tokens; False where it cannot, as where hidden states of them are not known.
+
+        Args:
+            num_tokens: How many tokens are wanted, as far as that is known.
+        """
+
+
+@runtime_checkable
+class BoundedDraftDecoder(DraftDecoder, Protocol):
+    """A decoder whose drafts cannot be longer than what its graphs give."""
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """How many tokens it can draft behind the text that was begun last."""
 
 
 @runtime_checkable

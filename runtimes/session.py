@@ -232,6 +232,11 @@ def _expected_values(manifest: Manifest) -> tuple[_Values, _Values]:
     for past, present in names.caches(kv.num_layers):
         inputs[past] = ((cache_type,), (1, kv.num_kv_heads, "past", kv.head_dim))
         outputs[present] = ((cache_type,), (1, kv.num_kv_heads, "total", kv.head_dim))
+    if head := manifest.head:
+        inputs["hidden"] = (("float",), (1, "new", head.state_size))
+        outputs["state"] = (("float",), (1, "new", head.state_size))
+        if head.has_confidence:
+            outputs["confidence"] = (("float",), (1, "rows"))
     for layer in manifest.hidden_layers:
         outputs.setdefault(f"{HIDDEN}{layer}", (("float",), (1, "new", _ANY)))
     return inputs, outputs

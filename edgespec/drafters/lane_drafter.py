@@ -328,6 +328,8 @@ class LaneDrafter(Drafter):
                     yield step
                 self._running_rows = len(nodes)
                 found = self.drafter.tree_guesses(tree.tokens, tree.nodes, nodes, request, sampler)
+                if not found:
+                    return
                 yield tree.add(found, nodes, goal.branching)
 
 

@@ -18,6 +18,7 @@ from edgespec.runtimes import foreign
 from edgespec.runtimes.device_size import read_device_size
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.parallel import ParallelDecoder, ParallelTreeDecoder
 from edgespec.runtimes.ranges import observe_ranges
 from edgespec.runtimes.static import StaticDecoder
 from edgespec.runtimes.tree import OnnxBranchDecoder, OnnxTreeDecoder
@@ -162,7 +163,10 @@ def open_drafter(
     """
     folder, manifest = model
     if manifest.vocab_subset is None:
-        return open_model(model, device, num_threads, deterministic, True, has_trees=has_trees, cancel=cancel)
+        opened = open_model(model, device, num_threads, deterministic, True, has_trees=has_trees, cancel=cancel)
+        if manifest.parallel is None:
+            return opened
+        return (ParallelTreeDecoder if has_trees else ParallelDecoder)(opened, manifest.parallel)
     if has_trees:
         raise UsageError(
             f"{manifest.name} has a trimmed head and runs no trees; choose another drafter, "

@@ -1,0 +1,41 @@
+"""Opens a drafting head by its kind."""
+
+from pathlib import Path
+from typing import Unpack
+
+from edgespec.decoding.hidden_states import HiddenStates
+from edgespec.errors import UsageError
+from edgespec.manifest import Manifest
+from edgespec.runtimes.devices import Device
+from edgespec.runtimes.recurrent_head import RecurrentHead, RecurrentTreeHead
+from edgespec.runtimes.session import SessionOptions
+from edgespec.runtimes.step_head import StepHead
+from edgespec.types import TokenIds
+
+HeadDecoder = RecurrentHead | StepHead
+_KINDS: dict[str, type[HeadDecoder]] = {"recurrent": RecurrentHead, "steps": StepHead}
+_TREE_KINDS: dict[str, type[HeadDecoder]] = {"recurrent": RecurrentTreeHead}
+
+
+def open_head(
+    folder: Path,
+    manifest: Manifest,
+    device: Device,
+    hidden_states: HiddenStates,
+    subset: TokenIds | None = None,
+    *,
+    has_trees: bool = False,
+    **options: Unpack[SessionOptions],
+) -> HeadDecoder:
+    """Open a head that reads hidden states of its target; raises as open_session does.
+
+    Raises UsageError: Trees are wanted of a head that runs none.
+    """
+    assert manifest.head is not None
+    kinds = _TREE_KINDS if has_trees else _KINDS
+    if manifest.head.kind not in kinds:
+        raise UsageError(
+            f"{manifest.name} is a head of the kind {manifest.head.kind} and runs no trees; choose another "
+            "drafter, or --schedule pipelined"
+        )
+    return kinds[manifest.head.kind](folder, manifest, device, hidden_states, subset, **options)
