@@ -57,9 +57,9 @@ def require_agreement(
     if agreement.share < LEAST_AGREEMENT:
         raise SourceError(
             f"{name} is no head of this target: its first token is the target's at {share} in the target's own "
-            f"text, wanted {LEAST_AGREEMENT:.0%} or more; nothing was installed. It was made for another model, or "
-            "for another version of it, or its settings are not those of its weights: name a head that was made "
-            "for this one (--no-check installs it all the same)"
+            f"text, wanted {LEAST_AGREEMENT:.0%} or more; nothing was installed. It was made for another model, "
+            "or for another version of it, or its settings are not those of its weights: name a head that was "
+            "made for this one (--no-check installs it all the same)"
         )
     report(f"its first token is the target's at {share} in the target's own text")
     return agreement

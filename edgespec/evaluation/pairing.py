@@ -1,40 +1,22 @@
 """Checks pairs of a target and a drafter that a user names."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from edgespec.drafters.cross_vocabulary import find_translation
 from edgespec.engine.load import load
 from edgespec.engine.resolve import Resolved, resolve
-from edgespec.errors import DeviceUnavailable, MemoryExhausted, ModelError, UsageError
+from edgespec.errors import DeviceUnavailable, MemoryExhausted, ModelError
 from edgespec.evaluation.pair_check import measure_pair
-from edgespec.export.convert import MeasureRanges, OpenDecoder, export_model, plan_source
-from edgespec.export.output import atomic_folder
-from edgespec.export.sources import LoadedSource, read_source
-from edgespec.export.vocabulary import Vocabulary
-from edgespec.loading.device_forms import source_of
 from edgespec.loading.open_model import read_tokenizer
-from edgespec.manifest import Manifest, read_manifest
-from edgespec.models.hub import LocalSource
+from edgespec.manifest import Manifest
 from edgespec.models.pair import (
-    DRAFTER,
-    TARGET,
     PairCheck,
-    forms_of,
     have_same_tokens,
-    is_pair,
     record_check,
-    require_pair_file,
     restore_pair,
-    write_pair,
 )
 from edgespec.runtimes.devices import device_key, find_device
 from edgespec.system.command_line import quote
-from edgespec.system.split_files import utf8_name, whole_name
 from edgespec.tokenization.chat_template import read_template
-from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import Report
 
 
