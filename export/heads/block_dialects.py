@@ -1,16 +1,16 @@
-"""Published heads that draft a block in one pass: DFlash of Z Lab, DSpark and DFlash of DeepSeek, and those that vLLM's
+"""Published heads that draft a block in one pass: Z Lab's DFlash, DeepSeek's DSpark and DFlash, and what vLLM's
 speculators writes.
 
-All hold layers of Qwen3's kind. They differ in where settings are, in how these number the layers of the target, and
-in which row of a block predicts the first token of a draft. Z Lab and DeepSeek number a layer i that is read behind
-it, and where it is the last one mean the state behind the final norm, as transformers gives it (hidden_states[i + 1]);
-speculators counts from the embedding.
+All hold layers of Qwen3's kind. They differ in where settings are, in how these number the layers of the target,
+and in which row of a block predicts the first token of a draft. Z Lab and DeepSeek number a layer i that is read
+behind it, and where it is the last one mean the state behind the final norm, as transformers gives it
+(hidden_states[i + 1]); speculators counts from the embedding.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from edgespec.errors import SourceError
 from edgespec.export.families import DecoderConfig
@@ -18,8 +18,19 @@ from edgespec.export.heads.block_graphs import MARKOV_KINDS, Block
 from edgespec.export.heads.head_plan import Dialect, HeadPlan
 from edgespec.export.heads.head_source import HeadSource, nested
 from edgespec.export.heads.layer_settings import layer_settings, layer_shapes, layers_config
-from edgespec.export.heads.roles import Reader, read_tokens, require_hidden_size, require_shapes, require_vocabulary
-from edgespec.export.heads.vocabulary import read_embedding, read_vocabulary_head, with_logits_of
+from edgespec.export.heads.roles import (
+    Reader,
+    read_tokens,
+    require_hidden_size,
+    require_shapes,
+    require_vocabulary,
+)
+from edgespec.export.heads.vocabulary import (
+    borrow_vocabulary_head,
+    read_embedding,
+    read_vocabulary_head,
+    with_logits_of,
+)
 from edgespec.export.settings import Settings
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
@@ -41,6 +52,10 @@ class _Stated:
     num_tokens: int
     mask_token_id: int
     skips_known: bool
+
+
+class _Read(Protocol):
+    def __call__(self, source: HeadSource, target: LoadedSource, /) -> _Stated: ...
 
 
 def _read_zlab(source: HeadSource, target: LoadedSource) -> _Stated:
@@ -121,11 +136,9 @@ def _mask(source: HeadSource, found: Any, target: LoadedSource) -> int:
     )
 
 
-def _plan(
-    name: str, method: str, read: "Any", source: HeadSource, target: LoadedSource
-) -> HeadPlan:
+def _plan(name: str, method: str, read: _Read, source: HeadSource, target: LoadedSource) -> HeadPlan:
     """The plan of a head; read gives what its settings say."""
-    stated: _Stated = read(source, target)
+    stated = read(source, target)
     if not 2 <= stated.num_tokens <= _MAX_BLOCK_TOKENS:
         raise SourceError(
             f"{source.settings.path}: block_size is {stated.num_tokens}, wanted 2 to {_MAX_BLOCK_TOKENS}"
@@ -147,7 +160,8 @@ def _plan(
     embedding, borrowed = read_embedding(source, reader, target, config.hidden_size)
     head, tokens = read_vocabulary_head(source, reader, target, config.hidden_size)
     if head is None:
-        head, borrowed = target.head, (*borrowed, "vocabulary head")
+        head = borrow_vocabulary_head(source, target, config.hidden_size)
+        borrowed = (*borrowed, "vocabulary head")
         config = with_logits_of(target, config)
     order = _row_order(source, head, target)
     tensors["embedding"] = embedding
@@ -260,7 +274,7 @@ def _require_shapes(
 
 
 def _is_speculators(method: str, source: HeadSource) -> bool:
-    return source.settings.get("speculators_model_type") == method
+    return bool(source.settings.get("speculators_model_type") == method)
 
 
 def _is_deepseek(source: HeadSource) -> bool:
@@ -280,8 +294,6 @@ BLOCK_DIALECTS: tuple[Dialect, ...] = (
         )
         for name, method in (("DFlash", "dflash"), ("DSpark", "dspark"))
     ),
-    Dialect(
-        name="DSpark", recognizes=_is_deepseek, plan=partial(_plan, "DSpark", "dspark", _read_deepseek)
-    ),
+    Dialect(name="DSpark", recognizes=_is_deepseek, plan=partial(_plan, "DSpark", "dspark", _read_deepseek)),
     Dialect(name="DFlash", recognizes=_is_zlab, plan=partial(_plan, "DFlash", "dflash", _read_zlab)),
 )

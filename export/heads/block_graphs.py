@@ -11,7 +11,7 @@ Inputs of the main graph, for a batch of one:
     past_key_values.{i}.key, .value                  of the tokens before the block
 Outputs:
     logits               float32 [1, num_logits_to_keep, num_rows]   of the first tokens of the draft
-    state                float32 [1, num_drafted, state_size]        behind the final norm, for each token of a draft
+    state                float32 [1, num_drafted, state_size]        behind the final norm, by token of a draft
     present.{i}.key, .value                          with the rows of hidden behind them, and none of the block
 The step graph, of heads whose tokens depend on those drafted before them, takes one token of the draft:
     input_ids    int64 [1, 1]                  the token before
@@ -201,7 +201,7 @@ class _BlockWriter:
         return write.linear(f"{i}.o", attended, [write.tensors[f"{i}.o"]])[0]
 
     def _project(self, i: int, part: str, x: ir.Value) -> ir.Value:
-        """Queries, keys or values of all heads, [1, num_rows, heads * head_dim], with their norm if there is one."""
+        """Queries, keys or values of all heads, [1, num_rows, heads * head_dim], normed where the head does so."""
         tensors, role = self.write.tensors, f"{i}.{part}"
         projected = self.write.linear(role, x, [tensors[role]], [tensors.get(f"{role}_bias")])[0]
         if f"{role}_norm" not in tensors:
