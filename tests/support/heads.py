@@ -186,7 +186,7 @@ def eagle(
 ) -> MadeHead:
     """An EAGLE-1 or 2 head, whose vocabulary head is mostly its target's."""
     rng = np.random.default_rng(seed)
-    made = {"fc.weight": _matrix(rng, HIDDEN, 2 * HIDDEN)}
+    made = {"fc.weight": _matrix(rng, HIDDEN, 2 * HIDDEN, 0.5)}  # states that go round grow without a norm
     if bias:
         made["fc.bias"] = _matrix(rng, 1, HIDDEN)[0]
     for number in range(num_layers):
