@@ -53,7 +53,7 @@ class Opened:
 
     def reopened(self, folder: Path) -> BlockHead:
         subset = read_subset_of(folder / "out", self.manifest)
-        return BlockHead(folder / "out", self.manifest, find_device("cpu"), self.store, subset=subset)
+        return BlockHead(folder / "out", self.manifest, find_device("cpu"), self.store, subset)
 
     def know(self, text: TokenIds) -> None:
         """The target has run all of a text but its newest token."""

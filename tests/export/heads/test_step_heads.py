@@ -133,7 +133,7 @@ def test_a_list_of_tokens_trims_medusa_heads(is_whole: bool, tmp_path: Path, tar
     features, text = random_features((0,), tiny.HIDDEN, 20), np.arange(20, dtype=np.int32)
     subset = read_subset_of(tmp_path / "out", manifest)
     store = store_of(manifest, text, features)
-    head = StepHead(tmp_path / "out", manifest, find_device("cpu"), store, subset=subset)
+    head = StepHead(tmp_path / "out", manifest, find_device("cpu"), store, subset)
     assert head.begin(text)
     row, wanted = head.logits(text, 1)[0], expected_rows(case, text, features[18], 1)[0]
     assert np.abs(row - wanted)[tokens].max() < 1e-4
