@@ -34,8 +34,15 @@ class LoadedSource:
     tensors: dict[str, StoredTensor]
     vocabulary: Vocabulary
     source: Source
-    num_left_out: int = 0  # tensors of a vision tower
+    num_left_out: int = 0  # tensors of a vision tower, or of layers for multi-token prediction
     mask_token_id: int | None = None  # of a model that drafts several tokens in one pass
+
+    @property
+    def use_of_left_out(self) -> str:
+        """What the tensors that are left out are for, for messages."""
+        if self.config.architecture == "mimo":
+            return "for multi-token prediction; --drafter mtp exports them as a drafting head"
+        return "that see images; the export reads text"
 
     @property
     def head(self) -> StoredTensor:

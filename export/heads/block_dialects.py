@@ -1,16 +1,16 @@
-"""Published heads that draft a block in one pass: DFlash of Z Lab, DSpark and DFlash of DeepSeek, and those that vLLM's
+"""Published heads that draft a block in one pass: Z Lab's DFlash, DeepSeek's DSpark and DFlash, and what vLLM's
 speculators writes.
 
-All hold layers of Qwen3's kind. They differ in where settings are, in how these number the layers of the target, and
-in which row of a block predicts the first token of a draft. Z Lab and DeepSeek number a layer i that is read behind
-it, and where it is the last one mean the state behind the final norm, as transformers gives it (hidden_states[i + 1]);
-speculators counts from the embedding.
+All hold layers of Qwen3's kind. They differ in where settings are, in how these number the layers of the target,
+and in which row of a block predicts the first token of a draft. Z Lab and DeepSeek number a layer i that is read
+behind it, and where it is the last one mean the state behind the final norm, as transformers gives it
+(hidden_states[i + 1]); speculators counts from the embedding.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from edgespec.errors import SourceError
 from edgespec.export.families import DecoderConfig
@@ -18,8 +18,19 @@ from edgespec.export.heads.block_graphs import MARKOV_KINDS, Block
 from edgespec.export.heads.head_plan import Dialect, HeadPlan
 from edgespec.export.heads.head_source import HeadSource, nested
 from edgespec.export.heads.layer_settings import layer_settings, layer_shapes, layers_config
-from edgespec.export.heads.roles import Reader, read_tokens, require_hidden_size, require_shapes, require_vocabulary
-from edgespec.export.heads.vocabulary import read_embedding, read_vocabulary_head, with_logits_of
+from edgespec.export.heads.roles import (
+    Reader,
+    read_tokens,
+    require_hidden_size,
+    require_shapes,
+    require_vocabulary,
+)
+from edgespec.export.heads.vocabulary import (
+    borrow_vocabulary_head,
+    read_embedding,
+    read_vocabulary_head,
+    with_logits_of,
+)
 from edgespec.export.settings import Settings
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
@@ -43,11 +54,19 @@ class _Stated:
     skips_known: bool
 
 
+class _Read(Protocol):
+    def __call__(self, source: HeadSource, target: LoadedSource, /) -> _Stated: ...
+
+
 def _read_zlab(source: HeadSource, target: LoadedSource) -> _Stated:
     own = Settings(source.settings.path, nested(source.settings, "dflash_config"))
     num_layers = target.config.num_layers
     stated = own.get("target_layer_ids")
-    layers = _numbers(source, stated) if stated is not None else _spread(source, num_layers)
+    layers = (
+        _numbers(source, stated)
+        if stated is not None
+        else spread_layers(num_layers, source.settings.count("num_hidden_layers"))
+    )
     return _Stated(
         inner=None,
         layers=_behind(source, layers, num_layers),
@@ -83,9 +102,8 @@ def _read_speculators(source: HeadSource, target: LoadedSource) -> _Stated:
     )
 
 
-def _spread(source: HeadSource, num_layers: int) -> list[int]:
+def spread_layers(num_layers: int, num_own: int) -> list[int]:
     """The layers that Z Lab's heads read unless they name them, one for each of their own."""
-    num_own = source.settings.count("num_hidden_layers")
     if num_own == 1:
         return [num_layers // 2]
     return [round(1 + i * (num_layers - 4) / (num_own - 1)) for i in range(num_own)]
@@ -121,11 +139,9 @@ def _mask(source: HeadSource, found: Any, target: LoadedSource) -> int:
     )
 
 
-def _plan(
-    name: str, method: str, read: "Any", source: HeadSource, target: LoadedSource
-) -> HeadPlan:
+def _plan(name: str, method: str, read: _Read, source: HeadSource, target: LoadedSource) -> HeadPlan:
     """The plan of a head; read gives what its settings say."""
-    stated: _Stated = read(source, target)
+    stated = read(source, target)
     if not 2 <= stated.num_tokens <= _MAX_BLOCK_TOKENS:
         raise SourceError(
             f"{source.settings.path}: block_size is {stated.num_tokens}, wanted 2 to {_MAX_BLOCK_TOKENS}"
@@ -147,7 +163,8 @@ def _plan(
     embedding, borrowed = read_embedding(source, reader, target, config.hidden_size)
     head, tokens = read_vocabulary_head(source, reader, target, config.hidden_size)
     if head is None:
-        head, borrowed = target.head, (*borrowed, "vocabulary head")
+        head = borrow_vocabulary_head(source, target, config.hidden_size)
+        borrowed = (*borrowed, "vocabulary head")
         config = with_logits_of(target, config)
     order = _row_order(source, head, target)
     tensors["embedding"] = embedding
@@ -222,16 +239,16 @@ def _read_markov(
         return {}
     rank, kind = embedding.columns, _markov_kind(source)
     found = {
-        "markov.embedding": embedding,
-        "markov.head": replace(reader.take("markov_head.markov_w2.weight"), row_order=row_order),
+        "markov_embedding": embedding,
+        "markov_head": replace(reader.take("markov_head.markov_w2.weight"), row_order=row_order),
     }
-    shapes = {"markov.embedding": (config.vocab_size, rank), "markov.head": (num_rows, rank)}
+    shapes = {"markov_embedding": (config.vocab_size, rank), "markov_head": (num_rows, rank)}
     part, inputs, outputs = ("gate", 1, 1) if kind == "gated" else ("joint", 2, 3)
     if kind != "vanilla":
-        found[f"markov.{part}"] = reader.take(f"markov_head.{part}_proj.weight")
-        found[f"markov.{part}_bias"] = reader.take(f"markov_head.{part}_proj.bias")
-        shapes[f"markov.{part}"] = (outputs * rank, inputs * rank + config.hidden_size)
-        shapes[f"markov.{part}_bias"] = (1, outputs * rank)
+        found[f"markov_{part}"] = reader.take(f"markov_head.{part}_proj.weight")
+        found[f"markov_{part}_bias"] = reader.take(f"markov_head.{part}_proj.bias")
+        shapes[f"markov_{part}"] = (outputs * rank, inputs * rank + config.hidden_size)
+        shapes[f"markov_{part}_bias"] = (1, outputs * rank)
     require_shapes(source, found, shapes)
     return found
 
@@ -244,7 +261,7 @@ def _read_confidence(
     if matrix is None:
         return {}
     reads_token = bool(source.settings.get("confidence_head_with_markov", bool(markov)))
-    rank = markov["markov.embedding"].columns if reads_token and markov else 0
+    rank = markov["markov_embedding"].columns if reads_token and markov else 0
     found = {"confidence": matrix, "confidence_bias": reader.take("confidence_head.proj.bias")}
     require_shapes(source, found, {"confidence": (1, config.hidden_size + rank), "confidence_bias": (1, 1)})
     return found
@@ -260,7 +277,7 @@ def _require_shapes(
 
 
 def _is_speculators(method: str, source: HeadSource) -> bool:
-    return source.settings.get("speculators_model_type") == method
+    return bool(source.settings.get("speculators_model_type") == method)
 
 
 def _is_deepseek(source: HeadSource) -> bool:
@@ -280,8 +297,6 @@ BLOCK_DIALECTS: tuple[Dialect, ...] = (
         )
         for name, method in (("DFlash", "dflash"), ("DSpark", "dspark"))
     ),
-    Dialect(
-        name="DSpark", recognizes=_is_deepseek, plan=partial(_plan, "DSpark", "dspark", _read_deepseek)
-    ),
+    Dialect(name="DSpark", recognizes=_is_deepseek, plan=partial(_plan, "DSpark", "dspark", _read_deepseek)),
     Dialect(name="DFlash", recognizes=_is_zlab, plan=partial(_plan, "DFlash", "dflash", _read_zlab)),
 )
