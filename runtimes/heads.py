@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Unpack
 
 from edgespec.decoding.hidden_states import HiddenStates
-from edgespec.errors import UsageError
+from edgespec.errors import ModelError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.recurrent_head import RecurrentHead, RecurrentTreeHead
@@ -29,9 +29,16 @@ def open_head(
 ) -> HeadDecoder:
     """Open a head that reads hidden states of its target; raises as open_session does.
 
-    Raises UsageError: Trees are wanted of a head that runs none.
+    Raises:
+        ModelError: The head reads states of another size.
+        UsageError: Trees are wanted of a head that runs none.
     """
     assert manifest.head is not None
+    if hidden_states.hidden_size != manifest.head.target_hidden_size:
+        raise ModelError(
+            f"{manifest.name} reads hidden states of {manifest.head.target_hidden_size} numbers, and those of the "
+            f"target have {hidden_states.hidden_size}: it was made for another model; use it with that one"
+        )
     kinds = _TREE_KINDS if has_trees else _KINDS
     if manifest.head.kind not in kinds:
         raise UsageError(

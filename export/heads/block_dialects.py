@@ -62,7 +62,11 @@ def _read_zlab(source: HeadSource, target: LoadedSource) -> _Stated:
     own = Settings(source.settings.path, nested(source.settings, "dflash_config"))
     num_layers = target.config.num_layers
     stated = own.get("target_layer_ids")
-    layers = _numbers(source, stated) if stated is not None else _spread(source, num_layers)
+    layers = (
+        _numbers(source, stated)
+        if stated is not None
+        else spread_layers(num_layers, source.settings.count("num_hidden_layers"))
+    )
     return _Stated(
         inner=None,
         layers=_behind(source, layers, num_layers),
@@ -98,9 +102,8 @@ def _read_speculators(source: HeadSource, target: LoadedSource) -> _Stated:
     )
 
 
-def _spread(source: HeadSource, num_layers: int) -> list[int]:
+def spread_layers(num_layers: int, num_own: int) -> list[int]:
     """The layers that Z Lab's heads read unless they name them, one for each of their own."""
-    num_own = source.settings.count("num_hidden_layers")
     if num_own == 1:
         return [num_layers // 2]
     return [round(1 + i * (num_layers - 4) / (num_own - 1)) for i in range(num_own)]
@@ -236,16 +239,16 @@ def _read_markov(
         return {}
     rank, kind = embedding.columns, _markov_kind(source)
     found = {
-        "markov.embedding": embedding,
-        "markov.head": replace(reader.take("markov_head.markov_w2.weight"), row_order=row_order),
+        "markov_embedding": embedding,
+        "markov_head": replace(reader.take("markov_head.markov_w2.weight"), row_order=row_order),
     }
-    shapes = {"markov.embedding": (config.vocab_size, rank), "markov.head": (num_rows, rank)}
+    shapes = {"markov_embedding": (config.vocab_size, rank), "markov_head": (num_rows, rank)}
     part, inputs, outputs = ("gate", 1, 1) if kind == "gated" else ("joint", 2, 3)
     if kind != "vanilla":
-        found[f"markov.{part}"] = reader.take(f"markov_head.{part}_proj.weight")
-        found[f"markov.{part}_bias"] = reader.take(f"markov_head.{part}_proj.bias")
-        shapes[f"markov.{part}"] = (outputs * rank, inputs * rank + config.hidden_size)
-        shapes[f"markov.{part}_bias"] = (1, outputs * rank)
+        found[f"markov_{part}"] = reader.take(f"markov_head.{part}_proj.weight")
+        found[f"markov_{part}_bias"] = reader.take(f"markov_head.{part}_proj.bias")
+        shapes[f"markov_{part}"] = (outputs * rank, inputs * rank + config.hidden_size)
+        shapes[f"markov_{part}_bias"] = (1, outputs * rank)
     require_shapes(source, found, shapes)
     return found
 
@@ -258,7 +261,7 @@ def _read_confidence(
     if matrix is None:
         return {}
     reads_token = bool(source.settings.get("confidence_head_with_markov", bool(markov)))
-    rank = markov["markov.embedding"].columns if reads_token and markov else 0
+    rank = markov["markov_embedding"].columns if reads_token and markov else 0
     found = {"confidence": matrix, "confidence_bias": reader.take("confidence_head.proj.bias")}
     require_shapes(source, found, {"confidence": (1, config.hidden_size + rank), "confidence_bias": (1, 1)})
     return found

@@ -79,23 +79,23 @@ class Block:
         given, hidden = writer.input_state("hidden", [1, 1, self.config.hidden_size])
         logits = typed_value("logits_in", ir.DataType.FLOAT, [1, 1, head.rows])
         inputs, outputs = [input_ids, given, logits], []
-        token = writer.rows("markov.embedding", input_ids) if self.markov else None
+        token = writer.rows("markov_embedding", input_ids) if self.markov else None
         if token is not None:
             mixed = token
             if self.markov == "gated":
-                gate = writer.multiply("markov.gate", op("Concat", hidden, token, axis=-1))
+                gate = writer.multiply("markov_gate", op("Concat", hidden, token, axis=-1))
                 mixed = op("Mul", op("Sigmoid", gate), token)
             elif self.markov == "rnn":
-                rank = writer.tensors["markov.embedding"].columns
+                rank = writer.tensors["markov_embedding"].columns
                 kept, memory = writer.input_state("memory_in", [1, 1, rank])
-                joined = writer.multiply("markov.joint", op("Concat", memory, token, hidden, axis=-1))
+                joined = writer.multiply("markov_joint", op("Concat", memory, token, hidden, axis=-1))
                 gate, candidate, mixed = writer.split(joined, [rank] * 3)
                 gate, mixed = op("Sigmoid", gate), op("Tanh", mixed)
                 rest = op("Sub", writer.constant("one", np.array(1, writer.floats)), gate)
                 memory = op("Add", op("Mul", gate, memory), op("Mul", rest, op("Tanh", candidate)))
                 inputs.append(kept)
                 outputs.append(writer.output("memory", memory, [1, 1, rank]))
-            bias = op("Cast", writer.head("markov.head", mixed), to=int(ir.DataType.FLOAT))
+            bias = op("Cast", writer.head("markov_head", mixed), to=int(ir.DataType.FLOAT))
             logits = op("Add", logits, bias)
         outputs.append(writer.output("logits", logits, [1, 1, head.rows]))
         if self.has_confidence:
@@ -103,7 +103,7 @@ class Block:
             if self.confidence_reads_token:
                 assert token is not None
                 features = op("Concat", hidden, token, axis=-1)
-            found = writer.linear.floats("confidence", features, writer.tensors["confidence"])
+            found = writer.linear.floats("confidence_matrix", features, writer.tensors["confidence"])
             found = op("Sigmoid", op("Add", found, writer.vector("confidence_bias")))
             found = op("Reshape", found, writer.constant("as_number", np.array([1, 1])))
             outputs.append(writer.output("confidence", found, [1, 1]))

@@ -292,3 +292,45 @@ def _path(before: Sequence[int], at: int) -> list[int]:
         found.append(at)
         at = before[at]
     return found[::-1]
+
+
+def fit_vocabulary_head(
+    rows: Sequence[np.ndarray], following: Sequence[TokenIds], size: int = tiny.VOCAB
+) -> np.ndarray:
+    """A vocabulary head that gives, behind each state, the token that followed it, [H, size]; by least squares."""
+    x, tokens = np.concatenate(rows), np.concatenate(following)
+    wanted = np.zeros((len(tokens), size))
+    wanted[np.arange(len(tokens)), tokens] = 12.0
+    fitted = np.linalg.solve(x.T @ x + 1e-3 * np.eye(x.shape[1]), x.T @ wanted)
+    return fitted.astype(np.float32)
+
+
+def fit_recurrent(target: Weights, weights: Weights, texts: Sequence[TokenIds]) -> Weights:
+    """A head whose vocabulary head knows texts of its target."""
+    rows = [
+        _norm(recurrent_states(weights, text, features(target, text)), weights["norm_final"])[:-1]
+        for text in texts
+    ]
+    return {**weights, "head": fit_vocabulary_head(rows, [text[2:] for text in texts])}
+
+
+def fit_steps(target: Weights, weights: Weights, texts: Sequence[TokenIds]) -> Weights:
+    """A head of steps whose vocabulary heads know texts of its target."""
+    fitted, num_steps = dict(weights), len(weights) // 3
+    for step in range(num_steps):
+        rows, following = [], []
+        for text in texts:
+            state = features(target, text)[: len(text) - num_steps - 1]
+            for before in range(step + 1):
+                tokens = text[before + 1 : before + 1 + len(state)]
+                state = np.tanh(state @ weights[f"project_{before}"] + weights[f"embedding_{before}"][tokens])
+            rows.append(state)
+            following.append(text[step + 2 : step + 2 + len(state)])
+        fitted[f"head_{step}"] = fit_vocabulary_head(rows, following)
+    return fitted
+
+
+def features(target: Weights, tokens: TokenIds) -> np.ndarray:
+    """Hidden states of the tiny model as the heads read them, [num_tokens, len(LAYERS) * H]."""
+    states = tiny.reference_states(target, tokens)
+    return np.concatenate([states[layer] for layer in LAYERS], axis=1)
