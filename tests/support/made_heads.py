@@ -364,13 +364,17 @@ class Graphs:
 def quiet(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """A target whose layers add little, so that its next token follows from the last one."""
     shares = {"o_proj.weight": 0.02, "down_proj.weight": 0.02}
-    made = {name: value * np.float32(shares.get(".".join(name.split(".")[-2:]), 1)) for name, value in weights.items()}
+    made = {
+        name: value * np.float32(shares.get(".".join(name.split(".")[-2:]), 1)) for name, value in weights.items()
+    }
     made["model.norm.weight"] = np.ones_like(made["model.norm.weight"])
     return made
 
 
-def agreeing_eagle3(weights: dict[str, np.ndarray], heads: int = HEADS, *, rows: int = ROWS, seed: int = 8) -> MadeHead:
-    """An EAGLE-3 head that names the tokens of a quiet target: its attention hands the embedding of the last token on.
+def agreeing_eagle3(
+    weights: dict[str, np.ndarray], heads: int = HEADS, *, rows: int = ROWS, seed: int = 8
+) -> MadeHead:
+    """An EAGLE-3 head that names the tokens of a quiet target, by handing the embedding of the last token on.
 
     Its queries and keys find the row itself, and its values are the embedding.
     """
@@ -411,3 +415,34 @@ def agreeing_eagle3(weights: dict[str, np.ndarray], heads: int = HEADS, *, rows:
         vocab_size=vocab_size,
     )
     return MadeHead(tensors=made, config=config, wide=True, layers=(1, 2, 2))
+
+
+def require_rows_of_reference(graphs: Graphs, reference: Reference, seed: int = 3) -> None:
+    """Prefill, drafting of 5, rejection of 3 of them and going on, each against a forward without a cache."""
+    rng = np.random.default_rng(seed)
+    width = graphs.manifest.head.target_hidden_size * len(graphs.manifest.head.target_layers)
+    text = rng.integers(0, tiny.VOCAB, 30)
+    features = rng.normal(0, 1.5, (30, width)).astype(np.float32)
+
+    def draft(num_exact: int, first: np.ndarray, num_tokens: int, last: int) -> None:
+        """Draft behind text[: num_exact + 1]; first are rows whose states are known, last is their number."""
+        tokens, states = list(text[1 : num_exact + 1]), list(reference.fuse(features[:num_exact]))
+        logits, state = graphs.rows(text[num_exact + 1 - last : num_exact + 1], first)
+        for number in range(num_tokens):
+            wanted, wanted_states = reference.rows(np.array(tokens), np.array(states))
+            assert np.abs(logits[-1] - wanted[-1]).max() < 1e-4
+            assert np.abs(state[-1] - wanted_states[-1]).max() < 1e-4
+            if number == 0:
+                assert np.abs(logits - wanted[-len(logits) :]).max() < 1e-4
+            chosen = reference.tokens[logits[-1].argmax()]
+            tokens.append(chosen)
+            states.append(wanted_states[-1])
+            logits, state = graphs.rows(np.array([chosen]), state[-1:])
+
+    assert np.abs(graphs.fuse(features) - reference.fuse(features)).max() < 1e-4
+    draft(9, graphs.fuse(features[:9]), 5, 9)
+    assert graphs.length == 14
+    graphs.forget(9)  # two of the five were accepted, whose states the target has given meanwhile
+    draft(12, graphs.fuse(features[9:12]), 5, 3)
+    graphs.forget(12)  # none was accepted
+    draft(13, graphs.fuse(features[12:13]), 5, 1)

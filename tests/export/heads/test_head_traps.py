@@ -9,7 +9,7 @@ import made_heads
 import numpy as np
 import pytest
 import tiny
-from made_heads import Graphs, MadeHead, Reference
+from made_heads import Graphs, MadeHead, Reference, require_rows_of_reference
 from safetensors.numpy import save_file
 
 from edgespec.errors import EdgeSpecError, SourceError, UsageError, VocabularyMismatch
@@ -74,9 +74,7 @@ def test_one_list_of_tokens_is_enough(target: LoadedSource, tmp_path: Path, left
     assert np.array_equal(plan.tokens, made.tensors["d2t"] + np.arange(made_heads.ROWS))
 
 
-def test_rows_that_are_not_in_the_order_of_their_tokens_are_sorted(
-    target: LoadedSource, tmp_path: Path
-) -> None:
+def test_rows_that_are_not_in_the_order_of_their_tokens_are_sorted(target: LoadedSource, tmp_path: Path) -> None:
     made, order = made_heads.eagle3("original"), np.random.default_rng(0).permutation(made_heads.ROWS)
     tokens = (made.tensors["d2t"] + np.arange(made_heads.ROWS))[order]
     mixed = made.tensors | {
@@ -126,11 +124,9 @@ def test_layers_on_top_count_from_the_embedding_and_within_eagle_config_they_do_
 
 
 @pytest.mark.parametrize("ids", [[0, 3, 5], [1, 3, 7], ["1", 3, 5], "all"])
-def test_layers_that_a_target_does_not_have_are_refused(
-    target: LoadedSource, tmp_path: Path, ids: Any
-) -> None:
+def test_layers_that_a_target_does_not_have_are_refused(target: LoadedSource, tmp_path: Path, ids: Any) -> None:
     made = altered(made_heads.eagle3("specforge"), eagle_aux_hidden_state_layer_ids=ids)
-    with pytest.raises(SourceError, match="made for another model|wanted numbers of layers"):
+    with pytest.raises(SourceError, match=r"made for another model|wanted numbers of layers"):
         plan_of(made, target, tmp_path)
 
 
@@ -162,12 +158,18 @@ def test_settings_that_speculators_leaves_out_are_those_that_transformers_assume
     reference = Reference(made, WEIGHTS["model.embed_tokens.weight"], WEIGHTS["lm_head.weight"], theta=1e4)
     rng = np.random.default_rng(0)
     tokens, states = rng.integers(0, tiny.VOCAB, 9), rng.normal(size=(9, tiny.HIDDEN)).astype(np.float32)
-    assert np.abs(Graphs(tmp_path / "out").rows(tokens, states)[0] - reference.rows(tokens, states)[0]).max() < 1e-4
+    assert (
+        np.abs(Graphs(tmp_path / "out").rows(tokens, states)[0] - reference.rows(tokens, states)[0]).max() < 1e-4
+    )
 
 
 OTHER_TARGET = [
     (altered(made_heads.eagle3("specforge"), vocab_size=32000), VocabularyMismatch, "vocabulary of 32000 tokens"),
-    (altered(made_heads.eagle3("specforge"), target_hidden_size=4096), SourceError, "hidden states of 4096 numbers"),
+    (
+        altered(made_heads.eagle3("specforge"), target_hidden_size=4096),
+        SourceError,
+        "hidden states of 4096 numbers",
+    ),
     (
         replace(
             made_heads.eagle3("original"),
@@ -213,7 +215,9 @@ UNREADABLE = {
         "no tensor layers.0.mlp.up_proj.weight",
     ),
     "a tensor is left over": (
-        replace(made_heads.eagle(), tensors=made_heads.eagle().tensors | {"extra.weight": np.ones((2, 2), np.float32)}),
+        replace(
+            made_heads.eagle(), tensors=made_heads.eagle().tensors | {"extra.weight": np.ones((2, 2), np.float32)}
+        ),
         "extra.weight, which no EAGLE head uses",
     ),
     "a norm without its switch": (
@@ -299,7 +303,9 @@ def test_heads_are_told_from_models(tmp_path: Path) -> None:
     model = made_heads.write_target(tmp_path / "model")
     assert not is_head(model)
     assert not is_head(tmp_path / "nowhere")
-    for number, made in enumerate([made_heads.eagle(), *map(made_heads.eagle3, ("speculators", "specforge", "original"))]):
+    for number, made in enumerate(
+        [made_heads.eagle(), *map(made_heads.eagle3, ("speculators", "specforge", "original"))]
+    ):
         assert is_head(made.write(tmp_path / f"head-{number}"))
 
 
@@ -312,8 +318,6 @@ def mimo(folder: Path, made: MadeHead) -> Path:
 
 
 def test_layers_for_multi_token_prediction_are_a_head_and_the_model_is_a_qwen2(tmp_path: Path) -> None:
-    from test_recurrent_heads import require_rows_of_reference
-
     made = made_heads.mtp()
     path, weights = mimo(tmp_path / "hf", made), made_heads.target_weights(bias=True)
     target = read_source(path)
