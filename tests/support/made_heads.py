@@ -359,3 +359,90 @@ class Graphs:
         outputs = ["logits", "state", *(present for _, present in pairs)]
         logits, state, *self._cache = self._main.run(outputs, inputs)
         return logits[0], state[0]
+
+
+def quiet(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A target whose layers add little, so that its next token follows from the last one."""
+    shares = {"o_proj.weight": 0.02, "down_proj.weight": 0.02}
+    made = {
+        name: value * np.float32(shares.get(".".join(name.split(".")[-2:]), 1)) for name, value in weights.items()
+    }
+    made["model.norm.weight"] = np.ones_like(made["model.norm.weight"])
+    return made
+
+
+def agreeing_eagle3(
+    weights: dict[str, np.ndarray], heads: int = HEADS, *, rows: int = ROWS, seed: int = 8
+) -> MadeHead:
+    """An EAGLE-3 head that names the tokens of a quiet target, by handing the embedding of the last token on.
+
+    Its queries and keys find the row itself, and its values are the embedding.
+    """
+    rng = np.random.default_rng(seed)
+    embedding = weights["model.embed_tokens.weight"]
+    vocabulary_head = weights.get("lm_head.weight", embedding)
+    vocab_size, hidden = embedding.shape
+    nothing, identity = np.zeros((hidden, hidden), np.float32), np.eye(hidden, dtype=np.float32)
+    found = np.concatenate([4 * _matrix(rng, hidden, hidden), nothing], axis=1)
+    tokens = np.unique(np.concatenate([(vocabulary_head @ embedding[:rows].T).argmax(0), np.arange(rows)]))
+    layer = _layer(rng, "midlayer.", 2 * hidden)
+    inner = len(layer["midlayer.mlp.gate_proj.weight"])
+    ones = np.ones(hidden, np.float32)
+    made = {
+        "fc.weight": np.zeros((hidden, 3 * hidden), np.float32),
+        "midlayer.input_layernorm.weight": ones,
+        "midlayer.hidden_norm.weight": ones,
+        "midlayer.post_attention_layernorm.weight": ones,
+        "midlayer.self_attn.q_proj.weight": found,
+        "midlayer.self_attn.k_proj.weight": found.copy(),
+        "midlayer.self_attn.v_proj.weight": np.concatenate([identity, nothing], axis=1),
+        "midlayer.self_attn.o_proj.weight": identity,
+        "midlayer.mlp.gate_proj.weight": np.zeros((inner, hidden), np.float32),
+        "midlayer.mlp.up_proj.weight": np.zeros((inner, hidden), np.float32),
+        "midlayer.mlp.down_proj.weight": np.zeros((hidden, inner), np.float32),
+        "norm.weight": ones,
+        "lm_head.weight": vocabulary_head[tokens],
+        "d2t": (tokens - np.arange(len(tokens))).astype(np.int64),
+        "t2d": np.isin(np.arange(vocab_size), tokens),
+    }
+    config = _config(
+        architectures=["LlamaForCausalLMEagle3"],
+        draft_vocab_size=len(tokens),
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        vocab_size=vocab_size,
+    )
+    return MadeHead(tensors=made, config=config, wide=True, layers=(1, 2, 2))
+
+
+def require_rows_of_reference(graphs: Graphs, reference: Reference, seed: int = 3) -> None:
+    """Prefill, drafting of 5, rejection of 3 of them and going on, each against a forward without a cache."""
+    rng = np.random.default_rng(seed)
+    width = graphs.manifest.head.target_hidden_size * len(graphs.manifest.head.target_layers)
+    text = rng.integers(0, tiny.VOCAB, 30)
+    features = rng.normal(0, 1.5, (30, width)).astype(np.float32)
+
+    def draft(num_exact: int, first: np.ndarray, num_tokens: int, last: int) -> None:
+        """Draft behind text[: num_exact + 1]; first are rows whose states are known, last is their number."""
+        tokens, states = list(text[1 : num_exact + 1]), list(reference.fuse(features[:num_exact]))
+        logits, state = graphs.rows(text[num_exact + 1 - last : num_exact + 1], first)
+        for number in range(num_tokens):
+            wanted, wanted_states = reference.rows(np.array(tokens), np.array(states))
+            assert np.abs(logits[-1] - wanted[-1]).max() < 1e-4
+            assert np.abs(state[-1] - wanted_states[-1]).max() < 1e-4
+            if number == 0:
+                assert np.abs(logits - wanted[-len(logits) :]).max() < 1e-4
+            chosen = reference.tokens[logits[-1].argmax()]
+            tokens.append(chosen)
+            states.append(wanted_states[-1])
+            logits, state = graphs.rows(np.array([chosen]), state[-1:])
+
+    assert np.abs(graphs.fuse(features) - reference.fuse(features)).max() < 1e-4
+    draft(9, graphs.fuse(features[:9]), 5, 9)
+    assert graphs.length == 14
+    graphs.forget(9)  # two of the five were accepted, whose states the target has given meanwhile
+    draft(12, graphs.fuse(features[9:12]), 5, 3)
+    graphs.forget(12)  # none was accepted
+    draft(13, graphs.fuse(features[12:13]), 5, 1)
