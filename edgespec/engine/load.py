@@ -212,6 +212,11 @@ def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Eng
             f"--schedule {options.schedule} has no effect: no drafter model runs; name one with --drafter MODEL"
         )
     chains = [_chain(stated, drafter, placement, options) for drafter in resolved.drafters]
+    if options.schedule in ("pipelined", "hedged") and any(chain.schedule == "serial" for chain in chains):
+        report(
+            f"the schedule is serial, not {options.schedule}: what a drafting head drafts ahead depends on time, "
+            "and --acceptance rejection with a fixed --draft-length has one text only if it does not"
+        )
     layers = layers_read(model.manifest for chain in chains for model in chain.models)
     window = lookahead_window(names.simple, options.length, stated, placement)
     fit = fit_memory(stated, placement, resolved.free, report, options.max_draft_tokens)
