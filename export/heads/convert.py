@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from tokenizers import Tokenizer
 
-from edgespec.errors import UsageError
+from edgespec.errors import SourceError, UsageError, VocabularyMismatch
 from edgespec.export.convert import finish, write_text
 from edgespec.export.drafting import Drafting, frequent_tokens, require_head_size
 from edgespec.export.folder_size import written_bytes
@@ -25,9 +25,11 @@ from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Manifest, Signature, file_record
 from edgespec.system.console import show_progress
-from edgespec.tokenization.tokenizer import vocabulary_sha256
+from edgespec.tokenization.tokenizer import open_tokenizer, vocabulary_sha256
 from edgespec.types import Report
 
+# Of a head's tokenizer; published ones differ in a few tokens that were added later.
+_DIFFERING_TOKENS = 0.01
 _REASON = "a head is small, and what it would lose in 4 bits costs drafts; quantised weights of the target stay"
 
 
@@ -72,6 +74,7 @@ def plan_head(
             f"a drafting head has no {form} form, since its graphs take any number of tokens; choose "
             "--drafter-device cpu or gpu"
         )
+    _require_tokenizer(head, target)
     plan = _trim(find_dialect(head).plan(head, target), target, drafting)
     num_weights = sum(tensor.rows * tensor.columns for tensor in plan.tensors.values())
     chosen = "int8" if precision == "auto" else precision
@@ -100,6 +103,22 @@ def plan_head(
     )
     cost = replace(cost, reason=_REASON if precision == "auto" else None)
     return PlannedHead(source=head, target=target, plan=plan, rule=rule, form=form, cost=cost)
+
+
+def _require_tokenizer(head: HeadSource, target: LoadedSource) -> None:
+    """Raises VocabularyMismatch: The head's folder holds a tokenizer, and it is not the target's."""
+    path = head.path / "tokenizer.json"
+    if not path.is_file():
+        return
+    own = open_tokenizer(path, SourceError, "fetch it again").get_vocab()
+    other = Tokenizer.from_str(target.vocabulary.tokenizer_json).get_vocab()
+    pieces = {token: piece for piece, token in other.items()}
+    differing = sum(pieces.get(token, piece) != piece for piece, token in own.items())
+    if differing > _DIFFERING_TOKENS * len(own):
+        raise VocabularyMismatch(
+            f"{head.path} has a tokenizer of which {differing} of {len(own)} tokens are others than those of "
+            f"{target.source.name}; it was made for another model: name a head that was made for this one"
+        )
 
 
 def export_head(

@@ -1,7 +1,7 @@
 """Small random drafting heads, as the files in which each dialect publishes them, and a numpy forward of each."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -319,14 +319,15 @@ class Reference:
 class Graphs:
     """The graphs of an exported head, run with a cache that grows."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, has_trees: bool = False) -> None:
         import onnxruntime
 
         from edgespec.manifest import read_manifest
 
         self.manifest = read_manifest(folder)
         assert self.manifest.head is not None
-        self._main = onnxruntime.InferenceSession(folder / self.manifest.graph)
+        graph = self.manifest.tree_graph if has_trees else self.manifest.graph
+        self._main, self._has_trees = onnxruntime.InferenceSession(folder / graph), has_trees
         fuse = self.manifest.head.fuse_graph
         self._fuse = onnxruntime.InferenceSession(folder / fuse) if fuse else None
         self.forget(0)
@@ -338,7 +339,7 @@ class Graphs:
     def forget(self, length: int) -> None:
         """Hold the first slots alone."""
         kv = self.manifest.kv_cache
-        empty = np.zeros((1, kv.num_kv_heads, 0, kv.head_dim), np.float32)
+        empty = np.zeros((1, kv.num_kv_heads, 0, kv.head_dim), kv.dtype)
         held = getattr(self, "_cache", [empty] * 2 * kv.num_layers)
         self._cache = [one[:, :, :length] for one in held]
 
@@ -356,6 +357,11 @@ class Graphs:
             "num_logits_to_keep": np.array([len(tokens)], np.int64),
             **{past: cache for (past, _), cache in zip(pairs, self._cache, strict=True)},
         }
+        if self._has_trees:  # as a chain
+            length, total = len(tokens), self.length + len(tokens)
+            seen = np.arange(total)[None] <= np.arange(self.length, total)[:, None]
+            inputs["position_ids"] = np.arange(self.length, total)[None]
+            inputs["attention_bias"] = np.where(seen, 0, -1e4).astype(np.float32).reshape(1, 1, length, total)
         outputs = ["logits", "state", *(present for _, present in pairs)]
         logits, state, *self._cache = self._main.run(outputs, inputs)
         return logits[0], state[0]
@@ -446,3 +452,17 @@ def require_rows_of_reference(graphs: Graphs, reference: Reference, seed: int = 
     draft(12, graphs.fuse(features[9:12]), 5, 3)
     graphs.forget(12)  # none was accepted
     draft(13, graphs.fuse(features[12:13]), 5, 1)
+
+
+def agreeing_mtp() -> MadeHead:
+    """Layers for multi-token prediction that name the tokens of a quiet target: they give the embedding back."""
+    made = mtp()
+    prefix, identity = "model.mtp_layers.0.", np.eye(HIDDEN, dtype=np.float32)
+    changed = {
+        f"{prefix}input_proj.weight": np.concatenate([0 * identity, identity], axis=1),
+        f"{prefix}self_attn.o_proj.weight": 0 * made.tensors[f"{prefix}self_attn.o_proj.weight"],
+        f"{prefix}mlp.down_proj.weight": 0 * made.tensors[f"{prefix}mlp.down_proj.weight"],
+        f"{prefix}token_layernorm.weight": np.ones(HIDDEN, np.float32),
+        f"{prefix}final_layernorm.weight": np.ones(HIDDEN, np.float32),
+    }
+    return replace(made, tensors=made.tensors | changed)
