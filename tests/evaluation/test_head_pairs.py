@@ -214,7 +214,7 @@ def test_trimming_is_for_heads_with_all_rows(
 
 
 @pytest.mark.slow
-def test_a_head_of_a_real_shape_drafts_for_its_target(tmp_path: Path) -> None:
+def test_a_head_of_a_real_shape_drafts_for_its_target(tmp_path: Path, unmeasured: None) -> None:
     """That of SmolLM2-135M with six layers, and a head over a part of its vocabulary."""
     rng = np.random.default_rng(0)
     hidden, inner, vocabulary, num_layers = 576, 1536, 49152, 6
