@@ -12,6 +12,7 @@ from draft_runs import draft_greedily
 from head_folders import random_features, read_subset_of, store_of, write_head_folder
 
 from edgespec.errors import SourceError, VocabularyMismatch
+from edgespec.export.drafting import Drafting
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.step_head import StepHead
@@ -138,6 +139,22 @@ def test_a_list_of_tokens_trims_medusa_heads(is_whole: bool, tmp_path: Path, tar
     row, wanted = head.logits(text, 1)[0], expected_rows(case, text, features[18], 1)[0]
     assert np.abs(row - wanted)[tokens].max() < 1e-4
     assert (np.delete(row, tokens) < -1e29).all()
+
+
+@pytest.mark.parametrize("name", ["Hydra", "MLP", "LSTM"])
+def test_all_vocabulary_heads_are_trimmed_together(name: str, tmp_path: Path, target: Path) -> None:
+    case = CASES[name]
+    (tmp_path / "corpus").write_text("the theatre in the other town")
+    head = tiny_steps.write_head(tmp_path / "head", case.config, case.tensors)
+    drafting = Drafting(num_tokens=100, corpus=tmp_path / "corpus")
+    manifest = write_head_folder(tmp_path / "out", head, target, drafting=drafting)
+    tokens = read_subset_of(tmp_path / "out", manifest)
+    assert tokens is not None
+    features, text = random_features((0,), tiny.HIDDEN, 20), np.arange(20, dtype=np.int32)
+    opened = StepHead(tmp_path / "out", manifest, find_device("cpu"), store_of(manifest, text, features), tokens)
+    assert opened.begin(text)
+    row, wanted = opened.logits(text, 1)[0], expected_rows(case, text, features[18], 1)[0]
+    assert np.abs(row - wanted)[tokens].max() < 1e-4
 
 
 def refusal(case: Case, tmp_path: Path, target: Path, change: dict[str, Any], leave_out: str = "") -> str:
