@@ -13,6 +13,8 @@ from head_folders import random_features, read_subset_of, store_of, write_head_f
 
 from edgespec.errors import SourceError, VocabularyMismatch
 from edgespec.export.drafting import Drafting
+from edgespec.export.heads.dialects import is_head
+from edgespec.export.heads.head_source import read_head
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.step_head import StepHead
@@ -187,10 +189,10 @@ def test_damaged_and_unknown_parts_are_refused(tmp_path: Path, target: Path) -> 
     assert "token_map" in refusal(CASES["Medusa of vLLM"], tmp_path / "f", target, twice)
 
 
-def test_published_pickles_are_refused_with_the_way_to_convert(tmp_path: Path) -> None:
-    from edgespec.export.heads.head_source import read_head
-
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "medusa_lm_head.pt").write_bytes(b"\x80\x04.")
-    with pytest.raises(SourceError, match=r"medusa_lm_head\.pt is a pickle, which is never opened.*safetensors"):
+@pytest.mark.parametrize("stated", ["medusa_num_heads", "hydra_num_heads", "n_predict"])
+def test_published_pickles_are_refused_with_the_way_to_convert(tmp_path: Path, stated: str) -> None:
+    (tmp_path / "config.json").write_text(f'{{"{stated}": 3}}')
+    (tmp_path / "lm_head.pt").write_bytes(b"\x80\x04.")
+    assert is_head(tmp_path)  # so that it is not read as a model
+    with pytest.raises(SourceError, match=r"lm_head\.pt is a pickle, which is never opened.*safetensors"):
         read_head(tmp_path)
