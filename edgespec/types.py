@@ -233,6 +233,15 @@ class DraftDecoder(Decoder, Protocol):
 
 
 @runtime_checkable
+class BlockDraftDecoder(DraftDecoder, Protocol):
+    """A decoder that drafts several tokens in one pass."""
+
+    @property
+    def tokens_per_pass(self) -> int:
+        """How many tokens a pass drafts at most."""
+
+
+@runtime_checkable
 class BoundedDraftDecoder(DraftDecoder, Protocol):
     """A decoder whose drafts cannot be longer than what its graphs give."""
 
@@ -398,6 +407,11 @@ class Drafter(Protocol):
     def num_alternatives(self) -> int:
         """How many alternatives it can draft on from while the target verifies."""
         return 0
+
+    @property
+    def tokens_per_step(self) -> int:
+        """How many tokens take the time of one."""
+        return 1
 
     def draft_ahead(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> DraftAhead:
         """The tokens that are ready, at most request.num_tokens; the drafter goes on from there."""

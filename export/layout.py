@@ -103,9 +103,10 @@ def lay_out(
         if kept_layers
         else None,
         vocab_subset=subset if is_drafter else None,
-        parallel=None
-        if loaded.mask_token_id is None
-        else Parallel(mask_token_id=loaded.mask_token_id, num_tokens=_PARALLEL_TOKENS),
+        # A static graph runs token by token.
+        parallel=Parallel(mask_token_id=loaded.mask_token_id, num_tokens=_PARALLEL_TOKENS)
+        if loaded.mask_token_id is not None and form != "npu"
+        else None,
     )
     return _make_static(manifest, config) if form == "npu" else manifest
 

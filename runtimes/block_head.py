@@ -18,7 +18,7 @@ from edgespec.decoding.hidden_states import HiddenStates, States
 from edgespec.errors import ContextOverflow
 from edgespec.manifest import Head, Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime
-from edgespec.runtimes.head import Features, HeadGraph, HeadOptions, WholeRows
+from edgespec.runtimes.head import Features, HeadGraph, WholeRows
 from edgespec.runtimes.node_placement import read_node_placement, require_placement
 from edgespec.runtimes.session import (
     SessionOptions,
@@ -131,13 +131,19 @@ class BlockHead:
         manifest: Manifest,
         device: Device,
         hidden_states: HiddenStates,
-        **options: Unpack[HeadOptions],
+        subset: TokenIds | None = None,
+        **options: Unpack[SessionOptions],
     ) -> None:
-        """Load the graphs; raises as open_session does."""
+        """Load the graphs; raises as open_session does.
+
+        Args:
+            hidden_states: Those that the target's decoder keeps.
+            subset: The token of each row of logits of a trimmed head, ascending; None where each token has one.
+        """
         assert manifest.head is not None
         assert manifest.head.mask_token_id is not None
         self.vocab_size, self.context_length, self.num_fed = manifest.vocab_size, manifest.context_length, 0
-        self._whole = WholeRows(options.pop("subset", None), manifest.vocab_size)
+        self._whole = WholeRows(subset, manifest.vocab_size)
         self._head, self._mask = manifest.head, manifest.head.mask_token_id
         self._features = Features(folder, manifest.head, device, hidden_states, **options)
         self._step = _open_step(folder, manifest.head, device, **options)

@@ -65,6 +65,7 @@ class Features:
         self, folder: Path, head: Head, device: Device, store: HiddenStates, **options: Unpack[SessionOptions]
     ) -> None:
         self._head, self._store = head, store
+        self._is_even = options.get("deterministic", False)  # a single row has a kernel of its own (row_rule.py)
         self._fuse = None
         if head.fuse_graph:
             self._fuse = HeadGraph(folder / head.fuse_graph, device, **options)
@@ -74,13 +75,24 @@ class Features:
         """Of how many of the first tokens hidden states are known."""
         return self._store.known(tokens)
 
-    def read(self, tokens: TokenIds, start: int) -> States:
-        """States of tokens from `start` on, as far as they are known, [num_known - start, state_size]."""
-        rows = self._store.read(tokens, start, self._head.target_layers)
+    def read(self, tokens: TokenIds, start: int, num_rows: int | None = None) -> States:
+        """States of tokens from `start` on, as far as they are known, [num_known - start, state_size].
+
+        Args:
+            num_rows: Give no more rows than these.
+        """
+        rows = self._store.read(tokens, start, self._head.target_layers, num_rows)
         if self._fuse is None or not len(rows):
-            return rows.reshape(len(rows), -1) if len(rows) else np.zeros((0, self._head.state_size), np.float32)
-        fused: States = self._fuse(features=rows[None])["hidden"][0]
+            return rows.reshape(len(rows), self._head.state_size) if len(rows) else self.none
+        num_padded = len(rows) % 2 if self._is_even else 0
+        padded = np.concatenate([rows, np.zeros((num_padded, rows.shape[1]), np.float32)])
+        fused: States = self._fuse(features=padded[None])["hidden"][0, : len(rows)]
         return fused
+
+    @property
+    def none(self) -> States:
+        """States of no tokens, [0, state_size]."""
+        return np.zeros((0, self._head.state_size), np.float32)
 
 
 class WholeRows:

@@ -6,14 +6,15 @@ from typing import Unpack
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import ModelError, UsageError
 from edgespec.manifest import Manifest
+from edgespec.runtimes.block_head import BlockHead
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.recurrent_head import RecurrentHead, RecurrentTreeHead
 from edgespec.runtimes.session import SessionOptions
 from edgespec.runtimes.step_head import StepHead
 from edgespec.types import TokenIds
 
-HeadDecoder = RecurrentHead | StepHead
-_KINDS: dict[str, type[HeadDecoder]] = {"recurrent": RecurrentHead, "steps": StepHead}
+HeadDecoder = RecurrentHead | StepHead | BlockHead
+_KINDS: dict[str, type[HeadDecoder]] = {"recurrent": RecurrentHead, "steps": StepHead, "block": BlockHead}
 _TREE_KINDS: dict[str, type[HeadDecoder]] = {"recurrent": RecurrentTreeHead}
 
 

@@ -15,6 +15,7 @@ from edgespec.runtimes import cuda
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.growing_cache import GrowingCache
 from edgespec.runtimes.session import (
+    HIDDEN_STATES,
     SessionOptions,
     ends_with,
     open_session,
@@ -72,7 +73,7 @@ class Passes:
 
         Args:
             token_outputs: Outputs with a row for each token of a pass, [1, num_tokens, width], float32, which each
-                pass copies to the host.
+                pass copies to the host; those of options' hidden_layers by default.
             row_outputs: Outputs with a number for each row of logits, [1, num_rows], float32, which it copies too.
         """
         self._manifest = manifest
@@ -90,6 +91,7 @@ class Passes:
         kinds = {value.name: value.type for value in self._session.get_outputs()}
         self._types = {name: np.float16 if kinds[name] == _HALF else np.float32 for name in self._outputs}
         shapes = {value.name: value.shape for value in self._session.get_outputs()}
+        token_outputs = token_outputs or [f"{HIDDEN_STATES}{layer}" for layer in options.get("hidden_layers", ())]
         self._token_widths = {name: int(shapes[name][2]) for name in token_outputs}
         self.token_rows: dict[str, Logits] = {}  # of the last pass, by output, [num_tokens, width]
         self._row_outputs = tuple(row_outputs)

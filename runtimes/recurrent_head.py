@@ -20,6 +20,7 @@ from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.head import Features, OwnStates, WholeRows
 from edgespec.runtimes.passes import Passes, TreeLayout
+from edgespec.runtimes.row_rule import NO_RULE, next_pass, read_l2_bytes, row_rule
 from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
 from edgespec.runtimes.shared_cache import SharedCache
 from edgespec.runtimes.tree import tree_manifest
@@ -42,7 +43,8 @@ class RecurrentHead:
     """A recurrent head as a function from tokens to logits, which reads a target's hidden states from their store.
 
     Slots whose tokens all have known hidden states are exact; the others are run again once these are known and a
-    draft begins. A row behind the first token, which has no state before it, is of zeros.
+    draft begins. A row behind the first token, which has no state before it, is of zeros. In deterministic mode a
+    row is equal to the bit however a text is cut into passes, but for trees.
     """
 
     def __init__(
@@ -66,6 +68,10 @@ class RecurrentHead:
         self._device = device
         self._confidence: float | None = None
         confidence = ["confidence"] if manifest.head.has_confidence else []
+        self._is_deterministic, self._rule = options.get("deterministic", False), NO_RULE
+        if self._is_deterministic and device.memory == "cpu":
+            self._rule = row_rule(manifest.kv_cache.head_dim, read_l2_bytes())
+            options = {**options, "has_flash_attention": self._rule.has_flash_attention}
         own = replace(manifest, vocab_size=self._whole.num_columns)
         self._passes = Passes(folder / own.graph, own, device, ["state"], confidence, **options)
         self._features = Features(folder, manifest.head, device, hidden_states, **options)
@@ -97,7 +103,7 @@ class RecurrentHead:
             if known >= num_slots and min(same - 1, num_slots) > self._num_exact:
                 self._hold(tokens[: self._num_exact + 1])
                 same = len(self._held)
-            self._own.drop_before(num_slots - 2)  # the last slot is run again
+            self._own.drop_before(num_slots - 3)  # the last two slots may be run again
             return known > 0 and num_slots - max(known, same - 1) <= _MAX_GUESSED
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
@@ -145,6 +151,8 @@ class RecurrentHead:
         rows = np.zeros((num_last, self._whole.num_columns), np.float32)
         while start < num_slots:
             start, states, is_exact = self._next_states(tokens, start)
+            if self._is_deterministic:
+                start, states = self._whole_pass(tokens, start, states)
             stop = start + len(states)
             num_rows = max(0, stop - max(start, first_wanted))
             self._hold(tokens[: start + 1])
@@ -168,25 +176,46 @@ class RecurrentHead:
         if start >= known and not self._own.has(start - 1):
             start = known - 1
         if start < known:
-            states = self._features.read(tokens, start)[: min(num_slots - start, _CHUNK_TOKENS)]
+            states = self._features.read(tokens, start, min(num_slots - start, _CHUNK_TOKENS))
             if len(states):  # else the target has gone on to another text meanwhile
                 return start, states, True
         if self._own.has(start - 1):
             return start, self._own.of([start - 1]), False
         return start, np.zeros((1, self._state_size), np.float32), False
 
+    def _whole_pass(self, tokens: TokenIds, start: int, states: States) -> tuple[int, States]:
+        """As much of a pass as keeps rows equal to the bit, by row_rule.py, once it is padded to even width."""
+        first, stop, _ = next_pass(start, start + len(states), self._rule.borders, self.context_length)
+        if first < start:
+            known = self._features.num_known(tokens)
+            if first >= known and not self._own.has(first - 1):
+                return start, states
+            before = self._features.read(tokens, first, 1) if first < known else self._own.of([first - 1])
+            states = np.concatenate([before, states])
+        return first, states[: stop - first]
+
     def _run(
         self, tokens: TokenIds, start: int, states: States, num_rows: int, layout: TreeLayout | None = None
     ) -> Logits:
         """Run tokens in the slots from `start` on, with the states before them; the last num_rows rows."""
-        rows = self._passes.run(tokens, start, num_rows, layout, inputs={"hidden": states[None]})
-        self.num_fed += len(tokens)
-        # Of a text that was read the last state is enough to go on from.
-        made, skipped = self._passes.token_rows["state"], max(0, len(tokens) - _MOST_STATES)
+        num_tokens = len(tokens)
+        has_room = start + num_tokens < self.context_length
+        num_padded = num_tokens % 2 if self._is_deterministic and layout is None and has_room else 0
+        if num_padded:
+            tokens = append(tokens, [0])
+            states = np.concatenate([states, np.zeros((1, self._state_size), np.float32)])
+        num_given = num_rows + num_padded
+        if self._is_deterministic and num_given < len(tokens):
+            num_given += num_given % 2  # a single row of logits has a kernel of its own as well
+        rows = self._passes.run(tokens, start, num_given, layout, inputs={"hidden": states[None]})
+        self.num_fed += num_tokens
+        # Of a text that was read the last states are enough to go on from.
+        made, skipped = self._passes.token_rows["state"][:num_tokens], max(0, num_tokens - _MOST_STATES)
         self._own.put(start + skipped, made[skipped:])
+        last = num_given - num_padded
         numbers = self._passes.row_numbers.get("confidence")
-        self._confidence = None if numbers is None else float(numbers[-1])
-        return rows
+        self._confidence = None if numbers is None else float(numbers[last - 1])
+        return rows[last - num_rows : last]
 
 
 class RecurrentTreeHead(RecurrentHead):

@@ -84,7 +84,7 @@ class StepHead:
                 return False
             begun = tokens[: known + 1]
             if not np.array_equal(begun, self._begun):
-                self._start(begun, self._features.read(begun, known - 1)[:1])
+                self._start(begun, self._features.read(begun, known - 1, 1))
             return bool(self._states)
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
@@ -97,7 +97,7 @@ class StepHead:
 
     def forget(self) -> None:
         with self._lock:
-            self._start(self._begun[:0], np.zeros((0, 0), np.float32))
+            self._start(self._begun[:0], self._features.none)
 
     def _start(self, tokens: TokenIds, state: States) -> None:
         self._begun, self._drafted = tokens, []
@@ -122,7 +122,7 @@ class StepHead:
 
     def _first_state(self, tokens: TokenIds) -> States:
         place = len(tokens) - 2
-        known = self._features.read(tokens, place)[:1] if place >= 0 else np.zeros((0, 0), np.float32)
+        known = self._features.read(tokens, place, 1) if place >= 0 else self._features.none
         return known[None] if len(known) else np.zeros((1, 1, self._head.state_size), np.float32)
 
     def _run(self, step: int, token: int, state: States) -> tuple[Logits, States]:

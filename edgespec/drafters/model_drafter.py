@@ -15,6 +15,7 @@ from edgespec.policy.speculation import Speculation
 from edgespec.types import (
     NO_DRAFT,
     Acceptance,
+    BlockDraftDecoder,
     BoundedDraftDecoder,
     ConfidentDecoder,
     Decoder,
@@ -70,6 +71,10 @@ class ModelDrafter(Drafter):
     speculation: Speculation | None = None
     respell: Callable[[list[int]], list[int]] | None = None
     is_free: bool = False
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.decoder.tokens_per_pass if isinstance(self.decoder, BlockDraftDecoder) else 1
 
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         if request.num_tokens < 1 or not self.can_read(tokens) or request.cancel.is_set():

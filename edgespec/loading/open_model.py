@@ -212,7 +212,8 @@ def open_drafter(
         opened = open_model(model, device, num_threads, deterministic, True, has_trees=has_trees, cancel=cancel)
         if manifest.parallel is None:
             return opened
-        return (ParallelTreeDecoder if has_trees else ParallelDecoder)(opened, manifest.parallel)
+        kind = ParallelTreeDecoder if has_trees else ParallelDecoder
+        return kind(opened, manifest.parallel)
     if has_trees:
         raise UsageError(
             f"{manifest.name} has a trimmed head and runs no trees; choose another drafter, "
@@ -221,7 +222,8 @@ def open_drafter(
     tokens = read_subset(folder / manifest.vocab_subset, manifest.vocab_size)
     trimmed = ModelFolder(folder, replace(manifest, vocab_size=len(tokens)))
     decoder = open_model(trimmed, device, num_threads, deterministic, True, cancel=cancel)
-    return SubsetDecoder(decoder, tokens, manifest.vocab_size)
+    whole = SubsetDecoder(decoder, tokens, manifest.vocab_size)
+    return whole if manifest.parallel is None else ParallelDecoder(whole, manifest.parallel)
 
 
 def require_runtime() -> None:

@@ -137,6 +137,24 @@ def test_cached_rows_are_those_that_are_not(target: OnnxDecoder, recurrent: Path
         assert np.allclose(rows, wanted[size - 1 - num_last : size - 1], rtol=0, atol=1e-4)
 
 
+def test_rows_are_equal_to_the_bit_in_deterministic_mode(tiny_with_states: Path, recurrent: Path) -> None:
+    target = OnnxDecoder(
+        tiny_with_states,
+        read_manifest(tiny_with_states),
+        find_device("cpu"),
+        hidden_layers=tiny_heads.LAYERS,
+        deterministic=True,
+    )
+    text, rng = random_text(8, 90), np.random.default_rng(8)
+    target.logits(text, 1)
+    whole = open_for(target, recurrent, deterministic=True).logits(text, 80).copy()
+    head, size = open_for(target, recurrent, deterministic=True), 12
+    while size < len(text):
+        assert head.begin(text[:size])
+        assert np.array_equal(head.logits(text[:size], 1)[0], whole[size - 11])
+        size += int(rng.integers(1, 9))
+
+
 def test_head_with_a_trimmed_vocabulary_gives_whole_rows(
     target: OnnxDecoder, tiny_with_states: Path, tmp_path: Path
 ) -> None:
