@@ -201,6 +201,7 @@ def _plan(name: str, method: str, read: _Read, source: HeadSource, target: Loade
         write_graphs=block.write_graphs,
         borrowed=borrowed,
         tokens=tokens,
+        vocabulary_heads=("head", "markov_head"),
     )
 
 

@@ -21,7 +21,7 @@ from edgespec.export.plan import Plan, estimate
 from edgespec.export.precision import BLOCK_SIZES, FORMS, PRECISIONS, Rule
 from edgespec.export.progress import Progress
 from edgespec.export.sources import LoadedSource
-from edgespec.export.tensors import StoredTensor
+from edgespec.export.tensors import Index, StoredTensor
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Manifest, Signature, file_record
 from edgespec.system.console import show_progress
@@ -180,16 +180,22 @@ def _trim(plan: HeadPlan, target: LoadedSource, drafting: Drafting) -> HeadPlan:
         )
     drafting.require_valid()
     assert drafting.corpus is not None
-    head: StoredTensor = plan.tensors.get("head", plan.tensors["embedding"])
+    heads = {role: plan.tensors[role] for role in plan.vocabulary_heads if role in plan.tensors}
+    if "head" in plan.vocabulary_heads:  # the embedding, where it has no other
+        heads.setdefault("head", plan.tensors["embedding"])
+    num_rows = min(head.rows for head in heads.values())
     always = target.vocabulary.eos_token_ids
-    require_head_size(drafting.num_tokens, always, head.rows)
+    require_head_size(drafting.num_tokens, always, num_rows)
     text = drafting.corpus.read_text(encoding="utf-8", errors="replace")
     tokenizer = Tokenizer.from_str(target.vocabulary.tokenizer_json)
-    tokens = frequent_tokens(tokenizer, text, drafting.num_tokens, always, head.rows)
-    order = tokens.astype(np.intp)
-    order = order if head.row_order is None else head.row_order[order]
-    trimmed = replace(head, rows=len(tokens), row_order=order)
-    return replace(plan, tensors={**plan.tensors, "head": trimmed}, tokens=tokens)
+    tokens = frequent_tokens(tokenizer, text, drafting.num_tokens, always, num_rows)
+    trimmed = {role: _select_rows(head, tokens.astype(np.intp)) for role, head in heads.items()}
+    return replace(plan, tensors={**plan.tensors, **trimmed}, tokens=tokens)
+
+
+def _select_rows(tensor: StoredTensor, rows: Index) -> StoredTensor:
+    order = rows if tensor.row_order is None else tensor.row_order[rows]
+    return replace(tensor, rows=len(rows), row_order=order)
 
 
 def _describe(name: str, target: LoadedSource, plan: HeadPlan, rule: Rule, form: str) -> Manifest:

@@ -15,7 +15,15 @@ from edgespec.export.sources import read_json
 DIALECTS: tuple[Dialect, ...] = (*BLOCK_DIALECTS, *EAGLE_DIALECTS, *STEP_DIALECTS, MTP_DIALECT)
 
 # Settings that no language model has.
-_SETTINGS_OF_HEADS = ("speculators_model_type", "speculators_config", "draft_vocab_size")
+_SETTINGS_OF_HEADS = (
+    "speculators_model_type",
+    "speculators_config",
+    "draft_vocab_size",
+    "medusa_num_heads",
+    "hydra_num_heads",
+    "n_predict",
+    "dflash_config",
+)
 
 
 def find_dialect(source: HeadSource) -> Dialect:

@@ -16,7 +16,7 @@ from edgespec.system.split_files import utf8_name
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _CONVERT = (
     'python -c "import sys, torch, safetensors.torch as s; '
-    "s.save_file({n: t.contiguous() for n, t in torch.load(sys.argv[1], weights_only=True).items()}, "
+    "s.save_file({n: t.clone().contiguous() for n, t in torch.load(sys.argv[1], weights_only=True).items()}, "
     "'model.safetensors')\" FILE"
 )
 
@@ -37,6 +37,10 @@ class HeadSource:
     def architectures(self) -> tuple[str, ...]:
         found = self.settings.get("architectures", ())
         return tuple(map(str, found)) if isinstance(found, list) else ()
+
+    @property
+    def weights_bytes(self) -> int:
+        return sum(tensor.num_bytes for tensor in self.tensors.values())
 
     def source(self) -> Source:
         """Its name and the hashes of its files, which are read for them."""

@@ -86,6 +86,7 @@ def _plan(
         write_graphs=write,
         borrowed=borrowed,
         tokens=tokens,
+        vocabulary_heads=tuple(role for role in tensors if role.endswith(("head", "head_bias"))),
         graph=files[0],
     )
 
@@ -180,7 +181,8 @@ def _plan_hydra(source: HeadSource, target: LoadedSource) -> HeadPlan:
         rows = target.config.vocab_size if head is None else head.rows
         heads.append(take_tensor(source, f"hydra_lm_head.{i}.weight", rows, hidden))
         if (bias := source.tensors.get(f"hydra_lm_head.{i}.bias")) is not None:
-            tensors[f"{i}.head_bias"] = replace(bias, columns=min(bias.columns, target.config.vocab_size))
+            num_rows = min(bias.columns, target.config.vocab_size)
+            tensors[f"{i}.head_bias"] = replace(bias, rows=num_rows, columns=1)
     tokens = fit_vocabulary(source, heads, target)
     tensors |= {f"{i}.head": head for i, head in enumerate(heads)}
     steps = [

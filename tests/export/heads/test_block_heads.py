@@ -14,6 +14,7 @@ from tiny_blocks import BlockCase, deepseek, expected_draft, speculators, zlab
 
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import SourceError
+from edgespec.export.drafting import Drafting
 from edgespec.manifest import Manifest
 from edgespec.runtimes.block_head import BlockHead
 from edgespec.runtimes.devices import find_device
@@ -44,9 +45,13 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Opened:
     """A head, the store that it reads, and the hidden states of the longest text."""
 
-    def __init__(self, case: BlockCase, folder: Path, target: Path, precision: str = "fp32") -> None:
+    def __init__(
+        self, case: BlockCase, folder: Path, target: Path, precision: str = "fp32", **options: Any
+    ) -> None:
         self.case = case
-        self.manifest = write_head_folder(folder / "out", case.write(folder / "head"), target, precision)
+        self.manifest = write_head_folder(
+            folder / "out", case.write(folder / "head"), target, precision, **options
+        )
         self.features = random_features(case.target_layers, tiny.HIDDEN, tiny.CONTEXT)
         self.store = store_of(self.manifest, np.zeros(1, np.int32), self.features)
         self.head = self.reopened(folder)
@@ -194,6 +199,19 @@ def test_rounded_weights_give_rows_close_to_those_of_numpy(
     rows, _ = draft_greedily(opened.head, text, 1)
     expected, _ = expected_draft(opened.case, TARGET, text, opened.features, 1)
     assert np.corrcoef(rows[0], expected[0])[0, 1] > (0.9 if precision == "int4" else 0.999)
+
+
+@pytest.mark.parametrize("name", ["DFlash", "DSpark"])
+def test_vocabulary_and_markov_heads_are_trimmed_together(name: str, tmp_path: Path, target: Path) -> None:
+    (tmp_path / "corpus").write_text("the theatre in the other town")
+    drafting = Drafting(num_tokens=100, corpus=tmp_path / "corpus")
+    opened, text = Opened(CASES[name], tmp_path, target, drafting=drafting), random_text(11, 20)
+    opened.know(text)
+    tokens = read_subset_of(tmp_path / "out", opened.manifest)
+    assert tokens is not None
+    rows, _ = draft_greedily(opened.head, text, 1)
+    expected, _ = expected_draft(CASES[name], TARGET, text, opened.features, 1)
+    assert np.abs(rows - expected)[:, tokens].max() < 1e-4
 
 
 def refusal(case: BlockCase, folder: Path, target: Path, **stated: Any) -> str:

@@ -12,6 +12,9 @@ from draft_runs import draft_greedily
 from head_folders import random_features, read_subset_of, store_of, write_head_folder
 
 from edgespec.errors import SourceError, VocabularyMismatch
+from edgespec.export.drafting import Drafting
+from edgespec.export.heads.dialects import is_head
+from edgespec.export.heads.head_source import read_head
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.step_head import StepHead
@@ -140,6 +143,22 @@ def test_a_list_of_tokens_trims_medusa_heads(is_whole: bool, tmp_path: Path, tar
     assert (np.delete(row, tokens) < -1e29).all()
 
 
+@pytest.mark.parametrize("name", ["Hydra", "MLP", "LSTM"])
+def test_all_vocabulary_heads_are_trimmed_together(name: str, tmp_path: Path, target: Path) -> None:
+    case = CASES[name]
+    (tmp_path / "corpus").write_text("the theatre in the other town")
+    head = tiny_steps.write_head(tmp_path / "head", case.config, case.tensors)
+    drafting = Drafting(num_tokens=100, corpus=tmp_path / "corpus")
+    manifest = write_head_folder(tmp_path / "out", head, target, drafting=drafting)
+    tokens = read_subset_of(tmp_path / "out", manifest)
+    assert tokens is not None
+    features, text = random_features((0,), tiny.HIDDEN, 20), np.arange(20, dtype=np.int32)
+    opened = StepHead(tmp_path / "out", manifest, find_device("cpu"), store_of(manifest, text, features), tokens)
+    assert opened.begin(text)
+    row, wanted = opened.logits(text, 1)[0], expected_rows(case, text, features[18], 1)[0]
+    assert np.abs(row - wanted)[tokens].max() < 1e-4
+
+
 def refusal(case: Case, tmp_path: Path, target: Path, change: dict[str, Any], leave_out: str = "") -> str:
     tensors = {name: each for name, each in (case.tensors | change).items() if name != leave_out}
     with pytest.raises((SourceError, VocabularyMismatch)) as raised:
@@ -170,10 +189,10 @@ def test_damaged_and_unknown_parts_are_refused(tmp_path: Path, target: Path) -> 
     assert "token_map" in refusal(CASES["Medusa of vLLM"], tmp_path / "f", target, twice)
 
 
-def test_published_pickles_are_refused_with_the_way_to_convert(tmp_path: Path) -> None:
-    from edgespec.export.heads.head_source import read_head
-
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "medusa_lm_head.pt").write_bytes(b"\x80\x04.")
-    with pytest.raises(SourceError, match=r"medusa_lm_head\.pt is a pickle, which is never opened.*safetensors"):
+@pytest.mark.parametrize("stated", ["medusa_num_heads", "hydra_num_heads", "n_predict"])
+def test_published_pickles_are_refused_with_the_way_to_convert(tmp_path: Path, stated: str) -> None:
+    (tmp_path / "config.json").write_text(f'{{"{stated}": 3}}')
+    (tmp_path / "lm_head.pt").write_bytes(b"\x80\x04.")
+    assert is_head(tmp_path)  # so that it is not read as a model
+    with pytest.raises(SourceError, match=r"lm_head\.pt is a pickle, which is never opened.*safetensors"):
         read_head(tmp_path)
