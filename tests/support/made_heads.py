@@ -369,7 +369,7 @@ class Graphs:
 
 def quiet(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """A target whose layers add little, so that its next token follows from the last one."""
-    shares = {"o_proj.weight": 0.02, "down_proj.weight": 0.02}
+    shares = {"o_proj.weight": 0.005, "down_proj.weight": 0.005}
     made = {
         name: value * np.float32(shares.get(".".join(name.split(".")[-2:]), 1)) for name, value in weights.items()
     }
