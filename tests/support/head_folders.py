@@ -21,9 +21,10 @@ def write_head_folder(
     *,
     drafting: Drafting | None = None,
     block_size: int = 32,
+    form: str = "cpu",
 ) -> Manifest:
     source, drafting = read_source(target), drafting or Drafting()
-    planned = plan_head(source, read_head(head), precision, drafting=drafting, block_size=block_size)
+    planned = plan_head(source, read_head(head), precision, form=form, drafting=drafting, block_size=block_size)
     return export_head(planned, folder, "head")
 
 
