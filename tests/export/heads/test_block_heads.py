@@ -13,7 +13,7 @@ from head_folders import random_features, read_subset_of, store_of, write_head_f
 from tiny_blocks import BlockCase, deepseek, expected_draft, speculators, zlab
 
 from edgespec.decoding.hidden_states import HiddenStates
-from edgespec.errors import SourceError
+from edgespec.errors import EdgeSpecError, SourceError
 from edgespec.export.drafting import Drafting
 from edgespec.manifest import Manifest
 from edgespec.runtimes.block_head import BlockHead
@@ -196,6 +196,29 @@ def test_rows_that_no_draft_wants_still_come(tmp_path: Path, target: Path) -> No
     opened.know(text)  # what was made of unknown states is made again
     rows, _ = draft_greedily(head, text, 4)
     assert opened.differences(text, rows) < 1e-4
+
+
+def test_an_interrupted_pass_leaves_the_head_usable(tmp_path: Path, target: Path) -> None:
+    opened, text = Opened(CASES["DSpark"], tmp_path, target), random_text(13, 300)
+    opened.know(text[:100])
+    head = opened.head
+    draft_greedily(head, text[:100], 2)
+    opened.know(text)
+    read, calls = head._features.read, []
+
+    def interrupting(tokens: TokenIds, start: int, num_rows: int | None = None) -> np.ndarray:
+        calls.append(start)
+        if len(calls) == 1:
+            head.interrupt()
+        return read(tokens, start, num_rows)
+
+    head._features.read = interrupting  # type: ignore[method-assign]
+    assert head.begin(text)
+    with pytest.raises(EdgeSpecError):
+        head.logits(text, 1)
+    rows, _ = draft_greedily(head, text, 4)
+    assert opened.differences(text, rows) < 1e-4
+    assert calls[1] == 99  # what was in the cache before is in it still
 
 
 def test_a_draft_ends_with_the_context(tmp_path: Path, target: Path) -> None:
