@@ -15,6 +15,7 @@ _FILE_ENDINGS = (".gguf", ".safetensors", ".json", ".jinja", ".onnx", ".bin", ".
 
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_ADAPTER = "adapter_model.safetensors"  # low-rank changes of another repository's model
 _TEXTS = (
     "config.json",
     "generation_config.json",
@@ -80,7 +81,7 @@ def choose_files(commit: Commit, choice: str | None) -> list[RemoteFile]:
     if len(models) == 1:
         return _require_whole(commit, next(iter(models.values())))
     named = [file for file in commit.files if file.name.endswith(".safetensors") and "/" not in file.name]
-    if len(named) == 1 and not models:  # a drafting head may have a name of its own
+    if len(named) == 1 and not models and named[0].name != _ADAPTER:  # a drafting head may have its own name
         return [*(file for name in _TEXTS if (file := commit.find(name))), *named]
     if models:
         raise ModelError(

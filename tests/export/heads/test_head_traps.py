@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from edgespec.errors import EdgeSpecError, SourceError, UsageError, VocabularyMismatch
 from edgespec.export.drafting import Drafting
 from edgespec.export.heads.convert import export_head, plan_head
-from edgespec.export.heads.dialects import is_head
+from edgespec.export.heads.dialects import DIALECTS, is_head
 from edgespec.export.heads.head_plan import HeadPlan
 from edgespec.export.heads.head_source import read_head
 from edgespec.export.heads.mtp import read_mtp
@@ -368,3 +368,9 @@ def test_the_settings_of_a_head_are_read_from_json(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps([1, 2]))
     with pytest.raises(SourceError, match="does not hold a JSON object"):
         read_head(folder)
+
+
+def test_the_page_of_heads_names_every_format() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "heads.md").read_text(encoding="utf-8")
+    names = [dialect.name.removesuffix(" (speculators)") for dialect in DIALECTS]
+    assert [name for name in names if name not in page] == []
