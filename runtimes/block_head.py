@@ -122,7 +122,8 @@ class BlockHead:
 
     A draft begins behind a text all of whose hidden states are known, but for the newest token's; it goes on
     behind tokens of its own as far as the block reaches. Any other row is the first of a block behind its text,
-    where hidden states that are not known are zeros.
+    where hidden states that are not known are zeros. In deterministic mode a row is equal to the bit however a
+    text is cut into passes.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class BlockHead:
         self.vocab_size, self.context_length, self.num_fed = manifest.vocab_size, manifest.context_length, 0
         self._whole = WholeRows(subset, manifest.vocab_size)
         self._head, self._mask = manifest.head, manifest.head.mask_token_id
+        self._is_deterministic = options.get("deterministic", False)
         self._features = Features(folder, manifest.head, device, hidden_states, **options)
         self._step = _open_step(folder, manifest.head, device, **options)
         self._passes = BlockPasses(folder / manifest.graph, manifest, device, **options)
@@ -247,8 +249,8 @@ class BlockHead:
         block[0] = tokens[-1]
         start = min(reusable_prefix(self._held, tokens, 0), num_before - 1)
         while True:
-            stop = min(start + _CHUNK_TOKENS, num_before)
-            hidden = self._features.read(tokens[:stop], start)
+            start, stop = self._cut(start, min(start + _CHUNK_TOKENS, num_before))
+            hidden = self._features.read(tokens, start, stop - start)
             is_known = len(hidden) == stop - start
             if not is_known:
                 missing = stop - start - len(hidden)
@@ -261,6 +263,13 @@ class BlockHead:
             start = stop
             if stop == num_before:
                 return _Draft(tokens, logits, states)
+
+    def _cut(self, start: int, stop: int) -> tuple[int, int]:
+        """Where a pass begins and ends: in deterministic mode it runs an even number of rows (row_rule.py)."""
+        is_odd = (stop - start + self._passes.num_block) % 2
+        if not self._is_deterministic or not is_odd:
+            return start, stop
+        return (start - 1, stop) if start else (start, max(1, stop - 1))
 
     def _run_behind_nothing(self, tokens: TokenIds, num_logits: int) -> _Draft:
         logits = np.zeros((num_logits, self._whole.num_columns), np.float32)

@@ -15,7 +15,7 @@ from edgespec.drafters.lookahead import Window
 from edgespec.drafters.memory_watch import MemoryWatch
 from edgespec.drafters.pool import DrafterPool
 from edgespec.drafters.text_drafters import lookahead_window, make_text_drafters
-from edgespec.engine.draft_models import Chain, candidates
+from edgespec.engine.draft_models import Chain, candidates, may_draft_trees
 from edgespec.engine.engine import Engine
 from edgespec.engine.learned_speculation import learned_speculation
 from edgespec.engine.load_options import (
@@ -224,7 +224,8 @@ def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Eng
     with ExitStack() as undone:
         renderer = _start_renderer(target)
         undone.callback(renderer.close)
-        decoder = _open_target(fit, placement, layers, shares_cores=bool(chains), has_trees=window is not None)
+        has_trees = window is not None or (bool(chains) and may_draft_trees(stated, placement, options))
+        decoder = _open_target(fit, placement, layers, shares_cores=bool(chains), has_trees=has_trees)
         chains = [replace(chain, hidden_states=kept_hidden_states(decoder)) for chain in chains]
         settle_rows(fit.target, decoder, placement, options.deterministic, report)
         for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
@@ -252,7 +253,12 @@ def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Eng
             encoder=encoder,
             near_tie=find_near_tie(target, decoder, encoder, placement, report),
             decoders=[decoder],
-            speculation=replace(speculation, accept=ACCEPTANCES[options.acceptance], hold=pool.hold),
+            speculation=replace(
+                speculation,
+                accept=ACCEPTANCES[options.acceptance],
+                hold=pool.hold,
+                has_trees=has_trees and not placement.deterministic,
+            ),
             pool=pool,
             answers=answers,
             device_names=(placement.device.name, placement.drafter_device.name),

@@ -14,9 +14,17 @@ from edgespec.types import TokenIds
 
 
 def write_head_folder(
-    folder: Path, head: Path, target: Path, precision: str = "fp32", *, drafting: Drafting | None = None
+    folder: Path,
+    head: Path,
+    target: Path,
+    precision: str = "fp32",
+    *,
+    drafting: Drafting | None = None,
+    block_size: int = 32,
+    form: str = "cpu",
 ) -> Manifest:
-    planned = plan_head(read_source(target), read_head(head), precision, drafting=drafting or Drafting())
+    source, drafting = read_source(target), drafting or Drafting()
+    planned = plan_head(source, read_head(head), precision, form=form, drafting=drafting, block_size=block_size)
     return export_head(planned, folder, "head")
 
 

@@ -13,7 +13,7 @@ from head_folders import random_features, read_subset_of, store_of, write_head_f
 from tiny_blocks import BlockCase, deepseek, expected_draft, speculators, zlab
 
 from edgespec.decoding.hidden_states import HiddenStates
-from edgespec.errors import SourceError
+from edgespec.errors import EdgeSpecError, SourceError
 from edgespec.export.drafting import Drafting
 from edgespec.manifest import Manifest
 from edgespec.runtimes.block_head import BlockHead
@@ -56,9 +56,9 @@ class Opened:
         self.store = store_of(self.manifest, np.zeros(1, np.int32), self.features)
         self.head = self.reopened(folder)
 
-    def reopened(self, folder: Path) -> BlockHead:
-        subset = read_subset_of(folder / "out", self.manifest)
-        return BlockHead(folder / "out", self.manifest, find_device("cpu"), self.store, subset)
+    def reopened(self, folder: Path, *, deterministic: bool = False) -> BlockHead:
+        subset, device = read_subset_of(folder / "out", self.manifest), find_device("cpu")
+        return BlockHead(folder / "out", self.manifest, device, self.store, subset, deterministic=deterministic)
 
     def know(self, text: TokenIds) -> None:
         """The target has run all of a text but its newest token."""
@@ -107,6 +107,22 @@ def test_confidence_is_that_of_numpy(name: str, tmp_path: Path, target: Path) ->
         found.append(opened.head.confidence)
         tokens = append(tokens, [int(row.argmax())])
     assert np.allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["DFlash", "DSpark"])  # blocks of six and of five
+@pytest.mark.parametrize("precision", ["fp32", "int4"])
+def test_rows_are_equal_to_the_bit_however_a_text_is_cut(
+    name: str, precision: str, tmp_path: Path, target: Path
+) -> None:
+    """In blocks of 64 weights the last of an odd number of rows is computed by another kernel."""
+    opened, text = Opened(CASES[name], tmp_path, target, precision, block_size=64), random_text(12, 90)
+    opened.know(text)
+    whole, grown = (opened.reopened(tmp_path, deterministic=True) for _ in range(2))
+    for stop in (3, 4, 7, 9, 21, 22, 24, 27, 31, 40, 41, 60, 63, 64, 90):
+        rows, _ = draft_greedily(grown, text[:stop], 4)
+        whole.forget()
+        again, _ = draft_greedily(whole, text[:stop], 4)
+        assert np.array_equal(rows, again)
 
 
 @pytest.mark.parametrize("name", ["DSpark", "DSpark with a memory"])
@@ -180,6 +196,29 @@ def test_rows_that_no_draft_wants_still_come(tmp_path: Path, target: Path) -> No
     opened.know(text)  # what was made of unknown states is made again
     rows, _ = draft_greedily(head, text, 4)
     assert opened.differences(text, rows) < 1e-4
+
+
+def test_an_interrupted_pass_leaves_the_head_usable(tmp_path: Path, target: Path) -> None:
+    opened, text = Opened(CASES["DSpark"], tmp_path, target), random_text(13, 300)
+    opened.know(text[:100])
+    head = opened.head
+    draft_greedily(head, text[:100], 2)
+    opened.know(text)
+    read, calls = head._features.read, []
+
+    def interrupting(tokens: TokenIds, start: int, num_rows: int | None = None) -> np.ndarray:
+        calls.append(start)
+        if len(calls) == 1:
+            head.interrupt()
+        return read(tokens, start, num_rows)
+
+    head._features.read = interrupting  # type: ignore[method-assign]
+    assert head.begin(text)
+    with pytest.raises(EdgeSpecError):
+        head.logits(text, 1)
+    rows, _ = draft_greedily(head, text, 4)
+    assert opened.differences(text, rows) < 1e-4
+    assert calls[1] == 99  # what was in the cache before is in it still
 
 
 def test_a_draft_ends_with_the_context(tmp_path: Path, target: Path) -> None:
