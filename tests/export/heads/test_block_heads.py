@@ -83,7 +83,8 @@ def test_rows_are_those_of_numpy_over_prefill_drafts_rejection_and_going_on(
     head, stated = opened.head, opened.manifest.head
     assert stated is not None
     assert (stated.target_layers, stated.block_tokens) == (case.target_layers, case.num_tokens)
-    assert head.max_draft_tokens == case.num_drafted
+    assert head.max_draft_tokens == head.tokens_per_pass == case.num_drafted
+    assert opened.manifest.tokens_per_pass == case.num_tokens - 1
     text = random_text(1, 300)  # two chunks
     for num_accepted in (3, 0, case.num_drafted, 1):
         opened.know(text)
