@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import prod
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -64,6 +65,13 @@ class Draft(NamedTuple):
             distributions=self.distributions and self.distributions[:num_tokens],
         )
 
+    def trunk(self) -> "Draft":
+        """The chain that a draft begins with, without the nodes beside it."""
+        if self.parents is None:
+            return self
+        length = sum(takewhile(bool, (parent == node - 1 for node, parent in enumerate(self.parents))))
+        return self.cut(length)._replace(parents=None)
+
 
 NO_DRAFT = Draft(np.zeros(0, np.int32))
 
@@ -107,6 +115,7 @@ class DraftRequest:
     timeout_s: How long to wait for min_tokens; None to wait until a fault.
     branching: Also draft on from other outcomes of the pass that are worth it; None for the likeliest alone.
     num_others: How many alternatives to name for each token.
+    side_nodes: Also draft these next best choices, each a position in the chain of guesses and a rank there.
     """
 
     num_tokens: int
@@ -118,6 +127,7 @@ class DraftRequest:
     timeout_s: float | None = None
     branching: Branching | None = None
     num_others: int = 0
+    side_nodes: Sequence[tuple[int, int]] = ()
 
 
 class DraftStep(NamedTuple):

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,23 +17,21 @@ from edgespec.cli.arguments import (
 )
 from edgespec.cli.export_parts import (
     DRAFTER,
-    ExportPart,
     drafting_options,
     export_parts,
     named_devices,
+    pair_half,
     require_compatible,
 )
+from edgespec.cli.export_plan import print_plan
 from edgespec.cli.pair import format_pair
 from edgespec.config.byte_size import format_bytes
-from edgespec.errors import DeviceUnavailable, EdgeSpecError
+from edgespec.errors import DeviceUnavailable
 from edgespec.system.command_line import quote
 from edgespec.system.console import info, warn
 
 if TYPE_CHECKING:
-    from edgespec.evaluation.pair_export import PairHalf
     from edgespec.export.convert import MeasureRanges, OpenDecoder
-    from edgespec.export.plan import Plan
-    from edgespec.models.home import ModelHome
 
 _UNKNOWN = "the pair is exported; whether its drafter pays is unknown until it is measured on its devices"
 _PRECISIONS = ("auto", "source", "fp32", "fp16", "int8", "int4", "w8a16")
@@ -130,7 +128,7 @@ def _export(options: argparse.Namespace) -> int:
     if options.output is not None:
         require_absent(options.output)  # before anything is downloaded
     if options.dry_run:
-        return _plan(options)
+        return print_plan(options, is_checked=_decoder_for_check(options) is not None)
     if options.add_to is not None:
         _add_forms(options)
     else:
@@ -162,114 +160,11 @@ def _range_measurement(options: argparse.Namespace) -> "MeasureRanges | None":
     return range_measurement(options.calibration)
 
 
-def _plan(options: argparse.Namespace) -> int:
-    from edgespec.export.output import require_writable
-
-    is_checked = _decoder_for_check(options) is not None
-    home = model_home(offline=options.offline)
-    parts = export_parts(options)
-    sizes = [home.sizes(part.source, part.revision) for part in parts]
-    forms = [part.form for part in parts]
-    plans = (
-        _plan_halves(options, parts, is_checked=is_checked)
-        if options.drafter and sizes == [None] * 2
-        else [
-            _plan_alone(options, part, size, is_checked=is_checked)
-            for part, size in zip(parts, sizes, strict=True)
-        ]
-    )
-    code = 0
-    try:
-        require_writable(options.output or options.add_to / "new", sum(plan.write_bytes for plan in plans))
-    except EdgeSpecError as error:
-        plans = [replace(plan, problem=str(error)) for plan in plans]
-        code = error.exit_code
-        warn(f"this export is not possible: {error}")
-    lines = [_describe_plan(plan, form, is_checked) for plan, form in zip(plans, forms, strict=True)]
-    document = [{**asdict(plan), "form": form} for plan, form in zip(plans, forms, strict=True)]
-    print_result(options, document, *(lines or ["nothing to add: the pair has these forms"]))
-    return code
-
-
-def _plan_halves(options: argparse.Namespace, parts: list[ExportPart], *, is_checked: bool) -> list["Plan"]:
-    """The plans of both halves of a pair, whose sources are on this machine."""
-    from edgespec.evaluation.pair_export import plan_pair
-
-    home = model_home(offline=options.offline)
-    target, drafter = (_half(options, part, home) for part in parts)
-    return [*plan_pair(target, drafter, is_checked=is_checked).plans]
-
-
-def _plan_alone(
-    options: argparse.Namespace, part: ExportPart, sizes: tuple[int, int] | None, *, is_checked: bool
-) -> "Plan":
-    """The plan of a model, or of half of a pair where the other one is not at hand.
-
-    sizes: Bytes of the weights of a source on the hub, and of its files still to fetch.
-    """
-    from edgespec.export.convert import plan_source
-    from edgespec.export.plan import estimate
-    from edgespec.export.sources import read_source
-
-    if sizes is not None:
-        return estimate(
-            part.source,
-            part.precision,
-            sizes[0] // 2,  # weights: on the hub, one usually takes two bytes
-            sizes[0],
-            is_blocks="gguf" in part.source.lower() or ":" in part.source,
-            fetch_bytes=sizes[1],
-            form=part.form,
-            is_checked=is_checked,
-        )
-    home = model_home(offline=options.offline)
-    if options.drafter:
-        half = _half(options, part, home)
-        if half.is_head:
-            return half.plan_head(read_source(home.locate(options.source, options.revision).path)).cost
-        return half.plan_model(is_checked=is_checked)[1]
-    return plan_source(
-        Path(part.source),
-        part.precision,
-        part.form,
-        drafting_options(options),
-        tuple(sorted(options.hidden_states or ())),
-        block_size=options.block_size,
-        context_length=options.context_length,
-        is_checked=is_checked,
-    )[1]
-
-
-def _describe_plan(plan: "Plan", form: str, is_checked: bool) -> str:
-    reason = f" ({plan.reason})" if plan.reason else ""
-    most = "at most " if plan.fetch_bytes else ""  # of a source that is still on the hub
-    return (
-        f"{plan.source}, {form} form, {plan.precision}{reason}: download {format_bytes(plan.fetch_bytes)}, write "
-        f"{most}{format_bytes(plan.write_bytes)}, peak memory about {format_bytes(plan.peak_bytes)}, about "
-        f"{plan.seconds:.0f} s without the download{', check included' if is_checked else ''}"
-    )
-
-
-def _half(options: argparse.Namespace, part: ExportPart, home: "ModelHome") -> "PairHalf":
-    from edgespec.evaluation.pair_export import PairHalf
-    from edgespec.export.drafting import Drafting
-
-    return PairHalf(
-        part=part.name,
-        source=home.locate(part.source, part.revision),
-        form=part.form,
-        device=part.device,
-        precision=part.precision if part.is_named else None,
-        is_mtp=part.is_mtp,
-        trimming=drafting_options(options) if part.name == DRAFTER else Drafting(),
-    )
-
-
 def _export_pair(options: argparse.Namespace) -> None:
     from edgespec.evaluation.pair_export import export_pair
 
     home = model_home(offline=options.offline)
-    target, drafter = (_half(options, part, home) for part in export_parts(options))
+    target, drafter = (pair_half(options, part, home) for part in export_parts(options))
     check = export_pair(
         target,
         drafter,
@@ -290,7 +185,7 @@ def _add_forms(options: argparse.Namespace) -> None:
     added = add_forms(
         options.add_to,
         home.locate(options.source, options.revision),
-        [_half(options, part, home) for part in parts],
+        [pair_half(options, part, home) for part in parts],
         open_decoder=_decoder_for_check(options),
         measure_ranges=_range_measurement(options),
         report=info,

@@ -9,7 +9,9 @@ from edgespec.errors import UsageError
 from edgespec.system.console import info
 
 if TYPE_CHECKING:
+    from edgespec.evaluation.pair_export import PairHalf
     from edgespec.export.drafting import Drafting
+    from edgespec.models.home import ModelHome
 
 TARGET, DRAFTER = "target", "drafter"
 MTP = "mtp"  # in the place of a drafter: the model's own layers for multi-token prediction
@@ -178,4 +180,20 @@ def drafting_options(options: argparse.Namespace) -> "Drafting":
         skip=options.skip_layers,
         num_tokens=options.vocab_subset,
         corpus=options.vocab_corpus,
+    )
+
+
+def pair_half(options: argparse.Namespace, part: ExportPart, home: "ModelHome") -> "PairHalf":
+    """The half of a pair that a part is, from its source, which is fetched if it is on the hub."""
+    from edgespec.evaluation.pair_export import PairHalf
+    from edgespec.export.drafting import Drafting
+
+    return PairHalf(
+        part=part.name,
+        source=home.locate(part.source, part.revision),
+        form=part.form,
+        device=part.device,
+        precision=part.precision if part.is_named else None,
+        is_mtp=part.is_mtp,
+        trimming=drafting_options(options) if part.name == DRAFTER else Drafting(),
     )

@@ -97,7 +97,9 @@ class ModelDrafter(Drafter):
         elif self.respell:
             tokens = self.respell(tokens)
         buckets = tuple(map(position_bucket, range(len(tokens))))
-        return Draft(np.array(tokens, np.int32), buckets, distributions=distributions, source=self.name)
+        draft = Draft(np.array(tokens, np.int32), buckets, distributions=distributions, source=self.name)
+        is_tree = request.side_nodes and not self.respell and distributions is None
+        return _with_side_nodes(draft, chain, request.side_nodes) if is_tree else draft
 
     def can_read(self, tokens: TokenIds) -> bool:
         """Whether the model has all tokens of a text, and room for one more."""
@@ -168,6 +170,18 @@ class ModelDrafter(Drafter):
         """End the running pass with an error, if the decoder can."""
         if isinstance(self.decoder, Interruptible):
             self.decoder.interrupt()
+
+
+def _with_side_nodes(draft: Draft, chain: Sequence[Guess], nodes: Sequence[tuple[int, int]]) -> Draft:
+    """A draft with next best choices beside its tokens, as far as they are known; better ones come first."""
+    known = [(at, rank) for at, rank in sorted(nodes) if at < len(chain) and rank < len(chain[at].others)]
+    if not known:
+        return draft
+    return draft._replace(
+        tokens=append(draft.tokens, [chain[at].others[rank] for at, rank in known]),
+        buckets=(*draft.buckets, *(position_bucket(at) for at, _ in known)),
+        parents=(*range(-1, len(chain) - 1), *(at - 1 for at, _ in known)),
+    )
 
 
 def _equality_with(distributions: list[Distribution]) -> Acceptance:

@@ -48,7 +48,10 @@ from edgespec.memory.estimate import arena_bytes, estimate_memory, growth_bytes,
 from edgespec.memory.free_memory import HOST
 from edgespec.models.home import ModelHome
 from edgespec.planning.choice import choose_schedule, choose_threads
+from edgespec.policy import side_nodes
+from edgespec.profiling.learned_stats import read_learned_stats
 from edgespec.runtimes.devices import Device, limit_arena
+from edgespec.runtimes.tree import can_run_trees
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.tokenization.template_process import TemplateProcess
 from edgespec.types import Decoder, Report
@@ -224,7 +227,8 @@ def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Eng
     with ExitStack() as undone:
         renderer = _start_renderer(target)
         undone.callback(renderer.close)
-        decoder = _open_target(fit, placement, layers, shares_cores=bool(chains), has_trees=window is not None)
+        has_trees = window is not None or (bool(chains) and _may_draft_trees(stated, placement, options))
+        decoder = _open_target(fit, placement, layers, shares_cores=bool(chains), has_trees=has_trees)
         chains = [replace(chain, hidden_states=kept_hidden_states(decoder)) for chain in chains]
         settle_rows(fit.target, decoder, placement, options.deterministic, report)
         for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
@@ -252,7 +256,12 @@ def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Eng
             encoder=encoder,
             near_tie=find_near_tie(target, decoder, encoder, placement, report),
             decoders=[decoder],
-            speculation=replace(speculation, accept=ACCEPTANCES[options.acceptance], hold=pool.hold),
+            speculation=replace(
+                speculation,
+                accept=ACCEPTANCES[options.acceptance],
+                hold=pool.hold,
+                has_trees=has_trees and not placement.deterministic,
+            ),
             pool=pool,
             answers=answers,
             device_names=(placement.device.name, placement.drafter_device.name),
@@ -278,6 +287,18 @@ def _chain(target: ModelFolder, drafter: NamedDrafter, placement: Placement, opt
         is_reproducible=is_reproducible,
         schedule="serial" if is_bound else schedule,
     )
+
+
+def _may_draft_trees(target: ModelFolder, placement: Placement, options: LoadOptions) -> bool:
+    """Whether a drafter model's next best choices may be worth their rows, by the passes measured earlier.
+
+    In deterministic mode each branch has a pass of its own, and rejection sampling verifies chains.
+    """
+    if placement.deterministic or placement.exact or options.length is not None:
+        return False
+    if options.acceptance != "equality" or not can_run_trees(target.manifest, placement.device):
+        return False
+    return side_nodes.may_pay(read_learned_stats(target.folder).ratios.get(placement.machine, {}))
 
 
 def _open_target(

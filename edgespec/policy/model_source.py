@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.scheduler import Round
 from edgespec.policy.acceptance_rates import AcceptanceRates, position_bucket
 from edgespec.policy.costs import PassCosts
@@ -28,8 +29,9 @@ from edgespec.policy.overlap import (
     pipelined_rate,
     wait_for_step_s,
 )
+from edgespec.policy.side_nodes import SideNode, choose_side_nodes
 from edgespec.system.clock import Clock
-from edgespec.types import Branching, Draft, DraftAhead, Drafter, DraftRequest, Sampler, TokenIds, append
+from edgespec.types import Branching, Draft, DraftAhead, Drafter, DraftRequest, Missed, Sampler, TokenIds, append
 
 # A trial never counts as cheaper than this share of a step, or a source at break-even were tried always.
 _MIN_LOSS = 0.05
@@ -69,6 +71,7 @@ class ModelSource:
     rates: AcceptanceRates
     max_tokens: int
     clock: Clock
+    has_trees: bool = False  # the target verifies trees in one pass
     _ahead: AheadPlan | None = None  # how it drafts ahead; None while it drafts before a pass or not at all
     _num_rounds: int = 0
     _next_plan: int = 0  # in that round
@@ -123,8 +126,14 @@ class ModelSource:
                 + (self.stats.num_steps(length) * step + (reading if length else 0.0)) * step_s
             )
 
-        rate, length = best_length(expected_tokens(self._rates(request.num_tokens)), cost)
-        return Option(rate, length, self, min_gain=self._min_gain)
+        rates = self._rates(request.num_tokens)
+        rate, length = best_length(expected_tokens(rates), cost)
+        nodes: tuple[SideNode, ...] = ()
+        if length and self.has_trees and not request.with_distributions:
+            draft_s = cost(length) - pass_times_s[length]
+            times_s = self.costs.pass_times_s(MAX_DRAFT_TOKENS + 1)
+            rate, nodes = choose_side_nodes(rates[:length], self._alternatives_rates(), times_s, draft_s)
+        return Option(rate, length, self, min_gain=self._min_gain, side_nodes=nodes)
 
     def trial(self, option: Option, best: Option, tokens: TokenIds) -> Option | None:
         is_wanted = option is not best and self.costs.step_s is not None and not self.drafter.can_run_ahead
@@ -144,7 +153,7 @@ class ModelSource:
             return None
         draft_s = self.stats.num_steps(length) * self.stats.costs.step * self.costs.pass_s(1)
         rate = totals[length] / (pass_times_s[length] + draft_s)
-        return option._replace(rate=rate, num_tokens=length, draft_s=draft_s, hope=hope)
+        return option._replace(rate=rate, num_tokens=length, draft_s=draft_s, hope=hope, side_nodes=())
 
     def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         """Drafts option.num_tokens, as long as each promises more, at the option's rate, than it takes."""
@@ -158,7 +167,14 @@ class ModelSource:
             # A draft that is made to learn what its pass takes has to have its length.
             min_probability = 0.0 if option.hope else min(_MAX_MIN_PROBABILITY, option.rate * token_s)
             num_tokens, has_distributions = min(option.num_tokens, request.num_tokens), request.with_distributions
-            request = DraftRequest(num_tokens, min_probability, has_distributions, request.cancel)
+            request = DraftRequest(
+                num_tokens,
+                min_probability,
+                has_distributions,
+                request.cancel,
+                num_others=max([rank + 1 for _, rank in option.side_nodes], default=0),
+                side_nodes=option.side_nodes,
+            )
         return self.drafter.draft(tokens, request, sampler)
 
     def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> bool:
@@ -167,14 +183,18 @@ class ModelSource:
         is_beside = round.is_ahead and self._ahead is not None
         if is_beside and self._num_rounds > 1:  # the prompt is read in the first pass
             self._pass = (len(round.draft.tokens) + 1, verify_s)  # how far the lane was at work it says later
-        num_draft, num_accepted = len(round.draft.tokens), len(emitted) - 1
+        draft = round.draft.trunk()
+        num_draft = len(draft.tokens)
+        num_accepted = min(reusable_prefix(draft.tokens, emitted, 0), len(emitted) - 1)
         is_run = num_draft > 0 and round.draft.source == self.drafter.name
         if is_run:
             if not round.is_ahead:  # a lane that is ahead may have begun before it was asked
                 unread = self.stats.num_unread(round.tokens)
                 num_steps = self.stats.num_steps(num_draft)
                 self.stats.costs.observe(num_steps, unread, round.draft_s / self.costs.pass_s(1))
-            self.stats.read = append(round.tokens, round.draft.tokens[:-1])
+            self.stats.read = append(round.tokens, draft.tokens[:-1])
+            if num_accepted < num_draft and len(round.draft.tokens) > num_draft:
+                self._learn_side_nodes(round.draft, num_accepted, int(emitted[num_accepted]))
         self._is_run = is_run
         # A pass for which nothing was ready in time is a miss too: its outcome may have been prefetched.
         self._has_missed = num_accepted < num_draft if is_run else self._ahead is not None
@@ -268,7 +288,7 @@ class ModelSource:
         ahead = self.drafter.draft_ahead(tokens, self._ahead_request(request, plan.length), sampler)
         num_ready = len(ahead.draft.tokens)
         self._learn_costs(ahead)
-        self._learn_others(ahead)
+        self._learn_others(ahead.missed)
         if ahead.foreseen and not request.with_distributions:
             position, is_right = ahead.foreseen
             self.rates.observe(self.drafter.name, position_bucket(position), is_right)
@@ -308,14 +328,29 @@ class ModelSource:
         alone_s = self.costs.pass_s(width)
         self.costs.observe(width, alone_s * self.stats.observe_pass(taken_s / alone_s, ahead.beside))
 
-    def _learn_others(self, ahead: DraftAhead) -> None:
+    def _learn_others(self, missed: Missed | None) -> None:
         """Learn how often the next best choices come true where a guess does not."""
-        if ahead.missed is None:
+        if missed is None:
             return
-        for rank in range(ahead.missed.num_before):
+        for rank in range(missed.num_before):
             self.rates.observe(self._others, rank, False)
-        if ahead.missed.is_named:
-            self.rates.observe(self._others, ahead.missed.num_before, True)
+        if missed.is_named:
+            self.rates.observe(self._others, missed.num_before, True)
+
+    def _learn_side_nodes(self, draft: Draft, position: int, token: int) -> None:
+        """Learn from the side nodes at the position at which the text left the chain of a draft."""
+        assert draft.parents is not None
+        first = len(draft.trunk().tokens)
+        named = [
+            int(draft.tokens[node])
+            for node in range(first, len(draft.tokens))
+            if draft.parents[node] == position - 1
+        ]
+        is_named = token in named
+        self._learn_others(Missed(named.index(token) if is_named else len(named), is_named))
+
+    def _alternatives_rates(self) -> list[float]:
+        return [self.rates.rate(self._others, rank) for rank in range(MAX_OTHERS)]
 
     def _paying_length(self, rate: float, num_ready: int) -> int:
         """How many of the tokens that are ready to verify, where a step of time is worth rate tokens."""
@@ -350,7 +385,7 @@ class ModelSource:
         verify, draft = self.stats.contention
         return Branching(
             accepted,
-            [self.rates.rate(self._others, rank) for rank in range(MAX_OTHERS)],
+            self._alternatives_rates(),
             [self.stats.rows.ratio(num_rows) for num_rows in range(1, MAX_BRANCHES + 1)],
             max(MIN_USED_TOKENS, draft * (1 - 1 / verify)),
         )

@@ -38,6 +38,10 @@ class HeadSource:
         found = self.settings.get("architectures", ())
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
+    @property
+    def weights_bytes(self) -> int:
+        return sum(tensor.num_bytes for tensor in self.tensors.values())
+
     def source(self) -> Source:
         """Its name and the hashes of its files, which are read for them."""
         paths = [tensor.path for tensor in self.tensors.values()]

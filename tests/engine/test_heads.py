@@ -13,6 +13,7 @@ from edgespec import Message, SamplingParams, load
 from edgespec.cli.main import main
 from edgespec.errors import ModelError, UsageError, VocabularyMismatch
 from edgespec.models.pair import write_pair
+from edgespec.runtimes.tree import OnnxTreeDecoder
 from edgespec.types import TokenIds, append
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
@@ -191,3 +192,17 @@ def test_answer_after_one_that_was_stopped_in_its_midst_is_the_same(
             with engine.stream(PROMPTS[0], max_tokens=40) as chunks:
                 next(iter(chunks))
             assert engine.generate(prompt, max_tokens=40).token_ids == wanted
+
+
+def test_target_verifies_trees_where_rows_are_cheap_and_the_text_stays(
+    pairs: dict[str, Path], plain: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for may_pay in (False, True):
+        monkeypatch.setattr("edgespec.policy.side_nodes.may_pay", lambda ratios, found=may_pay: found)
+        drafter = str(pairs["recurrent"])
+        with load(pairs["recurrent"], drafter=drafter, schedule="serial", deterministic=False) as engine:
+            assert isinstance(engine.target, OnnxTreeDecoder) == engine.speculation.has_trees == may_pay
+            for prompt, wanted in zip(PROMPTS, plain[::2], strict=True):
+                assert engine.generate(prompt, max_tokens=40).token_ids == wanted
+    with load(pairs["recurrent"], drafter=drafter, deterministic=True) as engine:
+        assert not engine.speculation.has_trees
