@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import tiny
 import tiny_blocks
@@ -299,6 +300,21 @@ def test_layers_that_z_lab_does_not_name_are_spread_over_the_target(tmp_path: Pa
 
     assert spread_layers(36, 5) == [1, 9, 17, 25, 33]
     assert spread_layers(28, 1) == [14]
+
+
+def test_a_target_that_is_tied_lends_one_matrix(tmp_path: Path) -> None:
+    weights, case = tiny.random_weights(seed=3), CASES["DFlash"]
+    tiny.write_huggingface(tmp_path / "target", weights)
+    manifest = write_head_folder(tmp_path / "out", case.write(tmp_path / "head"), tmp_path / "target")
+    features, text = random_features(case.target_layers, tiny.HIDDEN, 40), random_text(14, 30)
+    head = BlockHead(tmp_path / "out", manifest, find_device("cpu"), store_of(manifest, text, features))
+    rows, _ = draft_greedily(head, text, 3)
+    assert np.abs(rows - expected_draft(case, weights, text, features, 3)[0]).max() < 1e-4
+    names = [
+        each.name
+        for each in onnx.load(tmp_path / "out" / manifest.graph, load_external_data=False).graph.initializer
+    ]
+    assert ("embedding" in names, "head" in names) == (True, False)
 
 
 def test_hidden_states_of_other_layers_beside_its_own_are_left_out(tmp_path: Path, target: Path) -> None:
