@@ -256,6 +256,14 @@ class Manifest:
         return bool(self.files)
 
     @property
+    def tokens_per_pass(self) -> int:
+        """How many tokens it drafts in a pass, as a drafter."""
+        if self.parallel is not None:
+            return self.parallel.num_tokens
+        is_block = self.head is not None and self.head.kind == "block"
+        return max(1, self.head.block_tokens - 1) if self.head and is_block else 1
+
+    @property
     def weights_bytes(self) -> int:
         return self.files[self.weights].bytes
 

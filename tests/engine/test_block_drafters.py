@@ -92,9 +92,19 @@ def plain(tiny_with_states: Path) -> list[tuple[int, ...]]:
     return answers(tiny_with_states, drafter="none", deterministic=True)[0]
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize("length", [3, "auto"])
-@pytest.mark.parametrize("schedule", ["serial", "pipelined"])
-@pytest.mark.parametrize("kind", ["block", "parallel"])
+@pytest.mark.parametrize(
+    ("kind", "schedule"),
+    [
+        ("block", "serial"),
+        pytest.param("block", "pipelined", marks=SLOW),
+        pytest.param("parallel", "serial", marks=SLOW),
+        ("parallel", "pipelined"),
+    ],
+)
 def test_one_text_whatever_the_schedule(
     pairs: dict[str, Path], plain: list[tuple[int, ...]], kind: str, schedule: str, length: int | str
 ) -> None:
@@ -106,6 +116,7 @@ def test_one_text_whatever_the_schedule(
         assert accepted > drafted / 8 > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["block", "parallel"])
 def test_rejection_sampling_gives_one_text_each_time(pairs: dict[str, Path], kind: str) -> None:
     options: dict[str, Any] = {"acceptance": "rejection", "draft_length": 3, "deterministic": True}

@@ -15,6 +15,7 @@ from edgespec.errors import SourceError, UsageError
 from edgespec.evaluation import pair_export
 from edgespec.evaluation.head_check import measure_agreement
 from edgespec.evaluation.pair_export import PairHalf, add_forms, export_pair
+from edgespec.export.convert import export_model
 from edgespec.loading.open_model import open_decoder
 from edgespec.manifest import read_manifest
 from edgespec.models.hub import LocalSource
@@ -144,6 +145,15 @@ def test_a_head_of_another_target_is_refused_by_the_command(
     assert code == 3
     assert said in capsys.readouterr().err
     assert not output.parent.exists()
+
+
+def test_a_head_is_no_model_by_itself(sources: Path, tmp_path: Path) -> None:
+    for made in (made_heads.eagle(), made_heads.eagle3("speculators")):
+        folder = made.write(tmp_path / made.config["architectures"][0])
+        with pytest.raises(SourceError, match=r"is a drafting head, .*: edgespec export TARGET --drafter"):
+            export_model(folder, tmp_path / "out")
+    with pytest.raises(SourceError, match=r"is a drafting head"):
+        load(sources / "target", drafter=str(sources / "head"), home=tmp_path / "home")
 
 
 def test_a_pickled_head_is_refused_by_the_command(

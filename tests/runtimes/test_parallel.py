@@ -15,7 +15,10 @@ from edgespec.export.layout import lay_out, rule_of
 from edgespec.export.sources import read_source
 from edgespec.loading.open_model import ModelFolder, open_drafter
 from edgespec.manifest import read_manifest
+from edgespec.profiling.measure import profile_drafter
+from edgespec.profiling.profile import Profile
 from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.parallel import ParallelDecoder
 from edgespec.types import TokenIds, append
 
@@ -55,12 +58,12 @@ def random_text(seed: int, length: int) -> TokenIds:
     return np.random.default_rng(seed).integers(0, tiny.VOCAB, length).astype(np.int32)
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("deterministic", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_drafts_are_the_rows_of_masks_over_prefill_rejection_and_going_on(
     parallel_model: ModelFolder, deterministic: bool
 ) -> None:
     decoder = opened(parallel_model, deterministic=deterministic)
-    text, num_accepted = random_text(1, 300), [3, 0, 5, 8, 1]
+    text, num_accepted = random_text(1, 40), [3, 0, 5, 8, 1]
     for accepted in num_accepted:
         expected, num_before = reference_rows(text), decoder.num_fed
         rows, drafted = draft_greedily(decoder, text, 5)
@@ -141,3 +144,20 @@ def test_a_mask_token_that_is_none_is_refused(parallel_source: Path, tmp_path: P
     (source / "config.json").write_text(json.dumps(stated | {"pard_token": token}))
     with pytest.raises(SourceError, match="wanted a token id below"):
         read_source(source)
+
+
+def test_a_measured_draft_is_a_whole_block(
+    parallel_model: ModelFolder, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, begun = opened(parallel_model), []
+    begin = decoder.begin
+
+    def begin_and_note(tokens: TokenIds, num_tokens: int | None = None) -> bool:
+        begun.append(num_tokens)
+        return begin(tokens, num_tokens)
+
+    monkeypatch.setattr(decoder, "begin", begin_and_note)
+    target = OnnxDecoder(tiny_model, read_manifest(tiny_model), find_device("cpu"))
+    profile_drafter(decoder, target, Profile(passes_s={64: {1: 0.002}}, prefill_s=0.001))
+    assert set(begun) == {NUM_TOKENS}
+    assert parallel_model.manifest.tokens_per_pass == NUM_TOKENS

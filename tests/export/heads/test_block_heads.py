@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import tiny
 import tiny_blocks
@@ -74,17 +75,21 @@ def random_text(seed: int, length: int) -> TokenIds:
     return np.random.default_rng(seed).integers(0, tiny.VOCAB, length).astype(np.int32)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("DFlash", "DSpark") else pytest.mark.slow) for name in CASES]
+)
 def test_rows_are_those_of_numpy_over_prefill_drafts_rejection_and_going_on(
-    name: str, tmp_path: Path, target: Path
+    name: str, tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("edgespec.runtimes.block_head._CHUNK_TOKENS", 16)
     case = CASES[name]
     opened = Opened(case, tmp_path, target)
     head, stated = opened.head, opened.manifest.head
     assert stated is not None
     assert (stated.target_layers, stated.block_tokens) == (case.target_layers, case.num_tokens)
-    assert head.max_draft_tokens == case.num_drafted
-    text = random_text(1, 300)  # two chunks
+    assert head.max_draft_tokens == head.tokens_per_pass == case.num_drafted
+    assert opened.manifest.tokens_per_pass == case.num_tokens - 1
+    text = random_text(1, 40)  # three chunks
     for num_accepted in (3, 0, case.num_drafted, 1):
         opened.know(text)
         num_before = head.num_fed
@@ -109,8 +114,8 @@ def test_confidence_is_that_of_numpy(name: str, tmp_path: Path, target: Path) ->
     assert np.allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["DFlash", "DSpark"])  # blocks of six and of five
-@pytest.mark.parametrize("precision", ["fp32", "int4"])
+@pytest.mark.parametrize("name", [pytest.param("DFlash", marks=pytest.mark.slow), "DSpark"])  # even and odd blocks
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "int4"])
 def test_rows_are_equal_to_the_bit_however_a_text_is_cut(
     name: str, precision: str, tmp_path: Path, target: Path
 ) -> None:
@@ -118,7 +123,7 @@ def test_rows_are_equal_to_the_bit_however_a_text_is_cut(
     opened, text = Opened(CASES[name], tmp_path, target, precision, block_size=64), random_text(12, 90)
     opened.know(text)
     whole, grown = (opened.reopened(tmp_path, deterministic=True) for _ in range(2))
-    for stop in (3, 4, 7, 9, 21, 22, 24, 27, 31, 40, 41, 60, 63, 64, 90):
+    for stop in (4, 9, 21, 22, 24, 27, 40, 41, 60, 63, 90):
         rows, _ = draft_greedily(grown, text[:stop], 4)
         whole.forget()
         again, _ = draft_greedily(whole, text[:stop], 4)
@@ -199,7 +204,7 @@ def test_rows_that_no_draft_wants_still_come(tmp_path: Path, target: Path) -> No
 
 
 def test_an_interrupted_pass_leaves_the_head_usable(tmp_path: Path, target: Path) -> None:
-    opened, text = Opened(CASES["DSpark"], tmp_path, target), random_text(13, 300)
+    opened, text = Opened(CASES["DSpark"], tmp_path, target), random_text(13, 130)
     opened.know(text[:100])
     head = opened.head
     draft_greedily(head, text[:100], 2)
@@ -228,6 +233,7 @@ def test_a_draft_ends_with_the_context(tmp_path: Path, target: Path) -> None:
     assert opened.differences(text, opened.head.logits(text, 1)) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8", "int4", "source"])
 @pytest.mark.parametrize("name", ["DFlash", "DSpark"])
 def test_rounded_weights_give_rows_close_to_those_of_numpy(
@@ -294,6 +300,21 @@ def test_layers_that_z_lab_does_not_name_are_spread_over_the_target(tmp_path: Pa
 
     assert spread_layers(36, 5) == [1, 9, 17, 25, 33]
     assert spread_layers(28, 1) == [14]
+
+
+def test_a_target_that_is_tied_lends_one_matrix(tmp_path: Path) -> None:
+    weights, case = tiny.random_weights(seed=3), CASES["DFlash"]
+    tiny.write_huggingface(tmp_path / "target", weights)
+    manifest = write_head_folder(tmp_path / "out", case.write(tmp_path / "head"), tmp_path / "target")
+    features, text = random_features(case.target_layers, tiny.HIDDEN, 40), random_text(14, 30)
+    head = BlockHead(tmp_path / "out", manifest, find_device("cpu"), store_of(manifest, text, features))
+    rows, _ = draft_greedily(head, text, 3)
+    assert np.abs(rows - expected_draft(case, weights, text, features, 3)[0]).max() < 1e-4
+    names = [
+        each.name
+        for each in onnx.load(tmp_path / "out" / manifest.graph, load_external_data=False).graph.initializer
+    ]
+    assert ("embedding" in names, "head" in names) == (True, False)
 
 
 def test_hidden_states_of_other_layers_beside_its_own_are_left_out(tmp_path: Path, target: Path) -> None:

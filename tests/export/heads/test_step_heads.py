@@ -110,6 +110,7 @@ def test_rows_are_those_of_numpy_over_drafts_rejection_and_going_on(
         store.put(0, text[:-1], features[: len(text) - 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8", "int4", "source"])
 @pytest.mark.parametrize("name", ["Hydra", "MLP tied", "LSTM"])
 def test_rounded_weights_give_rows_close_to_those_of_numpy(
