@@ -25,11 +25,14 @@ COMPILED = "compiled"  # a folder beside it: what compilers of devices have made
 _HASH_CHUNK_BYTES = 1 << 20
 _LARGEST_BYTES = 1 << 20  # a real one has 3 kB
 _CACHE_FORMS = ("shared_buffer", "growing", "static")
+HEAD_KINDS = ("recurrent", "steps", "block")
 _CACHE_DTYPES = {"float32": 4, "float16": 2, "uint16": 2}  # bytes of a value
 
 Count = Annotated[int, Meta(ge=1, le=1 << 24)]
 # Layers, heads and head sizes; memory for far more would be reserved before the graph is seen to have fewer.
 Size = Annotated[int, Meta(ge=1, le=1 << 12)]
+Layers = Annotated[int, Meta(ge=0, le=1 << 12)]
+Width = Annotated[int, Meta(ge=1, le=1 << 16)]  # numbers in a hidden state
 Index = Annotated[int, Meta(ge=0)]
 
 
@@ -41,10 +44,11 @@ class KVCache:
         length rewinds it; growing, where present is past with the new positions appended; or static, where past
         is as long as the context, without the batch, and present holds the new positions alone.
     dtype: A static cache may be of uint16, quantized by scales that are in the graph.
+    num_layers: 0 for a drafting head without attention, which has no cache.
     """
 
     form: str = "shared_buffer"
-    num_layers: Size
+    num_layers: Layers
     num_kv_heads: Size
     head_dim: Size
     dtype: str = "float32"
@@ -166,6 +170,48 @@ class SelfDrafter:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Head:
+    """A drafting head, which reads hidden states of its target beside tokens.
+
+    method: eagle3, eagle, mtp, medusa, mlp_speculator, hydra, dflash or dspark.
+    kind: recurrent, where the state that it gives with a token is read with the next one; steps, where each token
+        of a draft has a graph of its own and none attends to the text; or block, where a pass drafts a block.
+    target_layers: Layers of the target whose hidden states it reads, in this order; the number of the target's
+        layers stands for the state behind its final norm.
+    state_size: Numbers in a state that goes with a token.
+    fuse_graph: From hidden states of the target, [1, n, layers * target_hidden_size], to states,
+        [1, n, state_size]; None where they are read as they are.
+    step_graphs: A graph for each token of a draft; of the kinds steps and block.
+    block_tokens: Tokens of a block, the known one included.
+    has_confidence: Each step gives the chance that its token is accepted, too.
+    """
+
+    method: str
+    kind: str
+    target_layers: tuple[Index, ...]
+    target_hidden_size: Width
+    state_size: Count
+    fuse_graph: str | None = None
+    step_graphs: tuple[str, ...] = ()
+    block_tokens: Size = 1
+    mask_token_id: Index | None = None
+    has_confidence: bool = False
+
+    @property
+    def graphs(self) -> tuple[str, ...]:
+        """Names of its graphs beside the manifest's own."""
+        return (*([self.fuse_graph] if self.fuse_graph else []), *dict.fromkeys(self.step_graphs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """A drafter model that drafts num_tokens tokens in one pass, all but the first in the place of mask tokens."""
+
+    mask_token_id: Index
+    num_tokens: Size
+
+
+@dataclass(frozen=True, kw_only=True)
 class FileRecord:
     sha256: str
     bytes: Index
@@ -195,8 +241,11 @@ class Manifest:
     prefill_tokens: Size = 1
     sliding_window: Count | None = None  # tokens that local layers see; a static or tree graph takes it as a mask
     tree_graph: str | None = None  # a graph of this model that takes position_ids and attention_bias
-    hidden_layers: tuple[Index, ...] = ()  # layers whose hidden states are outputs too
+    # Layers whose hidden states are outputs too; num_layers stands for the state behind the final norm.
+    hidden_layers: tuple[Index, ...] = ()
     self_drafter: SelfDrafter | None = None
+    head: Head | None = None  # of a drafting head, whose graphs take hidden states of its target
+    parallel: Parallel | None = None
     vocab_subset: str | None = None  # of a drafter with a trimmed head: file that names the token of each row
     check: Check | None = None
     files: dict[str, FileRecord] = field(default_factory=dict)
@@ -205,6 +254,14 @@ class Manifest:
     def is_ours(self) -> bool:
         """Whether edgespec made the folder, with hashes; it never writes into another program's."""
         return bool(self.files)
+
+    @property
+    def tokens_per_pass(self) -> int:
+        """How many tokens it drafts in a pass, as a drafter."""
+        if self.parallel is not None:
+            return self.parallel.num_tokens
+        is_block = self.head is not None and self.head.kind == "block"
+        return max(1, self.head.block_tokens - 1) if self.head and is_block else 1
 
     @property
     def weights_bytes(self) -> int:
@@ -280,12 +337,37 @@ def parse_manifest(path: Path, stated: dict[str, Any]) -> Manifest:
         raise ManifestError(
             f"{path} has a {kv.form} cache of uint16, which only a static one can be; export again"
         )
-    drafter = manifest.self_drafter
-    layers = [*manifest.hidden_layers, *(drafter.layers if drafter else ())]
-    if any(layer >= kv.num_layers for layer in layers):
-        raise ManifestError(f"{path} names layers {layers} of {kv.num_layers}; export again")
+    layers = manifest.self_drafter.layers if manifest.self_drafter else ()
+    if any(layer >= kv.num_layers for layer in layers) or max(manifest.hidden_layers, default=0) > kv.num_layers:
+        found = [*manifest.hidden_layers, *layers]
+        raise ManifestError(f"{path} names layers {found} of {kv.num_layers}; export again")
     _require_own_names(path, manifest)
+    _require_sound_head(path, manifest)
     return manifest
+
+
+def _require_sound_head(path: Path, manifest: Manifest) -> None:
+    head, parallel = manifest.head, manifest.parallel
+    problem = None
+    if head is not None:
+        if head.kind not in HEAD_KINDS:
+            problem = f"the kind of its head is {head.kind!r}, known are {', '.join(HEAD_KINDS)}"
+        elif not head.target_layers:
+            problem = "its head reads no layer of the target"
+        elif not head.step_graphs and head.kind == "steps":
+            problem = "its head has no step graphs"
+        elif head.mask_token_id is None and head.kind == "block":
+            problem = "its head names no mask token"
+        elif (head.mask_token_id or 0) >= manifest.vocab_size:
+            problem = f"the mask token {head.mask_token_id} is not in the vocabulary"
+        elif manifest.kv_cache.form != "shared_buffer":
+            problem = f"a head's cache is shared_buffer, not {manifest.kv_cache.form}"
+    if parallel is not None and parallel.mask_token_id >= manifest.vocab_size:
+        problem = f"the mask token {parallel.mask_token_id} is not in the vocabulary"
+    if not problem and manifest.kv_cache.num_layers == 0 and (head is None or head.kind != "steps"):
+        problem = "a model with 0 layers can only be a head of the kind steps"
+    if problem:
+        raise ManifestError(f"{path}: {problem}; use a newer edgespec or export again")
 
 
 def _require_own_names(path: Path, manifest: Manifest) -> None:
@@ -314,6 +396,7 @@ def _require_listed(path: Path, manifest: Manifest) -> None:
     drafter = manifest.self_drafter
     optional = [manifest.chat_template, manifest.prefill_graph, manifest.tree_graph, manifest.vocab_subset]
     optional += [drafter.graph, drafter.vocab_subset] if drafter else []
+    optional += manifest.head.graphs if manifest.head else []
     for name in (manifest.graph, manifest.weights, manifest.tokenizer, *optional):
         if name is not None and name not in manifest.files:
             raise ManifestError(f"{path} lists no hash for {name!r}; export the model again")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import prod
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -64,6 +65,13 @@ class Draft(NamedTuple):
             distributions=self.distributions and self.distributions[:num_tokens],
         )
 
+    def trunk(self) -> "Draft":
+        """The chain that a draft begins with, without the nodes beside it."""
+        if self.parents is None:
+            return self
+        length = sum(takewhile(bool, (parent == node - 1 for node, parent in enumerate(self.parents))))
+        return self.cut(length)._replace(parents=None)
+
 
 NO_DRAFT = Draft(np.zeros(0, np.int32))
 
@@ -107,6 +115,7 @@ class DraftRequest:
     timeout_s: How long to wait for min_tokens; None to wait until a fault.
     branching: Also draft on from other outcomes of the pass that are worth it; None for the likeliest alone.
     num_others: How many alternatives to name for each token.
+    side_nodes: Also draft these next best choices, each a position in the chain of guesses and a rank there.
     """
 
     num_tokens: int
@@ -118,6 +127,7 @@ class DraftRequest:
     timeout_s: float | None = None
     branching: Branching | None = None
     num_others: int = 0
+    side_nodes: Sequence[tuple[int, int]] = ()
 
 
 class DraftStep(NamedTuple):
@@ -218,6 +228,45 @@ class TreeDecoder(Decoder, Protocol):
         Raises:
             ContextOverflow: A branch behind tokens is longer than the context.
         """
+
+
+@runtime_checkable
+class DraftDecoder(Decoder, Protocol):
+    """A decoder that is made for drafting: it is told where a draft begins, and behind it only drafts are run."""
+
+    def begin(self, tokens: TokenIds, num_tokens: int | None = None) -> bool:
+        """Prepare to draft behind tokens; False where it cannot, as where hidden states of them are not known.
+
+        Args:
+            num_tokens: How many tokens are wanted, as far as that is known.
+        """
+
+
+@runtime_checkable
+class BlockDraftDecoder(DraftDecoder, Protocol):
+    """A decoder that drafts several tokens in one pass."""
+
+    @property
+    def tokens_per_pass(self) -> int:
+        """How many tokens a pass drafts at most."""
+
+
+@runtime_checkable
+class BoundedDraftDecoder(DraftDecoder, Protocol):
+    """A decoder whose drafts cannot be longer than what its graphs give."""
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """How many tokens it can draft behind the text that was begun last."""
+
+
+@runtime_checkable
+class ConfidentDecoder(DraftDecoder, Protocol):
+    """A decoder that knows the chance that a token which it drafts is accepted."""
+
+    @property
+    def confidence(self) -> float | None:
+        """The chance of the token behind the last row of the last call of logits; None where it is not known."""
 
 
 class Argmax(NamedTuple):
@@ -368,6 +417,11 @@ class Drafter(Protocol):
     def num_alternatives(self) -> int:
         """How many alternatives it can draft on from while the target verifies."""
         return 0
+
+    @property
+    def tokens_per_step(self) -> int:
+        """How many tokens take the time of one."""
+        return 1
 
     def draft_ahead(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> DraftAhead:
         """The tokens that are ready, at most request.num_tokens; the drafter goes on from there."""

@@ -8,12 +8,13 @@ import numpy as np
 import onnx_ir as ir
 from tokenizers import Tokenizer
 
-from edgespec.errors import PrecisionLoss, UsageError
+from edgespec.errors import PrecisionLoss, SourceError, UsageError
 from edgespec.export.card import NAME, model_card
 from edgespec.export.drafting import Drafting, frequent_tokens
 from edgespec.export.folder_check import OpenDecoder as OpenDecoder
 from edgespec.export.folder_check import check_folder
 from edgespec.export.graphs import DRAFT_HEAD, build_graphs
+from edgespec.export.heads.dialects import is_head
 from edgespec.export.layout import VOCAB_SUBSET, describe_model, rule_of
 from edgespec.export.output import atomic_folder, require_absent
 from edgespec.export.passing_precision import find_passing
@@ -27,6 +28,7 @@ from edgespec.export.tensors import StoredTensor
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Manifest, file_record, write_manifest
+from edgespec.system.command_line import quote
 from edgespec.system.console import show_progress
 from edgespec.system.split_files import utf8_name
 from edgespec.types import Range, Report
@@ -163,7 +165,7 @@ def _export(source: Path, output: Path, settings: _Settings, report: Report) -> 
     rule = rule_of(loaded, plan.precision, block_size, form)
     with atomic_folder(output, plan.write_bytes, report) as folder:
         if loaded.num_left_out:
-            report(f"leaving out {loaded.num_left_out} tensors that see images; the export reads text")
+            report(f"leaving out {loaded.num_left_out} tensors {loaded.use_of_left_out}")
         report(f"writing {loaded.config.num_layers} layers in {plan.precision} precision")
         tokenizer = Tokenizer.from_str(loaded.vocabulary.tokenizer_json)  # a second for a large vocabulary
         name = settings.name or utf8_name(output.name)
@@ -197,7 +199,7 @@ def plan_source(
         raise UsageError(f"unknown precision '{precision}'; choose one of {', '.join(PRECISIONS)}")
     drafting.require_valid()
     precision = resolve_precision(form, precision, drafting, hidden_layers)
-    loaded = read_source(source, context_length)
+    loaded = _read_model(source, context_length)
     require_supported(loaded, form, precision, drafting, hidden_layers)
     plan = plan_export(
         loaded,
@@ -209,6 +211,19 @@ def plan_source(
         is_checked=is_checked,
     )
     return loaded, plan
+
+
+def _read_model(source: Path, context_length: int | None) -> LoadedSource:
+    """Raises as read_source does, in other words where the source is a drafting head."""
+    try:
+        return read_source(source, context_length)
+    except SourceError:
+        if source.is_dir() and is_head(source):
+            raise SourceError(
+                f"{source} is a drafting head, which runs beside its target alone; export both, and use the pair: "
+                f"edgespec export TARGET --drafter {quote(source)} --output PAIR"
+            ) from None
+        raise
 
 
 def finish(folder: Path, manifest: Manifest) -> Manifest:

@@ -1,21 +1,52 @@
 """Read the headers of safetensors files, one or sharded: where each tensor lies.
 
-By hand, since the safetensors package reads tensors whole, and bfloat16 only through another framework. Every
-offset is checked. Format: the safetensors README.
+Lists of integers, such as the token of each row of a trimmed vocabulary head, can be read too. By hand, since the
+safetensors package reads tensors whole, and bfloat16 only through another framework. Every offset is checked.
+Format: the safetensors README.
 """
 
 import json
 import math
 import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from edgespec.errors import SourceError
 from edgespec.export.tensors import StoredTensor
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 _FLOATS = ("F32", "F16", "BF16")
+_INTEGERS = {"I64": "<i8", "I32": "<i4", "BOOL": "u1"}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredIntegers:
+    """A list of integers, or of truths as 0 and 1, at an offset of a file."""
+
+    name: str
+    path: Path
+    offset: int
+    count: int
+    storage: str
+
+    @property
+    def num_bytes(self) -> int:
+        return self.count * np.dtype(_INTEGERS[self.storage]).itemsize
+
+    def values(self) -> npt.NDArray[np.int64]:
+        """All of them; raises SourceError: the file ends too early."""
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            values = np.fromfile(file, _INTEGERS[self.storage], self.count)
+        if values.size != self.count:
+            raise SourceError(f"{self.path} ends inside tensor {self.name}; the file is cut short, fetch it again")
+        return values.astype(np.int64)
 
 
 def read_safetensors(folder: Path) -> dict[str, StoredTensor]:
@@ -23,10 +54,23 @@ def read_safetensors(folder: Path) -> dict[str, StoredTensor]:
 
     Raises SourceError: no weights, a missing shard, a damaged header, or a dtype other than F32, F16, BF16.
     """
-    tensors: dict[str, StoredTensor] = {}
-    for path in weight_files(folder):
-        tensors |= _read_header(path)
+    tensors, integers = read_tensors(weight_files(folder))
+    for one in integers.values():
+        raise SourceError(f"{one.path}: tensor {one.name} has dtype {one.storage}; known are {', '.join(_FLOATS)}")
     return tensors
+
+
+def read_tensors(files: Sequence[Path]) -> tuple[dict[str, StoredTensor], dict[str, StoredIntegers]]:
+    """The weights and the lists of integers of some files by name; raises as read_safetensors does."""
+    tensors: dict[str, StoredTensor] = {}
+    integers: dict[str, StoredIntegers] = {}
+    for path in files:
+        for one in _read_header(path):
+            if isinstance(one, StoredTensor):
+                tensors[one.name] = one
+            else:
+                integers[one.name] = one
+    return tensors, integers
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -54,7 +98,7 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _read_header(path: Path) -> dict[str, StoredTensor]:
+def _read_header(path: Path) -> list[StoredTensor | StoredIntegers]:
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)
@@ -64,12 +108,10 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
         try:
             header = json.loads(file.read(header_bytes), object_pairs_hook=_require_unique)
             header.pop("__metadata__", None)
-            tensors = {
-                name: _stored_tensor(path, name, info, 8 + header_bytes, size) for name, info in header.items()
-            }
+            tensors = [_stored(path, name, info, 8 + header_bytes, size) for name, info in header.items()]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SourceError(f"{path} has a damaged header ({error}); fetch it again") from None
-    for one, next_ in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
+    for one, next_ in pairwise(sorted(tensors, key=lambda tensor: tensor.offset)):
         if one.offset + one.num_bytes > next_.offset:
             raise SourceError(f"{path}: tensors {one.name} and {next_.name} overlap; the file is damaged")
     return tensors
@@ -82,16 +124,20 @@ def _require_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return stated
 
 
-def _stored_tensor(path: Path, name: str, info: dict[str, Any], start: int, size: int) -> StoredTensor:
+def _stored(path: Path, name: str, info: dict[str, Any], start: int, size: int) -> StoredTensor | StoredIntegers:
     storage, shape, (begin, end) = info["dtype"], info["shape"], info["data_offsets"]
-    if storage not in _FLOATS:
+    if storage not in (*_FLOATS, *_INTEGERS):
         raise SourceError(f"{path}: tensor {name} has dtype {storage}; known are {', '.join(_FLOATS)}")
     if not all(type(number) is int for number in (*shape, begin, end)):
         raise SourceError(f"{path}: tensor {name} has shape {shape} at {begin} to {end}, wanted whole numbers")
     if len(shape) not in (1, 2, 3) or min(shape) < 1:
         raise SourceError(f"{path}: tensor {name} has shape {shape}; only vectors and matrices are read")
     rows = math.prod(shape[:-1])  # of a stack of matrices all rows, one matrix after another
-    tensor = StoredTensor(name, path, start + begin, rows, shape[-1], storage)
+    tensor: StoredTensor | StoredIntegers
+    if storage in _FLOATS:
+        tensor = StoredTensor(name, path, start + begin, rows, shape[-1], storage)
+    else:
+        tensor = StoredIntegers(name, path, start + begin, math.prod(shape), storage)
     if begin < 0 or end - begin != tensor.num_bytes or start + end > size:
         raise SourceError(f"{path}: tensor {name} does not lie within the file; it is cut short, fetch it again")
     return tensor

@@ -2,7 +2,8 @@
 
 import errno
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -33,7 +34,15 @@ class LoadedSource:
     tensors: dict[str, StoredTensor]
     vocabulary: Vocabulary
     source: Source
-    num_left_out: int = 0  # tensors of a vision tower
+    num_left_out: int = 0  # tensors of a vision tower, or of layers for multi-token prediction
+    mask_token_id: int | None = None  # of a model that drafts several tokens in one pass
+
+    @property
+    def use_of_left_out(self) -> str:
+        """What the tensors that are left out are for, for messages."""
+        if self.config.architecture == "mimo":
+            return "for multi-token prediction; --drafter mtp exports them as a drafting head"
+        return "that see images; the export reads text"
 
     @property
     def head(self) -> StoredTensor:
@@ -46,12 +55,20 @@ def read_source(source: Path, context_length: int | None = None) -> LoadedSource
 
     Raises SourceError: it is missing, broken, foreign or unsupported.
     """
-    try:
+    with translate_unusual(source):
         if not source.exists():
             raise SourceError(f"{source} does not exist; give a .gguf file or a folder with safetensors weights")
         load = _load_huggingface if source.is_dir() else _load_gguf
         loaded = load(source, context_length)
         _require_types(source, loaded.vocabulary)
+    return loaded
+
+
+@contextmanager
+def translate_unusual(source: Path) -> Iterator[None]:
+    """Errors of reading a foreign file as SourceError."""
+    try:
+        yield
     except PermissionError as error:
         raise SourceError(f"{error.filename or source} may not be read; fix its permissions") from None
     except _UNUSUAL as error:
@@ -60,13 +77,12 @@ def read_source(source: Path, context_length: int | None = None) -> LoadedSource
         raise SourceError(
             f"{source} cannot be understood ({type(error).__name__}: {error}); it is damaged or of an unknown kind"
         ) from error
-    return loaded
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
     """Tokenizer, special tokens and chat template of a Hugging Face folder; raises SourceError."""
     try:
-        vocabulary = _huggingface_vocabulary(folder, _read_json(folder / "config.json"))
+        vocabulary = _huggingface_vocabulary(folder, read_json(folder / "config.json"))
     except _UNUSUAL as error:
         raise SourceError(f"{folder} cannot be understood ({type(error).__name__}: {error})") from error
     _require_types(folder, vocabulary)
@@ -91,14 +107,14 @@ def _load_gguf(path: Path, context_length: int | None) -> LoadedSource:
         source=Source(
             name=utf8_name(file.paths[0].name),
             format="gguf",
-            sha256=_hashes(file.paths),
+            sha256=hash_files(file.paths),
             license=file.metadata.get("general.license"),
         ),
     )
 
 
 def _load_huggingface(folder: Path, context_length: int | None) -> LoadedSource:
-    settings = _read_json(folder / "config.json")
+    settings = read_json(folder / "config.json")
     whole = read_safetensors(folder)
     stated, stored = decoder_part(settings, whole)
     num_left_out = len(whole) - len(stored)
@@ -110,8 +126,9 @@ def _load_huggingface(folder: Path, context_length: int | None) -> LoadedSource:
         config=config,
         tensors=tensors_by_role(folder, config, stored, is_gguf=False),
         vocabulary=_huggingface_vocabulary(folder, settings),
-        source=Source(name=utf8_name(folder.resolve().name), format="safetensors", sha256=_hashes(paths)),
+        source=Source(name=utf8_name(folder.resolve().name), format="safetensors", sha256=hash_files(paths)),
         num_left_out=num_left_out,
+        mask_token_id=_mask_token_id(folder, config, settings),
     )
 
 
@@ -134,11 +151,23 @@ def _is_tied(folder: Path, stated: Mapping[str, Any], stored: Mapping[str, Store
     return setting
 
 
-def _hashes(paths: Iterable[Path]) -> str:
+def _mask_token_id(folder: Path, config: DecoderConfig, settings: dict[str, Any]) -> int | None:
+    """The token in the place of unknown ones, which a parallel drafter (PARD) has; raises SourceError."""
+    token = settings.get("pard_token")
+    if token is not None and not (type(token) is int and 0 <= token < config.vocab_size):
+        raise SourceError(
+            f"{folder}: pard_token is {token!r}, wanted a token id below {config.vocab_size}; fetch it again"
+        )
+    return token
+
+
+def hash_files(paths: Iterable[Path]) -> str:
+    """SHA-256 of each, with commas between."""
     return ",".join(file_record(path).sha256 for path in paths)
 
 
-def _read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
+def read_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
+    """A JSON object; empty where an unneeded file is missing. Raises SourceError."""
     if not path.exists() and not needed:
         return {}
     try:
@@ -167,8 +196,8 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
     # Writing a tokenizer takes time and memory by its largest id, not by their number.
     if (largest := max(tokenizer.get_vocab().values(), default=0)) > _MAX_TOKEN_ID:
         raise SourceError(f"{path} has a token of id {largest}, at most {_MAX_TOKEN_ID} are read; fetch it again")
-    settings = _read_json(folder / "tokenizer_config.json", needed=False)
-    generation = _read_json(folder / "generation_config.json", needed=False)
+    settings = read_json(folder / "tokenizer_config.json", needed=False)
+    generation = read_json(folder / "generation_config.json", needed=False)
     ends = generation.get("eos_token_id", config.get("eos_token_id"))
     ids = {ends} if isinstance(ends, int) else set(ends or [])
     if isinstance(piece := _piece(settings.get("eos_token")), str):

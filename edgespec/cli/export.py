@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,23 +17,21 @@ from edgespec.cli.arguments import (
 )
 from edgespec.cli.export_parts import (
     DRAFTER,
-    ExportPart,
     drafting_options,
     export_parts,
     named_devices,
+    pair_half,
     require_compatible,
 )
+from edgespec.cli.export_plan import print_plan
 from edgespec.cli.pair import format_pair
 from edgespec.config.byte_size import format_bytes
-from edgespec.errors import DeviceUnavailable, EdgeSpecError
+from edgespec.errors import DeviceUnavailable
 from edgespec.system.command_line import quote
 from edgespec.system.console import info, warn
 
 if TYPE_CHECKING:
-    from edgespec.evaluation.pairing import PairHalf
     from edgespec.export.convert import MeasureRanges, OpenDecoder
-    from edgespec.export.plan import Plan
-    from edgespec.models.home import ModelHome
 
 _UNKNOWN = "the pair is exported; whether its drafter pays is unknown until it is measured on its devices"
 _PRECISIONS = ("auto", "source", "fp32", "fp16", "int8", "int4", "w8a16")
@@ -74,12 +72,17 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit of SOURCE (default: main)")
     add_options(parser)
     pair = parser.add_argument_group("pair", "Export a target and its drafter into one folder.")
-    pair.add_argument("--drafter", metavar="SOURCE", help="export this model too, as the drafter of SOURCE")
+    pair.add_argument(
+        "--drafter",
+        metavar="SOURCE",
+        help="export this smaller model or drafting head too, as the drafter of SOURCE; mtp: the layers for "
+        "multi-token prediction that SOURCE itself has",
+    )
     pair.add_argument(
         "--drafter-precision",
         choices=_PRECISIONS,
         metavar="PRECISION",
-        help="as for --precision (default: source)",
+        help="as for --precision (default: source; of a drafting head int8, where its file has floats)",
     )
     pair.add_argument(
         "--drafter-form", choices=_FORMS, help="as for --form (default: what --drafter-device needs)"
@@ -125,7 +128,7 @@ def _export(options: argparse.Namespace) -> int:
     if options.output is not None:
         require_absent(options.output)  # before anything is downloaded
     if options.dry_run:
-        return _plan(options)
+        return print_plan(options, is_checked=_decoder_for_check(options) is not None)
     if options.add_to is not None:
         _add_forms(options)
     else:
@@ -157,85 +160,11 @@ def _range_measurement(options: argparse.Namespace) -> "MeasureRanges | None":
     return range_measurement(options.calibration)
 
 
-def _plan(options: argparse.Namespace) -> int:
-    from edgespec.evaluation.pairing import require_shared_tokens
-    from edgespec.export.convert import plan_source
-    from edgespec.export.output import require_writable
-    from edgespec.export.plan import estimate
-
-    is_checked = _decoder_for_check(options) is not None
-    home = model_home(offline=options.offline)
-    plans, loaded, forms = [], [], []
-    for part in export_parts(options):
-        if (sizes := home.sizes(part.source, part.revision)) is None:
-            own = (
-                () if options.drafter else (drafting_options(options), tuple(sorted(options.hidden_states or ())))
-            )
-            read, plan = plan_source(
-                Path(part.source),
-                part.precision,
-                part.form,
-                *own,
-                block_size=options.block_size,
-                context_length=options.context_length,
-                is_checked=is_checked,
-            )
-            loaded.append(read)
-        else:
-            plan = estimate(
-                part.source,
-                part.precision,
-                sizes[0] // 2,  # weights: on the hub, one usually takes two bytes
-                sizes[0],
-                is_blocks="gguf" in part.source.lower() or ":" in part.source,
-                fetch_bytes=sizes[1],
-                form=part.form,
-                is_checked=is_checked,
-            )
-        plans.append(plan)
-        forms.append(part.form)
-    if len(loaded) == 2:
-        require_shared_tokens(*loaded)
-    code = 0
-    try:
-        require_writable(options.output or options.add_to / "new", sum(plan.write_bytes for plan in plans))
-    except EdgeSpecError as error:
-        plans = [replace(plan, problem=str(error)) for plan in plans]
-        code = error.exit_code
-        warn(f"this export is not possible: {error}")
-    lines = [_describe_plan(plan, form, is_checked) for plan, form in zip(plans, forms, strict=True)]
-    document = [{**asdict(plan), "form": form} for plan, form in zip(plans, forms, strict=True)]
-    print_result(options, document, *(lines or ["nothing to add: the pair has these forms"]))
-    return code
-
-
-def _describe_plan(plan: "Plan", form: str, is_checked: bool) -> str:
-    reason = f" ({plan.reason})" if plan.reason else ""
-    most = "at most " if plan.fetch_bytes else ""  # of a source that is still on the hub
-    return (
-        f"{plan.source}, {form} form, {plan.precision}{reason}: download {format_bytes(plan.fetch_bytes)}, write "
-        f"{most}{format_bytes(plan.write_bytes)}, peak memory about {format_bytes(plan.peak_bytes)}, about "
-        f"{plan.seconds:.0f} s without the download{', check included' if is_checked else ''}"
-    )
-
-
-def _half(part: ExportPart, home: "ModelHome") -> "PairHalf":
-    from edgespec.evaluation.pairing import PairHalf
-
-    return PairHalf(
-        part=part.name,
-        source=home.locate(part.source, part.revision),
-        form=part.form,
-        device=part.device,
-        precision=part.precision,
-    )
-
-
 def _export_pair(options: argparse.Namespace) -> None:
-    from edgespec.evaluation.pairing import export_pair
+    from edgespec.evaluation.pair_export import export_pair
 
     home = model_home(offline=options.offline)
-    target, drafter = (_half(part, home) for part in export_parts(options))
+    target, drafter = (pair_half(options, part, home) for part in export_parts(options))
     check = export_pair(
         target,
         drafter,
@@ -249,13 +178,14 @@ def _export_pair(options: argparse.Namespace) -> None:
 
 
 def _add_forms(options: argparse.Namespace) -> None:
-    from edgespec.evaluation.pairing import add_forms
+    from edgespec.evaluation.pair_export import add_forms
 
     home = model_home(offline=options.offline)
     parts = export_parts(options)
     added = add_forms(
         options.add_to,
-        [_half(part, home) for part in parts],
+        home.locate(options.source, options.revision),
+        [pair_half(options, part, home) for part in parts],
         open_decoder=_decoder_for_check(options),
         measure_ranges=_range_measurement(options),
         report=info,

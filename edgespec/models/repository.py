@@ -15,6 +15,7 @@ _FILE_ENDINGS = (".gguf", ".safetensors", ".json", ".jinja", ".onnx", ".bin", ".
 
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_ADAPTER = "adapter_model.safetensors"  # low-rank changes of another repository's model
 _TEXTS = (
     "config.json",
     "generation_config.json",
@@ -79,6 +80,9 @@ def choose_files(commit: Commit, choice: str | None) -> list[RemoteFile]:
         return [*(file for name in _TEXTS if (file := commit.find(name))), weights]
     if len(models) == 1:
         return _require_whole(commit, next(iter(models.values())))
+    named = [file for file in commit.files if file.name.endswith(".safetensors") and "/" not in file.name]
+    if len(named) == 1 and not models and named[0].name != _ADAPTER:  # a drafting head may have its own name
+        return [*(file for name in _TEXTS if (file := commit.find(name))), *named]
     if models:
         raise ModelError(
             f"{commit.repository} holds {len(models)} GGUF models; name one as in "

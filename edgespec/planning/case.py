@@ -38,6 +38,7 @@ class Case(NamedTuple):
     ratio: Ratio
     fit: _Fit
     no_branches: str  # why the drafter cannot draft several branches in a pass, if it cannot
+    tokens_per_pass: int = 1  # that the drafter drafts
 
     @property
     def drafter(self) -> DrafterProfile:
@@ -49,8 +50,8 @@ class Case(NamedTuple):
 
     @property
     def step(self) -> float:
-        """A drafted token, in steps of the target."""
-        return self.drafter.step_s / self.step_s
+        """A drafted token, in steps of the target; where a pass drafts several, its share of the pass."""
+        return self.drafter.step_s / self.step_s / self.tokens_per_pass
 
 
 def make_case(layout: Layout, target: Manifest, drafter: Manifest | None, memory: MemoryNeeds) -> Case:
@@ -65,6 +66,7 @@ def make_case(layout: Layout, target: Manifest, drafter: Manifest | None, memory
         lambda num_draft: layout.profile.pass_s(num_draft + 1, _TYPICAL_CONTEXT) / step_s,
         _fitting(models, memory),
         _no_branches(target, drafter) if drafter else "",
+        drafter.tokens_per_pass if drafter else 1,
     )
 
 

@@ -56,6 +56,7 @@ class MeasuredPolicy:
     clock: Clock = perf_counter
     probe_budget: TrialBudget = field(default_factory=probe_budget)  # of all answers of a session
     max_unlearned: int = 0
+    has_trees: bool = False  # the target verifies trees in one pass
     _unlearned: deque[_Unlearned] = field(init=False, default_factory=deque)
     _lock: Lock = field(init=False, default_factory=Lock)  # of rates and costs
     _sources: list[Source] = field(init=False)
@@ -76,7 +77,9 @@ class MeasuredPolicy:
 
     def _model(self, drafter: Drafter) -> ModelSource:
         stats = self.models.setdefault(drafter.name, DraftModelStats(DraftCosts(*_UNKNOWN_COSTS)))
-        return ModelSource(drafter, stats, self.costs, self.rates, self.max_draft, self.clock)
+        return ModelSource(
+            drafter, stats, self.costs, self.rates, self.max_draft, self.clock, has_trees=self.has_trees
+        )
 
     def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Round:
         with self._lock:
@@ -192,7 +195,7 @@ def _offers(options: Sequence[Option], chosen: Option, draft: Draft) -> tuple[Dr
     others = [option.offer for option in options if option.source is not chosen.source]
     # A guess from the text is judged as a whole, though it was cut; a model's by what was verified.
     is_drafted = len(draft.tokens) > 0 and not isinstance(chosen.source, TextSource)
-    own = draft if is_drafted else chosen.offer
+    own = draft.trunk() if is_drafted else chosen.offer  # nodes beside it its source judges itself
     return tuple(offer for offer in (*others, own) if len(offer.tokens))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.scheduler import Round
 from edgespec.policy.acceptance_rates import AcceptanceRates, position_bucket
 from edgespec.policy.costs import PassCosts
@@ -28,8 +29,9 @@ from edgespec.policy.overlap import (
     pipelined_rate,
     wait_for_step_s,
 )
+from edgespec.policy.side_nodes import SideNode, choose_side_nodes
 from edgespec.system.clock import Clock
-from edgespec.types import Branching, Draft, DraftAhead, Drafter, DraftRequest, Sampler, TokenIds, append
+from edgespec.types import Branching, Draft, DraftAhead, Drafter, DraftRequest, Missed, Sampler, TokenIds, append
 
 # A trial never counts as cheaper than this share of a step, or a source at break-even were tried always.
 _MIN_LOSS = 0.05
@@ -69,6 +71,7 @@ class ModelSource:
     rates: AcceptanceRates
     max_tokens: int
     clock: Clock
+    has_trees: bool = False  # the target verifies trees in one pass
     _ahead: AheadPlan | None = None  # how it drafts ahead; None while it drafts before a pass or not at all
     _num_rounds: int = 0
     _next_plan: int = 0  # in that round
@@ -82,6 +85,7 @@ class ModelSource:
     _pass: tuple[int, float] | None = None  # width and seconds of the last pass beside the lane
 
     def __post_init__(self) -> None:
+        self.stats.tokens_per_step = self.drafter.tokens_per_step
         self.rates.assume(self.drafter.name, HOPE)
         self.rates.assume(self._alternatives, HOPE)
         self.rates.assume(self._others, HOPE)
@@ -117,10 +121,19 @@ class ModelSource:
         pass_times_s = self.costs.pass_times_s(request.num_tokens + 1)
 
         def cost(length: int) -> float:
-            return pass_times_s[length] + (length * step + (reading if length else 0.0)) * step_s
+            return (
+                pass_times_s[length]
+                + (self.stats.num_steps(length) * step + (reading if length else 0.0)) * step_s
+            )
 
-        rate, length = best_length(expected_tokens(self._rates(request.num_tokens)), cost)
-        return Option(rate, length, self, min_gain=self._min_gain)
+        rates = self._rates(request.num_tokens)
+        rate, length = best_length(expected_tokens(rates), cost)
+        nodes: tuple[SideNode, ...] = ()
+        if length and self.has_trees and not request.with_distributions:
+            draft_s = cost(length) - pass_times_s[length]
+            times_s = self.costs.pass_times_s(MAX_DRAFT_TOKENS + 1)
+            rate, nodes = choose_side_nodes(rates[:length], self._alternatives_rates(), times_s, draft_s)
+        return Option(rate, length, self, min_gain=self._min_gain, side_nodes=nodes)
 
     def trial(self, option: Option, best: Option, tokens: TokenIds) -> Option | None:
         is_wanted = option is not best and self.costs.step_s is not None and not self.drafter.can_run_ahead
@@ -134,12 +147,13 @@ class ModelSource:
             return None
         totals = expected_tokens(self._rates(self.max_tokens))
         pass_times_s = self.costs.pass_times_s(self.max_tokens + 1)
-        step_s = self.stats.costs.step * self.costs.pass_s(1)
-        hope, length = most_hopeful(totals, pass_times_s, self.costs.spread, step_s)
+        token_s = self.stats.token * self.costs.pass_s(1)
+        hope, length = most_hopeful(totals, pass_times_s, self.costs.spread, token_s)
         if length <= option.num_tokens:
             return None
-        rate = totals[length] / (pass_times_s[length] + length * step_s)
-        return option._replace(rate=rate, num_tokens=length, draft_s=length * step_s, hope=hope)
+        draft_s = self.stats.num_steps(length) * self.stats.costs.step * self.costs.pass_s(1)
+        rate = totals[length] / (pass_times_s[length] + draft_s)
+        return option._replace(rate=rate, num_tokens=length, draft_s=draft_s, hope=hope, side_nodes=())
 
     def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         """Drafts option.num_tokens, as long as each promises more, at the option's rate, than it takes."""
@@ -147,11 +161,20 @@ class ModelSource:
             request = self._ahead_request(request, option.num_tokens, timeout_s=option.timeout_s)
         else:
             row_s = (self.costs.pass_s(4) - self.costs.pass_s(2)) / 2  # where 3 and 4 are one pass, half of it
-            token_s = self.stats.costs.step * self.costs.pass_s(1) + row_s
+            # What a step drafts costs no more for being longer.
+            step = self.stats.costs.step if self.stats.tokens_per_step == 1 else 0.0
+            token_s = step * self.costs.pass_s(1) + row_s
             # A draft that is made to learn what its pass takes has to have its length.
             min_probability = 0.0 if option.hope else min(_MAX_MIN_PROBABILITY, option.rate * token_s)
             num_tokens, has_distributions = min(option.num_tokens, request.num_tokens), request.with_distributions
-            request = DraftRequest(num_tokens, min_probability, has_distributions, request.cancel)
+            request = DraftRequest(
+                num_tokens,
+                min_probability,
+                has_distributions,
+                request.cancel,
+                num_others=max([rank + 1 for _, rank in option.side_nodes], default=0),
+                side_nodes=option.side_nodes,
+            )
         return self.drafter.draft(tokens, request, sampler)
 
     def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> bool:
@@ -160,13 +183,18 @@ class ModelSource:
         is_beside = round.is_ahead and self._ahead is not None
         if is_beside and self._num_rounds > 1:  # the prompt is read in the first pass
             self._pass = (len(round.draft.tokens) + 1, verify_s)  # how far the lane was at work it says later
-        num_draft, num_accepted = len(round.draft.tokens), len(emitted) - 1
+        draft = round.draft.trunk()
+        num_draft = len(draft.tokens)
+        num_accepted = min(reusable_prefix(draft.tokens, emitted, 0), len(emitted) - 1)
         is_run = num_draft > 0 and round.draft.source == self.drafter.name
         if is_run:
             if not round.is_ahead:  # a lane that is ahead may have begun before it was asked
                 unread = self.stats.num_unread(round.tokens)
-                self.stats.costs.observe(num_draft, unread, round.draft_s / self.costs.pass_s(1))
-            self.stats.read = append(round.tokens, round.draft.tokens[:-1])
+                num_steps = self.stats.num_steps(num_draft)
+                self.stats.costs.observe(num_steps, unread, round.draft_s / self.costs.pass_s(1))
+            self.stats.read = append(round.tokens, draft.tokens[:-1])
+            if num_accepted < num_draft and len(round.draft.tokens) > num_draft:
+                self._learn_side_nodes(round.draft, num_accepted, int(emitted[num_accepted]))
         self._is_run = is_run
         # A pass for which nothing was ready in time is a miss too: its outcome may have been prefetched.
         self._has_missed = num_accepted < num_draft if is_run else self._ahead is not None
@@ -192,7 +220,8 @@ class ModelSource:
         """Whether a draft of up to num_tokens would beat a rate if every token were accepted."""
         step, step_s = self.stats.costs.step, self.costs.pass_s(1)
         return any(
-            (k + 1) / ((self.costs.ratio(k + 1) + k * step) * step_s) > rate for k in range(1, num_tokens + 1)
+            (k + 1) / ((self.costs.ratio(k + 1) + self.stats.num_steps(k) * step) * step_s) > rate
+            for k in range(1, num_tokens + 1)
         )
 
     def _is_plan_due(self) -> bool:
@@ -206,7 +235,7 @@ class ModelSource:
         pair = (
             self._rates(self.max_tokens),
             lambda num_draft: self.costs.ratio(num_draft + 1),
-            self.stats.costs.step,
+            self.stats.token,
             self.max_tokens,
         )
         self._branching = self._odds(pair[0])
@@ -231,7 +260,7 @@ class ModelSource:
         """Let the lane rest in this round: what a pass takes alone is not seen where the lane always works."""
         if self._num_beside < _PLANNED_ROUNDS[0] or max(self.stats.contention) < _NOTABLE:
             return False
-        if not self.stats.budget.spend(max(plan.rate - 1, _MIN_LOSS) + plan.wait * self.stats.costs.step):
+        if not self.stats.budget.spend(max(plan.rate - 1, _MIN_LOSS) + plan.wait * self.stats.token):
             return False
         self._num_beside, self._pass = 0, None
         self.drafter.pause()
@@ -250,7 +279,7 @@ class ModelSource:
         """Draft ahead for a while without being waited for, where nothing was learned for long."""
         verify, draft = self.stats.contention
         lost = _PLANNED_ROUNDS[0] * max(verify - 1, _MIN_LOSS)
-        if self._has_news or MIN_GAIN * self.stats.costs.step * draft > 1 or not self.stats.budget.spend(lost):
+        if self._has_news or MIN_GAIN * self.stats.token * draft > 1 or not self.stats.budget.spend(lost):
             return None
         return AheadPlan(1.0, 0, self.max_tokens)
 
@@ -259,7 +288,7 @@ class ModelSource:
         ahead = self.drafter.draft_ahead(tokens, self._ahead_request(request, plan.length), sampler)
         num_ready = len(ahead.draft.tokens)
         self._learn_costs(ahead)
-        self._learn_others(ahead)
+        self._learn_others(ahead.missed)
         if ahead.foreseen and not request.with_distributions:
             position, is_right = ahead.foreseen
             self.rates.observe(self.drafter.name, position_bucket(position), is_right)
@@ -274,7 +303,7 @@ class ModelSource:
         length = min(max(num_ready, wait), max_length)
         if num_ready >= wait:
             length = self._paying_length(plan.rate, length)
-        step_s = self.stats.costs.step * self.costs.pass_s(1)
+        step_s = self.stats.token * self.costs.pass_s(1)
         waited_s, timeout_s = max(0, length - num_ready) * step_s, None
         if length == num_ready < max_length:
             timeout_s = wait_for_step_s(step_s, ahead.running_s)
@@ -299,14 +328,29 @@ class ModelSource:
         alone_s = self.costs.pass_s(width)
         self.costs.observe(width, alone_s * self.stats.observe_pass(taken_s / alone_s, ahead.beside))
 
-    def _learn_others(self, ahead: DraftAhead) -> None:
+    def _learn_others(self, missed: Missed | None) -> None:
         """Learn how often the next best choices come true where a guess does not."""
-        if ahead.missed is None:
+        if missed is None:
             return
-        for rank in range(ahead.missed.num_before):
+        for rank in range(missed.num_before):
             self.rates.observe(self._others, rank, False)
-        if ahead.missed.is_named:
-            self.rates.observe(self._others, ahead.missed.num_before, True)
+        if missed.is_named:
+            self.rates.observe(self._others, missed.num_before, True)
+
+    def _learn_side_nodes(self, draft: Draft, position: int, token: int) -> None:
+        """Learn from the side nodes at the position at which the text left the chain of a draft."""
+        assert draft.parents is not None
+        first = len(draft.trunk().tokens)
+        named = [
+            int(draft.tokens[node])
+            for node in range(first, len(draft.tokens))
+            if draft.parents[node] == position - 1
+        ]
+        is_named = token in named
+        self._learn_others(Missed(named.index(token) if is_named else len(named), is_named))
+
+    def _alternatives_rates(self) -> list[float]:
+        return [self.rates.rate(self._others, rank) for rank in range(MAX_OTHERS)]
 
     def _paying_length(self, rate: float, num_ready: int) -> int:
         """How many of the tokens that are ready to verify, where a step of time is worth rate tokens."""
@@ -317,7 +361,7 @@ class ModelSource:
         """Seconds of a pass while the drafter goes on from num_ready tokens, as far as it goes."""
         verify, draft = self.stats.contention
         num_ahead = inf if plan.is_hedged else max(0, max_ahead(plan.length) - num_ready)
-        return pass_beside(alone_s, verify, num_ahead * self.stats.costs.step * draft * self.costs.pass_s(1))
+        return pass_beside(alone_s, verify, num_ahead * self.stats.token * draft * self.costs.pass_s(1))
 
     def _ahead_request(
         self, request: DraftRequest, num_tokens: int, *, timeout_s: float | None = None
@@ -341,7 +385,7 @@ class ModelSource:
         verify, draft = self.stats.contention
         return Branching(
             accepted,
-            [self.rates.rate(self._others, rank) for rank in range(MAX_OTHERS)],
+            self._alternatives_rates(),
             [self.stats.rows.ratio(num_rows) for num_rows in range(1, MAX_BRANCHES + 1)],
             max(MIN_USED_TOKENS, draft * (1 - 1 / verify)),
         )

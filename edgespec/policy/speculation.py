@@ -33,6 +33,7 @@ class Speculation:
     accept: Acceptance = equality
     warm: set[int] | None = None  # as costs.PassCosts holds it, for all answers
     spreads: Mapping[int, float] = field(default_factory=dict)  # of the ratios, as costs.PassCosts holds them
+    has_trees: bool = False  # the target verifies trees in one pass
     is_padded: bool = False  # passes of an odd width run one token more
     probe_budget: TrialBudget = field(default_factory=probe_budget)  # of all answers
     hold: Callable[[], AbstractContextManager[None]] = nullcontext  # meanwhile no drafter goes between answers
@@ -65,6 +66,7 @@ class Speculation:
             with_distributions=self.with_distributions,
             probe_budget=self.probe_budget,
             max_unlearned=max_unlearned,
+            has_trees=self.has_trees,
         )
 
     def costs(self) -> PassCosts:

@@ -19,7 +19,7 @@ import numpy as np
 from edgespec.policy.costs import PassTimes
 from edgespec.policy.pass_estimate import UNMEASURED
 from edgespec.profiling.profile import LEAST_SPAN, DrafterProfile, Profile
-from edgespec.types import Decoder, PretendingDecoder, TokenIds, append, pads_to_even
+from edgespec.types import BlockDraftDecoder, Decoder, PretendingDecoder, TokenIds, append, pads_to_even
 
 # Passes of widths between these lie within 6 % of the line through their neighbours (docs/log/draft-policy.md).
 _WIDTHS = (1, 2, 4, 8, 16, 32)
@@ -173,6 +173,8 @@ def _draft(drafter: Decoder, text: TokenIds, i: int) -> int:
     num_tokens = max(1, min(_TOKENS_A_DRAFT, drafter.context_length - len(text)))
     for _ in range(num_tokens):
         text = append(text, [(len(text) + i + 1) % drafter.vocab_size])[: drafter.context_length]
+        if isinstance(drafter, BlockDraftDecoder):  # the time of a whole block
+            drafter.begin(text, drafter.tokens_per_pass)
         drafter.logits(text, 1)
     return num_tokens
 

@@ -51,7 +51,7 @@ def drafter_key(drafter: str, place: Place) -> str:
 class DrafterProfile:
     """How long a drafter takes beside its target.
 
-    step_s: for each token that it drafts.
+    step_s: for each token that it drafts, or for the block that it drafts in a pass.
     row_s: for each token of the text that it has not read.
     branches: time of a step of several tokens over a step of one, by their number; 1 has 1.
     slowed: factors on a pass of the target and on a step of the drafter while both run.

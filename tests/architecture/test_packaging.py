@@ -36,7 +36,9 @@ def test_wheel_holds_every_module_and_the_type_marker(tmp_path: Path) -> None:
     held = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "edgespec").rglob("*.py")}
     modules |= {
-        f"edgespec/{room}/{path.name}" for room in ("export", "runtimes") for path in (ROOT / room).glob("*.py")
+        f"edgespec/{path.relative_to(ROOT)}"
+        for room in ("export", "runtimes")
+        for path in (ROOT / room).rglob("*.py")
     }
     data = {f"edgespec/{name}" for name in ("py.typed", "evaluation/prompts.jsonl", "evaluation/page.html")}
     data |= {f"edgespec/{name}" for name in ("models/catalog.toml", "simulation/machines.toml")}

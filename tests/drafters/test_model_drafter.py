@@ -7,7 +7,7 @@ from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.ngram import NgramDrafter
 from edgespec.runtimes.table import TableDecoder
 from edgespec.system.cancel import Flag
-from edgespec.types import NO_DRAFT, Drafter, DraftRequest, TokenIds
+from edgespec.types import NO_DRAFT, Drafter, DraftRequest, ForwardingDecoder, Logits, TokenIds
 
 GREEDY = GumbelSampler(SamplingParams())
 
@@ -107,3 +107,42 @@ def test_model_drafter_gives_the_distributions_of_its_tokens() -> None:
         wanted = sampler.distribution(decoder.logits(prefix, 1)[0], prefix)
         assert distribution.ids.tolist() == wanted.ids.tolist()
         assert token in wanted.ids
+
+
+class _Confident(ForwardingDecoder):
+    """A decoder that says how sure it is of each token, and with which texts its drafts began."""
+
+    max_draft_tokens = 4
+
+    def __init__(self, chances: list[float], is_ready: bool = True) -> None:
+        super().__init__(TableDecoder(8, seed=0))
+        self.chances, self.is_ready = chances, is_ready
+        self.confidence: float | None = None
+        self.begun: list[tuple[list[int], int | None]] = []
+
+    def begin(self, tokens: TokenIds, num_tokens: int | None = None) -> bool:
+        self.begun.append((tokens.tolist(), num_tokens))
+        return self.is_ready
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        self.confidence = self.chances[len(tokens) - len(self.begun[-1][0])]
+        rows: Logits = 5 * np.eye(8, dtype=np.float32)[(tokens[-num_last:] + 1) % 8]
+        return rows
+
+
+def test_chance_of_a_token_is_the_one_that_the_decoder_gives() -> None:
+    drafter = ModelDrafter(_Confident([0.9, 0.8, 0.5, 1.0]), 8)
+    for least, length in ((0.95, 1), (0.75, 2), (0.7, 3), (0.2, 4)):
+        draft = drafter.draft(ids(0), DraftRequest(10, min_probability=least), GREEDY)
+        assert draft.tokens.tolist() == [1, 2, 3, 4][:length]
+
+
+def test_draft_is_no_longer_than_the_decoder_can_make_it_and_begins_where_it_is_told() -> None:
+    decoder = _Confident([1.0] * 4)
+    assert guess(ModelDrafter(decoder, 8), ids(5, 0), 10) == [1, 2, 3, 4]
+    assert decoder.begun == [([5, 0], 10)]
+
+
+def test_decoder_that_cannot_begin_has_no_guess() -> None:
+    decoder = _Confident([], is_ready=False)
+    assert guess(ModelDrafter(decoder, 8), ids(0), 3) == []

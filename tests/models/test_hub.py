@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub.constants
+import made_heads
 import pytest
 import tiny
 from fake_hub import FakeHub
 
+import edgespec.evaluation.pair_export
 import edgespec.models.download
 import edgespec.models.hub
 from edgespec.cli.main import main
@@ -499,3 +501,51 @@ def test_home_offline_exports_what_was_fetched(hub: FakeHub, tmp_path: Path) -> 
     folder = replace(home, offline=True).resolve("org/tiny")
     assert file_record(folder / "tokenizer.json").bytes
     assert hub.requests == []
+
+
+# -- drafting heads ----------------------------------------------------------------------------------
+
+
+def head_files(folder: Path) -> dict[str, bytes]:
+    made = made_heads.eagle3("specforge").write(folder)
+    return {path.name: path.read_bytes() for path in made.iterdir()}
+
+
+def test_a_drafting_head_is_exported_by_its_id(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    target = made_heads.write_target(tmp_path / "target")
+    sha = hub.commit("org/head", head_files(tmp_path / "head"))
+    command = ["export", str(target), "--drafter", "org/head", "--no-check", "--output", str(tmp_path / "pair")]
+    assert main([*command, "--dry-run"]) == 0
+    assert hub.fetched() == []
+    assert "org/head, cpu form" in capsys.readouterr().out
+    monkeypatch.setattr(edgespec.evaluation.pair_export, "check_if_here", lambda *arguments: None)
+    assert main(command) == 0
+    manifest = read_manifest(tmp_path / "pair" / "drafter")
+    assert (manifest.source.repository, manifest.source.revision, manifest.name) == ("org/head", sha, "head")
+
+
+def test_a_plan_for_a_head_fetches_no_target(
+    hub: FakeHub, repository: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    made_heads.eagle3("specforge").write(tmp_path / "head")
+    command = ["export", "org/tiny", "--dry-run", "--output", str(tmp_path / "pair"), "--drafter"]
+    assert main([*command, str(tmp_path / "head")]) == 0
+    assert main([*command, "mtp"]) == 0
+    assert hub.fetched() == []
+
+
+def test_a_pickled_head_on_the_hub_is_not_fetched(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    files = head_files(tmp_path / "head")
+    hub.commit("org/head", {"config.json": files["config.json"], "pytorch_model.bin": files["model.safetensors"]})
+    target = made_heads.write_target(tmp_path / "target")
+    assert main(["export", str(target), "--drafter", "org/head", "--output", str(tmp_path / "pair")]) == 3
+    assert "since loading them runs code" in capsys.readouterr().err
+    assert hub.fetched() == []
+    assert not (tmp_path / "pair").exists()

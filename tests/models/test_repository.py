@@ -56,6 +56,7 @@ def test_ids_and_choices_have_folders_of_their_own() -> None:
             ["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"],
         ),
         (["m-F16.gguf", "m-BF16.gguf"], "F16", ["m-F16.gguf"]),
+        (["medusa.safetensors", "config.json", "x.bin"], None, ["config.json", "medusa.safetensors"]),
     ],
 )
 def test_files_of_a_choice(held: list[str], choice: str | None, chosen: list[str]) -> None:

@@ -1,0 +1,53 @@
+"""The formats in which drafting heads are published, and the one that a head is in."""
+
+from pathlib import Path
+
+from edgespec.errors import SourceError
+from edgespec.export.heads.block_dialects import BLOCK_DIALECTS
+from edgespec.export.heads.eagle import EAGLE_DIALECTS
+from edgespec.export.heads.head_plan import Dialect
+from edgespec.export.heads.head_source import HeadSource, is_pickle, read_head
+from edgespec.export.heads.mtp import MTP_DIALECT
+from edgespec.export.heads.step_dialects import STEP_DIALECTS
+from edgespec.export.settings import Settings
+from edgespec.export.sources import read_json
+
+DIALECTS: tuple[Dialect, ...] = (*BLOCK_DIALECTS, *EAGLE_DIALECTS, *STEP_DIALECTS, MTP_DIALECT)
+
+# Settings that no language model has.
+_SETTINGS_OF_HEADS = (
+    "speculators_model_type",
+    "speculators_config",
+    "draft_vocab_size",
+    "medusa_num_heads",
+    "hydra_num_heads",
+    "n_predict",
+    "dflash_config",
+)
+
+
+def find_dialect(source: HeadSource) -> Dialect:
+    """The first dialect that recognizes a head; raises SourceError where none does."""
+    found = next((dialect for dialect in DIALECTS if dialect.recognizes(source)), None)
+    if found is None:
+        stated = source.settings.get("speculators_model_type") or ", ".join(source.architectures) or "nothing"
+        raise SourceError(
+            f"{source.path} is a drafting head of a kind that is not read (its config.json says {stated}); known "
+            f"are {', '.join(dialect.name for dialect in DIALECTS)}"
+        )
+    return found
+
+
+def is_head(path: Path) -> bool:
+    """Whether a file or folder is a drafting head, and not a model that runs by itself."""
+    if path.is_file():
+        return path.suffix == ".safetensors" or is_pickle(path)
+    try:
+        settings = Settings(path, read_json(path / "config.json"))
+        if any(settings.get(key) is not None for key in _SETTINGS_OF_HEADS):
+            return True
+        source = read_head(path)
+    except (SourceError, OSError):  # read again as a model, whose reader says what is wrong
+        return False
+    # A model's own layers for multi-token prediction are drafted with as its head, not the model.
+    return any(dialect.recognizes(source) for dialect in DIALECTS if dialect is not MTP_DIALECT)

@@ -1,0 +1,229 @@
+"""EAGLE heads: EAGLE-1 and 2 (Li et al., arXiv:2401.15077), and EAGLE-3 (arXiv:2503.01840) in three dialects.
+
+An EAGLE-3 head reads hidden states of three layers, which a matrix fuses to one, and has a vocabulary head of its
+own, mostly for some tokens only. The dialects hold equal tensors and differ in names, in where settings are, and
+in how they number the layers of the target: eagle_aux_hidden_state_layer_ids on top of config.json counts from the
+embedding, 0, so that i is what layer i reads (vLLM); within eagle_config i is what layer i gives (SpecForge).
+Without either the three are those that layers 2, n/2 and n - 3 read.
+
+An EAGLE-1 or 2 head reads the state behind the final norm, joined with the embedding by a matrix, and uses the
+vocabulary head of its target.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from edgespec.errors import SourceError
+from edgespec.export.heads.head_plan import Dialect, HeadPlan
+from edgespec.export.heads.head_source import HeadSource, nested
+from edgespec.export.heads.layer_settings import layer_settings, layer_shapes, layers_config
+from edgespec.export.heads.recurrent import Recurrence, plan_recurrent
+from edgespec.export.heads.roles import (
+    Reader,
+    require_hidden_size,
+    require_shapes,
+    require_vocabulary,
+)
+from edgespec.export.heads.vocabulary import (
+    borrow_vocabulary_head,
+    read_embedding,
+    read_vocabulary_head,
+    with_logits_of,
+)
+from edgespec.export.sources import LoadedSource
+from edgespec.export.tensors import StoredTensor
+from edgespec.manifest import Head
+
+FUSE_GRAPH = "model_fuse.onnx"
+_LAYERS, _CONFIG = "eagle_aux_hidden_state_layer_ids", "eagle_config"
+
+
+def _plan_eagle3(name: str, inner: str | None, source: HeadSource, target: LoadedSource) -> HeadPlan:
+    """The plan of an EAGLE-3 head; inner is the object of config.json that describes its layers."""
+    settings, reader = layer_settings(source, inner), Reader(source)
+    layers = _target_layers(source, target.config.num_layers)
+    require_hidden_size(source, target, source.settings.count("target_hidden_size", target.config.hidden_size))
+    fuse = reader.optional("fc.weight")
+    if _reads_aux(source):
+        fuse = fuse or reader.take("fc.weight")
+        parts = len(layers)
+        require_hidden_size(source, target, fuse.columns // parts if fuse.columns % parts == 0 else fuse.columns)
+    tensors, num_layers = _eagle3_layers(reader)
+    config = layers_config(settings, tensors, target, num_layers)
+    hidden = config.hidden_size
+    if _reads_aux(source):
+        assert fuse is not None
+        tensors |= {"fuse": fuse, **_fuse_norms(source, reader, len(layers))}
+    stated = settings.get("vocab_size")
+    require_vocabulary(source, target, None if stated is None else settings.count("vocab_size"))
+    embedding, borrowed = read_embedding(source, reader, target, hidden)
+    head, tokens = read_vocabulary_head(source, reader, target, hidden)
+    if head is None:
+        head, borrowed = borrow_vocabulary_head(source, target, hidden), (*borrowed, "vocabulary head")
+    reader.require_all_taken("EAGLE-3")
+    tensors |= {"embedding": embedding, "head": head}
+    later = layer_shapes(config, hidden)
+    shapes = {**later, **{f"0.{role}": shape for role, shape in layer_shapes(config, 2 * hidden).items()}}
+    features = len(layers) * target.config.hidden_size
+    shapes |= dict.fromkeys(("token_norm", "state_norm", "final_norm"), (1, hidden))
+    shapes |= {"fuse": (hidden, features), "fuse_norm": (1, features)}
+    shapes |= {f"fuse_norm.{at}": (1, target.config.hidden_size) for at in range(len(layers))}
+    require_shapes(source, tensors, shapes)
+    recurrence = Recurrence(
+        config=config,
+        is_wide=True,
+        adds_to_normed=_switch(source, "norm_before_residual"),
+        returns_normed=_switch(source, "norm_output"),
+    )
+    fuse_graph = FUSE_GRAPH if _reads_aux(source) else None
+    made = Head(
+        method="eagle3",
+        kind="recurrent",
+        target_layers=layers,
+        target_hidden_size=target.config.hidden_size,
+        state_size=hidden,
+        fuse_graph=fuse_graph,
+    )
+    return plan_recurrent(name, made, recurrence, tensors, borrowed=borrowed, tokens=tokens)
+
+
+def _plan_eagle(name: str, source: HeadSource, target: LoadedSource) -> HeadPlan:
+    """The plan of an EAGLE-1 or EAGLE-2 head, which differ in the trees that they draft only."""
+    settings, reader = layer_settings(source), Reader(source)
+    join = reader.take("fc.weight")
+    require_hidden_size(source, target, join.columns // 2 if join.columns % 2 == 0 else join.columns)
+    require_hidden_size(source, target, join.rows)
+    tensors: dict[str, StoredTensor] = {"join": join}
+    num_layers = 0
+    while reader.has_layer(f"layers.{num_layers}."):
+        tensors |= reader.layer(f"layers.{num_layers}.", num_layers)
+        num_layers += 1
+    if "0.q" not in tensors:
+        reader.take("layers.0.self_attn.q_proj.weight")
+    if (bias := reader.optional("fc.bias")) is not None:
+        tensors["join_bias"] = bias
+    if _switch(source, "add_para_norm"):  # HASS (Zhang et al., arXiv:2408.15766)
+        tensors["token_norm"] = reader.take("embedding_layernorm.weight")
+        tensors["state_norm"] = reader.take("hidden_states_layernorm.weight")
+    config = layers_config(settings, tensors, target, num_layers)
+    hidden = config.hidden_size
+    stated = settings.get("vocab_size")
+    require_vocabulary(source, target, None if stated is None else settings.count("vocab_size"))
+    embedding, borrowed = read_embedding(source, reader, target, hidden)
+    head, tokens = read_vocabulary_head(source, reader, target, hidden)
+    if head is None:
+        head, borrowed = borrow_vocabulary_head(source, target, hidden), (*borrowed, "vocabulary head")
+        config = with_logits_of(target, config)
+    reader.require_all_taken("EAGLE")
+    tensors |= {"embedding": embedding, "head": head}
+    shapes = {**layer_shapes(config, hidden), "join": (hidden, 2 * hidden), "join_bias": (1, hidden)}
+    shapes |= dict.fromkeys(("token_norm", "state_norm"), (1, hidden))
+    require_shapes(source, tensors, shapes)
+    made = Head(
+        method="eagle",
+        kind="recurrent",
+        target_layers=(target.config.num_layers,),
+        target_hidden_size=target.config.hidden_size,
+        state_size=hidden,
+    )
+    recurrence = Recurrence(config=config, is_wide=False)
+    return plan_recurrent(name, made, recurrence, tensors, borrowed=borrowed, tokens=tokens)
+
+
+def _eagle3_layers(reader: Reader) -> tuple[dict[str, StoredTensor], int]:
+    """Layers by role, the norms of the first among them, and how many there are in the file."""
+    first = "midlayer." if reader.has_layer("midlayer.") else "layers.0."
+    tensors = {"token_norm": reader.take(first + "input_layernorm.weight")}
+    tensors["state_norm"] = reader.take(first + "hidden_norm.weight")
+    tensors |= reader.layer(first, 0)
+    number = 1
+    while reader.has_layer(f"layers.{number}."):
+        tensors |= reader.layer(f"layers.{number}.", number)
+        number += 1
+    tensors["final_norm"] = reader.take("norm.weight")
+    return tensors, number
+
+
+def _fuse_norms(source: HeadSource, reader: Reader, num_parts: int) -> dict[str, StoredTensor]:
+    is_whole, is_each = _switch(source, "norm_before_fc"), _switch(source, "fc_norm")
+    if is_whole and is_each:
+        raise SourceError(f"{source.settings.path} sets both norm_before_fc and fc_norm, of which a head has one")
+    if is_whole:
+        return {"fuse_norm": reader.take("input_norm.weight")}
+    return {f"fuse_norm.{at}": reader.take(f"fc_norm.{at}.weight") for at in range(num_parts if is_each else 0)}
+
+
+def _target_layers(source: HeadSource, num_layers: int) -> tuple[int, ...]:
+    """The layers of the target behind which the head reads; the number of layers is the state behind all norms."""
+    if not _reads_aux(source):
+        return (num_layers,)
+    within = nested(source.settings, _CONFIG).get(_LAYERS)
+    if on_top := source.settings.get(_LAYERS):
+        layers = [number - 1 for number in _numbers(source, on_top)]
+    elif within:
+        layers = _numbers(source, within)
+    else:
+        layers = [1, num_layers // 2 - 1, num_layers - 4]
+    if min(layers) < 0 or max(layers) >= num_layers:
+        raise SourceError(
+            f"{source.path} reads the states behind layers {', '.join(map(str, layers))} of its target, which has "
+            f"layers 0 to {num_layers - 1}; it was made for another model: name a head that was made for this one"
+        )
+    return tuple(layers)
+
+
+def _numbers(source: HeadSource, found: Any) -> list[int]:
+    if isinstance(found, Sequence) and all(type(number) is int for number in found):
+        return list(found)
+    raise SourceError(f"{source.settings.path}: {_LAYERS} is {found!r}, wanted numbers of layers")
+
+
+def _reads_aux(source: HeadSource) -> bool:
+    """Whether it reads states of several layers, and not the one behind the final norm as EAGLE-1 does."""
+    return nested(source.settings, _CONFIG).get("use_aux_hidden_state", True) is not False
+
+
+def _switch(source: HeadSource, name: str) -> bool:
+    return bool(source.settings.get(name) or nested(source.settings, _CONFIG).get(name))
+
+
+def _is_speculators(source: HeadSource) -> bool:
+    return source.settings.get("speculators_model_type") is not None
+
+
+def _is_eagle3(source: HeadSource) -> bool:
+    names = (
+        name.endswith(("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")) for name in source.tensors
+    )
+    return not _is_speculators(source) and (_names_eagle3(source) or any(names))
+
+
+def _names_eagle3(source: HeadSource) -> bool:
+    return any("eagle3" in name.lower() for name in source.architectures)
+
+
+def _is_eagle(source: HeadSource) -> bool:
+    names = {name.removeprefix("model.") for name in source.tensors}
+    has_join = {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= names
+    return has_join and not _is_speculators(source) and not _is_eagle3(source)
+
+
+_SPECULATORS, _SPECFORGE, _ORIGINAL = (
+    f"EAGLE-3 of {who}" for who in ("vLLM speculators", "SpecForge, AngelSlim or SGLang", "its authors")
+)
+_EAGLE = "EAGLE-1 or 2"
+EAGLE_DIALECTS = (
+    Dialect(
+        name=_SPECULATORS,
+        recognizes=lambda source: source.settings.get("speculators_model_type") == "eagle3",
+        plan=partial(_plan_eagle3, _SPECULATORS, "transformer_layer_config"),
+    ),
+    Dialect(
+        name=_SPECFORGE,
+        recognizes=lambda source: _is_eagle3(source) and _names_eagle3(source),
+        plan=partial(_plan_eagle3, _SPECFORGE, None),
+    ),
+    Dialect(name=_ORIGINAL, recognizes=_is_eagle3, plan=partial(_plan_eagle3, _ORIGINAL, None)),
+    Dialect(name=_EAGLE, recognizes=_is_eagle, plan=partial(_plan_eagle, _EAGLE)),
+)

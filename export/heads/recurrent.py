@@ -1,0 +1,156 @@
+"""The graphs of a recurrent head: a token and the state before it give logits, and the state that goes with them.
+
+Inputs, for a batch of one:
+    input_ids            int64 [batch, num_tokens]
+    hidden               float32 [batch, num_tokens, state_size]   the state that goes with the token before each
+    attention_mask       int64 [batch, total]        ones; total counts cached and new rows
+    num_logits_to_keep   int64 [1]                   how many of the last rows get logits
+    past_key_values.{i}.key, .value
+Outputs:
+    logits               float32 [batch, num_logits_to_keep, num_rows]
+    state                float32 [batch, num_tokens, state_size]   the state that goes with each token
+    present.{i}.key, .value
+The tree graph also takes position_ids and attention_bias, as that of a model does.
+The fuse graph takes features, float32 [batch, num_tokens, layers · target_hidden_size], the hidden states of the
+target that the head reads, and gives hidden for the tokens behind them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from edgespec.export.families import DecoderConfig
+from edgespec.export.heads.head_plan import HeadPlan
+from edgespec.export.layers import LayerWriter
+from edgespec.export.nodes import make_output, typed_value
+from edgespec.export.precision import Rule
+from edgespec.export.tensors import StoredTensor
+from edgespec.export.weights import WeightsFile
+from edgespec.manifest import Head, KVCache, Manifest
+from edgespec.types import TokenIds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrence:
+    """How a head reads a token beside a state, and which state goes on; the norms are those that have weights.
+
+    is_wide: The first layer's queries, keys and values read embedding and state side by side (EAGLE-3); otherwise
+        a matrix makes one of both before the first layer.
+    has_state_first: That matrix has the columns of the state before those of the embedding.
+    adds_to_normed: What a wide first layer adds to is the state behind its norm.
+    returns_normed: The state that goes on is the one behind the final norm.
+    """
+
+    config: DecoderConfig
+    is_wide: bool
+    has_state_first: bool = False
+    adds_to_normed: bool = False
+    returns_normed: bool = False
+
+    def write_graphs(
+        self, manifest: Manifest, tensors: Mapping[str, StoredTensor], weights: WeightsFile, rule: Rule
+    ) -> dict[str, ir.Model]:
+        """Write the weights, and give the graphs by the file names in the manifest."""
+        assert manifest.head is not None
+        graphs = {manifest.graph: self._build(LayerWriter(self.config, tensors, weights, rule))}
+        if manifest.tree_graph is not None:
+            is_apart = manifest.form == "gpu"
+            write = LayerWriter(self.config, tensors, weights, rule, has_tree_inputs=True, rotates_apart=is_apart)
+            graphs[manifest.tree_graph] = self._build(write)
+        if manifest.head.fuse_graph is not None:
+            write = LayerWriter(self.config, tensors, weights, rule)
+            graphs[manifest.head.fuse_graph] = _build_fuse(write, len(manifest.head.target_layers))
+        return graphs
+
+    def _build(self, write: LayerWriter) -> ir.Model:
+        config, tensors = self.config, write.tensors
+        input_ids = typed_value("input_ids", ir.DataType.INT64, ["batch", "num_tokens"])
+        hidden = _floats("hidden", config.hidden_size)
+        mask = typed_value("attention_mask", ir.DataType.INT64, ["batch", "total_tokens"])
+        num_logits = typed_value("num_logits_to_keep", ir.DataType.INT64, [1])
+        lengths = write.lengths(mask)
+        inputs, outputs = [input_ids, hidden, mask, num_logits, *write.tree.values()], []
+
+        embedded, head = write.linear.embedding(tensors["embedding"], input_ids, "head", tensors.get("head"))
+        normed, residual = self._begin(write, embedded, _cast(write, hidden))
+        for i in range(config.num_layers):
+            past = [write.cache(f"past_key_values.{i}.{part}") for part in ("key", "value")]
+            present = [write.cache(f"present.{i}.{part}") for part in ("key", "value")]
+            attended = write.attention(i, normed, past, present, lengths)
+            normed, residual = write.add_norm(attended, residual, f"{i}.mlp_norm")
+            following = f"{i + 1}.input_norm" if i + 1 < config.num_layers else "final_norm"
+            normed, residual = write.add_norm(write.mlp(i, normed), residual, following)
+            inputs += past
+            outputs += present
+        state = write.op("Cast", normed if self.returns_normed else residual, to=int(ir.DataType.FLOAT))
+        shape = ("batch", "num_tokens", config.hidden_size)
+        outputs.insert(0, make_output(state, "state", ir.DataType.FLOAT, shape))
+        logits = write.cap(head(write.scale(write.last_rows(normed, num_logits), config.logit_scale)))
+        shape = ("batch", "num_logits", tensors.get("head", tensors["embedding"]).rows)
+        logits = make_output(write.as_float(logits), "logits", ir.DataType.FLOAT, shape)
+        return write.nodes.model("head", inputs, [logits, *outputs], context_length=str(config.context_length))
+
+    def _begin(self, write: LayerWriter, embedded: ir.Value, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """What the first layer reads, and what it adds to."""
+        token, state = write.norm(embedded, "token_norm"), write.norm(hidden, "state_norm")
+        if self.is_wide:
+            return write.op("Concat", token, state, axis=-1), state if self.adds_to_normed else hidden
+        sides = (state, token) if self.has_state_first else (token, state)
+        bias = write.tensors.get("join_bias")
+        joined = write.linear("join", write.op("Concat", *sides, axis=-1), [write.tensors["join"]], [bias])[0]
+        return write.norm(joined, "0.input_norm"), joined
+
+
+def plan_recurrent(
+    dialect: str,
+    head: Head,
+    recurrence: Recurrence,
+    tensors: Mapping[str, StoredTensor],
+    *,
+    borrowed: tuple[str, ...] = (),
+    tokens: TokenIds | None = None,
+) -> HeadPlan:
+    """The plan of a recurrent head; arguments as of HeadPlan.
+
+    Where its vocabulary head is its embedding, both share their bytes.
+    """
+    config = recurrence.config
+    if tensors["head"] is tensors["embedding"]:
+        tensors = {role: tensor for role, tensor in tensors.items() if role != "head"}
+    return HeadPlan(
+        dialect=dialect,
+        head=head,
+        kv_cache=KVCache(num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),
+        tensors=tensors,
+        write_graphs=recurrence.write_graphs,
+        borrowed=borrowed,
+        tokens=tokens,
+        has_trees=True,
+    )
+
+
+def _build_fuse(write: LayerWriter, num_parts: int) -> ir.Model:
+    """From hidden states of the target to states, with a norm over all of them, or one over each, or none."""
+    matrix = write.tensors["fuse"]
+    features = _floats("features", matrix.columns)
+    parts = write.norm(_cast(write, features), "fuse_norm")
+    if "fuse_norm.0" in write.tensors:
+        sizes = write.constant("feature_sizes", np.array([matrix.columns // num_parts] * num_parts))
+        split = [ir.Value(name=f"features.{at}") for at in range(num_parts)]
+        write.nodes.node("Split", [parts, sizes], split, axis=-1)
+        normed = [write.norm(part, f"fuse_norm.{at}") for at, part in enumerate(split)]
+        parts = write.op("Concat", *normed, axis=-1)
+    fused = write.op("Cast", write.linear("fuse", parts, [matrix])[0], to=int(ir.DataType.FLOAT))
+    hidden = make_output(fused, "hidden", ir.DataType.FLOAT, ("batch", "num_tokens", matrix.rows))
+    return write.nodes.model("fuse", [features], [hidden])
+
+
+def _floats(name: str, size: int) -> ir.Value:
+    return typed_value(name, ir.DataType.FLOAT, ["batch", "num_tokens", size])
+
+
+def _cast(write: LayerWriter, x: ir.Value) -> ir.Value:
+    """In the type of activations."""
+    return x if write.type == ir.DataType.FLOAT else write.op("Cast", x, to=int(write.type))

@@ -1,0 +1,220 @@
+"""Parts of a transformer as graph nodes: norms, attention over a cache, MLPs and experts. Knows no whole graph."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from edgespec.export.experts import ExpertsWriter
+from edgespec.export.families import DecoderConfig, Routing
+from edgespec.export.linear import LinearWriter
+from edgespec.export.nodes import Nodes, typed_value
+from edgespec.export.precision import Rule
+from edgespec.export.rotary import Rotary
+from edgespec.export.tensors import StoredTensor
+from edgespec.export.weights import WeightsFile
+
+
+class LayerWriter:
+    """Writes parts of a transformer into one graph, and their weights into the file.
+
+    tree: The inputs of a tree graph by name; empty in another one.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        tensors: Mapping[str, StoredTensor],
+        weights: WeightsFile,
+        rule: Rule,
+        *,
+        has_tree_inputs: bool = False,
+        rotates_apart: bool = False,
+    ) -> None:
+        self.config, self.tensors, self.weights, self.rule = config, tensors, weights, rule
+        self.rotates_apart = rotates_apart
+        self.nodes = Nodes()
+        self.op, self.constant = self.nodes.op, self.nodes.constant
+        self.linear = LinearWriter(self.nodes, self.weights, self.rule)
+        self.experts = ExpertsWriter(self.nodes, self.weights, self.rule)
+        self.type = ir.DataType.FLOAT16 if self.rule.is_half else ir.DataType.FLOAT
+        self.floats = np.float16 if self.rule.is_half else np.float32
+        self.tables: dict[Rotary, tuple[ir.Value, ir.Value]] = {}
+        self.biases: dict[ir.Value, ir.Value] = {}
+        self.tree = _tree_inputs(self.config) if has_tree_inputs else {}
+
+    def cache(self, name: str) -> ir.Value:
+        return typed_value(name, self.type, ["batch", self.config.num_kv_heads, "capacity", self.config.head_dim])
+
+    def _cast_bias(self, bias: ir.Value) -> ir.Value:
+        if self.type == ir.DataType.FLOAT:
+            return bias
+        if bias not in self.biases:
+            self.biases[bias] = self.op("Cast", bias, to=int(self.type))
+        return self.biases[bias]
+
+    def as_float(self, x: ir.Value) -> ir.Value:
+        return x if self.type == ir.DataType.FLOAT else self.op("Cast", x, to=int(ir.DataType.FLOAT))
+
+    def _vector(self, role: str) -> ir.Value:
+        vector = self.tensors[role].vector().astype(self.floats)
+        return self.weights.append(role, [vector], vector.shape)
+
+    def norm(self, x: ir.Value, role: str) -> ir.Value:
+        """RMSNorm of x; x itself where the model has no such norm."""
+        if role not in self.tensors:
+            return x
+        kind, gain = "SimplifiedLayerNormalization", self._vector(role)
+        return self.op(kind, x, gain, axis=-1, epsilon=self.config.rms_eps, stash_type=1)
+
+    def lengths(self, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """GroupQueryAttention's seqlens_k (total − 1, int32 [batch]) and total_sequence_length (int32)."""
+        counted = self.op("ReduceSum", mask, self.constant("axis_1", np.array([1])), keepdims=0)
+        last = self.op("Sub", counted, self.constant("one", np.array([1])))
+        total = self.op("Gather", self.op("Shape", mask), self.constant("index_1", np.array(1)), axis=0)
+        int32 = int(ir.DataType.INT32)
+        return self.op("Cast", last, to=int32), self.op("Cast", total, to=int32)
+
+    def rotary_tables(self, rotary: Rotary) -> tuple[ir.Value, ir.Value]:
+        """Cosines and sines by position, shared by all layers with the rotary."""
+        if rotary not in self.tables:
+            angles = np.outer(np.arange(self.config.context_length, dtype=np.float32), rotary.inv_freq)
+            scale, number = np.float32(rotary.scale), self._number(rotary)
+            cos, sin = ((wave(angles) * scale).astype(self.floats) for wave in (np.cos, np.sin))
+            self.tables[rotary] = (
+                self.weights.append(f"cos_{number}", [cos], cos.shape),
+                self.weights.append(f"sin_{number}", [sin], sin.shape),
+            )
+        return self.tables[rotary]
+
+    def _number(self, rotary: Rotary) -> int:
+        """Its index among the rotaries of the whole model, whichever layers are kept."""
+        return list(dict.fromkeys(layer.rotary for layer in self.config.layers)).index(rotary)
+
+    def attention(
+        self,
+        i: int,
+        x: ir.Value,
+        past: Sequence[ir.Value],
+        present: Sequence[ir.Value],
+        lengths: tuple[ir.Value, ir.Value],
+    ) -> ir.Value:
+        roles = [f"{i}.{part}" for part in "qkv"]
+        weights = [self.tensors[role] for role in roles]
+        biases = [self.tensors.get(f"{role}_bias") for role in roles]
+        projected: list[ir.Value | None] = [*self.linear(f"{i}.qkv", x, weights, biases)]
+        if f"{i}.q_norm" in self.tensors:
+            projected = self._norm_heads(i, projected)
+        layer = self.config.layers[i]
+        tables = () if layer.rotary is None else self.rotary_tables(layer.rotary)
+        if layer.rotary is not None and self.rotates_apart:
+            *rotated, value = self._split_heads(i, projected)
+            positions = self.tree["position_ids"]
+            projected = [*(self.rotate(x, layer.rotary, at, positions) for at, x in enumerate(rotated)), value]
+            tables = ()
+        projected += [None] * (3 - len(projected))  # one value: query, key and value packed
+        inputs = [*projected, *past, *lengths, *tables]
+        if self.tree:
+            inputs += [None] * (9 - len(inputs))
+            bias = "local_attention_bias" if layer.sliding_window else "attention_bias"
+            inputs += [self.tree["position_ids"] if tables else None, self._cast_bias(self.tree[bias])]
+        attended = self.nodes.node(
+            "GroupQueryAttention",
+            inputs,
+            outputs=[ir.Value(name=f"{i}.attended"), *present],
+            do_rotary=int(bool(tables)),
+            # A window counts cache entries, which in a tree are not positions.
+            local_window_size=-1 if self.tree else layer.sliding_window or -1,
+            num_heads=self.config.num_heads,
+            kv_num_heads=self.config.num_kv_heads,
+            scale=self.config.attention_scale,
+            softcap=self.config.attention_cap or 0.0,
+        )[0]
+        return self.linear(f"{i}.o", attended, [self.tensors[f"{i}.o"]])[0]
+
+    def _norm_heads(self, i: int, projected: list[ir.Value | None]) -> list[ir.Value | None]:
+        """RMSNorm of queries and keys over each head, or over all heads at once, by the number of gains."""
+        projected = self._split_heads(i, projected)
+        for at, part in enumerate("qk"):
+            role = f"{i}.{part}_norm"
+            heads = self.constant(f"{part}_heads", np.array([0, 0, -1, self.tensors[role].columns]))
+            row = self.constant(f"{part}_row", np.array([0, 0, self._head_sizes()[at]]))
+            norm = self.norm(self.op("Reshape", projected[at], heads), role)
+            projected[at] = self.op("Reshape", norm, row)
+        return projected
+
+    def _split_heads(self, i: int, projected: list[ir.Value | None]) -> list[ir.Value | None]:
+        """Queries, keys and values as a value each."""
+        if len(projected) == 3:
+            return projected
+        outputs = [ir.Value(name=f"{i}.{part}.out") for part in "qkv"]
+        lengths = self.constant("qkv_sizes", np.array(self._head_sizes()))
+        return [*self.nodes.node("Split", [*projected, lengths], outputs=outputs, axis=-1)]
+
+    def _head_sizes(self) -> list[int]:
+        """Columns of all queries, keys and values."""
+        heads = (self.config.num_heads, self.config.num_kv_heads, self.config.num_kv_heads)
+        return [num_heads * self.config.head_dim for num_heads in heads]
+
+    def rotate(self, x: ir.Value | None, rotary: Rotary, part: int, positions: ir.Value) -> ir.Value:
+        """Queries, part 0, or keys, part 1, rotated by position."""
+        inputs = (x, positions, *self.rotary_tables(rotary))
+        if rotary.rotated == self.config.head_dim:
+            return self.op("RotaryEmbedding", *inputs)
+        heads = self._head_sizes()[part] // self.config.head_dim
+        return self.op("RotaryEmbedding", *inputs, num_heads=heads, rotary_embedding_dim=rotary.rotated)
+
+    def scale(self, x: ir.Value, scale: float) -> ir.Value:
+        if scale == 1.0:
+            return x
+        return self.op("Mul", x, self.constant(f"scale_{scale:g}", np.array(scale, self.floats)))
+
+    def cap(self, logits: ir.Value) -> ir.Value:
+        cap = self.config.logit_cap
+        return logits if cap is None else self.scale(self.op("Tanh", self.scale(logits, 1 / cap)), cap)
+
+    def mlp(self, i: int, x: ir.Value) -> ir.Value:
+        if self.config.routing is not None:
+            return self._experts(i, x, self.config.routing)
+        parts = self.linear(f"{i}.gate_up", x, [self.tensors[f"{i}.gate"], self.tensors[f"{i}.up"]])
+        if len(parts) == 1:
+            outputs = [ir.Value(name=f"{i}.{part}.out") for part in ("gate", "up")]
+            parts = self.nodes.node("Split", parts, outputs=outputs, axis=-1, num_outputs=2)
+        gate, up = parts
+        is_silu = self.config.activation == "silu"  # x · sigmoid(x)
+        active = self.op("QuickGelu", gate, alpha=1.0) if is_silu else self.op("Gelu", gate, approximate="tanh")
+        return self.linear(f"{i}.down", self.op("Mul", active, up), [self.tensors[f"{i}.down"]])[0]
+
+    def _experts(self, i: int, x: ir.Value, routing: Routing) -> ir.Value:
+        router = self.linear.floats(f"{i}.router", x, self.tensors[f"{i}.router"])
+        flat = self.constant("router_logits", np.array([-1, routing.num_experts]))
+        numbers = range(routing.num_experts)
+        gates_ups = [tuple(self.tensors[f"{i}.{part}.{number}"] for part in ("gate", "up")) for number in numbers]
+        downs = [(self.tensors[f"{i}.down.{number}"],) for number in numbers]
+        return self.experts(f"{i}.experts", x, self.op("Reshape", router, flat), routing, (gates_ups, downs))
+
+    def add_norm(self, x: ir.Value, residual: ir.Value, role: str) -> tuple[ir.Value, ir.Value]:
+        """RMSNorm of x + residual, and the sum itself; the sum twice where the model has no such norm."""
+        if role not in self.tensors:
+            total = self.op("Add", x, residual)
+            return total, total
+        kind, inputs = "SkipSimplifiedLayerNormalization", [x, residual, self._vector(role)]
+        outputs = [ir.Value(name=name) for name in (f"{role}.out", "", "", f"{role}.sum")]
+        self.nodes.node(kind, inputs, outputs, epsilon=self.config.rms_eps)
+        return outputs[0], outputs[3]
+
+    def last_rows(self, x: ir.Value, num_logits: ir.Value) -> ir.Value:
+        # Counted from the shape, since the host computes lengths; a negated number would be computed on the device
+        # and copied back in the midst of the pass.
+        start = self.op("Sub", self.op("Shape", x, start=1, end=2), num_logits)
+        ends = self.constant("end", np.array([np.iinfo(np.int64).max]))
+        return self.op("Slice", x, start, ends, self.constant("axis_1", np.array([1])))
+
+
+def _tree_inputs(config: DecoderConfig) -> dict[str, ir.Value]:
+    windows = {layer.sliding_window is not None for layer in config.layers}
+    names = {False: "attention_bias", True: "local_attention_bias"}
+    shape: list[str | int] = ["batch", 1, "num_tokens", "total_tokens"]
+    biases = [typed_value(names[is_local], ir.DataType.FLOAT, shape) for is_local in sorted(windows)]
+    positions = typed_value("position_ids", ir.DataType.INT64, ["batch", "num_tokens"])
+    return {str(value.name): value for value in (positions, *biases)}
