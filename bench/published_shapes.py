@@ -39,10 +39,15 @@ TITLES = ("model", "precision", "MB", "structure", "allowed", "divergence", "row
 
 
 class Published(NamedTuple):
-    """A config.json as it was published, but for num_hidden_layers, and the length to export for."""
+    """A config.json as it was published, but for num_hidden_layers.
+
+    context_length: The length to export for, if not the model's own.
+    num_before: Tokens before those whose logits are compared with those of transformers.
+    """
 
     config: dict[str, Any]
     context_length: int | None = None
+    num_before: int = 0
 
 
 def _longrope(pairs: int) -> dict[str, Any]:
@@ -57,6 +62,13 @@ _COMMON: dict[str, Any] = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
+_PHI_4_MINI: dict[str, Any] = {
+    "model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 24,
+    "num_key_value_heads": 8, "vocab_size": 200064, "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+    "max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+    "rope_scaling": _longrope(48), "sliding_window": 262144, "tie_word_embeddings": True,
+    "pad_token_id": 199999,
+}  # fmt: skip
 MODELS = {
     "granite-3.1-1b-a400m": Published(
         {
@@ -82,15 +94,9 @@ MODELS = {
             "norm_topk_prob": False, "rope_theta": 10000.0, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
         }
     ),
-    "Phi-4-mini": Published(
-        {
-            "model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 24,
-            "num_key_value_heads": 8, "vocab_size": 200064, "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
-            "max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
-            "rope_scaling": _longrope(48), "sliding_window": 262144, "tie_word_embeddings": True,
-            "pad_token_id": 199999,
-        }
-    ),
+    "Phi-4-mini": Published(_PHI_4_MINI),
+    # transformers takes the long factors for texts of more than 4,096 tokens
+    "Phi-4-mini-long": Published(_PHI_4_MINI, context_length=8192, num_before=4096),
     "Qwen3-30B-A3B": Published(
         {
             "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 32,
@@ -106,7 +112,8 @@ torch.set_num_threads(2)
 model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
 tokens = torch.from_numpy(numpy.load(sys.argv[2]).astype(numpy.int64))[None]
 with torch.no_grad():
-    numpy.save(sys.argv[3], model(tokens, use_cache=False).logits[0].numpy())
+    rows = model(tokens, use_cache=False, logits_to_keep=int(sys.argv[4])).logits
+numpy.save(sys.argv[3], rows[0].numpy())
 """
 
 
@@ -125,9 +132,10 @@ def main() -> int:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             source = Path(folder) / "source"
             write_source(source, MODELS[name].config, options.layers)
-            reference = _reference(Path(folder), options.transformers) if options.transformers else None
+            compared = _tokens(MODELS[name].num_before + NUM_COMPARED)
+            reference = _reference(Path(folder), options.transformers, compared) if options.transformers else None
             for precision in options.precisions:
-                is_right &= _show(name, precision, Path(folder), reference, options.tokens)
+                is_right &= _show(name, precision, Path(folder), compared, reference, options.tokens)
     return int(not is_right)
 
 
@@ -199,11 +207,12 @@ def _mlp_sizes(layer: str, config: dict[str, Any]) -> Iterator[tuple[str, tuple[
         yield f"{layer}mlp.{expert}down_proj.weight", (hidden, inner)
 
 
-def _reference(folder: Path, python: Path) -> np.ndarray:
-    """The logits of transformers, [NUM_COMPARED, vocab_size]."""
+def _reference(folder: Path, python: Path, compared: np.ndarray) -> np.ndarray:
+    """The last rows of logits of transformers, [NUM_COMPARED, vocab_size]."""
     tokens, logits = folder / "tokens.npy", folder / "logits.npy"
-    np.save(tokens, _tokens(NUM_COMPARED))
-    subprocess.run([python, "-c", REFERENCE, folder / "source", tokens, logits], check=True, capture_output=True)
+    np.save(tokens, compared)
+    command: list[str | Path] = [python, "-c", REFERENCE, folder / "source", tokens, logits, str(NUM_COMPARED)]
+    subprocess.run(command, check=True, capture_output=True)
     found: np.ndarray = np.load(logits)
     return found
 
@@ -212,7 +221,9 @@ def _tokens(count: int) -> np.ndarray:
     return np.random.default_rng(8).integers(0, tiny.VOCAB - 1, count).astype(np.int32)
 
 
-def _show(name: str, precision: str, folder: Path, reference: np.ndarray | None, num_tokens: int) -> bool:
+def _show(
+    name: str, precision: str, folder: Path, tokens: np.ndarray, reference: np.ndarray | None, num_tokens: int
+) -> bool:
     """Print the line of an export; whether all is right."""
     made = folder / f"made-{precision}"
     try:
@@ -227,7 +238,7 @@ def _show(name: str, precision: str, folder: Path, reference: np.ndarray | None,
         print(f"{name} {precision}: {type(error).__name__}: {error}", flush=True)
         return False
     size = sum(file.stat().st_size for file in made.iterdir()) / 1e6
-    compared, differing, theirs = _rows(made, reference)
+    compared, differing, theirs = _rows(made, tokens, reference)
     texts = {drafter: _text(made, drafter, num_tokens) for drafter in DRAFTERS}
     drafted = "/".join(f"{texts[drafter][1]}" for drafter in DRAFTERS[1:])
     is_one = len({text for text, _ in texts.values()}) == 1
@@ -243,13 +254,14 @@ def _numbers(manifest: Manifest) -> tuple[str, str, str]:
     return f"{check.structure.difference:.1e}", f"{check.structure.allowed:.1e}", f"{check.divergence:.2g}"
 
 
-def _rows(made: Path, reference: np.ndarray | None) -> tuple[int, int, str]:
+def _rows(made: Path, given: np.ndarray, reference: np.ndarray | None) -> tuple[int, int, str]:
+    """Rows of logits compared over cuts, those that differ, and the largest difference to the reference."""
     decoder = OnnxDecoder(made, read_manifest(made), find_device("cpu"), deterministic=True)
     tokens = _tokens(120)
     compared, differing = count_differing(decoder, tokens, walks(len(tokens), 3, seed=1))
     if reference is None:
         return int(compared), int(differing), "-"
-    rows = decoder.logits(tokens[: len(reference)], len(reference))
+    rows = decoder.logits(given, len(reference))
     return int(compared), int(differing), f"{np.abs(rows - reference).max():.1e} of {reference.std():.1f}"
 
 

@@ -79,7 +79,7 @@ class CatalogEntry:
     precision: str = "int4"  # to export in, unless the user asks for another
     drafter: str | None = None  # the name of a smaller model that drafts for this one
     is_gated: bool = False  # the hub asks users to accept its terms
-    was_run: str = ""  # which file of it has been run with edgespec; empty where the model is only listed
+    was_run: str = ""  # which file of it passes `make check-models`; empty where it is only listed
 
     @property
     def fetch_bytes(self) -> int:
