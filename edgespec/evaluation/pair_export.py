@@ -177,9 +177,7 @@ def add_forms(
                 added.append(_export_head(half, planned, output, first.name, report))
             else:
                 layers = first.hidden_layers
-                added.append(
-                    _export_model(half, output, first.name, open_decoder, measure_ranges, report, layers)
-                )
+                added.append(_export_model(half, output, first.name, open_decoder, measure_ranges, report, layers))
         except UsageError:
             if half.form not in forms_of(folder, half.part):
                 raise
