@@ -11,15 +11,18 @@ from edgespec.drafters.lane_drafter import LaneDrafter
 from edgespec.drafters.lanes import ThreadLane
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.text_drafters import make_text_drafters
+from edgespec.engine.load_options import LoadOptions
 from edgespec.errors import UsageError
 from edgespec.loading.open_model import ModelFolder, open_drafter, read_tokenizer, weights_size
 from edgespec.loading.placement import Placement
 from edgespec.memory.estimate import bytes_by_place, estimate_memory, sum_bytes
 from edgespec.memory.free_memory import FreeByPlace
 from edgespec.planning.plan_option import Schedule
+from edgespec.policy import side_nodes
 from edgespec.policy.costs import measure_passes
 from edgespec.policy.limits import MAX_BRANCHES
 from edgespec.policy.speculation import Speculation
+from edgespec.profiling.learned_stats import read_learned_stats
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.tree import can_run_trees
 from edgespec.system.cancel import Cancel
@@ -85,6 +88,18 @@ def open_chain(chain: Chain, cancel: Cancel, report: Report) -> OpenModel:
             drafter = LaneDrafter(model_drafter, lane, schedule in ("pipelined", "hedged"), max_rows)
         inner = [drafter]
     return OpenModel(inner[0], decoder, lane)
+
+
+def may_draft_trees(target: ModelFolder, placement: Placement, options: LoadOptions) -> bool:
+    """Whether a drafter model's next best choices may be worth their rows, by the passes measured earlier.
+
+    In deterministic mode each branch has a pass of its own, and rejection sampling verifies chains.
+    """
+    if placement.deterministic or placement.exact or options.length is not None:
+        return False
+    if options.acceptance != "equality" or not can_run_trees(target.manifest, placement.device):
+        return False
+    return side_nodes.may_pay(read_learned_stats(target.folder).ratios.get(placement.machine, {}))
 
 
 def candidates(chain: Chain, place: str, rooms: FreeByPlace) -> list[Candidate]:

@@ -15,7 +15,7 @@ from edgespec.drafters.lookahead import Window
 from edgespec.drafters.memory_watch import MemoryWatch
 from edgespec.drafters.pool import DrafterPool
 from edgespec.drafters.text_drafters import lookahead_window, make_text_drafters
-from edgespec.engine.draft_models import Chain, candidates
+from edgespec.engine.draft_models import Chain, candidates, may_draft_trees
 from edgespec.engine.engine import Engine
 from edgespec.engine.learned_speculation import learned_speculation
 from edgespec.engine.load_options import (
@@ -48,10 +48,7 @@ from edgespec.memory.estimate import arena_bytes, estimate_memory, growth_bytes,
 from edgespec.memory.free_memory import HOST
 from edgespec.models.home import ModelHome
 from edgespec.planning.choice import choose_schedule, choose_threads
-from edgespec.policy import side_nodes
-from edgespec.profiling.learned_stats import read_learned_stats
 from edgespec.runtimes.devices import Device, limit_arena
-from edgespec.runtimes.tree import can_run_trees
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.tokenization.template_process import TemplateProcess
 from edgespec.types import Decoder, Report
@@ -227,7 +224,7 @@ def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Eng
     with ExitStack() as undone:
         renderer = _start_renderer(target)
         undone.callback(renderer.close)
-        has_trees = window is not None or (bool(chains) and _may_draft_trees(stated, placement, options))
+        has_trees = window is not None or (bool(chains) and may_draft_trees(stated, placement, options))
         decoder = _open_target(fit, placement, layers, shares_cores=bool(chains), has_trees=has_trees)
         chains = [replace(chain, hidden_states=kept_hidden_states(decoder)) for chain in chains]
         settle_rows(fit.target, decoder, placement, options.deterministic, report)
@@ -287,18 +284,6 @@ def _chain(target: ModelFolder, drafter: NamedDrafter, placement: Placement, opt
         is_reproducible=is_reproducible,
         schedule="serial" if is_bound else schedule,
     )
-
-
-def _may_draft_trees(target: ModelFolder, placement: Placement, options: LoadOptions) -> bool:
-    """Whether a drafter model's next best choices may be worth their rows, by the passes measured earlier.
-
-    In deterministic mode each branch has a pass of its own, and rejection sampling verifies chains.
-    """
-    if placement.deterministic or placement.exact or options.length is not None:
-        return False
-    if options.acceptance != "equality" or not can_run_trees(target.manifest, placement.device):
-        return False
-    return side_nodes.may_pay(read_learned_stats(target.folder).ratios.get(placement.machine, {}))
 
 
 def _open_target(

@@ -43,4 +43,5 @@ def memory_bytes(entry: CatalogEntry) -> int:
 def needed_bytes(manifest: Manifest, file_bytes: int) -> int:
     """What plain decoding of a prepared model takes on the CPU at a context of 2048 tokens, with the reserve."""
     estimate = estimate_memory(manifest, file_bytes)
-    return estimate.weights_bytes + estimate.kv_cache_bytes + estimate.workspace_bytes + RESERVE_BYTES
+    needed = estimate.weights_bytes + estimate.kv_cache_bytes + estimate.states_bytes + estimate.workspace_bytes
+    return needed + RESERVE_BYTES

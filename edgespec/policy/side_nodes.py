@@ -12,8 +12,8 @@ from edgespec.policy.costs import PassCosts
 
 SideNode = tuple[int, int]  # position in the chain, and rank among the next best choices there
 
-# Second choices come true in one to two rounds of ten: where a row takes more of a step than that, none pays.
-_MAX_ROW = 0.1
+# Where a row takes more of a step than this, next best choices gain nothing (docs/log/draft-policy.md).
+_MAX_ROW = 0.05
 _WIDTHS = (2, 8)
 
 
