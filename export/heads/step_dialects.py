@@ -61,8 +61,14 @@ def _plan(
     num_steps: int | None = None,
     tokens: TokenIds | None = None,
     borrowed: tuple[str, ...] = (),
+    layer: int | None = None,
 ) -> HeadPlan:
-    """num_steps: The steps of a draft, where the last graph serves several."""
+    """The plan of a head.
+
+    Args:
+        num_steps: The steps of a draft, where the last graph serves several.
+        layer: The layer of the target behind which it reads; None for the state behind the final norm.
+    """
     files = [step.file for step in steps]
     files += files[-1:] * ((num_steps or len(files)) - len(files))
 
@@ -76,7 +82,7 @@ def _plan(
         head=Head(
             method=method,
             kind="steps",
-            target_layers=(target.config.num_layers,),
+            target_layers=(target.config.num_layers if layer is None else layer,),
             target_hidden_size=target.config.hidden_size,
             state_size=steps[0].width,
             step_graphs=tuple(files),
@@ -195,7 +201,19 @@ def _plan_hydra(source: HeadSource, target: LoadedSource) -> HeadPlan:
         )
         for i in range(num_heads)
     ]
-    return _plan("Hydra", "hydra", target, steps, tensors, tokens=tokens, borrowed=("embedding",))
+    layer = _hydra_layer(source, target.config.num_layers)
+    return _plan("Hydra", "hydra", target, steps, tensors, tokens=tokens, borrowed=("embedding",), layer=layer)
+
+
+def _hydra_layer(source: HeadSource, num_layers: int) -> int | None:
+    """The layer that a head reads: hidden_state_offset counts back from the state behind the final norm."""
+    offset = source.settings.get("hidden_state_offset", 0)
+    if type(offset) is not int or not 0 <= offset < num_layers:
+        raise SourceError(
+            f"{source.settings.path}: hidden_state_offset is {offset!r}, wanted 0 to {num_layers - 1}, since the "
+            f"target has {num_layers} layers"
+        )
+    return num_layers - 1 - offset if offset else None
 
 
 # MLP speculators (IBM, Snowflake), whose names have one number, or two where their parts are sequences of one.

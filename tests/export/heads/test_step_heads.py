@@ -1,6 +1,6 @@
 """Heads with a graph for each token of a draft: the graphs against forward passes written out in numpy."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +174,18 @@ def test_heads_of_other_targets_are_refused(tmp_path: Path, target: Path) -> Non
     assert "5000 tokens" in refusal(CASES["LSTM"], tmp_path / "b", target, long)
     projection = {"projs.0.weight": np.ones((4 * tiny_steps.INNER, 32), np.float32)}
     assert "hidden states of 32" in refusal(CASES["LSTM"], tmp_path / "c", target, projection)
+
+
+def test_hydra_counts_layers_back_from_the_final_norm(tmp_path: Path, target: Path) -> None:
+    """The last of the hidden states of transformers is normed; the one before is behind layer n - 2."""
+    case = CASES["Hydra"]
+    stated = replace(case, config={**case.config, "hidden_state_offset": 1})
+    head = exported(stated, tmp_path / "a", target).head
+    assert head is not None
+    assert head.target_layers == (tiny.LAYERS - 2,)
+    stated = replace(case, config={**case.config, "hidden_state_offset": tiny.LAYERS})
+    with pytest.raises(SourceError, match="hidden_state_offset is 2, wanted 0 to 1"):
+        exported(stated, tmp_path / "b", target)
 
 
 def test_damaged_and_unknown_parts_are_refused(tmp_path: Path, target: Path) -> None:
