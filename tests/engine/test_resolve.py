@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 import edgespec.engine.device_candidates
-import edgespec.evaluation.pairing
+import edgespec.evaluation.pair_export
 import edgespec.loading.device_choice
 import edgespec.loading.device_forms
 import edgespec.runtimes.devices
@@ -18,7 +18,7 @@ from edgespec import load
 from edgespec.cli.main import main
 from edgespec.engine.resolve import Resolved, resolve
 from edgespec.errors import DeviceUnavailable, MemoryExhausted, UsageError
-from edgespec.evaluation.pairing import PairHalf, add_forms
+from edgespec.evaluation.pair_export import PairHalf, add_forms
 from edgespec.manifest import read_manifest
 from edgespec.models.hub import LocalSource
 from edgespec.models.pair import Pair, PairCheck, read_pair, record_check
@@ -375,23 +375,24 @@ def test_only_the_sources_of_a_pair_are_added_to_it(
 def test_form_that_another_process_adds_meanwhile_is_no_error(
     pair: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    export_model = edgespec.evaluation.pairing.export_model
+    export_model = edgespec.evaluation.pair_export.export_model
 
     def export_second(source: Path, output: Path, **how: object) -> object:
         if output.name == "target-gpu":
             add_form(pair, "target", "gpu")
         return export_model(source, output, **how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(edgespec.evaluation.pairing, "export_model", export_second)
+    monkeypatch.setattr(edgespec.evaluation.pair_export, "export_model", export_second)
     source = LocalSource(path=tiny_gguf)
     said: list[str] = []
     halves = [PairHalf(part=part, source=source, form="gpu", device="webgpu") for part in ("target", "drafter")]
-    assert add_forms(pair, halves, report=said.append) == [pair / "drafter-gpu"]
+    assert add_forms(pair, source, halves, report=said.append) == [pair / "drafter-gpu"]
     assert f"another process has added {pair / 'target-gpu'} in the meantime" in said
     assert {"target-gpu": "gpu", "drafter-gpu": "gpu"}.items() <= forms(pair).items()
     (pair / "target-npu").write_text("")
+    npu = PairHalf(part="target", source=source, form="npu", device="npu", precision="fp16")
     with pytest.raises(UsageError, match="already exists"):
-        add_forms(pair, [PairHalf(part="target", source=source, form="npu", device="npu", precision="fp16")])
+        add_forms(pair, source, [npu])
 
 
 @pytest.mark.usefixtures("devices")
