@@ -20,13 +20,14 @@ import numpy.typing as npt
 from interleaved import command_line
 
 import edgespec
+from edgespec.decoders import Decoder
 from edgespec.evaluation.prompts import own_prompts, read_prompts
 from edgespec.export.convert import export_model
 from edgespec.loading.open_model import measure_ranges, open_decoder
 from edgespec.manifest import read_manifest
 from edgespec.models.home import ModelHome, default_home
 from edgespec.system.console import info
-from edgespec.types import Decoder, Logits, TokenIds
+from edgespec.types import Logits, TokenIds
 
 DRAFT_LENGTH = 4
 BLOCK, CONTEXT = 64, 1024  # of the npu form: the most tokens of a pass, and the context length

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.decoders import Decoder
 from edgespec.decoding.likelihood import negative_log_likelihood
 from edgespec.errors import ExportMismatch
 from edgespec.export.convert import export_model
@@ -25,7 +26,7 @@ from edgespec.export.reference import reference_logits
 from edgespec.export.sources import read_source
 from edgespec.loading.open_model import open_decoder
 from edgespec.manifest import Check
-from edgespec.types import Decoder, TokenIds
+from edgespec.types import TokenIds
 
 TEXTS = [Path(__file__).parent / "texts" / f"{name}.txt" for name in ("prose", "code")]
 PRECISIONS = ("source", "int8", "int4", "fp32")

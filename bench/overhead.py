@@ -39,6 +39,7 @@ from rich.console import Console
 
 from edgespec import SamplingParams, load
 from edgespec.chat.printer import MarkdownPrinter
+from edgespec.decoders import Argmax, ForwardingDecoder
 from edgespec.drafters.pool import DrafterPool
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.engine.answers import Chunk
@@ -47,7 +48,7 @@ from edgespec.errors import EdgeSpecError
 from edgespec.policy.speculation import Speculation
 from edgespec.system.console import print_stderr
 from edgespec.system.threads import hand_over_soon
-from edgespec.types import Argmax, ForwardingDecoder, Logits, TokenIds
+from edgespec.types import Logits, TokenIds
 
 DOCUMENTS = Path(__file__).parents[1] / "docs"
 PACES_MS = (3.0, 10.0, 40.0)

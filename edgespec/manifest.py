@@ -10,11 +10,12 @@ import os
 import stat
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta
-
+from edgespec.bounds import Count, Index, Layers, Size
+from edgespec.drafting_head import Head, Parallel
 from edgespec.errors import IntegrityError, ManifestError
+from edgespec.signature import Signature
 from edgespec.system.cancel import Cancel
 from edgespec.system.json_file import read_json
 from edgespec.system.typed_json import read_as, require_known_fields
@@ -25,15 +26,7 @@ COMPILED = "compiled"  # a folder beside it: what compilers of devices have made
 _HASH_CHUNK_BYTES = 1 << 20
 _LARGEST_BYTES = 1 << 20  # a real one has 3 kB
 _CACHE_FORMS = ("shared_buffer", "growing", "static")
-HEAD_KINDS = ("recurrent", "steps", "block")
 _CACHE_DTYPES = {"float32": 4, "float16": 2, "uint16": 2}  # bytes of a value
-
-Count = Annotated[int, Meta(ge=1, le=1 << 24)]
-# Layers, heads and head sizes; memory for far more would be reserved before the graph is seen to have fewer.
-Size = Annotated[int, Meta(ge=1, le=1 << 12)]
-Layers = Annotated[int, Meta(ge=0, le=1 << 12)]
-Width = Annotated[int, Meta(ge=1, le=1 << 16)]  # numbers in a hidden state
-Index = Annotated[int, Meta(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,55 +49,6 @@ class KVCache:
     @property
     def bytes_per_token(self) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * _CACHE_DTYPES[self.dtype]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Signature:
-    """The graph's names for its inputs and outputs; None for one that it does not have.
-
-    %d stands for the layer. Without num_logits_to_keep the graph gives a row of logits for each token. It takes
-    an attention bias for each kind of layer that it has, global and local. best is float32 [1, num_rows, 2]: for
-    each row of logits the id of the most likely token, the lowest of equal ones, and the sum of the row, which is
-    finite where all of its logits are.
-    """
-
-    input_ids: str = "input_ids"
-    attention_mask: str | None = "attention_mask"
-    position_ids: str | None = None
-    num_logits_to_keep: str | None = "num_logits_to_keep"
-    attention_bias: str | None = None
-    local_attention_bias: str | None = None
-    past_key: str = "past_key_values.%d.key"
-    past_value: str = "past_key_values.%d.value"
-    logits: str = "logits"
-    best: str | None = None
-    present_key: str = "present.%d.key"
-    present_value: str = "present.%d.value"
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether all names are the ones that edgespec's own exports have."""
-        own = {role: name or role for role, name in asdict(Signature()).items()}
-        return all(name in (None, own[role]) for role, name in asdict(self).items())
-
-    def roles(self, num_layers: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-        """Role and name of each input, and of each output; past and present have a name for each layer."""
-        inputs: list[tuple[str, str]] = []
-        outputs: list[tuple[str, str]] = []
-        for role, name in asdict(self).items():
-            layers = range(num_layers if role.startswith(("past", "present")) else 1)
-            if name is not None:
-                is_output = role in ("logits", "best", "present_key", "present_value")
-                (outputs if is_output else inputs).extend((role, name.replace("%d", str(at))) for at in layers)
-        return inputs, outputs
-
-    def caches(self, num_layers: int) -> list[tuple[str, str]]:
-        """Names of past and present that belong together: keys, then values, layer by layer."""
-        return [
-            (past.replace("%d", str(layer)), present.replace("%d", str(layer)))
-            for layer in range(num_layers)
-            for past, present in ((self.past_key, self.present_key), (self.past_value, self.present_value))
-        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,48 +114,6 @@ class SelfDrafter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
-    """A drafting head, which reads hidden states of its target beside tokens.
-
-    method: eagle3, eagle, mtp, medusa, mlp_speculator, hydra, dflash or dspark.
-    kind: recurrent, where the state that it gives with a token is read with the next one; steps, where each token
-        of a draft has a graph of its own and none attends to the text; or block, where a pass drafts a block.
-    target_layers: Layers of the target whose hidden states it reads, in this order; the number of the target's
-        layers stands for the state behind its final norm.
-    state_size: Numbers in a state that goes with a token.
-    fuse_graph: From hidden states of the target, [1, n, layers * target_hidden_size], to states,
-        [1, n, state_size]; None where they are read as they are.
-    step_graphs: A graph for each token of a draft; of the kinds steps and block.
-    block_tokens: Tokens of a block, the known one included.
-    has_confidence: Each step gives the chance that its token is accepted, too.
-    """
-
-    method: str
-    kind: str
-    target_layers: tuple[Index, ...]
-    target_hidden_size: Width
-    state_size: Count
-    fuse_graph: str | None = None
-    step_graphs: tuple[str, ...] = ()
-    block_tokens: Size = 1
-    mask_token_id: Index | None = None
-    has_confidence: bool = False
-
-    @property
-    def graphs(self) -> tuple[str, ...]:
-        """Names of its graphs beside the manifest's own."""
-        return (*([self.fuse_graph] if self.fuse_graph else []), *dict.fromkeys(self.step_graphs))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parallel:
-    """A drafter model that drafts num_tokens tokens in one pass, all but the first in the place of mask tokens."""
-
-    mask_token_id: Index
-    num_tokens: Size
-
-
-@dataclass(frozen=True, kw_only=True)
 class FileRecord:
     sha256: str
     bytes: Index
@@ -260,8 +162,7 @@ class Manifest:
         """How many tokens it drafts in a pass, as a drafter."""
         if self.parallel is not None:
             return self.parallel.num_tokens
-        is_block = self.head is not None and self.head.kind == "block"
-        return max(1, self.head.block_tokens - 1) if self.head and is_block else 1
+        return self.head.tokens_per_pass if self.head else 1
 
     @property
     def weights_bytes(self) -> int:
@@ -347,24 +248,13 @@ def parse_manifest(path: Path, stated: dict[str, Any]) -> Manifest:
 
 
 def _require_sound_head(path: Path, manifest: Manifest) -> None:
-    head, parallel = manifest.head, manifest.parallel
-    problem = None
-    if head is not None:
-        if head.kind not in HEAD_KINDS:
-            problem = f"the kind of its head is {head.kind!r}, known are {', '.join(HEAD_KINDS)}"
-        elif not head.target_layers:
-            problem = "its head reads no layer of the target"
-        elif not head.step_graphs and head.kind == "steps":
-            problem = "its head has no step graphs"
-        elif head.mask_token_id is None and head.kind == "block":
-            problem = "its head names no mask token"
-        elif (head.mask_token_id or 0) >= manifest.vocab_size:
-            problem = f"the mask token {head.mask_token_id} is not in the vocabulary"
-        elif manifest.kv_cache.form != "shared_buffer":
-            problem = f"a head's cache is shared_buffer, not {manifest.kv_cache.form}"
+    head, parallel, kv = manifest.head, manifest.parallel, manifest.kv_cache
+    problem = head.find_problem(manifest.vocab_size) if head else None
+    if head is not None and problem is None and kv.form != "shared_buffer":
+        problem = f"a head's cache is shared_buffer, not {kv.form}"
     if parallel is not None and parallel.mask_token_id >= manifest.vocab_size:
         problem = f"the mask token {parallel.mask_token_id} is not in the vocabulary"
-    if not problem and manifest.kv_cache.num_layers == 0 and (head is None or head.kind != "steps"):
+    if not problem and kv.num_layers == 0 and (head is None or head.kind != "steps"):
         problem = "a model with 0 layers can only be a head of the kind steps"
     if problem:
         raise ManifestError(f"{path}: {problem}; use a newer edgespec or export again")

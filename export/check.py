@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.decoders import Decoder
 from edgespec.decoding.likelihood import negative_log_likelihood
 from edgespec.errors import ExportMismatch, PrecisionLoss
 from edgespec.export.weight_errors import WeightError
 from edgespec.manifest import Check, Structure
-from edgespec.types import Decoder, Logits, TokenIds
+from edgespec.types import Logits, TokenIds
 
 # English and code, for byte-level and SentencePiece vocabularies alike; 240 tokens and more.
 TEXT = '''\

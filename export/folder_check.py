@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from tokenizers import Tokenizer
 
+from edgespec.decoders import Decoder
 from edgespec.errors import SourceError
 from edgespec.export.blocks import Floats
 from edgespec.export.check import NOISE, NUM_STEPS, TEXT, compare, compare_structure, judge, one_row_difference
@@ -21,7 +22,7 @@ from edgespec.export.written import read_written
 from edgespec.manifest import Check, Manifest
 from edgespec.system.console import show_progress
 from edgespec.tokenization.tokenizer import translate_errors
-from edgespec.types import Decoder, Logits, TokenIds
+from edgespec.types import Logits, TokenIds
 
 _EXACT = "exact.onnx"  # in the folder while it is checked
 # Read by ONNX Runtime when it makes a QMoE kernel: 8 bits have no accuracy_level with activations in floats.

@@ -6,7 +6,6 @@ the head has a step graph, the row of each token also depends on the token that 
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, Unpack
 
@@ -14,91 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.decoding.hidden_states import HiddenStates, States
+from edgespec.decoding.hidden_states import States
 from edgespec.errors import ContextOverflow
-from edgespec.manifest import Head, Manifest
-from edgespec.runtimes.devices import Device, import_onnxruntime
-from edgespec.runtimes.head import Features, HeadGraph, WholeRows
-from edgespec.runtimes.node_placement import read_node_placement, require_placement
-from edgespec.runtimes.session import (
-    SessionOptions,
-    load_graph,
-    refuse_device,
-    require_same,
-    translate_error,
-    translate_memory_errors,
-)
-from edgespec.runtimes.shared_cache import SharedCache
+from edgespec.runtimes.block_passes import BlockPasses
+from edgespec.runtimes.head_graph import HeadGraph
+from edgespec.runtimes.head_parts import Features, HeadFolder, WholeRows, require_run
+from edgespec.runtimes.session import SessionOptions, translate_memory_errors
 from edgespec.types import Logits, TokenIds
 
 _CHUNK_TOKENS = 256
-_INPUTS = ("input_ids", "hidden", "attention_mask", "num_logits_to_keep")
-
-
-class BlockPasses:
-    """The main graph with its cache, run by one thread at a time."""
-
-    def __init__(self, graph: Path, manifest: Manifest, device: Device, **options: Unpack[SessionOptions]) -> None:
-        """Load the graph; raises as open_session does."""
-        self._session = load_graph(graph, device, **options)
-        require_placement(read_node_placement(self._session), device, str(graph))
-        inputs = {value.name: value.shape for value in self._session.get_inputs()}
-        outputs = {value.name: value.shape for value in self._session.get_outputs()}
-        caches = manifest.signature.caches(manifest.kv_cache.num_layers)
-        wanted = ({*_INPUTS, *(past for past, _ in caches)}, {"logits", "state", *(new for _, new in caches)})
-        differences = [
-            f"{name} is missing or not expected"
-            for found, names in zip((set(inputs), set(outputs)), wanted, strict=True)
-            for name in sorted(found ^ names)
-        ]
-        require_same(graph, differences)
-        self.num_block = int(inputs["input_ids"][1])
-        self.num_drafted, self._state_size = map(int, outputs["state"][1:])
-        self._num_columns = int(outputs["logits"][2])
-        self._binding = self._session.io_binding()
-        self.cache = SharedCache(self._session, self._binding, manifest, device)
-        self._bound: dict[str, npt.NDArray[Any]] = {}  # lives until its run is over: the binding knows addresses
-        self._new_options = import_onnxruntime().RunOptions
-        self._options = self._new_options()
-
-    def run(self, block: TokenIds, num_past: int, hidden: States, num_logits: int) -> tuple[Logits, States]:
-        """Run a block behind the first num_past tokens of the cache and those of hidden, [num_new, state_size].
-
-        Returns logits of the first num_logits tokens of the draft, and states of all.
-
-        Raises MemoryExhausted: The cache or the workspace does not fit.
-        """
-        total = num_past + len(hidden)
-        logits = np.empty((1, num_logits, self._num_columns), np.float32)
-        states = np.empty((1, self.num_drafted, self._state_size), np.float32)
-        with translate_memory_errors("making room for a pass"):
-            self.cache.prepare(num_past, len(hidden))
-            self._bind(
-                input_ids=block[None].astype(np.int64),
-                hidden=np.ascontiguousarray(hidden[None]),
-                attention_mask=np.ones((1, total), np.int64),
-                num_logits_to_keep=np.array([num_logits], np.int64),
-            )
-            for name, array in (("logits", logits), ("state", states)):
-                self._binding.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
-        try:
-            self._session.run_with_iobinding(self._binding, self._options)
-        except Exception as error:  # ONNX Runtime has no common base of its own
-            raise translate_error(error, "running a pass") from error
-        return logits[0], states[0]
-
-    def begin(self) -> None:
-        """Forget an interrupt of earlier runs."""
-        self._options = self._new_options()
-
-    def interrupt(self) -> None:
-        """From another thread: end this run and the next ones until begin(); they raise errors."""
-        self._options.terminate = True
-
-    def _bind(self, **arrays: npt.NDArray[Any]) -> None:
-        for name, array in arrays.items():
-            self._bound[name] = array
-            self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
 class _Draft(NamedTuple):
@@ -126,30 +49,17 @@ class BlockHead:
     text is cut into passes.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        manifest: Manifest,
-        device: Device,
-        hidden_states: HiddenStates,
-        subset: TokenIds | None = None,
-        **options: Unpack[SessionOptions],
-    ) -> None:
-        """Load the graphs; raises as open_session does.
-
-        Args:
-            hidden_states: Those that the target's decoder keeps.
-            subset: The token of each row of logits of a trimmed head, ascending; None where each token has one.
-        """
-        assert manifest.head is not None
-        assert manifest.head.mask_token_id is not None
+    def __init__(self, folder: HeadFolder, **options: Unpack[SessionOptions]) -> None:
+        """Load the graphs; raises as open_session does."""
+        manifest, head = folder.manifest, folder.head
+        assert head.mask_token_id is not None
         self.vocab_size, self.context_length, self.num_fed = manifest.vocab_size, manifest.context_length, 0
-        self._whole = WholeRows(subset, manifest.vocab_size)
-        self._head, self._mask = manifest.head, manifest.head.mask_token_id
+        self._whole = WholeRows(folder.subset, manifest.vocab_size)
+        self._head, self._mask = head, head.mask_token_id
         self._is_deterministic = options.get("deterministic", False)
-        self._features = Features(folder, manifest.head, device, hidden_states, **options)
-        self._step = _open_step(folder, manifest.head, device, **options)
-        self._passes = BlockPasses(folder / manifest.graph, manifest, device, **options)
+        self._features = Features(folder, **options)
+        self._step = _open_step(folder, **options)
+        self._passes = BlockPasses(folder.path / manifest.graph, manifest, folder.device, **options)
         self._held = np.zeros(0, np.int32)  # whose keys and values are in the cache, made of known hidden states
         self._draft = _NO_DRAFT
         self._num_wanted = self._passes.num_drafted
@@ -157,11 +67,9 @@ class BlockHead:
         self._memories: dict[bytes, npt.NDArray[np.float32]] = {}  # of a step graph, by the tokens before
         self._confidence: float | None = None
         self._lock = Lock()
-        if device.memory != "cpu":
-            with refuse_device(device):  # what a graph needs of a device shows only in a run
-                self.logits(np.zeros(2, np.int32), 1)
-            self.forget()
-            self.num_fed = 0
+        require_run(self, folder.device)
+        self.forget()
+        self.num_fed = 0
 
     @property
     def max_draft_tokens(self) -> int:
@@ -298,11 +206,12 @@ class BlockHead:
         return row
 
 
-def _open_step(folder: Path, head: Head, device: Device, **options: Unpack[SessionOptions]) -> HeadGraph | None:
+def _open_step(folder: HeadFolder, **options: Unpack[SessionOptions]) -> HeadGraph | None:
     """The step graph; None where rows of a block do not depend on the tokens drafted before."""
+    head = folder.head
     if not head.step_graphs:
         return None
-    step = HeadGraph(folder / head.step_graphs[0], device, **options)
+    step = HeadGraph(folder.path / head.step_graphs[0], folder.device, **options)
     has_memory = "memory_in" in step.inputs
     step.require(
         {"input_ids", "hidden", "logits_in", *(["memory_in"] if has_memory else [])},

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from edgespec.decoders import Decoder
 from edgespec.errors import EdgeSpecError, IntegrityError, ManifestError, MemoryExhausted
 from edgespec.manifest import Manifest
-from edgespec.types import Decoder
 
 _DOMAINS = {"", "ai.onnx", "com.microsoft"}
 _EXTERNAL_KEYS = {"location", "offset", "length", "checksum"}

@@ -8,6 +8,7 @@ from edgespec.errors import ModelError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.runtimes.block_head import BlockHead
 from edgespec.runtimes.devices import Device
+from edgespec.runtimes.head_parts import HeadFolder
 from edgespec.runtimes.recurrent_head import RecurrentHead, RecurrentTreeHead
 from edgespec.runtimes.session import SessionOptions
 from edgespec.runtimes.step_head import StepHead
@@ -46,4 +47,5 @@ def open_head(
             f"{manifest.name} is a head of the kind {manifest.head.kind} and runs no trees; choose another "
             "drafter, or --schedule pipelined"
         )
-    return kinds[manifest.head.kind](folder, manifest, device, hidden_states, subset, **options)
+    opened = HeadFolder(path=folder, manifest=manifest, device=device, hidden_states=hidden_states, subset=subset)
+    return kinds[manifest.head.kind](opened, **options)

@@ -13,6 +13,7 @@ from typing import Unpack
 
 import numpy as np
 
+from edgespec.decoders import Argmax
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import ContextOverflow, MemoryExhausted
@@ -25,7 +26,7 @@ from edgespec.runtimes.session import SessionOptions, refuse_device, translate_m
 from edgespec.runtimes.shared_cache import SharedCache
 from edgespec.runtimes.soundness import find_sound_passes, is_argmax_sound, probe_tokens, report_slow_check
 from edgespec.system.cancel import Cancel
-from edgespec.types import Argmax, Logits, TokenIds, append
+from edgespec.types import Logits, TokenIds, append
 
 # Long prompts run in chunks, which bounds the workspace; a chunk this wide runs at the full rate.
 _CHUNK_TOKENS = 256

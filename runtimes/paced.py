@@ -4,8 +4,9 @@ from collections.abc import Callable
 from threading import Condition
 from time import perf_counter
 
+from edgespec.decoders import Decoder, ForwardingDecoder, TreeDecoder
 from edgespec.errors import EdgeSpecError
-from edgespec.types import Decoder, ForwardingDecoder, Logits, TokenIds, TreeDecoder
+from edgespec.types import Logits, TokenIds
 
 Pace = Callable[[int, int], float]
 """Tokens that a pass runs (those that the cache does not hold), and the rows it returns → seconds."""

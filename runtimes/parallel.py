@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgespec.manifest import Parallel
-from edgespec.types import ForwardingDecoder, Logits, PretendingDecoder, TokenIds, TreeDecoder, append
+from edgespec.decoders import ForwardingDecoder, PretendingDecoder, TreeDecoder
+from edgespec.drafting_head import Parallel
+from edgespec.types import Logits, TokenIds, append
 
 
 class ParallelDecoder(ForwardingDecoder):

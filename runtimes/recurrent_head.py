@@ -6,22 +6,20 @@ they are known, or the state that the head gave itself in slot i - 1. Its row pr
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from threading import Lock
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 import numpy as np
 
 from edgespec.decoding import trees
 from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.decoding.hidden_states import HiddenStates, States
+from edgespec.decoding.hidden_states import States
 from edgespec.errors import ContextOverflow
-from edgespec.manifest import Manifest
-from edgespec.runtimes.devices import Device
-from edgespec.runtimes.head import Features, OwnStates, WholeRows
+from edgespec.runtimes.head_parts import Features, HeadFolder, WholeRows, require_run
+from edgespec.runtimes.own_states import OwnStates
 from edgespec.runtimes.passes import Passes, TreeLayout
 from edgespec.runtimes.row_rule import NO_RULE, next_pass, read_l2_bytes, row_rule
-from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
+from edgespec.runtimes.session import SessionOptions, translate_memory_errors
 from edgespec.runtimes.shared_cache import SharedCache
 from edgespec.runtimes.tree import tree_manifest
 from edgespec.types import Logits, TokenIds, append
@@ -32,13 +30,6 @@ _MAX_GUESSED = 16
 _MOST_STATES = 64  # of a pass that are kept to go on from, as a tree does from each
 
 
-class _Tree(NamedTuple):
-    """Nodes that fill the slots behind the tokens held."""
-
-    nodes: TokenIds = np.zeros(0, np.int32)
-    parents: tuple[int, ...] = ()
-
-
 class RecurrentHead:
     """A recurrent head as a function from tokens to logits, which reads a target's hidden states from their store.
 
@@ -47,45 +38,30 @@ class RecurrentHead:
     row is equal to the bit however a text is cut into passes, but for trees.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        manifest: Manifest,
-        device: Device,
-        hidden_states: HiddenStates,
-        subset: TokenIds | None = None,
-        **options: Unpack[SessionOptions],
-    ) -> None:
-        """Load the graphs; raises as open_session does.
-
-        Args:
-            hidden_states: Those that the target's decoder keeps.
-            subset: The token of each row of logits of a trimmed head, ascending; None where each token has one.
-        """
-        assert manifest.head is not None
+    def __init__(self, folder: HeadFolder, **options: Unpack[SessionOptions]) -> None:
+        """Load the graphs; raises as open_session does."""
+        manifest, device = folder.manifest, folder.device
         self.vocab_size, self.context_length, self.num_fed = manifest.vocab_size, manifest.context_length, 0
-        self._whole = WholeRows(subset, manifest.vocab_size)
+        self._whole = WholeRows(folder.subset, manifest.vocab_size)
         self._device = device
         self._confidence: float | None = None
-        confidence = ["confidence"] if manifest.head.has_confidence else []
+        confidence = ["confidence"] if folder.head.has_confidence else []
         self._is_deterministic, self._rule = options.get("deterministic", False), NO_RULE
         if self._is_deterministic and device.memory == "cpu":
             self._rule = row_rule(manifest.kv_cache.head_dim, read_l2_bytes())
             options = {**options, "has_flash_attention": self._rule.has_flash_attention}
         own = replace(manifest, vocab_size=self._whole.num_columns)
-        self._passes = Passes(folder / own.graph, own, device, ["state"], confidence, **options)
-        self._features = Features(folder, manifest.head, device, hidden_states, **options)
-        self._state_size = manifest.head.state_size
+        self._passes = Passes(folder.path / own.graph, own, device, ["state"], confidence, **options)
+        self._features = Features(folder, **options)
+        self._state_size = folder.head.state_size
         self._own = OwnStates(self._state_size)
         self._held = np.zeros(0, np.int32)  # tokens of the text; slots for all but the first
         self._num_exact = 0  # slots from the first on
-        self._tree = _Tree()
+        self._tree = trees.HeldTree()
         self._lock = Lock()
-        if device.memory != "cpu":
-            with refuse_device(device):  # what a graph needs of a device shows only in a pass
-                self.logits(np.zeros(2, np.int32), 1)
-            self.forget()
-            self.num_fed = 0
+        require_run(self, folder.device)
+        self.forget()
+        self.num_fed = 0
 
     @property
     def confidence(self) -> float | None:
@@ -137,7 +113,7 @@ class RecurrentHead:
 
     def _hold(self, tokens: TokenIds) -> None:
         """Count tokens as those that are held, without a tree behind them."""
-        self._tree, self._held = _Tree(), tokens
+        self._tree, self._held = trees.HeldTree(), tokens
         self._num_exact = min(self._num_exact, max(0, len(tokens) - 1))
 
     def _settle(self, tokens: TokenIds) -> None:
@@ -221,17 +197,9 @@ class RecurrentHead:
 class RecurrentTreeHead(RecurrentHead):
     """A recurrent head that runs trees of drafts, over the graph that takes positions and a mask."""
 
-    def __init__(
-        self,
-        folder: Path,
-        manifest: Manifest,
-        device: Device,
-        hidden_states: HiddenStates,
-        subset: TokenIds | None = None,
-        **options: Unpack[SessionOptions],
-    ) -> None:
+    def __init__(self, folder: HeadFolder, **options: Unpack[SessionOptions]) -> None:
         """Load the tree graph; raises as RecurrentHead and tree_manifest do."""
-        super().__init__(folder, tree_manifest(manifest, device), device, hidden_states, subset, **options)
+        super().__init__(replace(folder, manifest=tree_manifest(folder.manifest, folder.device)), **options)
 
     def tree_logits(
         self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
@@ -244,13 +212,13 @@ class RecurrentTreeHead(RecurrentHead):
             if len(tokens) < 2 or len(tokens) + len(nodes) > self.context_length:
                 rows = trees.logits_by_branch(_Rows(self._whole.num_columns, self._rows), tokens, nodes, parents)
             else:
-                rows = self._tree_rows(tokens, _Tree(nodes, tuple(parents)), num_last)
+                rows = self._tree_rows(tokens, trees.HeldTree(nodes, tuple(parents)), num_last)
             return self._whole(rows if num_last is None else rows[-num_last:])
 
     def _settle(self, tokens: TokenIds) -> None:
         """Hold the branch of the last tree that tokens run through."""
         tree, held = self._tree, self._held
-        self._tree = _Tree()
+        self._tree = trees.HeldTree()
         if not len(tree.nodes) or not np.array_equal(held, tokens[: len(held)]):
             return
         path = trees.matching_path(tree.nodes, tree.parents, tokens[len(held) :])
@@ -266,7 +234,7 @@ class RecurrentTreeHead(RecurrentHead):
             path = [node for place, node in enumerate(path) if path[: place + 1] == [*range(place + 1)]]
         self._held = append(held, tree.nodes[path])
 
-    def _tree_rows(self, tokens: TokenIds, tree: _Tree, num_last: int | None) -> Logits:
+    def _tree_rows(self, tokens: TokenIds, tree: trees.HeldTree, num_last: int | None) -> Logits:
         """Rows behind all nodes, or at least behind the last num_last and the nodes that lie in no slot yet."""
         nodes, parents = tree
         num_held = 0
@@ -287,7 +255,7 @@ class RecurrentTreeHead(RecurrentHead):
             start = text_slot + 1 + num_held
             rows.append(self._run(nodes[num_held:stop], start, states, stop - num_held, layout).copy())
             num_held = stop
-            self._tree = _Tree(nodes[:num_held], parents[:num_held])
+            self._tree = trees.HeldTree(nodes[:num_held], parents[:num_held])
         return np.concatenate(rows)
 
 

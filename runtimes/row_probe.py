@@ -13,10 +13,11 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from edgespec.decoders import Decoder
 from edgespec.manifest import Manifest
 from edgespec.runtimes.row_rule import read_l2_bytes
 from edgespec.system.cancel import Cancel
-from edgespec.types import Decoder, Logits, TokenIds
+from edgespec.types import Logits, TokenIds
 
 LIMIT_S = 1.0
 _STRETCH = 20  # positions that are compared at a time

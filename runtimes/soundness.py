@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edgespec.decoders import Argmax
 from edgespec.errors import DeviceUnavailable
-from edgespec.types import Argmax, Logits, TokenIds
+from edgespec.types import Logits, TokenIds
 
 WIDTHS = (256, 64, 16)
 _NARROW = 8

@@ -6,18 +6,16 @@ token that was drafted and the state that the step before gave.
 """
 
 from itertools import takewhile
-from pathlib import Path
 from threading import Lock
 from typing import Unpack
 
 import numpy as np
 
-from edgespec.decoding.hidden_states import HiddenStates, States
+from edgespec.decoding.hidden_states import States
 from edgespec.errors import ContextOverflow
-from edgespec.manifest import Manifest
-from edgespec.runtimes.devices import Device
-from edgespec.runtimes.head import Features, HeadGraph, WholeRows
-from edgespec.runtimes.session import SessionOptions, refuse_device
+from edgespec.runtimes.head_graph import HeadGraph
+from edgespec.runtimes.head_parts import Features, HeadFolder, WholeRows, require_run
+from edgespec.runtimes.session import SessionOptions
 from edgespec.types import Logits, TokenIds
 
 _INPUTS = {"input_ids", "hidden"}
@@ -30,30 +28,17 @@ class StepHead:
     the first step; where no hidden state is known for it, from a state of zeros.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        manifest: Manifest,
-        device: Device,
-        hidden_states: HiddenStates,
-        subset: TokenIds | None = None,
-        **options: Unpack[SessionOptions],
-    ) -> None:
-        """Load the graphs; raises as open_session does.
-
-        Args:
-            hidden_states: Those that the target's decoder keeps.
-            subset: The token of each row of logits of a trimmed head, ascending; None where each token has one.
-        """
-        head = manifest.head
-        assert head is not None
+    def __init__(self, folder: HeadFolder, **options: Unpack[SessionOptions]) -> None:
+        """Load the graphs; raises as open_session does."""
+        manifest, head = folder.manifest, folder.head
         self.vocab_size, self.context_length, self.num_fed = manifest.vocab_size, manifest.context_length, 0
-        self._whole = WholeRows(subset, manifest.vocab_size)
+        self._whole = WholeRows(folder.subset, manifest.vocab_size)
         self._head = head
         self._confidence: float | None = None
         self._num_given = 0  # tokens of the text that steps take before those of the draft
-        self._features = Features(folder, head, device, hidden_states, **options)
-        graphs = {name: HeadGraph(folder / name, device, **options) for name in dict.fromkeys(head.step_graphs)}
+        self._features = Features(folder, **options)
+        names = dict.fromkeys(head.step_graphs)
+        graphs = {name: HeadGraph(folder.path / name, folder.device, **options) for name in names}
         outputs = {"logits", "state"} | ({"confidence"} if head.has_confidence else set())
         for graph in graphs.values():
             graph.require(_INPUTS, outputs)
@@ -62,10 +47,8 @@ class StepHead:
         self._drafted: list[int] = []  # tokens behind it that steps have taken
         self._states: list[States] = []  # which each step takes, [1, 1, width]; of the next one too
         self._lock = Lock()
-        if device.memory != "cpu":
-            with refuse_device(device):  # what a graph needs of a device shows only in a run
-                self.logits(np.zeros(2, np.int32), 1)
-            self.num_fed = 0
+        require_run(self, folder.device)
+        self.num_fed = 0
 
     @property
     def max_draft_tokens(self) -> int:

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 import numpy as np
 
+from edgespec.decoders import Argmax, ForwardingDecoder
 from edgespec.decoding import trees
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import ContextOverflow, DeviceUnavailable, ManifestError
@@ -26,19 +27,12 @@ from edgespec.runtimes.passes import TreeLayout
 from edgespec.runtimes.session import SessionOptions, refuse_device
 from edgespec.runtimes.soundness import are_close, probe_tokens
 from edgespec.system.cancel import Cancel
-from edgespec.types import Argmax, ForwardingDecoder, Logits, TokenIds
+from edgespec.types import Logits, TokenIds
 
 # Whose attention takes a bias. CUDA's does since ONNX Runtime 1.29, by its slowest kernel (docs/log/devices.md).
 _PROVIDERS = ("CPUExecutionProvider", "WebGpuExecutionProvider", PROVIDER)
 _PROBE_TOKENS, _PROBE_PARENTS = 24, (-1, 0, -1, 2, 2, 0)
 _log = logging.getLogger(__name__)
-
-
-class _Tree(NamedTuple):
-    """Nodes that fill the slots behind the tokens held."""
-
-    nodes: TokenIds = np.zeros(0, np.int32)
-    parents: tuple[int, ...] = ()
 
 
 class OnnxTreeDecoder(ForwardingDecoder):
@@ -55,7 +49,7 @@ class OnnxTreeDecoder(ForwardingDecoder):
         manifest = tree_manifest(manifest, device)
         self._chain = OnnxDecoder(folder, manifest, device, **options)
         super().__init__(self._chain)
-        self._tree = _Tree()
+        self._tree = trees.HeldTree()
         self._lock = Lock()
         with self._chain.cancelled_by(options.get("cancel") or Cancel()):
             self._runs_trees = device.memory == "cpu" or self._check(
@@ -82,17 +76,17 @@ class OnnxTreeDecoder(ForwardingDecoder):
 
     def pretend(self, tokens: TokenIds) -> None:
         with self._lock:
-            self._tree = _Tree()
+            self._tree = trees.HeldTree()
             self._chain.pretend(tokens)
 
     def imitate(self, tokens: TokenIds, num_run: int, seed: int) -> bool:
         with self._lock:
-            self._tree = _Tree()
+            self._tree = trees.HeldTree()
             return self._chain.imitate(tokens, num_run, seed)
 
     def forget(self) -> None:
         with self._lock:
-            self._tree = _Tree()
+            self._tree = trees.HeldTree()
             self._chain.forget()
 
     def tree_logits(
@@ -100,7 +94,7 @@ class OnnxTreeDecoder(ForwardingDecoder):
     ) -> Logits:
         with self._lock:
             if self._is_one_pass(tokens, nodes, parents):
-                rows = self._rows(tokens, _Tree(nodes, tuple(parents)), num_last)
+                rows = self._rows(tokens, trees.HeldTree(nodes, tuple(parents)), num_last)
             else:
                 self._settle(tokens)
                 rows = trees.logits_by_branch(self._chain, tokens, nodes, parents)
@@ -111,7 +105,7 @@ class OnnxTreeDecoder(ForwardingDecoder):
             if self._is_one_pass(tokens, nodes, parents):
                 self._settle(tokens)
                 found = self._chain.tree_argmax(tokens, nodes, _layout(tokens, parents))
-                self._tree = _Tree(nodes, tuple(parents))
+                self._tree = trees.HeldTree(nodes, tuple(parents))
                 return found
             self._settle(tokens)
             rows = trees.logits_by_branch(self._chain, tokens, nodes, parents)
@@ -125,7 +119,7 @@ class OnnxTreeDecoder(ForwardingDecoder):
         has_slots = len(tokens) + len(nodes) <= self.context_length
         return self._runs_trees and has_slots and 0 < len(nodes) < self._chain.max_pass_tokens
 
-    def _rows(self, tokens: TokenIds, tree: _Tree, num_last: int | None) -> Logits:
+    def _rows(self, tokens: TokenIds, tree: trees.HeldTree, num_last: int | None) -> Logits:
         """Logits behind all nodes, or at least behind the last num_last and the nodes that lie in no slot yet."""
         nodes, parents = tree
         num_held = 0
@@ -133,7 +127,7 @@ class OnnxTreeDecoder(ForwardingDecoder):
             held = trees.num_held(self._chain.held_tokens, self._tree, tokens, nodes, parents)
             num_held = min(held, len(nodes) - num_last)
         if num_held:
-            self._tree = _Tree(nodes[:num_held], parents[:num_held])
+            self._tree = trees.HeldTree(nodes[:num_held], parents[:num_held])
         else:
             self._settle(tokens)
         rows = self._chain.tree_rows(tokens, nodes, _layout(tokens, parents), num_held)
@@ -142,7 +136,7 @@ class OnnxTreeDecoder(ForwardingDecoder):
 
     def _settle(self, tokens: TokenIds) -> None:
         """Hold the branch of the last tree that tokens run through."""
-        tree, self._tree = self._tree, _Tree()
+        tree, self._tree = self._tree, trees.HeldTree()
         held = self._chain.held_tokens
         if not np.array_equal(held, tokens[: len(held)]):
             return
@@ -164,7 +158,7 @@ class OnnxTreeDecoder(ForwardingDecoder):
         tokens, nodes = tokens[: -len(_PROBE_PARENTS)], tokens[-len(_PROBE_PARENTS) :]
         with refuse_device(device):
             expected = trees.logits_by_branch(self._chain, tokens, nodes, _PROBE_PARENTS)
-            rows = self._rows(tokens, _Tree(nodes, _PROBE_PARENTS), None)
+            rows = self._rows(tokens, trees.HeldTree(nodes, _PROBE_PARENTS), None)
         is_sound = are_close(rows, expected)
         self.forget()
         if not is_sound:

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from edgespec.decoders import ArgmaxDecoder, Decoder
 from edgespec.evaluation.exactness import width_difference
 from edgespec.runtimes.soundness import is_argmax_sound
-from edgespec.types import ArgmaxDecoder, Decoder, Logits, TokenIds
+from edgespec.types import Logits, TokenIds
 
 _NUM_PROMPT = 48
 # In standard deviations of all logits. Half floats, and activations in 8 bits on the CPU, move a row by one or two

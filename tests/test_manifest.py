@@ -6,17 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.drafting_head import Head, Parallel
 from edgespec.errors import EdgeSpecError, IntegrityError, ManifestError
-from edgespec.manifest import (
-    FILE_NAME,
-    Head,
-    Manifest,
-    Parallel,
-    parse_manifest,
-    read_manifest,
-    verify_files,
-    write_manifest,
-)
+from edgespec.manifest import FILE_NAME, Manifest, parse_manifest, read_manifest, verify_files, write_manifest
 
 
 @pytest.fixture

@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding.sampling import SamplingParams
-from edgespec.types import (
+from edgespec.decoders import (
     Argmax,
     ArgmaxDecoder,
     ArgmaxTreeDecoder,
     Decoder,
     ForwardingDecoder,
-    Logits,
-    TokenIds,
     TreeDecoder,
 )
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.types import Logits, TokenIds
 
 
 def decoder_for(sampling: SamplingParams, target: Decoder) -> Decoder:

@@ -1,6 +1,7 @@
 """The arithmetic of a KV cache: which positions can be reused, and how far it grows."""
 
-from edgespec.types import Decoder, TokenIds
+from edgespec.decoders import Decoder
+from edgespec.types import TokenIds
 
 _FIRST_CAPACITY = 512
 

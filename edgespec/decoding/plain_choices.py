@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edgespec.decoders import Decoder, ForwardingDecoder
 from edgespec.decoding.cached_prefix import empty_cache
 from edgespec.decoding.sampling import GumbelSampler
-from edgespec.types import Decoder, ForwardingDecoder, Logits, Row, TokenIds
+from edgespec.types import Logits, Row, TokenIds
 
 _log = logging.getLogger(__name__)
 

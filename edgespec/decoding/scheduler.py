@@ -9,11 +9,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from edgespec.decoders import Decoder, TreeDecoder
 from edgespec.decoding.acceptance import equality
 from edgespec.errors import Cancelled, MemoryExhausted
 from edgespec.system.cancel import Flag
 from edgespec.system.clock import Clock
-from edgespec.types import NO_DRAFT, Acceptance, Decoder, Draft, Logits, Sampler, TokenIds, TreeDecoder, append
+from edgespec.types import NO_DRAFT, Acceptance, Draft, Logits, Sampler, TokenIds, append
 
 _NO_LOGITS: Logits = np.zeros((0, 0), np.float32)
 

@@ -2,11 +2,20 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.types import Decoder, Logits, TokenIds, append
+from edgespec.decoders import Decoder
+from edgespec.types import Logits, TokenIds, append
+
+
+class HeldTree(NamedTuple):
+    """Nodes that fill the slots of a cache behind the tokens held."""
+
+    nodes: TokenIds = np.zeros(0, np.int32)
+    parents: tuple[int, ...] = ()
 
 
 def depths(parents: Sequence[int]) -> npt.NDArray[np.int64]:

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.decoders import Decoder, ForwardingDecoder
 from edgespec.errors import ContextOverflow, ManifestError, VocabularyMismatch
 from edgespec.loading.open_model import ModelFolder, read_tokenizer
 from edgespec.loading.vocab_subset import UNKNOWN
 from edgespec.models.pair import have_same_tokens
 from edgespec.tokenization.tokenizer import Tokenizer
-from edgespec.types import Decoder, ForwardingDecoder, Logits, Report, TokenIds
+from edgespec.types import Logits, Report, TokenIds
 
 # The share of tokens that the drafter has bounds acceptance; below the usual break-even not even a drafter that is
 # always right would pay.

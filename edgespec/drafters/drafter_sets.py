@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from edgespec.decoders import Decoder
 from edgespec.drafters.lanes import Lane
 from edgespec.memory.estimate import sum_bytes
 from edgespec.memory.free_memory import HOST
 from edgespec.memory.ladder import Bytes, Tier
 from edgespec.system.cancel import Cancel
-from edgespec.types import Decoder, Drafter, Report
+from edgespec.types import Drafter, Report
 
 
 class OpenModel(NamedTuple):

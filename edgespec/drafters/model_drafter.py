@@ -7,6 +7,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edgespec.decoders import (
+    BlockDraftDecoder,
+    BoundedDraftDecoder,
+    ConfidentDecoder,
+    Decoder,
+    DraftDecoder,
+    ForwardingDecoder,
+    Interruptible,
+    TreeDecoder,
+)
 from edgespec.decoding import trees
 from edgespec.decoding.acceptance import equality
 from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode
@@ -15,22 +25,14 @@ from edgespec.policy.speculation import Speculation
 from edgespec.types import (
     NO_DRAFT,
     Acceptance,
-    BlockDraftDecoder,
-    BoundedDraftDecoder,
-    ConfidentDecoder,
-    Decoder,
     Distribution,
     Draft,
-    DraftDecoder,
     Drafter,
     DraftRequest,
-    ForwardingDecoder,
-    Interruptible,
     Logits,
     Row,
     Sampler,
     TokenIds,
-    TreeDecoder,
     append,
 )
 

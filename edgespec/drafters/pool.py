@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from threading import Event, RLock
 from typing import TypeVar
 
+from edgespec.decoders import Decoder
 from edgespec.drafters.background_loader import BackgroundLoader, LoadResult
 from edgespec.drafters.change_log import ChangeLog
 from edgespec.drafters.drafter_sets import Candidate, DrafterSet, OpenModel
@@ -22,7 +23,7 @@ from edgespec.errors import MemoryExhausted
 from edgespec.memory.free_memory import FreeByPlace, return_freed
 from edgespec.memory.ladder import Bytes
 from edgespec.system.cancel import Cancel
-from edgespec.types import Decoder, Drafter
+from edgespec.types import Drafter
 
 T = TypeVar("T")
 

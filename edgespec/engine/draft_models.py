@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from edgespec.decoders import Decoder
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.drafters.cross_vocabulary import TranslatedDecoder, load_translation, respell
 from edgespec.drafters.drafter_sets import Candidate, OpenModel
@@ -26,7 +27,7 @@ from edgespec.profiling.learned_stats import read_learned_stats
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.tree import can_run_trees
 from edgespec.system.cancel import Cancel
-from edgespec.types import Decoder, Drafter, Report
+from edgespec.types import Drafter, Report
 
 
 @dataclass(frozen=True, kw_only=True)

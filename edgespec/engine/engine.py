@@ -9,6 +9,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from edgespec.decoders import Decoder, Interruptible
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.pool import DrafterPool
@@ -21,7 +22,7 @@ from edgespec.memory.free_memory import return_freed
 from edgespec.policy.speculation import Speculation
 from edgespec.system.owner_process import Owner
 from edgespec.tokenization.prompt_encoder import Prompt, PromptEncoder
-from edgespec.types import Decoder, Interruptible, TokenIds
+from edgespec.types import TokenIds
 
 if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation

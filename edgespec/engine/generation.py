@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from edgespec.decoders import Decoder, ForwardingDecoder, TreeDecoder
 from edgespec.decoding.argmax import decoder_for
 from edgespec.decoding.plain_choices import PlainChoices, Reruns
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
@@ -25,7 +26,7 @@ from edgespec.engine.stopping import TextStop, TokenStop
 from edgespec.policy.acceptance_rates import AcceptanceChange
 from edgespec.policy.speculation import Speculation
 from edgespec.tokenization.tokenizer import TextStream, Tokenizer
-from edgespec.types import Decoder, ForwardingDecoder, Logits, TokenIds, TreeDecoder, append
+from edgespec.types import Logits, TokenIds, append
 
 # Rounds from which the thread of the passes has not learned, as the reader's thread may do it for them meanwhile.
 _MAX_UNLEARNED = 3

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
 
+from edgespec.decoders import Decoder
 from edgespec.loading.open_model import ModelFolder
 from edgespec.loading.placement import Placement
 from edgespec.memory.estimate import FORESEEN_TOKENS
@@ -13,7 +14,7 @@ from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.speculation import Speculation
 from edgespec.profiling.learned_stats import write_learned_stats
 from edgespec.profiling.measure import complete_profile
-from edgespec.types import Decoder, Drafter, Report
+from edgespec.types import Drafter, Report
 
 
 def learned_speculation(

@@ -1,21 +1,18 @@
 """Loads a model: from what a user names to an engine with its decoders and drafters."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from edgespec.config.drafter_names import TEXT, DrafterNames
-from edgespec.drafters.answer_cache import AnswerCache, AnswerDrafter
-from edgespec.drafters.change_log import ChangeLog
-from edgespec.drafters.drafter_sets import drafter_sets
-from edgespec.drafters.lookahead import Window
-from edgespec.drafters.memory_watch import MemoryWatch
-from edgespec.drafters.pool import DrafterPool
-from edgespec.drafters.text_drafters import lookahead_window, make_text_drafters
-from edgespec.engine.draft_models import Chain, candidates, may_draft_trees
+from edgespec.config.drafter_names import DrafterNames
+from edgespec.decoders import Decoder
+from edgespec.drafters.answer_cache import AnswerCache
+from edgespec.drafters.text_drafters import lookahead_window
+from edgespec.engine.draft_models import Chain, may_draft_trees
+from edgespec.engine.drafter_pool import make_pool
 from edgespec.engine.engine import Engine
 from edgespec.engine.learned_speculation import learned_speculation
 from edgespec.engine.load_options import (
@@ -43,15 +40,12 @@ from edgespec.loading.open_model import (
 )
 from edgespec.loading.placement import Placement
 from edgespec.loading.row_proof import RowsDiffer, expects_rows, settle_rows
-from edgespec.manifest import Manifest
-from edgespec.memory.estimate import arena_bytes, estimate_memory, growth_bytes, states_bytes, texts_bytes
-from edgespec.memory.free_memory import HOST
+from edgespec.memory.estimate import arena_bytes, estimate_memory
 from edgespec.models.home import ModelHome
 from edgespec.planning.choice import choose_schedule, choose_threads
 from edgespec.runtimes.devices import Device, limit_arena
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.tokenization.template_process import TemplateProcess
-from edgespec.types import Decoder, Report
 
 _LOG = logging.getLogger(__name__)
 
@@ -231,7 +225,7 @@ def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Eng
         for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
             resolved.home.mark_used(each.folder)
         answers = _answer_cache(resolved.home, target, names) if options.has_answer_cache else None
-        pool = _drafter_pool(fit, names, chains, window, answers, options.max_draft_tokens, report)
+        pool = make_pool(fit, names, chains, window, answers, options.max_draft_tokens, report)
         undone.callback(pool.close)
         pool.start(fit.free_memory, fit.needed, [*resolved.devices.downgrades, *fit.downgrades])
         speculation = pool.with_relief(
@@ -320,61 +314,6 @@ def _start_renderer(target: ModelFolder) -> TemplateProcess:
     if target.manifest.chat_template:
         renderer.start()
     return renderer
-
-
-def _drafter_pool(
-    space: MemoryFit,
-    names: DrafterNames,
-    chains: Sequence[Chain],
-    window: Window | None,
-    answers: AnswerCache | None,
-    max_draft_tokens: int,
-    report: Report,
-) -> DrafterPool:
-    """The pool of the drafters that the user named, and of the smaller sets that remain if memory is short."""
-    manifest = space.target.manifest
-    cascades = [candidates(chain, space.drafter_place, space.free_memory) for chain in chains]
-    cached = [AnswerDrafter(answers)] if answers else []
-    ahead = {"lookahead"} if window else set()
-    texts = names.simple & set(TEXT) | ({"suffix"} if "auto" in names.simple else set())
-
-    def bytes_of_texts(names: frozenset[str]) -> int:
-        widest = max(max_draft_tokens, window.width - 1) if window and "lookahead" in names else max_draft_tokens
-        return texts_bytes(manifest, names, widest)
-
-    sets = drafter_sets(
-        cascades,
-        texts | ahead | {each.name for each in cached},
-        frozenset({"suffix"} | ahead),
-        bytes_of_texts,
-    )
-    return DrafterPool(
-        sets,
-        manifest.vocab_size,
-        lambda texts: [
-            *make_text_drafters(texts, window if "lookahead" in texts else None),
-            *(each for each in cached if each.name in texts),
-        ],
-        MemoryWatch(
-            [each.tier for each in sets],
-            partial(_growth_bytes, space, [model.manifest for chain in chains for model in chain.models]),
-            space.read_free_memory,
-            space.target_place,
-        ),
-        ChangeLog(report),
-    )
-
-
-def _growth_bytes(space: MemoryFit, drafters: Sequence[Manifest], num_held: int, num_tokens: int) -> int:
-    """What a text of num_tokens takes more of the target's memory than one of num_held, with what heads read."""
-    manifest, on_device = space.target.manifest, space.target_place != HOST
-    grown = growth_bytes(manifest.kv_cache, num_held, num_tokens, manifest.context_length, on_device=on_device)
-    if on_device:
-        return grown
-    before, after = (
-        sum(states_bytes(each, num) for each in drafters) for num in (num_held, max(num_held, num_tokens))
-    )
-    return grown + after - before
 
 
 def _answer_cache(models: ModelHome, target: ModelFolder, names: DrafterNames) -> AnswerCache | None:

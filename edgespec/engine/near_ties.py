@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from edgespec.decoders import Decoder
 from edgespec.errors import EdgeSpecError
 from edgespec.loading.open_model import ModelFolder
 from edgespec.loading.placement import Placement
@@ -9,7 +10,7 @@ from edgespec.planning.measured_placements import known_stats
 from edgespec.profiling.learned_stats import write_learned_stats
 from edgespec.profiling.width_change import measure_width_change
 from edgespec.tokenization.prompt_encoder import PromptEncoder
-from edgespec.types import Decoder, Report, TokenIds
+from edgespec.types import Report, TokenIds
 
 # Times the largest change that was measured, on some hundred places of a few texts; an answer has more of them.
 _SAFETY = 1.5

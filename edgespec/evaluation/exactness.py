@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edgespec.decoders import Decoder
 from edgespec.decoding.acceptance import row_behind
 from edgespec.decoding.cached_prefix import empty_cache
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, speculative_decode
-from edgespec.types import Decoder, Report, Row, TokenIds, append
+from edgespec.types import Report, Row, TokenIds, append
 
 # The text before a difference is read again in passes of these widths, of the width at which the texts differ, and
 # of random widths, as drafts give them. A distance over so many cuts spans some 3.5 of its standard deviations.

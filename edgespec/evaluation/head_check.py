@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edgespec.decoders import Decoder, DraftDecoder
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import DeviceUnavailable, SourceError
 from edgespec.evaluation.pair_check import PROMPTS
@@ -22,7 +23,7 @@ from edgespec.runtimes.heads import open_head
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.system.console import show_progress
 from edgespec.tokenization.prompt_encoder import PromptEncoder
-from edgespec.types import Decoder, DraftDecoder, Report, TokenIds, append
+from edgespec.types import Report, TokenIds, append
 
 LEAST_AGREEMENT = 0.2
 _NUM_TOKENS = 200

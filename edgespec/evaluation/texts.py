@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edgespec.decoders import Decoder
 from edgespec.evaluation.document import Text
 from edgespec.evaluation.exactness import width_difference
-from edgespec.types import Decoder, TokenIds, append
+from edgespec.types import TokenIds, append
 
 # Widths of passes whose logits are compared where two texts part.
 # A token is plausible if the model finds it at most e times less likely than its best one. A runtime that rounds

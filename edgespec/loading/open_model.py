@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from edgespec.decoders import Decoder
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import UsageError
 from edgespec.loading.calibration import calibration_texts
@@ -28,7 +29,7 @@ from edgespec.system.cancel import Cancel
 from edgespec.tokenization.chat_template import read_template
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.tokenization.tokenizer import Tokenizer
-from edgespec.types import Decoder, Range
+from edgespec.types import Range
 
 AnyDecoder = OnnxDecoder | StaticDecoder | OnnxTreeDecoder
 Opened = TypeVar("Opened")

@@ -6,13 +6,14 @@ that is a matter of the device, the version of ONNX Runtime, the processor and t
 
 import logging
 
+from edgespec.decoders import Decoder
 from edgespec.errors import DeviceUnavailable, MemoryExhausted
 from edgespec.loading.open_model import ModelFolder
 from edgespec.loading.placement import Placement
 from edgespec.runtimes.row_probe import RowProof, prove_rows
 from edgespec.runtimes.row_proofs import proof_key, read_row_proof, write_row_proof
 from edgespec.system.console import show_progress
-from edgespec.types import Decoder, Report
+from edgespec.types import Report
 
 _QUIET_S = 2.0  # a check that took longer is reported
 _log = logging.getLogger(__name__)

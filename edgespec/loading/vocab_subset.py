@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
+from edgespec.decoders import ForwardingDecoder, PretendingDecoder
 from edgespec.errors import ManifestError
-from edgespec.types import ForwardingDecoder, Logits, PretendingDecoder, TokenIds
+from edgespec.types import Logits, TokenIds
 
 # The logit of a token without a row; far from infinity, so that arithmetic with it raises no warning.
 UNKNOWN = np.float32(-1e30)

@@ -10,7 +10,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from edgespec.errors import ManifestError
-from edgespec.manifest import KVCache, Manifest, Signature, Source, parse_manifest
+from edgespec.manifest import KVCache, Manifest, Source, parse_manifest
+from edgespec.signature import Signature
 from edgespec.system.json_file import read_json
 from edgespec.tokenization.tokenizer import vocabulary_sha256
 

@@ -21,7 +21,7 @@ from edgespec.planning.plan_models import Planned, WeighedModels, weigh_models, 
 from edgespec.planning.plan_option import Layout, MemoryNeeds, Option, Plan
 from edgespec.planning.planner import Weighed, weigh
 from edgespec.policy.acceptance_rates import Key
-from edgespec.policy.draft_model import alternatives_key
+from edgespec.policy.model_rates import alternatives_key
 from edgespec.profiling.device_probe import DeviceProbe
 from edgespec.profiling.learned_stats import LearnedStats
 from edgespec.profiling.profile import MeasuringTime, Profile

@@ -15,8 +15,9 @@ from edgespec.planning.case import Case, branching_cost, make_case
 from edgespec.planning.plan_option import SCHEDULES, AnySchedule, Layout, MemoryNeeds, Option, Plan, Schedule
 from edgespec.planning.plan_reasons import argument_against, argument_for
 from edgespec.policy.acceptance_rates import AcceptanceRates, Key, position_bucket
-from edgespec.policy.draft_model import HOPE, alternatives_key
+from edgespec.policy.draft_model import HOPE
 from edgespec.policy.limits import MAX_PLANNED_TOKENS, MIN_GAIN_OF_SCHEDULE
+from edgespec.policy.model_rates import alternatives_key
 from edgespec.policy.overlap import AheadPlan, best_pipelined, best_serial, serial_rate
 from edgespec.profiling.profile import Place
 

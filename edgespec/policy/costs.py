@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edgespec.decoders import Decoder
 from edgespec.policy.pass_estimate import NUM_WIDTHS, PassEstimate, starting_spreads
-from edgespec.types import Decoder, append
+from edgespec.types import append
 
 PassTimes = Mapping[int, float]  # seconds by width
 

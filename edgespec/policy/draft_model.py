@@ -29,16 +29,6 @@ UNKNOWN_BRANCHING = Branching(
 )
 
 
-def alternatives_key(drafter: str) -> str:
-    """The source under which prefetched alternatives are counted; part of the file format of learned stats."""
-    return f"{drafter}, prepared"
-
-
-def others_key(drafter: str) -> str:
-    """The source under which a drafter's next best choices are counted, by rank; part of the file format too."""
-    return f"{drafter}, others"
-
-
 @dataclass(slots=True)
 class DraftModelStats:
     """Costs are in steps of the target, a step being a pass of one token.

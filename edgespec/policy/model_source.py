@@ -1,23 +1,23 @@
 """A drafter model, as a policy weighs it: before a pass or while the target verifies, and on trial."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.scheduler import Round
-from edgespec.policy.acceptance_rates import AcceptanceRates, position_bucket
+from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.draft_model import HOPE, UNKNOWN_BRANCHING, DraftModelStats, alternatives_key, others_key
+from edgespec.policy.draft_model import UNKNOWN_BRANCHING, DraftModelStats
 from edgespec.policy.expected import best_length, expected_tokens, most_hopeful
 from edgespec.policy.limits import (
     MAX_BRANCHES,
     MAX_DRAFT_TOKENS,
-    MAX_OTHERS,
     MIN_GAIN,
     MIN_GAIN_TO_STAY,
     MIN_USED_TOKENS,
 )
+from edgespec.policy.model_rates import ModelRates
 from edgespec.policy.option import Option
 from edgespec.policy.overlap import (
     AheadPlan,
@@ -31,7 +31,7 @@ from edgespec.policy.overlap import (
 )
 from edgespec.policy.side_nodes import SideNode, choose_side_nodes
 from edgespec.system.clock import Clock
-from edgespec.types import Branching, Draft, DraftAhead, Drafter, DraftRequest, Missed, Sampler, TokenIds, append
+from edgespec.types import Branching, Draft, DraftAhead, Drafter, DraftRequest, Sampler, TokenIds, append
 
 # A trial never counts as cheaper than this share of a step, or a source at break-even were tried always.
 _MIN_LOSS = 0.05
@@ -83,28 +83,20 @@ class ModelSource:
     _branching: Branching = UNKNOWN_BRANCHING  # as of the last plan
     _num_beside: int = 0  # passes since one for most of which the lane was at rest
     _pass: tuple[int, float] | None = None  # width and seconds of the last pass beside the lane
+    _own: ModelRates = field(init=False)
 
     def __post_init__(self) -> None:
         self.stats.tokens_per_step = self.drafter.tokens_per_step
-        self.rates.assume(self.drafter.name, HOPE)
-        self.rates.assume(self._alternatives, HOPE)
-        self.rates.assume(self._others, HOPE)
+        self._own = ModelRates(self.rates, self.drafter.name)
+        self._own.assume_hope()
 
     @property
     def _min_gain(self) -> float:
         """The gain that a draft has to promise: the less, the more of its source was judged."""
         if self._is_run:
             return MIN_GAIN_TO_STAY
-        judged = max(self.rates.num_judged(self.drafter.name), _NUM_LUCKY)
+        judged = max(self._own.num_judged, _NUM_LUCKY)
         return float(1 + (MIN_GAIN - 1) * (_NUM_LUCKY / judged) ** 0.5)
-
-    @property
-    def _others(self) -> str:
-        return others_key(self.drafter.name)
-
-    @property
-    def _alternatives(self) -> str:
-        return alternatives_key(self.drafter.name)
 
     def weigh(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Option:
         if self.drafter.can_run_ahead:
@@ -126,13 +118,13 @@ class ModelSource:
                 + (self.stats.num_steps(length) * step + (reading if length else 0.0)) * step_s
             )
 
-        rates = self._rates(request.num_tokens)
+        rates = self._own.chain(request.num_tokens)
         rate, length = best_length(expected_tokens(rates), cost)
         nodes: tuple[SideNode, ...] = ()
         if length and self.has_trees and not request.with_distributions:
             draft_s = cost(length) - pass_times_s[length]
             times_s = self.costs.pass_times_s(MAX_DRAFT_TOKENS + 1)
-            rate, nodes = choose_side_nodes(rates[:length], self._alternatives_rates(), times_s, draft_s)
+            rate, nodes = choose_side_nodes(rates[:length], self._own.others(), times_s, draft_s)
         return Option(rate, length, self, min_gain=self._min_gain, side_nodes=nodes)
 
     def trial(self, option: Option, best: Option, tokens: TokenIds) -> Option | None:
@@ -145,7 +137,7 @@ class ModelSource:
         """A longer draft than the best one, if a model drafts; whether a single token pays is found by trials."""
         if not option.num_tokens or self.drafter.can_run_ahead:
             return None
-        totals = expected_tokens(self._rates(self.max_tokens))
+        totals = expected_tokens(self._own.chain(self.max_tokens))
         pass_times_s = self.costs.pass_times_s(self.max_tokens + 1)
         token_s = self.stats.token * self.costs.pass_s(1)
         hope, length = most_hopeful(totals, pass_times_s, self.costs.spread, token_s)
@@ -194,7 +186,7 @@ class ModelSource:
                 self.stats.costs.observe(num_steps, unread, round.draft_s / self.costs.pass_s(1))
             self.stats.read = append(round.tokens, draft.tokens[:-1])
             if num_accepted < num_draft and len(round.draft.tokens) > num_draft:
-                self._learn_side_nodes(round.draft, num_accepted, int(emitted[num_accepted]))
+                self._own.observe_side_nodes(round.draft, num_accepted, int(emitted[num_accepted]))
         self._is_run = is_run
         # A pass for which nothing was ready in time is a miss too: its outcome may have been prefetched.
         self._has_missed = num_accepted < num_draft if is_run else self._ahead is not None
@@ -210,7 +202,7 @@ class ModelSource:
             return self._could_pay(rate, self._trial)
         assert self.costs.step_s is not None
         taken = self.stats.costs.steps(1, self.stats.num_unread(tokens)) + self.costs.ratio(2)
-        lost = taken - (1 + self.rates.rate(self.drafter.name, 0)) / rate / self.costs.step_s
+        lost = taken - (1 + self._own.chain(1)[0]) / rate / self.costs.step_s
         if not self._could_pay(rate, self.max_tokens) or not self.stats.budget.spend(max(lost, _MIN_LOSS)):
             return False
         self._trial = 1
@@ -233,7 +225,7 @@ class ModelSource:
         """Decide whether to draft ahead, how far, and how long the target waits."""
         started = self.clock()
         pair = (
-            self._rates(self.max_tokens),
+            self._own.chain(self.max_tokens),
             lambda num_draft: self.costs.ratio(num_draft + 1),
             self.stats.token,
             self.max_tokens,
@@ -242,7 +234,7 @@ class ModelSource:
         best = best_pipelined(*pair, self.stats.contention)
         if self.drafter.num_alternatives and not request.with_distributions:
             verify, draft = self.stats.contention
-            prefetched = (self.rates.rate(self._alternatives, 0), MAX_DRAFT_TOKENS)
+            prefetched = (self._own.prefetched, MAX_DRAFT_TOKENS)
             hedged = best_pipelined(*pair, (verify, draft * self.stats.branched), prefetched)
             best = max(best, hedged._replace(is_hedged=True))
         min_gain = _MIN_GAIN_AHEAD if self._ahead else self._min_gain
@@ -288,13 +280,12 @@ class ModelSource:
         ahead = self.drafter.draft_ahead(tokens, self._ahead_request(request, plan.length), sampler)
         num_ready = len(ahead.draft.tokens)
         self._learn_costs(ahead)
-        self._learn_others(ahead.missed)
+        self._own.observe_miss(ahead.missed)
         if ahead.foreseen and not request.with_distributions:
-            position, is_right = ahead.foreseen
-            self.rates.observe(self.drafter.name, position_bucket(position), is_right)
+            self._own.observe_foreseen(ahead.foreseen)
             self._has_news = True
         if self._has_missed and plan.is_hedged:
-            self.rates.observe(self._alternatives, 0, num_ready > 0)
+            self._own.observe_prefetched(num_ready > 0)
             self._has_news = True
         if num_ready:
             self.stats.read = append(tokens, ahead.draft.tokens[:-1])
@@ -311,7 +302,7 @@ class ModelSource:
                 length, waited_s = length + 1, timeout_s
         alone_s = self.costs.pass_s(length + 1)
         beside_s = self._pass_beside_s(plan, max(length, num_ready), alone_s)
-        rate = expected_tokens(self._rates(length))[-1] / (beside_s + waited_s)
+        rate = expected_tokens(self._own.chain(length))[-1] / (beside_s + waited_s)
         return Option(rate, length, self, ahead.draft, timeout_s, beside_s / alone_s, is_ahead=True)
 
     def _learn_costs(self, ahead: DraftAhead) -> None:
@@ -328,33 +319,9 @@ class ModelSource:
         alone_s = self.costs.pass_s(width)
         self.costs.observe(width, alone_s * self.stats.observe_pass(taken_s / alone_s, ahead.beside))
 
-    def _learn_others(self, missed: Missed | None) -> None:
-        """Learn how often the next best choices come true where a guess does not."""
-        if missed is None:
-            return
-        for rank in range(missed.num_before):
-            self.rates.observe(self._others, rank, False)
-        if missed.is_named:
-            self.rates.observe(self._others, missed.num_before, True)
-
-    def _learn_side_nodes(self, draft: Draft, position: int, token: int) -> None:
-        """Learn from the side nodes at the position at which the text left the chain of a draft."""
-        assert draft.parents is not None
-        first = len(draft.trunk().tokens)
-        named = [
-            int(draft.tokens[node])
-            for node in range(first, len(draft.tokens))
-            if draft.parents[node] == position - 1
-        ]
-        is_named = token in named
-        self._learn_others(Missed(named.index(token) if is_named else len(named), is_named))
-
-    def _alternatives_rates(self) -> list[float]:
-        return [self.rates.rate(self._others, rank) for rank in range(MAX_OTHERS)]
-
     def _paying_length(self, rate: float, num_ready: int) -> int:
         """How many of the tokens that are ready to verify, where a step of time is worth rate tokens."""
-        totals = expected_tokens(self._rates(num_ready))
+        totals = expected_tokens(self._own.chain(num_ready))
         return max(range(num_ready + 1), key=lambda k: totals[k] - rate * self.costs.ratio(k + 1))
 
     def _pass_beside_s(self, plan: AheadPlan, num_ready: int, alone_s: float) -> float:
@@ -385,10 +352,7 @@ class ModelSource:
         verify, draft = self.stats.contention
         return Branching(
             accepted,
-            self._alternatives_rates(),
+            self._own.others(),
             [self.stats.rows.ratio(num_rows) for num_rows in range(1, MAX_BRANCHES + 1)],
             max(MIN_USED_TOKENS, draft * (1 - 1 / verify)),
         )
-
-    def _rates(self, num_tokens: int) -> list[float]:
-        return [self.rates.rate(self.drafter.name, position_bucket(i)) for i in range(num_tokens)]

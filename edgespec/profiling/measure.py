@@ -16,10 +16,11 @@ from time import perf_counter
 
 import numpy as np
 
+from edgespec.decoders import BlockDraftDecoder, Decoder, PretendingDecoder, pads_to_even
 from edgespec.policy.costs import PassTimes
 from edgespec.policy.pass_estimate import UNMEASURED
 from edgespec.profiling.profile import LEAST_SPAN, DrafterProfile, Profile
-from edgespec.types import BlockDraftDecoder, Decoder, PretendingDecoder, TokenIds, append, pads_to_even
+from edgespec.types import TokenIds, append
 
 # Passes of widths between these lie within 6 % of the line through their neighbours (docs/log/draft-policy.md).
 _WIDTHS = (1, 2, 4, 8, 16, 32)

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.decoders import Decoder
 from edgespec.decoding.cached_prefix import empty_cache
-from edgespec.types import Decoder, TokenIds, append
+from edgespec.types import TokenIds, append
 
 _WIDTHS = (2, 3, 5, 8)
 _NUM_TOKENS = 40  # of an answer to each prompt

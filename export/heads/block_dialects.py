@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
+from edgespec.drafting_head import Head
 from edgespec.errors import SourceError
 from edgespec.export.families import DecoderConfig
 from edgespec.export.heads.block_graphs import MARKOV_KINDS, Block
@@ -34,7 +35,7 @@ from edgespec.export.heads.vocabulary import (
 from edgespec.export.settings import Settings
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
-from edgespec.manifest import Head, KVCache
+from edgespec.manifest import KVCache
 
 _FUSE_GRAPH, _STEP_GRAPH = "model_fuse.onnx", "model_step.onnx"
 _MAX_BLOCK_TOKENS = 64

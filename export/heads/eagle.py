@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from edgespec.drafting_head import Head
 from edgespec.errors import SourceError
 from edgespec.export.heads.head_plan import Dialect, HeadPlan
 from edgespec.export.heads.head_source import HeadSource, nested
@@ -33,7 +34,6 @@ from edgespec.export.heads.vocabulary import (
 )
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
-from edgespec.manifest import Head
 
 FUSE_GRAPH = "model_fuse.onnx"
 _LAYERS, _CONFIG = "eagle_aux_hidden_state_layer_ids", "eagle_config"

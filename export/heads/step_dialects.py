@@ -9,6 +9,7 @@ from math import sqrt
 import numpy as np
 import onnx_ir as ir
 
+from edgespec.drafting_head import Head
 from edgespec.errors import SourceError
 from edgespec.export.heads.head_plan import Dialect, HeadPlan
 from edgespec.export.heads.head_source import HeadSource
@@ -27,7 +28,7 @@ from edgespec.export.precision import Rule
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import Head, KVCache, Manifest
+from edgespec.manifest import KVCache, Manifest
 from edgespec.types import TokenIds
 
 _MAX_STEPS = 32

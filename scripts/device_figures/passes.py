@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from compare_with_cpu import compare_with_cpu
 
+from edgespec.decoders import ArgmaxDecoder, Decoder
 from edgespec.errors import EdgeSpecError
 from edgespec.loading.open_model import ModelFolder, open_model, weights_bytes
 from edgespec.manifest import Manifest
@@ -21,7 +22,7 @@ from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.node_placement import find_strays, format_placement, read_node_placement
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.tree import OnnxTreeDecoder, can_run_trees
-from edgespec.types import ArgmaxDecoder, Decoder, TokenIds
+from edgespec.types import TokenIds
 
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 _CPU_GROWTH = {"int4": 1.0, "fp16": 2.0, "fp32": 1.0}  # the CPU widens half floats

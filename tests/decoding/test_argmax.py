@@ -13,6 +13,7 @@ import tiny
 from faulty import edit_graph
 
 from edgespec import EdgeSpecError, ManifestError, SamplingParams, load
+from edgespec.decoders import Argmax, TreeDecoder
 from edgespec.decoding import trees
 from edgespec.decoding.acceptance import equality
 from edgespec.decoding.argmax import ArgmaxRows, decoder_for
@@ -27,7 +28,7 @@ from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.soundness import is_argmax_sound, probe_tokens
 from edgespec.runtimes.table import TableDecoder
-from edgespec.types import Acceptance, Argmax, Logits, TokenIds, TreeDecoder
+from edgespec.types import Acceptance, Logits, TokenIds
 
 PROMPT = "the in the an the in"
 HALF = tiny.VOCAB // 2

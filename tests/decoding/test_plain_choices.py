@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from table_runs import PROMPT, VOCAB, drafters_of
 
+from edgespec.decoders import Decoder
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.plain_choices import PlainChoices, Reruns
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
@@ -17,7 +18,7 @@ from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode
 from edgespec.policy.fixed import FixedLength
 from edgespec.profiling.width_change import measure_width_change
 from edgespec.runtimes.table import TableDecoder
-from edgespec.types import Decoder, Logits, TokenIds
+from edgespec.types import Logits, TokenIds
 
 CHANGE = 0.2  # of a logit, at most
 KINDS = ["near", "wild", "ngram", "perfect"]

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.decoders import Decoder
 from edgespec.decoding.acceptance import equality
 from edgespec.decoding.noise import gumbel_noise
 from edgespec.decoding.rejection import rejection, residual
@@ -33,7 +34,7 @@ from edgespec.runtimes.paced import PacedDecoder
 from edgespec.runtimes.table import TableDecoder
 from edgespec.simulation.schedules import virtual_devices
 from edgespec.system.clock import VirtualClock
-from edgespec.types import Acceptance, Decoder, Distribution, Draft, Drafter, Logits, Sampler, TokenIds, append
+from edgespec.types import Acceptance, Distribution, Draft, Drafter, Logits, Sampler, TokenIds, append
 
 pytestmark = pytest.mark.slow  # a module of many models or processes
 

@@ -18,8 +18,8 @@ from background_chat import BackgroundChat, Event
 from stuck import StuckDecoder, engine_of
 
 from edgespec import EdgeSpecError, Engine, Message
+from edgespec.decoders import Decoder
 from edgespec.runtimes.table import TableDecoder
-from edgespec.types import Decoder
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threads_left import wait_for_threads_since
 
+from edgespec.decoders import Decoder
 from edgespec.decoding.acceptance import equality
 from edgespec.decoding.rejection import rejection
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
@@ -31,7 +32,7 @@ from edgespec.runtimes.paced import PacedDecoder
 from edgespec.runtimes.synthetic import VOCAB_SIZE, synthetic_drafter, synthetic_target
 from edgespec.runtimes.table import TableDecoder
 from edgespec.system.clock import VirtualClock
-from edgespec.types import Acceptance, Decoder, Drafter, DraftRequest, Foreseen, Logits, TokenIds, append
+from edgespec.types import Acceptance, Drafter, DraftRequest, Foreseen, Logits, TokenIds, append
 
 slow = pytest.mark.slow
 VOCAB = 12

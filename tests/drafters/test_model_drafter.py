@@ -2,12 +2,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.decoders import ForwardingDecoder
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.ngram import NgramDrafter
 from edgespec.runtimes.table import TableDecoder
 from edgespec.system.cancel import Flag
-from edgespec.types import NO_DRAFT, Drafter, DraftRequest, ForwardingDecoder, Logits, TokenIds
+from edgespec.types import NO_DRAFT, Drafter, DraftRequest, Logits, TokenIds
 
 GREEDY = GumbelSampler(SamplingParams())
 

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from table_runs import PROMPT, VOCAB, drafters_of
 
+from edgespec.decoders import Decoder
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.scheduler import DraftPolicy
 from edgespec.evaluation.exactness import Comparison, compare
 from edgespec.policy.fixed import FixedLength
 from edgespec.runtimes.table import TableDecoder
-from edgespec.types import Decoder, Logits, TokenIds
+from edgespec.types import Logits, TokenIds
 
 SAMPLINGS = [SamplingParams(), SamplingParams(temperature=0.8, seed=3)]
 

@@ -13,13 +13,13 @@ import tiny
 from calls import decoder, random_calls
 
 from edgespec.cli.main import main
+from edgespec.decoders import Decoder
 from edgespec.engine.load import load
 from edgespec.errors import ContextOverflow, EdgeSpecError, ExportMismatch, SourceError, UsageError
 from edgespec.export.convert import export_model
 from edgespec.export.optimum import INSTALL, import_model
 from edgespec.loading.open_model import open_decoder
 from edgespec.manifest import Manifest, read_manifest, verify_files
-from edgespec.types import Decoder
 
 CONTEXT = 160
 needs_optimum = [

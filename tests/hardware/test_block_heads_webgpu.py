@@ -11,9 +11,8 @@ from draft_runs import draft_greedily
 from head_folders import random_features, store_of, write_head_folder
 from tiny_blocks import BlockCase, deepseek, expected_draft, zlab
 
-from edgespec.runtimes.block_head import BlockHead
 from edgespec.runtimes.devices import find_device
-from edgespec.runtimes.step_head import StepHead
+from edgespec.runtimes.heads import open_head
 from edgespec.types import append
 
 pytestmark = [
@@ -40,7 +39,7 @@ def test_a_block_on_webgpu_is_that_of_numpy(case: BlockCase, precision: str, tmp
     text = np.random.default_rng(1).integers(0, tiny.VOCAB, 40).astype(np.int32)
     features = random_features(case.target_layers, tiny.HIDDEN, 100)
     store = store_of(manifest, text, features)
-    head = BlockHead(tmp_path / "out", manifest, find_device("webgpu"), store)
+    head = open_head(tmp_path / "out", manifest, find_device("webgpu"), store)
     for num_accepted in (2, 0):
         rows, drafted = draft_greedily(head, text, 2)
         expected, _ = expected_draft(case, TARGET, text, features, 1)
@@ -56,7 +55,7 @@ def test_steps_on_webgpu_are_those_of_numpy(precision: str, tmp_path: Path, targ
     manifest = write_head_folder(tmp_path / "out", head, target, precision, form="gpu")
     text, features = np.arange(20, dtype=np.int32), random_features((0,), tiny.HIDDEN, 20)
     store = store_of(manifest, text, features)
-    rows, drafted = draft_greedily(StepHead(tmp_path / "out", manifest, find_device("webgpu"), store), text, 3)
+    rows, drafted = draft_greedily(open_head(tmp_path / "out", manifest, find_device("webgpu"), store), text, 3)
     token, state = int(text[-1]), features[18].astype(np.float64)
     for step, row in enumerate(rows):
         wanted, state = tiny_steps.lstm_forward(tensors, step, token, state)

@@ -13,8 +13,9 @@ from edgespec.planning.plan_option import Layout, MemoryNeeds, Option, Plan
 from edgespec.planning.planner import draft_rates, is_counted, make_plan, plan_on, schedule_of
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.draft_model import HOPE, alternatives_key
+from edgespec.policy.draft_model import HOPE
 from edgespec.policy.limits import MAX_PLANNED_TOKENS
+from edgespec.policy.model_rates import alternatives_key
 from edgespec.policy.overlap import best_pipelined, best_serial, pipelined_rate, serial_rate
 from edgespec.profiling.profile import DrafterProfile, Place, drafter_key
 

@@ -9,6 +9,7 @@ from calls import decoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.decoders import pads_to_even
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import ContextCosts, PassCosts
@@ -17,7 +18,7 @@ from edgespec.policy.speculation import Speculation
 from edgespec.profiling.measure import complete_profile
 from edgespec.profiling.profile import Profile
 from edgespec.runtimes.table import TableDecoder
-from edgespec.types import Draft, Drafter, DraftRequest, Sampler, TokenIds, pads_to_even
+from edgespec.types import Draft, Drafter, DraftRequest, Sampler, TokenIds
 
 WIDTHS = range(1, 31)
 FAR = ContextCosts.between(128, {1: 0.02, 2: 0.03, 16: 0.05}, 4128, {1: 0.04, 2: 0.08, 16: 0.22})

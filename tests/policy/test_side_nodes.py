@@ -11,8 +11,8 @@ from edgespec.decoding.scheduler import speculative_decode
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import PassCosts
-from edgespec.policy.draft_model import others_key
 from edgespec.policy.measured import MeasuredPolicy
+from edgespec.policy.model_rates import others_key
 from edgespec.policy.side_nodes import choose_side_nodes, may_pay
 from edgespec.runtimes.paced import PacedDecoder
 from edgespec.runtimes.table import TableDecoder

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
+from edgespec.decoders import Decoder
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
 from edgespec.drafters.ngram import NgramDrafter
@@ -24,7 +25,7 @@ from edgespec.policy.fixed import FixedLength
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.table import HeldTokens, TableDecoder
-from edgespec.types import Decoder, TokenIds
+from edgespec.types import TokenIds
 
 VOCAB = tiny.VOCAB
 LONGEST = 90

@@ -4,10 +4,11 @@ from time import perf_counter
 import numpy as np
 import pytest
 
+from edgespec.decoders import Decoder, TreeDecoder
 from edgespec.errors import EdgeSpecError
 from edgespec.runtimes.paced import PacedDecoder
 from edgespec.runtimes.table import TableDecoder
-from edgespec.types import Decoder, Logits, TokenIds, TreeDecoder
+from edgespec.types import Logits, TokenIds
 
 TEXT = np.array([1, 2, 3, 4, 5], np.int32)
 

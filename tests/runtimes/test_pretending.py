@@ -8,6 +8,7 @@ import pytest
 import tiny
 from growing import write_growing
 
+from edgespec.decoders import PretendingDecoder
 from edgespec.errors import ContextOverflow
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
@@ -16,7 +17,7 @@ from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.static import StaticDecoder
 from edgespec.runtimes.table import TableDecoder
 from edgespec.runtimes.tree import OnnxTreeDecoder
-from edgespec.types import PretendingDecoder, append
+from edgespec.types import append
 
 RNG = np.random.default_rng(0)
 LONG = RNG.integers(0, tiny.VOCAB, 600).astype(np.int32)  # more than a first buffer holds

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.decoders import TreeDecoder
 from edgespec.decoding import trees
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
@@ -13,7 +14,7 @@ from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.engine.stats import Tally
 from edgespec.policy.fixed import FixedLength
 from edgespec.runtimes.synthetic import VOCAB_SIZE, SyntheticDecoder, synthetic_drafter, synthetic_target
-from edgespec.types import TokenIds, TreeDecoder, append
+from edgespec.types import TokenIds, append
 
 PROMPT = np.array([1, 2, 3], np.int32)
 GREEDY = GumbelSampler(SamplingParams())

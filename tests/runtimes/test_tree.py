@@ -10,6 +10,7 @@ from families import FAMILIES, weights_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.decoders import TreeDecoder
 from edgespec.decoding import trees
 from edgespec.errors import ContextOverflow, DeviceUnavailable, ManifestError
 from edgespec.export.convert import export_model
@@ -18,7 +19,7 @@ from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.table import TableDecoder
 from edgespec.runtimes.tree import OnnxBranchDecoder, OnnxTreeDecoder, tree_manifest
-from edgespec.types import Logits, TokenIds, TreeDecoder, append
+from edgespec.types import Logits, TokenIds, append
 
 
 def decoder(folder: Path) -> OnnxTreeDecoder:

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from edgespec.types import DraftDecoder, Logits, TokenIds, append
+from edgespec.decoders import DraftDecoder
+from edgespec.types import Logits, TokenIds, append
 
 
 def draft_greedily(decoder: DraftDecoder, text: TokenIds, num_tokens: int) -> tuple[Logits, TokenIds]:

@@ -11,6 +11,7 @@ import onnx
 import tiny
 
 from edgespec import Engine
+from edgespec.decoders import Decoder
 from edgespec.drafters.change_log import ChangeLog
 from edgespec.drafters.drafter_sets import Candidate, OpenModel, drafter_sets
 from edgespec.drafters.lane_drafter import LaneDrafter
@@ -22,7 +23,7 @@ from edgespec.memory.free_memory import HOST, FreeMemory
 from edgespec.policy.speculation import Speculation
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.tokenization.tokenizer import Tokenizer
-from edgespec.types import Acceptance, Decoder
+from edgespec.types import Acceptance
 
 SCHEDULES = ["serial", "pipelined", "hedged"]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.decoders import Decoder
 from edgespec.engine import auto_devices, device_candidates
 from edgespec.errors import DeviceUnavailable
 from edgespec.loading import device_choice, open_model
@@ -17,7 +18,7 @@ from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.driver_check import Abilities
 from edgespec.runtimes.missing import Missing
 from edgespec.runtimes.paced import PacedDecoder
-from edgespec.types import Decoder, Logits, TokenIds
+from edgespec.types import Logits, TokenIds
 
 CPU = find_device("cpu")
 GPU = Device("webgpu", "WebGpuExecutionProvider", kind="gpu", hardware="an imitation")

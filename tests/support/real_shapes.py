@@ -10,8 +10,9 @@ from families import CONTEXT_LENGTHS, FAMILIES, MIXTURES
 from mixtures import stored_experts
 from reference_weights import draw
 
+from edgespec.decoders import Decoder
 from edgespec.export.convert import export_model
-from edgespec.types import Decoder, TokenIds
+from edgespec.types import TokenIds
 
 CONTEXT = 2048
 

@@ -7,11 +7,12 @@ from threading import Event
 import tiny
 
 from edgespec import Engine
+from edgespec.decoders import Decoder
 from edgespec.manifest import read_manifest
 from edgespec.policy.speculation import Speculation
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.tokenization.tokenizer import Tokenizer
-from edgespec.types import Decoder, Logits, TokenIds
+from edgespec.types import Logits, TokenIds
 
 
 @dataclass

@@ -14,7 +14,9 @@ import onnx
 import tiny
 from onnx import TensorProto, helper, numpy_helper
 
-from edgespec.manifest import Head, KVCache, Manifest, Signature, file_record, read_manifest, write_manifest
+from edgespec.drafting_head import Head
+from edgespec.manifest import KVCache, Manifest, file_record, read_manifest, write_manifest
+from edgespec.signature import Signature
 from edgespec.types import TokenIds
 
 LAYERS = (0, 1, 2)  # the last is the state behind the final norm

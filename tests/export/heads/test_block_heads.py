@@ -17,8 +17,8 @@ from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import EdgeSpecError, SourceError
 from edgespec.export.drafting import Drafting
 from edgespec.manifest import Manifest
-from edgespec.runtimes.block_head import BlockHead
 from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.heads import HeadDecoder, open_head
 from edgespec.types import TokenIds, append
 
 TARGET = tiny.random_weights(seed=3, tied=False)
@@ -57,9 +57,9 @@ class Opened:
         self.store = store_of(self.manifest, np.zeros(1, np.int32), self.features)
         self.head = self.reopened(folder)
 
-    def reopened(self, folder: Path, *, deterministic: bool = False) -> BlockHead:
+    def reopened(self, folder: Path, *, deterministic: bool = False) -> HeadDecoder:
         subset, device = read_subset_of(folder / "out", self.manifest), find_device("cpu")
-        return BlockHead(folder / "out", self.manifest, device, self.store, subset, deterministic=deterministic)
+        return open_head(folder / "out", self.manifest, device, self.store, subset, deterministic=deterministic)
 
     def know(self, text: TokenIds) -> None:
         """The target has run all of a text but its newest token."""
@@ -307,7 +307,7 @@ def test_a_target_that_is_tied_lends_one_matrix(tmp_path: Path) -> None:
     tiny.write_huggingface(tmp_path / "target", weights)
     manifest = write_head_folder(tmp_path / "out", case.write(tmp_path / "head"), tmp_path / "target")
     features, text = random_features(case.target_layers, tiny.HIDDEN, 40), random_text(14, 30)
-    head = BlockHead(tmp_path / "out", manifest, find_device("cpu"), store_of(manifest, text, features))
+    head = open_head(tmp_path / "out", manifest, find_device("cpu"), store_of(manifest, text, features))
     rows, _ = draft_greedily(head, text, 3)
     assert np.abs(rows - expected_draft(case, weights, text, features, 3)[0]).max() < 1e-4
     names = [
@@ -322,7 +322,7 @@ def test_hidden_states_of_other_layers_beside_its_own_are_left_out(tmp_path: Pat
     opened, text = Opened(case, tmp_path, target), random_text(10, 20)
     store, noise = HiddenStates((1, 0), tiny.HIDDEN), random_features((1,), tiny.HIDDEN, 20, seed=9)
     store.put(0, text[:-1], np.concatenate([noise, opened.features[:20]], axis=1)[:19])
-    head = BlockHead(tmp_path / "out", opened.manifest, find_device("cpu"), store)
+    head = open_head(tmp_path / "out", opened.manifest, find_device("cpu"), store)
     rows, _ = draft_greedily(head, text, 3)
     assert opened.differences(text, rows) < 1e-4
 

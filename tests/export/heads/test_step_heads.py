@@ -17,7 +17,7 @@ from edgespec.export.heads.dialects import is_head
 from edgespec.export.heads.head_source import read_head
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import find_device
-from edgespec.runtimes.step_head import StepHead
+from edgespec.runtimes.heads import open_head
 from edgespec.types import TokenIds, append
 
 TARGET = tiny.random_weights(seed=3, tied=False)
@@ -102,7 +102,7 @@ def test_rows_are_those_of_numpy_over_drafts_rejection_and_going_on(
     features = random_features((0,), tiny.HIDDEN, 60)
     text = np.random.default_rng(1).integers(0, tiny.VOCAB, 20).astype(np.int32)
     store = store_of(manifest, text, features)
-    head = StepHead(tmp_path / "out", manifest, find_device("cpu"), store)
+    head = open_head(tmp_path / "out", manifest, find_device("cpu"), store)
     for num_accepted in (0, 2, case.num_steps, 1):
         rows, drafted = draft_greedily(head, text, case.num_steps)
         assert np.abs(rows - expected_rows(case, text, features[len(text) - 2], case.num_steps)).max() < 1e-4
@@ -120,7 +120,7 @@ def test_rounded_weights_give_rows_close_to_those_of_numpy(
     manifest = exported(case, tmp_path, target, precision)
     features = random_features((0,), tiny.HIDDEN, 20)
     text = np.arange(20, dtype=np.int32)
-    head = StepHead(tmp_path / "out", manifest, find_device("cpu"), store_of(manifest, text, features))
+    head = open_head(tmp_path / "out", manifest, find_device("cpu"), store_of(manifest, text, features))
     assert head.begin(text)
     row, wanted = head.logits(text, 1)[0], expected_rows(case, text, features[18], 1)[0]
     assert np.corrcoef(row, wanted)[0, 1] > (0.9 if precision == "int4" else 0.999)
@@ -137,7 +137,7 @@ def test_a_list_of_tokens_trims_medusa_heads(is_whole: bool, tmp_path: Path, tar
     features, text = random_features((0,), tiny.HIDDEN, 20), np.arange(20, dtype=np.int32)
     subset = read_subset_of(tmp_path / "out", manifest)
     store = store_of(manifest, text, features)
-    head = StepHead(tmp_path / "out", manifest, find_device("cpu"), store, subset)
+    head = open_head(tmp_path / "out", manifest, find_device("cpu"), store, subset)
     assert head.begin(text)
     row, wanted = head.logits(text, 1)[0], expected_rows(case, text, features[18], 1)[0]
     assert np.abs(row - wanted)[tokens].max() < 1e-4
@@ -154,7 +154,7 @@ def test_all_vocabulary_heads_are_trimmed_together(name: str, tmp_path: Path, ta
     tokens = read_subset_of(tmp_path / "out", manifest)
     assert tokens is not None
     features, text = random_features((0,), tiny.HIDDEN, 20), np.arange(20, dtype=np.int32)
-    opened = StepHead(tmp_path / "out", manifest, find_device("cpu"), store_of(manifest, text, features), tokens)
+    opened = open_head(tmp_path / "out", manifest, find_device("cpu"), store_of(manifest, text, features), tokens)
     assert opened.begin(text)
     row, wanted = opened.logits(text, 1)[0], expected_rows(case, text, features[18], 1)[0]
     assert np.abs(row - wanted)[tokens].max() < 1e-4

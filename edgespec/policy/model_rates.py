@@ -1,0 +1,75 @@
+"""How often the tokens of one drafter model are accepted, and what comes true where they are not."""
+
+from dataclasses import dataclass
+
+from edgespec.policy.acceptance_rates import AcceptanceRates, position_bucket
+from edgespec.policy.draft_model import HOPE
+from edgespec.policy.limits import MAX_OTHERS
+from edgespec.types import Draft, Foreseen, Missed
+
+
+def alternatives_key(drafter: str) -> str:
+    """The source under which prefetched alternatives are counted; part of the file format of learned stats."""
+    return f"{drafter}, prepared"
+
+
+def others_key(drafter: str) -> str:
+    """The source under which a drafter's next best choices are counted, by rank; part of the file format too."""
+    return f"{drafter}, others"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRates:
+    """The part of all acceptance rates that is about one drafter model."""
+
+    rates: AcceptanceRates
+    drafter: str
+
+    def assume_hope(self) -> None:
+        """Expect of a model that its user chose what one hopes for, until tokens of it were judged."""
+        for source in (self.drafter, alternatives_key(self.drafter), others_key(self.drafter)):
+            self.rates.assume(source, HOPE)
+
+    @property
+    def num_judged(self) -> float:
+        return self.rates.num_judged(self.drafter)
+
+    @property
+    def prefetched(self) -> float:
+        """The chance that an alternative was prefetched where a guess is wrong."""
+        return self.rates.rate(alternatives_key(self.drafter), 0)
+
+    def chain(self, num_tokens: int) -> list[float]:
+        """By position, the chance that a token is accepted if all before it are."""
+        return [self.rates.rate(self.drafter, position_bucket(i)) for i in range(num_tokens)]
+
+    def others(self) -> list[float]:
+        """By rank, the chance that a next best choice is right where the better ones are wrong."""
+        return [self.rates.rate(others_key(self.drafter), rank) for rank in range(MAX_OTHERS)]
+
+    def observe_foreseen(self, foreseen: Foreseen) -> None:
+        self.rates.observe(self.drafter, position_bucket(foreseen.position), foreseen.is_right)
+
+    def observe_prefetched(self, is_ready: bool) -> None:
+        self.rates.observe(alternatives_key(self.drafter), 0, is_ready)
+
+    def observe_miss(self, missed: Missed | None) -> None:
+        """Learn how often the next best choices come true where a guess does not."""
+        if missed is None:
+            return
+        for rank in range(missed.num_before):
+            self.rates.observe(others_key(self.drafter), rank, False)
+        if missed.is_named:
+            self.rates.observe(others_key(self.drafter), missed.num_before, True)
+
+    def observe_side_nodes(self, draft: Draft, position: int, token: int) -> None:
+        """Learn from the side nodes where the text left the chain of a draft: at a position, with a token."""
+        assert draft.parents is not None
+        first = len(draft.trunk().tokens)
+        named = [
+            int(draft.tokens[node])
+            for node in range(first, len(draft.tokens))
+            if draft.parents[node] == position - 1
+        ]
+        is_named = token in named
+        self.observe_miss(Missed(named.index(token) if is_named else len(named), is_named))

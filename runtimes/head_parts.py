@@ -1,0 +1,110 @@
+"""What drafting heads of all kinds share: their folder, and a target's hidden states as they read them.
+
+A head drafts behind a text whose hidden states the target's decoder keeps. Where they are not known, as behind
+tokens that the target has not run yet, it goes on from states of its own.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Unpack
+
+import numpy as np
+
+from edgespec.decoders import Decoder
+from edgespec.decoding.hidden_states import HiddenStates, States
+from edgespec.drafting_head import Head
+from edgespec.manifest import Manifest
+from edgespec.runtimes.devices import Device
+from edgespec.runtimes.head_graph import HeadGraph
+from edgespec.runtimes.session import SessionOptions, refuse_device
+from edgespec.types import Logits, TokenIds
+
+# The logit of a token without a row; far from infinity, so that arithmetic with it raises no warning.
+UNKNOWN = np.float32(-1e30)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadFolder:
+    """The folder of a head of any kind, and what it is opened with.
+
+    hidden_states: Those that the target's decoder keeps.
+    subset: The token of each row of logits of a trimmed vocabulary head, ascending; None where each token has one.
+    """
+
+    path: Path
+    manifest: Manifest
+    device: Device
+    hidden_states: HiddenStates
+    subset: TokenIds | None = None
+
+    @property
+    def head(self) -> Head:
+        assert self.manifest.head is not None
+        return self.manifest.head
+
+
+def require_run(head: Decoder, device: Device) -> None:
+    """Raises DeviceUnavailable: The device does not run the head; what a graph needs of it shows only in a run."""
+    if device.memory != "cpu":
+        with refuse_device(device):
+            head.logits(np.zeros(2, np.int32), 1)
+
+
+class Features:
+    """States that a head reads with the tokens of a text, made of the hidden states of its target."""
+
+    def __init__(self, folder: HeadFolder, **options: Unpack[SessionOptions]) -> None:
+        """Load the fuse graph, if there is one; raises as open_session does."""
+        self._head, self._store = folder.head, folder.hidden_states
+        self._is_even = options.get("deterministic", False)  # a single row has a kernel of its own (row_rule.py)
+        self._fuse = None
+        if self._head.fuse_graph:
+            self._fuse = HeadGraph(folder.path / self._head.fuse_graph, folder.device, **options)
+            self._fuse.require({"features"}, {"hidden"})
+
+    def num_known(self, tokens: TokenIds) -> int:
+        """Of how many of the first tokens hidden states are known."""
+        return self._store.known(tokens)
+
+    def read(self, tokens: TokenIds, start: int, num_rows: int | None = None) -> States:
+        """States of tokens from `start` on, as far as they are known, [num_known - start, state_size].
+
+        Args:
+            num_rows: Give no more rows than these.
+        """
+        rows = self._store.read(tokens, start, self._head.target_layers, num_rows)
+        if self._fuse is None or not len(rows):
+            return rows.reshape(len(rows), self._head.state_size) if len(rows) else self.none
+        num_padded = len(rows) % 2 if self._is_even else 0
+        padded = np.concatenate([rows, np.zeros((num_padded, rows.shape[1]), np.float32)])
+        fused: States = self._fuse(features=padded[None])["hidden"][0, : len(rows)]
+        return fused
+
+    @property
+    def none(self) -> States:
+        """States of no tokens, [0, state_size]."""
+        return np.zeros((0, self._head.state_size), np.float32)
+
+
+class WholeRows:
+    """Rows over the whole vocabulary, from rows of a vocabulary head that was trimmed to some tokens.
+
+    A call may overwrite what the one before it gave.
+    """
+
+    def __init__(self, subset: TokenIds | None, vocab_size: int) -> None:
+        self._subset, self._vocab_size = subset, vocab_size
+        self._rows: Logits = np.zeros((0, vocab_size), np.float32)
+
+    @property
+    def num_columns(self) -> int:
+        """How many logits a row of the vocabulary head has."""
+        return self._vocab_size if self._subset is None else len(self._subset)
+
+    def __call__(self, rows: Logits) -> Logits:
+        if self._subset is None:
+            return rows
+        if len(self._rows) < len(rows):
+            self._rows = np.full((len(rows), self._vocab_size), UNKNOWN, np.float32)
+        self._rows[: len(rows), self._subset] = rows
+        return self._rows[: len(rows)]
