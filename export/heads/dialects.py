@@ -3,16 +3,25 @@
 from pathlib import Path
 
 from edgespec.errors import SourceError
-from edgespec.export.heads.block_dialects import BLOCK_DIALECTS
+from edgespec.export.heads.dflash import BLOCK_DIALECTS
 from edgespec.export.heads.eagle import EAGLE_DIALECTS
 from edgespec.export.heads.head_plan import Dialect
 from edgespec.export.heads.head_source import HeadSource, is_pickle, read_head
+from edgespec.export.heads.medusa import HYDRA_DIALECT, MEDUSA_DIALECT
+from edgespec.export.heads.mlp_speculator import SPECULATOR_DIALECTS
 from edgespec.export.heads.mtp import MTP_DIALECT
-from edgespec.export.heads.step_dialects import STEP_DIALECTS
 from edgespec.export.settings import Settings
 from edgespec.export.sources import read_json
 
-DIALECTS: tuple[Dialect, ...] = (*BLOCK_DIALECTS, *EAGLE_DIALECTS, *STEP_DIALECTS, MTP_DIALECT)
+# In the order in which they are tried.
+DIALECTS: tuple[Dialect, ...] = (
+    *BLOCK_DIALECTS,
+    *EAGLE_DIALECTS,
+    HYDRA_DIALECT,
+    *SPECULATOR_DIALECTS,
+    MEDUSA_DIALECT,
+    MTP_DIALECT,
+)
 
 # Settings that no language model has.
 _SETTINGS_OF_HEADS = (

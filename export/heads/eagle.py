@@ -10,32 +10,20 @@ An EAGLE-1 or 2 head reads the state behind the final norm, joined with the embe
 vocabulary head of its target.
 """
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from edgespec.drafting_head import Head
 from edgespec.errors import SourceError
-from edgespec.export.heads.head_plan import Dialect, HeadPlan
+from edgespec.export.heads.head_plan import FUSE_GRAPH, Dialect, HeadPlan
 from edgespec.export.heads.head_source import HeadSource, nested
+from edgespec.export.heads.head_tensors import Reader, require_hidden_size, require_shapes
 from edgespec.export.heads.layer_settings import layer_settings, layer_shapes, layers_config
-from edgespec.export.heads.recurrent import Recurrence, plan_recurrent
-from edgespec.export.heads.roles import (
-    Reader,
-    require_hidden_size,
-    require_shapes,
-    require_vocabulary,
-)
-from edgespec.export.heads.vocabulary import (
-    borrow_vocabulary_head,
-    read_embedding,
-    read_vocabulary_head,
-    with_logits_of,
-)
+from edgespec.export.heads.recurrent_graphs import Recurrence, plan_recurrent
+from edgespec.export.heads.target_layers import read_numbers, require_layers
+from edgespec.export.heads.vocabulary import read_vocabulary, with_logits_of
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
 
-FUSE_GRAPH = "model_fuse.onnx"
 _LAYERS, _CONFIG = "eagle_aux_hidden_state_layer_ids", "eagle_config"
 
 
@@ -55,14 +43,9 @@ def _plan_eagle3(name: str, inner: str | None, source: HeadSource, target: Loade
     if _reads_aux(source):
         assert fuse is not None
         tensors |= {"fuse": fuse, **_fuse_norms(source, reader, len(layers))}
-    stated = settings.get("vocab_size")
-    require_vocabulary(source, target, None if stated is None else settings.count("vocab_size"))
-    embedding, borrowed = read_embedding(source, reader, target, hidden)
-    head, tokens = read_vocabulary_head(source, reader, target, hidden)
-    if head is None:
-        head, borrowed = borrow_vocabulary_head(source, target, hidden), (*borrowed, "vocabulary head")
+    vocabulary = read_vocabulary(source, reader, target, settings, hidden)
     reader.require_all_taken("EAGLE-3")
-    tensors |= {"embedding": embedding, "head": head}
+    tensors |= {"embedding": vocabulary.embedding, "head": vocabulary.head}
     later = layer_shapes(config, hidden)
     shapes = {**later, **{f"0.{role}": shape for role, shape in layer_shapes(config, 2 * hidden).items()}}
     features = len(layers) * target.config.hidden_size
@@ -85,7 +68,7 @@ def _plan_eagle3(name: str, inner: str | None, source: HeadSource, target: Loade
         state_size=hidden,
         fuse_graph=fuse_graph,
     )
-    return plan_recurrent(name, made, recurrence, tensors, borrowed=borrowed, tokens=tokens)
+    return plan_recurrent(name, made, recurrence, tensors, borrowed=vocabulary.borrowed, tokens=vocabulary.tokens)
 
 
 def _plan_eagle(name: str, source: HeadSource, target: LoadedSource) -> HeadPlan:
@@ -94,13 +77,8 @@ def _plan_eagle(name: str, source: HeadSource, target: LoadedSource) -> HeadPlan
     join = reader.take("fc.weight")
     require_hidden_size(source, target, join.columns // 2 if join.columns % 2 == 0 else join.columns)
     require_hidden_size(source, target, join.rows)
-    tensors: dict[str, StoredTensor] = {"join": join}
-    num_layers = 0
-    while reader.has_layer(f"layers.{num_layers}."):
-        tensors |= reader.layer(f"layers.{num_layers}.", num_layers)
-        num_layers += 1
-    if "0.q" not in tensors:
-        reader.take("layers.0.self_attn.q_proj.weight")
+    tensors, num_layers = reader.layers()
+    tensors["join"] = join
     if (bias := reader.optional("fc.bias")) is not None:
         tensors["join_bias"] = bias
     if _switch(source, "add_para_norm"):  # HASS (Zhang et al., arXiv:2408.15766)
@@ -108,15 +86,11 @@ def _plan_eagle(name: str, source: HeadSource, target: LoadedSource) -> HeadPlan
         tensors["state_norm"] = reader.take("hidden_states_layernorm.weight")
     config = layers_config(settings, tensors, target, num_layers)
     hidden = config.hidden_size
-    stated = settings.get("vocab_size")
-    require_vocabulary(source, target, None if stated is None else settings.count("vocab_size"))
-    embedding, borrowed = read_embedding(source, reader, target, hidden)
-    head, tokens = read_vocabulary_head(source, reader, target, hidden)
-    if head is None:
-        head, borrowed = borrow_vocabulary_head(source, target, hidden), (*borrowed, "vocabulary head")
+    vocabulary = read_vocabulary(source, reader, target, settings, hidden)
+    if not vocabulary.has_own_head:
         config = with_logits_of(target, config)
     reader.require_all_taken("EAGLE")
-    tensors |= {"embedding": embedding, "head": head}
+    tensors |= {"embedding": vocabulary.embedding, "head": vocabulary.head}
     shapes = {**layer_shapes(config, hidden), "join": (hidden, 2 * hidden), "join_bias": (1, hidden)}
     shapes |= dict.fromkeys(("token_norm", "state_norm"), (1, hidden))
     require_shapes(source, tensors, shapes)
@@ -128,7 +102,7 @@ def _plan_eagle(name: str, source: HeadSource, target: LoadedSource) -> HeadPlan
         state_size=hidden,
     )
     recurrence = Recurrence(config=config, is_wide=False)
-    return plan_recurrent(name, made, recurrence, tensors, borrowed=borrowed, tokens=tokens)
+    return plan_recurrent(name, made, recurrence, tensors, borrowed=vocabulary.borrowed, tokens=vocabulary.tokens)
 
 
 def _eagle3_layers(reader: Reader) -> tuple[dict[str, StoredTensor], int]:
@@ -160,23 +134,13 @@ def _target_layers(source: HeadSource, num_layers: int) -> tuple[int, ...]:
         return (num_layers,)
     within = nested(source.settings, _CONFIG).get(_LAYERS)
     if on_top := source.settings.get(_LAYERS):
-        layers = [number - 1 for number in _numbers(source, on_top)]
+        layers = [number - 1 for number in read_numbers(source, _LAYERS, on_top)]
     elif within:
-        layers = _numbers(source, within)
+        layers = read_numbers(source, _LAYERS, within)
     else:
         layers = [1, num_layers // 2 - 1, num_layers - 4]
-    if min(layers) < 0 or max(layers) >= num_layers:
-        raise SourceError(
-            f"{source.path} reads the states behind layers {', '.join(map(str, layers))} of its target, which has "
-            f"layers 0 to {num_layers - 1}; it was made for another model: name a head that was made for this one"
-        )
+    require_layers(source, layers, num_layers)
     return tuple(layers)
-
-
-def _numbers(source: HeadSource, found: Any) -> list[int]:
-    if isinstance(found, Sequence) and all(type(number) is int for number in found):
-        return list(found)
-    raise SourceError(f"{source.settings.path}: {_LAYERS} is {found!r}, wanted numbers of layers")
 
 
 def _reads_aux(source: HeadSource) -> bool:

@@ -14,6 +14,8 @@ from edgespec.export.weights import WeightsFile
 from edgespec.manifest import KVCache, Manifest
 from edgespec.types import TokenIds
 
+FUSE_GRAPH, STEP_GRAPH = "model_fuse.onnx", "model_step.onnx"
+
 WriteGraphs = Callable[[Manifest, Mapping[str, StoredTensor], WeightsFile, Rule], dict[str, ir.Model]]
 """Writes the weights and gives the graphs by file name: those that the manifest names."""
 

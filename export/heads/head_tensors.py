@@ -1,17 +1,105 @@
-"""Tensors of a head by their names, checked for shape, and those that it takes from its target."""
+"""Tensors of a head by their names in its files and their roles in its graphs, checked for shape."""
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-import numpy as np
-
-from edgespec.errors import SourceError, VocabularyMismatch
+from edgespec.errors import SourceError
 from edgespec.export.heads.head_source import HeadSource
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
-from edgespec.types import TokenIds
 
-# Rows by which a vocabulary may be padded; two that differ by more are different ones.
-_MAX_PADDING = 1024
+# Derived constants, and copies of the target's that only training reads.
+_IGNORED = ("rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")
+LAYER_NAMES = {
+    **{part: f"self_attn.{part}_proj.weight" for part in "qkvo"},
+    **{f"{part}_bias": f"self_attn.{part}_proj.bias" for part in "qkv"},
+    **{f"{part}_norm": f"self_attn.{part}_norm.weight" for part in "qk"},
+    "input_norm": "input_layernorm.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+    **{part: f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")},
+}
+_LAYER_NEEDS = ("q", "k", "v", "o", "mlp_norm", "gate", "up", "down")
+
+
+@dataclass
+class Reader:
+    """Takes the tensors of a head one by one; what nobody took at the end is what no graph would use.
+
+    prefix: Names may begin with it, such as "model.".
+    """
+
+    source: HeadSource
+    prefix: str = "model."
+
+    def __post_init__(self) -> None:
+        self._left = {name.removeprefix(self.prefix): tensor for name, tensor in self.source.tensors.items()}
+
+    def optional(self, name: str) -> StoredTensor | None:
+        return self._left.pop(name, None)
+
+    def take(self, name: str) -> StoredTensor:
+        """Raises SourceError: There is no such tensor."""
+        if (found := self.optional(name)) is None:
+            raise SourceError(
+                f"{self.source.path} has no tensor {name}, which a head of its kind needs; it is incomplete or of "
+                "a kind that is not read"
+            )
+        return found
+
+    def layer(self, prefix: str, i: int) -> dict[str, StoredTensor]:
+        """The roles of a decoder layer whose tensors begin with a prefix.
+
+        Raises SourceError: One that each layer needs is missing.
+        """
+        found = {}
+        for role, name in LAYER_NAMES.items():
+            tensor = self.take(prefix + name) if role in _LAYER_NEEDS else self.optional(prefix + name)
+            if tensor is not None:
+                found[f"{i}.{role}"] = tensor
+        return found
+
+    def layers(self) -> tuple[dict[str, StoredTensor], int]:
+        """The roles of all decoder layers, of which there has to be one, and how many there are.
+
+        Raises SourceError: A tensor that each layer needs is missing.
+        """
+        found, number = self.layer("layers.0.", 0), 1
+        while self.has_layer(f"layers.{number}."):
+            found |= self.layer(f"layers.{number}.", number)
+            number += 1
+        return found, number
+
+    def has_layer(self, prefix: str) -> bool:
+        return any(name.startswith(prefix) for name in self._left)
+
+    def require_all_taken(self, kind: str) -> None:
+        """Raises SourceError: There is a tensor that would not be used."""
+        unused = [name for name in self._left if not name.endswith(_IGNORED)]
+        if unused:
+            raise SourceError(f"{self.source.path} has tensor {unused[0]}, which no {kind} head uses; unsupported")
+
+
+def require_shapes(
+    source: HeadSource, tensors: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, int]]
+) -> None:
+    """Raises SourceError: A tensor has another shape than its role asks for."""
+    for role, tensor in tensors.items():
+        wanted = shapes.get(role) or shapes.get(role.partition(".")[2])
+        if wanted is not None and (tensor.rows, tensor.columns) != wanted:
+            raise SourceError(
+                f"{source.path}: tensor {tensor.name} is {tensor.rows}×{tensor.columns}, wanted "
+                f"{wanted[0]}×{wanted[1]}; the file is damaged"
+            )
+
+
+def require_hidden_size(source: HeadSource, target: LoadedSource, size: int) -> None:
+    """Raises SourceError: A head reads hidden states of another size than its target's."""
+    if size != target.config.hidden_size:
+        raise SourceError(
+            f"{source.path} is a head for hidden states of {size} numbers, and those of {target.source.name} have "
+            f"{target.config.hidden_size}; it was made for another model: name a head that was made for this one"
+        )
 
 
 def take_tensor(source: HeadSource, name: str, rows: int, columns: int) -> StoredTensor:
@@ -41,19 +129,3 @@ def count_names(source: HeadSource, pattern: str) -> int:
     """How many numbers from 0 on the tensors have in a pattern with one group."""
     found = {int(match[1]) for name in source.tensors if (match := re.fullmatch(pattern, name))}
     return next(i for i in range(len(found) + 1) if i not in found)
-
-
-def fit_vocabulary(source: HeadSource, heads: list[StoredTensor], target: LoadedSource) -> TokenIds | None:
-    """Cut vocabulary heads, in place, to the target's tokens; returns the tokens of their rows if they have fewer.
-
-    Raises VocabularyMismatch: They have more or fewer rows than padding explains.
-    """
-    rows, wanted = heads[0].rows, target.config.vocab_size
-    if abs(rows - wanted) > _MAX_PADDING:
-        raise VocabularyMismatch(
-            f"{source.path} is a head for {rows} tokens, and {target.source.name} has {wanted}; it was made for "
-            "another model: name a head that was made for this one"
-        )
-    if rows > wanted:
-        heads[:] = [head.part(0, wanted) for head in heads]
-    return np.arange(rows, dtype=np.int32) if rows < wanted else None

@@ -1,17 +1,63 @@
 """The embedding and the vocabulary head of a head: its own, or those of its target."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
-from edgespec.errors import SourceError
+import numpy as np
+
+from edgespec.errors import SourceError, VocabularyMismatch
 from edgespec.export.families import DecoderConfig
 from edgespec.export.heads.head_source import HeadSource
-from edgespec.export.heads.roles import Reader, read_tokens, require_shapes, require_vocabulary, sort_rows
+from edgespec.export.heads.head_tensors import Reader, require_shapes
+from edgespec.export.settings import Settings
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
 from edgespec.types import TokenIds
 
+# Rows by which a vocabulary may be padded; two that differ by more are different ones.
+_MAX_PADDING = 1024
+_HEAD = "vocabulary head"
 
-def read_embedding(
+
+class HeadVocabulary(NamedTuple):
+    """What turns tokens into numbers and numbers into logits.
+
+    tokens: The target's token of each row of the vocabulary head, ascending; None where each token has a row.
+    borrowed: Which of both are the target's, for messages.
+    """
+
+    embedding: StoredTensor
+    head: StoredTensor
+    tokens: TokenIds | None
+    borrowed: tuple[str, ...]
+
+    @property
+    def has_own_head(self) -> bool:
+        return _HEAD not in self.borrowed
+
+
+def read_vocabulary(
+    source: HeadSource, reader: Reader, target: LoadedSource, settings: Settings, hidden_size: int
+) -> HeadVocabulary:
+    """Embedding and vocabulary head of a head, of which those that it lacks are its target's.
+
+    Args:
+        settings: Those that state the number of tokens.
+
+    Raises:
+        SourceError: Tokens or rows are missing, or the target's are for states of another size.
+        VocabularyMismatch: The head was made for another vocabulary.
+    """
+    stated = settings.get("vocab_size")
+    require_vocabulary(source, target, None if stated is None else settings.count("vocab_size"))
+    embedding, borrowed = _read_embedding(source, reader, target, hidden_size)
+    head, tokens = _read_vocabulary_head(source, reader, target, hidden_size)
+    if head is None:
+        head, borrowed = _of_target(source, _HEAD, target.head, hidden_size), (*borrowed, _HEAD)
+    return HeadVocabulary(embedding, head, tokens, borrowed)
+
+
+def _read_embedding(
     source: HeadSource, reader: Reader, target: LoadedSource, hidden_size: int
 ) -> tuple[StoredTensor, tuple[str, ...]]:
     """The head's own embedding, or its target's; what was borrowed."""
@@ -22,7 +68,7 @@ def read_embedding(
     return _of_target(source, "embedding", target.tensors["embedding"], hidden_size), ("embedding",)
 
 
-def read_vocabulary_head(
+def _read_vocabulary_head(
     source: HeadSource, reader: Reader, target: LoadedSource, hidden_size: int
 ) -> tuple[StoredTensor | None, TokenIds | None]:
     """The head's own vocabulary head and the token of each of its rows, ascending; None where all have one.
@@ -48,12 +94,8 @@ def read_vocabulary_head(
     require_shapes(source, {"head": own}, {"head": (own.rows, hidden_size)})
     if tokens is None:
         return own, None
-    own, tokens = sort_rows(own, tokens)
+    own, tokens = _sort_rows(own, tokens)
     return own, None if own.rows == size else tokens
-
-
-def borrow_vocabulary_head(source: HeadSource, target: LoadedSource, hidden_size: int) -> StoredTensor:
-    return _of_target(source, "vocabulary head", target.head, hidden_size)
 
 
 def _of_target(source: HeadSource, what: str, tensor: StoredTensor, hidden_size: int) -> StoredTensor:
@@ -68,3 +110,68 @@ def _of_target(source: HeadSource, what: str, tensor: StoredTensor, hidden_size:
 def with_logits_of(target: LoadedSource, config: DecoderConfig) -> DecoderConfig:
     """With the scale and the cap that the target puts on the logits of its vocabulary head."""
     return replace(config, logit_scale=target.config.logit_scale, logit_cap=target.config.logit_cap)
+
+
+def require_vocabulary(source: HeadSource, target: LoadedSource, size: int | None) -> None:
+    """Raises VocabularyMismatch: A head is for another number of tokens than its target has."""
+    if size is not None and size != target.config.vocab_size:
+        raise VocabularyMismatch(
+            f"{source.path} is a head for a vocabulary of {size} tokens, and {target.source.name} has "
+            f"{target.config.vocab_size}; it was made for another model: name a head that was made for this one"
+        )
+
+
+def read_tokens(source: HeadSource, num_rows: int, vocab_size: int) -> TokenIds | None:
+    """The target's token of each row of the vocabulary head in the order of the rows, [num_rows].
+
+    d2t is added to the number of a row; t2d marks the tokens that have a row. None without either.
+
+    Raises SourceError: They contradict each other, or a token stands twice or is not in the vocabulary.
+    """
+    d2t, t2d = source.integers.get("d2t"), source.integers.get("t2d")
+    if d2t is None and t2d is None:
+        return None
+    if t2d is not None:
+        if t2d.count != vocab_size:
+            raise VocabularyMismatch(
+                f"{source.path}: t2d has {t2d.count} entries, and the target {vocab_size} tokens; the head was "
+                "made for another model"
+            )
+        marked = np.flatnonzero(t2d.values())
+    tokens = marked if d2t is None else d2t.values() + np.arange(d2t.count)
+    problem = None
+    if len(tokens) != num_rows:
+        problem = f"name {len(tokens)} tokens, and its vocabulary head has {num_rows} rows"
+    elif tokens.min() < 0 or tokens.max() >= vocab_size:
+        problem = f"name tokens up to {tokens.max()}, and the target has {vocab_size}"
+    elif len(np.unique(tokens)) != num_rows:
+        problem = "name a token twice"
+    elif t2d is not None and not np.array_equal(np.sort(tokens), marked):
+        problem = "contradict each other"
+    if problem is not None:
+        raise SourceError(f"{source.path}: its lists of tokens (d2t, t2d) {problem}; the file is damaged")
+    return tokens.astype(np.int32)
+
+
+def _sort_rows(head: StoredTensor, tokens: TokenIds) -> tuple[StoredTensor, TokenIds]:
+    """A vocabulary head with its rows in the order of their tokens, and these."""
+    order = np.argsort(tokens)
+    if np.array_equal(order, np.arange(len(order))):
+        return head, tokens
+    return replace(head, row_order=order.astype(np.intp)), tokens[order]
+
+
+def fit_vocabulary(source: HeadSource, heads: list[StoredTensor], target: LoadedSource) -> TokenIds | None:
+    """Cut vocabulary heads, in place, to the target's tokens; returns the tokens of their rows if they have fewer.
+
+    Raises VocabularyMismatch: They have more or fewer rows than padding explains.
+    """
+    rows, wanted = heads[0].rows, target.config.vocab_size
+    if abs(rows - wanted) > _MAX_PADDING:
+        raise VocabularyMismatch(
+            f"{source.path} is a head for {rows} tokens, and {target.source.name} has {wanted}; it was made for "
+            "another model: name a head that was made for this one"
+        )
+    if rows > wanted:
+        heads[:] = [head.part(0, wanted) for head in heads]
+    return np.arange(rows, dtype=np.int32) if rows < wanted else None

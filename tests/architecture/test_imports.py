@@ -98,7 +98,7 @@ def test_map_names_the_rooms_in_their_order_and_files_that_are_there() -> None:
     rows = re.findall(r"^\| \*?`([\w/]+)/`\*? \|.*\| (.*) \|$", page, re.MULTILINE)
     assert [room for room, _ in rows] == [room for room in ROOMS if room != "chat/markdown"]
     named = [(room, name) for room, files in rows for name in re.findall(r"`(\w+\.py)`", files)]
-    named += [tuple(path.split("/")) for path in re.findall(r"`([a-z_]+/[a-z]\w+\.py)`", page)]
+    named += re.findall(r"`([a-z_]+)/(?:[a-z_]+/)*([a-z]\w+\.py)`", page)
     missing = [f"{room}/{name}" for room, name in named if name not in {path.name for path in modules(room)}]
     assert missing == []
     walked = re.findall(r"^ +(\w+/\w+) {2,}", page, re.MULTILINE)

@@ -296,7 +296,7 @@ def test_missing_and_wrong_tensors_are_refused(tmp_path: Path, target: Path) -> 
 
 def test_layers_that_z_lab_does_not_name_are_spread_over_the_target(tmp_path: Path, target: Path) -> None:
     """Of 36 layers five heads of Qwen3-4B read 1, 9, 17, 25 and 33."""
-    from edgespec.export.heads.block_dialects import spread_layers
+    from edgespec.export.heads.dflash import spread_layers
 
     assert spread_layers(36, 5) == [1, 9, 17, 25, 33]
     assert spread_layers(28, 1) == [14]

@@ -16,28 +16,17 @@ from edgespec.drafting_head import Head
 from edgespec.errors import SourceError
 from edgespec.export.families import DecoderConfig
 from edgespec.export.heads.block_graphs import MARKOV_KINDS, Block
-from edgespec.export.heads.head_plan import Dialect, HeadPlan
+from edgespec.export.heads.head_plan import FUSE_GRAPH, STEP_GRAPH, Dialect, HeadPlan
 from edgespec.export.heads.head_source import HeadSource, nested
+from edgespec.export.heads.head_tensors import Reader, require_hidden_size, require_shapes
 from edgespec.export.heads.layer_settings import layer_settings, layer_shapes, layers_config
-from edgespec.export.heads.roles import (
-    Reader,
-    read_tokens,
-    require_hidden_size,
-    require_shapes,
-    require_vocabulary,
-)
-from edgespec.export.heads.vocabulary import (
-    borrow_vocabulary_head,
-    read_embedding,
-    read_vocabulary_head,
-    with_logits_of,
-)
+from edgespec.export.heads.target_layers import read_numbers, require_layers
+from edgespec.export.heads.vocabulary import read_tokens, read_vocabulary, with_logits_of
 from edgespec.export.settings import Settings
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
 from edgespec.manifest import KVCache
 
-_FUSE_GRAPH, _STEP_GRAPH = "model_fuse.onnx", "model_step.onnx"
 _MAX_BLOCK_TOKENS = 64
 
 
@@ -64,7 +53,7 @@ def _read_zlab(source: HeadSource, target: LoadedSource) -> _Stated:
     num_layers = target.config.num_layers
     stated = own.get("target_layer_ids")
     layers = (
-        _numbers(source, stated)
+        read_numbers(source, "target_layer_ids", stated)
         if stated is not None
         else spread_layers(num_layers, source.settings.count("num_hidden_layers"))
     )
@@ -81,7 +70,11 @@ def _read_deepseek(source: HeadSource, target: LoadedSource) -> _Stated:
     settings = source.settings
     return _Stated(
         inner=None,
-        layers=_behind(source, _numbers(source, settings.get("target_layer_ids")), target.config.num_layers),
+        layers=_behind(
+            source,
+            read_numbers(source, "target_layer_ids", settings.get("target_layer_ids")),
+            target.config.num_layers,
+        ),
         num_tokens=settings.count("block_size"),
         mask_token_id=_mask(source, settings.get("mask_token_id"), target),
         skips_known=False,
@@ -91,9 +84,10 @@ def _read_deepseek(source: HeadSource, target: LoadedSource) -> _Stated:
 def _read_speculators(source: HeadSource, target: LoadedSource) -> _Stated:
     settings = source.settings
     is_dspark = settings.get("speculators_model_type") == "dspark"
-    numbers = _numbers(source, settings.get("aux_hidden_state_layer_ids"))
+    key = "aux_hidden_state_layer_ids"
+    numbers = read_numbers(source, key, settings.get(key))
     layers = tuple(number - 1 for number in numbers)
-    _require_layers(source, layers, target.config.num_layers - 1)
+    require_layers(source, layers, target.config.num_layers)
     return _Stated(
         inner="transformer_layer_config",
         layers=layers,
@@ -112,24 +106,8 @@ def spread_layers(num_layers: int, num_own: int) -> list[int]:
 
 def _behind(source: HeadSource, numbers: Sequence[int], num_layers: int) -> tuple[int, ...]:
     """Layers by which transformers' hidden states are meant; those of the last one are behind the final norm."""
-    _require_layers(source, numbers, num_layers - 1)
+    require_layers(source, numbers, num_layers)
     return tuple(num_layers if number == num_layers - 1 else number for number in numbers)
-
-
-def _require_layers(source: HeadSource, layers: Sequence[int], last: int) -> None:
-    if min(layers) < 0:
-        raise SourceError(f"{source.path} reads the embedding of its target, which is not supported")
-    if max(layers) > last:
-        raise SourceError(
-            f"{source.path} reads the states behind layers {', '.join(map(str, layers))} of its target, which has "
-            f"layers 0 to {last}; it was made for another model: name a head that was made for this one"
-        )
-
-
-def _numbers(source: HeadSource, found: Any) -> list[int]:
-    if isinstance(found, list) and found and all(type(number) is int for number in found):
-        return found
-    raise SourceError(f"{source.settings.path}: the layers that it reads are {found!r}, wanted a list of numbers")
 
 
 def _mask(source: HeadSource, found: Any, target: LoadedSource) -> int:
@@ -148,8 +126,7 @@ def _plan(name: str, method: str, read: _Read, source: HeadSource, target: Loade
             f"{source.settings.path}: block_size is {stated.num_tokens}, wanted 2 to {_MAX_BLOCK_TOKENS}"
         )
     settings, reader = layer_settings(source, stated.inner), Reader(source)
-    tensors = _read_layers(reader)
-    num_layers = len({role.partition(".")[0] for role in tensors})
+    tensors, num_layers = reader.layers()
     tensors |= {
         "final_norm": reader.take("norm.weight"),
         "fuse": reader.take("fc.weight"),
@@ -159,17 +136,13 @@ def _plan(name: str, method: str, read: _Read, source: HeadSource, target: Loade
     columns = tensors["fuse"].columns
     require_hidden_size(source, target, columns // parts if columns % parts == 0 else columns)
     config = layers_config(settings, tensors, target, num_layers)
-    size = settings.get("vocab_size")
-    require_vocabulary(source, target, None if size is None else settings.count("vocab_size"))
-    embedding, borrowed = read_embedding(source, reader, target, config.hidden_size)
-    head, tokens = read_vocabulary_head(source, reader, target, config.hidden_size)
-    if head is None:
-        head = borrow_vocabulary_head(source, target, config.hidden_size)
-        borrowed = (*borrowed, "vocabulary head")
+    vocabulary = read_vocabulary(source, reader, target, settings, config.hidden_size)
+    if not vocabulary.has_own_head:
         config = with_logits_of(target, config)
+    head = vocabulary.head
     order = _row_order(source, head, target)
-    tensors["embedding"] = embedding
-    if head is not embedding:  # the target's may be one matrix for both
+    tensors["embedding"] = vocabulary.embedding
+    if head is not vocabulary.embedding:  # the target's may be one matrix for both
         tensors["head"] = head
     tensors |= (markov := _read_markov(source, reader, config, head.rows, order))
     tensors |= (confidence := _read_confidence(source, reader, config, markov))
@@ -191,8 +164,8 @@ def _plan(name: str, method: str, read: _Read, source: HeadSource, target: Loade
             target_layers=stated.layers,
             target_hidden_size=target.config.hidden_size,
             state_size=config.hidden_size,
-            fuse_graph=_FUSE_GRAPH,
-            step_graphs=(_STEP_GRAPH,) if markov or confidence else (),
+            fuse_graph=FUSE_GRAPH,
+            step_graphs=(STEP_GRAPH,) if markov or confidence else (),
             block_tokens=stated.num_tokens,
             mask_token_id=stated.mask_token_id,
             has_confidence=bool(confidence),
@@ -200,19 +173,10 @@ def _plan(name: str, method: str, read: _Read, source: HeadSource, target: Loade
         kv_cache=KVCache(num_layers=num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),
         tensors=tensors,
         write_graphs=block.write_graphs,
-        borrowed=borrowed,
-        tokens=tokens,
+        borrowed=vocabulary.borrowed,
+        tokens=vocabulary.tokens,
         vocabulary_heads=("head", "markov_head"),
     )
-
-
-def _read_layers(reader: Reader) -> dict[str, StoredTensor]:
-    tensors: dict[str, StoredTensor] = {}
-    num_layers = 0
-    while reader.has_layer(f"layers.{num_layers}.") or not num_layers:
-        tensors |= reader.layer(f"layers.{num_layers}.", num_layers)
-        num_layers += 1
-    return tensors
 
 
 def _row_order(source: HeadSource, head: StoredTensor, target: LoadedSource) -> Any:

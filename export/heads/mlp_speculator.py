@@ -1,0 +1,146 @@
+"""MLP speculators (Wertheimer et al., arXiv:2404.19124) and LSTM speculators, of IBM and Snowflake.
+
+Names of their tensors have one number, or two where parts are sequences of one.
+"""
+
+import re
+from dataclasses import replace
+from math import sqrt
+
+from edgespec.errors import SourceError
+from edgespec.export.heads.head_plan import Dialect, HeadPlan
+from edgespec.export.heads.head_source import HeadSource
+from edgespec.export.heads.head_tensors import require_hidden_size, take_any, take_tensor
+from edgespec.export.heads.step_graphs import Mixing, Step, lstm_step, mlp_step
+from edgespec.export.heads.step_plan import plan_steps, recognizer, step_graph, without_prefixes
+from edgespec.export.heads.vocabulary import fit_vocabulary
+from edgespec.export.sources import LoadedSource
+from edgespec.export.tensors import StoredTensor
+
+_MAX_STEPS = 32
+
+
+def _unnested(source: HeadSource) -> HeadSource:
+    """With names of one number; raises SourceError: a part is a sequence of several."""
+    source = without_prefixes(source)
+    several = [name for name in source.tensors if re.fullmatch(r"(emb|proj|ln)\.\d+\.[1-9]\d*\.\w+", name)]
+    if several:
+        raise SourceError(
+            f"{source.path} has tensor {several[0]}: speculators whose parts have several layers are not read; "
+            "give one with a single emb_dim, proj_dim and inner_dim"
+        )
+    names = {re.sub(r"^(emb|proj|ln)\.(\d+)\.0\.", r"\1.\2.", name): name for name in source.tensors}
+    return replace(source, tensors={new: source.tensors[name] for new, name in names.items()})
+
+
+def _num_steps(source: HeadSource) -> tuple[int, int]:
+    """The steps that a head was trained for, and those that it drafts; raises SourceError."""
+    trained = source.settings.count("n_predict")
+    drafted = source.settings.count("num_lookahead_tokens", trained)
+    if not max(trained, drafted) <= _MAX_STEPS:
+        raise SourceError(
+            f"{source.settings.path} drafts {max(trained, drafted)} tokens, at most {_MAX_STEPS} are read"
+        )
+    return trained, drafted
+
+
+def _alpha(num_trained: int, size: int) -> float:
+    """Weight of an embedding over that of the state, which is half of the whole after num_trained steps."""
+    state: float = 0.5 ** (0.5 / num_trained)
+    return sqrt((1 - state**2) * (size / 2)) / state
+
+
+def _plan_mlp(source: HeadSource, target: LoadedSource) -> HeadPlan:
+    source = _unnested(source)
+    hidden, size = target.config.hidden_size, take_any(source, "proj.0.weight").rows
+    require_hidden_size(source, target, take_any(source, "proj.0.weight").columns)
+    trained, drafted = _num_steps(source)
+    is_tied = bool(source.settings.get("tie_weights"))
+    # Of tied steps the first and the second have projections of their own; the second serves the others too.
+    num_graphs = min(drafted, 2) if is_tied else min(drafted, trained)
+    tensors: dict[str, StoredTensor] = {}
+    heads: list[StoredTensor] = []
+    steps = []
+    for i in range(num_graphs):
+        own = 0 if is_tied else i
+        width = hidden if i == 0 else size
+        tensors[f"{i}.proj"] = take_tensor(source, f"proj.{i}.weight", size, width)
+        rows = take_any(source, f"emb.{own}.weight").rows
+        tensors[f"{own}.embedding"] = take_tensor(source, f"emb.{own}.weight", rows, size)
+        tensors[f"{own}.norm"] = take_tensor(source, f"ln.{own}.weight", 1, size)
+        tensors[f"{own}.norm_bias"] = take_tensor(source, f"ln.{own}.bias", 1, size)
+        if own == len(heads):
+            rows = take_any(source, f"head.{own}.weight").rows
+            heads.append(take_tensor(source, f"head.{own}.weight", rows, size))
+        scales = i == 0 and bool(source.settings.get("scale_input"))
+        mixing = Mixing(
+            projection=f"{i}.proj",
+            embedding=f"{own}.embedding",
+            norm=f"{own}.norm",
+            alpha=_alpha(trained, size),
+            scales_input=scales,
+        )
+        steps.append(
+            Step(
+                file=step_graph(i), width=width, next_width=size, head=f"{own}.head", body=mlp_step(mixing, width)
+            )
+        )
+    tokens = fit_vocabulary(source, heads, target)
+    tensors |= {f"{i}.head": head for i, head in enumerate(heads)}
+    num_steps = drafted if is_tied else num_graphs
+    return plan_steps(
+        "MLP speculator", "mlp_speculator", target, steps, tensors, num_steps=num_steps, tokens=tokens
+    )
+
+
+def _plan_lstm(source: HeadSource, target: LoadedSource) -> HeadPlan:
+    source = without_prefixes(source)
+    if "input_emb.0.weight" in source.tensors:
+        raise SourceError(
+            f"{source.path} has an embedding for each gate, which is not read; give one with tie_lstm_embs"
+        )
+    hidden, size = target.config.hidden_size, take_any(source, "projs.0.weight").rows // 4
+    require_hidden_size(source, target, take_any(source, "projs.0.weight").columns)
+    trained, drafted = _num_steps(source)
+    rows = take_any(source, "forget_emb.0.weight").rows
+    tensors = {
+        "0.proj": take_tensor(source, "projs.0.weight", 4 * size, hidden),
+        "1.proj": take_tensor(source, "projs.1.weight", 4 * size, size),
+        "embedding": take_tensor(source, "forget_emb.0.weight", rows, size),
+    }
+    for role, name in (("norm", "cell_ln"), ("state_norm", "state_ln")):
+        tensors[role] = take_tensor(source, f"{name}.0.weight", 1, size)
+        tensors[f"{role}_bias"] = take_tensor(source, f"{name}.0.bias", 1, size)
+    heads = [take_tensor(source, "head.0.weight", take_any(source, "head.0.weight").rows, size)]
+    tokens = fit_vocabulary(source, heads, target)
+    tensors["head"] = heads[0]
+    steps = []
+    for i in range(min(drafted, 2)):
+        scales = i == 0 and bool(source.settings.get("scale_input"))
+        mixing = Mixing(
+            projection=f"{i}.proj",
+            embedding="embedding",
+            norm="norm",
+            alpha=_alpha(trained, size),
+            scales_input=scales,
+        )
+        width = hidden if i == 0 else 2 * size
+        body = lstm_step(mixing, width, size, is_first=i == 0)
+        steps.append(Step(file=step_graph(i), width=width, next_width=2 * size, head="head", body=body))
+    return plan_steps(
+        "LSTM speculator", "mlp_speculator", target, steps, tensors, num_steps=drafted, tokens=tokens
+    )
+
+
+SPECULATOR_DIALECTS: tuple[Dialect, ...] = (
+    Dialect(
+        name="LSTM speculator",
+        recognizes=recognizer(r"forget_emb\.0\.weight", r"projs\.0\.weight"),
+        plan=_plan_lstm,
+    ),
+    Dialect(
+        name="MLP speculator",
+        recognizes=recognizer(r"emb\.0\.(0\.)?weight", r"proj\.0\.(0\.)?weight", r"head\.0\.weight"),
+        plan=_plan_mlp,
+    ),
+)
