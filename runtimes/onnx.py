@@ -14,13 +14,14 @@ from typing import Unpack
 import numpy as np
 
 from edgespec.decoding.cached_prefix import reusable_prefix
+from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import ContextOverflow, MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.runtimes.device_checks import DeviceCheck, DeviceChecks, is_same_row, row_sample
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.passes import Passes, TreeLayout
 from edgespec.runtimes.row_rule import NO_RULE, next_pass, read_l2_bytes, row_rule
-from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
+from edgespec.runtimes.session import HIDDEN, SessionOptions, refuse_device, translate_memory_errors
 from edgespec.runtimes.shared_cache import SharedCache
 from edgespec.runtimes.soundness import find_sound_passes, is_argmax_sound, probe_tokens, report_slow_check
 from edgespec.system.cancel import Cancel
@@ -54,7 +55,10 @@ class OnnxDecoder:
             self._rule = row_rule(manifest.kv_cache.head_dim, read_l2_bytes())
             options = {**options, "has_flash_attention": self._rule.has_flash_attention}
         self._logits_name, self._best_name = manifest.signature.logits, manifest.signature.best
-        self._passes = Passes(folder / manifest.graph, manifest, device, **options)
+        layers = options.get("hidden_layers", ())
+        outputs = [f"{HIDDEN}{layer}" for layer in layers]
+        self._passes = Passes(folder / manifest.graph, manifest, device, outputs, **options)
+        self._hidden = HiddenStates(layers, self._passes.token_widths[0]) if layers else None
         self._held = np.zeros(0, np.int32)
         self._lock = Lock()
         self._chunk_tokens = _CHUNK_TOKENS
@@ -64,6 +68,11 @@ class OnnxDecoder:
         if not self._is_on_host:
             with self.cancelled_by(options.get("cancel") or Cancel()), report_slow_check(device.name):
                 self._check(device, DeviceChecks(folder, manifest, device))
+
+    @property
+    def hidden_states(self) -> HiddenStates | None:
+        """Hidden states of the tokens whose keys and values are held; None where none were asked for."""
+        return self._hidden
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         return self._run(tokens, num_last, self._logits_name)
@@ -92,8 +101,10 @@ class OnnxDecoder:
         if len(tokens) > self.context_length:
             raise ContextOverflow(len(tokens), self.context_length)
         with self._lock, translate_memory_errors("making room for a text"):
-            self._held = tokens[:0]
+            self._hold(tokens[:0])
             self._passes.cache.pretend(len(tokens))
+            if self._hidden:
+                self._hidden.pretend(tokens)
             self._held = tokens
 
     def imitate(self, tokens: TokenIds, num_run: int, seed: int) -> bool:
@@ -106,8 +117,10 @@ class OnnxDecoder:
             return False
         with self._lock, translate_memory_errors("making room for a text"):
             assert np.array_equal(self._held[:num_run], tokens[:num_run])
-            self._held = tokens[:num_run]
+            self._hold(tokens[:num_run])
             cache.imitate(num_run, len(tokens), seed)
+            if self._hidden:
+                self._hidden.pretend(tokens)
             self._held = tokens
         return True
 
@@ -115,6 +128,8 @@ class OnnxDecoder:
         with self._lock:
             self._held = self._held[:0]
             self._passes.cache.clear()
+            if self._hidden:
+                self._hidden.clear()
 
     @property
     def pads_to_even(self) -> bool:
@@ -147,23 +162,27 @@ class OnnxDecoder:
             self._passes.begin()
             before = tokens[:-1]
             if num_held:
-                self._held = tokens
+                self._hold(tokens)
                 start, num_rows = len(tokens) + num_held, len(nodes) - num_held
                 rows = self._passes.run(nodes[num_held:], start, num_rows, layout, output)
+                self._store(start, num_rows)
                 self.num_fed -= num_held
             elif len(before) == 0:  # ONNX Runtime's CPU provider reads positions only of passes behind a past
                 first = self._rows(tokens, 1, output).copy()
                 rows = np.concatenate([first, self._passes.run(nodes, 1, len(nodes), layout, output)])
+                self._store(1, len(nodes))
             else:
                 start = reusable_prefix(self._held, tokens, 1)
                 if start == 0 or len(tokens) - start + len(nodes) > self._chunk_tokens:
                     self._rows(before, 1, output)
                     start = len(before)
-                self._held = tokens[:start]
-                rows = self._passes.run(append(tokens[start:], nodes), start, len(nodes) + 1, layout, output)
+                self._hold(tokens[:start])
+                new = append(tokens[start:], nodes)
+                rows = self._passes.run(new, start, len(nodes) + 1, layout, output)
+                self._store(start, len(new))
                 self.num_fed += len(tokens) - start
             self.num_fed += len(nodes)
-            self._held = tokens
+            self._hold(tokens)
             return rows
 
     def adopt(self, tokens: TokenIds, slots: Sequence[int]) -> None:
@@ -177,9 +196,23 @@ class OnnxDecoder:
             start = len(self._held)
             if self._is_on_host:
                 self._passes.cache.move(slots, start)
+                if self._hidden:
+                    self._hidden.move(slots, start)
             else:
                 tokens = tokens[: sum(takewhile(bool, (slot == start + i for i, slot in enumerate(slots))))]
-            self._held = append(self._held, tokens)
+            self._hold(append(self._held, tokens))
+
+    def _hold(self, tokens: TokenIds) -> None:
+        """Count tokens as those whose keys, values and hidden states fill the first slots."""
+        self._held = tokens
+        if self._hidden:
+            self._hidden.hold(tokens)
+
+    def _store(self, slot: int, num_rows: int) -> None:
+        """Keep hidden states of the first num_rows tokens of the last pass; they lie in slots from `slot` on."""
+        if self._hidden:
+            rows = [each[:num_rows] for each in self._passes.token_rows.values()]
+            self._hidden.write(slot, rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1))
 
     def _run(self, tokens: TokenIds, num_last: int, output: str) -> Logits:
         if len(tokens) > self.context_length:
@@ -200,14 +233,14 @@ class OnnxDecoder:
         rows: list[Logits] = []
         chunk_tokens = self._chunk_tokens
         if num_tokens - start > chunk_tokens:
-            self._held = tokens[:start]
+            self._hold(tokens[:start])
             self._passes.reserve(start, num_tokens)
         while start < num_tokens:
             stop = min(start + chunk_tokens, num_tokens)
             first, num_padded = start, 0
             if self._deterministic:
                 first, stop, num_padded = next_pass(start, stop, self._rule.borders, self.context_length)
-            self._held = tokens[:start]
+            self._hold(tokens[:start])
             wanted = max(0, stop - max(start, num_tokens - num_last))
             try:
                 chunk = self._run_chunk(tokens[first:stop], first, num_padded, max(1, wanted), output)
@@ -216,11 +249,12 @@ class OnnxDecoder:
                 if chunk_tokens < _LEAST_CHUNK_TOKENS:
                     raise
                 continue
+            self._store(first, stop - first)
             self.num_fed += stop - start
             start = stop
             if wanted:
                 rows.append(chunk if wanted == num_last else chunk.copy())
-        self._held = tokens
+        self._hold(tokens)
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def _run_chunk(self, tokens: TokenIds, start: int, num_padded: int, num_rows: int, output: str) -> Logits:
@@ -243,7 +277,8 @@ class OnnxDecoder:
                 found = self._compare_passes(device, row_sample(first))
                 checks.write(found)
         self._chunk_tokens, self._has_argmax = found.max_pass_tokens, found.has_argmax
-        self._held, self.num_fed = self._held[:0], 0
+        self._hold(self._held[:0])
+        self.num_fed = 0
 
     def _compare_passes(self, device: Device, sample: tuple[float, ...]) -> DeviceCheck:
         sound = find_sound_passes(self._fresh_rows, self.vocab_size, self.context_length, device.name)
@@ -262,14 +297,16 @@ class OnnxDecoder:
 
     def _fresh_rows(self, tokens: TokenIds, start: int, width: int) -> Logits:
         """Rows behind all tokens but the first `start`, which the call before has run, in passes of a width."""
-        self._held, self._chunk_tokens = tokens[:start], width
+        self._hold(tokens[:start])
+        self._chunk_tokens = width
         return self._rows(tokens, len(tokens) - start, self._logits_name).copy()
 
     def _can_choose(self, device: Device, rows: Logits) -> bool:
         """Whether the device chooses the tokens of the rows of the first probe tokens."""
         assert self._best_name is not None
         tokens = probe_tokens(self.vocab_size, self.context_length)[: len(rows)]
-        self._held, self._chunk_tokens = tokens[:0], len(tokens)
+        self._hold(tokens[:0])
+        self._chunk_tokens = len(tokens)
         is_sound = is_argmax_sound(rows, self._to_argmax(self._rows(tokens, len(tokens), self._best_name)))
         if not is_sound:
             _log.warning("'%s' chooses other tokens than its rows say; whole rows are copied from it", device.name)

@@ -1,6 +1,6 @@
 """Passes of one graph on ONNX Runtime: a session and its KV cache. Knows slots of the cache, not their tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import local
@@ -59,8 +59,20 @@ class TreeLayout(NamedTuple):
 class Passes:
     """A graph with its cache, run by one thread at a time."""
 
-    def __init__(self, graph: Path, manifest: Manifest, device: Device, **options: Unpack[SessionOptions]) -> None:
-        """Load the graph; raises as open_session does."""
+    def __init__(
+        self,
+        graph: Path,
+        manifest: Manifest,
+        device: Device,
+        token_outputs: Sequence[str] = (),
+        **options: Unpack[SessionOptions],
+    ) -> None:
+        """Load the graph; raises as open_session does.
+
+        Args:
+            token_outputs: Outputs with a row for each token of a pass, [1, num_tokens, width], float32, which each
+                pass copies to the host.
+        """
         self._manifest = manifest
         self._names = manifest.signature
         self._session = open_session(graph, manifest, device, **options)
@@ -75,6 +87,9 @@ class Passes:
             self._outputs[self._names.best] = 2
         kinds = {value.name: value.type for value in self._session.get_outputs()}
         self._types = {name: np.float16 if kinds[name] == _HALF else np.float32 for name in self._outputs}
+        shapes = {value.name: value.shape for value in self._session.get_outputs()}
+        self._token_widths = {name: int(shapes[name][2]) for name in token_outputs}
+        self.token_rows: dict[str, Logits] = {}  # of the last pass, by output, [num_tokens, width]
         self._memory = device.memory, device.memory_index
         self._has_arena = device.provider == cuda.PROVIDER
         self._own = local()
@@ -89,11 +104,14 @@ class Passes:
         num_rows: int,
         layout: TreeLayout | None = None,
         output: str | None = None,
+        inputs: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> Logits:
         """Run tokens behind the first num_past slots; returns logits of the last num_rows, [num_rows, vocab_size].
 
         Args:
-            output: Return rows of another of the graph's outputs, [num_rows, …]; no other is copied to the host.
+            output: Return rows of another of the graph's outputs, [num_rows, …]; no other is copied to the host
+                but the token outputs.
+            inputs: More inputs of the graph, by name.
 
         Raises:
             Cancelled: The loading in which passes are tried was cancelled.
@@ -103,6 +121,9 @@ class Passes:
         with translate_memory_errors("making room for a pass"):
             self.cache.prepare(num_past, len(tokens))
             self._bind_tokens(tokens, num_past, layout)
+            for name, array in (inputs or {}).items():
+                self._bind_input(name, array)
+            token_rows = self._bind_token_outputs(len(tokens))
             num_given = num_rows if self._names.num_logits_to_keep else len(tokens)
             fetched = self._bind_outputs(output or self._names.logits, num_given)
         try:
@@ -110,6 +131,7 @@ class Passes:
         except Exception as error:  # ONNX Runtime has no common base of its own
             raise translate_error(error, "running a pass") from error
         self.cache.collect()
+        self.token_rows = token_rows
         rows: Logits = fetched[0, -num_rows:]
         return rows if rows.dtype == np.float32 else rows.astype(np.float32)
 
@@ -173,6 +195,20 @@ class Passes:
             held[fetched] = np.empty(shape, kind)
         self._binding.bind_output(fetched, "cpu", 0, kind, shape, held[fetched].ctypes.data)
         return held[fetched]
+
+    def _bind_token_outputs(self, num_tokens: int) -> dict[str, Logits]:
+        """Returns a buffer for each token output, which the pass fills."""
+        buffers: dict[str, Logits] = {}
+        for name, width in self._token_widths.items():
+            buffers[name] = np.empty((num_tokens, width), np.float32)
+            shape = (1, num_tokens, width)
+            self._binding.bind_output(name, "cpu", 0, np.float32, shape, buffers[name].ctypes.data)
+        return buffers
+
+    @property
+    def token_widths(self) -> Sequence[int]:
+        """How many numbers a row of each token output has."""
+        return [*self._token_widths.values()]
 
     def _bind_input(self, name: str, array: npt.NDArray[Any]) -> None:
         # Bound again for each pass: an interrupt between these lines leaves the address of freed memory.

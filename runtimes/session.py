@@ -30,7 +30,7 @@ from edgespec.system.cancel import Cancel
 _Dimensions = Sequence[int | str | None]
 _Values = dict[str, tuple[tuple[str, ...], _Dimensions]]  # name to the types that serve and the shape
 _ANY = "any size"
-_HIDDEN = "hidden_states."
+HIDDEN = "hidden_states."  # and the number of a layer: the name of an output
 _NO_FLASH_ATTENTION = "ORT_GQA_DISABLE_FLASH_ATTENTION"
 _environment_lock = Lock()
 _log = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ class SessionOptions(TypedDict, total=False):
     shares_cores: bool  # another model uses these cores between passes
     cancel: Cancel | None  # ends the loading within milliseconds, or within a pass where a device is checked
     deterministic: bool  # rows are equal to the bit however tokens are cut into passes; for decoders alone
+    hidden_layers: tuple[int, ...]  # layers whose hidden states a decoder keeps, for drafting heads
     has_flash_attention: bool  # attention on the CPU may go through the cache in tiles, as it does by default
 
 
@@ -232,7 +233,7 @@ def _expected_values(manifest: Manifest) -> tuple[_Values, _Values]:
         inputs[past] = ((cache_type,), (1, kv.num_kv_heads, "past", kv.head_dim))
         outputs[present] = ((cache_type,), (1, kv.num_kv_heads, "total", kv.head_dim))
     for layer in manifest.hidden_layers:
-        outputs.setdefault(f"{_HIDDEN}{layer}", (("float",), (1, "new", _ANY)))
+        outputs.setdefault(f"{HIDDEN}{layer}", (("float",), (1, "new", _ANY)))
     return inputs, outputs
 
 
@@ -249,8 +250,8 @@ def _cache_differences(manifest: Manifest, session: Any) -> list[str]:
     if positions and not (positions.isdecimal() and int(positions[:20]) >= manifest.context_length):
         wanted = manifest.context_length
         differences.append(f"it has {positions[:20]} positions, wanted a context_length of {wanted}")
-    stated = {f"{_HIDDEN}{layer}" for layer in manifest.hidden_layers}
-    unstated = [name for name in shapes if name.startswith(_HIDDEN) and name not in stated]
+    stated = {f"{HIDDEN}{layer}" for layer in manifest.hidden_layers}
+    unstated = [name for name in shapes if name.startswith(HIDDEN) and name not in stated]
     return differences + [f"{name} is not expected" for name in unstated]
 
 

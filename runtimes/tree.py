@@ -15,6 +15,7 @@ from typing import NamedTuple, Unpack
 import numpy as np
 
 from edgespec.decoding import trees
+from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import ContextOverflow, DeviceUnavailable, ManifestError
 from edgespec.manifest import Manifest
 from edgespec.runtimes.cuda import PROVIDER
@@ -65,6 +66,10 @@ class OnnxTreeDecoder(ForwardingDecoder):
         with self._lock:
             self._settle(tokens)
             return self._chain.logits(tokens, num_last)
+
+    @property
+    def hidden_states(self) -> HiddenStates | None:
+        return self._chain.hidden_states
 
     @property
     def has_argmax(self) -> bool:

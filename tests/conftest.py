@@ -112,6 +112,14 @@ def tiny_model(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="session")
+def tiny_with_states(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model, whose graphs give the hidden states behind all layers and behind the final norm."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-states"
+    export_model(tiny_gguf, folder, precision="fp32", hidden_layers=(0, 1, 2))
+    return folder
+
+
+@pytest.fixture(scope="session")
 def tiny_drafter(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model in four bits, which agrees with the other one now and then."""
     folder = tmp_path_factory.mktemp("drafters") / "tiny-int4"

@@ -69,6 +69,12 @@ def random_weights(
 
 def reference_logits(weights: dict[str, np.ndarray], tokens: np.ndarray) -> np.ndarray:
     """The transformer written out in numpy float64, [num_tokens, vocab_size]."""
+    final = reference_states(weights, tokens)[-1]
+    return final @ weights.get("lm_head.weight", weights["model.embed_tokens.weight"]).astype(np.float64).T
+
+
+def reference_states(weights: dict[str, np.ndarray], tokens: np.ndarray) -> list[np.ndarray]:
+    """Hidden states behind each layer, before any norm, and behind the final norm, [num_tokens, HIDDEN] each."""
     w = {name: value.astype(np.float64) for name, value in weights.items()}
 
     def norm(x: np.ndarray, gain: np.ndarray) -> np.ndarray:
@@ -80,7 +86,7 @@ def reference_logits(weights: dict[str, np.ndarray], tokens: np.ndarray) -> np.n
         first, second = np.split(x, 2, axis=-1)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
-    x = w["model.embed_tokens.weight"][tokens]
+    x, states = w["model.embed_tokens.weight"][tokens], []
     masked = np.triu(np.full((len(tokens), len(tokens)), -np.inf), 1)
     for i in range(LAYERS):
         layer = f"model.layers.{i}."
@@ -102,7 +108,8 @@ def reference_logits(weights: dict[str, np.ndarray], tokens: np.ndarray) -> np.n
         h = norm(x, w[layer + "post_attention_layernorm.weight"])
         gate, up = h @ w[layer + "mlp.gate_proj.weight"].T, h @ w[layer + "mlp.up_proj.weight"].T
         x = x + (gate / (1 + np.exp(-gate)) * up) @ w[layer + "mlp.down_proj.weight"].T
-    return norm(x, w["model.norm.weight"]) @ w.get("lm_head.weight", w["model.embed_tokens.weight"]).T
+        states.append(x)
+    return [*states, norm(x, w["model.norm.weight"])]
 
 
 _GGUF_NAMES = {
