@@ -356,7 +356,7 @@ def _require_sound_head(path: Path, manifest: Manifest) -> None:
             problem = f"a head's cache is shared_buffer, not {manifest.kv_cache.form}"
     if parallel is not None and parallel.mask_token_id >= manifest.vocab_size:
         problem = f"the mask token {parallel.mask_token_id} is not in the vocabulary"
-    if manifest.kv_cache.num_layers == 0 and (head is None or head.kind != "steps"):
+    if not problem and manifest.kv_cache.num_layers == 0 and (head is None or head.kind != "steps"):
         problem = "a model with 0 layers can only be a head of the kind steps"
     if problem:
         raise ManifestError(f"{path}: {problem}; use a newer edgespec or export again")

@@ -224,8 +224,30 @@ class TreeDecoder(Decoder, Protocol):
 class DraftDecoder(Decoder, Protocol):
     """A decoder that is made for drafting: it is told where a draft begins, and behind it only drafts are run."""
 
-    def begin(self, tokens: TokenIds) -> bool:
-        """Prepare to draft behind tokens; False where it cannot, as where hidden states of them are not known."""
+    def begin(self, tokens: TokenIds, num_tokens: int | None = None) -> bool:
+        """Prepare to draft behind tokens; False where it cannot, as where hidden states of them are not known.
+
+        Args:
+            num_tokens: How many tokens are wanted, as far as that is known.
+        """
+
+
+@runtime_checkable
+class BlockDraftDecoder(DraftDecoder, Protocol):
+    """A decoder that drafts several tokens in one pass."""
+
+    @property
+    def tokens_per_pass(self) -> int:
+        """How many tokens a pass drafts at most."""
+
+
+@runtime_checkable
+class BoundedDraftDecoder(DraftDecoder, Protocol):
+    """A decoder whose drafts cannot be longer than what its graphs give."""
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """How many tokens it can draft behind the text that was begun last."""
 
 
 @runtime_checkable
@@ -385,6 +407,11 @@ class Drafter(Protocol):
     def num_alternatives(self) -> int:
         """How many alternatives it can draft on from while the target verifies."""
         return 0
+
+    @property
+    def tokens_per_step(self) -> int:
+        """How many tokens take the time of one."""
+        return 1
 
     def draft_ahead(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> DraftAhead:
         """The tokens that are ready, at most request.num_tokens; the drafter goes on from there."""

@@ -22,11 +22,15 @@ def model_card(manifest: Manifest) -> str:
     """The card in Markdown, made from the manifest alone."""
     source, check = manifest.source, manifest.check
     lines = [f"# {source.name}", ""]
-    if manifest.vocab_subset:
-        what, use = "A drafter with a trimmed head, for speculative decoding with edgespec", "TARGET --drafter "
+    if manifest.head:
+        what = "A drafting head for the model in the folder target/ beside it, exported by edgespec"
+        use = "PAIR_FOLDER"
+    elif manifest.vocab_subset:
+        what = "A drafter with a trimmed head, for speculative decoding with edgespec"
+        use = "TARGET --drafter THIS_FOLDER"
     else:
-        what, use = "A language model in ONNX, exported by edgespec", ""
-    lines += [f"{what}:", "", f"    edgespec chat {use}THIS_FOLDER", "", "| | |", "|---|---|"]
+        what, use = "A language model in ONNX, exported by edgespec", "THIS_FOLDER"
+    lines += [f"{what}:", "", f"    edgespec chat {use}", "", "| | |", "|---|---|"]
     rows = {
         "family": manifest.architecture,
         "precision": manifest.precision,
@@ -38,10 +42,15 @@ def model_card(manifest: Manifest) -> str:
         "SHA-256 of the source": source.sha256,
         "licence": source.license or "not stated by the source; ask its authors",
     }
+    if manifest.head:
+        layers = ", ".join(map(str, manifest.head.target_layers))
+        rows["reads"] = f"states of the target behind layers {layers}; the number of its layers is the final norm"
     if manifest.self_drafter:
         rows["own drafter"] = f"layers {', '.join(map(str, manifest.self_drafter.layers))} (--drafter self)"
     lines += [*(f"| {name} | {value} |" for name, value in rows.items() if value is not None), ""]
-    if check is None:
+    if manifest.head:
+        lines.append("Its drafts are verified, so the texts of its target stay what they are without it.")
+    elif check is None:
         lines.append("It was not compared with its source (`edgespec export` does, unless told not to).")
     else:
         lines.append(

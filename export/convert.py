@@ -163,7 +163,7 @@ def _export(source: Path, output: Path, settings: _Settings, report: Report) -> 
     rule = rule_of(loaded, plan.precision, block_size, form)
     with atomic_folder(output, plan.write_bytes, report) as folder:
         if loaded.num_left_out:
-            report(f"leaving out {loaded.num_left_out} tensors that see images; the export reads text")
+            report(f"leaving out {loaded.num_left_out} tensors {loaded.use_of_left_out}")
         report(f"writing {loaded.config.num_layers} layers in {plan.precision} precision")
         tokenizer = Tokenizer.from_str(loaded.vocabulary.tokenizer_json)  # a second for a large vocabulary
         name = settings.name or utf8_name(output.name)

@@ -1,7 +1,7 @@
 """From the settings of a source to one description that the graph builder understands.
 
-A family declares its differences from llama (Llama 2 and 3, SmolLM2, TinyLlama): mistral, qwen2 (and 2.5), qwen3,
-granite, smollm3, olmo2, gemma2, gemma3 and phi3 (Phi-3, 3.5 and 4), and with a mixture of experts mixtral,
+A family declares its differences from llama (Llama 2 and 3, SmolLM2, TinyLlama): mistral, qwen2 (and 2.5), mimo,
+qwen3, granite, smollm3, olmo2, gemma2, gemma3 and phi3 (Phi-3, 3.5 and 4), and with a mixture of experts mixtral,
 qwen3_moe, olmoe and granitemoe, each from GGUF metadata and from a Hugging Face config.json. A gemma3 with vision
 is read without its vision part.
 """
@@ -61,6 +61,7 @@ FAMILIES = {
     "llama": Family(is_paired=True),
     "mistral": Family(is_paired=True, full_attention_every=0),
     "qwen2": Family(),
+    "mimo": Family(),
     "qwen3": Family(norms=("input_norm", *_HEAD_NORMS, "mlp_norm")),
     "granite": Family(is_paired=True),
     "smollm3": Family(is_paired=True),
@@ -265,7 +266,8 @@ def decoder_part(
 ) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     """Settings and tensors of the text decoder.
 
-    Fills in the settings that gemma's config.json omits, and leaves out the vision tower of a gemma3.
+    Fills in the settings that gemma's config.json omits, and leaves out the vision tower of a gemma3 and the
+    layers for multi-token prediction of a mimo, which are read as a drafting head.
     """
     architecture = str(settings.get("model_type")).removesuffix("_text")
     defaults = FAMILIES[architecture].defaults if architecture in FAMILIES else {}
@@ -277,6 +279,8 @@ def decoder_part(
             for name, tensor in stored.items()
             if not name.removeprefix("model.").startswith(seeing)
         }
+    if architecture == "mimo":
+        stored = {name: tensor for name, tensor in stored.items() if not name.startswith("model.mtp_layers.")}
     return {**defaults, **settings, **(inner or {})}, dict(stored)
 
 

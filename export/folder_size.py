@@ -1,6 +1,6 @@
 """The size of a model folder before it is written: its graphs are built over weights that are only counted."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from math import prod
 from pathlib import Path
@@ -15,6 +15,7 @@ from edgespec.export.precision import Rule
 from edgespec.export.sources import LoadedSource
 from edgespec.export.static_graph import build_static_graph
 from edgespec.export.tensors import StoredTensor
+from edgespec.export.vocabulary import Vocabulary
 from edgespec.export.weights import WeightsFile, aligned
 from edgespec.manifest import Manifest
 from edgespec.types import Range
@@ -25,24 +26,33 @@ _TOKEN_BYTES = 8  # of the file that lists the tokens of a trimmed head
 
 def folder_bytes(loaded: LoadedSource, rule: Rule, manifest: Manifest, num_tokens: int | None = None) -> int:
     """The bytes of all files that an export writes; num_tokens: of a trimmed head."""
-    tensors = {role: _Unread.of(tensor) for role, tensor in loaded.tensors.items()}
+    tensors = dict(loaded.tensors)
     if num_tokens is not None:
         tensors[DRAFT_HEAD] = replace(tensors.get("head", tensors["embedding"]), rows=num_tokens)
-    weights, ranges = _CountedWeights(Path(manifest.weights)), None
-    if rule.precision == "w8a16":  # its weights are written once to measure ranges, and once more in 16 bits
-        width, capacity = manifest.prefill_tokens, manifest.context_length
-        build_static_graph(loaded.config, tensors, weights, rule, num_tokens=width, capacity=capacity)
-        ranges = _AnyRange()
-    graphs = build_graphs(manifest, loaded.config, tensors, weights, rule, ranges)
+
+    def write(tensors: Mapping[str, StoredTensor], weights: WeightsFile) -> dict[str, ir.Model]:
+        ranges = None
+        if rule.precision == "w8a16":  # its weights are written once to measure ranges, and once more in 16 bits
+            width, capacity = manifest.prefill_tokens, manifest.context_length
+            build_static_graph(loaded.config, tensors, weights, rule, num_tokens=width, capacity=capacity)
+            ranges = _AnyRange()
+        return build_graphs(manifest, loaded.config, tensors, weights, rule, ranges)
+
+    return written_bytes(write, tensors, loaded.vocabulary, manifest.weights) + (num_tokens or 0) * _TOKEN_BYTES
+
+
+def written_bytes(
+    write: Callable[[Mapping[str, StoredTensor], WeightsFile], dict[str, ir.Model]],
+    tensors: Mapping[str, StoredTensor],
+    vocabulary: Vocabulary,
+    file: str = "model.onnx.data",
+) -> int:
+    """The bytes of the weights and graphs that a function writes, with the texts of a vocabulary."""
+    weights = _CountedWeights(Path(file))
+    graphs = write({role: _Unread.of(tensor) for role, tensor in tensors.items()}, weights)
     graphs_bytes: int = sum(ir.to_proto(graph).ByteSize() for graph in graphs.values())
-    texts = loaded.vocabulary.tokenizer_json, loaded.vocabulary.chat_template or ""
-    return (
-        weights.num_bytes
-        + graphs_bytes
-        + sum(len(text.encode()) for text in texts)
-        + (num_tokens or 0) * _TOKEN_BYTES
-        + OTHER_BYTES
-    )
+    texts = vocabulary.tokenizer_json, vocabulary.chat_template or ""
+    return weights.num_bytes + graphs_bytes + sum(len(text.encode()) for text in texts) + OTHER_BYTES
 
 
 class _Unread(StoredTensor):

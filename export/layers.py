@@ -75,7 +75,7 @@ class LayerWriter:
         int32 = int(ir.DataType.INT32)
         return self.op("Cast", last, to=int32), self.op("Cast", total, to=int32)
 
-    def _tables(self, rotary: Rotary) -> tuple[ir.Value, ir.Value]:
+    def rotary_tables(self, rotary: Rotary) -> tuple[ir.Value, ir.Value]:
         """Cosines and sines by position, shared by all layers with the rotary."""
         if rotary not in self.tables:
             angles = np.outer(np.arange(self.config.context_length, dtype=np.float32), rotary.inv_freq)
@@ -106,10 +106,11 @@ class LayerWriter:
         if f"{i}.q_norm" in self.tensors:
             projected = self._norm_heads(i, projected)
         layer = self.config.layers[i]
-        tables = () if layer.rotary is None else self._tables(layer.rotary)
+        tables = () if layer.rotary is None else self.rotary_tables(layer.rotary)
         if layer.rotary is not None and self.rotates_apart:
             *rotated, value = self._split_heads(i, projected)
-            projected = [*(self._rotate(x, layer.rotary, at) for at, x in enumerate(rotated)), value]
+            positions = self.tree["position_ids"]
+            projected = [*(self.rotate(x, layer.rotary, at, positions) for at, x in enumerate(rotated)), value]
             tables = ()
         projected += [None] * (3 - len(projected))  # one value: query, key and value packed
         inputs = [*projected, *past, *lengths, *tables]
@@ -155,9 +156,9 @@ class LayerWriter:
         heads = (self.config.num_heads, self.config.num_kv_heads, self.config.num_kv_heads)
         return [num_heads * self.config.head_dim for num_heads in heads]
 
-    def _rotate(self, x: ir.Value | None, rotary: Rotary, part: int) -> ir.Value:
+    def rotate(self, x: ir.Value | None, rotary: Rotary, part: int, positions: ir.Value) -> ir.Value:
         """Queries, part 0, or keys, part 1, rotated by position."""
-        inputs = (x, self.tree["position_ids"], *self._tables(rotary))
+        inputs = (x, positions, *self.rotary_tables(rotary))
         if rotary.rotated == self.config.head_dim:
             return self.op("RotaryEmbedding", *inputs)
         heads = self._head_sizes()[part] // self.config.head_dim

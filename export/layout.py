@@ -10,13 +10,15 @@ from edgespec.export.families import DecoderConfig
 from edgespec.export.precision import Rule
 from edgespec.export.sources import LoadedSource
 from edgespec.export.vocabulary import Vocabulary
-from edgespec.manifest import KVCache, Manifest, SelfDrafter, Signature
+from edgespec.manifest import KVCache, Manifest, Parallel, SelfDrafter, Signature
 from edgespec.tokenization.tokenizer import vocabulary_sha256
 
 VOCAB_SUBSET = "vocab_subset.npy"
 # Each position of a static form costs time in every pass.
 _STATIC_CONTEXT, _STATIC_PREFILL = 1024, 64
 _CACHE_DTYPES = {"w8a16": "uint16"}
+# Tokens that a parallel drafter drafts in a pass: those that AMD's are trained for (An et al., arXiv:2504.18583).
+_PARALLEL_TOKENS = 8
 
 
 def num_weights(loaded: LoadedSource) -> int:
@@ -101,6 +103,10 @@ def lay_out(
         if kept_layers
         else None,
         vocab_subset=subset if is_drafter else None,
+        # A static graph runs token by token.
+        parallel=Parallel(mask_token_id=loaded.mask_token_id, num_tokens=_PARALLEL_TOKENS)
+        if loaded.mask_token_id is not None and form != "npu"
+        else None,
     )
     return _make_static(manifest, config) if form == "npu" else manifest
 

@@ -100,6 +100,20 @@ class LinearWriter:
         form = Form(None, storage=self._rule.storage)
         return self._multiply_floats(x, self._write_floats(name, [tensor], form), form)
 
+    def rows(self, name: str, tensor: StoredTensor, input_ids: ir.Value) -> ir.Value:
+        """Rows of an embedding that is no vocabulary head; name is that of the matrix in the graph."""
+        form = self._rule.embedding_form(tensor)
+        _require_blocks(tensor, form)
+        if form.bits is None:
+            return self._as_float(
+                self.nodes.op("Gather", self._write_floats(name, [tensor], form), input_ids, axis=0), form
+            )
+        return self._gather_rows(f"{name}.rows", self._pack(name, [tensor], [form]), input_ids)
+
+    def head(self, name: str, x: ir.Value, tensor: StoredTensor, bias: StoredTensor | None = None) -> ir.Value:
+        """x times a vocabulary head, which is written once for each name."""
+        return self._matrix(name, x, [tensor], [bias], [self._rule.form(tensor, "head")])
+
     def embedding(
         self, tensor: StoredTensor, input_ids: ir.Value, head_name: str, head: StoredTensor | None
     ) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
@@ -108,22 +122,18 @@ class LinearWriter:
         A separate head is written when called; a tied one shares the embedding's bytes.
         """
         form = self._rule.embedding_form(tensor)
-        if form.bits is not None and tensor.columns % form.block_size:
-            raise SourceError(
-                f"the hidden size {tensor.columns} is not a multiple of {form.block_size}, as a quantised "
-                "embedding needs; use --precision fp32"
-            )
+        _require_blocks(tensor, form)
         if form.bits is None:
             shared = self._write_floats("embedding", [tensor], form)
             rows = self._as_float(self.nodes.op("Gather", shared, input_ids, axis=0), form)
             own: Callable[[ir.Value], ir.Value] = lambda x: self._multiply_floats(x, shared, form)  # noqa: E731
         else:
             packed = self._pack("embedding", [tensor], [form])
-            rows = self._gather_rows(packed, input_ids)
+            rows = self._gather_rows("embedding.rows", packed, input_ids)
             own = lambda x: self._multiply_blocks(x, packed, None)  # noqa: E731
         if head is None:
             return rows, own
-        return rows, lambda x: self._matrix(head_name, x, [head], [None], [self._rule.form(head, "head")])
+        return rows, lambda x: self.head(head_name, x, head)
 
     def _matrix(
         self,
@@ -209,8 +219,8 @@ class LinearWriter:
             self._extended[x, block_size] = self.nodes.op("Concat", x, means, axis=-1)
         return self._extended[x, block_size]
 
-    def _gather_rows(self, packed: _Packed, input_ids: ir.Value) -> ir.Value:
-        inputs = [self._flatten("embedding.rows", packed), input_ids, packed.scales, packed.zero_points]
+    def _gather_rows(self, name: str, packed: _Packed, input_ids: ir.Value) -> ir.Value:
+        inputs = [self._flatten(name, packed), input_ids, packed.scales, packed.zero_points]
         rows = self.nodes.op("GatherBlockQuantized", *inputs, **packed.layout, gather_axis=0, quantize_axis=1)
         return self._add_offsets(rows, packed) if packed.form.has_offsets else rows
 
@@ -235,3 +245,12 @@ class LinearWriter:
         assert tensor.length is not None
         shape = [packed.rows, tensor.length // packed.rows]
         return self.weights.initializer(name, ir.DataType.UINT8, shape, tensor.offset, tensor.length)
+
+
+def _require_blocks(tensor: StoredTensor, form: Form) -> None:
+    """Raises SourceError: The rows of an embedding are no whole blocks."""
+    if form.bits is not None and tensor.columns % form.block_size:
+        raise SourceError(
+            f"the hidden size {tensor.columns} is not a multiple of {form.block_size}, as a quantised "
+            "embedding needs; use --precision fp32"
+        )

@@ -73,6 +73,7 @@ class Rule:
     block_size: int  # of blocks that are rounded
     is_half: bool = False  # activations in fp16
     num_weights: int = 1 << 40
+    keeps_blocks: bool = False  # what the file has in blocks of whatever size stays as it is
     has_fused_products: bool = True  # FusedMatMul takes a matrix as stored; only the CPU and CUDA have it
 
     @property
@@ -90,7 +91,7 @@ class Rule:
         if tensor.is_blocks:
             stored = BLOCK_FORMATS[tensor.storage]
             size = JOINED_BLOCK if tensor.storage == "Q6_K" else stored.block_size
-            is_kept = bits is None or (bits, self.block_size) == (stored.bits, size)
+            is_kept = bits is None or self.keeps_blocks or (bits, self.block_size) == (stored.bits, size)
             if is_kept and not (bits and self.is_half and stored.has_offsets):
                 return Form(stored.bits, size, stored.has_offsets)
         if bits is None:

@@ -34,7 +34,15 @@ class LoadedSource:
     tensors: dict[str, StoredTensor]
     vocabulary: Vocabulary
     source: Source
-    num_left_out: int = 0  # tensors of a vision tower
+    num_left_out: int = 0  # tensors of a vision tower, or of layers for multi-token prediction
+    mask_token_id: int | None = None  # of a model that drafts several tokens in one pass
+
+    @property
+    def use_of_left_out(self) -> str:
+        """What the tensors that are left out are for, for messages."""
+        if self.config.architecture == "mimo":
+            return "for multi-token prediction; --drafter mtp exports them as a drafting head"
+        return "that see images; the export reads text"
 
     @property
     def head(self) -> StoredTensor:
@@ -120,7 +128,18 @@ def _load_huggingface(folder: Path, context_length: int | None) -> LoadedSource:
         vocabulary=_huggingface_vocabulary(folder, settings),
         source=Source(name=utf8_name(folder.resolve().name), format="safetensors", sha256=hash_files(paths)),
         num_left_out=num_left_out,
+        mask_token_id=_mask_token_id(folder, config, settings),
     )
+
+
+def _mask_token_id(folder: Path, config: DecoderConfig, settings: dict[str, Any]) -> int | None:
+    """The token in the place of unknown ones, which a parallel drafter (PARD) has; raises SourceError."""
+    token = settings.get("pard_token")
+    if token is not None and not (type(token) is int and 0 <= token < config.vocab_size):
+        raise SourceError(
+            f"{folder}: pard_token is {token!r}, wanted a token id below {config.vocab_size}; fetch it again"
+        )
+    return token
 
 
 def hash_files(paths: Iterable[Path]) -> str:

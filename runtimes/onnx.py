@@ -21,7 +21,7 @@ from edgespec.runtimes.device_checks import DeviceCheck, DeviceChecks, is_same_r
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.passes import Passes, TreeLayout
 from edgespec.runtimes.row_rule import NO_RULE, next_pass, read_l2_bytes, row_rule
-from edgespec.runtimes.session import HIDDEN, SessionOptions, refuse_device, translate_memory_errors
+from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
 from edgespec.runtimes.shared_cache import SharedCache
 from edgespec.runtimes.soundness import find_sound_passes, is_argmax_sound, probe_tokens, report_slow_check
 from edgespec.system.cancel import Cancel
@@ -56,8 +56,7 @@ class OnnxDecoder:
             options = {**options, "has_flash_attention": self._rule.has_flash_attention}
         self._logits_name, self._best_name = manifest.signature.logits, manifest.signature.best
         layers = options.get("hidden_layers", ())
-        outputs = [f"{HIDDEN}{layer}" for layer in layers]
-        self._passes = Passes(folder / manifest.graph, manifest, device, outputs, **options)
+        self._passes = Passes(folder / manifest.graph, manifest, device, **options)
         self._hidden = HiddenStates(layers, self._passes.token_widths[0]) if layers else None
         self._held = np.zeros(0, np.int32)
         self._lock = Lock()

@@ -15,6 +15,7 @@ from edgespec.runtimes import cuda
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.growing_cache import GrowingCache
 from edgespec.runtimes.session import (
+    HIDDEN_STATES,
     SessionOptions,
     ends_with,
     open_session,
@@ -23,7 +24,7 @@ from edgespec.runtimes.session import (
 )
 from edgespec.runtimes.shared_cache import SharedCache
 from edgespec.system.cancel import Cancel
-from edgespec.types import Logits, TokenIds
+from edgespec.types import Logits, Row, TokenIds
 
 HIDDEN = -30000.0  # which half floats hold
 _HALF = "tensor(float16)"
@@ -65,13 +66,15 @@ class Passes:
         manifest: Manifest,
         device: Device,
         token_outputs: Sequence[str] = (),
+        row_outputs: Sequence[str] = (),
         **options: Unpack[SessionOptions],
     ) -> None:
         """Load the graph; raises as open_session does.
 
         Args:
             token_outputs: Outputs with a row for each token of a pass, [1, num_tokens, width], float32, which each
-                pass copies to the host.
+                pass copies to the host; those of options' hidden_layers by default.
+            row_outputs: Outputs with a number for each row of logits, [1, num_rows], float32, which it copies too.
         """
         self._manifest = manifest
         self._names = manifest.signature
@@ -88,8 +91,11 @@ class Passes:
         kinds = {value.name: value.type for value in self._session.get_outputs()}
         self._types = {name: np.float16 if kinds[name] == _HALF else np.float32 for name in self._outputs}
         shapes = {value.name: value.shape for value in self._session.get_outputs()}
+        token_outputs = token_outputs or [f"{HIDDEN_STATES}{layer}" for layer in options.get("hidden_layers", ())]
         self._token_widths = {name: int(shapes[name][2]) for name in token_outputs}
         self.token_rows: dict[str, Logits] = {}  # of the last pass, by output, [num_tokens, width]
+        self._row_outputs = tuple(row_outputs)
+        self.row_numbers: dict[str, Row] = {}  # of the last pass, by output, [num_rows]
         self._memory = device.memory, device.memory_index
         self._has_arena = device.provider == cuda.PROVIDER
         self._own = local()
@@ -125,13 +131,14 @@ class Passes:
                 self._bind_input(name, array)
             token_rows = self._bind_token_outputs(len(tokens))
             num_given = num_rows if self._names.num_logits_to_keep else len(tokens)
+            row_numbers = {name: self._bind_vector(name, num_given) for name in self._row_outputs}
             fetched = self._bind_outputs(output or self._names.logits, num_given)
         try:
             self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:  # ONNX Runtime has no common base of its own
             raise translate_error(error, "running a pass") from error
         self.cache.collect()
-        self.token_rows = token_rows
+        self.token_rows, self.row_numbers = token_rows, row_numbers
         rows: Logits = fetched[0, -num_rows:]
         return rows if rows.dtype == np.float32 else rows.astype(np.float32)
 
@@ -204,6 +211,12 @@ class Passes:
             shape = (1, num_tokens, width)
             self._binding.bind_output(name, "cpu", 0, np.float32, shape, buffers[name].ctypes.data)
         return buffers
+
+    def _bind_vector(self, name: str, size: int) -> Row:
+        """Returns a buffer for an output of a number for each row."""
+        buffer = np.empty(size, np.float32)
+        self._binding.bind_output(name, "cpu", 0, np.float32, (1, size), buffer.ctypes.data)
+        return buffer
 
     @property
     def token_widths(self) -> Sequence[int]:

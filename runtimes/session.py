@@ -30,7 +30,7 @@ from edgespec.system.cancel import Cancel
 _Dimensions = Sequence[int | str | None]
 _Values = dict[str, tuple[tuple[str, ...], _Dimensions]]  # name to the types that serve and the shape
 _ANY = "any size"
-HIDDEN = "hidden_states."  # and the number of a layer: the name of an output
+HIDDEN_STATES = "hidden_states."  # and the number of a layer: the name of an output
 _NO_FLASH_ATTENTION = "ORT_GQA_DISABLE_FLASH_ATTENTION"
 _environment_lock = Lock()
 _log = logging.getLogger(__name__)
@@ -232,8 +232,13 @@ def _expected_values(manifest: Manifest) -> tuple[_Values, _Values]:
     for past, present in names.caches(kv.num_layers):
         inputs[past] = ((cache_type,), (1, kv.num_kv_heads, "past", kv.head_dim))
         outputs[present] = ((cache_type,), (1, kv.num_kv_heads, "total", kv.head_dim))
+    if head := manifest.head:
+        inputs["hidden"] = (("float",), (1, "new", head.state_size))
+        outputs["state"] = (("float",), (1, "new", head.state_size))
+        if head.has_confidence:
+            outputs["confidence"] = (("float",), (1, "rows"))
     for layer in manifest.hidden_layers:
-        outputs.setdefault(f"{HIDDEN}{layer}", (("float",), (1, "new", _ANY)))
+        outputs.setdefault(f"{HIDDEN_STATES}{layer}", (("float",), (1, "new", _ANY)))
     return inputs, outputs
 
 
@@ -250,8 +255,8 @@ def _cache_differences(manifest: Manifest, session: Any) -> list[str]:
     if positions and not (positions.isdecimal() and int(positions[:20]) >= manifest.context_length):
         wanted = manifest.context_length
         differences.append(f"it has {positions[:20]} positions, wanted a context_length of {wanted}")
-    stated = {f"{HIDDEN}{layer}" for layer in manifest.hidden_layers}
-    unstated = [name for name in shapes if name.startswith(HIDDEN) and name not in stated]
+    stated = {f"{HIDDEN_STATES}{layer}" for layer in manifest.hidden_layers}
+    unstated = [name for name in shapes if name.startswith(HIDDEN_STATES) and name not in stated]
     return differences + [f"{name} is not expected" for name in unstated]
 
 

@@ -1,12 +1,22 @@
 import json
 import os
 import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from edgespec.errors import EdgeSpecError, IntegrityError, ManifestError
-from edgespec.manifest import FILE_NAME, read_manifest, verify_files, write_manifest
+from edgespec.manifest import (
+    FILE_NAME,
+    Head,
+    Manifest,
+    Parallel,
+    parse_manifest,
+    read_manifest,
+    verify_files,
+    write_manifest,
+)
 
 
 @pytest.fixture
@@ -150,3 +160,36 @@ def test_file_that_is_no_file_or_may_not_be_read_is_refused(folder: Path) -> Non
     (folder / "tokenizer.json").mkdir()
     with pytest.raises(ManifestError, match="no regular file"):
         read_manifest(folder)
+
+
+def test_head_is_read_as_it_was_written_and_refused_where_it_contradicts_itself(tiny_model: Path) -> None:
+    head = Head(
+        method="medusa",
+        kind="steps",
+        target_layers=(2,),
+        target_hidden_size=64,
+        state_size=64,
+        step_graphs=("model_step_0.onnx",),
+    )
+    base = read_manifest(tiny_model)
+
+    def parse(manifest: Manifest) -> Manifest:
+        return parse_manifest(tiny_model / FILE_NAME, json.loads(json.dumps(asdict(manifest))))
+
+    good = replace(base, head=head, kv_cache=replace(base.kv_cache, num_layers=0))
+    assert parse(good).head == head
+    for changed, words in (
+        (replace(good, head=replace(head, kind="ring")), "known are recurrent, steps, block"),
+        (replace(good, head=replace(head, step_graphs=())), "no step graphs"),
+        (replace(good, head=replace(head, target_layers=())), "reads no layer"),
+        (replace(good, head=replace(head, kind="recurrent")), "0 layers can only be a head of the kind steps"),
+        (replace(good, head=None), "0 layers can only be a head"),
+        (replace(base, head=replace(head, kind="block")), "names no mask token"),
+        (replace(good, head=replace(head, mask_token_id=10**6)), "mask token 1000000 is not in the vocabulary"),
+        (replace(base, parallel=Parallel(mask_token_id=10**6, num_tokens=4)), "mask token 1000000"),
+        (replace(base, hidden_layers=(base.kv_cache.num_layers + 1,)), "names layers"),
+    ):
+        with pytest.raises(ManifestError, match=words):
+            parse(changed)
+    last = (base.kv_cache.num_layers,)  # the state behind the final norm
+    assert parse(replace(base, hidden_layers=last)).hidden_layers == last

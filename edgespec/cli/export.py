@@ -30,7 +30,7 @@ from edgespec.system.command_line import quote
 from edgespec.system.console import info, warn
 
 if TYPE_CHECKING:
-    from edgespec.evaluation.pairing import PairHalf
+    from edgespec.evaluation.pair_export import PairHalf
     from edgespec.export.convert import MeasureRanges, OpenDecoder
     from edgespec.export.plan import Plan
     from edgespec.models.home import ModelHome
@@ -74,12 +74,17 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit of SOURCE (default: main)")
     add_options(parser)
     pair = parser.add_argument_group("pair", "Export a target and its drafter into one folder.")
-    pair.add_argument("--drafter", metavar="SOURCE", help="export this model too, as the drafter of SOURCE")
+    pair.add_argument(
+        "--drafter",
+        metavar="SOURCE",
+        help="export this smaller model or drafting head too, as the drafter of SOURCE; mtp: the layers for "
+        "multi-token prediction that SOURCE itself has",
+    )
     pair.add_argument(
         "--drafter-precision",
         choices=_PRECISIONS,
         metavar="PRECISION",
-        help="as for --precision (default: source)",
+        help="as for --precision (default: source; of a drafting head int8, where its file has floats)",
     )
     pair.add_argument(
         "--drafter-form", choices=_FORMS, help="as for --form (default: what --drafter-device needs)"
@@ -158,44 +163,21 @@ def _range_measurement(options: argparse.Namespace) -> "MeasureRanges | None":
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from edgespec.evaluation.pairing import require_shared_tokens
-    from edgespec.export.convert import plan_source
     from edgespec.export.output import require_writable
-    from edgespec.export.plan import estimate
 
     is_checked = _decoder_for_check(options) is not None
     home = model_home(offline=options.offline)
-    plans, loaded, forms = [], [], []
-    for part in export_parts(options):
-        if (sizes := home.sizes(part.source, part.revision)) is None:
-            own = (
-                () if options.drafter else (drafting_options(options), tuple(sorted(options.hidden_states or ())))
-            )
-            read, plan = plan_source(
-                Path(part.source),
-                part.precision,
-                part.form,
-                *own,
-                block_size=options.block_size,
-                context_length=options.context_length,
-                is_checked=is_checked,
-            )
-            loaded.append(read)
-        else:
-            plan = estimate(
-                part.source,
-                part.precision,
-                sizes[0] // 2,  # weights: on the hub, one usually takes two bytes
-                sizes[0],
-                is_blocks="gguf" in part.source.lower() or ":" in part.source,
-                fetch_bytes=sizes[1],
-                form=part.form,
-                is_checked=is_checked,
-            )
-        plans.append(plan)
-        forms.append(part.form)
-    if len(loaded) == 2:
-        require_shared_tokens(*loaded)
+    parts = export_parts(options)
+    sizes = [home.sizes(part.source, part.revision) for part in parts]
+    forms = [part.form for part in parts]
+    plans = (
+        _plan_halves(options, parts, is_checked=is_checked)
+        if options.drafter and sizes == [None] * 2
+        else [
+            _plan_alone(options, part, size, is_checked=is_checked)
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+    )
     code = 0
     try:
         require_writable(options.output or options.add_to / "new", sum(plan.write_bytes for plan in plans))
@@ -209,6 +191,55 @@ def _plan(options: argparse.Namespace) -> int:
     return code
 
 
+def _plan_halves(options: argparse.Namespace, parts: list[ExportPart], *, is_checked: bool) -> list["Plan"]:
+    """The plans of both halves of a pair, whose sources are on this machine."""
+    from edgespec.evaluation.pair_export import plan_pair
+
+    home = model_home(offline=options.offline)
+    target, drafter = (_half(options, part, home) for part in parts)
+    return [*plan_pair(target, drafter, is_checked=is_checked).plans]
+
+
+def _plan_alone(
+    options: argparse.Namespace, part: ExportPart, sizes: tuple[int, int] | None, *, is_checked: bool
+) -> "Plan":
+    """The plan of a model, or of half of a pair where the other one is not at hand.
+
+    sizes: Bytes of the weights of a source on the hub, and of its files still to fetch.
+    """
+    from edgespec.export.convert import plan_source
+    from edgespec.export.plan import estimate
+    from edgespec.export.sources import read_source
+
+    if sizes is not None:
+        return estimate(
+            part.source,
+            part.precision,
+            sizes[0] // 2,  # weights: on the hub, one usually takes two bytes
+            sizes[0],
+            is_blocks="gguf" in part.source.lower() or ":" in part.source,
+            fetch_bytes=sizes[1],
+            form=part.form,
+            is_checked=is_checked,
+        )
+    home = model_home(offline=options.offline)
+    if options.drafter:
+        half = _half(options, part, home)
+        if half.is_head:
+            return half.plan_head(read_source(home.locate(options.source, options.revision).path)).cost
+        return half.plan_model(is_checked=is_checked)[1]
+    return plan_source(
+        Path(part.source),
+        part.precision,
+        part.form,
+        drafting_options(options),
+        tuple(sorted(options.hidden_states or ())),
+        block_size=options.block_size,
+        context_length=options.context_length,
+        is_checked=is_checked,
+    )[1]
+
+
 def _describe_plan(plan: "Plan", form: str, is_checked: bool) -> str:
     reason = f" ({plan.reason})" if plan.reason else ""
     most = "at most " if plan.fetch_bytes else ""  # of a source that is still on the hub
@@ -219,23 +250,26 @@ def _describe_plan(plan: "Plan", form: str, is_checked: bool) -> str:
     )
 
 
-def _half(part: ExportPart, home: "ModelHome") -> "PairHalf":
-    from edgespec.evaluation.pairing import PairHalf
+def _half(options: argparse.Namespace, part: ExportPart, home: "ModelHome") -> "PairHalf":
+    from edgespec.evaluation.pair_export import PairHalf
+    from edgespec.export.drafting import Drafting
 
     return PairHalf(
         part=part.name,
         source=home.locate(part.source, part.revision),
         form=part.form,
         device=part.device,
-        precision=part.precision,
+        precision=part.precision if part.is_named else None,
+        is_mtp=part.is_mtp,
+        trimming=drafting_options(options) if part.name == DRAFTER else Drafting(),
     )
 
 
 def _export_pair(options: argparse.Namespace) -> None:
-    from edgespec.evaluation.pairing import export_pair
+    from edgespec.evaluation.pair_export import export_pair
 
     home = model_home(offline=options.offline)
-    target, drafter = (_half(part, home) for part in export_parts(options))
+    target, drafter = (_half(options, part, home) for part in export_parts(options))
     check = export_pair(
         target,
         drafter,
@@ -249,13 +283,14 @@ def _export_pair(options: argparse.Namespace) -> None:
 
 
 def _add_forms(options: argparse.Namespace) -> None:
-    from edgespec.evaluation.pairing import add_forms
+    from edgespec.evaluation.pair_export import add_forms
 
     home = model_home(offline=options.offline)
     parts = export_parts(options)
     added = add_forms(
         options.add_to,
-        [_half(part, home) for part in parts],
+        home.locate(options.source, options.revision),
+        [_half(options, part, home) for part in parts],
         open_decoder=_decoder_for_check(options),
         measure_ranges=_range_measurement(options),
         report=info,

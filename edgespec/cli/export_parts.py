@@ -12,17 +12,10 @@ if TYPE_CHECKING:
     from edgespec.export.drafting import Drafting
 
 TARGET, DRAFTER = "target", "drafter"
+MTP = "mtp"  # in the place of a drafter: the model's own layers for multi-token prediction
 # Options that only the export of a single model takes, and those that only the native exporter takes.
-_SINGLE = (
-    "block-size",
-    "context-length",
-    "keep-layers",
-    "skip-layers",
-    "vocab-subset",
-    "vocab-corpus",
-    "hidden-states",
-)
-_NATIVE = ("form", "device", "calibration", *_SINGLE)
+_SINGLE = ("block-size", "context-length", "keep-layers", "skip-layers", "hidden-states")
+_NATIVE = ("form", "device", "calibration", "vocab-subset", "vocab-corpus", *_SINGLE)
 # The proof of deterministic mode compares stretches of 20 tokens.
 _LEAST_CONTEXT = 64
 # Options that only a pair has.
@@ -119,7 +112,11 @@ def _choice_without_blocks(options: argparse.Namespace, form: str) -> str | None
 
 
 class ExportPart(NamedTuple):
-    """A model to export: the only one, or half of a pair. precision: source where none was named."""
+    """A model to export: the only one, or half of a pair.
+
+    precision: source where none was named, but for a drafting head, which has its own usual one then.
+    is_mtp: It is the layers for multi-token prediction of the model that source is.
+    """
 
     name: str
     source: str
@@ -127,14 +124,18 @@ class ExportPart(NamedTuple):
     form: str
     device: str
     precision: str
+    is_named: bool = False  # the precision
+    is_mtp: bool = False
 
 
 def export_parts(options: argparse.Namespace) -> list[ExportPart]:
     """What is to be exported: of a pair to which forms are added those that it does not have."""
-    from edgespec.evaluation.pairing import usual_added_precision
+    from edgespec.evaluation.pair_export import usual_added_precision
 
     found = []
-    sources = ((TARGET, "", options.source, options.revision), (DRAFTER, "drafter-", options.drafter, None))
+    is_mtp = options.drafter == MTP and not Path(MTP).exists()
+    drafter = (options.source, options.revision) if is_mtp else (options.drafter, None)
+    sources = ((TARGET, "", options.source, options.revision), (DRAFTER, "drafter-", *drafter))
     named = _named_parts(options) if options.add_to else ["", "drafter-"]
     for name, prefix, source, revision in sources:
         if source is not None and prefix in named:
@@ -146,7 +147,9 @@ def export_parts(options: argparse.Namespace) -> list[ExportPart]:
             if (precision := getattr(options, attribute_name(f"{prefix}precision"))) is None:
                 usual = _usual_precision(form, getattr(options, attribute_name(f"{prefix}device")))
                 precision = own if usual == "source" else usual
-            found.append(ExportPart(name, source, revision, form, _device(options, prefix), precision))
+            is_named = getattr(options, attribute_name(f"{prefix}precision")) is not None or precision != "source"
+            device, is_own = _device(options, prefix), is_mtp and name == DRAFTER
+            found.append(ExportPart(name, source, revision, form, device, precision, is_named, is_own))
     return found
 
 

@@ -75,14 +75,18 @@ class HiddenStates:
         with self._lock:
             return reusable_prefix(self._held, tokens, 0)
 
-    def read(self, tokens: TokenIds, start: int, layers: Sequence[int] | None = None) -> States:
+    def read(
+        self, tokens: TokenIds, start: int, layers: Sequence[int] | None = None, num_rows: int | None = None
+    ) -> States:
         """A copy of the states of tokens from `start` on, as far as they are held, [known(tokens) - start, …].
 
         Args:
             layers: Those whose states are wanted, in this order; all by default.
+            num_rows: Give no more rows than these.
         """
         with self._lock:
             stop = reusable_prefix(self._held, tokens, 0)
+            stop = stop if num_rows is None else min(stop, start + num_rows)
             rows = self._rows[start : max(start, stop)]
             if layers is None or tuple(layers) == self.layers:
                 return rows.copy()

@@ -93,6 +93,10 @@ class LaneDrafter(Drafter):
     def num_alternatives(self) -> int:
         return max(0, self.max_rows - 1)
 
+    @property
+    def tokens_per_step(self) -> int:
+        return self.drafter.tokens_per_step
+
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         """Guess up to request.num_tokens tokens; with 0 the target goes on without a draft.
 
@@ -328,6 +332,8 @@ class LaneDrafter(Drafter):
                     yield step
                 self._running_rows = len(nodes)
                 found = self.drafter.tree_guesses(tree.tokens, tree.nodes, nodes, request, sampler)
+                if not found:
+                    return
                 yield tree.add(found, nodes, goal.branching)
 
 

@@ -15,9 +15,13 @@ from edgespec.policy.speculation import Speculation
 from edgespec.types import (
     NO_DRAFT,
     Acceptance,
+    BlockDraftDecoder,
+    BoundedDraftDecoder,
+    ConfidentDecoder,
     Decoder,
     Distribution,
     Draft,
+    DraftDecoder,
     Drafter,
     DraftRequest,
     ForwardingDecoder,
@@ -68,6 +72,10 @@ class ModelDrafter(Drafter):
     respell: Callable[[list[int]], list[int]] | None = None
     is_free: bool = False
 
+    @property
+    def tokens_per_step(self) -> int:
+        return self.decoder.tokens_per_pass if isinstance(self.decoder, BlockDraftDecoder) else 1
+
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         if request.num_tokens < 1 or not self.can_read(tokens) or request.cancel.is_set():
             return NO_DRAFT
@@ -99,6 +107,9 @@ class ModelDrafter(Drafter):
     def guesses(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Generator[Guess, None, None]:
         """Drafted tokens one by one, request.num_tokens at most."""
         num_tokens = min(request.num_tokens, self.decoder.context_length - len(tokens))
+        num_tokens = self._begin(tokens, num_tokens)
+        if num_tokens < 1:
+            return
         own = _TrimmedDecoder(self.decoder, self.vocab_size)
         policy: DraftPolicy = self.speculation.policy() if self.speculation else Plain()
         distributions: list[Distribution] = []
@@ -108,7 +119,7 @@ class ModelDrafter(Drafter):
             for block in speculative_decode(tokens, own, sampler, policy, accept, num_tokens):
                 for token, row in zip(block.tokens, block.logits, strict=False):
                     q = distributions[len(text) - len(tokens)] if distributions else None
-                    yield _guess(row, int(token), q, text, request, sampler)
+                    yield _guess(row, int(token), q, text, request, sampler, self._confidence)
                     text = append(text, [token])
                     if len(text) - len(tokens) >= num_tokens:
                         return
@@ -125,6 +136,8 @@ class ModelDrafter(Drafter):
             tips: Indices of nodes; -1 for the text.
         """
         assert isinstance(self.decoder, TreeDecoder)
+        if not self._begin(tokens, len(tree) + 1):
+            return []
         nodes, parents = np.array([guess.token for guess in tree], np.int32), [guess.after for guess in tree]
         # Tips are mostly the newest nodes, so that a cache has run the others already.
         first = min(tips)
@@ -138,6 +151,18 @@ class ModelDrafter(Drafter):
             token = sampler(row, text) if q is None else sampler.pick(q, len(text))
             guesses.append(_guess(row, token, q, text, request, sampler)._replace(after=tip))
         return guesses
+
+    def _begin(self, tokens: TokenIds, num_tokens: int) -> int:
+        """How many of num_tokens tokens the decoder can draft behind a text."""
+        if isinstance(self.decoder, DraftDecoder) and not self.decoder.begin(tokens, num_tokens):
+            return 0
+        if isinstance(self.decoder, BoundedDraftDecoder):
+            return min(num_tokens, self.decoder.max_draft_tokens)
+        return num_tokens
+
+    @property
+    def _confidence(self) -> float | None:
+        return self.decoder.confidence if isinstance(self.decoder, ConfidentDecoder) else None
 
     def interrupt(self) -> None:
         """End the running pass with an error, if the decoder can."""
@@ -159,12 +184,18 @@ def _equality_with(distributions: list[Distribution]) -> Acceptance:
 
 
 def _guess(
-    row: Row, token: int, q: Distribution | None, text: TokenIds, request: DraftRequest, sampler: Sampler
+    row: Row,
+    token: int,
+    q: Distribution | None,
+    text: TokenIds,
+    request: DraftRequest,
+    sampler: Sampler,
+    confidence: float | None = None,
 ) -> Guess:
     others = sampler.ranked(row, text, request.num_others + 1) if request.num_others else []
     return Guess(
         token,
-        _probability(row, token) if request.min_probability else 1.0,
+        _chance(row, token, confidence) if request.min_probability else 1.0,
         q,
         tuple(other for other in others if other != token)[: request.num_others],
     )
@@ -181,6 +212,9 @@ class _TrimmedDecoder(ForwardingDecoder):
         return self._decoder.logits(tokens, num_last)[:, : self.vocab_size]
 
 
-def _probability(row: Row, token: int) -> float:
+def _chance(row: Row, token: int, confidence: float | None) -> float:
+    """The chance that a token is accepted: by the drafter's own estimate, if it has one."""
+    if confidence is not None:
+        return min(1.0, max(0.0, confidence))
     # At temperature 1: about the acceptance rate (docs/log/draft-policy.md).
     return float(1.0 / np.exp(row - row[token]).sum())

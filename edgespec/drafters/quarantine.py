@@ -67,6 +67,10 @@ class GuardedDrafter(Drafter):
     def num_alternatives(self) -> int:
         return self._drafter.num_alternatives if self._drafter else 0
 
+    @property
+    def tokens_per_step(self) -> int:
+        return self._drafter.tokens_per_step if self._drafter else 1
+
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         def draft(drafter: Drafter) -> Draft:
             return self._require_sense(drafter.draft(tokens, request, sampler), request)

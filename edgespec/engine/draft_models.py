@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.drafters.cross_vocabulary import TranslatedDecoder, load_translation, respell
 from edgespec.drafters.drafter_sets import Candidate, OpenModel
 from edgespec.drafters.lane_drafter import LaneDrafter
@@ -35,6 +36,7 @@ class Chain:
     placement: Placement
     is_reproducible: bool  # what the models draw must not depend on the passes that they have run before
     schedule: Schedule
+    hidden_states: HiddenStates | None = None  # that the target's decoder keeps, for a drafting head
 
     def shortened(self, num_models: int) -> "Chain":
         """The chain without its first num_models."""
@@ -65,6 +67,7 @@ def open_chain(chain: Chain, cancel: Cancel, report: Report) -> OpenModel:
             placement.drafter_place.num_threads,
             chain.is_reproducible,
             has_trees=is_hedged,
+            hidden_states=chain.hidden_states,
             cancel=cancel,
         )
         model_drafter = ModelDrafter(

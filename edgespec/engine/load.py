@@ -31,11 +31,20 @@ from edgespec.engine.resolve import NamedDrafter, Resolved, resolve
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted, UsageError
 from edgespec.loading.device_choice import require_together
 from edgespec.loading.device_forms import explain_form, require_form
+from edgespec.loading.head_target import layers_read
 from edgespec.loading.memory_fit import MemoryFit, fit_memory
-from edgespec.loading.open_model import ModelFolder, open_model, read_chat_template, read_tokenizer, weights_size
+from edgespec.loading.open_model import (
+    ModelFolder,
+    kept_hidden_states,
+    open_model,
+    read_chat_template,
+    read_tokenizer,
+    weights_size,
+)
 from edgespec.loading.placement import Placement
 from edgespec.loading.row_proof import RowsDiffer, expects_rows, settle_rows
-from edgespec.memory.estimate import arena_bytes, estimate_memory, growth_bytes, texts_bytes
+from edgespec.manifest import Manifest
+from edgespec.memory.estimate import arena_bytes, estimate_memory, growth_bytes, states_bytes, texts_bytes
 from edgespec.memory.free_memory import HOST
 from edgespec.models.home import ModelHome
 from edgespec.planning.choice import choose_schedule, choose_threads
@@ -203,13 +212,20 @@ def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Eng
             f"--schedule {options.schedule} has no effect: no drafter model runs; name one with --drafter MODEL"
         )
     chains = [_chain(stated, drafter, placement, options) for drafter in resolved.drafters]
+    if options.schedule in ("pipelined", "hedged") and any(chain.schedule == "serial" for chain in chains):
+        report(
+            f"the schedule is serial, not {options.schedule}: what a drafting head drafts ahead depends on time, "
+            "and --acceptance rejection with a fixed --draft-length has one text only if it does not"
+        )
+    layers = layers_read(model.manifest for chain in chains for model in chain.models)
     window = lookahead_window(names.simple, options.length, stated, placement)
     fit = fit_memory(stated, placement, resolved.free, report, options.max_draft_tokens)
     target = fit.target
     with ExitStack() as undone:
         renderer = _start_renderer(target)
         undone.callback(renderer.close)
-        decoder = _open_target(fit, placement, shares_cores=bool(chains), has_trees=window is not None)
+        decoder = _open_target(fit, placement, layers, shares_cores=bool(chains), has_trees=window is not None)
+        chains = [replace(chain, hidden_states=kept_hidden_states(decoder)) for chain in chains]
         settle_rows(fit.target, decoder, placement, options.deterministic, report)
         for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
             resolved.home.mark_used(each.folder)
@@ -248,24 +264,38 @@ def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Eng
 
 
 def _chain(target: ModelFolder, drafter: NamedDrafter, placement: Placement, options: LoadOptions) -> Chain:
+    # Equality gives one text whatever drafts. What rejection accepts depends on each bit that was drawn from, and,
+    # unless their length is fixed, on when drafts are ready.
+    is_reproducible = placement.deterministic and options.acceptance == "rejection" and options.length is not None
+    schedule = choose_schedule(options.schedule, target, drafter.models[0], placement)
+    # What a head draws ahead depends on which hidden states the target has given by then.
+    is_bound = is_reproducible and drafter.models[0].manifest.head is not None
     return Chain(
         target=target,
         models=drafter.models,
         text=drafter.text,
         placement=placement,
-        # Equality gives one text whatever drafts. What rejection accepts depends on each bit that was drawn from,
-        # and, unless their length is fixed, on when drafts are ready.
-        is_reproducible=placement.deterministic
-        and options.acceptance == "rejection"
-        and options.length is not None,
-        schedule=choose_schedule(options.schedule, target, drafter.models[0], placement),
+        is_reproducible=is_reproducible,
+        schedule="serial" if is_bound else schedule,
     )
 
 
-def _open_target(fit: MemoryFit, placement: Placement, *, shares_cores: bool, has_trees: bool) -> Decoder:
-    target, device = fit.target, _bounded(placement.device, fit)
+def _open_target(
+    fit: MemoryFit,
+    placement: Placement,
+    hidden_layers: tuple[int, ...],
+    *,
+    shares_cores: bool,
+    has_trees: bool,
+) -> Decoder:
     return open_model(
-        target, device, placement.num_threads, placement.deterministic, shares_cores, has_trees=has_trees
+        fit.target,
+        _bounded(placement.device, fit),
+        placement.num_threads,
+        placement.deterministic,
+        shares_cores,
+        has_trees=has_trees,
+        hidden_layers=hidden_layers,
     )
 
 
@@ -321,18 +351,24 @@ def _drafter_pool(
         ],
         MemoryWatch(
             [each.tier for each in sets],
-            lambda held, wanted: growth_bytes(
-                manifest.kv_cache,
-                held,
-                wanted,
-                manifest.context_length,
-                on_device=space.target_place != HOST,
-            ),
+            partial(_growth_bytes, space, [model.manifest for chain in chains for model in chain.models]),
             space.read_free_memory,
             space.target_place,
         ),
         ChangeLog(report),
     )
+
+
+def _growth_bytes(space: MemoryFit, drafters: Sequence[Manifest], num_held: int, num_tokens: int) -> int:
+    """What a text of num_tokens takes more of the target's memory than one of num_held, with what heads read."""
+    manifest, on_device = space.target.manifest, space.target_place != HOST
+    grown = growth_bytes(manifest.kv_cache, num_held, num_tokens, manifest.context_length, on_device=on_device)
+    if on_device:
+        return grown
+    before, after = (
+        sum(states_bytes(each, num) for each in drafters) for num in (num_held, max(num_held, num_tokens))
+    )
+    return grown + after - before
 
 
 def _answer_cache(models: ModelHome, target: ModelFolder, names: DrafterNames) -> AnswerCache | None:

@@ -12,9 +12,10 @@ from edgespec.config.config_file import default_home
 from edgespec.config.drafter_names import SELF, Cascade, DrafterNames, parse
 from edgespec.engine.auto_devices import AutoDevices, Compared
 from edgespec.engine.device_candidates import find_candidates
-from edgespec.errors import DeviceUnavailable, EdgeSpecError, ModelError, UsageError
+from edgespec.errors import DeviceUnavailable, EdgeSpecError, UsageError
 from edgespec.loading.device_choice import DeviceChoice, require_together
 from edgespec.loading.device_forms import require_part, usable_form
+from edgespec.loading.head_target import require_own_target, require_whole_model
 from edgespec.loading.open_model import ModelFolder, open_decoder, read_any_manifest, self_drafter
 from edgespec.loading.placement import Placement
 from edgespec.loading.row_proof import expects_rows
@@ -162,12 +163,14 @@ def _find_models(
     finder = _Finder(models, placement.device, target_form, allow_fallback)
     drafter_finder = _Finder(models, placement.drafter_device, drafter_form, allow_fallback)
     target, pair = finder.find(model, TARGET)
-    _require_whole_head(target, model)
+    require_whole_model(target.manifest, model)
     names, has_drafter_of_pair = _name_drafters(models, model, asked, pair, drafter_form)
     drafters = [
         NamedDrafter(tuple(drafter_finder.find_drafter(name, target) for name in each.models), each.text)
         for each in names.cascades
     ]
+    for drafter in drafters:
+        require_own_target(target.manifest, [each.manifest for each in drafter.models], drafter.text)
     of_pair = (pair, (target.folder, drafters[-1].models[0].folder)) if pair and has_drafter_of_pair else None
     return _FoundModels(target, names, drafters, of_pair)
 
@@ -264,14 +267,6 @@ class _Finder:
         if name == SELF:
             return ModelFolder(target.folder, self_drafter(target.manifest))
         return self.find(name, DRAFTER)[0]
-
-
-def _require_whole_head(target: ModelFolder, name: str) -> None:
-    """Raises ModelError: The model cannot serve as a target."""
-    if target.manifest.vocab_subset:
-        raise ModelError(
-            f"{target.manifest.name} is a drafter whose head was trimmed; use it with --drafter {name}"
-        )
 
 
 def _name_drafters(

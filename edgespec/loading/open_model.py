@@ -6,8 +6,9 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import UsageError
 from edgespec.loading.calibration import calibration_texts
 from edgespec.loading.vocab_subset import SubsetDecoder, read_subset
@@ -17,7 +18,9 @@ from edgespec.models import genai
 from edgespec.runtimes import foreign
 from edgespec.runtimes.device_size import read_device_size
 from edgespec.runtimes.devices import Device, find_device
+from edgespec.runtimes.heads import open_head
 from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.parallel import ParallelDecoder, ParallelTreeDecoder
 from edgespec.runtimes.ranges import observe_ranges
 from edgespec.runtimes.static import StaticDecoder
 from edgespec.runtimes.tree import OnnxBranchDecoder, OnnxTreeDecoder
@@ -28,6 +31,7 @@ from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import Decoder, Range
 
 AnyDecoder = OnnxDecoder | StaticDecoder | OnnxTreeDecoder
+Opened = TypeVar("Opened")
 _SIGNAL_S = 0.2
 
 
@@ -51,6 +55,8 @@ def weights_bytes(model: ModelFolder) -> int:
     folder, manifest = model
     weights = folder / manifest.weights
     size = (weights if weights.is_file() else folder / manifest.graph).stat().st_size
+    if manifest.head is not None:
+        return size
     whole = read_manifest(folder).kv_cache.num_layers if manifest.files else manifest.kv_cache.num_layers
     return size * manifest.kv_cache.num_layers // whole
 
@@ -82,6 +88,7 @@ def open_model(
     shares_cores: bool,
     *,
     has_trees: bool = False,
+    hidden_layers: tuple[int, ...] = (),
     is_verified: bool = False,
     cancel: Cancel | None = None,
 ) -> AnyDecoder:
@@ -90,12 +97,12 @@ def open_model(
     Ctrl-C ends both at once.
 
     Args:
+        hidden_layers: Layers whose hidden states the decoder keeps.
         is_verified: Its files were hashed a moment ago, and are not hashed again.
 
     Raises Cancelled: The loading was cancelled.
     """
     folder, manifest = model
-    hashed = replace(manifest, files={}) if is_verified else manifest
     cancel = cancel or Cancel()
     open_graph: Callable[[], AnyDecoder] = partial(
         _decoder_class(manifest, deterministic, has_trees=has_trees),
@@ -105,8 +112,23 @@ def open_model(
         num_threads=num_threads,
         deterministic=deterministic,
         shares_cores=shares_cores,
+        hidden_layers=hidden_layers,
         cancel=cancel,
     )
+    decoder = _open_verified(model, open_graph, cancel, is_verified=is_verified)
+    if not manifest.files:  # no hash vouches for the graph
+        foreign.probe(decoder)
+    elif not manifest.signature.is_plain:  # names that no export gives, which may be swapped
+        foreign.probe(decoder, foreign.OWN)
+    return decoder
+
+
+def _open_verified(
+    model: ModelFolder, open_graph: Callable[[], Opened], cancel: Cancel, *, is_verified: bool = False
+) -> Opened:
+    """What open_graph opens while another thread hashes the files of a folder."""
+    folder, manifest = model
+    hashed = replace(manifest, files={}) if is_verified else manifest
     with ThreadPoolExecutor(2, "edgespec opening") as pool:
         try:
             verifying, opening = pool.submit(verify_files, folder, hashed, cancel), pool.submit(open_graph)
@@ -118,12 +140,7 @@ def open_model(
             cancel.set()
             raise
     verifying.result()
-    decoder = opening.result()
-    if not manifest.files:  # no hash vouches for the graph
-        foreign.probe(decoder)
-    elif not manifest.signature.is_plain:  # names that no export gives, which may be swapped
-        foreign.probe(decoder, foreign.OWN)
-    return decoder
+    return opening.result()
 
 
 def self_drafter(manifest: Manifest) -> Manifest:
@@ -145,6 +162,11 @@ def self_drafter(manifest: Manifest) -> Manifest:
     )
 
 
+def kept_hidden_states(decoder: Decoder) -> HiddenStates | None:
+    """The hidden states that a target's decoder keeps; None where it keeps none."""
+    return decoder.hidden_states if isinstance(decoder, (OnnxDecoder, OnnxTreeDecoder)) else None
+
+
 def open_drafter(
     model: ModelFolder,
     device: Device,
@@ -152,17 +174,46 @@ def open_drafter(
     deterministic: bool = False,
     *,
     has_trees: bool = False,
+    hidden_states: HiddenStates | None = None,
     cancel: Cancel | None = None,
 ) -> Decoder:
     """Open a drafter over its own vocabulary.
 
+    Args:
+        hidden_states: Those that the target's decoder keeps, for a drafting head.
+
     Raises:
         Cancelled: The loading was cancelled.
-        UsageError: Trees are wanted of a drafter whose head was trimmed.
+        ModelError: A drafting head is for hidden states of another size.
+        UsageError: Trees are wanted of a drafter that runs none.
     """
     folder, manifest = model
+    if manifest.head is not None:
+        assert hidden_states is not None
+        cancel = cancel or Cancel()
+        subset = (
+            read_subset(folder / manifest.vocab_subset, manifest.vocab_size) if manifest.vocab_subset else None
+        )
+        open_graph = partial(
+            open_head,
+            folder,
+            manifest,
+            device,
+            hidden_states,
+            subset,
+            has_trees=has_trees,
+            num_threads=num_threads,
+            deterministic=deterministic,
+            shares_cores=True,
+            cancel=cancel,
+        )
+        return _open_verified(model, open_graph, cancel)
     if manifest.vocab_subset is None:
-        return open_model(model, device, num_threads, deterministic, True, has_trees=has_trees, cancel=cancel)
+        opened = open_model(model, device, num_threads, deterministic, True, has_trees=has_trees, cancel=cancel)
+        if manifest.parallel is None:
+            return opened
+        kind = ParallelTreeDecoder if has_trees else ParallelDecoder
+        return kind(opened, manifest.parallel)
     if has_trees:
         raise UsageError(
             f"{manifest.name} has a trimmed head and runs no trees; choose another drafter, "
@@ -171,7 +222,8 @@ def open_drafter(
     tokens = read_subset(folder / manifest.vocab_subset, manifest.vocab_size)
     trimmed = ModelFolder(folder, replace(manifest, vocab_size=len(tokens)))
     decoder = open_model(trimmed, device, num_threads, deterministic, True, cancel=cancel)
-    return SubsetDecoder(decoder, tokens, manifest.vocab_size)
+    whole = SubsetDecoder(decoder, tokens, manifest.vocab_size)
+    return whole if manifest.parallel is None else ParallelDecoder(whole, manifest.parallel)
 
 
 def require_runtime() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.errors import ManifestError
-from edgespec.types import Decoder, ForwardingDecoder, Logits, TokenIds
+from edgespec.types import ForwardingDecoder, Logits, PretendingDecoder, TokenIds
 
 # The logit of a token without a row; far from infinity, so that arithmetic with it raises no warning.
 UNKNOWN = np.float32(-1e30)
@@ -31,11 +31,18 @@ def read_subset(path: Path, vocab_size: int) -> TokenIds:
 class SubsetDecoder(ForwardingDecoder):
     """A decoder with logits for some tokens; the others get a logit that is never chosen."""
 
-    def __init__(self, decoder: Decoder, tokens: TokenIds, vocab_size: int) -> None:
+    def __init__(self, decoder: PretendingDecoder, tokens: TokenIds, vocab_size: int) -> None:
         super().__init__(decoder)
+        self._own = decoder
         self.vocab_size, self._tokens = vocab_size, tokens
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         whole = np.full((num_last, self.vocab_size), UNKNOWN, np.float32)
         whole[:, self._tokens] = self._decoder.logits(tokens, num_last)
         return whole
+
+    def pretend(self, tokens: TokenIds) -> None:
+        self._own.pretend(tokens)
+
+    def forget(self) -> None:
+        self._own.forget()

@@ -60,11 +60,12 @@ class MemoryEstimate(NamedTuple):
     workspace_bytes: int  # of a pass
     replaced_bytes: int  # shorter KV buffers, which a device holds until a pass behind the growth is over
     size: WeightsSize  # the weights as they are stored
+    states_bytes: int = 0  # hidden states of the target that are kept for a drafting head, on the host
 
     def host_bytes(self, free: FreeMemory) -> int:
         """What the model takes of the host's memory, counted as its free memory is."""
         opened_bytes = self.address_bytes if free.counts_files else self.weights_bytes
-        return opened_bytes + self.kv_cache_bytes + self.workspace_bytes
+        return opened_bytes + self.kv_cache_bytes + self.workspace_bytes + self.states_bytes
 
     @property
     def device_bytes(self) -> int:
@@ -98,6 +99,7 @@ def estimate_memory(
         workspace_bytes(manifest, num_tokens, max_draft_tokens),
         _replaced_bytes(manifest.kv_cache, num_tokens, manifest.context_length),
         size,
+        states_bytes(manifest, num_tokens),
     )
 
 
@@ -105,7 +107,8 @@ def bytes_by_place(estimate: MemoryEstimate, place: str, free: FreeByPlace) -> B
     """What a model takes of each place. A device with memory of its own leaves only the session to the host."""
     if place == HOST:
         return {HOST: estimate.host_bytes(free[HOST])}
-    return {HOST: _SESSION_BYTES[free[HOST].counts_files], place: estimate.device_bytes}
+    on_host = _SESSION_BYTES[free[HOST].counts_files] + estimate.states_bytes
+    return {HOST: on_host, place: estimate.device_bytes}
 
 
 def arena_bytes(estimate: MemoryEstimate, free_bytes: int) -> int:
@@ -188,6 +191,14 @@ def cache_bytes(kv: KVCache, num_tokens: int, context_length: int) -> int:
         return kv.bytes_per_token * context_length
     buffers = 2 if kv.form == "growing" else 1  # a growing one has a spare
     return buffers * kv.bytes_per_token * next_capacity(0, num_tokens, context_length)
+
+
+def states_bytes(manifest: Manifest, num_tokens: int) -> int:
+    """What the hidden states of num_tokens tokens of the target take that a drafting head reads; 0 for others."""
+    if manifest.head is None:
+        return 0
+    width = len(manifest.head.target_layers) * manifest.head.target_hidden_size
+    return 4 * width * next_capacity(0, num_tokens, manifest.context_length)
 
 
 def growth_bytes(

@@ -79,6 +79,9 @@ def choose_files(commit: Commit, choice: str | None) -> list[RemoteFile]:
         return [*(file for name in _TEXTS if (file := commit.find(name))), weights]
     if len(models) == 1:
         return _require_whole(commit, next(iter(models.values())))
+    named = [file for file in commit.files if file.name.endswith(".safetensors") and "/" not in file.name]
+    if len(named) == 1 and not models:  # a drafting head may have a name of its own
+        return [*(file for name in _TEXTS if (file := commit.find(name))), *named]
     if models:
         raise ModelError(
             f"{commit.repository} holds {len(models)} GGUF models; name one as in "

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from time import perf_counter
 
-from edgespec.loading.open_model import ModelFolder, open_drafter, open_model
+from edgespec.loading.head_target import layers_read
+from edgespec.loading.open_model import ModelFolder, kept_hidden_states, open_drafter, open_model
 from edgespec.loading.placement import Placement
 from edgespec.planning.plan_option import Layout
 from edgespec.profiling.learned_stats import LearnedStats, read_learned_stats, write_learned_stats
@@ -81,13 +82,19 @@ class MeasuredPlacements:
             placement.num_threads,
             placement.deterministic,
             has_drafters,
+            hidden_layers=layers_read(drafter.manifest for drafter in lacking),
             is_verified=is_verified,
         )
         opening_s = perf_counter() - started
         profile = complete_profile(profile, decoder, {}, self.report, name, self.longest)
         for drafter in lacking:
             begun = perf_counter()
-            opened = open_drafter(drafter, placement.drafter_device, placement.drafter_threads)
+            opened = open_drafter(
+                drafter,
+                placement.drafter_device,
+                placement.drafter_threads,
+                hidden_states=kept_hidden_states(decoder),
+            )
             opening_s += perf_counter() - begun
             named = {placement.drafter_key(drafter.manifest.name): opened}
             profile = complete_profile(profile, decoder, named, self.report)

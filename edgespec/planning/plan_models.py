@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from edgespec.drafters.cross_vocabulary import load_translation
 from edgespec.drafters.lookahead import best_window
+from edgespec.loading.head_target import require_own_target
 from edgespec.loading.memory_fit import MemoryFit, fit_memory
 from edgespec.loading.open_model import ModelFolder, weights_size
 from edgespec.loading.placement import Placement
@@ -95,6 +96,7 @@ def weigh_models(
     if "lookahead" in texts:
         tree_manifest(target.manifest, placement.device)
     for drafter in drafters:
+        require_own_target(target.manifest, [drafter.manifest])
         load_translation(target, drafter, report)
     placements = MeasuredPlacements(
         target=target,

@@ -46,6 +46,7 @@ class DraftModelStats:
     contention: How much longer a pass and a draft step take while both run. It follows what is seen: of what a
         pass or a step takes more than expected, the share in which both ran is ascribed to contention, and the
         rest to the machine's speed.
+    tokens_per_step: How many tokens a step of the drafter drafts at most, for one price.
     """
 
     costs: DraftCosts
@@ -54,10 +55,20 @@ class DraftModelStats:
     branched: float = 1.0  # how much longer a step takes that drafts on from all branches that are worth it
     read: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))  # tokens that its cache holds
     budget: TrialBudget = field(default_factory=TrialBudget)  # time for trials, in steps of the target
+    tokens_per_step: int = 1
+
+    @property
+    def token(self) -> float:
+        """Cost of a token where all that a step drafts is wanted."""
+        return self.costs.step / self.tokens_per_step
+
+    def num_steps(self, num_tokens: int) -> int:
+        """Of a draft of num_tokens tokens."""
+        return -(-num_tokens // self.tokens_per_step)
 
     def step(self, plan: AheadPlan) -> float:
-        """Cost of a draft step under a plan, while the target rests."""
-        return self.costs.step * (self.branched if plan.is_hedged else 1.0)
+        """Cost of a token under a plan, while the target rests."""
+        return self.token * (self.branched if plan.is_hedged else 1.0)
 
     def observe_steps(self, ended: Sequence[DraftStep], unfinished: DraftStep | None) -> None:
         """Correct the costs by steps of a lane, whose times are in steps of the target.
@@ -105,7 +116,7 @@ class DraftModelStats:
 
     def _expected(self, step: DraftStep) -> float:
         """Cost of a step, in part beside the target."""
-        return time_beside(self.costs.step * self.rows.ratio(step.num_rows), self.contention[1], step.beside)
+        return time_beside(self.token * self.rows.ratio(step.num_rows), self.contention[1], step.beside)
 
     def num_unread(self, tokens: TokenIds) -> int:
         return len(tokens) - reusable_prefix(self.read, tokens, 1)

@@ -82,6 +82,7 @@ class ModelSource:
     _pass: tuple[int, float] | None = None  # width and seconds of the last pass beside the lane
 
     def __post_init__(self) -> None:
+        self.stats.tokens_per_step = self.drafter.tokens_per_step
         self.rates.assume(self.drafter.name, HOPE)
         self.rates.assume(self._alternatives, HOPE)
         self.rates.assume(self._others, HOPE)
@@ -117,7 +118,10 @@ class ModelSource:
         pass_times_s = self.costs.pass_times_s(request.num_tokens + 1)
 
         def cost(length: int) -> float:
-            return pass_times_s[length] + (length * step + (reading if length else 0.0)) * step_s
+            return (
+                pass_times_s[length]
+                + (self.stats.num_steps(length) * step + (reading if length else 0.0)) * step_s
+            )
 
         rate, length = best_length(expected_tokens(self._rates(request.num_tokens)), cost)
         return Option(rate, length, self, min_gain=self._min_gain)
@@ -134,12 +138,13 @@ class ModelSource:
             return None
         totals = expected_tokens(self._rates(self.max_tokens))
         pass_times_s = self.costs.pass_times_s(self.max_tokens + 1)
-        step_s = self.stats.costs.step * self.costs.pass_s(1)
-        hope, length = most_hopeful(totals, pass_times_s, self.costs.spread, step_s)
+        token_s = self.stats.token * self.costs.pass_s(1)
+        hope, length = most_hopeful(totals, pass_times_s, self.costs.spread, token_s)
         if length <= option.num_tokens:
             return None
-        rate = totals[length] / (pass_times_s[length] + length * step_s)
-        return option._replace(rate=rate, num_tokens=length, draft_s=length * step_s, hope=hope)
+        draft_s = self.stats.num_steps(length) * self.stats.costs.step * self.costs.pass_s(1)
+        rate = totals[length] / (pass_times_s[length] + draft_s)
+        return option._replace(rate=rate, num_tokens=length, draft_s=draft_s, hope=hope)
 
     def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         """Drafts option.num_tokens, as long as each promises more, at the option's rate, than it takes."""
@@ -147,7 +152,9 @@ class ModelSource:
             request = self._ahead_request(request, option.num_tokens, timeout_s=option.timeout_s)
         else:
             row_s = (self.costs.pass_s(4) - self.costs.pass_s(2)) / 2  # where 3 and 4 are one pass, half of it
-            token_s = self.stats.costs.step * self.costs.pass_s(1) + row_s
+            # What a step drafts costs no more for being longer.
+            step = self.stats.costs.step if self.stats.tokens_per_step == 1 else 0.0
+            token_s = step * self.costs.pass_s(1) + row_s
             # A draft that is made to learn what its pass takes has to have its length.
             min_probability = 0.0 if option.hope else min(_MAX_MIN_PROBABILITY, option.rate * token_s)
             num_tokens, has_distributions = min(option.num_tokens, request.num_tokens), request.with_distributions
@@ -165,7 +172,8 @@ class ModelSource:
         if is_run:
             if not round.is_ahead:  # a lane that is ahead may have begun before it was asked
                 unread = self.stats.num_unread(round.tokens)
-                self.stats.costs.observe(num_draft, unread, round.draft_s / self.costs.pass_s(1))
+                num_steps = self.stats.num_steps(num_draft)
+                self.stats.costs.observe(num_steps, unread, round.draft_s / self.costs.pass_s(1))
             self.stats.read = append(round.tokens, round.draft.tokens[:-1])
         self._is_run = is_run
         # A pass for which nothing was ready in time is a miss too: its outcome may have been prefetched.
@@ -192,7 +200,8 @@ class ModelSource:
         """Whether a draft of up to num_tokens would beat a rate if every token were accepted."""
         step, step_s = self.stats.costs.step, self.costs.pass_s(1)
         return any(
-            (k + 1) / ((self.costs.ratio(k + 1) + k * step) * step_s) > rate for k in range(1, num_tokens + 1)
+            (k + 1) / ((self.costs.ratio(k + 1) + self.stats.num_steps(k) * step) * step_s) > rate
+            for k in range(1, num_tokens + 1)
         )
 
     def _is_plan_due(self) -> bool:
@@ -206,7 +215,7 @@ class ModelSource:
         pair = (
             self._rates(self.max_tokens),
             lambda num_draft: self.costs.ratio(num_draft + 1),
-            self.stats.costs.step,
+            self.stats.token,
             self.max_tokens,
         )
         self._branching = self._odds(pair[0])
@@ -231,7 +240,7 @@ class ModelSource:
         """Let the lane rest in this round: what a pass takes alone is not seen where the lane always works."""
         if self._num_beside < _PLANNED_ROUNDS[0] or max(self.stats.contention) < _NOTABLE:
             return False
-        if not self.stats.budget.spend(max(plan.rate - 1, _MIN_LOSS) + plan.wait * self.stats.costs.step):
+        if not self.stats.budget.spend(max(plan.rate - 1, _MIN_LOSS) + plan.wait * self.stats.token):
             return False
         self._num_beside, self._pass = 0, None
         self.drafter.pause()
@@ -250,7 +259,7 @@ class ModelSource:
         """Draft ahead for a while without being waited for, where nothing was learned for long."""
         verify, draft = self.stats.contention
         lost = _PLANNED_ROUNDS[0] * max(verify - 1, _MIN_LOSS)
-        if self._has_news or MIN_GAIN * self.stats.costs.step * draft > 1 or not self.stats.budget.spend(lost):
+        if self._has_news or MIN_GAIN * self.stats.token * draft > 1 or not self.stats.budget.spend(lost):
             return None
         return AheadPlan(1.0, 0, self.max_tokens)
 
@@ -274,7 +283,7 @@ class ModelSource:
         length = min(max(num_ready, wait), max_length)
         if num_ready >= wait:
             length = self._paying_length(plan.rate, length)
-        step_s = self.stats.costs.step * self.costs.pass_s(1)
+        step_s = self.stats.token * self.costs.pass_s(1)
         waited_s, timeout_s = max(0, length - num_ready) * step_s, None
         if length == num_ready < max_length:
             timeout_s = wait_for_step_s(step_s, ahead.running_s)
@@ -317,7 +326,7 @@ class ModelSource:
         """Seconds of a pass while the drafter goes on from num_ready tokens, as far as it goes."""
         verify, draft = self.stats.contention
         num_ahead = inf if plan.is_hedged else max(0, max_ahead(plan.length) - num_ready)
-        return pass_beside(alone_s, verify, num_ahead * self.stats.costs.step * draft * self.costs.pass_s(1))
+        return pass_beside(alone_s, verify, num_ahead * self.stats.token * draft * self.costs.pass_s(1))
 
     def _ahead_request(
         self, request: DraftRequest, num_tokens: int, *, timeout_s: float | None = None

@@ -46,6 +46,10 @@ class RecordedDrafter(Drafter):
     def num_alternatives(self) -> int:
         return self._drafter.num_alternatives
 
+    @property
+    def tokens_per_step(self) -> int:
+        return self._drafter.tokens_per_step
+
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         draft = self._drafter.draft(tokens, request, sampler)
         self._calls.append(Call(request, len(draft.tokens)))

@@ -3,16 +3,27 @@
 from pathlib import Path
 
 from edgespec.errors import SourceError
+from edgespec.export.heads.block_dialects import BLOCK_DIALECTS
 from edgespec.export.heads.eagle import EAGLE_DIALECTS
 from edgespec.export.heads.head_plan import Dialect
 from edgespec.export.heads.head_source import HeadSource, is_pickle, read_head
+from edgespec.export.heads.mtp import MTP_DIALECT
+from edgespec.export.heads.step_dialects import STEP_DIALECTS
 from edgespec.export.settings import Settings
 from edgespec.export.sources import read_json
 
-DIALECTS: tuple[Dialect, ...] = (*EAGLE_DIALECTS,)
+DIALECTS: tuple[Dialect, ...] = (*BLOCK_DIALECTS, *EAGLE_DIALECTS, *STEP_DIALECTS, MTP_DIALECT)
 
 # Settings that no language model has.
-_SETTINGS_OF_HEADS = ("speculators_model_type", "speculators_config", "draft_vocab_size")
+_SETTINGS_OF_HEADS = (
+    "speculators_model_type",
+    "speculators_config",
+    "draft_vocab_size",
+    "medusa_num_heads",
+    "hydra_num_heads",
+    "n_predict",
+    "dflash_config",
+)
 
 
 def find_dialect(source: HeadSource) -> Dialect:
@@ -38,4 +49,5 @@ def is_head(path: Path) -> bool:
         source = read_head(path)
     except (SourceError, OSError):  # read again as a model, whose reader says what is wrong
         return False
-    return any(dialect.recognizes(source) for dialect in DIALECTS)
+    # A model's own layers for multi-token prediction are drafted with as its head, not the model.
+    return any(dialect.recognizes(source) for dialect in DIALECTS if dialect is not MTP_DIALECT)

@@ -1,8 +1,8 @@
 """EAGLE heads: EAGLE-1 and 2 (Li et al., arXiv:2401.15077), and EAGLE-3 (arXiv:2503.01840) in three dialects.
 
 An EAGLE-3 head reads hidden states of three layers, which a matrix fuses to one, and has a vocabulary head of its
-own, mostly for some tokens only. The dialects hold equal tensors and differ in names, in where settings are, and in
-how they number the layers of the target: eagle_aux_hidden_state_layer_ids on top of config.json counts from the
+own, mostly for some tokens only. The dialects hold equal tensors and differ in names, in where settings are, and
+in how they number the layers of the target: eagle_aux_hidden_state_layer_ids on top of config.json counts from the
 embedding, 0, so that i is what layer i reads (vLLM); within eagle_config i is what layer i gives (SpecForge).
 Without either the three are those that layers 2, n/2 and n - 3 read.
 
@@ -11,28 +11,29 @@ vocabulary head of its target.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from edgespec.errors import SourceError
-from edgespec.export.families import DecoderConfig
 from edgespec.export.heads.head_plan import Dialect, HeadPlan
 from edgespec.export.heads.head_source import HeadSource, nested
 from edgespec.export.heads.layer_settings import layer_settings, layer_shapes, layers_config
-from edgespec.export.heads.recurrent import Recurrence
+from edgespec.export.heads.recurrent import Recurrence, plan_recurrent
 from edgespec.export.heads.roles import (
     Reader,
-    read_tokens,
     require_hidden_size,
     require_shapes,
     require_vocabulary,
-    sort_rows,
+)
+from edgespec.export.heads.vocabulary import (
+    borrow_vocabulary_head,
+    read_embedding,
+    read_vocabulary_head,
+    with_logits_of,
 )
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
-from edgespec.manifest import Head, KVCache
-from edgespec.types import TokenIds
+from edgespec.manifest import Head
 
 FUSE_GRAPH = "model_fuse.onnx"
 _LAYERS, _CONFIG = "eagle_aux_hidden_state_layer_ids", "eagle_config"
@@ -56,10 +57,10 @@ def _plan_eagle3(name: str, inner: str | None, source: HeadSource, target: Loade
         tensors |= {"fuse": fuse, **_fuse_norms(source, reader, len(layers))}
     stated = settings.get("vocab_size")
     require_vocabulary(source, target, None if stated is None else settings.count("vocab_size"))
-    embedding, borrowed = _embedding(source, reader, target, hidden)
-    head, tokens = _vocabulary_head(source, reader, target, hidden)
+    embedding, borrowed = read_embedding(source, reader, target, hidden)
+    head, tokens = read_vocabulary_head(source, reader, target, hidden)
     if head is None:
-        head, borrowed = _borrowed_head(source, target, hidden), (*borrowed, "vocabulary head")
+        head, borrowed = borrow_vocabulary_head(source, target, hidden), (*borrowed, "vocabulary head")
     reader.require_all_taken("EAGLE-3")
     tensors |= {"embedding": embedding, "head": head}
     later = layer_shapes(config, hidden)
@@ -84,7 +85,7 @@ def _plan_eagle3(name: str, inner: str | None, source: HeadSource, target: Loade
         state_size=hidden,
         fuse_graph=fuse_graph,
     )
-    return _finish(name, made, recurrence, tensors, borrowed, tokens)
+    return plan_recurrent(name, made, recurrence, tensors, borrowed=borrowed, tokens=tokens)
 
 
 def _plan_eagle(name: str, source: HeadSource, target: LoadedSource) -> HeadPlan:
@@ -109,10 +110,10 @@ def _plan_eagle(name: str, source: HeadSource, target: LoadedSource) -> HeadPlan
     hidden = config.hidden_size
     stated = settings.get("vocab_size")
     require_vocabulary(source, target, None if stated is None else settings.count("vocab_size"))
-    embedding, borrowed = _embedding(source, reader, target, hidden)
-    head, tokens = _vocabulary_head(source, reader, target, hidden)
+    embedding, borrowed = read_embedding(source, reader, target, hidden)
+    head, tokens = read_vocabulary_head(source, reader, target, hidden)
     if head is None:
-        head, borrowed = _borrowed_head(source, target, hidden), (*borrowed, "vocabulary head")
+        head, borrowed = borrow_vocabulary_head(source, target, hidden), (*borrowed, "vocabulary head")
         config = with_logits_of(target, config)
     reader.require_all_taken("EAGLE")
     tensors |= {"embedding": embedding, "head": head}
@@ -126,28 +127,8 @@ def _plan_eagle(name: str, source: HeadSource, target: LoadedSource) -> HeadPlan
         target_hidden_size=target.config.hidden_size,
         state_size=hidden,
     )
-    return _finish(name, made, Recurrence(config=config, is_wide=False), tensors, borrowed, tokens)
-
-
-def _finish(
-    name: str,
-    head: Head,
-    recurrence: Recurrence,
-    tensors: dict[str, StoredTensor],
-    borrowed: tuple[str, ...],
-    tokens: TokenIds | None,
-) -> HeadPlan:
-    config = recurrence.config
-    return HeadPlan(
-        dialect=name,
-        head=head,
-        kv_cache=KVCache(num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),
-        tensors=tensors,
-        write_graphs=recurrence.write_graphs,
-        borrowed=borrowed,
-        tokens=tokens,
-        has_trees=True,
-    )
+    recurrence = Recurrence(config=config, is_wide=False)
+    return plan_recurrent(name, made, recurrence, tensors, borrowed=borrowed, tokens=tokens)
 
 
 def _eagle3_layers(reader: Reader) -> tuple[dict[str, StoredTensor], int]:
@@ -205,65 +186,6 @@ def _reads_aux(source: HeadSource) -> bool:
 
 def _switch(source: HeadSource, name: str) -> bool:
     return bool(source.settings.get(name) or nested(source.settings, _CONFIG).get(name))
-
-
-def _embedding(
-    source: HeadSource, reader: Reader, target: LoadedSource, hidden_size: int
-) -> tuple[StoredTensor, tuple[str, ...]]:
-    """The head's own embedding, or its target's; what was borrowed."""
-    if (own := reader.optional("embed_tokens.weight")) is not None:
-        require_vocabulary(source, target, own.rows)
-        require_shapes(source, {"embedding": own}, {"embedding": (own.rows, hidden_size)})
-        return own, ()
-    return _of_target(source, "embedding", target.tensors["embedding"], hidden_size), ("embedding",)
-
-
-def _vocabulary_head(
-    source: HeadSource, reader: Reader, target: LoadedSource, hidden_size: int
-) -> tuple[StoredTensor | None, TokenIds | None]:
-    """The head's own vocabulary head and the token of each of its rows, ascending; None where all have one.
-
-    Raises SourceError: Tokens or rows are missing. A trimmed vocabulary head that is not in the file cannot be
-        made up: it would draft at random (sglang pull request 27908).
-    """
-    size, own = target.config.vocab_size, reader.optional("lm_head.weight")
-    if own is None:
-        stated = source.settings.get("draft_vocab_size")
-        if stated is not None and stated != size:
-            raise SourceError(
-                f"{source.path} has no tensor lm_head.weight, though its draft_vocab_size is {stated}: its "
-                f"vocabulary head is missing, and the target's has {size} rows; fetch it again or choose another"
-            )
-        return None, None
-    tokens = read_tokens(source, own.rows, size)
-    if tokens is None and own.rows != size:
-        raise SourceError(
-            f"{source.path}: its vocabulary head has {own.rows} rows, the target has {size} tokens, and there is "
-            "neither d2t nor t2d to say which token each row is of; fetch it again or choose another head"
-        )
-    require_shapes(source, {"head": own}, {"head": (own.rows, hidden_size)})
-    if tokens is None:
-        return own, None
-    own, tokens = sort_rows(own, tokens)
-    return own, None if own.rows == size else tokens
-
-
-def _borrowed_head(source: HeadSource, target: LoadedSource, hidden_size: int) -> StoredTensor:
-    return _of_target(source, "vocabulary head", target.head, hidden_size)
-
-
-def _of_target(source: HeadSource, what: str, tensor: StoredTensor, hidden_size: int) -> StoredTensor:
-    if tensor.columns != hidden_size:
-        raise SourceError(
-            f"{source.path} has no {what}, and that of the target is for states of {tensor.columns} numbers, the "
-            f"head's have {hidden_size}; choose another head"
-        )
-    return tensor
-
-
-def with_logits_of(target: LoadedSource, config: DecoderConfig) -> DecoderConfig:
-    """With the scale and the cap that the target puts on the logits of its vocabulary head."""
-    return replace(config, logit_scale=target.config.logit_scale, logit_cap=target.config.logit_cap)
 
 
 def _is_speculators(source: HeadSource) -> bool:

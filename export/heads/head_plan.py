@@ -28,6 +28,7 @@ class HeadPlan:
     borrowed: What the head has no weights of and takes from its target, for messages.
     tokens: The target's token of each row of the vocabulary head, ascending, [num_rows]; None where each token has
         a row.
+    vocabulary_heads: Roles of all tensors that have a row for each token which can be drafted.
     """
 
     dialect: str
@@ -37,6 +38,7 @@ class HeadPlan:
     write_graphs: WriteGraphs
     borrowed: tuple[str, ...] = ()
     tokens: TokenIds | None = None
+    vocabulary_heads: tuple[str, ...] = ("head",)
     graph: str = "model.onnx"
     has_trees: bool = False
 

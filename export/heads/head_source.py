@@ -16,7 +16,7 @@ from edgespec.system.split_files import utf8_name
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _CONVERT = (
     'python -c "import sys, torch, safetensors.torch as s; '
-    "s.save_file({n: t.contiguous() for n, t in torch.load(sys.argv[1], weights_only=True).items()}, "
+    "s.save_file({n: t.clone().contiguous() for n, t in torch.load(sys.argv[1], weights_only=True).items()}, "
     "'model.safetensors')\" FILE"
 )
 

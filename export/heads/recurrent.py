@@ -22,12 +22,14 @@ import numpy as np
 import onnx_ir as ir
 
 from edgespec.export.families import DecoderConfig
+from edgespec.export.heads.head_plan import HeadPlan
 from edgespec.export.layers import LayerWriter
 from edgespec.export.nodes import make_output, typed_value
 from edgespec.export.precision import Rule
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.weights import WeightsFile
-from edgespec.manifest import Manifest
+from edgespec.manifest import Head, KVCache, Manifest
+from edgespec.types import TokenIds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,34 @@ class Recurrence:
         bias = write.tensors.get("join_bias")
         joined = write.linear("join", write.op("Concat", *sides, axis=-1), [write.tensors["join"]], [bias])[0]
         return write.norm(joined, "0.input_norm"), joined
+
+
+def plan_recurrent(
+    dialect: str,
+    head: Head,
+    recurrence: Recurrence,
+    tensors: Mapping[str, StoredTensor],
+    *,
+    borrowed: tuple[str, ...] = (),
+    tokens: TokenIds | None = None,
+) -> HeadPlan:
+    """The plan of a recurrent head; arguments as of HeadPlan.
+
+    Where its vocabulary head is its embedding, both share their bytes.
+    """
+    config = recurrence.config
+    if tensors["head"] is tensors["embedding"]:
+        tensors = {role: tensor for role, tensor in tensors.items() if role != "head"}
+    return HeadPlan(
+        dialect=dialect,
+        head=head,
+        kv_cache=KVCache(num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),
+        tensors=tensors,
+        write_graphs=recurrence.write_graphs,
+        borrowed=borrowed,
+        tokens=tokens,
+        has_trees=True,
+    )
 
 
 def _build_fuse(write: LayerWriter, num_parts: int) -> ir.Model:

@@ -4,7 +4,7 @@ import pytest
 
 from edgespec.decoding.cached_prefix import next_capacity
 from edgespec.errors import MemoryExhausted
-from edgespec.manifest import KVCache, Manifest, Source
+from edgespec.manifest import Head, KVCache, Manifest, Source
 from edgespec.memory.estimate import (
     WeightsSize,
     arena_bytes,
@@ -15,6 +15,7 @@ from edgespec.memory.estimate import (
     fitting_context,
     growth_bytes,
     require_memory,
+    states_bytes,
     sum_bytes,
     texts_bytes,
 )
@@ -232,3 +233,16 @@ def test_each_way_to_draft_from_the_text_takes_less_than_the_one_before() -> Non
     found = [texts_bytes(MANIFEST, names) for names in ways]
     assert found == sorted(set(found), reverse=True)
     assert found[-1] == 0
+
+
+def test_head_counts_the_hidden_states_of_its_target() -> None:
+    head = Head(method="eagle3", kind="recurrent", target_layers=(1, 5), target_hidden_size=100, state_size=100)
+    with_states = replace(MANIFEST, head=head)
+    assert states_bytes(MANIFEST, 600) == 0
+    assert states_bytes(with_states, 600) == 4 * 200 * 1024
+    for place in (HOST, "gpu"):  # they are the host's, wherever the head runs
+        free = {HOST: ROOM, place: ROOM}
+        without, needed = (
+            bytes_by_place(estimate_memory(each, SIZE, 600), place, free) for each in (MANIFEST, with_states)
+        )
+        assert needed[HOST] - without[HOST] == states_bytes(with_states, 600)

@@ -13,7 +13,8 @@ from edgespec import load
 from edgespec.cli.main import main
 from edgespec.errors import DiskFull, ManifestError, MemoryExhausted, ModelError, VocabularyMismatch
 from edgespec.evaluation.pair_check import best_gain
-from edgespec.evaluation.pairing import PairHalf, check_pair, export_pair, usual_added_precision
+from edgespec.evaluation.pair_export import PairHalf, export_pair, usual_added_precision
+from edgespec.evaluation.pairing import check_pair
 from edgespec.export.convert import export_model, plan_source
 from edgespec.export.output import RESERVE_BYTES
 from edgespec.manifest import read_manifest

@@ -1,0 +1,119 @@
+"""Whether a drafting head belongs to its target: it is run behind the target's own text, before it is installed.
+
+A head that was made for another model, or whose settings say something else than its weights, runs without an
+error and drafts at random. How often its first token is the target's tells such heads from weak ones.
+"""
+
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from edgespec.decoding.hidden_states import HiddenStates
+from edgespec.errors import DeviceUnavailable, SourceError
+from edgespec.evaluation.pair_check import PROMPTS
+from edgespec.loading.open_model import ModelFolder, read_chat_template, read_tokenizer
+from edgespec.loading.vocab_subset import read_subset
+from edgespec.manifest import read_manifest
+from edgespec.runtimes.devices import Device, find_device
+from edgespec.runtimes.heads import open_head
+from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.system.console import show_progress
+from edgespec.tokenization.prompt_encoder import PromptEncoder
+from edgespec.types import Decoder, DraftDecoder, Report, TokenIds, append
+
+LEAST_AGREEMENT = 0.2
+_NUM_TOKENS = 200
+_TOKENS_PER_TEXT = 40
+
+
+class HeadAgreement(NamedTuple):
+    """At how many of some places in its target's own text a head drafts the target's token first."""
+
+    num_tokens: int
+    num_right: int
+
+    @property
+    def share(self) -> float:
+        return self.num_right / self.num_tokens if self.num_tokens else 0.0
+
+
+def require_agreement(
+    target: Path, head: Path, devices: tuple[str, str], report: Report = lambda line: None
+) -> HeadAgreement:
+    """Run a head behind 200 tokens that its target writes.
+
+    Args:
+        target, head: Model folders; the target gives the hidden states that the head reads.
+        devices: Names of the devices that both were exported for; the CPU serves where one is not in this machine.
+
+    Raises SourceError: Its first token is the target's at fewer than LEAST_AGREEMENT of the places.
+    """
+    report("checking the head on the target's own text")
+    agreement = measure_agreement(target, head, devices)
+    name, share = read_manifest(head).name, f"{agreement.share:.0%} of {agreement.num_tokens} places"
+    if agreement.share < LEAST_AGREEMENT:
+        raise SourceError(
+            f"{name} is no head of this target: its first token is the target's at {share} in the target's own "
+            f"text, wanted {LEAST_AGREEMENT:.0%} or more; nothing was installed. It was made for another model, "
+            "or for another version of it, or its settings are not those of its weights: name a head that was "
+            "made for this one (--no-check installs it all the same)"
+        )
+    report(f"its first token is the target's at {share} in the target's own text")
+    return agreement
+
+
+def measure_agreement(target: Path, head: Path, devices: tuple[str, str] = ("cpu", "cpu")) -> HeadAgreement:
+    """Run a head behind texts that its target writes; arguments as of require_agreement."""
+    manifest, own = read_manifest(target), read_manifest(head)
+    assert own.head is not None
+    decoder = OnnxDecoder(target, manifest, _here(devices[0]), hidden_layers=_distinct(own.head.target_layers))
+    states = decoder.hidden_states
+    assert states is not None
+    drafter = _open(head, _here(devices[1]), states)
+    template = read_chat_template(ModelFolder(target, manifest))
+    num_right = num_tokens = 0
+    with closing(PromptEncoder(manifest, read_tokenizer(target, manifest), template)) as encoder:
+        for prompt in PROMPTS:
+            left = min(_TOKENS_PER_TEXT, _NUM_TOKENS - num_tokens)
+            found = _compare(decoder, drafter, encoder.encode(prompt), left, manifest.eos_token_ids)
+            num_tokens, num_right = num_tokens + found.num_tokens, num_right + found.num_right
+            show_progress(f"checking the head: {num_tokens} of {_NUM_TOKENS} tokens")
+    show_progress("")
+    return HeadAgreement(num_tokens, num_right)
+
+
+def _compare(
+    target: Decoder, head: DraftDecoder, tokens: TokenIds, num_tokens: int, ends: Iterable[int]
+) -> HeadAgreement:
+    """Let the target write so many tokens behind a prompt, or up to an end, and the head guess each."""
+    num_right = 0
+    for number in range(num_tokens):
+        right = int(target.logits(tokens, 1)[-1].argmax())
+        if head.begin(tokens):
+            num_right += int(head.logits(tokens, 1)[-1].argmax()) == right
+        if right in ends:
+            return HeadAgreement(number + 1, num_right)
+        tokens = append(tokens, np.array([right], np.int32))
+    return HeadAgreement(num_tokens, num_right)
+
+
+def _open(head: Path, device: Device, states: HiddenStates) -> DraftDecoder:
+    manifest = read_manifest(head)
+    subset = read_subset(head / manifest.vocab_subset, manifest.vocab_size) if manifest.vocab_subset else None
+    return open_head(head, manifest, device, states, subset)
+
+
+def _distinct(layers: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted({*layers}))
+
+
+def _here(name: str) -> Device:
+    """The device of a name; the CPU where it is not in this machine."""
+    try:
+        device = find_device(name)
+    except DeviceUnavailable:
+        return find_device("cpu")
+    return find_device("cpu") if device.is_software else device

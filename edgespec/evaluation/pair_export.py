@@ -1,0 +1,280 @@
+"""Exports pairs of a target and a drafter that a user names: a smaller model, or a drafting head."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from edgespec.drafters.cross_vocabulary import find_translation
+from edgespec.errors import ModelError, UsageError
+from edgespec.evaluation.head_check import require_agreement
+from edgespec.evaluation.pairing import check_if_here
+from edgespec.export.convert import MeasureRanges, OpenDecoder, export_model, plan_source
+from edgespec.export.drafting import Drafting
+from edgespec.export.heads.convert import PlannedHead, export_head, plan_head
+from edgespec.export.heads.dialects import is_head
+from edgespec.export.heads.head_source import HeadSource, read_head
+from edgespec.export.heads.mtp import read_mtp
+from edgespec.export.output import atomic_folder
+from edgespec.export.plan import Plan
+from edgespec.export.sources import LoadedSource, read_source
+from edgespec.export.vocabulary import Vocabulary
+from edgespec.loading.device_forms import source_of
+from edgespec.manifest import Manifest, read_manifest
+from edgespec.models.hub import LocalSource
+from edgespec.models.pair import DRAFTER, TARGET, PairCheck, forms_of, is_pair, require_pair_file, write_pair
+from edgespec.system.split_files import utf8_name, whole_name
+from edgespec.tokenization.tokenizer import Tokenizer
+from edgespec.types import Report
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairHalf:
+    """The target or the drafter of a pair to export, and its device, which need not be in this machine.
+
+    device: A name or a kind, as --device takes them.
+    precision: None for the usual one, which is source for a model and auto for a drafting head.
+    is_mtp: It is the layers for multi-token prediction within source, which is the target's.
+    trimming: The number of tokens to trim a drafting head's logits to, and the text in which they are counted.
+    """
+
+    part: str
+    source: LocalSource
+    form: str = "cpu"
+    device: str = "cpu"
+    precision: str | None = None
+    is_mtp: bool = False
+    trimming: Drafting = field(default_factory=Drafting)
+
+    @property
+    def is_head(self) -> bool:
+        return self.is_mtp or (self.part == DRAFTER and is_head(self.source.path))
+
+    def read_head(self) -> HeadSource:
+        return read_mtp(self.source.path) if self.is_mtp else read_head(self.source.path)
+
+    def plan_head(self, target: LoadedSource) -> PlannedHead:
+        """Raises as the function of this name does."""
+        return plan_head(
+            target, self.read_head(), self.precision or "auto", form=self.form, drafting=self.trimming
+        )
+
+    def plan_model(self, *, is_checked: bool) -> tuple[LoadedSource, Plan]:
+        """Raises as plan_source does, and UsageError: A model is to be trimmed as only heads are."""
+        if self.trimming != Drafting():
+            raise UsageError(
+                f"--vocab-subset trims the logits of a drafting head in a pair, and {self.source.path} is a model "
+                "that runs by itself; leave it out, or export the drafter alone first"
+            )
+        return plan_source(self.source.path, self.precision or "source", self.form, is_checked=is_checked)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairPlan:
+    """What both halves take, and the drafting head if the drafter is one."""
+
+    plans: tuple[Plan, Plan]
+    head: PlannedHead | None
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Layers whose hidden states the target has to give."""
+        return tuple(sorted({*self.head.plan.head.target_layers})) if self.head else ()
+
+
+def plan_pair(target: PairHalf, drafter: PairHalf, *, is_checked: bool) -> PairPlan:
+    """Read both sources, and plan their exports; raises as export_pair does."""
+    loaded, plan = target.plan_model(is_checked=is_checked)
+    if not drafter.is_head:
+        other, other_plan = drafter.plan_model(is_checked=is_checked)
+        require_shared_tokens(loaded, other)
+        return PairPlan(plans=(plan, other_plan), head=None)
+    if target.form == "npu":
+        raise UsageError(
+            "a drafting head reads hidden states of its target, which the npu form does not give; choose another "
+            "--device for the target"
+        )
+    head = drafter.plan_head(loaded)
+    return PairPlan(plans=(plan, head.cost), head=head)
+
+
+def export_pair(
+    target: PairHalf,
+    drafter: PairHalf,
+    output: Path,
+    *,
+    open_decoder: OpenDecoder | None = None,
+    measure_ranges: MeasureRanges | None = None,
+    report: Report = lambda line: None,
+) -> PairCheck | None:
+    """Export both into one folder that loads as a pair, and check it; the folder appears complete or not at all.
+
+    With open_decoder each export is compared with its source, and a drafting head with its target's own text.
+
+    Returns:
+        What drafting gains; None where the devices are not in this machine or are emulators, or memory is short.
+
+    Raises:
+        UsageError: output exists already.
+        SourceError: A source is missing, broken, foreign or unsupported, or a drafting head is not this target's.
+        VocabularyMismatch: The drafter has too few of the target's tokens.
+        DiskFull: No room for both.
+    """
+    plan = plan_pair(target, drafter, is_checked=open_decoder is not None)
+    with atomic_folder(output, sum(each.write_bytes for each in plan.plans), report) as folder:
+        _export_model(
+            target, folder / TARGET, _name(target), open_decoder, measure_ranges, report, plan.hidden_layers
+        )
+        if plan.head is None:
+            _export_model(drafter, folder / DRAFTER, _name(drafter), open_decoder, measure_ranges, report)
+        else:
+            _export_head(drafter, plan.head, folder / DRAFTER, _name(drafter), report)
+            if open_decoder is not None:
+                devices = (target.device, drafter.device)
+                require_agreement(folder / TARGET, folder / DRAFTER, devices, report)
+        write_pair(folder)
+        return check_if_here(folder, output, (target.device, drafter.device), report)
+
+
+def add_forms(
+    folder: Path,
+    target: LocalSource,
+    halves: Sequence[PairHalf],
+    *,
+    open_decoder: OpenDecoder | None = None,
+    measure_ranges: MeasureRanges | None = None,
+    report: Report = lambda line: None,
+) -> list[Path]:
+    """Export halves of a pair in forms that its folder does not have yet, from the sources that it was made of.
+
+    Args:
+        target: The source of the pair's target, whose embedding a drafting head may use.
+
+    Returns:
+        The new folders.
+
+    Raises:
+        ModelError: The folder holds no pair, or not a part that is to be added to.
+        UsageError: A source is not that of the pair.
+    """
+    for half in halves:
+        first = _first_form(folder, half.part)
+        if half.is_head:
+            require_source(half, first, half.read_head().source().sha256)
+            require_source(
+                PairHalf(part=TARGET, source=target),
+                _first_form(folder, TARGET),
+                read_source(target.path).source.sha256,
+            )
+        else:
+            require_source(half, first, read_source(half.source.path).source.sha256)
+    added = []
+    for half in halves:
+        output, first = folder / f"{half.part}-{half.form}", _first_form(folder, half.part)
+        if half.is_head:
+            planned = half.plan_head(read_source(target.path))
+            added.append(_export_head(half, planned, output, first.name, report))
+            continue
+        layers = first.hidden_layers
+        added.append(_export_model(half, output, first.name, open_decoder, measure_ranges, report, layers))
+    return added
+
+
+def require_source(half: PairHalf, first: Manifest, sha256: str) -> None:
+    """Raises UsageError: The source of a half has other bytes than that of the pair's."""
+    if sha256 != first.source.sha256:
+        raise UsageError(
+            f"{half.source.path} is not the source of the pair's {half.part}, which was exported from "
+            f"{source_of(first)}; name that one"
+        )
+
+
+def usual_added_precision(folder: Path, part: str, form: str) -> str | None:
+    """The precision of a form that is added to a pair, where none is named: for a GPU that of the pair's own.
+
+    None where the form is there already.
+
+    Raises ModelError: The folder holds no pair, or not that part of it.
+    """
+    if form in forms_of(folder, part):
+        return None
+    precision = _first_form(folder, part).precision
+    return precision if form == "gpu" and precision in ("fp32", "fp16", "int8", "int4") else "source"
+
+
+def _first_form(folder: Path, part: str) -> Manifest:
+    require_pair_file(folder)
+    if not is_pair(folder):
+        raise ModelError(f"{folder} is no pair folder; export a pair with edgespec export --drafter --output")
+    if not (forms := forms_of(folder, part)):
+        raise ModelError(f"{folder / part} is no model folder; export the pair again")
+    return read_manifest(next(iter(forms.values())))
+
+
+def _export_model(
+    half: PairHalf,
+    output: Path,
+    name: str,
+    open_decoder: OpenDecoder | None,
+    measure_ranges: MeasureRanges | None,
+    report: Report,
+    hidden_layers: tuple[int, ...] = (),
+) -> Path:
+    export_model(
+        half.source.path,
+        output,
+        name=name,
+        precision=half.precision or "source",
+        form=half.form,
+        hidden_layers=hidden_layers,
+        repository=half.source.repository,
+        revision=half.source.revision,
+        license=half.source.license,
+        open_decoder=open_decoder,
+        measure_ranges=measure_ranges if half.precision == "w8a16" else None,
+        report=report,
+    )
+    return output
+
+
+def _export_head(half: PairHalf, planned: PlannedHead, output: Path, name: str, report: Report) -> Path:
+    export_head(
+        planned,
+        output,
+        name,
+        repository=half.source.repository,
+        revision=half.source.revision,
+        license=half.source.license,
+        report=report,
+    )
+    return output
+
+
+def require_shared_tokens(target: LoadedSource, drafter: LoadedSource) -> None:
+    """Raises VocabularyMismatch: Two sources share too few tokens, so that this is known before an export."""
+    vocabularies = target.vocabulary, drafter.vocabulary
+    if vocabularies[0].tokenizer_json == vocabularies[1].tokenizer_json:
+        return
+    with TemporaryDirectory() as folder:
+        tokenizers = (
+            _write_tokenizer(Path(folder) / TARGET, vocabularies[0]),
+            _write_tokenizer(Path(folder) / DRAFTER, vocabularies[1]),
+        )
+    find_translation(
+        tokenizers,
+        target.config.vocab_size,
+        (vocabularies[0].eos_token_ids, vocabularies[1].eos_token_ids),
+        (target.source.name, drafter.source.name),
+    )
+
+
+def _write_tokenizer(path: Path, vocabulary: Vocabulary) -> Tokenizer:
+    path.write_text(vocabulary.tokenizer_json, encoding="utf-8")
+    return Tokenizer(path, vocabulary.bos_token_id, vocabulary.add_bos)
+
+
+def _name(half: PairHalf) -> str:
+    """The name of a source's file without its ending, of its folder, or of its repository."""
+    place = half.source.repository or half.source.path.resolve().name
+    name = utf8_name(whole_name(place.rpartition("/")[2]).removesuffix(".gguf").removesuffix(".safetensors"))
+    return f"MTP of {name}" if half.is_mtp else name

@@ -1,0 +1,303 @@
+"""Published heads that draft a block in one pass: Z Lab's DFlash, DeepSeek's DSpark and DFlash, and what vLLM's
+speculators writes.
+
+All hold layers of Qwen3's kind. They differ in where settings are, in how these number the layers of the target,
+and in which row of a block predicts the first token of a draft. Z Lab and DeepSeek number a layer i that is read
+behind it, and where it is the last one mean the state behind the final norm, as transformers gives it
+(hidden_states[i + 1]); speculators counts from the embedding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+from edgespec.errors import SourceError
+from edgespec.export.families import DecoderConfig
+from edgespec.export.heads.block_graphs import MARKOV_KINDS, Block
+from edgespec.export.heads.head_plan import Dialect, HeadPlan
+from edgespec.export.heads.head_source import HeadSource, nested
+from edgespec.export.heads.layer_settings import layer_settings, layer_shapes, layers_config
+from edgespec.export.heads.roles import (
+    Reader,
+    read_tokens,
+    require_hidden_size,
+    require_shapes,
+    require_vocabulary,
+)
+from edgespec.export.heads.vocabulary import (
+    borrow_vocabulary_head,
+    read_embedding,
+    read_vocabulary_head,
+    with_logits_of,
+)
+from edgespec.export.settings import Settings
+from edgespec.export.sources import LoadedSource
+from edgespec.export.tensors import StoredTensor
+from edgespec.manifest import Head, KVCache
+
+_FUSE_GRAPH, _STEP_GRAPH = "model_fuse.onnx", "model_step.onnx"
+_MAX_BLOCK_TOKENS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stated:
+    """What the settings of a head say, whichever dialect they are in.
+
+    inner: The object of config.json that describes the layers; None where it is config.json itself.
+    """
+
+    inner: str | None
+    layers: tuple[int, ...]
+    num_tokens: int
+    mask_token_id: int
+    skips_known: bool
+
+
+class _Read(Protocol):
+    def __call__(self, source: HeadSource, target: LoadedSource, /) -> _Stated: ...
+
+
+def _read_zlab(source: HeadSource, target: LoadedSource) -> _Stated:
+    own = Settings(source.settings.path, nested(source.settings, "dflash_config"))
+    num_layers = target.config.num_layers
+    stated = own.get("target_layer_ids")
+    layers = (
+        _numbers(source, stated)
+        if stated is not None
+        else spread_layers(num_layers, source.settings.count("num_hidden_layers"))
+    )
+    return _Stated(
+        inner=None,
+        layers=_behind(source, layers, num_layers),
+        num_tokens=source.settings.count("block_size", own.get("block_size")),
+        mask_token_id=_mask(source, own.get("mask_token_id", source.settings.get("mask_token_id")), target),
+        skips_known=True,
+    )
+
+
+def _read_deepseek(source: HeadSource, target: LoadedSource) -> _Stated:
+    settings = source.settings
+    return _Stated(
+        inner=None,
+        layers=_behind(source, _numbers(source, settings.get("target_layer_ids")), target.config.num_layers),
+        num_tokens=settings.count("block_size"),
+        mask_token_id=_mask(source, settings.get("mask_token_id"), target),
+        skips_known=False,
+    )
+
+
+def _read_speculators(source: HeadSource, target: LoadedSource) -> _Stated:
+    settings = source.settings
+    is_dspark = settings.get("speculators_model_type") == "dspark"
+    numbers = _numbers(source, settings.get("aux_hidden_state_layer_ids"))
+    layers = tuple(number - 1 for number in numbers)
+    _require_layers(source, layers, target.config.num_layers - 1)
+    return _Stated(
+        inner="transformer_layer_config",
+        layers=layers,
+        num_tokens=settings.count("block_size", 8),
+        mask_token_id=_mask(source, settings.get("mask_token_id"), target),
+        skips_known=not settings.get("sample_from_anchor", is_dspark),
+    )
+
+
+def spread_layers(num_layers: int, num_own: int) -> list[int]:
+    """The layers that Z Lab's heads read unless they name them, one for each of their own."""
+    if num_own == 1:
+        return [num_layers // 2]
+    return [round(1 + i * (num_layers - 4) / (num_own - 1)) for i in range(num_own)]
+
+
+def _behind(source: HeadSource, numbers: Sequence[int], num_layers: int) -> tuple[int, ...]:
+    """Layers by which transformers' hidden states are meant; those of the last one are behind the final norm."""
+    _require_layers(source, numbers, num_layers - 1)
+    return tuple(num_layers if number == num_layers - 1 else number for number in numbers)
+
+
+def _require_layers(source: HeadSource, layers: Sequence[int], last: int) -> None:
+    if min(layers) < 0:
+        raise SourceError(f"{source.path} reads the embedding of its target, which is not supported")
+    if max(layers) > last:
+        raise SourceError(
+            f"{source.path} reads the states behind layers {', '.join(map(str, layers))} of its target, which has "
+            f"layers 0 to {last}; it was made for another model: name a head that was made for this one"
+        )
+
+
+def _numbers(source: HeadSource, found: Any) -> list[int]:
+    if isinstance(found, list) and found and all(type(number) is int for number in found):
+        return found
+    raise SourceError(f"{source.settings.path}: the layers that it reads are {found!r}, wanted a list of numbers")
+
+
+def _mask(source: HeadSource, found: Any, target: LoadedSource) -> int:
+    if type(found) is int and 0 <= found < target.config.vocab_size:
+        return found
+    raise SourceError(
+        f"{source.settings.path}: mask_token_id is {found!r}, wanted a token id below {target.config.vocab_size}"
+    )
+
+
+def _plan(name: str, method: str, read: _Read, source: HeadSource, target: LoadedSource) -> HeadPlan:
+    """The plan of a head; read gives what its settings say."""
+    stated = read(source, target)
+    if not 2 <= stated.num_tokens <= _MAX_BLOCK_TOKENS:
+        raise SourceError(
+            f"{source.settings.path}: block_size is {stated.num_tokens}, wanted 2 to {_MAX_BLOCK_TOKENS}"
+        )
+    settings, reader = layer_settings(source, stated.inner), Reader(source)
+    tensors = _read_layers(reader)
+    num_layers = len({role.partition(".")[0] for role in tensors})
+    tensors |= {
+        "final_norm": reader.take("norm.weight"),
+        "fuse": reader.take("fc.weight"),
+        "state_norm": reader.take("hidden_norm.weight"),
+    }
+    parts = len(stated.layers)
+    columns = tensors["fuse"].columns
+    require_hidden_size(source, target, columns // parts if columns % parts == 0 else columns)
+    config = layers_config(settings, tensors, target, num_layers)
+    size = settings.get("vocab_size")
+    require_vocabulary(source, target, None if size is None else settings.count("vocab_size"))
+    embedding, borrowed = read_embedding(source, reader, target, config.hidden_size)
+    head, tokens = read_vocabulary_head(source, reader, target, config.hidden_size)
+    if head is None:
+        head = borrow_vocabulary_head(source, target, config.hidden_size)
+        borrowed = (*borrowed, "vocabulary head")
+        config = with_logits_of(target, config)
+    order = _row_order(source, head, target)
+    tensors["embedding"] = embedding
+    if head is not embedding:  # the target's may be one matrix for both
+        tensors["head"] = head
+    tensors |= (markov := _read_markov(source, reader, config, head.rows, order))
+    tensors |= (confidence := _read_confidence(source, reader, config, markov))
+    reader.require_all_taken(name)
+    _require_shapes(source, tensors, config, columns)
+    block = Block(
+        config=replace(config, context_length=config.context_length + stated.num_tokens),
+        num_tokens=stated.num_tokens,
+        skips_known=stated.skips_known,
+        markov=_markov_kind(source) if markov else None,
+        has_confidence=bool(confidence),
+        confidence_reads_token=bool(confidence) and confidence["confidence"].columns > config.hidden_size,
+    )
+    return HeadPlan(
+        dialect=name,
+        head=Head(
+            method=method,
+            kind="block",
+            target_layers=stated.layers,
+            target_hidden_size=target.config.hidden_size,
+            state_size=config.hidden_size,
+            fuse_graph=_FUSE_GRAPH,
+            step_graphs=(_STEP_GRAPH,) if markov or confidence else (),
+            block_tokens=stated.num_tokens,
+            mask_token_id=stated.mask_token_id,
+            has_confidence=bool(confidence),
+        ),
+        kv_cache=KVCache(num_layers=num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),
+        tensors=tensors,
+        write_graphs=block.write_graphs,
+        borrowed=borrowed,
+        tokens=tokens,
+        vocabulary_heads=("head", "markov_head"),
+    )
+
+
+def _read_layers(reader: Reader) -> dict[str, StoredTensor]:
+    tensors: dict[str, StoredTensor] = {}
+    num_layers = 0
+    while reader.has_layer(f"layers.{num_layers}.") or not num_layers:
+        tensors |= reader.layer(f"layers.{num_layers}.", num_layers)
+        num_layers += 1
+    return tensors
+
+
+def _row_order(source: HeadSource, head: StoredTensor, target: LoadedSource) -> Any:
+    """The order in which rows of a trimmed vocabulary head are read, which those of a Markov head follow."""
+    is_own = read_tokens(source, head.rows, target.config.vocab_size) is not None
+    return head.row_order if is_own else None
+
+
+def _markov_kind(source: HeadSource) -> str:
+    kind = str(source.settings.get("markov_head_type", "vanilla"))
+    if kind not in MARKOV_KINDS:
+        raise SourceError(
+            f"{source.settings.path}: markov_head_type is {kind}; known are {', '.join(MARKOV_KINDS)}"
+        )
+    return kind
+
+
+def _read_markov(
+    source: HeadSource, reader: Reader, config: DecoderConfig, num_rows: int, row_order: Any
+) -> dict[str, StoredTensor]:
+    """What biases logits by the token before (DSpark); empty where the head has none."""
+    embedding = reader.optional("markov_head.markov_w1.weight")
+    if embedding is None:
+        if source.settings.get("markov_rank"):
+            reader.take("markov_head.markov_w1.weight")
+        return {}
+    rank, kind = embedding.columns, _markov_kind(source)
+    found = {
+        "markov_embedding": embedding,
+        "markov_head": replace(reader.take("markov_head.markov_w2.weight"), row_order=row_order),
+    }
+    shapes = {"markov_embedding": (config.vocab_size, rank), "markov_head": (num_rows, rank)}
+    part, inputs, outputs = ("gate", 1, 1) if kind == "gated" else ("joint", 2, 3)
+    if kind != "vanilla":
+        found[f"markov_{part}"] = reader.take(f"markov_head.{part}_proj.weight")
+        found[f"markov_{part}_bias"] = reader.take(f"markov_head.{part}_proj.bias")
+        shapes[f"markov_{part}"] = (outputs * rank, inputs * rank + config.hidden_size)
+        shapes[f"markov_{part}_bias"] = (1, outputs * rank)
+    require_shapes(source, found, shapes)
+    return found
+
+
+def _read_confidence(
+    source: HeadSource, reader: Reader, config: DecoderConfig, markov: dict[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """What gives the chance that a token is accepted; empty where the head has none."""
+    matrix = reader.optional("confidence_head.proj.weight")
+    if matrix is None:
+        return {}
+    reads_token = bool(source.settings.get("confidence_head_with_markov", bool(markov)))
+    rank = markov["markov_embedding"].columns if reads_token and markov else 0
+    found = {"confidence": matrix, "confidence_bias": reader.take("confidence_head.proj.bias")}
+    require_shapes(source, found, {"confidence": (1, config.hidden_size + rank), "confidence_bias": (1, 1)})
+    return found
+
+
+def _require_shapes(
+    source: HeadSource, tensors: dict[str, StoredTensor], config: DecoderConfig, num_features: int
+) -> None:
+    hidden = config.hidden_size
+    shapes = {**layer_shapes(config, hidden), "fuse": (hidden, num_features)}
+    shapes |= dict.fromkeys(("final_norm", "state_norm"), (1, hidden))
+    require_shapes(source, tensors, shapes)
+
+
+def _is_speculators(method: str, source: HeadSource) -> bool:
+    return bool(source.settings.get("speculators_model_type") == method)
+
+
+def _is_deepseek(source: HeadSource) -> bool:
+    return any(name.endswith("DSparkModel") for name in source.architectures)
+
+
+def _is_zlab(source: HeadSource) -> bool:
+    return "dflash_config" in source.settings.values or "DFlashDraftModel" in source.architectures
+
+
+BLOCK_DIALECTS: tuple[Dialect, ...] = (
+    *(
+        Dialect(
+            name=f"{name} (speculators)",
+            recognizes=partial(_is_speculators, method),
+            plan=partial(_plan, f"{name} (speculators)", method, _read_speculators),
+        )
+        for name, method in (("DFlash", "dflash"), ("DSpark", "dspark"))
+    ),
+    Dialect(name="DSpark", recognizes=_is_deepseek, plan=partial(_plan, "DSpark", "dspark", _read_deepseek)),
+    Dialect(name="DFlash", recognizes=_is_zlab, plan=partial(_plan, "DFlash", "dflash", _read_zlab)),
+)

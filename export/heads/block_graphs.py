@@ -1,0 +1,259 @@
+"""The graphs of a head that drafts a block of tokens in one pass (DFlash: arXiv:2602.06036; DSpark: 2607.05147).
+
+The known token and masks in the place of those that follow it are the rows of a block. Each sees all of the block
+and, in the keys and values of each layer, a row for each token before it, made of the target's hidden states.
+
+Inputs of the main graph, for a batch of one:
+    input_ids            int64 [1, block]            the text's newest token, then masks
+    hidden               float32 [1, new, state_size]  what the fuse graph gives for tokens before it; one at least
+    attention_mask       int64 [1, total]            ones; total counts the tokens before the block
+    num_logits_to_keep   int64 [1]                   how many tokens of the draft get logits
+    past_key_values.{i}.key, .value                  of the tokens before the block
+Outputs:
+    logits               float32 [1, num_logits_to_keep, num_rows]   of the first tokens of the draft
+    state                float32 [1, num_drafted, state_size]        behind the final norm, by token of a draft
+    present.{i}.key, .value                          with the rows of hidden behind them, and none of the block
+The step graph, of heads whose tokens depend on those drafted before them, takes one token of the draft:
+    input_ids    int64 [1, 1]                  the token before
+    hidden       float32 [1, 1, state_size]    a row of state
+    logits_in    float32 [1, 1, num_rows]      a row of logits
+    memory_in    float32 [1, 1, rank]          where the head keeps a memory; zeros at first
+and gives logits, float32 [1, 1, num_rows], memory, and confidence, float32 [1, 1]: the chance that the token is
+accepted.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from edgespec.export.families import DecoderConfig
+from edgespec.export.heads.step_graphs import StepWriter
+from edgespec.export.layers import LayerWriter
+from edgespec.export.nodes import make_output, typed_value
+from edgespec.export.precision import Rule
+from edgespec.export.tensors import StoredTensor
+from edgespec.export.weights import WeightsFile
+from edgespec.manifest import Manifest
+
+MARKOV_KINDS = ("vanilla", "gated", "rnn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """How a head drafts a block.
+
+    config: Its layers; its context_length is that of the text, behind which a block begins.
+    num_tokens: Tokens of a block, the known one included.
+    skips_known: The row of the known token predicts nothing, so that a draft has one token less than the block.
+    markov: One of MARKOV_KINDS; None where a token does not depend on the one before it.
+    has_confidence, confidence_reads_token: Whether there is a confidence, and whether of the token before, too.
+    """
+
+    config: DecoderConfig
+    num_tokens: int
+    skips_known: bool
+    markov: str | None = None
+    has_confidence: bool = False
+    confidence_reads_token: bool = False
+
+    def write_graphs(
+        self, manifest: Manifest, tensors: Mapping[str, StoredTensor], weights: WeightsFile, rule: Rule
+    ) -> dict[str, ir.Model]:
+        """Write the weights, and give the graphs by the file names in the manifest."""
+        head = manifest.head
+        assert head is not None
+        assert head.fuse_graph is not None
+        graphs = {
+            manifest.graph: _BlockWriter(self, LayerWriter(self.config, tensors, weights, rule)).build(),
+            head.fuse_graph: _build_fuse(LayerWriter(self.config, tensors, weights, rule)),
+        }
+        for file in head.step_graphs:
+            graphs[file] = self._build_step(StepWriter(tensors, weights, rule))
+        return graphs
+
+    def _build_step(self, writer: StepWriter) -> ir.Model:
+        op, head = writer.op, writer.tensors.get("head", writer.tensors["embedding"])
+        input_ids = typed_value("input_ids", ir.DataType.INT64, [1, 1])
+        given, hidden = writer.input_state("hidden", [1, 1, self.config.hidden_size])
+        logits = typed_value("logits_in", ir.DataType.FLOAT, [1, 1, head.rows])
+        inputs, outputs = [input_ids, given, logits], []
+        token = writer.rows("markov_embedding", input_ids) if self.markov else None
+        if token is not None:
+            mixed = token
+            if self.markov == "gated":
+                gate = writer.multiply("markov_gate", op("Concat", hidden, token, axis=-1))
+                mixed = op("Mul", op("Sigmoid", gate), token)
+            elif self.markov == "rnn":
+                rank = writer.tensors["markov_embedding"].columns
+                kept, memory = writer.input_state("memory_in", [1, 1, rank])
+                joined = writer.multiply("markov_joint", op("Concat", memory, token, hidden, axis=-1))
+                gate, candidate, mixed = writer.split(joined, [rank] * 3)
+                gate, mixed = op("Sigmoid", gate), op("Tanh", mixed)
+                rest = op("Sub", writer.constant("one", np.array(1, writer.floats)), gate)
+                memory = op("Add", op("Mul", gate, memory), op("Mul", rest, op("Tanh", candidate)))
+                inputs.append(kept)
+                outputs.append(writer.output("memory", memory, [1, 1, rank]))
+            bias = op("Cast", writer.head("markov_head", mixed), to=int(ir.DataType.FLOAT))
+            logits = op("Add", logits, bias)
+        outputs.append(writer.output("logits", logits, [1, 1, head.rows]))
+        if self.has_confidence:
+            features = hidden
+            if self.confidence_reads_token:
+                assert token is not None
+                features = op("Concat", hidden, token, axis=-1)
+            found = writer.linear.floats("confidence_matrix", features, writer.tensors["confidence"])
+            found = op("Sigmoid", op("Add", found, writer.vector("confidence_bias")))
+            found = op("Reshape", found, writer.constant("as_number", np.array([1, 1])))
+            outputs.append(writer.output("confidence", found, [1, 1]))
+        return writer.nodes.model("step", inputs, outputs)
+
+
+class _BlockWriter:
+    """Writes the main graph."""
+
+    def __init__(self, block: Block, write: LayerWriter) -> None:
+        self.block, self.write, self.config = block, write, block.config
+        self.op, self.constant = write.op, write.constant
+        self.groups = self.config.num_heads // self.config.num_kv_heads
+
+    def build(self) -> ir.Model:
+        config, write, num_tokens = self.config, self.write, self.block.num_tokens
+        input_ids = typed_value("input_ids", ir.DataType.INT64, [1, num_tokens])
+        hidden = typed_value("hidden", ir.DataType.FLOAT, [1, "new", config.hidden_size])
+        mask = typed_value("attention_mask", ir.DataType.INT64, [1, "total"])
+        num_logits = typed_value("num_logits_to_keep", ir.DataType.INT64, [1])
+        inputs, outputs = [input_ids, hidden, mask, num_logits], []
+        lengths = write.lengths(mask)
+        num_before = self.op("Shape", mask, start=1, end=2)
+        places = self.constant("places", np.arange(num_tokens)[None])
+        positions = self.op("Add", places, num_before)
+        before = hidden if write.type == ir.DataType.FLOAT else self.op("Cast", hidden, to=int(write.type))
+
+        embedded, head = write.linear.embedding(
+            write.tensors["embedding"], input_ids, "head", write.tensors.get("head")
+        )
+        residual = write.scale(embedded, config.embedding_scale)
+        normed = write.norm(residual, "0.input_norm")
+        for i in range(config.num_layers):
+            past = [write.cache(f"past_key_values.{i}.{part}") for part in ("key", "value")]
+            present = [write.cache(f"present.{i}.{part}") for part in ("key", "value")]
+            attended = self._attention(i, normed, before, past, present, lengths, num_before, positions)
+            normed, residual = write.add_norm(attended, residual, f"{i}.mlp_norm")
+            following = f"{i + 1}.input_norm" if i + 1 < config.num_layers else "final_norm"
+            normed, residual = write.add_norm(write.mlp(i, normed), residual, following)
+            inputs += past
+            outputs += present
+        first = 1 if self.block.skips_known else 0
+        rows = self._rows(normed, first, num_tokens) if first else normed
+        num_drafted = num_tokens - first
+        state = self.op("Cast", rows, to=int(ir.DataType.FLOAT))
+        state = make_output(state, "state", ir.DataType.FLOAT, [1, num_drafted, config.hidden_size])
+        wanted = self.op("Slice", rows, self._index(0), num_logits, self._index(1))
+        logits = write.as_float(write.cap(head(write.scale(wanted, config.logit_scale))))
+        num_columns = write.tensors.get("head", write.tensors["embedding"]).rows
+        logits = make_output(logits, "logits", ir.DataType.FLOAT, [1, "num_logits", num_columns])
+        return write.nodes.model(
+            "block", inputs, [logits, state, *outputs], context_length=str(config.context_length)
+        )
+
+    def _index(self, number: int) -> ir.Value:
+        return self.constant(f"index_of_{number}".replace("-", "minus_"), np.array([number]))
+
+    def _rows(self, x: ir.Value, start: int, stop: int) -> ir.Value:
+        return self.op("Slice", x, self._index(start), self._index(stop), self._index(1))
+
+    def _attention(
+        self,
+        i: int,
+        x: ir.Value,
+        before: ir.Value,
+        past: Sequence[ir.Value],
+        present: Sequence[ir.Value],
+        lengths: tuple[ir.Value, ir.Value],
+        num_before: ir.Value,
+        positions: ir.Value,
+    ) -> ir.Value:
+        op, write, last = self.op, self.write, np.iinfo(np.int64).max
+        query = self._project(i, "q", x)
+        # One product for the rows before the block and those of the block reads the weights once.
+        rows = op("Concat", before, x, axis=1)
+        key, value = (self._project(i, part, rows) for part in "kv")
+        old = [self._rows(each, 0, -self.block.num_tokens) for each in (key, value)]
+        key, value = (self._rows(each, -self.block.num_tokens, last) for each in (key, value))
+        rotary = self.config.layers[i].rotary
+        assert rotary is not None
+        # Attention among the rows before the block is computed for nothing: the operator is what appends to the
+        # cache in its place, and with keys for queries costs little.
+        write.nodes.node(
+            "GroupQueryAttention",
+            [old[0], *old, *past, *lengths, *write.rotary_tables(rotary)],
+            outputs=[ir.Value(name=f"{i}.unused"), *present],
+            do_rotary=1,
+            num_heads=self.config.num_kv_heads,
+            kv_num_heads=self.config.num_kv_heads,
+            scale=self.config.attention_scale,
+        )
+        query, key = (write.rotate(each, rotary, part, positions) for part, each in enumerate((query, key)))
+        keys, values = (self._held(each, num_before) for each in present)
+        attended = self._attend(query, (keys, key), (values, value), num_before)
+        return write.linear(f"{i}.o", attended, [write.tensors[f"{i}.o"]])[0]
+
+    def _project(self, i: int, part: str, x: ir.Value) -> ir.Value:
+        """Queries, keys or values of all heads, [1, num_rows, heads * head_dim], normed where the head does so."""
+        tensors, role = self.write.tensors, f"{i}.{part}"
+        projected = self.write.linear(role, x, [tensors[role]], [tensors.get(f"{role}_bias")])[0]
+        if f"{role}_norm" not in tensors:
+            return projected
+        heads = self.constant("heads", np.array([0, 0, -1, self.config.head_dim]))
+        row = self.constant(f"{part}_row", np.array([0, 0, tensors[role].rows]))
+        return self.op("Reshape", self.write.norm(self.op("Reshape", projected, heads), f"{role}_norm"), row)
+
+    def _held(self, present: ir.Value, num_before: ir.Value) -> ir.Value:
+        """What a cache holds of the tokens before the block, [num_kv_heads, total, head_dim]."""
+        held = self.op("Slice", present, self._index(0), num_before, self._index(2))
+        return self.op("Squeeze", held, self._index(0))
+
+    def _attend(
+        self,
+        query: ir.Value,
+        keys: tuple[ir.Value, ir.Value],
+        values: tuple[ir.Value, ir.Value],
+        num_before: ir.Value,
+    ) -> ir.Value:
+        """Attention of all rows of the block to the tokens before it and to all of the block, without a mask."""
+        op, config, num_tokens = self.op, self.config, self.block.num_tokens
+        kv_heads, head_dim, groups = config.num_kv_heads, config.head_dim, self.groups
+        by_head = self.constant("by_head", np.array([num_tokens, kv_heads, groups, head_dim]))
+        stacked = self.constant("stacked", np.array([kv_heads, groups * num_tokens, head_dim]))
+        # Heads that share keys are rows of one product.
+        query = op("Reshape", op("Transpose", op("Reshape", query, by_head), perm=[1, 2, 0, 3]), stacked)
+        query = self.write.scale(query, config.attention_scale)
+        own = self.constant("own_heads", np.array([num_tokens, kv_heads, head_dim]))
+        key, value = (op("Transpose", op("Reshape", each[1], own), perm=[1, 0, 2]) for each in (keys, values))
+        scores = op("Concat", *(self._times_transposed(query, each) for each in (keys[0], key)), axis=-1)
+        shares = op("Softmax", scores, axis=-1)
+        start, end = self._index(0), self._index(int(np.iinfo(np.int64).max))
+        of_text = op("Slice", shares, start, num_before, self._index(2))
+        of_block = op("Slice", shares, num_before, end, self._index(2))
+        attended = op("Add", op("MatMul", of_text, values[0]), op("MatMul", of_block, value))
+        apart = self.constant("apart", np.array([kv_heads, groups, num_tokens, head_dim]))
+        row = self.constant("row", np.array([1, num_tokens, config.num_heads * head_dim]))
+        return op("Reshape", op("Transpose", op("Reshape", attended, apart), perm=[2, 0, 1, 3]), row)
+
+    def _times_transposed(self, x: ir.Value, y: ir.Value) -> ir.Value:
+        if self.write.rule.has_fused_products:
+            return self.op("FusedMatMul", x, y, transB=1)
+        return self.op("MatMul", x, self.op("Transpose", y, perm=[0, 2, 1]))
+
+
+def _build_fuse(write: LayerWriter) -> ir.Model:
+    """From hidden states of the target, one layer's behind another's, to one normed state for each token."""
+    matrix = write.tensors["fuse"]
+    features = typed_value("features", ir.DataType.FLOAT, ["batch", "num_tokens", matrix.columns])
+    x = features if write.type == ir.DataType.FLOAT else write.op("Cast", features, to=int(write.type))
+    fused = write.norm(write.linear("fuse", x, [matrix])[0], "state_norm")
+    hidden = write.op("Cast", fused, to=int(ir.DataType.FLOAT))
+    shape = ("batch", "num_tokens", matrix.rows)
+    return write.nodes.model("fuse", [features], [make_output(hidden, "hidden", ir.DataType.FLOAT, shape)])

@@ -1,0 +1,223 @@
+"""From a drafting head and its target's source to a model folder, whole or not at all."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from tokenizers import Tokenizer
+
+from edgespec.errors import SourceError, UsageError, VocabularyMismatch
+from edgespec.export.convert import finish, write_text
+from edgespec.export.drafting import Drafting, frequent_tokens, require_head_size
+from edgespec.export.folder_size import written_bytes
+from edgespec.export.heads.dialects import find_dialect
+from edgespec.export.heads.head_plan import HeadPlan
+from edgespec.export.heads.head_source import HeadSource
+from edgespec.export.layout import VOCAB_SUBSET
+from edgespec.export.output import atomic_folder, require_absent
+from edgespec.export.plan import Plan, estimate
+from edgespec.export.precision import BLOCK_SIZES, FORMS, PRECISIONS, Rule
+from edgespec.export.progress import Progress
+from edgespec.export.sources import LoadedSource
+from edgespec.export.tensors import Index, StoredTensor
+from edgespec.export.weights import WeightsFile
+from edgespec.manifest import Manifest, Signature, file_record
+from edgespec.system.console import show_progress
+from edgespec.tokenization.tokenizer import open_tokenizer, vocabulary_sha256
+from edgespec.types import Report
+
+# Of a head's tokenizer; published ones differ in a few tokens that were added later.
+_DIFFERING_TOKENS = 0.01
+_REASON = "a head is small, and what it would lose in 4 bits costs drafts; quantised weights of the target stay"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedHead:
+    """A head and all that decides what its folder will hold."""
+
+    source: HeadSource
+    target: LoadedSource
+    plan: HeadPlan
+    rule: Rule
+    form: str
+    cost: Plan
+
+
+def plan_head(
+    target: LoadedSource,
+    head: HeadSource,
+    precision: str = "auto",
+    *,
+    form: str = "cpu",
+    block_size: int = BLOCK_SIZES[0],
+    drafting: Drafting = Drafting(),  # noqa: B008  frozen
+) -> PlannedHead:
+    """Recognise a head and plan its export.
+
+    Args:
+        target: The model that it drafts for, whose embedding and vocabulary head it may use.
+        precision: One of PRECISIONS but w8a16; auto is int8, but for quantised weights of the target.
+        drafting: The number of tokens to trim a vocabulary head to, and the text in which they are counted.
+
+    Raises:
+        UsageError: The precision or the form does not exist for heads, or the vocabulary head is trimmed already.
+        SourceError: The head is damaged, of an unknown kind, or was made for another target.
+        VocabularyMismatch: It was made for another vocabulary.
+    """
+    if precision not in PRECISIONS or precision == "w8a16":
+        known = ", ".join(each for each in PRECISIONS if each != "w8a16")
+        raise UsageError(f"a drafting head has no precision '{precision}'; choose one of {known}")
+    if form not in FORMS or form == "npu":
+        raise UsageError(
+            f"a drafting head has no {form} form, since its graphs take any number of tokens; choose "
+            "--drafter-device cpu or gpu"
+        )
+    _require_tokenizer(head, target)
+    plan = _trim(find_dialect(head).plan(head, target), target, drafting)
+    num_weights = sum(tensor.rows * tensor.columns for tensor in plan.tensors.values())
+    chosen = "int8" if precision == "auto" else precision
+    rule = Rule(
+        chosen,
+        block_size,
+        is_half=form == "gpu" and chosen != "fp32",
+        num_weights=num_weights,
+        keeps_blocks=precision == "auto",
+        has_fused_products=form == "cpu",
+    )
+    tensors = list(plan.tensors.values())
+    manifest = _describe("", target, plan, rule, form)
+    cost = estimate(
+        head.path.name,
+        chosen,
+        num_weights,
+        sum(tensor.num_bytes for tensor in tensors),
+        is_blocks=any(tensor.is_blocks for tensor in tensors),
+        form=form,
+        write_bytes=written_bytes(
+            lambda read, weights: plan.write_graphs(manifest, read, weights, rule),
+            plan.tensors,
+            target.vocabulary,
+        ),
+    )
+    cost = replace(cost, reason=_REASON if precision == "auto" else None)
+    return PlannedHead(source=head, target=target, plan=plan, rule=rule, form=form, cost=cost)
+
+
+def _require_tokenizer(head: HeadSource, target: LoadedSource) -> None:
+    """Raises VocabularyMismatch: The head's folder holds a tokenizer, and it is not the target's."""
+    path = head.path / "tokenizer.json"
+    if not path.is_file():
+        return
+    own = open_tokenizer(path, SourceError, "fetch it again").get_vocab()
+    other = Tokenizer.from_str(target.vocabulary.tokenizer_json).get_vocab()
+    pieces = {token: piece for piece, token in other.items()}
+    differing = sum(pieces.get(token, piece) != piece for piece, token in own.items())
+    if differing > _DIFFERING_TOKENS * len(own):
+        raise VocabularyMismatch(
+            f"{head.path} has a tokenizer of which {differing} of {len(own)} tokens are others than those of "
+            f"{target.source.name}; it was made for another model: name a head that was made for this one"
+        )
+
+
+def export_head(
+    planned: PlannedHead,
+    output: Path,
+    name: str,
+    *,
+    repository: str | None = None,
+    revision: str | None = None,
+    license: str | None = None,
+    report: Report = lambda line: None,
+) -> Manifest:
+    """Convert a head into a model folder at output, which appears complete or not at all.
+
+    Args:
+        name: The name of the head in the manifest.
+        repository, revision, license: Where it was fetched from, for the manifest.
+
+    Raises:
+        UsageError: output exists already.
+        SourceError: The file is damaged.
+        DiskFull: There is no room for the folder.
+    """
+    require_absent(output)
+    plan, target, rule, cost = planned.plan, planned.target, planned.rule, planned.cost
+    with atomic_folder(output, cost.write_bytes, report) as folder:
+        report(f"writing {plan.dialect} head {name} in {rule.precision} precision")
+        if plan.borrowed:
+            report(f"it has no {' and no '.join(plan.borrowed)} of its own; it gets the target's")
+        manifest = _describe(name, target, plan, rule, planned.form)
+        origin = replace(planned.source.source(), repository=repository, revision=revision, license=license)
+        tokenizer = Tokenizer.from_str(target.vocabulary.tokenizer_json)
+        manifest = replace(manifest, source=origin, vocab_sha256=vocabulary_sha256(tokenizer))
+        write_text(folder, target.vocabulary, manifest)
+        if plan.tokens is not None:
+            np.save(folder / VOCAB_SUBSET, plan.tokens)
+        with WeightsFile(folder / manifest.weights, Progress(cost.write_bytes, report)) as weights:
+            graphs = plan.write_graphs(manifest, plan.tensors, weights, rule)
+        _save(folder, graphs)
+        report("hashing")
+        show_progress("computing the hashes of its files")
+        manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
+        show_progress("")
+        return finish(folder, manifest)
+
+
+def _save(folder: Path, graphs: Mapping[str, ir.Model]) -> None:
+    for file, graph in graphs.items():
+        ir.save(graph, folder / file)
+
+
+def _trim(plan: HeadPlan, target: LoadedSource, drafting: Drafting) -> HeadPlan:
+    """The plan with its vocabulary head trimmed to the most frequent tokens of a text, if that is asked for."""
+    if drafting.num_tokens is None:
+        return plan
+    if plan.tokens is not None:
+        raise UsageError(
+            f"this head's logits are trimmed already, to {len(plan.tokens)} tokens; leave out --vocab-subset"
+        )
+    drafting.require_valid()
+    assert drafting.corpus is not None
+    heads = {role: plan.tensors[role] for role in plan.vocabulary_heads if role in plan.tensors}
+    if "head" in plan.vocabulary_heads:  # the embedding, where it has no other
+        heads.setdefault("head", plan.tensors["embedding"])
+    num_rows = min(head.rows for head in heads.values())
+    always = target.vocabulary.eos_token_ids
+    require_head_size(drafting.num_tokens, always, num_rows)
+    text = drafting.corpus.read_text(encoding="utf-8", errors="replace")
+    tokenizer = Tokenizer.from_str(target.vocabulary.tokenizer_json)
+    tokens = frequent_tokens(tokenizer, text, drafting.num_tokens, always, num_rows)
+    trimmed = {role: _select_rows(head, tokens.astype(np.intp)) for role, head in heads.items()}
+    return replace(plan, tensors={**plan.tensors, **trimmed}, tokens=tokens)
+
+
+def _select_rows(tensor: StoredTensor, rows: Index) -> StoredTensor:
+    order = rows if tensor.row_order is None else tensor.row_order[rows]
+    return replace(tensor, rows=len(rows), row_order=order)
+
+
+def _describe(name: str, target: LoadedSource, plan: HeadPlan, rule: Rule, form: str) -> Manifest:
+    """The manifest of a head's folder, without hashes: of its files, its vocabulary and its source."""
+    vocabulary = target.vocabulary
+    return Manifest(
+        name=name,
+        architecture=plan.head.method,
+        precision=rule.precision,
+        form=form,
+        context_length=target.config.context_length,
+        kv_cache=replace(plan.kv_cache, dtype="float16" if rule.is_half else "float32"),
+        vocab_size=target.config.vocab_size,
+        vocab_sha256="",
+        bos_token_id=vocabulary.bos_token_id,
+        eos_token_ids=vocabulary.eos_token_ids,
+        add_bos=vocabulary.add_bos,
+        source=target.source,
+        signature=Signature(),
+        graph=plan.graph,
+        tree_graph="model_tree.onnx" if plan.has_trees else None,
+        chat_template="chat_template.jinja" if vocabulary.chat_template else None,
+        head=plan.head,
+        vocab_subset=VOCAB_SUBSET if plan.tokens is not None else None,
+    )

@@ -1,0 +1,76 @@
+"""Decoders that draft several tokens in one pass (PARD: An et al., arXiv:2504.18583).
+
+Behind a text a parallel drafter model runs mask tokens, each in the place of a token that is not known yet, and
+gives the row of each. An ordinary cache serves: what mask tokens leave in it is no prefix of any text.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgespec.manifest import Parallel
+from edgespec.types import ForwardingDecoder, Logits, PretendingDecoder, TokenIds, TreeDecoder, append
+
+
+class ParallelDecoder(ForwardingDecoder):
+    """A model that drafts parallel.num_tokens tokens in one pass behind the text at which a draft begins.
+
+    Behind that text the row of a position does not depend on the tokens that were drafted before it. A draft that
+    is longer goes on with a pass of its own, which reads the tokens of the first. Other rows are the model's own.
+    """
+
+    def __init__(self, decoder: PretendingDecoder, parallel: Parallel) -> None:
+        super().__init__(decoder)
+        self._own = decoder
+        self._parallel = parallel
+        self._begun = np.zeros(0, np.int32)  # the text that the running pass drafts behind; empty for none
+        self._rows: Logits = np.zeros((0, decoder.vocab_size), np.float32)  # behind it, [num_rows, vocab_size]
+        self._num_wanted = parallel.num_tokens
+
+    @property
+    def tokens_per_pass(self) -> int:
+        """How many tokens it drafts for the price of one pass."""
+        return self._parallel.num_tokens
+
+    def begin(self, tokens: TokenIds, num_tokens: int | None = None) -> bool:
+        self._begun, self._rows = tokens, self._rows[:0]
+        self._num_wanted = num_tokens or self._parallel.num_tokens
+        return True
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        place = len(tokens) - len(self._begun)
+        is_draft = num_last == 1 and place >= 0 and len(self._begun) > 0
+        if not is_draft or not np.array_equal(tokens[: len(self._begun)], self._begun):
+            return self._decoder.logits(tokens, num_last)
+        if place >= self._parallel.num_tokens:
+            num_whole = place - place % self._parallel.num_tokens
+            self.begin(tokens[: len(self._begun) + num_whole], self._num_wanted - num_whole)
+            place -= num_whole
+        if place >= len(self._rows):
+            self._rows = self._draft(self._begun, max(self._num_wanted, place + 1))
+        return self._rows[place : place + 1]
+
+    def pretend(self, tokens: TokenIds) -> None:
+        self._own.pretend(tokens)
+
+    def forget(self) -> None:
+        self._begun = self._begun[:0]
+        self._own.forget()
+
+    def _draft(self, tokens: TokenIds, num_tokens: int) -> Logits:
+        """Rows behind a text, as many as wanted, as a pass gives, and as the context has room for."""
+        num_rows = min(num_tokens, self._parallel.num_tokens, self.context_length - len(tokens) + 1)
+        masks = np.full(num_rows - 1, self._parallel.mask_token_id, np.int32)
+        # The decoder may overwrite its rows in another call of this thread.
+        return self._decoder.logits(append(tokens, masks), num_rows).copy()
+
+
+class ParallelTreeDecoder(ParallelDecoder):
+    """A parallel drafter model whose trees run without mask tokens."""
+
+    _decoder: TreeDecoder
+
+    def tree_logits(
+        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
+    ) -> Logits:
+        return self._decoder.tree_logits(tokens, nodes, parents, num_last)

@@ -1,0 +1,309 @@
+"""Heads that draft token by token with attention to the text (EAGLE: Li et al., arXiv:2401.15077; EAGLE-3; MTP).
+
+Slot i of the head's cache is of token i + 1 and of the state behind token i: of the target's hidden states, where
+they are known, or the state that the head gave itself in slot i - 1. Its row predicts token i + 2.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple, Unpack
+
+import numpy as np
+
+from edgespec.decoding import trees
+from edgespec.decoding.cached_prefix import reusable_prefix
+from edgespec.decoding.hidden_states import HiddenStates, States
+from edgespec.errors import ContextOverflow
+from edgespec.manifest import Manifest
+from edgespec.runtimes.devices import Device
+from edgespec.runtimes.head import Features, OwnStates, WholeRows
+from edgespec.runtimes.passes import Passes, TreeLayout
+from edgespec.runtimes.row_rule import NO_RULE, next_pass, read_l2_bytes, row_rule
+from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
+from edgespec.runtimes.shared_cache import SharedCache
+from edgespec.runtimes.tree import tree_manifest
+from edgespec.types import Logits, TokenIds, append
+
+_CHUNK_TOKENS = 256
+# The most tokens behind the known hidden states whose states a draft begins by guessing, one pass after another.
+_MAX_GUESSED = 16
+_MOST_STATES = 64  # of a pass that are kept to go on from, as a tree does from each
+
+
+class _Tree(NamedTuple):
+    """Nodes that fill the slots behind the tokens held."""
+
+    nodes: TokenIds = np.zeros(0, np.int32)
+    parents: tuple[int, ...] = ()
+
+
+class RecurrentHead:
+    """A recurrent head as a function from tokens to logits, which reads a target's hidden states from their store.
+
+    Slots whose tokens all have known hidden states are exact; the others are run again once these are known and a
+    draft begins. A row behind the first token, which has no state before it, is of zeros. In deterministic mode a
+    row is equal to the bit however a text is cut into passes, but for trees.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        device: Device,
+        hidden_states: HiddenStates,
+        subset: TokenIds | None = None,
+        **options: Unpack[SessionOptions],
+    ) -> None:
+        """Load the graphs; raises as open_session does.
+
+        Args:
+            hidden_states: Those that the target's decoder keeps.
+            subset: The token of each row of logits of a trimmed head, ascending; None where each token has one.
+        """
+        assert manifest.head is not None
+        self.vocab_size, self.context_length, self.num_fed = manifest.vocab_size, manifest.context_length, 0
+        self._whole = WholeRows(subset, manifest.vocab_size)
+        self._device = device
+        self._confidence: float | None = None
+        confidence = ["confidence"] if manifest.head.has_confidence else []
+        self._is_deterministic, self._rule = options.get("deterministic", False), NO_RULE
+        if self._is_deterministic and device.memory == "cpu":
+            self._rule = row_rule(manifest.kv_cache.head_dim, read_l2_bytes())
+            options = {**options, "has_flash_attention": self._rule.has_flash_attention}
+        own = replace(manifest, vocab_size=self._whole.num_columns)
+        self._passes = Passes(folder / own.graph, own, device, ["state"], confidence, **options)
+        self._features = Features(folder, manifest.head, device, hidden_states, **options)
+        self._state_size = manifest.head.state_size
+        self._own = OwnStates(self._state_size)
+        self._held = np.zeros(0, np.int32)  # tokens of the text; slots for all but the first
+        self._num_exact = 0  # slots from the first on
+        self._tree = _Tree()
+        self._lock = Lock()
+        if device.memory != "cpu":
+            with refuse_device(device):  # what a graph needs of a device shows only in a pass
+                self.logits(np.zeros(2, np.int32), 1)
+            self.forget()
+            self.num_fed = 0
+
+    @property
+    def confidence(self) -> float | None:
+        return self._confidence
+
+    def begin(self, tokens: TokenIds, num_tokens: int | None = None) -> bool:
+        num_slots = len(tokens) - 1
+        if num_slots < 1 or len(tokens) > self.context_length:
+            return False
+        with self._lock:
+            if len(tokens) > len(self._held):
+                self._settle(tokens)
+            known = self._features.num_known(tokens)
+            same = reusable_prefix(self._held, tokens, 0)
+            if known >= num_slots and min(same - 1, num_slots) > self._num_exact:
+                self._hold(tokens[: self._num_exact + 1])
+                same = len(self._held)
+            self._own.drop_before(num_slots - 3)  # the last two slots may be run again
+            return known > 0 and num_slots - max(known, same - 1) <= _MAX_GUESSED
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        if len(tokens) > self.context_length:
+            raise ContextOverflow(len(tokens), self.context_length)
+        assert 1 <= num_last <= len(tokens)
+        with self._lock, translate_memory_errors("running a head"):
+            self._passes.begin()
+            self._settle(tokens)
+            return self._whole(self._rows(tokens, num_last))
+
+    def interrupt(self) -> None:
+        """End the pass that another thread runs: it raises an error, and the cache holds what it held before."""
+        self._passes.interrupt()
+
+    def pretend(self, tokens: TokenIds) -> None:
+        if len(tokens) > self.context_length:
+            raise ContextOverflow(len(tokens), self.context_length)
+        with self._lock, translate_memory_errors("making room for a text"):
+            self._hold(tokens[:0])
+            num_slots = max(0, len(tokens) - 1)
+            self._passes.cache.pretend(num_slots)
+            self._own.reset(num_slots - 1, np.zeros((1, self._state_size), np.float32))
+            self._hold(tokens)
+            self._num_exact = num_slots
+
+    def forget(self) -> None:
+        with self._lock:
+            self._hold(self._held[:0])
+            self._passes.cache.clear()
+
+    def _hold(self, tokens: TokenIds) -> None:
+        """Count tokens as those that are held, without a tree behind them."""
+        self._tree, self._held = _Tree(), tokens
+        self._num_exact = min(self._num_exact, max(0, len(tokens) - 1))
+
+    def _settle(self, tokens: TokenIds) -> None:
+        """Forget the tree behind the text; a head without trees has none."""
+
+    def _rows(self, tokens: TokenIds, num_last: int) -> Logits:
+        """Rows behind the last num_last tokens, over the head's own columns."""
+        num_slots = len(tokens) - 1
+        first_wanted = num_slots - min(num_last, num_slots)
+        start = min(max(0, reusable_prefix(self._held, tokens, 0) - 1), first_wanted)
+        rows = np.zeros((num_last, self._whole.num_columns), np.float32)
+        while start < num_slots:
+            start, states, is_exact = self._next_states(tokens, start)
+            if self._is_deterministic:
+                start, states = self._whole_pass(tokens, start, states)
+            stop = start + len(states)
+            num_rows = max(0, stop - max(start, first_wanted))
+            self._hold(tokens[: start + 1])
+            found = self._run(tokens[start + 1 : stop + 1], start, states, max(1, num_rows))
+            if num_rows:
+                last = num_last - num_slots + stop
+                rows[last - num_rows : last] = found
+            self._held = tokens[: stop + 1]
+            if is_exact and self._num_exact == start:
+                self._num_exact = stop
+            start = stop
+        self._hold(tokens)
+        return rows
+
+    def _next_states(self, tokens: TokenIds, start: int) -> tuple[int, States, bool]:
+        """Where the next pass begins, the states that go into it, and whether these are the target's."""
+        num_slots = len(tokens) - 1
+        known = min(self._features.num_known(tokens), num_slots)
+        if not known:  # nobody drafts there: a pass to learn what it takes
+            return start, np.zeros((min(num_slots - start, _CHUNK_TOKENS), self._state_size), np.float32), False
+        if start >= known and not self._own.has(start - 1):
+            start = known - 1
+        if start < known:
+            states = self._features.read(tokens, start, min(num_slots - start, _CHUNK_TOKENS))
+            if len(states):  # else the target has gone on to another text meanwhile
+                return start, states, True
+        if self._own.has(start - 1):
+            return start, self._own.of([start - 1]), False
+        return start, np.zeros((1, self._state_size), np.float32), False
+
+    def _whole_pass(self, tokens: TokenIds, start: int, states: States) -> tuple[int, States]:
+        """As much of a pass as keeps rows equal to the bit, by row_rule.py, once it is padded to even width."""
+        first, stop, _ = next_pass(start, start + len(states), self._rule.borders, self.context_length)
+        if first < start:
+            known = self._features.num_known(tokens)
+            if first >= known and not self._own.has(first - 1):
+                return start, states
+            before = self._features.read(tokens, first, 1) if first < known else self._own.of([first - 1])
+            states = np.concatenate([before, states])
+        return first, states[: stop - first]
+
+    def _run(
+        self, tokens: TokenIds, start: int, states: States, num_rows: int, layout: TreeLayout | None = None
+    ) -> Logits:
+        """Run tokens in the slots from `start` on, with the states before them; the last num_rows rows."""
+        num_tokens = len(tokens)
+        has_room = start + num_tokens < self.context_length
+        num_padded = num_tokens % 2 if self._is_deterministic and layout is None and has_room else 0
+        if num_padded:
+            tokens = append(tokens, [0])
+            states = np.concatenate([states, np.zeros((1, self._state_size), np.float32)])
+        num_given = num_rows + num_padded
+        if self._is_deterministic and num_given < len(tokens):
+            num_given += num_given % 2  # a single row of logits has a kernel of its own as well
+        rows = self._passes.run(tokens, start, num_given, layout, inputs={"hidden": states[None]})
+        self.num_fed += num_tokens
+        # Of a text that was read the last states are enough to go on from.
+        made, skipped = self._passes.token_rows["state"][:num_tokens], max(0, num_tokens - _MOST_STATES)
+        self._own.put(start + skipped, made[skipped:])
+        last = num_given - num_padded
+        numbers = self._passes.row_numbers.get("confidence")
+        self._confidence = None if numbers is None else float(numbers[last - 1])
+        return rows[last - num_rows : last]
+
+
+class RecurrentTreeHead(RecurrentHead):
+    """A recurrent head that runs trees of drafts, over the graph that takes positions and a mask."""
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        device: Device,
+        hidden_states: HiddenStates,
+        subset: TokenIds | None = None,
+        **options: Unpack[SessionOptions],
+    ) -> None:
+        """Load the tree graph; raises as RecurrentHead and tree_manifest do."""
+        super().__init__(folder, tree_manifest(manifest, device), device, hidden_states, subset, **options)
+
+    def tree_logits(
+        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
+    ) -> Logits:
+        longest = len(tokens) + int(trees.depths(parents).max(initial=0))
+        if longest > self.context_length:
+            raise ContextOverflow(longest, self.context_length)
+        with self._lock, translate_memory_errors("running a tree"):
+            self._passes.begin()
+            if len(tokens) < 2 or len(tokens) + len(nodes) > self.context_length:
+                rows = trees.logits_by_branch(_Rows(self._whole.num_columns, self._rows), tokens, nodes, parents)
+            else:
+                rows = self._tree_rows(tokens, _Tree(nodes, tuple(parents)), num_last)
+            return self._whole(rows if num_last is None else rows[-num_last:])
+
+    def _settle(self, tokens: TokenIds) -> None:
+        """Hold the branch of the last tree that tokens run through."""
+        tree, held = self._tree, self._held
+        self._tree = _Tree()
+        if not len(tree.nodes) or not np.array_equal(held, tokens[: len(held)]):
+            return
+        path = trees.matching_path(tree.nodes, tree.parents, tokens[len(held) :])
+        if not path:
+            return
+        start = len(held) - 1
+        slots = [start + node for node in path]
+        if self._device.memory == "cpu":
+            assert isinstance(self._passes.cache, SharedCache)
+            self._passes.cache.move(slots, start)
+            self._own.move(slots, start)
+        else:
+            path = [node for place, node in enumerate(path) if path[: place + 1] == [*range(place + 1)]]
+        self._held = append(held, tree.nodes[path])
+
+    def _tree_rows(self, tokens: TokenIds, tree: _Tree, num_last: int | None) -> Logits:
+        """Rows behind all nodes, or at least behind the last num_last and the nodes that lie in no slot yet."""
+        nodes, parents = tree
+        num_held = 0
+        if num_last is not None and self._own.has(len(tokens) - 2):
+            held = trees.num_held(self._held, self._tree, tokens, nodes, parents)
+            num_held = min(held, len(nodes) - num_last)
+        rows = []
+        if not num_held:
+            self._settle(tokens)
+            rows.append(self._rows(tokens, 1))
+        self._hold(tokens)
+        text_slot, below = len(tokens) - 2, np.append(0, trees.depths(parents))
+        while num_held < len(nodes):
+            stop = _end_of_level(parents, num_held)
+            layout = TreeLayout(text_slot + below[: stop + 1], trees.attention_mask(parents[:stop]))
+            # The slot of a node is its number behind that of the last token.
+            states = self._own.of([text_slot + 1 + parent for parent in parents[num_held:stop]])
+            start = text_slot + 1 + num_held
+            rows.append(self._run(nodes[num_held:stop], start, states, stop - num_held, layout).copy())
+            num_held = stop
+            self._tree = _Tree(nodes[:num_held], parents[:num_held])
+        return np.concatenate(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of a head before they are widened, as a decoder."""
+
+    vocab_size: int
+    logits: Callable[[TokenIds, int], Logits]
+    context_length: int = 0
+    num_fed: int = 0
+
+
+def _end_of_level(parents: Sequence[int], first: int) -> int:
+    """The end of the nodes from the first on whose parents lie before it."""
+    stop = first + 1
+    while stop < len(parents) and parents[stop] < first:
+        stop += 1
+    return stop

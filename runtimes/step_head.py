@@ -1,0 +1,133 @@
+"""Heads without attention, with a graph for each token of a draft (Medusa: Cai et al., arXiv:2401.10774; MLP
+speculators: Wertheimer et al., arXiv:2404.19124; Hydra).
+
+The first step takes the last token and the state of the target behind the one before it; each next one takes the
+token that was drafted and the state that the step before gave.
+"""
+
+from itertools import takewhile
+from pathlib import Path
+from threading import Lock
+from typing import Unpack
+
+import numpy as np
+
+from edgespec.decoding.hidden_states import HiddenStates, States
+from edgespec.errors import ContextOverflow
+from edgespec.manifest import Manifest
+from edgespec.runtimes.devices import Device
+from edgespec.runtimes.head import Features, HeadGraph, WholeRows
+from edgespec.runtimes.session import SessionOptions, refuse_device
+from edgespec.types import Logits, TokenIds
+
+_INPUTS = {"input_ids", "hidden"}
+
+
+class StepHead:
+    """A head of steps as a function from tokens to logits, which reads a target's hidden states from their store.
+
+    Behind the text that was begun, a row comes from the step of its place in the draft. Any other row comes from
+    the first step; where no hidden state is known for it, from a state of zeros.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        device: Device,
+        hidden_states: HiddenStates,
+        subset: TokenIds | None = None,
+        **options: Unpack[SessionOptions],
+    ) -> None:
+        """Load the graphs; raises as open_session does.
+
+        Args:
+            hidden_states: Those that the target's decoder keeps.
+            subset: The token of each row of logits of a trimmed head, ascending; None where each token has one.
+        """
+        head = manifest.head
+        assert head is not None
+        self.vocab_size, self.context_length, self.num_fed = manifest.vocab_size, manifest.context_length, 0
+        self._whole = WholeRows(subset, manifest.vocab_size)
+        self._head = head
+        self._confidence: float | None = None
+        self._num_given = 0  # tokens of the text that steps take before those of the draft
+        self._features = Features(folder, head, device, hidden_states, **options)
+        graphs = {name: HeadGraph(folder / name, device, **options) for name in dict.fromkeys(head.step_graphs)}
+        outputs = {"logits", "state"} | ({"confidence"} if head.has_confidence else set())
+        for graph in graphs.values():
+            graph.require(_INPUTS, outputs)
+        self._steps = [graphs[name] for name in head.step_graphs]
+        self._begun = np.zeros(0, np.int32)  # the text whose last token the first step takes
+        self._drafted: list[int] = []  # tokens behind it that steps have taken
+        self._states: list[States] = []  # which each step takes, [1, 1, width]; of the next one too
+        self._lock = Lock()
+        if device.memory != "cpu":
+            with refuse_device(device):  # what a graph needs of a device shows only in a run
+                self.logits(np.zeros(2, np.int32), 1)
+            self.num_fed = 0
+
+    @property
+    def max_draft_tokens(self) -> int:
+        return len(self._steps) - self._num_given
+
+    @property
+    def confidence(self) -> float | None:
+        return self._confidence
+
+    def begin(self, tokens: TokenIds, num_tokens: int | None = None) -> bool:
+        num_states = len(tokens) - 1
+        with self._lock:
+            known = min(self._features.num_known(tokens), num_states)
+            self._num_given = num_states - known
+            if known < 1 or self._num_given >= len(self._steps) or len(tokens) > self.context_length:
+                return False
+            begun = tokens[: known + 1]
+            if not np.array_equal(begun, self._begun):
+                self._start(begun, self._features.read(begun, known - 1, 1))
+            return bool(self._states)
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        if len(tokens) > self.context_length:
+            raise ContextOverflow(len(tokens), self.context_length)
+        assert 1 <= num_last <= len(tokens)
+        with self._lock:
+            rows = [self._row(tokens[: len(tokens) - num_last + 1 + i]) for i in range(num_last)]
+            return self._whole(np.concatenate(rows))
+
+    def forget(self) -> None:
+        with self._lock:
+            self._start(self._begun[:0], self._features.none)
+
+    def _start(self, tokens: TokenIds, state: States) -> None:
+        self._begun, self._drafted = tokens, []
+        self._states = [state[None]] if len(state) else []
+
+    def _row(self, tokens: TokenIds) -> Logits:
+        """The row behind tokens, [1, columns]."""
+        begun, drafted = self._begun, tokens[len(self._begun) :].tolist()
+        is_draft = bool(self._states) and len(begun) <= len(tokens) < len(begun) + len(self._steps)
+        if not is_draft or not np.array_equal(begun, tokens[: len(begun)]):
+            return self._run(0, int(tokens[-1]), self._first_state(tokens))[0]
+        taken, before = [int(begun[-1]), *drafted], [int(begun[-1]), *self._drafted]
+        same = sum(takewhile(bool, (one == other for one, other in zip(taken, before, strict=False))))
+        # The state that a step takes follows from the tokens that earlier steps took.
+        step = min(same, len(self._states) - 1, len(taken) - 1)
+        del self._states[step + 1 :]
+        self._drafted = drafted
+        for place in range(step, len(taken)):
+            rows, state = self._run(place, taken[place], self._states[place])
+            self._states.append(state)
+        return rows
+
+    def _first_state(self, tokens: TokenIds) -> States:
+        place = len(tokens) - 2
+        known = self._features.read(tokens, place, 1) if place >= 0 else self._features.none
+        return known[None] if len(known) else np.zeros((1, 1, self._head.state_size), np.float32)
+
+    def _run(self, step: int, token: int, state: States) -> tuple[Logits, States]:
+        found = self._steps[step](input_ids=np.array([[token]], np.int64), hidden=state)
+        self.num_fed += 1
+        confidence = found.get("confidence")
+        self._confidence = None if confidence is None else float(confidence.ravel()[-1])
+        return found["logits"][0].astype(np.float32, copy=False), found["state"]

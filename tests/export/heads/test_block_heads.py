@@ -1,0 +1,273 @@
+"""Heads that draft a block in one pass: their graphs and decoder against a forward pass written out in numpy."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import tiny_blocks
+from draft_runs import draft_greedily
+from head_folders import random_features, read_subset_of, store_of, write_head_folder
+from tiny_blocks import BlockCase, deepseek, expected_draft, speculators, zlab
+
+from edgespec.decoding.hidden_states import HiddenStates
+from edgespec.errors import SourceError
+from edgespec.export.drafting import Drafting
+from edgespec.manifest import Manifest
+from edgespec.runtimes.block_head import BlockHead
+from edgespec.runtimes.devices import find_device
+from edgespec.types import TokenIds, append
+
+TARGET = tiny.random_weights(seed=3, tied=False)
+TOKENS = np.sort(np.random.default_rng(4).permutation(tiny.VOCAB)[:120])
+CASES = {
+    # The last layer's state is the one behind the final norm, as transformers gives it.
+    "DFlash": zlab([0, 1], (0, 2)),
+    "DFlash with its block in its own settings": zlab([0], (0,), within=True),
+    "DSpark": deepseek(),
+    "DSpark gated": deepseek(markov="gated", confidence="without"),
+    "DSpark with a memory": deepseek(markov="rnn"),
+    "DFlash of DeepSeek": deepseek(markov=None, confidence=None),
+    "DFlash of speculators": speculators("dflash"),
+    "DSpark of speculators, trimmed": speculators("dspark", tokens=np.random.default_rng(5).permutation(TOKENS)),
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target") / "source"
+    tiny.write_huggingface(folder, TARGET)
+    return folder
+
+
+class Opened:
+    """A head, the store that it reads, and the hidden states of the longest text."""
+
+    def __init__(
+        self, case: BlockCase, folder: Path, target: Path, precision: str = "fp32", **options: Any
+    ) -> None:
+        self.case = case
+        self.manifest = write_head_folder(
+            folder / "out", case.write(folder / "head"), target, precision, **options
+        )
+        self.features = random_features(case.target_layers, tiny.HIDDEN, tiny.CONTEXT)
+        self.store = store_of(self.manifest, np.zeros(1, np.int32), self.features)
+        self.head = self.reopened(folder)
+
+    def reopened(self, folder: Path) -> BlockHead:
+        subset = read_subset_of(folder / "out", self.manifest)
+        return BlockHead(folder / "out", self.manifest, find_device("cpu"), self.store, subset)
+
+    def know(self, text: TokenIds) -> None:
+        """The target has run all of a text but its newest token."""
+        self.store.put(0, text[:-1], self.features[: len(text) - 1])
+
+    def differences(self, text: TokenIds, rows: np.ndarray) -> float:
+        expected, _ = expected_draft(self.case, TARGET, text, self.features, len(rows))
+        columns = slice(None) if self.case.tokens is None else self.case.tokens
+        return float(np.abs(rows[:, columns] - expected).max())
+
+
+def random_text(seed: int, length: int) -> TokenIds:
+    return np.random.default_rng(seed).integers(0, tiny.VOCAB, length).astype(np.int32)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_are_those_of_numpy_over_prefill_drafts_rejection_and_going_on(
+    name: str, tmp_path: Path, target: Path
+) -> None:
+    case = CASES[name]
+    opened = Opened(case, tmp_path, target)
+    head, stated = opened.head, opened.manifest.head
+    assert stated is not None
+    assert (stated.target_layers, stated.block_tokens) == (case.target_layers, case.num_tokens)
+    assert head.max_draft_tokens == case.num_drafted
+    text = random_text(1, 300)  # two chunks
+    for num_accepted in (3, 0, case.num_drafted, 1):
+        opened.know(text)
+        num_before = head.num_fed
+        rows, drafted = draft_greedily(head, text, case.num_drafted)
+        assert opened.differences(text, rows) < 1e-4
+        assert num_before == 0 or head.num_fed - num_before <= 2 * case.num_tokens + 1
+        text = append(append(text, drafted[:num_accepted]), [9])
+
+
+@pytest.mark.parametrize("name", ["DSpark", "DSpark gated", "DSpark of speculators, trimmed"])
+def test_confidence_is_that_of_numpy(name: str, tmp_path: Path, target: Path) -> None:
+    case = CASES[name]
+    opened, text = Opened(case, tmp_path, target), random_text(2, 30)
+    opened.know(text)
+    _, expected = expected_draft(case, TARGET, text, opened.features, case.num_drafted)
+    assert opened.head.begin(text)
+    tokens, found = text, []
+    for _ in range(case.num_drafted):
+        row = opened.head.logits(tokens, 1)[0]
+        found.append(opened.head.confidence)
+        tokens = append(tokens, [int(row.argmax())])
+    assert np.allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["DSpark", "DSpark with a memory"])
+def test_a_row_follows_the_tokens_that_were_really_drafted(name: str, tmp_path: Path, target: Path) -> None:
+    """A sampler may take another token than the likeliest."""
+    opened, text = Opened(CASES[name], tmp_path, target), random_text(3, 30)
+    opened.know(text)
+    head = opened.head
+    draft_greedily(head, text, 3)
+    others = append(text, [11, 12])
+    row = head.logits(others, 1)[0].copy()
+    fresh = opened.reopened(tmp_path)
+    fresh.begin(text)
+    for stop in range(len(text), len(others)):
+        fresh.logits(others[:stop], 1)
+    assert np.abs(fresh.logits(others, 1)[0] - row).max() < 1e-6
+    assert np.abs(head.logits(append(text, [13, 12]), 1)[0] - row).max() > 1e-3 or "memory" not in name
+
+
+def test_a_draft_needs_the_hidden_states_of_its_text(tmp_path: Path, target: Path) -> None:
+    opened, text = Opened(CASES["DSpark"], tmp_path, target), random_text(4, 30)
+    head = opened.head
+    assert not head.begin(text)
+    opened.know(text[:-3])
+    assert not head.begin(text)
+    opened.know(text)
+    assert head.begin(text)
+    assert not head.begin(text[:1])
+
+
+def test_a_draft_goes_on_within_its_block_before_hidden_states_are_known(tmp_path: Path, target: Path) -> None:
+    case = CASES["DSpark"]
+    opened, text = Opened(case, tmp_path, target), random_text(5, 30)
+    opened.know(text)
+    rows, drafted = draft_greedily(opened.head, text, 2)
+    longer = append(text, drafted)
+    assert opened.head.begin(longer)  # while the target verifies the two
+    assert opened.head.max_draft_tokens == case.num_drafted - 2
+    more = []
+    for _ in range(opened.head.max_draft_tokens):
+        more.append(opened.head.logits(longer, 1)[0].copy())
+        longer = append(longer, [int(more[-1].argmax())])
+    assert opened.differences(text, np.concatenate([rows, more])) < 1e-4
+    assert not opened.head.begin(longer)  # the block ends there
+    assert not opened.head.begin(append(text, [int(drafted[0]), 5, 5, 5, 5, 5]))
+
+
+def test_logits_are_computed_for_as_many_tokens_as_are_wanted(tmp_path: Path, target: Path) -> None:
+    opened, text = Opened(CASES["DFlash"], tmp_path, target), random_text(6, 30)
+    opened.know(text)
+    assert opened.head.begin(text, 2)
+    rows = [opened.head.logits(text, 1)[0].copy()]
+    num_fed, tokens = opened.head.num_fed, text
+    for _ in range(4):
+        tokens = append(tokens, [int(rows[-1].argmax())])
+        rows.append(opened.head.logits(tokens, 1)[0].copy())
+    assert opened.head.num_fed > num_fed  # the third was more than wanted
+    assert opened.differences(text, np.stack(rows)) < 1e-4
+
+
+def test_rows_that_no_draft_wants_still_come(tmp_path: Path, target: Path) -> None:
+    """Costs are measured where no hidden states are known."""
+    opened, text = Opened(CASES["DSpark"], tmp_path, target), random_text(7, 40)
+    head = opened.head
+    assert np.isfinite(head.logits(text, 3)).all()
+    head.pretend(text)
+    num_fed = head.num_fed
+    assert np.isfinite(head.logits(append(text, [4]), 1)).all()
+    assert head.num_fed - num_fed < 8
+    head.forget()
+    opened.know(text)  # what was made of unknown states is made again
+    rows, _ = draft_greedily(head, text, 4)
+    assert opened.differences(text, rows) < 1e-4
+
+
+def test_a_draft_ends_with_the_context(tmp_path: Path, target: Path) -> None:
+    opened, text = Opened(CASES["DFlash"], tmp_path, target), random_text(8, tiny.CONTEXT)
+    opened.know(text)
+    assert opened.head.begin(text)
+    assert opened.differences(text, opened.head.logits(text, 1)) < 1e-4
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4", "source"])
+@pytest.mark.parametrize("name", ["DFlash", "DSpark"])
+def test_rounded_weights_give_rows_close_to_those_of_numpy(
+    name: str, precision: str, tmp_path: Path, target: Path
+) -> None:
+    opened, text = Opened(CASES[name], tmp_path, target, precision), random_text(9, 30)
+    opened.know(text)
+    rows, _ = draft_greedily(opened.head, text, 1)
+    expected, _ = expected_draft(opened.case, TARGET, text, opened.features, 1)
+    assert np.corrcoef(rows[0], expected[0])[0, 1] > (0.9 if precision == "int4" else 0.999)
+
+
+@pytest.mark.parametrize("name", ["DFlash", "DSpark"])
+def test_vocabulary_and_markov_heads_are_trimmed_together(name: str, tmp_path: Path, target: Path) -> None:
+    (tmp_path / "corpus").write_text("the theatre in the other town")
+    drafting = Drafting(num_tokens=100, corpus=tmp_path / "corpus")
+    opened, text = Opened(CASES[name], tmp_path, target, drafting=drafting), random_text(11, 20)
+    opened.know(text)
+    tokens = read_subset_of(tmp_path / "out", opened.manifest)
+    assert tokens is not None
+    rows, _ = draft_greedily(opened.head, text, 1)
+    expected, _ = expected_draft(CASES[name], TARGET, text, opened.features, 1)
+    assert np.abs(rows - expected)[:, tokens].max() < 1e-4
+
+
+def refusal(case: BlockCase, folder: Path, target: Path, **stated: Any) -> str:
+    changed = replace(case, config={**case.config, **stated})
+    with pytest.raises(SourceError) as raised:
+        write_head_folder(folder / "out", changed.write(folder / "head"), target)
+    return str(raised.value)
+
+
+def test_settings_that_lie_or_are_missing_are_refused(tmp_path: Path, target: Path) -> None:
+    dspark, dflash, given = CASES["DSpark"], CASES["DFlash"], CASES["DSpark of speculators, trimmed"]
+    assert "block_size is 1" in refusal(dspark, tmp_path / "a", target, block_size=1)
+    assert "layers 0 to 1" in refusal(dspark, tmp_path / "b", target, target_layer_ids=[2])
+    assert "embedding of its target" in refusal(dspark, tmp_path / "c", target, target_layer_ids=[-1])
+    assert "mask_token_id is None" in refusal(dspark, tmp_path / "d", target, mask_token_id=None)
+    assert "markov_head_type is deep" in refusal(dspark, tmp_path / "e", target, markov_head_type="deep")
+    own = {"mask_token_id": tiny.VOCAB, "target_layer_ids": [0, 1]}
+    assert "wanted a token id below" in refusal(dflash, tmp_path / "f", target, dflash_config=own)
+    sliding = {**tiny_blocks.LAYERS_CONFIG, "layer_types": ["sliding_attention"] * 2}
+    assert "sees a window" in refusal(given, tmp_path / "g", target, transformer_layer_config=sliding)
+    assert "embedding of its target" in refusal(given, tmp_path / "h", target, aux_hidden_state_layer_ids=[0, 2])
+
+
+def test_missing_and_wrong_tensors_are_refused(tmp_path: Path, target: Path) -> None:
+    dspark, given = CASES["DSpark"], CASES["DSpark of speculators, trimmed"]
+    missing = replace(dspark, leave_out=("markov_head.markov_w2.weight",))
+    assert "markov_head.markov_w2.weight" in refusal(missing, tmp_path / "a", target)
+    missing = replace(dspark, leave_out=("markov_head.markov_w1.weight",))
+    assert "markov_head.markov_w1.weight" in refusal(missing, tmp_path / "b", target)
+    headless = replace(given, leave_out=("lm_head.weight",))
+    assert "no tensor lm_head.weight" in refusal(headless, tmp_path / "c", target)
+    wide = replace(dspark, change={"confidence_head.proj.weight": np.ones((1, 5), np.float32)})
+    assert "confidence_head.proj.weight is 1×5" in refusal(wide, tmp_path / "d", target)
+    other = replace(dspark, change={"fc.weight": np.ones((tiny.HIDDEN, 48), np.float32)})
+    assert "hidden states of 48 numbers" in refusal(other, tmp_path / "e", target)
+
+
+def test_layers_that_z_lab_does_not_name_are_spread_over_the_target(tmp_path: Path, target: Path) -> None:
+    """Of 36 layers five heads of Qwen3-4B read 1, 9, 17, 25 and 33."""
+    from edgespec.export.heads.block_dialects import spread_layers
+
+    assert spread_layers(36, 5) == [1, 9, 17, 25, 33]
+    assert spread_layers(28, 1) == [14]
+
+
+def test_hidden_states_of_other_layers_beside_its_own_are_left_out(tmp_path: Path, target: Path) -> None:
+    case = CASES["DSpark"]
+    opened, text = Opened(case, tmp_path, target), random_text(10, 20)
+    store, noise = HiddenStates((1, 0), tiny.HIDDEN), random_features((1,), tiny.HIDDEN, 20, seed=9)
+    store.put(0, text[:-1], np.concatenate([noise, opened.features[:20]], axis=1)[:19])
+    head = BlockHead(tmp_path / "out", opened.manifest, find_device("cpu"), store)
+    rows, _ = draft_greedily(head, text, 3)
+    assert opened.differences(text, rows) < 1e-4
+
+
+def test_a_folder_names_all_graphs_of_its_head(tmp_path: Path, target: Path) -> None:
+    manifest: Manifest = Opened(CASES["DSpark"], tmp_path, target).manifest
+    assert manifest.head is not None
+    assert {path.name for path in (tmp_path / "out").glob("*.onnx")} == {manifest.graph, *manifest.head.graphs}

@@ -1,0 +1,248 @@
+"""Drafting heads give the rows of their references, whatever was drafted, accepted and refused before."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import tiny_heads
+
+from edgespec.decoding.hidden_states import HiddenStates
+from edgespec.loading.vocab_subset import UNKNOWN
+from edgespec.manifest import read_manifest
+from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.heads import open_head
+from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.types import TokenIds, append
+
+WEIGHTS, STEPS = tiny_heads.recurrent_weights(1), tiny_heads.step_weights(2, num_steps=5)
+TARGET = tiny.random_weights()
+
+
+@pytest.fixture(scope="module")
+def target(tiny_with_states: Path) -> OnnxDecoder:
+    return OnnxDecoder(
+        tiny_with_states, read_manifest(tiny_with_states), find_device("cpu"), hidden_layers=tiny_heads.LAYERS
+    )
+
+
+@pytest.fixture(scope="module")
+def recurrent(tiny_with_states: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("heads") / "eagle"
+    tiny_heads.write_recurrent(folder, tiny_with_states, WEIGHTS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def steps(tiny_with_states: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("heads") / "steps"
+    tiny_heads.write_steps(folder, tiny_with_states, STEPS)
+    return folder
+
+
+def open_for(target: OnnxDecoder, folder: Path, **options: Any) -> Any:
+    assert target.hidden_states is not None
+    return open_head(folder, read_manifest(folder), find_device("cpu"), target.hidden_states, **options)
+
+
+def features(tokens: TokenIds) -> np.ndarray:
+    states = tiny.reference_states(TARGET, tokens)
+    return np.concatenate([states[layer] for layer in tiny_heads.LAYERS], axis=1)
+
+
+def random_text(seed: int, size: int) -> TokenIds:
+    return np.random.default_rng(seed).integers(0, tiny.VOCAB, size).astype(np.int32)
+
+
+def recurrent_rows(tokens: TokenIds, num_known: int) -> np.ndarray:
+    states = tiny_heads.recurrent_states(WEIGHTS, tokens, features(tokens[:num_known]))
+    return tiny_heads.recurrent_rows(WEIGHTS, states)
+
+
+def step_rows(tokens: TokenIds, num_known: int) -> np.ndarray:
+    """The rows behind the last known token's successor and behind the tokens that are drafted from there."""
+    return tiny_heads.step_rows(STEPS, tokens[num_known:], features(tokens[:num_known])[-1])
+
+
+@pytest.mark.parametrize(("kind", "has_trees"), [("recurrent", False), ("recurrent", True), ("steps", False)])
+def test_rows_are_the_references_over_prefill_draft_rejection_and_going_on(
+    target: OnnxDecoder, kind: str, has_trees: bool, request: pytest.FixtureRequest
+) -> None:
+    head = open_for(target, request.getfixturevalue(kind), has_trees=has_trees)
+    reference: Callable[[TokenIds, int], np.ndarray] = recurrent_rows if kind == "recurrent" else step_rows
+    text = random_text(0, 21)
+    for num_accepted in (0, 2, 5, 1, 5):
+        target.logits(text[:-1], 1)
+        draft = random_text(len(text), 5)
+        assert head.begin(text)
+        for place in range(5):
+            tokens = append(text, draft[:place])
+            wanted = reference(tokens, len(text) - 1)[-1]
+            assert np.allclose(head.logits(tokens, 1)[0], wanted, rtol=0, atol=1e-4)
+        text = append(text, [*draft[:num_accepted], 7 + num_accepted])
+
+
+def test_head_runs_only_what_is_new(target: OnnxDecoder, recurrent: Path) -> None:
+    head, text = open_for(target, recurrent), random_text(1, 30)
+    target.logits(text[:-1], 1)
+    for size, num_new in ((20, 19), (21, 1), (24, 3), (24, 1), (30, 6)):
+        before = head.num_fed
+        assert head.begin(text[:size])
+        head.logits(text[:size], 1)
+        assert head.num_fed - before == num_new
+
+
+def test_rows_of_states_that_the_head_gave_itself_are_run_again_once_those_of_the_target_are_known(
+    target: OnnxDecoder, recurrent: Path
+) -> None:
+    head, text = open_for(target, recurrent), random_text(2, 20)
+    target.logits(text[:9], 1)
+    assert head.begin(text[:10])
+    for size in range(10, 16):  # a lane that drafts ahead
+        head.logits(text[:size], 1)
+    assert head.begin(text[:15])  # whose path is still good, though the target has not run it
+    before = head.num_fed
+    assert np.allclose(head.logits(text[:15], 1)[0], recurrent_rows(text[:15], 9)[-1], rtol=0, atol=1e-4)
+    assert head.num_fed - before == 1
+    target.logits(text[:14], 1)
+    assert head.begin(text[:15])
+    before = head.num_fed
+    assert np.allclose(head.logits(text[:15], 1)[0], recurrent_rows(text[:15], 14)[-1], rtol=0, atol=1e-4)
+    assert head.num_fed - before == 5
+
+
+def test_no_draft_begins_where_too_few_hidden_states_are_known(target: OnnxDecoder, recurrent: Path) -> None:
+    head, text = open_for(target, recurrent), random_text(3, 80)
+    target.forget()
+    assert not head.begin(text)
+    target.logits(text[:40], 1)
+    assert not head.begin(text)
+    assert head.begin(text[:50])  # a few it guesses
+    assert not head.begin(text[:1])
+    assert np.allclose(head.logits(text[:50], 3), recurrent_rows(text[:50], 40)[-3:], rtol=0, atol=1e-4)
+
+
+def test_cached_rows_are_those_that_are_not(target: OnnxDecoder, recurrent: Path) -> None:
+    head, text, rng = open_for(target, recurrent), random_text(4, 60), np.random.default_rng(4)
+    target.logits(text, 1)
+    wanted = recurrent_rows(text, len(text))
+    for _ in range(20):
+        size = int(rng.integers(3, len(text)))
+        num_last = int(rng.integers(1, size))
+        if rng.random() < 0.2:
+            head.forget()
+        rows = head.logits(text[:size], num_last)
+        assert np.allclose(rows, wanted[size - 1 - num_last : size - 1], rtol=0, atol=1e-4)
+
+
+def test_rows_are_equal_to_the_bit_in_deterministic_mode(tiny_with_states: Path, recurrent: Path) -> None:
+    target = OnnxDecoder(
+        tiny_with_states,
+        read_manifest(tiny_with_states),
+        find_device("cpu"),
+        hidden_layers=tiny_heads.LAYERS,
+        deterministic=True,
+    )
+    text, rng = random_text(8, 90), np.random.default_rng(8)
+    target.logits(text, 1)
+    whole = open_for(target, recurrent, deterministic=True).logits(text, 80).copy()
+    head, size = open_for(target, recurrent, deterministic=True), 12
+    while size < len(text):
+        assert head.begin(text[:size])
+        assert np.array_equal(head.logits(text[:size], 1)[0], whole[size - 11])
+        size += int(rng.integers(1, 9))
+
+
+def test_head_with_a_trimmed_vocabulary_gives_whole_rows(
+    target: OnnxDecoder, tiny_with_states: Path, tmp_path: Path
+) -> None:
+    subset = np.sort(np.random.default_rng(0).permutation(tiny.VOCAB)[:100]).astype(np.int32)
+    weights = {**WEIGHTS, "head": np.ascontiguousarray(WEIGHTS["head"][:, subset])}
+    tiny_heads.write_recurrent(tmp_path / "trimmed", tiny_with_states, weights, subset=subset)
+    head, text = open_for(target, tmp_path / "trimmed", subset=subset), random_text(5, 12)
+    target.logits(text, 1)
+    rows = head.logits(text, 4)
+    assert rows.shape == (4, tiny.VOCAB)
+    assert np.allclose(rows[:, subset], recurrent_rows(text, 12)[-4:, subset], rtol=0, atol=1e-4)
+    assert (np.delete(rows, subset, axis=1) == UNKNOWN).all()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_of_a_tree_are_those_of_its_branches(target: OnnxDecoder, recurrent: Path, seed: int) -> None:
+    head, rng = open_for(target, recurrent, has_trees=True), np.random.default_rng(seed)
+    text = random_text(seed, 10)
+    for _ in range(4):
+        target.logits(text[:-1], 1)
+        num_nodes = int(rng.integers(1, 10))
+        parents = tuple(int(rng.integers(-1, node)) for node in range(num_nodes))
+        nodes = rng.integers(0, tiny.VOCAB, num_nodes).astype(np.int32)
+        assert head.begin(text)
+        whole = append(text, nodes)
+        places = [*range(-1, len(text) - 1), *(len(text) + parent for parent in parents)]
+        states = tiny_heads.recurrent_states(WEIGHTS, whole, features(text[:-1]), places)
+        wanted = tiny_heads.recurrent_rows(WEIGHTS, states)[len(text) - 2 :]
+        for size in range(1, num_nodes + 1):  # it grows, and what lies in the cache is not run again
+            before = head.num_fed
+            rows = head.tree_logits(text, nodes[:size], parents[:size], 1 if size > 1 else None)
+            assert head.num_fed - before == 1 or size == 1
+            assert np.allclose(rows, wanted[size : size + 1] if size > 1 else wanted[:2], rtol=0, atol=1e-4)
+        rows = head.tree_logits(text, nodes, parents)
+        assert np.allclose(rows, wanted, rtol=0, atol=1e-4)
+        path = [num_nodes - 1]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        ahead = append(text, nodes[path])  # the target has not run it
+        before = head.num_fed
+        assert np.allclose(head.logits(ahead, 1)[0], wanted[-1], rtol=0, atol=1e-4)
+        assert head.num_fed - before == 1  # the branch was adopted
+        text = append(ahead, [int(rng.integers(0, tiny.VOCAB))])
+
+
+def test_pretended_text_costs_passes_over_many_rows_and_no_states(target: OnnxDecoder, recurrent: Path) -> None:
+    head = open_for(target, recurrent)
+    target.forget()
+    text = random_text(6, 40)
+    head.pretend(text[:30])
+    num_runs, run = [], head._passes.run
+    head._passes.run = lambda *arguments, **named: num_runs.append(1) or run(*arguments, **named)
+    before = head.num_fed
+    assert head.logits(text, 10).shape == (10, tiny.VOCAB)
+    assert (len(num_runs), head.num_fed - before) == (1, 10)
+
+
+def test_interrupted_pass_leaves_the_cache_as_it_was(
+    target: OnnxDecoder, recurrent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, text = open_for(target, recurrent, has_trees=True), random_text(7, 40)
+    target.logits(text, 1)
+    wanted, run, number = recurrent_rows(text, 40), head._passes.run, iter(range(1000))
+
+    def failing(*arguments: Any, **named: Any) -> Any:
+        if (at := next(number)) % 3 == 1:
+            raise KeyboardInterrupt
+        rows = run(*arguments, **named)
+        if at % 3 == 2:
+            raise KeyboardInterrupt
+        return rows
+
+    monkeypatch.setattr(head._passes, "run", failing)
+    for size in range(2, 40):
+        try:
+            assert head.begin(text[:size])
+            rows = head.logits(text[:size], 1)
+        except KeyboardInterrupt:
+            continue
+        assert np.allclose(rows[0], wanted[size - 2], rtol=0, atol=1e-4)
+
+
+def test_store_says_how_much_of_a_text_it_knows() -> None:
+    store = HiddenStates((3, 1), 2)
+    store.put(0, np.array([5, 6, 7], np.int32), np.arange(12, dtype=np.float32).reshape(3, 4))
+    assert [store.known(np.array(text, np.int32)) for text in ([5, 6, 7, 8], [5, 6], [5, 9, 7], [1], [])] == [
+        3, 2, 1, 0, 0,
+    ]  # fmt: skip
+    assert store.read(np.array([5, 6, 9], np.int32), 1).tolist() == [[4, 5, 6, 7]]
+    assert store.read(np.array([5, 6, 9], np.int32), 1, (1, 3)).tolist() == [[6, 7, 4, 5]]
+    assert store.read(np.array([5], np.int32), 3).shape == (0, 4)

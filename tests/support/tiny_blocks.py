@@ -1,0 +1,224 @@
+"""Heads that draft a block in one pass: tiny ones with random weights, and their forward pass in numpy."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tiny
+from tiny_steps import matrix, rms, sigmoid, silu, vector, write_head
+
+H, V, INNER = tiny.HIDDEN, tiny.VOCAB, 96
+HEADS, KV_HEADS, HEAD_DIM, LAYERS = 4, 2, 16, 2
+EPS, THETA, RANK = 1e-6, 5e4, 32
+MASK = 7
+
+
+@dataclass(frozen=True)
+class BlockCase:
+    """A head in one of the dialects.
+
+    target_layers: What its folder must say that it reads, of a target of three layers.
+    skips_known: The row of the known token predicts nothing.
+    """
+
+    config: dict[str, Any]
+    target_layers: tuple[int, ...]
+    num_tokens: int
+    skips_known: bool
+    markov: str | None = None
+    confidence: str | None = None  # with or without the token before
+    tokens: np.ndarray | None = None  # of each row of a trimmed vocabulary head
+    has_own_vocabulary: bool = False
+    seed: int = 21
+    leave_out: tuple[str, ...] = ()
+    change: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_drafted(self) -> int:
+        return self.num_tokens - (1 if self.skips_known else 0)
+
+    def write(self, folder: Path) -> Path:
+        tensors = {
+            name: each for name, each in (self.tensors() | self.change).items() if name not in self.leave_out
+        }
+        return write_head(folder, self.config, tensors)
+
+    def tensors(self) -> dict[str, Any]:
+        rng = np.random.default_rng(self.seed)
+        w: dict[str, Any] = {
+            "fc.weight": matrix(rng, H, len(self.target_layers) * H),
+            "hidden_norm.weight": vector(rng, H, 1),
+            "norm.weight": vector(rng, H, 1),
+        }
+        for i in range(LAYERS):
+            layer, sizes = f"layers.{i}.", {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS}
+            for part, heads in sizes.items():
+                w[f"{layer}self_attn.{part}_proj.weight"] = matrix(rng, heads * HEAD_DIM, H)
+            for part in "qk":
+                w[f"{layer}self_attn.{part}_norm.weight"] = vector(rng, HEAD_DIM, 1)
+            w[f"{layer}self_attn.o_proj.weight"] = matrix(rng, H, HEADS * HEAD_DIM, 2)
+            w[f"{layer}mlp.gate_proj.weight"] = matrix(rng, INNER, H)
+            w[f"{layer}mlp.up_proj.weight"] = matrix(rng, INNER, H)
+            w[f"{layer}mlp.down_proj.weight"] = matrix(rng, H, INNER, 3)
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                w[f"{layer}{name}.weight"] = vector(rng, H, 1)
+        rows = V if self.tokens is None else len(self.tokens)
+        if self.has_own_vocabulary:
+            w["embed_tokens.weight"], w["lm_head.weight"] = matrix(rng, V, H, 2.4), matrix(rng, rows, H, 3)
+        if self.tokens is not None:
+            w["d2t"] = self.tokens - np.arange(rows)
+            w["t2d"] = np.isin(np.arange(V), self.tokens)
+        if self.markov:
+            w["markov_head.markov_w1.weight"] = matrix(rng, V, RANK, 4)
+            w["markov_head.markov_w2.weight"] = matrix(rng, rows, RANK, 3)
+        if self.markov == "gated":
+            w["markov_head.gate_proj.weight"] = matrix(rng, RANK, H + RANK)
+            w["markov_head.gate_proj.bias"] = vector(rng, RANK)
+        if self.markov == "rnn":
+            w["markov_head.joint_proj.weight"] = matrix(rng, 3 * RANK, H + 2 * RANK)
+            w["markov_head.joint_proj.bias"] = vector(rng, 3 * RANK)
+        if self.confidence:
+            w["confidence_head.proj.weight"] = matrix(rng, 1, H + (RANK if self.confidence == "with" else 0))
+            w["confidence_head.proj.bias"] = vector(rng, 1)
+        return w
+
+
+def rotate(x: np.ndarray, positions: np.ndarray) -> np.ndarray:  # [rows, heads, HEAD_DIM]
+    angles = positions[:, None] * THETA ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    first, second = np.split(x, 2, axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def block_states(w: dict[str, Any], x: np.ndarray, features: np.ndarray) -> np.ndarray:
+    """States of all rows of a block, [num_tokens, H], of its embeddings and features of the tokens before."""
+    num_before, num_tokens = len(features), len(x)
+    before = rms(features @ w["fc.weight"].T, EPS) * w["hidden_norm.weight"]
+    positions = np.arange(num_before + num_tokens)
+    for i in range(LAYERS):
+        layer = {
+            name.removeprefix(f"layers.{i}."): each for name, each in w.items() if name.startswith(f"layers.{i}.")
+        }
+        h = rms(x, EPS) * layer["input_layernorm.weight"]
+        q, k, v = (
+            (rows @ layer[f"self_attn.{part}_proj.weight"].T).reshape(len(rows), -1, HEAD_DIM)
+            for part, rows in (("q", h), ("k", np.concatenate([before, h])), ("v", np.concatenate([before, h])))
+        )
+        q = rotate(rms(q, EPS) * layer["self_attn.q_norm.weight"], positions[num_before:])
+        k = rotate(rms(k, EPS) * layer["self_attn.k_norm.weight"], positions)
+        k, v = (np.repeat(each, HEADS // KV_HEADS, axis=1) for each in (k, v))
+        scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(HEAD_DIM)
+        shares = np.exp(scores - scores.max(-1, keepdims=True))
+        shares /= shares.sum(-1, keepdims=True)
+        x = x + np.einsum("hqk,khd->qhd", shares, v).reshape(num_tokens, -1) @ layer["self_attn.o_proj.weight"].T
+        h = rms(x, EPS) * layer["post_attention_layernorm.weight"]
+        gate, up = h @ layer["mlp.gate_proj.weight"].T, h @ layer["mlp.up_proj.weight"].T
+        x = x + (silu(gate) * up) @ layer["mlp.down_proj.weight"].T
+    return rms(x, EPS) * w["norm.weight"]
+
+
+def expected_draft(
+    case: BlockCase, target: dict[str, Any], text: np.ndarray, features: np.ndarray, num_tokens: int
+) -> tuple[np.ndarray, list[float]]:
+    """Rows and chances of a greedy draft behind a text, [num_tokens, columns], with features of all its tokens."""
+    w = {name: np.asarray(each, np.float64) for name, each in (case.tensors() | case.change).items()}
+    embedding = w.get("embed_tokens.weight", target["model.embed_tokens.weight"])
+    head = w.get("lm_head.weight", target.get("lm_head.weight", target["model.embed_tokens.weight"]))
+    block = np.append(text[-1], [MASK] * (case.num_tokens - 1))
+    states = block_states(w, embedding[block], features[: len(text) - 1])[case.num_tokens - case.num_drafted :]
+    rows, chances, token, memory = [], [], int(text[-1]), np.zeros(RANK)
+    for state in states[:num_tokens]:
+        row = state @ head.T
+        if case.markov:
+            mixed = before = w["markov_head.markov_w1.weight"][token]
+            if case.markov == "gated":
+                joined = np.concatenate([state, before])
+                gate = w["markov_head.gate_proj.weight"] @ joined + w["markov_head.gate_proj.bias"]
+                mixed = sigmoid(gate) * before
+            if case.markov == "rnn":
+                joined = w["markov_head.joint_proj.weight"] @ np.concatenate([memory, before, state])
+                gate, candidate, mixed = np.split(joined + w["markov_head.joint_proj.bias"], 3)
+                memory = sigmoid(gate) * memory + (1 - sigmoid(gate)) * np.tanh(candidate)
+                mixed = np.tanh(mixed)
+            row = row + w["markov_head.markov_w2.weight"] @ mixed
+        if case.confidence:
+            known = [state, before] if case.confidence == "with" else [state]
+            chance = w["confidence_head.proj.weight"] @ np.concatenate(known) + w["confidence_head.proj.bias"]
+            chances.append(float(sigmoid(chance)[0]))
+        rows.append(row)
+        token = int(row.argmax()) if case.tokens is None else int(case.tokens[row.argmax()])
+    return np.stack(rows), chances
+
+
+# As Qwen3's configuration has it; Z Lab and DeepSeek state it on top.
+LAYERS_CONFIG = {
+    "model_type": "qwen3",
+    "hidden_size": H,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_DIM,
+    "rms_norm_eps": EPS,
+    "rope_theta": THETA,
+    "vocab_size": V,
+    "max_position_embeddings": tiny.CONTEXT,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "layer_types": ["full_attention"] * LAYERS,
+}
+
+
+def zlab(
+    layers: list[int] | None, target_layers: tuple[int, ...], *, within: bool = False, **more: Any
+) -> BlockCase:
+    own: dict[str, Any] = {"mask_token_id": MASK} | ({} if layers is None else {"target_layer_ids": layers})
+    config = {**LAYERS_CONFIG, "architectures": ["DFlashDraftModel"], "num_target_layers": tiny.LAYERS}
+    config |= {"dflash_config": own | {"block_size": 6}} if within else {"dflash_config": own, "block_size": 6}
+    return BlockCase(config, target_layers, 6, True, **more)
+
+
+def deepseek(*, markov: str | None = "vanilla", confidence: str | None = "with", **more: Any) -> BlockCase:
+    config = {
+        **LAYERS_CONFIG,
+        "architectures": ["Qwen3DSparkModel"],
+        "target_layer_ids": [0],
+        "mask_token_id": MASK,
+        "block_size": 5,
+        "num_anchors": 8,
+        "markov_rank": RANK if markov else 0,
+        "enable_confidence_head": confidence is not None,
+    }
+    if markov:
+        config["markov_head_type"] = markov
+    if confidence:
+        config["confidence_head_with_markov"] = confidence == "with"
+    return BlockCase(config, (0,), 5, False, markov, confidence, has_own_vocabulary=True, **more)
+
+
+def speculators(method: str, *, tokens: np.ndarray | None = None, **more: Any) -> BlockCase:
+    is_dspark = method == "dspark"
+    config = {
+        "architectures": ["DFlashSpeculator"],
+        "speculators_model_type": method,
+        "speculators_config": {"algorithm": method, "verifier": {"name_or_path": "some/model"}},
+        "transformer_layer_config": LAYERS_CONFIG,
+        "draft_vocab_size": V if tokens is None else len(tokens),
+        "aux_hidden_state_layer_ids": [1, 2],
+        "mask_token_id": MASK,
+        "block_size": 6,
+    }
+    if is_dspark:
+        config |= {"markov_rank": RANK, "markov_head_type": "vanilla", "enable_confidence_head": True}
+    return BlockCase(
+        config,
+        (0, 1),
+        6,
+        not is_dspark,
+        "vanilla" if is_dspark else None,
+        "with" if is_dspark else None,
+        tokens,
+        has_own_vocabulary=True,
+        **more,
+    )
