@@ -37,7 +37,8 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     add_file(
         prompts,
         "--corpus",
-        "your own prompts, which the model answers: a line or a JSON object each (default: some 400 that come along)",
+        "your own prompts, which the model answers: a line or a JSON object each (default: some 400 that come "
+        "along)",
     )
     prompts.add_argument(
         "--from-answers",
@@ -119,8 +120,8 @@ def _format(report: "TrainingReport") -> list[str]:
     rates = ", ".join(f"{rate:.0%}" for rate in report.agreement)
     gain = report.gain
     times = (
-        f"expected gain here, by the head alone: {gain.times:.2f} times plain decoding with {gain.draft_length} drafted "
-        f"tokens, {gain.tokens_per_pass:.2f} tokens a pass"
+        f"expected gain here, by the head alone: {gain.times:.2f} times plain decoding with {gain.draft_length} "
+        f"drafted tokens, {gain.tokens_per_pass:.2f} tokens a pass"
         if gain.draft_length
         else "expected gain here: none, plain decoding is faster; train longer or on more text"
     )

@@ -18,9 +18,9 @@ def own_prompts() -> list[str]:
 
 
 def read_corpus(path: Path) -> list[str]:
-    """Prompts from a file: a line each, or a JSON object a line with prompt, text or turns, of which the first counts.
+    """Prompts from a file: a line each, or a JSON object a line with prompt, text or turns.
 
-    Equal prompts are given once.
+    Of turns the first counts. Equal prompts are given once.
 
     Raises UsageError: The file cannot be read, is binary, is too large, or holds no prompt.
     """

@@ -41,12 +41,11 @@ _CHECKPOINT_S = 60.0
 class Data(NamedTuple):
     """What a head is trained on.
 
-    rows: Hidden states of the texts' tokens, [num_tokens, (layers + 1) · hidden_size]: of the layers that the head
-        reads, then behind the final norm.
+    rows: Hidden states of the texts' tokens, the last hidden_size numbers of a row those behind the final norm.
     texts, kept_aside: To train on, and to compare with.
     embedding: Of the target, [vocab_size, hidden_size].
-    head: The rows of the target's vocabulary head of the tokens that can be drafted, [draft_vocab_size, hidden_size].
-    tokens: These, [draft_vocab_size].
+    tokens: That can be drafted, [draft_vocab_size].
+    head: Their rows of the target's vocabulary head, [draft_vocab_size, hidden_size].
     logit_scale, logit_cap: Of the target's logits.
     """
 
@@ -198,8 +197,7 @@ class Trainer:
         self._optimizer.zero_grad()
 
     def _features(self, batch: Batch) -> "Tensor":
-        width = len(self._shape.layers) * self._shape.hidden_size
-        return self._tensor(self._data.rows[batch.stored, :width])
+        return self._tensor(self._data.rows[batch.stored][..., -self._shape.hidden_size :])
 
     def _after(self, batch: Batch) -> "Tensor":
         """The target's probabilities behind the first token of each draft, [num_drafts, draft_vocab_size]."""
@@ -208,7 +206,7 @@ class Trainer:
         data = self._data
         stored = batch.at(batch.stored, 0)[batch.starts >= 0] + 1
         with torch.no_grad():
-            states = self._tensor(data.rows[stored, -self._shape.hidden_size :])
+            states = self._tensor(data.rows[stored][..., -self._shape.hidden_size :])
             logits = (states @ self._target_head.T).float() * data.logit_scale
             if data.logit_cap is not None:
                 logits = data.logit_cap * torch.tanh(logits / data.logit_cap)
@@ -222,7 +220,9 @@ class Trainer:
     def _autocast(self) -> AbstractContextManager[Any]:
         import torch
 
-        return torch.autocast(self.device.partition(":")[0], torch.bfloat16, enabled=self.precision == "bf16")
+        kind = self.device.partition(":")[0]
+        cast: AbstractContextManager[Any] = torch.autocast(kind, torch.bfloat16, enabled=self.precision == "bf16")
+        return cast
 
     def _arrays(self) -> dict[str, Floats]:
         return {name: each.detach().float().cpu().numpy() for name, each in self._weights.items()}
@@ -263,11 +263,11 @@ def _faster_precision(device: str) -> str:
     times = {}
     for name, kind in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         a, b = torch.ones(256, 1024, dtype=kind), torch.ones(4096, 1024, dtype=kind)
-        times[name] = min(_time_s(lambda a=a, b=b: a @ b.T) for _ in range(5))
+        times[name] = min(_product_s(a, b) for _ in range(5))
     return "bf16" if times["bf16"] < 0.7 * times["fp32"] else "fp32"
 
 
-def _time_s(run: Callable[[], object]) -> float:
+def _product_s(a: "Tensor", b: "Tensor") -> float:
     began = monotonic()
-    run()
+    a @ b.T
     return monotonic() - began

@@ -23,30 +23,32 @@ STEP_WEIGHT = 0.8  # of a step's loss, over that of the step before
 def unroll(network: Network, batch: Batch, features: "Tensor", num_steps: int) -> "Iterator[Tensor]":
     """The states of each step of the drafts of a batch, [batch, drafts, hidden_size].
 
-    features: Hidden states of the target for the batch's rows, [batch, rows, layers · hidden_size].
+    features: States of the target for the batch's rows, [batch, rows, hidden_size].
     """
     import torch
 
     def tensor(values: npt.NDArray[np.generic]) -> "Tensor":
         return torch.from_numpy(values).to(features.device)
 
-    fused = network.fuse(features)
-    text = network.remember(tensor(batch.tokens), fused, tensor(batch.positions))
-    states = fused.gather(1, tensor(batch.rows(0))[:, :, None].expand(-1, -1, fused.shape[-1]))
+    rows = network.join(tensor(batch.tokens), features)
+    text = network.remember(rows, tensor(batch.positions))
+    line = torch.arange(len(batch.starts), device=features.device)[:, None]
+    joined = states = rows[line, tensor(batch.rows(0))]
     visible, own = tensor(batch.visible), list[Memory]()
     for i in range(num_steps):
-        tokens, positions = tensor(batch.at(batch.tokens, i)), tensor(batch.at(batch.positions, 0) + i)
+        positions = tensor(batch.at(batch.positions, 0) + i)
         if i:
-            own.append(network.remember(tokens, states, positions))
-        states = network.step(tokens, states, positions, visible, text, own)
+            joined = network.join(tensor(batch.at(batch.tokens, i)), states)
+            own.append(network.remember(joined, positions))
+        states = network.step(joined, positions, visible, text, own)
         yield states
 
 
 def backward(network: Network, batch: Batch, features: "Tensor", after: "Tensor", num_steps: int) -> float:
     """Add the gradients of a batch's loss to the weights that are trained, and return the loss.
 
-    The loss is the cross-entropy with the target's probabilities, weighted by step. Logits are made for some drafts
-    at a time, and go before the next ones are made: 16,000 of them for each draft and step are gigabytes.
+    The loss is the cross-entropy with the target's probabilities, weighted by step. Logits are made for some
+    drafts at a time, and go before the next ones are made: 16,000 for each draft and step are gigabytes.
 
     after: The target's probabilities behind each draft's first token, over the tokens that can be drafted; those
         behind a later token are those of the draft that begins there. [num_drafts, draft_vocab_size]
@@ -89,9 +91,9 @@ class Agreement(NamedTuple):
 
 
 def agreement(network: Network, batch: Batch, features: "Tensor", num_steps: int, ids: "Tensor") -> Agreement:
-    """Compare drafts behind each token of an answer with the text; ids: the target's id of each of the head's tokens.
+    """Compare drafts behind each token of an answer with the text.
 
-    Drafts that would go beyond the end of their text are left out.
+    Drafts that would go beyond the end of their text are left out. ids: The target's id of each token of the head.
     """
     import torch
 

@@ -27,7 +27,7 @@ class Batch:
 
     text: The number of the text that a row belongs to, -1 for padding.
     stored: The row of the store with the hidden state that is read; the one behind it belongs to the token.
-    starts: Rows at which a draft begins, those of an answer's tokens but the last, [batch, drafts]; -1 for padding.
+    starts: Rows at which a draft begins, those of an answer's tokens but the last, [batch, drafts]; -1 pads.
     """
 
     tokens: Ints
@@ -43,7 +43,8 @@ class Batch:
     def has_next(self, step: int) -> Bools:
         """Whether a text goes on behind the step's token, so that its prediction can be compared."""
         same = self.at(self.text, step + 1) == self.at(self.text, 0)
-        return same & (self.starts >= 0) & (self.starts + step + 1 < self.tokens.shape[1])
+        found: Bools = same & (self.starts >= 0) & (self.starts + step + 1 < self.tokens.shape[1])
+        return found
 
     def at(self, values: Ints, step: int) -> Ints:
         """Values, [batch, rows], of each draft's token at a step."""

@@ -1,4 +1,7 @@
-"""Writes a head in the speculators format, which vLLM reads and `edgespec export --drafter` too."""
+"""Writes a head in the speculators format, as an EAGLE head with norms, for `edgespec export --drafter`.
+
+The trimmed vocabulary head and its lists of tokens are named as in EAGLE-3 heads of that format.
+"""
 
 import json
 from collections.abc import Mapping
@@ -37,17 +40,18 @@ def write_head(
 
 def _config(shape: HeadShape, target: str) -> dict[str, object]:
     return {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
+        "architectures": ["EagleSpeculator", "LlamaDecoderLayer"],
+        "speculators_model_type": "eagle",
         "speculators_version": _VERSION,
         "speculators_config": {
-            "algorithm": "eagle3",
+            "algorithm": "eagle",
             "default_proposal_method": "greedy",
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 5}],
             "verifier": {"name_or_path": target, "architectures": []},
         },
+        "transformer_layer_architecture": "LlamaDecoderLayer",
         "transformer_layer_config": {
-            "model_type": "llama",
+            "model_type": "qwen3" if shape.has_head_norms else "llama",
             "num_hidden_layers": 1,
             "hidden_size": shape.hidden_size,
             "intermediate_size": shape.intermediate_size,
@@ -62,13 +66,8 @@ def _config(shape: HeadShape, target: str) -> dict[str, object]:
             "mlp_bias": False,
             "vocab_size": shape.vocab_size,
         },
+        "layernorms": True,
+        "fusion_bias": False,
         "draft_vocab_size": shape.draft_vocab_size,
-        "target_hidden_size": shape.hidden_size,
-        # Counted from the embedding, 0: i is the state that layer i reads, and that layer i - 1 gives.
-        "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in shape.layers],
-        "norm_before_residual": False,
-        "norm_before_fc": False,
-        "fc_norm": False,
-        "norm_output": False,
         "torch_dtype": "float16",
     }

@@ -36,20 +36,13 @@ from edgespec.training.states_file import Halves, StatesFile
 from edgespec.training.target import StatesReader, write_answers
 from edgespec.training.texts_file import TextsFile
 from edgespec.training.vocabulary import choose_tokens, expected_counts
-from edgespec.training.warm_start import (
-    default_layers,
-    feature_scales,
-    has_biases,
-    head_shape,
-    matrix,
-    start_weights,
-)
+from edgespec.training.warm_start import fit_join, head_shape, joined_layer, matrix, start_weights
 from edgespec.types import Report, TokenIds
 
 _ANSWERS_SHARE = 0.4  # of the time, at most
 _FEWEST_TEXTS = 4
 _LEAST_TRAINING_S = 10.0
-_SAMPLED_ROWS = 16_000
+_SAMPLED_ROWS = 30_000
 _KEPT_ASIDE = 12  # each text of so many
 _TARGET, _TEXTS, _STATES, _CHECKPOINT, _RUN = (
     "target",
@@ -147,7 +140,7 @@ def _describe_run(
         "source": loaded.source.sha256,
         "corpus": corpus.hexdigest(),
         "draft_vocab_size": min(options.draft_vocab_size, loaded.config.vocab_size),
-        "layers": default_layers(loaded.config.num_layers),
+        "layers": [joined_layer(loaded), loaded.config.num_layers],
     }
 
 
@@ -193,8 +186,8 @@ class _Folder:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Layers that the head reads, and the number of the target's layers for the state behind its final norm."""
-        return (*default_layers(self.loaded.config.num_layers), self.loaded.config.num_layers)
+        """Whose hidden states are stored: what the head's layer shall read, and behind the target's final norm."""
+        return joined_layer(self.loaded), self.loaded.config.num_layers
 
     @property
     def states(self) -> StatesFile:
@@ -245,7 +238,8 @@ class _Folder:
         left_s = max(_LEAST_TRAINING_S, 60 * self.options.minutes - (monotonic() - began))
         self.report(
             f"training a head of {shape.num_weights / 1e6:.1f} M weights on {len(trained)} texts on "
-            f"{trainer.device}, in {trainer.precision}, for at most {left_s / 60:.0f} min; Ctrl-C keeps what is trained"
+            f"{trainer.device}, in {trainer.precision}, for at most {left_s / 60:.0f} min; "
+            "Ctrl-C keeps what is trained"
         )
         try:
             progress = trainer.run(left_s)
@@ -285,10 +279,7 @@ class _Folder:
         embedding = matrix(self.loaded.tensors["embedding"])
         head = matrix(self.loaded.head) if "head" in self.loaded.tensors else embedding
         tokens = self._tokens(rows, trained, head)
-        own = default_layers(config.num_layers)
-        shape = head_shape(config, own, len(tokens), has_biases=has_biases(self.loaded))
-        some = rows[trained[0].start : trained[-1].start : max(1, len(rows) // _SAMPLED_ROWS)]
-        scales = feature_scales(some[:, : -config.hidden_size].astype(np.float32), len(own))
+        shape = head_shape(self.loaded, len(tokens))
         data = Data(
             rows=rows,
             texts=trained,
@@ -299,7 +290,18 @@ class _Folder:
             logit_scale=config.logit_scale,
             logit_cap=config.logit_cap,
         )
-        return shape, data, start_weights(shape, self.loaded, head, tokens, scales)
+        join = self._fit_join(rows, trained, embedding)
+        return shape, data, start_weights(shape, self.loaded, head, tokens, join)
+
+    def _fit_join(self, rows: Halves, trained: list[Text], embedding: Floats) -> Floats:
+        show_progress("finding the weights to start from")
+        size = self.loaded.config.hidden_size
+        stored = np.concatenate([np.arange(text.start + 1, text.start + len(text.tokens)) for text in trained])
+        tokens = np.concatenate([text.tokens[1:] for text in trained])
+        sample = slice(None, None, max(1, len(stored) // _SAMPLED_ROWS))
+        stored, tokens = stored[sample], tokens[sample]
+        before, at = (rows[places].astype(np.float32) for places in (stored - 1, stored))
+        return fit_join(embedding[tokens], before[:, size:], at[:, :size], self.loaded.config.rms_eps)
 
     def _tokens(self, rows: Halves, trained: list[Text], head: Floats) -> TokenIds:
         """The tokens that can be drafted; those of the first run, if another one goes on with it."""
@@ -313,7 +315,7 @@ class _Folder:
         ]
         behind = np.concatenate(before)
         sample = np.sort(behind[:: max(1, len(behind) // _SAMPLED_ROWS)])
-        states = rows[sample, -config.hidden_size :]
+        states = rows[sample][:, -config.hidden_size :].astype(np.float32)
         counts = expected_counts(states, head, config.logit_scale, config.logit_cap)
         size = min(self.options.draft_vocab_size, config.vocab_size)
         tokens = choose_tokens(counts, size, self.loaded.vocabulary.eos_token_ids)
@@ -341,5 +343,5 @@ class _Folder:
             precision=precision,
             agreement=progress.best,
             coverage=float(np.isin(answers, data.tokens).mean()),
-            gain=expected_gain(progress.best, shape.num_step_weights / num_read, profile),
+            gain=expected_gain(progress.best, shape.num_weights / num_read, profile),
         )
