@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.system.console import show_progress
 from edgespec.system.disk import explain_write_errors, require_disk_space
 from edgespec.training.packing import Text
 from edgespec.types import TokenIds
@@ -50,7 +51,8 @@ class StatesFile:
         require_disk_space(self.path.parent, needed, _RESERVE_BYTES)
         with explain_write_errors(self.path.parent, needed), self.path.open("ab") as file:
             file.truncate(missing[0].start * self.row_bytes)
-            for text in missing:
+            for number, text in enumerate(missing):
+                show_progress(f"storing hidden states: {number} of {len(missing)} texts")
                 rows = states_of(text.tokens)
                 assert rows.shape == (len(text.tokens), self.width)
                 file.write(np.clip(rows, -_LARGEST, _LARGEST).astype("<f2").tobytes())
