@@ -41,7 +41,7 @@ from edgespec.types import Report, TokenIds
 
 _ANSWERS_SHARE = 0.4  # of the time, at most
 _FEWEST_TEXTS = 4
-_LEAST_TRAINING_S = 10.0
+_TRAINING_SHARE, _LEAST_TRAINING_S = 0.4, 10.0  # of the time, at least
 _SAMPLED_ROWS = 30_000
 _KEPT_ASIDE = 12  # each text of so many
 _TARGET, _TEXTS, _STATES, _CHECKPOINT, _RUN = (
@@ -235,7 +235,8 @@ class _Folder:
             lambda weights: write_head(self.output, shape, weights, data.tokens, self._target_name),
             self.options.device,
         )
-        left_s = max(_LEAST_TRAINING_S, 60 * self.options.minutes - (monotonic() - began))
+        wanted_s = 60 * self.options.minutes
+        left_s = max(_LEAST_TRAINING_S, _TRAINING_SHARE * wanted_s, wanted_s - (monotonic() - began))
         self.report(
             f"training a head of {shape.num_weights / 1e6:.1f} M weights on {len(trained)} texts on "
             f"{trainer.device}, in {trainer.precision}, for at most {left_s / 60:.0f} min; "
