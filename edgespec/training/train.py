@@ -234,6 +234,7 @@ class _Folder:
             self.work / _CHECKPOINT,
             lambda weights: write_head(self.output, shape, weights, data.tokens, self._target_name),
             self.options.device,
+            freezes_head=True,
         )
         wanted_s = 60 * self.options.minutes
         left_s = max(_LEAST_TRAINING_S, _TRAINING_SHARE * wanted_s, wanted_s - (monotonic() - began))
