@@ -8,11 +8,18 @@ from edgespec.export.heads.eagle import EAGLE_DIALECTS
 from edgespec.export.heads.head_plan import Dialect
 from edgespec.export.heads.head_source import HeadSource, is_pickle, read_head
 from edgespec.export.heads.mtp import MTP_DIALECT
+from edgespec.export.heads.normed_eagle import SPECULATORS_EAGLE
 from edgespec.export.heads.step_dialects import STEP_DIALECTS
 from edgespec.export.settings import Settings
 from edgespec.export.sources import read_json
 
-DIALECTS: tuple[Dialect, ...] = (*BLOCK_DIALECTS, *EAGLE_DIALECTS, *STEP_DIALECTS, MTP_DIALECT)
+DIALECTS: tuple[Dialect, ...] = (
+    *BLOCK_DIALECTS,
+    *EAGLE_DIALECTS,
+    SPECULATORS_EAGLE,
+    *STEP_DIALECTS,
+    MTP_DIALECT,
+)
 
 # Settings that no language model has.
 _SETTINGS_OF_HEADS = (
