@@ -27,6 +27,7 @@ from edgespec.cli.parser import CommandParser
 from edgespec.cli.plan import add_plan
 from edgespec.cli.score import add_score
 from edgespec.cli.simulate import add_simulate
+from edgespec.cli.train import add_train
 from edgespec.config.options import OPTIONS
 from edgespec.errors import EdgeSpecError, MemoryExhausted, UsageError
 from edgespec.system.console import discard_output, info, log_to_stderr, print_stderr, warn
@@ -114,6 +115,16 @@ A flag overrides a variable, and a variable overrides the file.""",
   edgespec export model.gguf --output my-model --dry-run""",
     ),
     "pair": (add_pair, "check whether a drafter suits a target", "  edgespec pair check big-model small-model"),
+    "train": (
+        add_train,
+        "train a drafter for a model, from its own answers",
+        """\
+  edgespec train smollm2-135m --output my-head
+  edgespec train my-model --corpus prompts.txt --minutes 30 --output my-head
+  edgespec train smollm2-135m --from-answers --output my-head
+
+Interrupted, the same command goes on. Then: edgespec export SOURCE --drafter my-head --output pair""",
+    ),
     "score": (
         add_score,
         "measure how well a model predicts a text",

@@ -75,7 +75,7 @@ OPTIONS: Mapping[str, Option] = {
         "switch",
         "never use the network",
         False,
-        commands=(*_LOADING, "doctor", *_PREPARING),
+        commands=(*_LOADING, "doctor", "train", *_PREPARING),
         in_environment=True,
     ),
     "temperature": _sampling("number", "0 is greedy; higher values vary the text more", 0.0, metavar="T"),

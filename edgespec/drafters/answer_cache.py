@@ -79,7 +79,7 @@ class AnswerCache:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with hold_lock(self.path.with_suffix(".lock"), timeout_s=_PATIENCE_S):
-                self._write(_newest([*_split(self.read()), *new], self._max_tokens))
+                self._write(_newest([*split_answers(self.read()), *new], self._max_tokens))
         except TimeoutError as error:
             with self._lock:
                 self._new = new + self._new
@@ -148,7 +148,8 @@ class AnswerCache:
         os.replace(new, self.path)
 
 
-def _split(tokens: TokenIds) -> list[TokenIds]:
+def split_answers(tokens: TokenIds) -> list[TokenIds]:
+    """What read() gives as one text for each answer, with the end of its prompt."""
     return [part[part != _END] for part in np.split(tokens, np.flatnonzero(tokens == _END) + 1) if len(part)]
 
 

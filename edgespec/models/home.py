@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.config.config_file import default_home as default_home
 from edgespec.errors import DeviceUnavailable, ModelError, UsageError
-from edgespec.manifest import FILE_NAME
+from edgespec.manifest import FILE_NAME, read_manifest
 from edgespec.models import genai
 from edgespec.models.catalog import CATALOG, CatalogEntry, HubRepository, HubSource
 from edgespec.models.fetch import fetch
@@ -145,6 +145,23 @@ class ModelHome:
                 f"--revision is for repositories of the hub, but {source} is a file or folder; leave it out"
             )
         return LocalSource(path=Path(source))
+
+    def source_of(self, model: str) -> LocalSource:
+        """The source that a model of any name was or would be exported from, which is fetched if need be.
+
+        Raises ModelError: The model is unknown, or its source cannot be found.
+        """
+        name, _ = split_precision(model)
+        if (folder := self.fixed_folder(model)) is None:
+            return self._fetch(CATALOG[name]) if name in CATALOG else self.locate(name)
+        manifest = read_manifest(folder)
+        source = manifest.source
+        if source.repository is None:
+            raise ModelError(
+                f"{folder} does not say where {source.name} came from; name that file or folder instead"
+            )
+        hub_name = f"{source.repository}:{source.name}" if source.format == "gguf" else source.repository
+        return self.locate(hub_name, source.revision)
 
     def sizes(self, source: str, revision: str | None = None) -> tuple[int, int] | None:
         """Bytes of the weights of a hub id, and of the files still to fetch; None for a file or folder."""

@@ -1,0 +1,134 @@
+"""The command that trains a drafting head for a model. What is heavy is imported where it is used."""
+
+import argparse
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgespec.cli.arguments import (
+    add_count,
+    add_file,
+    add_model,
+    add_options,
+    load_engine,
+    model_home,
+    print_result,
+)
+from edgespec.config.byte_size import parse_bytes
+from edgespec.errors import UsageError
+from edgespec.system.command_line import quote
+from edgespec.system.console import info
+
+if TYPE_CHECKING:
+    from edgespec.models.home import ModelHome
+    from edgespec.training.train import TrainingReport
+    from edgespec.types import TokenIds
+
+_LEAST_MINUTES, _MOST_MINUTES = 0.1, 100_000.0
+
+
+def add_train(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument(
+        "--output", metavar="HEAD", type=Path, required=True, help="the folder of the head to write"
+    )
+    prompts = parser.add_mutually_exclusive_group()
+    add_file(
+        prompts,
+        "--corpus",
+        "your own prompts, which the model answers: a line or a JSON object each (default: some 400 that come "
+        "along)",
+    )
+    prompts.add_argument(
+        "--from-answers",
+        action="store_true",
+        help="train on the answers that are stored for MODEL, and write none",
+    )
+    parser.add_argument(
+        "--minutes", metavar="M", type=float, default=60.0, help="how long it may take in all (default: 60)"
+    )
+    parser.add_argument(
+        "--disk", metavar="SIZE", default="4G", help="room for hidden states, such as 512M (default: 4G)"
+    )
+    add_count(parser, "--draft-vocab", "tokens that the head can draft", 16_384)
+    parser.add_argument(
+        "--train-device",
+        choices=("auto", "cpu", "cuda", "mps", "xpu"),
+        default="auto",
+        help="where PyTorch trains (default: cuda if there is one, else cpu)",
+    )
+    add_options(parser)
+    parser.set_defaults(run=_train)
+
+
+def _train(options: argparse.Namespace) -> None:
+    from edgespec.training.corpus import own_prompts, read_corpus
+    from edgespec.training.train import TrainingOptions, require_torch, train
+
+    settings = TrainingOptions(
+        minutes=_minutes(options.minutes),
+        disk_bytes=parse_bytes(options.disk),
+        draft_vocab_size=_vocab(options.draft_vocab),
+        device=options.train_device,
+    )
+    require_torch()
+    home = model_home(offline=options.offline)
+    stored = _stored_answers(options.model, home) if options.from_answers else []
+    prompts = [] if options.from_answers else read_corpus(options.corpus) if options.corpus else own_prompts()
+    report = train(
+        home.source_of(options.model),
+        options.output,
+        settings,
+        prompts=prompts,
+        stored=stored,
+        open_engine=partial(load_engine, options, drafter="auto", answer_cache=False),
+        report=info,
+    )
+    print_result(options, asdict(report), *_format(report))
+    info(f"use it with: edgespec export SOURCE --drafter {quote(options.output)} --output PAIR")
+
+
+def _minutes(minutes: float) -> float:
+    if not _LEAST_MINUTES <= minutes <= _MOST_MINUTES:
+        raise UsageError(f"--minutes is {minutes:g}; wanted {_LEAST_MINUTES:g} to {_MOST_MINUTES:g}")
+    return minutes
+
+
+def _vocab(count: int) -> int:
+    if count < 1:
+        raise UsageError(f"--draft-vocab is {count}; wanted a whole number from 1")
+    return count
+
+
+def _stored_answers(model: str, home: "ModelHome") -> "list[TokenIds]":
+    """Raises UsageError: No answers of the model are stored."""
+    from edgespec.drafters.answer_cache import AnswerCache, split_answers
+    from edgespec.manifest import read_manifest
+
+    answers: list[TokenIds] = []
+    if (folder := home.find(model)) is not None:
+        manifest = read_manifest(folder)
+        cache = AnswerCache(home.path / "memory", manifest.name, manifest.vocab_sha256, manifest.vocab_size, info)
+        answers = split_answers(cache.read())
+    if not answers:
+        raise UsageError(f"no answers of {model} are stored; chat with it first, or leave out --from-answers")
+    return answers
+
+
+def _format(report: "TrainingReport") -> list[str]:
+    rates = ", ".join(f"{rate:.0%}" for rate in report.agreement)
+    gain = report.gain
+    times = (
+        f"expected gain here, by the head alone: {gain.times:.2f} times plain decoding with {gain.draft_length} "
+        f"drafted tokens, {gain.tokens_per_pass:.2f} tokens a pass"
+        if gain.draft_length
+        else "expected gain here: none, plain decoding is faster; train longer or on more text"
+    )
+    return [
+        f"agreement on {report.kept_aside_texts} kept-aside texts by position: {rates}; {report.coverage:.1%} of "
+        "their tokens can be drafted",
+        f"{times}; a drafted token costs {gain.draft_cost:.3f} of a pass",
+        f"trained for {report.training_s / 60:.0f} min on {report.texts} texts, {report.answer_tokens} tokens of "
+        f"answers, {report.trained_drafts / max(1, report.answer_tokens):.1f} times each",
+    ]

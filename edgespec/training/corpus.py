@@ -1,0 +1,67 @@
+"""Prompts to train on: a user's own, or those that come with edgespec. Knows nothing of models."""
+
+import json
+from importlib import resources
+from pathlib import Path
+
+from edgespec.errors import UsageError
+from edgespec.system.typed_json import read_lines_as
+
+_LARGEST_BYTES = 1 << 28
+_KEYS = ("turns", "prompt", "text")
+
+
+def own_prompts() -> list[str]:
+    """Some four hundred prompts of thirteen kinds, in turns, so that the first ones are of all kinds."""
+    text = resources.files("edgespec.training").joinpath("prompts.jsonl").read_text(encoding="utf-8")
+    return _from_records(text)
+
+
+def read_corpus(path: Path) -> list[str]:
+    """Prompts from a file: a line each, or a JSON object a line with prompt, text or turns.
+
+    Of turns the first counts. Equal prompts are given once.
+
+    Raises UsageError: The file cannot be read, is binary, is too large, or holds no prompt.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read the corpus {path}: {error.strerror}") from None
+    if len(content) > _LARGEST_BYTES:
+        raise UsageError(f"the corpus {path} has more than {_LARGEST_BYTES >> 20} MiB; give a part of it")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageError(
+            f"the corpus {path} is not text in UTF-8; give a line or a JSON object per prompt"
+        ) from None
+    if "\0" in text:
+        raise UsageError(f"the corpus {path} is binary; give a text file with a line or a JSON object per prompt")
+    try:
+        found = (
+            _from_records(text) if text.lstrip().startswith("{") else [line.strip() for line in text.split("\n")]
+        )
+    except ValueError as error:
+        raise UsageError(
+            f"the corpus {path} is damaged: {error}; wanted JSON Lines with prompt, text or turns"
+        ) from None
+    prompts = [*dict.fromkeys(prompt for prompt in found if prompt)]
+    if not prompts:
+        raise UsageError(f"the corpus {path} holds no prompts; give a line or a JSON object per prompt")
+    return prompts
+
+
+def _from_records(text: str) -> list[str]:
+    """Raises ValueError: A line is no JSON object with a prompt."""
+    return [_prompt_of(record, number) for number, record in enumerate(read_lines_as(dict[str, object], text), 1)]
+
+
+def _prompt_of(record: dict[str, object], number: int) -> str:
+    found = next((record[key] for key in _KEYS if key in record), None)
+    if isinstance(found, list) and found:
+        found = found[0]
+    if not isinstance(found, str):
+        raise ValueError(f"record {number} has no text: {json.dumps(record)[:60]}")
+    return found.strip()

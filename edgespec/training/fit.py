@@ -1,0 +1,277 @@
+"""Trains a head in torch until the time is over or it gets no better, with checkpoints."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from math import cos, pi
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import ModelError
+from edgespec.memory.free_memory import return_freed
+from edgespec.policy.expected import expected_tokens
+from edgespec.system.console import show_progress
+from edgespec.system.signals import defer_signals
+from edgespec.training.network import Network
+from edgespec.training.objective import Agreement, agreement, backward
+from edgespec.training.packing import Batch, Text, pack
+from edgespec.training.shape import HEAD, HeadShape
+from edgespec.training.tensor_file import read_tensors, write_tensors
+from edgespec.types import TokenIds
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Floats = npt.NDArray[np.float32]
+NUM_COMPARED = 5  # positions of a draft at which agreement is counted
+_NUM_STEPS = 3  # of a draft in training
+_RATE, _LAST_RATE = 1e-3, 0.1  # of learning: at first, and at the end, as a share of the first
+_WARM_UP = 20  # batches
+_MOST_GRADIENT = 0.5
+_ROWS = 640
+_COMPARED_ROWS = 6000
+_PATIENCE = 6  # comparisons without a gain, after which training ends
+_COMPARE_S, _NUM_COMPARISONS = 20.0, 16
+_CHECKPOINT_S = 60.0
+_BATCHES_UNTIL_RETURN = 4
+
+
+class Data(NamedTuple):
+    """What a head is trained on.
+
+    rows: Hidden states of the texts' tokens, the last hidden_size numbers of a row those behind the final norm.
+    texts, kept_aside: To train on, and to compare with.
+    embedding: Of the target, [vocab_size, hidden_size].
+    tokens: That can be drafted, [draft_vocab_size].
+    head: Their rows of the target's vocabulary head, [draft_vocab_size, hidden_size].
+    logit_scale, logit_cap: Of the target's logits.
+    """
+
+    rows: npt.NDArray[np.float16]
+    texts: Sequence[Text]
+    kept_aside: Sequence[Text]
+    embedding: Floats
+    head: Floats
+    tokens: TokenIds
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a training is.
+
+    num_drafts: That were trained on, in all.
+    used_s: Time of training, that before an interruption included.
+    best: Agreement of the best weights with kept-aside texts, by position; empty before the first comparison.
+    """
+
+    num_drafts: int = 0
+    used_s: float = 0.0
+    best: tuple[float, ...] = ()
+    num_since_best: int = 0
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return expected_tokens(self.best)[-1]
+
+
+class Trainer:
+    """A head, its optimizer and its checkpoint.
+
+    save_best: Called with the weights each time that they are the best so far.
+    """
+
+    def __init__(
+        self,
+        shape: HeadShape,
+        data: Data,
+        start: Mapping[str, Floats],
+        checkpoint: Path,
+        save_best: Callable[[Mapping[str, Floats]], None],
+        device: str = "auto",
+        *,
+        freezes_head: bool = False,
+    ) -> None:
+        """Go on from the checkpoint, if there is one; raises ModelError: It is damaged, or of another head."""
+        import torch
+
+        self._shape, self._data, self._checkpoint, self._save_best = shape, data, checkpoint, save_best
+        self.device = _find_device(device)
+        self.progress = Progress()
+        weights = dict(start)
+        if checkpoint.exists():
+            weights, self.progress = _read_checkpoint(checkpoint, shape)
+        self._weights = {name: torch.tensor(each, device=self.device) for name, each in weights.items()}
+        for name, each in self._weights.items():
+            each.requires_grad_(not (freezes_head and name == HEAD))
+        self._trained = [each for each in self._weights.values() if each.requires_grad]
+        self._network = Network(shape, self._weights, torch.from_numpy(data.embedding).to(self.device))
+        self._target_head = torch.from_numpy(data.head).to(self.device)
+        self._ids = torch.tensor(data.tokens.astype(np.int64), device=self.device)
+        self._optimizer = torch.optim.AdamW(self._trained, lr=_RATE, betas=(0.9, 0.95), weight_decay=0.0)
+        self.precision = _faster_precision(self.device)
+        self._rng = np.random.default_rng(self.progress.num_drafts)
+
+    def run(self, limit_s: float) -> Progress:
+        """Train for limit_s seconds; ends earlier where kept-aside texts show no gain.
+
+        KeyboardInterrupt goes through, once the checkpoint is written.
+        """
+        began = compared = saved = monotonic()
+        compare_s = max(_COMPARE_S, limit_s / _NUM_COMPARISONS)
+        try:
+            for number, batch in enumerate(self._batches()):
+                now = monotonic()
+                share = min(1.0, (now - began) / limit_s)
+                self._step(batch, number, share)
+                self._count(batch, monotonic() - now)
+                if number % _BATCHES_UNTIL_RETURN == 0:
+                    return_freed()  # blocks of ever other sizes leave gaps, 40 MB a second of processor time
+                show_progress(self._describe(limit_s - (now - began)))
+                if now - compared > compare_s:
+                    self.compare()
+                    compared = monotonic()
+                if now - saved > _CHECKPOINT_S:
+                    self.save()
+                    saved = monotonic()
+                if share >= 1.0 or self.progress.num_since_best >= _PATIENCE:
+                    break
+            self.compare()
+        finally:
+            with defer_signals():
+                self.save()
+            show_progress("")
+        return self.progress
+
+    def compare(self) -> Agreement:
+        """Agreement with the kept-aside texts; the best weights so far are saved."""
+        reached, right = np.zeros(NUM_COMPARED, np.int64), np.zeros(NUM_COMPARED, np.int64)
+        num_rows = 0
+        for batch in pack(self._data.kept_aside, _ROWS, 1, None):
+            with self._autocast():
+                one = agreement(self._network, batch, self._features(batch), NUM_COMPARED, self._ids)
+            reached, right = reached + one.reached, right + one.right
+            num_rows += batch.tokens.size
+            if num_rows > _COMPARED_ROWS:
+                break
+        found = Agreement(reached, right)
+        is_better = not self.progress.best or expected_tokens(found.rates)[-1] > self.progress.tokens_per_pass
+        before = self.progress
+        self.progress = Progress(
+            before.num_drafts,
+            before.used_s,
+            found.rates if is_better else before.best,
+            0 if is_better else before.num_since_best + 1,
+        )
+        if is_better:
+            with defer_signals():
+                self._save_best(self._arrays())
+        return found
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        progress = self.progress
+        metadata = {
+            "shape": repr(self._shape),
+            "num_drafts": str(progress.num_drafts),
+            "used_s": str(progress.used_s),
+            "best": " ".join(map(str, progress.best)),
+        }
+        write_tensors(self._checkpoint, self._arrays(), metadata)
+
+    def _batches(self) -> Iterator[Batch]:
+        while True:
+            yield from pack(self._data.texts, _ROWS, 1, self._rng)
+
+    def _step(self, batch: Batch, number: int, share: float) -> None:
+        import torch
+
+        for group in self._optimizer.param_groups:
+            slope = _LAST_RATE + (1 - _LAST_RATE) * (1 + cos(pi * share)) / 2
+            group["lr"] = _RATE * min(1.0, (number + 1) / _WARM_UP) * slope
+        with self._autocast():
+            backward(self._network, batch, self._features(batch), self._after(batch), _NUM_STEPS)
+        torch.nn.utils.clip_grad_norm_(self._trained, _MOST_GRADIENT)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def _features(self, batch: Batch) -> "Tensor":
+        return self._tensor(self._data.rows[batch.stored][..., -self._shape.hidden_size :])
+
+    def _after(self, batch: Batch) -> "Tensor":
+        """The target's probabilities behind the first token of each draft, [num_drafts, draft_vocab_size]."""
+        import torch
+
+        data = self._data
+        stored = batch.at(batch.stored, 0)[batch.starts >= 0] + 1
+        with torch.no_grad():
+            states = self._tensor(data.rows[stored][..., -self._shape.hidden_size :])
+            logits = (states @ self._target_head.T).float() * data.logit_scale
+            if data.logit_cap is not None:
+                logits = data.logit_cap * torch.tanh(logits / data.logit_cap)
+            return logits.softmax(-1)
+
+    def _tensor(self, values: npt.NDArray[np.float16]) -> "Tensor":
+        import torch
+
+        return torch.from_numpy(values.astype(np.float32)).to(self.device)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        import torch
+
+        kind = self.device.partition(":")[0]
+        cast: AbstractContextManager[Any] = torch.autocast(kind, torch.bfloat16, enabled=self.precision == "bf16")
+        return cast
+
+    def _arrays(self) -> dict[str, Floats]:
+        return {name: each.detach().float().cpu().numpy() for name, each in self._weights.items()}
+
+    def _count(self, batch: Batch, taken_s: float) -> None:
+        before = self.progress
+        num_drafts = before.num_drafts + int((batch.starts >= 0).sum())
+        self.progress = Progress(num_drafts, before.used_s + taken_s, before.best, before.num_since_best)
+
+    def _describe(self, left_s: float) -> str:
+        best = self.progress.best
+        so_far = f", {best[0]:.0%} of first tokens are right" if best else ""
+        return f"training: {max(0.0, left_s) / 60:.0f} min left{so_far}"
+
+
+def _read_checkpoint(path: Path, shape: HeadShape) -> tuple[dict[str, Floats], Progress]:
+    tensors, stated = read_tensors(path)
+    if stated.get("shape") != repr(shape) or {*tensors} != {*shape.weights}:
+        raise ModelError(f"{path} is of a head of other sizes; remove its folder and train again")
+    best = tuple(map(float, stated["best"].split()))
+    return tensors, Progress(int(stated["num_drafts"]), float(stated["used_s"]), best)
+
+
+def _find_device(name: str) -> str:
+    import torch
+
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _faster_precision(device: str) -> str:
+    """bf16 where its products take less time than those of float32, which on a CPU needs matrix instructions."""
+    import torch
+
+    if device != "cpu":
+        return "bf16" if device.startswith("cuda") and torch.cuda.is_bf16_supported() else "fp32"
+    times = {}
+    for name, kind in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        a, b = torch.ones(256, 1024, dtype=kind), torch.ones(4096, 1024, dtype=kind)
+        times[name] = min(_product_s(a, b) for _ in range(5))
+    return "bf16" if times["bf16"] < 0.7 * times["fp32"] else "fp32"
+
+
+def _product_s(a: "Tensor", b: "Tensor") -> float:
+    began = monotonic()
+    a @ b.T
+    return monotonic() - began

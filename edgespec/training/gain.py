@@ -1,0 +1,35 @@
+"""What a head is expected to gain on this machine, from its agreement and the measured times of passes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgespec.policy.expected import best_length, expected_tokens
+from edgespec.profiling.profile import Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedGain:
+    """Of greedy text like the kept-aside one, drafted serially by the head alone.
+
+    draft_length: That gains the most; 0 where plain decoding is fastest.
+    draft_cost: Time of a drafted token over that of a pass of one token, by the bytes that are read.
+    times: Speed over that of plain decoding.
+    """
+
+    draft_length: int
+    draft_cost: float
+    tokens_per_pass: float
+    times: float
+
+
+def expected_gain(rates: Sequence[float], draft_cost: float, profile: Profile) -> ExpectedGain:
+    """The best draft length and its gain.
+
+    Args:
+        rates: Chance that a drafted token is right if all before it were, by position.
+        draft_cost: Time of a drafted token over that of a pass of one token.
+    """
+    totals, costs = expected_tokens(rates), profile.costs()
+    step_s = costs.pass_s(1)
+    rate, length = best_length(totals, lambda length: costs.pass_s(length + 1) / step_s + length * draft_cost)
+    return ExpectedGain(draft_length=length, draft_cost=draft_cost, tokens_per_pass=totals[length], times=rate)

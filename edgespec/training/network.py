@@ -1,0 +1,131 @@
+"""The head's computation in torch, as functions of its weights, for training and for measuring its agreement.
+
+A text x_0 … x_{n-1} with the target's states f_0 … f_{n-1}, behind its final norm, has rows r = 0 … n-2: row r
+takes token x_{r+1} and the state f_r, and predicts x_{r+2}. A draft begins at a row r. Its step t takes token
+x_{r+1+t}, and f_r or, for t > 0, the state that step t-1 gave; it attends to the rows up to r and to its own
+draft's steps, as when drafting.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from edgespec.training.shape import (
+    DOWN,
+    FINAL_NORM,
+    GATE,
+    HEAD,
+    INPUT_NORM,
+    JOIN,
+    K_BIAS,
+    K_NORM,
+    MLP_NORM,
+    Q_BIAS,
+    Q_NORM,
+    TOKEN_NORM,
+    UP,
+    V_BIAS,
+    HeadShape,
+    K,
+    O,
+    Q,
+    V,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Memory(NamedTuple):
+    """Keys and values, [batch, kv_heads, rows, head_dim]."""
+
+    keys: "Tensor"
+    values: "Tensor"
+
+
+class Network:
+    """A head over batches of packed texts.
+
+    weights: By their names in the speculators format.
+    embedding: Of the target, [vocab_size, hidden_size].
+    """
+
+    def __init__(self, shape: HeadShape, weights: "dict[str, Tensor]", embedding: "Tensor") -> None:
+        self.shape, self.weights, self._embedding = shape, weights, embedding
+
+    def join(self, tokens: "Tensor", states: "Tensor") -> "Tensor":
+        """What the layer reads and adds to, from tokens, [batch, rows], and states, [batch, rows, hidden_size]."""
+        import torch
+
+        return self._linear(torch.cat([self._norm(self._embedding[tokens], TOKEN_NORM), states], -1), JOIN)
+
+    def remember(self, joined: "Tensor", positions: "Tensor") -> Memory:
+        """Keys and values of rows at positions, [batch, rows]."""
+        read = self._norm(joined, INPUT_NORM)
+        keys, values = self._heads(self._linear(read, K, K_BIAS)), self._heads(self._linear(read, V, V_BIAS))
+        return Memory(self._rotate(keys, K_NORM, positions), values)
+
+    def step(
+        self, joined: "Tensor", positions: "Tensor", visible: "Tensor", text: Memory, own: list[Memory]
+    ) -> "Tensor":
+        """Run a step of each draft, [batch, drafts, hidden_size], and give its states.
+
+        Args:
+            visible: Which rows of the text each draft attends to, [batch, drafts, rows].
+            own: Of the drafts' steps behind the first, this one included, [batch, kv_heads, drafts, head_dim].
+        """
+        queries = self._heads(self._linear(self._norm(joined, INPUT_NORM), Q, Q_BIAS))
+        queries = self._rotate(queries, Q_NORM, positions)
+        x = joined + self._linear(self._attend(queries, visible, text, own), O)
+        read = self._norm(x, MLP_NORM)
+        x = x + self._linear(self._activate(self._linear(read, GATE)) * self._linear(read, UP), DOWN)
+        return self._norm(x, FINAL_NORM)
+
+    def logits(self, states: "Tensor") -> "Tensor":
+        return self._linear(states, HEAD)
+
+    def _linear(self, x: "Tensor", name: str, bias: str = "") -> "Tensor":
+        from torch.nn.functional import linear
+
+        return linear(x, self.weights[name], self.weights.get(bias))
+
+    def _activate(self, x: "Tensor") -> "Tensor":
+        from torch.nn.functional import gelu, silu
+
+        return silu(x) if self.shape.activation == "silu" else gelu(x, approximate="tanh")
+
+    def _heads(self, x: "Tensor") -> "Tensor":
+        batch, rows, _ = x.shape
+        return x.view(batch, rows, -1, self.shape.head_dim).transpose(1, 2)
+
+    def _norm(self, x: "Tensor", name: str) -> "Tensor":
+        import torch
+
+        gain = self.weights[name]
+        return torch.nn.functional.rms_norm(x.float(), list(gain.shape), gain, self.shape.rms_eps)
+
+    def _rotate(self, x: "Tensor", norm: str, positions: "Tensor") -> "Tensor":
+        import torch
+
+        if self.shape.has_head_norms:
+            x = self._norm(x, norm)
+        half = self.shape.head_dim // 2
+        frequencies = self.shape.rope_theta ** (-torch.arange(half, device=x.device) / half)
+        angles = (positions[..., None] * frequencies)[:, None]
+        first, second = x.float()[..., :half], x.float()[..., half:]
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+    def _attend(self, queries: "Tensor", visible: "Tensor", text: Memory, own: list[Memory]) -> "Tensor":
+        import torch
+
+        batch, num_heads, num_drafts, head_dim = queries.shape
+        num_kv, num_rows = self.shape.num_kv_heads, text.keys.shape[2]
+        grouped = (batch, num_kv, num_heads // num_kv, num_drafts)
+        q = (queries * head_dim**-0.5).view(*grouped, head_dim)
+        scores = (q.flatten(2, 3) @ text.keys.transpose(-1, -2)).view(*grouped, num_rows)
+        scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
+        alone = [(q * step.keys[:, :, None]).sum(-1, keepdim=True) for step in own]
+        shares = torch.cat([scores, *alone], -1).float().softmax(-1)
+        attended = (shares[..., :num_rows].flatten(2, 3) @ text.values).view(*grouped, head_dim)
+        for i, step in enumerate(own):
+            attended = attended + shares[..., num_rows + i, None] * step.values[:, :, None]
+        return attended.flatten(1, 2).transpose(1, 2).flatten(2)

@@ -1,0 +1,349 @@
+"""From a target to a head that drafts for it: prompts, answers, hidden states, training, report.
+
+All that is made lies in a folder beside the head, so that an interrupted training goes on where it ended.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+import numpy as np
+
+from edgespec.config.byte_size import format_bytes
+from edgespec.drafters.answer_cache import NUM_PROMPT_TOKENS
+from edgespec.engine.engine import Engine
+from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.export.convert import export_model
+from edgespec.export.sources import LoadedSource, read_source
+from edgespec.manifest import FILE_NAME, read_manifest
+from edgespec.models.hub import LocalSource
+from edgespec.profiling.measure import profile_target
+from edgespec.profiling.profile import Profile
+from edgespec.system.console import show_progress
+from edgespec.system.disk import explain_write_errors, replace_file
+from edgespec.system.file_lock import hold_lock
+from edgespec.training.fit import Data, Floats, Progress, Trainer
+from edgespec.training.gain import ExpectedGain, expected_gain
+from edgespec.training.packing import Text
+from edgespec.training.shape import HeadShape
+from edgespec.training.speculators import write_head
+from edgespec.training.states_file import Halves, StatesFile
+from edgespec.training.target import StatesReader, write_answers
+from edgespec.training.texts_file import TextsFile
+from edgespec.training.vocabulary import choose_tokens, expected_counts
+from edgespec.training.warm_start import fit_join, head_shape, joined_layer, matrix, start_weights
+from edgespec.types import Report, TokenIds
+
+_ANSWERS_SHARE = 0.4  # of the time, at most
+_FEWEST_TEXTS = 4
+_TRAINING_SHARE, _LEAST_TRAINING_S = 0.4, 10.0  # of the time, at least
+_SAMPLED_ROWS = 30_000
+_KEPT_ASIDE = 12  # each text of so many
+_TARGET, _TEXTS, _STATES, _CHECKPOINT, _RUN = (
+    "target",
+    "texts.jsonl",
+    "states.f16",
+    "checkpoint.safetensors",
+    "run.json",
+)
+_TOKENS = "tokens.i32"  # that can be drafted
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """minutes: Of this run in all, the answers included. disk_bytes: For hidden states, at most."""
+
+    minutes: float = 60.0
+    disk_bytes: int = 4 << 30
+    longest_answer: int = 256
+    draft_vocab_size: int = 16_384
+    device: str = "auto"  # of torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingReport:
+    """What came of a training.
+
+    agreement: Chance that a drafted token is the target's own if all before it were, by position, on texts that
+        were not trained on.
+    coverage: Share of the tokens of these texts that can be drafted at all.
+    """
+
+    texts: int
+    answer_tokens: int
+    kept_aside_texts: int
+    trained_drafts: int
+    training_s: float
+    precision: str
+    agreement: tuple[float, ...]
+    coverage: float
+    gain: ExpectedGain
+
+
+def require_torch() -> None:
+    """Raises EdgeSpecError: PyTorch is not installed."""
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise EdgeSpecError(
+            f"training needs PyTorch, which does not load ({error}); install it: pip install 'edgespec[train]'"
+        ) from None
+
+
+def train(
+    source: LocalSource,
+    output: Path,
+    options: TrainingOptions,
+    *,
+    prompts: list[str],
+    stored: list[TokenIds],
+    open_engine: Callable[[], Engine],
+    report: Report,
+) -> TrainingReport:
+    """Train a head and write it to output; the folder OUTPUT.work has what another run goes on from.
+
+    Args:
+        source: Of the target.
+        prompts: That the target answers.
+        stored: Texts that it wrote earlier, in their place.
+        open_engine: Loads the target to answer.
+
+    Raises:
+        UsageError: There is too little text, or the folder is of another training.
+        SourceError: The source is damaged or unsupported.
+        DiskFull: There is no room.
+    """
+    began = monotonic()
+    require_torch()
+    loaded = read_source(source.path)
+    work = output.with_name(f"{output.name}.work")
+    kind = _describe_run(loaded, options, prompts, stored)
+    with _hold_work(work, output, kind):
+        folder = _Folder(work, output, loaded, source, options, report)
+        texts = folder.write_texts(prompts, stored, open_engine)
+        return folder.train(texts, began)
+
+
+def _describe_run(
+    loaded: LoadedSource, options: TrainingOptions, prompts: list[str], stored: list[TokenIds]
+) -> dict[str, object]:
+    """What must be as it was for a run to go on."""
+    corpus = hashlib.sha256(
+        "\0".join(prompts).encode() if prompts else b"".join(each.tobytes() for each in stored)
+    )
+    return {
+        "source": loaded.source.sha256,
+        "corpus": corpus.hexdigest(),
+        "draft_vocab_size": min(options.draft_vocab_size, loaded.config.vocab_size),
+        "layers": [joined_layer(loaded), loaded.config.num_layers],
+    }
+
+
+@contextmanager
+def _hold_work(work: Path, output: Path, kind: Mapping[str, object]) -> Iterator[None]:
+    """Make the folder, or take it up again; raises UsageError: it is another's."""
+    run = work / _RUN
+    if not run.exists() and os.path.lexists(output):
+        raise UsageError(f"{output} already exists; remove it or choose another --output")
+    with explain_write_errors(work.parent, 1 << 20):
+        work.mkdir(parents=True, exist_ok=True)
+    with hold_lock(work / "lock", timeout_s=1.0):
+        stated = json.loads(json.dumps(kind))
+        if not run.exists():
+            replace_file(run, json.dumps(stated).encode())
+        elif (found := _read_run(run)) != stated:
+            changed = [key for key in stated if found.get(key) != stated[key]] or ["format"]
+            raise UsageError(
+                f"{work} is of another training (its {' and '.join(changed)} differ); "
+                "remove it or choose another --output"
+            )
+        yield
+
+
+def _read_run(path: Path) -> dict[str, object]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {}
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """The stages of a training, each of which goes on from what lies in the folder."""
+
+    work: Path
+    output: Path
+    loaded: LoadedSource
+    source: LocalSource
+    options: TrainingOptions
+    report: Report
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Whose hidden states are stored: what the head's layer shall read, and behind the target's final norm."""
+        return joined_layer(self.loaded), self.loaded.config.num_layers
+
+    @property
+    def states(self) -> StatesFile:
+        return StatesFile(self.work / _STATES, len(self.layers) * self.loaded.config.hidden_size)
+
+    def write_texts(
+        self, prompts: list[str], stored: list[TokenIds], open_engine: Callable[[], Engine]
+    ) -> list[Text]:
+        texts = TextsFile(self.work / _TEXTS)
+        for number, tokens in enumerate(stored):
+            if number not in texts.numbers:
+                half = min(NUM_PROMPT_TOKENS, len(tokens) // 2)
+                texts.add(number, tokens[:half], tuple(tokens[half:].tolist()))
+        most_tokens = self.options.disk_bytes // self.states.row_bytes
+        num_wanted = 2 * len(prompts)
+        if len(texts.numbers) < num_wanted and texts.num_tokens < most_tokens:
+            limit_s = _ANSWERS_SHARE * 60 * self.options.minutes
+            self.report(f"the target answers {len(prompts)} prompts, for at most {limit_s / 60:.0f} min")
+            with open_engine() as engine:
+                write_answers(
+                    engine,
+                    prompts,
+                    texts,
+                    longest=self.options.longest_answer,
+                    limit_s=limit_s,
+                    most_tokens=most_tokens,
+                )
+        fitting = self.states.fitting(texts.texts, self.options.disk_bytes)
+        if len(fitting) < _FEWEST_TEXTS:
+            raise UsageError(
+                f"there are {len(fitting)} texts to train on, and at least {_FEWEST_TEXTS} are needed; give more "
+                "prompts, more time (--minutes) or more room for hidden states (--disk)"
+            )
+        return fitting
+
+    def train(self, texts: list[Text], began: float) -> TrainingReport:
+        profile = self._read_states(texts)
+        kept_aside, trained = texts[::_KEPT_ASIDE], [text for i, text in enumerate(texts) if i % _KEPT_ASIDE]
+        shape, data, start = self._prepare(trained, kept_aside)
+        trainer = Trainer(
+            shape,
+            data,
+            start,
+            self.work / _CHECKPOINT,
+            lambda weights: write_head(self.output, shape, weights, data.tokens, self._target_name),
+            self.options.device,
+            freezes_head=True,
+        )
+        wanted_s = 60 * self.options.minutes
+        left_s = max(_LEAST_TRAINING_S, _TRAINING_SHARE * wanted_s, wanted_s - (monotonic() - began))
+        self.report(
+            f"training a head of {shape.num_weights / 1e6:.1f} M weights on {len(trained)} texts on "
+            f"{trainer.device}, in {trainer.precision}, for at most {left_s / 60:.0f} min; "
+            "Ctrl-C keeps what is trained"
+        )
+        try:
+            progress = trainer.run(left_s)
+        except KeyboardInterrupt:
+            if trainer.progress.best:
+                self.report(f"interrupted; the best head so far is in {self.output}, and the same command goes on")
+            raise
+        return self._describe(shape, data, progress, trainer.precision, profile)
+
+    def _read_states(self, texts: list[Text]) -> Profile:
+        """Store the hidden states that are missing, and measure the target's passes."""
+        folder, states = self.work / _TARGET, self.states
+        if not (folder / FILE_NAME).exists():
+            self.report("exporting the target with its hidden states")
+            export_model(
+                self.source.path,
+                folder,
+                hidden_layers=self.layers,
+                repository=self.source.repository,
+                revision=self.source.revision,
+                license=self.source.license,
+            )
+        reader = StatesReader(folder, read_manifest(folder), self.layers)
+        if missing := states.missing(texts):
+            num_tokens = sum(len(text.tokens) for text in missing)
+            size = format_bytes(num_tokens * states.row_bytes)
+            self.report(f"storing the hidden states of {num_tokens} tokens, {size}")
+            states.fill(texts, reader.read)
+        show_progress("measuring the target's passes")
+        profile = profile_target(reader.decoder)
+        show_progress("")
+        return profile
+
+    def _prepare(self, trained: list[Text], kept_aside: list[Text]) -> tuple[HeadShape, Data, dict[str, Floats]]:
+        """The head's sizes, what it is trained on, and the weights from which it starts."""
+        config, rows = self.loaded.config, self.states.rows()
+        embedding = matrix(self.loaded.tensors["embedding"])
+        head = matrix(self.loaded.head) if "head" in self.loaded.tensors else embedding
+        tokens = self._tokens(rows, trained, head)
+        shape = head_shape(self.loaded, len(tokens))
+        data = Data(
+            rows=rows,
+            texts=trained,
+            kept_aside=kept_aside,
+            embedding=embedding,
+            head=head[tokens],
+            tokens=tokens,
+            logit_scale=config.logit_scale,
+            logit_cap=config.logit_cap,
+        )
+        join = self._fit_join(rows, trained, embedding)
+        return shape, data, start_weights(shape, self.loaded, head, tokens, join)
+
+    def _fit_join(self, rows: Halves, trained: list[Text], embedding: Floats) -> Floats:
+        show_progress("finding the weights to start from")
+        size = self.loaded.config.hidden_size
+        stored = np.concatenate([np.arange(text.start + 1, text.start + len(text.tokens)) for text in trained])
+        tokens = np.concatenate([text.tokens[1:] for text in trained])
+        sample = slice(None, None, max(1, len(stored) // _SAMPLED_ROWS))
+        stored, tokens = stored[sample], tokens[sample]
+        before, at = (rows[places].astype(np.float32) for places in (stored - 1, stored))
+        return fit_join(embedding[tokens], before[:, size:], at[:, :size], self.loaded.config.rms_eps)
+
+    def _tokens(self, rows: Halves, trained: list[Text], head: Floats) -> TokenIds:
+        """The tokens that can be drafted; those of the first run, if another one goes on with it."""
+        path, config = self.work / _TOKENS, self.loaded.config
+        if path.exists():
+            tokens: TokenIds = np.fromfile(path, "<i4").astype(np.int32)
+            return tokens
+        show_progress("choosing the tokens that can be drafted")
+        before = [
+            np.arange(text.start + text.num_prompt - 1, text.start + len(text.tokens) - 1) for text in trained
+        ]
+        behind = np.concatenate(before)
+        sample = np.sort(behind[:: max(1, len(behind) // _SAMPLED_ROWS)])
+        states = rows[sample][:, -config.hidden_size :].astype(np.float32)
+        counts = expected_counts(states, head, config.logit_scale, config.logit_cap)
+        size = min(self.options.draft_vocab_size, config.vocab_size)
+        tokens = choose_tokens(counts, size, self.loaded.vocabulary.eos_token_ids)
+        replace_file(path, tokens.astype("<i4").tobytes())
+        show_progress("")
+        return tokens
+
+    @property
+    def _target_name(self) -> str:
+        return self.source.repository or self.loaded.source.name
+
+    def _describe(
+        self, shape: HeadShape, data: Data, progress: Progress, precision: str, profile: Profile
+    ) -> TrainingReport:
+        answers = np.concatenate([text.tokens[text.num_prompt :] for text in data.kept_aside])
+        config = self.loaded.config
+        layers = (one for role, one in self.loaded.tensors.items() if role not in ("embedding", "head"))
+        num_read = sum(one.rows * one.columns for one in layers) + config.vocab_size * config.hidden_size
+        return TrainingReport(
+            texts=len(data.texts),
+            answer_tokens=sum(len(text.tokens) - text.num_prompt for text in data.texts),
+            kept_aside_texts=len(data.kept_aside),
+            trained_drafts=progress.num_drafts,
+            training_s=progress.used_s,
+            precision=precision,
+            agreement=progress.best,
+            coverage=float(np.isin(answers, data.tokens).mean()),
+            gain=expected_gain(progress.best, shape.num_weights / num_read, profile),
+        )

@@ -1,0 +1,152 @@
+"""The weights from which training starts: the target's last layer, behind a matrix found by regression.
+
+The state f_{i-1} behind the target's final norm and the token x_i tell much of what the target's last layer reads
+at i. The matrix that joins them is the least squares solution of that, so that the head, which ends as the target
+does, drafts before it is trained. Where the layer is none that a head can have (norms behind attention, experts),
+the matrix leads to what the layer gives, and the head's layer starts as one that adds nothing.
+"""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.export.families import DecoderConfig
+from edgespec.export.sources import LoadedSource
+from edgespec.export.tensors import StoredTensor
+from edgespec.training.shape import (
+    DOWN,
+    FINAL_NORM,
+    GATE,
+    HEAD,
+    INPUT_NORM,
+    JOIN,
+    K_BIAS,
+    K_NORM,
+    MLP_NORM,
+    Q_BIAS,
+    Q_NORM,
+    UP,
+    V_BIAS,
+    HeadShape,
+    K,
+    O,
+    Q,
+    V,
+)
+from edgespec.types import TokenIds
+
+Floats = npt.NDArray[np.float32]
+_DEVIATION = 0.02  # of weights that start at random
+_DAMPING = 0.01  # of the regression, as a share of the mean square of what it reads
+_CHUNK_ROWS = 2048
+
+
+def matrix(tensor: StoredTensor) -> Floats:
+    """All of a stored matrix, [rows, columns]."""
+    return np.concatenate(list(tensor.floats()))
+
+
+def can_copy_layer(source: LoadedSource) -> bool:
+    """Whether the target's last layer is one that a head can have."""
+    last = source.config.num_layers - 1
+    return f"{last}.attended_norm" not in source.tensors and f"{last}.down" in source.tensors
+
+
+def joined_layer(source: LoadedSource) -> int:
+    """The layer of the target behind which lies what the head's layer reads."""
+    return source.config.num_layers - (2 if can_copy_layer(source) else 1)
+
+
+def head_shape(source: LoadedSource, draft_vocab_size: int) -> HeadShape:
+    """A head with a layer of its target's sizes."""
+    config, last = source.config, source.config.num_layers - 1
+    return HeadShape(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        vocab_size=config.vocab_size,
+        draft_vocab_size=draft_vocab_size,
+        rms_eps=config.rms_eps,
+        rope_theta=_rope_theta(config),
+        context_length=config.context_length,
+        activation=config.activation,
+        has_biases=f"{last}.q_bias" in source.tensors,
+        has_head_norms=f"{last}.q_norm" in source.tensors,
+    )
+
+
+def _rope_theta(config: DecoderConfig) -> float:
+    """The base of rotary frequencies; where these are scaled, of those that come closest."""
+    for layer in reversed(config.layers):
+        if layer.rotary is not None and layer.rotary.rotated > 2:
+            return math.pow(layer.rotary.inv_freq[1], -layer.rotary.rotated / 2)
+    return 1e4
+
+
+def start_weights(
+    shape: HeadShape, source: LoadedSource, head: Floats, tokens: TokenIds, join: Floats
+) -> dict[str, Floats]:
+    """Weights by name.
+
+    Args:
+        head: The target's vocabulary head, [vocab_size, hidden_size].
+        tokens: The tokens that can be drafted, [draft_vocab_size].
+        join: The matrix of fit_join.
+    """
+    rng = np.random.default_rng(0)
+    weights: dict[str, Floats] = {}
+    for name, size in shape.weights.items():
+        one = np.ones(size) if len(size) == 1 else _DEVIATION * rng.standard_normal(size)
+        weights[name] = one.astype(np.float32)
+    last = source.config.num_layers - 1
+    names = {Q: "q", K: "k", V: "v", Q_BIAS: "q_bias", K_BIAS: "k_bias", V_BIAS: "v_bias", Q_NORM: "q_norm"}
+    names |= {K_NORM: "k_norm", INPUT_NORM: "input_norm"}
+    if can_copy_layer(source):
+        names |= {O: "o", GATE: "gate", UP: "up", DOWN: "down", MLP_NORM: "mlp_norm"}
+    else:
+        weights[O][:], weights[DOWN][:] = 0.0, 0.0
+    for name, role in names.items():
+        if name in weights and (found := source.tensors.get(f"{last}.{role}")) is not None:
+            weights[name] = matrix(found) if weights[name].ndim == 2 else found.vector()
+    _fold_scales(weights, source.config)
+    weights[JOIN] = join
+    weights[HEAD] = head[tokens] * np.float32(source.config.logit_scale)
+    weights[FINAL_NORM] = source.tensors["final_norm"].vector()
+    return weights
+
+
+def _fold_scales(weights: dict[str, Floats], config: DecoderConfig) -> None:
+    """Scales of the target's attention and residuals, which a head has not."""
+    scale = np.float32(config.attention_scale * config.head_dim**0.5)
+    for name in (Q_NORM,) if Q_NORM in weights else (Q, Q_BIAS):
+        if name in weights:
+            weights[name] = weights[name] * scale
+    for name in (O, DOWN):
+        weights[name] = weights[name] * np.float32(config.residual_scale)
+
+
+def fit_join(embedded: Floats, states: Floats, wanted: Floats, eps: float) -> Floats:
+    """The matrix from an embedding, normed, and a state to what is wanted, [hidden_size, 2 · hidden_size].
+
+    Rows count alike whatever their size, since norms read what comes of them.
+
+    Args:
+        embedded: Embeddings of tokens, [num_rows, hidden_size].
+        states: Of the target at the tokens before, behind its final norm.
+        wanted: Hidden states at the tokens.
+    """
+    width = 2 * wanted.shape[1]
+    squares, products = np.zeros((width, width)), np.zeros((width, width // 2))
+    for start in range(0, len(wanted), _CHUNK_ROWS):
+        part = slice(start, start + _CHUNK_ROWS)
+        normed = embedded[part] / np.sqrt(np.square(embedded[part]).mean(axis=1, keepdims=True) + eps)
+        share = 1.0 / np.sqrt(np.square(wanted[part]).mean(axis=1, keepdims=True) + eps)
+        read = np.concatenate([normed, states[part]], axis=1) * share
+        squares += read.T @ read
+        products += read.T @ (wanted[part] * share)
+    squares += np.eye(width) * (_DAMPING * np.trace(squares) / width)
+    join: Floats = np.linalg.solve(squares, products).T.astype(np.float32)
+    return np.ascontiguousarray(join)

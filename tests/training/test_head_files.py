@@ -1,0 +1,112 @@
+"""What a training starts from and what it writes, against plain numpy."""
+
+from pathlib import Path
+
+import made_heads
+import numpy as np
+import pytest
+import tiny
+from made_heads import Graphs, MadeHead, Reference, require_rows_of_reference
+from safetensors.numpy import load_file
+
+from edgespec.errors import ModelError
+from edgespec.export.heads.convert import export_head, plan_head
+from edgespec.export.heads.head_source import read_head
+from edgespec.export.sources import read_source
+from edgespec.training.shape import FINAL_NORM, INPUT_NORM, JOIN, TOKEN_NORM, HeadShape
+from edgespec.training.speculators import write_head
+from edgespec.training.tensor_file import read_tensors, write_tensors
+from edgespec.training.vocabulary import choose_tokens, expected_counts
+from edgespec.training.warm_start import fit_join, head_shape, start_weights
+
+
+def test_tensors_are_those_that_the_safetensors_package_reads(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    tensors = {
+        "a": rng.normal(size=(3, 5)).astype(np.float32),
+        "b": rng.normal(size=7).astype(np.float16),
+        "c": np.array([-3, 1 << 40]),
+        "d": np.array([True, False, True]),
+    }
+    write_tensors(tmp_path / "x", tensors, {"steps": "3"})
+    found, metadata = read_tensors(tmp_path / "x")
+    for read in (found, load_file(tmp_path / "x")):
+        assert {*read} == {*tensors}
+        assert all(np.array_equal(read[name], each) for name, each in tensors.items())
+    assert metadata == {"steps": "3"}
+    (tmp_path / "x").write_bytes((tmp_path / "x").read_bytes()[:-20])
+    with pytest.raises(ModelError, match="is damaged"):
+        read_tensors(tmp_path / "x")
+
+
+def test_the_matrix_to_start_from_is_found_where_there_is_one() -> None:
+    rng = np.random.default_rng(0)
+    embedded, states = rng.normal(size=(2, 5000, 8)).astype(np.float32)
+    true = rng.normal(size=(8, 16)).astype(np.float32)
+    normed = embedded / np.sqrt(np.square(embedded).mean(axis=1, keepdims=True) + 1e-5)
+    wanted = np.concatenate([normed, states], axis=1) @ true.T
+    found = fit_join(embedded, states, wanted.astype(np.float32), 1e-5)
+    assert np.abs(found - true).max() < 0.05 * np.abs(true).max()  # what damping takes away
+
+
+def test_tokens_that_can_be_drafted_are_the_most_probable_and_those_that_always_count() -> None:
+    rng = np.random.default_rng(0)
+    states, head = rng.normal(size=(700, 6)).astype(np.float32), rng.normal(size=(40, 6)).astype(np.float32)
+    logits = states @ head.T * 0.5
+    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    counts = expected_counts(states, head, 0.5, None)
+    assert counts == pytest.approx(shares.sum(axis=0), rel=1e-4)
+    least = int(counts.argmin())
+    tokens = choose_tokens(counts, 10, [least])
+    assert tokens.tolist() == sorted({least, *np.argsort(-counts)[:9].tolist()})
+
+
+def written(folder: Path, *, bias: bool) -> tuple[HeadShape, dict[str, np.ndarray], np.ndarray]:
+    """A head in folder / head that starts from the target in folder / hf."""
+    weights = made_heads.target_weights(bias=bias)
+    tiny.write_huggingface(folder / "hf", weights, config=made_heads.target_config("qwen2" if bias else "llama"))
+    source = read_source(folder / "hf")
+    rng = np.random.default_rng(3)
+    shape = head_shape(source, 100)
+    tokens = made_heads.trimmed_tokens(rng).astype(np.int32)
+    join = rng.normal(size=shape.weights[JOIN]).astype(np.float32) / 10
+    made = start_weights(shape, source, weights["lm_head.weight"], tokens, join)
+    made = {name: each.astype(np.float16).astype(np.float32) for name, each in made.items()}
+    write_head(folder / "head", shape, made, tokens, "target")
+    return shape, made, tokens
+
+
+def reference(
+    shape: HeadShape, made: dict[str, np.ndarray], tokens: np.ndarray, target: dict[str, np.ndarray]
+) -> Reference:
+    """The head as one that the references know: multi-token prediction without a norm of the state."""
+    names = {TOKEN_NORM: "token_layernorm", FINAL_NORM: "final_layernorm", INPUT_NORM: "input_layernorm"}
+    tensors = {name.replace("transformer.", "layers.0."): each for name, each in made.items() if name not in names}
+    tensors |= {f"layers.0.{theirs}.weight": made[ours] for ours, theirs in names.items()}
+    tensors["layers.0.input_proj.weight"] = np.roll(tensors.pop(JOIN), shape.hidden_size, axis=1)
+    tensors["d2t"] = tokens - np.arange(len(tokens))
+    head = MadeHead(
+        tensors=tensors, config={}, wide=False, layers=(made_heads.TARGET_LAYERS,), switches=frozenset({"mtp"})
+    )
+    return Reference(
+        head,
+        target["model.embed_tokens.weight"],
+        made["lm_head.weight"],
+        eps=shape.rms_eps,
+        theta=shape.rope_theta,
+    )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_written_head_computes_in_its_graphs_what_a_plain_forward_does(tmp_path: Path, bias: bool) -> None:
+    shape, made, tokens = written(tmp_path, bias=bias)
+    assert shape.rope_theta == pytest.approx(tiny.THETA, rel=1e-4)
+    assert shape.has_biases == bias
+    planned = plan_head(read_source(tmp_path / "hf"), read_head(tmp_path / "head"), "fp32")
+    manifest = export_head(planned, tmp_path / "out", "head")
+    assert manifest.head is not None
+    assert (manifest.head.method, manifest.head.kind) == ("eagle", "recurrent")
+    assert manifest.head.target_layers == (made_heads.TARGET_LAYERS,)
+    assert np.array_equal(np.load(tmp_path / "out" / manifest.vocab_subset), tokens)
+    target = made_heads.target_weights(bias=bias)
+    require_rows_of_reference(Graphs(tmp_path / "out"), reference(shape, made, tokens, target))

@@ -1,0 +1,158 @@
+"""Training itself, where PyTorch is installed: edgespec train on a small random model."""
+
+import json
+from pathlib import Path
+
+import made_heads
+import numpy as np
+import pytest
+import tiny
+from made_heads import Graphs
+
+from edgespec.cli.main import main
+from edgespec.export.heads.convert import export_head, plan_head
+from edgespec.export.heads.head_source import read_head
+from edgespec.export.sources import read_source
+from edgespec.training.network import Network
+from edgespec.training.objective import agreement, backward, unroll
+from edgespec.training.packing import Batch, Text, pack
+from edgespec.training.shape import HEAD, JOIN, HeadShape
+from edgespec.training.speculators import write_head
+from edgespec.training.warm_start import head_shape, start_weights
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    layers = {"llama.block_count": made_heads.TARGET_LAYERS}
+    tiny.write_gguf(folder / "tiny.gguf", made_heads.target_weights(), override=layers)
+    return folder / "tiny.gguf"
+
+
+def made_network(target: Path) -> tuple[HeadShape, Network, np.ndarray]:
+    source, weights = read_source(target), made_heads.target_weights()
+    shape, rng = head_shape(source, 100), np.random.default_rng(3)
+    tokens = made_heads.trimmed_tokens(rng).astype(np.int32)
+    join = rng.normal(size=shape.weights[JOIN]).astype(np.float32) / 10
+    made = start_weights(shape, source, weights["lm_head.weight"], tokens, join)
+    tensors = {name: torch.tensor(each.astype(np.float16).astype(np.float32)) for name, each in made.items()}
+    return shape, Network(shape, tensors, torch.tensor(weights["model.embed_tokens.weight"])), tokens
+
+
+def made_batch() -> tuple[Batch, np.ndarray]:
+    rng = np.random.default_rng(1)
+    texts, start = [], 0
+    for num_prompt, num_answer in ((3, 9), (2, 7), (4, 5)):
+        tokens = rng.integers(0, tiny.VOCAB, num_prompt + num_answer).astype(np.int32)
+        texts.append(Text(tokens, num_prompt, start))
+        start += len(tokens)
+    (batch,) = pack(texts, 24, 2, None)
+    return batch, rng.normal(size=(start, tiny.HIDDEN)).astype(np.float32)
+
+
+def test_drafts_in_training_are_those_of_the_exported_graph(target: Path, tmp_path: Path) -> None:
+    """Step by step: the rows of the text, then each draft's own steps behind its first row."""
+    shape, network, tokens = made_network(target)
+    write_head(tmp_path / "head", shape, {name: w.numpy() for name, w in network.weights.items()}, tokens, "tiny")
+    export_head(plan_head(read_source(target), read_head(tmp_path / "head"), "fp32"), tmp_path / "out", "head")
+    graphs = Graphs(tmp_path / "out")
+    batch, states = made_batch()
+    with torch.no_grad():
+        steps = [each.numpy() for each in unroll(network, batch, torch.tensor(states[batch.stored]), 3)]
+    num_compared = 0
+    for line, draft in np.argwhere(batch.has_next(2)):
+        start = batch.starts[line, draft]
+        rows = np.flatnonzero(batch.visible[line, draft])
+        graphs.forget(0)
+        _, found = graphs.rows(batch.tokens[line, rows], states[batch.stored[line, rows]])
+        for step in range(3):
+            assert np.abs(found[-1] - steps[step][line, draft]).max() < 1e-4
+            _, found = graphs.rows(batch.tokens[line, start + step + 1 : start + step + 2], found[-1:])
+            num_compared += 1
+    assert num_compared > 30
+
+
+def test_gradients_in_parts_are_those_of_the_whole_loss(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, network, _ = made_network(target)
+    batch, states = made_batch()
+    features = torch.tensor(states[batch.stored])
+    number = batch.starts >= 0
+    after = torch.softmax(torch.randn(int(number.sum()), 100, generator=torch.manual_seed(0)), -1)
+    place = np.full(batch.tokens.shape, -1)
+    line, draft = np.nonzero(number)
+    place[line, batch.starts[line, draft]] = np.arange(len(line))
+
+    def gradients(chunk: int) -> list[np.ndarray]:
+        monkeypatch.setattr("edgespec.training.objective._CHUNK_DRAFTS", chunk)
+        for each in network.weights.values():
+            each.requires_grad_().grad = None
+        backward(network, batch, features, after, 3)
+        return [each.grad.numpy().copy() for each in network.weights.values()]
+
+    total = 0.0
+    for each in network.weights.values():
+        each.requires_grad_().grad = None
+    for i, states_of_step in enumerate(unroll(network, batch, features, 3)):
+        goes_on = batch.has_next(i)
+        wanted = after[batch.at(place, i)[goes_on]]
+        logs = network.logits(states_of_step[torch.tensor(goes_on)]).log_softmax(-1)
+        total = total - 0.8**i * (wanted * logs).sum(-1).mean()
+    (total / (1 + 0.8 + 0.64)).backward()
+    whole = [each.grad.numpy().copy() for each in network.weights.values()]
+    for found in (gradients(4), gradients(1000)):
+        for one, other in zip(found, whole, strict=True):
+            assert np.abs(one - other).max() < 1e-5 * max(1.0, np.abs(other).max())
+
+
+def test_agreement_counts_drafts_until_their_first_wrong_token(target: Path) -> None:
+    _, network, tokens = made_network(target)
+    batch, states = made_batch()
+    features, ids = torch.tensor(states[batch.stored]), torch.tensor(tokens.astype(np.int64))
+    network.weights[HEAD].zero_()
+    network.weights[HEAD][7] = 1e-3  # every draft is of one token, or where that is less likely of the first
+    found = agreement(network, batch, features, 3, ids)
+    assert found.reached[0] == batch.has_next(2).sum()
+    assert np.all(found.right <= found.reached)
+    assert np.array_equal(found.reached[1:], found.right[:-1])
+
+
+def run(*arguments: object) -> int:
+    return main([str(each) for each in arguments])
+
+
+@pytest.mark.slow
+def test_a_head_is_trained_and_trained_further_and_exported(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("edgespec.training.train._LEAST_TRAINING_S", 2.0)
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("".join(f"prompt {number} of a few\n" for number in range(8)))
+    train = ("train", target, "--corpus", corpus, "--output", tmp_path / "head", "--minutes", 0.3, "--json")
+    train = (*train, "--draft-vocab", 120, "--no-offline")
+    reports = []
+    for _ in range(2):
+        assert run(*train) == 0
+        reports.append(json.loads(capsys.readouterr().out))
+    first, second = reports
+    for report in reports:  # an answer to a prompt greedily, and another sampled, as far as there was time
+        assert 4 <= report["texts"] + report["kept_aside_texts"] <= 16
+        assert report["kept_aside_texts"] >= 1
+    assert first["answer_tokens"] <= second["answer_tokens"]
+    assert second["trained_drafts"] > first["trained_drafts"] > 0
+    assert second["training_s"] > first["training_s"]
+    assert len(first["agreement"]) == 5
+    assert second["gain"]["draft_cost"] > 0
+    planned = plan_head(read_source(target), read_head(tmp_path / "head"), "fp32")
+    assert planned.plan.tokens is not None
+    assert len(planned.plan.tokens) == 120
+
+    assert run(*train, "--disk", "4M", "--draft-vocab", 60) == 2
+    assert "is of another training (its draft_vocab_size differ" in capsys.readouterr().err
+    (tmp_path / "taken").mkdir()
+    assert run("train", target, "--output", tmp_path / "taken") == 2
+    assert "already exists" in capsys.readouterr().err
+    assert run("train", target, "--from-answers", "--output", tmp_path / "other") == 2
+    assert "no answers of" in capsys.readouterr().err

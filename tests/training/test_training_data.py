@@ -1,0 +1,145 @@
+"""Prompts, texts and hidden states that a head is trained on, and how they are packed."""
+
+import json
+from collections import Counter
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.errors import DiskFull, ModelError, UsageError
+from edgespec.evaluation.prompts import own_prompts as bench_prompts
+from edgespec.system import disk
+from edgespec.training.corpus import own_prompts, read_corpus
+from edgespec.training.packing import Text, pack
+from edgespec.training.states_file import StatesFile
+from edgespec.training.texts_file import TextsFile
+
+
+def made_texts(*lengths: tuple[int, int]) -> list[Text]:
+    """Texts with tokens 0, 1, 2 … over all of them, by numbers of tokens of prompt and answer."""
+    texts, start = [], 0
+    for num_prompt, num_answer in lengths:
+        stop = start + num_prompt + num_answer
+        texts.append(Text(np.arange(start, stop, dtype=np.int32), num_prompt, start))
+        start = stop
+    return texts
+
+
+def test_own_prompts_are_of_thirteen_kinds_and_none_is_measured_with() -> None:
+    file = resources.files("edgespec.training").joinpath("prompts.jsonl").read_text(encoding="utf-8")
+    kinds = Counter(json.loads(line)["category"] for line in file.splitlines())
+    prompts = own_prompts()
+    assert len(kinds) == 13
+    assert min(kinds.values()) >= 28
+    assert len(set(prompts)) == len(prompts) == kinds.total()
+    assert not {*prompts} & {turn for prompt in bench_prompts() for turn in prompt.turns}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "first\n\n  second \nfirst\n",
+        '{"prompt": "first"}\n{"text": "second"}\n',
+        '{"turns": ["first", "later"]}\n\n{"category": "x", "prompt": "second"}',
+    ],
+)
+def test_a_corpus_has_a_line_or_a_record_for_each_prompt(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "corpus"
+    path.write_text(content)
+    assert read_corpus(path) == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds no prompts"),
+        (b"\n \n", "holds no prompts"),
+        (b"\xff\xfe\x00a", "not text in UTF-8"),
+        (b"a\0b", "is binary"),
+        (b'{"prompt": 3}', "record 1 has no text"),
+        (b'{"prompt": "a"}\n{"turns": []}', "record 2 has no text"),
+        (b'{"prompt": "a"', "is damaged"),
+    ],
+)
+def test_a_corpus_without_prompts_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "corpus"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        read_corpus(path)
+    with pytest.raises(UsageError, match="cannot read the corpus"):
+        read_corpus(tmp_path / "none")
+
+
+def test_texts_that_were_written_are_there_again_without_one_that_was_cut_short(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    first = TextsFile(path)
+    first.add(0, np.array([1, 2], np.int32), (3, 4, 5))
+    first.add(7, np.array([6], np.int32), (8,))
+    with path.open("a") as file:
+        file.write('{"number": 9, "num_pr')
+    again = TextsFile(path)
+    assert again.numbers == {0, 7}
+    assert [(text.tokens.tolist(), text.num_prompt, text.start) for text in again.texts] == [
+        ([1, 2, 3, 4, 5], 2, 0),
+        ([6, 8], 1, 5),
+    ]
+    assert (again.num_tokens, again.num_answer_tokens) == (7, 4)
+    again.add(8, np.array([1], np.int32), (1,))
+    assert len(TextsFile(path).texts) == 3
+    path.write_text('{"number": -1}\n')
+    with pytest.raises(ModelError, match="is damaged"):
+        TextsFile(path)
+
+
+def states_of(tokens: np.ndarray) -> np.ndarray:
+    return np.stack([tokens, tokens * 1e6], axis=1).astype(np.float32)
+
+
+def test_states_are_stored_once_in_order_and_in_bounded_space(tmp_path: Path) -> None:
+    texts = made_texts((2, 3), (1, 4), (3, 3))
+    states = StatesFile(tmp_path / "states", 2)
+    assert states.fitting(texts, 10 * states.row_bytes) == texts[:2]
+    states.fill(texts[:1], states_of)
+    with states.path.open("ab") as file:
+        file.write(b"\1" * (2 * states.row_bytes + 1))  # a part of the second text
+    assert states.missing(texts) == texts[1:]
+    read = []
+    states.fill(texts, lambda tokens: (read.append(tokens[0]), states_of(tokens))[1])
+    assert read == [5, 10]
+    assert states.missing(texts) == []
+    assert np.array_equal(states.rows()[:, 0], np.arange(16))
+    assert states.rows()[1:, 1].tolist() == [65504.0] * 15
+
+
+def test_states_for_which_there_is_no_room_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = disk.shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: usage)
+    with pytest.raises(DiskFull):
+        StatesFile(tmp_path / "states", 2).fill(made_texts((2, 3)), states_of)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_each_token_of_an_answer_but_the_last_begins_a_draft_in_its_own_text(seed: int | None) -> None:
+    texts = made_texts((2, 5), (4, 9), (1, 2), (0, 3), (3, 1))
+    rng = None if seed is None else np.random.default_rng(seed)
+    begun = []
+    for batch in pack(texts, 12, 2, rng):
+        for step in range(3):
+            goes_on = batch.has_next(step)
+            token = batch.at(batch.tokens, step)[goes_on]
+            text = batch.at(batch.text, 0)[goes_on]
+            assert np.array_equal(batch.at(batch.tokens, step + 1)[goes_on], token + 1)
+            ends = np.array([own.tokens[-1] for own in texts])
+            assert np.all(token < ends[text])
+        starts = batch.starts >= 0
+        begun += batch.at(batch.tokens, 0)[starts].tolist()
+        assert np.array_equal(batch.at(batch.stored, 0)[starts] + 1, batch.at(batch.tokens, 0)[starts])
+        for line, draft in np.argwhere(starts):
+            row, seen = batch.starts[line, draft], np.flatnonzero(batch.visible[line, draft])
+            assert seen[-1] == row
+            assert np.all(np.diff(seen) == 1)
+            assert batch.positions[line, seen[0]] == 0
+    wanted = [token for own in texts for token in own.tokens[max(1, own.num_prompt) : -1].tolist()]
+    assert sorted(begun) == wanted
