@@ -14,10 +14,11 @@ import numpy.typing as npt
 
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.hidden_states import States
+from edgespec.decoding.whole_rows import WholeRows
 from edgespec.errors import ContextOverflow
 from edgespec.runtimes.block_passes import BlockPasses
 from edgespec.runtimes.head_graph import HeadGraph
-from edgespec.runtimes.head_parts import Features, HeadFolder, WholeRows, require_run
+from edgespec.runtimes.head_parts import Features, HeadFolder, require_run
 from edgespec.runtimes.session import SessionOptions, translate_memory_errors
 from edgespec.types import Logits, TokenIds
 

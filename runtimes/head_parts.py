@@ -17,10 +17,7 @@ from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.head_graph import HeadGraph
 from edgespec.runtimes.session import SessionOptions, refuse_device
-from edgespec.types import Logits, TokenIds
-
-# The logit of a token without a row; far from infinity, so that arithmetic with it raises no warning.
-UNKNOWN = np.float32(-1e30)
+from edgespec.types import TokenIds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +60,7 @@ class Features:
             self._fuse.require({"features"}, {"hidden"})
 
     def num_known(self, tokens: TokenIds) -> int:
-        """Of how many of the first tokens hidden states are known."""
+        """How many of the first tokens have known hidden states."""
         return self._store.known(tokens)
 
     def read(self, tokens: TokenIds, start: int, num_rows: int | None = None) -> States:
@@ -84,27 +81,3 @@ class Features:
     def none(self) -> States:
         """States of no tokens, [0, state_size]."""
         return np.zeros((0, self._head.state_size), np.float32)
-
-
-class WholeRows:
-    """Rows over the whole vocabulary, from rows of a vocabulary head that was trimmed to some tokens.
-
-    A call may overwrite what the one before it gave.
-    """
-
-    def __init__(self, subset: TokenIds | None, vocab_size: int) -> None:
-        self._subset, self._vocab_size = subset, vocab_size
-        self._rows: Logits = np.zeros((0, vocab_size), np.float32)
-
-    @property
-    def num_columns(self) -> int:
-        """How many logits a row of the vocabulary head has."""
-        return self._vocab_size if self._subset is None else len(self._subset)
-
-    def __call__(self, rows: Logits) -> Logits:
-        if self._subset is None:
-            return rows
-        if len(self._rows) < len(rows):
-            self._rows = np.full((len(rows), self._vocab_size), UNKNOWN, np.float32)
-        self._rows[: len(rows), self._subset] = rows
-        return self._rows[: len(rows)]

@@ -14,8 +14,9 @@ import numpy as np
 from edgespec.decoding import trees
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.hidden_states import States
+from edgespec.decoding.whole_rows import WholeRows
 from edgespec.errors import ContextOverflow
-from edgespec.runtimes.head_parts import Features, HeadFolder, WholeRows, require_run
+from edgespec.runtimes.head_parts import Features, HeadFolder, require_run
 from edgespec.runtimes.own_states import OwnStates
 from edgespec.runtimes.passes import Passes, TreeLayout
 from edgespec.runtimes.row_rule import NO_RULE, next_pass, read_l2_bytes, row_rule
@@ -160,7 +161,7 @@ class RecurrentHead:
         return start, np.zeros((1, self._state_size), np.float32), False
 
     def _whole_pass(self, tokens: TokenIds, start: int, states: States) -> tuple[int, States]:
-        """As much of a pass as keeps rows equal to the bit, by row_rule.py, once it is padded to even width."""
+        """The part of a pass that keeps rows equal to the bit, by row_rule.py, once it is padded to even width."""
         first, stop, _ = next_pass(start, start + len(states), self._rule.borders, self.context_length)
         if first < start:
             known = self._features.num_known(tokens)

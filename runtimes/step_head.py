@@ -12,9 +12,10 @@ from typing import Unpack
 import numpy as np
 
 from edgespec.decoding.hidden_states import States
+from edgespec.decoding.whole_rows import WholeRows
 from edgespec.errors import ContextOverflow
 from edgespec.runtimes.head_graph import HeadGraph
-from edgespec.runtimes.head_parts import Features, HeadFolder, WholeRows, require_run
+from edgespec.runtimes.head_parts import Features, HeadFolder, require_run
 from edgespec.runtimes.session import SessionOptions
 from edgespec.types import Logits, TokenIds
 

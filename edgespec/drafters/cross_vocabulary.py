@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoders import Decoder, ForwardingDecoder
+from edgespec.decoding.whole_rows import UNKNOWN
 from edgespec.errors import ContextOverflow, ManifestError, VocabularyMismatch
 from edgespec.loading.open_model import ModelFolder, read_tokenizer
-from edgespec.loading.vocab_subset import UNKNOWN
 from edgespec.models.pair import have_same_tokens
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import Logits, Report, TokenIds

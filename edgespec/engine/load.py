@@ -189,18 +189,23 @@ def _explain(error: DeviceUnavailable, resolved: Resolved, placement: Placement)
     return error
 
 
-def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Engine:
-    """Open the models in a placement."""
+def _require_possible(resolved: Resolved, placement: Placement) -> None:
+    """Raises DeviceUnavailable or UsageError: A device does not run what is to run on it."""
     require_together(placement.device, placement.drafter_device, has_drafter_model=bool(resolved.drafters))
     require_form(resolved.target, placement.device)
     for model in [model for drafter in resolved.drafters for model in drafter.models]:
         require_form(model, placement.drafter_device)
-    stated, names, report = resolved.target, resolved.names, resolved.home.report
-    if placement.decides_near_ties and "lookahead" in names.simple:
+    if placement.decides_near_ties and "lookahead" in resolved.names.simple:
         raise UsageError(
             f"lookahead runs the target's other graph, so --exact cannot go with it on '{placement.device.name}', "
             "where deterministic mode is off; leave out one of them"
         )
+
+
+def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Engine:
+    """Open the models in a placement."""
+    _require_possible(resolved, placement)
+    stated, names, report = resolved.target, resolved.names, resolved.home.report
     if options.schedule in ("pipelined", "hedged") and not resolved.drafters:
         report(
             f"--schedule {options.schedule} has no effect: no drafter model runs; name one with --drafter MODEL"

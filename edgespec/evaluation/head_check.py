@@ -15,8 +15,9 @@ from edgespec.decoders import Decoder, DraftDecoder
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import DeviceUnavailable, SourceError
 from edgespec.evaluation.pair_check import PROMPTS
+from edgespec.loading.head_target import layers_read
 from edgespec.loading.open_model import ModelFolder, read_chat_template, read_tokenizer
-from edgespec.loading.vocab_subset import read_subset
+from edgespec.loading.vocab_subset import find_subset
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import Device, find_device
 from edgespec.runtimes.heads import open_head
@@ -69,8 +70,7 @@ def require_agreement(
 def measure_agreement(target: Path, head: Path, devices: tuple[str, str] = ("cpu", "cpu")) -> HeadAgreement:
     """Run a head behind texts that its target writes; arguments as of require_agreement."""
     manifest, own = read_manifest(target), read_manifest(head)
-    assert own.head is not None
-    decoder = OnnxDecoder(target, manifest, _here(devices[0]), hidden_layers=_distinct(own.head.target_layers))
+    decoder = OnnxDecoder(target, manifest, _here(devices[0]), hidden_layers=layers_read([own]))
     states = decoder.hidden_states
     assert states is not None
     drafter = _open(head, _here(devices[1]), states)
@@ -103,12 +103,7 @@ def _compare(
 
 def _open(head: Path, device: Device, states: HiddenStates) -> DraftDecoder:
     manifest = read_manifest(head)
-    subset = read_subset(head / manifest.vocab_subset, manifest.vocab_size) if manifest.vocab_subset else None
-    return open_head(head, manifest, device, states, subset)
-
-
-def _distinct(layers: Iterable[int]) -> tuple[int, ...]:
-    return tuple(sorted({*layers}))
+    return open_head(head, manifest, device, states, find_subset(head, manifest))
 
 
 def _here(name: str) -> Device:

@@ -54,13 +54,16 @@ class PairHalf:
         return read_mtp(self.source.path) if self.is_mtp else read_head(self.source.path)
 
     def plan_head(self, target: LoadedSource) -> PlannedHead:
-        """Raises as the function of this name does."""
+        """Plan the export of the drafting head for its target; raises as export/heads/convert.py does."""
         return plan_head(
             target, self.read_head(), self.precision or "auto", form=self.form, drafting=self.trimming
         )
 
     def plan_model(self, *, is_checked: bool) -> tuple[LoadedSource, Plan]:
-        """Raises as plan_source does, and UsageError: A model is to be trimmed as only heads are."""
+        """Read the model and plan its export; raises as plan_source does.
+
+        Raises UsageError: A model is to be trimmed as only heads are.
+        """
         if self.trimming != Drafting():
             raise UsageError(
                 f"--vocab-subset trims the logits of a drafting head in a pair, and {self.source.path} is a model "

@@ -12,7 +12,7 @@ from edgespec.decoders import Decoder
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import UsageError
 from edgespec.loading.calibration import calibration_texts
-from edgespec.loading.vocab_subset import SubsetDecoder, read_subset
+from edgespec.loading.vocab_subset import SubsetDecoder, find_subset
 from edgespec.manifest import FILE_NAME, Manifest, read_manifest, verify_files
 from edgespec.memory.estimate import WeightsSize
 from edgespec.models import genai
@@ -192,16 +192,13 @@ def open_drafter(
     if manifest.head is not None:
         assert hidden_states is not None
         cancel = cancel or Cancel()
-        subset = (
-            read_subset(folder / manifest.vocab_subset, manifest.vocab_size) if manifest.vocab_subset else None
-        )
         open_graph = partial(
             open_head,
             folder,
             manifest,
             device,
             hidden_states,
-            subset,
+            find_subset(folder, manifest),
             has_trees=has_trees,
             num_threads=num_threads,
             deterministic=deterministic,
@@ -209,7 +206,8 @@ def open_drafter(
             cancel=cancel,
         )
         return _open_verified(model, open_graph, cancel)
-    if manifest.vocab_subset is None:
+    tokens = find_subset(folder, manifest)
+    if tokens is None:
         opened = open_model(model, device, num_threads, deterministic, True, has_trees=has_trees, cancel=cancel)
         if manifest.parallel is None:
             return opened
@@ -220,7 +218,6 @@ def open_drafter(
             f"{manifest.name} has a trimmed head and runs no trees; choose another drafter, "
             "or --schedule pipelined"
         )
-    tokens = read_subset(folder / manifest.vocab_subset, manifest.vocab_size)
     trimmed = ModelFolder(folder, replace(manifest, vocab_size=len(tokens)))
     decoder = open_model(trimmed, device, num_threads, deterministic, True, cancel=cancel)
     whole = SubsetDecoder(decoder, tokens, manifest.vocab_size)

@@ -5,11 +5,17 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.decoders import ForwardingDecoder, PretendingDecoder
+from edgespec.decoding.whole_rows import UNKNOWN
 from edgespec.errors import ManifestError
+from edgespec.manifest import Manifest
 from edgespec.types import Logits, TokenIds
 
-# The logit of a token without a row; far from infinity, so that arithmetic with it raises no warning.
-UNKNOWN = np.float32(-1e30)
+
+def find_subset(folder: Path, manifest: Manifest) -> TokenIds | None:
+    """The token of each row of a model's logits; None where each token has a row. Raises as read_subset does."""
+    return (
+        None if manifest.vocab_subset is None else read_subset(folder / manifest.vocab_subset, manifest.vocab_size)
+    )
 
 
 def read_subset(path: Path, vocab_size: int) -> TokenIds:

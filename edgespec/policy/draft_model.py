@@ -53,7 +53,7 @@ class DraftModelStats:
         return self.costs.step / self.tokens_per_step
 
     def num_steps(self, num_tokens: int) -> int:
-        """Of a draft of num_tokens tokens."""
+        """How many steps a draft of num_tokens tokens takes."""
         return -(-num_tokens // self.tokens_per_step)
 
     def step(self, plan: AheadPlan) -> float:

@@ -174,7 +174,10 @@ class ModelSource:
         self.stats.budget.save(1.0)
         is_beside = round.is_ahead and self._ahead is not None
         if is_beside and self._num_rounds > 1:  # the prompt is read in the first pass
-            self._pass = (len(round.draft.tokens) + 1, verify_s)  # how far the lane was at work it says later
+            self._pass = (
+                len(round.draft.tokens) + 1,
+                verify_s,
+            )  # the lane's share of it is known later
         draft = round.draft.trunk()
         num_draft = len(draft.tokens)
         num_accepted = min(reusable_prefix(draft.tokens, emitted, 0), len(emitted) - 1)

@@ -21,7 +21,7 @@ _MAX_STEPS = 32
 
 
 def _unnested(source: HeadSource) -> HeadSource:
-    """With names of one number; raises SourceError: a part is a sequence of several."""
+    """A head whose names of tensors have one number; raises SourceError where a part is a sequence of several."""
     source = without_prefixes(source)
     several = [name for name in source.tensors if re.fullmatch(r"(emb|proj|ln)\.\d+\.[1-9]\d*\.\w+", name)]
     if several:

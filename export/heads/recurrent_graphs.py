@@ -153,5 +153,5 @@ def _floats(name: str, size: int) -> ir.Value:
 
 
 def _cast(write: LayerWriter, x: ir.Value) -> ir.Value:
-    """In the type of activations."""
+    """x in the type of activations."""
     return x if write.type == ir.DataType.FLOAT else write.op("Cast", x, to=int(write.type))

@@ -20,7 +20,7 @@ _HEAD = "vocabulary head"
 
 
 class HeadVocabulary(NamedTuple):
-    """What turns tokens into numbers and numbers into logits.
+    """The embedding and the vocabulary head of a drafting head.
 
     tokens: The target's token of each row of the vocabulary head, ascending; None where each token has a row.
     borrowed: Which of both are the target's, for messages.
@@ -108,7 +108,7 @@ def _of_target(source: HeadSource, what: str, tensor: StoredTensor, hidden_size:
 
 
 def with_logits_of(target: LoadedSource, config: DecoderConfig) -> DecoderConfig:
-    """With the scale and the cap that the target puts on the logits of its vocabulary head."""
+    """The layers, with the scale and the cap that the target puts on the logits of its vocabulary head."""
     return replace(config, logit_scale=target.config.logit_scale, logit_cap=target.config.logit_cap)
 
 

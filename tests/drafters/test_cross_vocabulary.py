@@ -11,6 +11,7 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.decoding.whole_rows import UNKNOWN
 from edgespec.drafters.cross_vocabulary import (
     TranslatedDecoder,
     Translation,
@@ -23,7 +24,6 @@ from edgespec.drafters.cross_vocabulary import (
 from edgespec.drafters.model_drafter import Guess, ModelDrafter
 from edgespec.errors import ContextOverflow, VocabularyMismatch
 from edgespec.export.vocabulary import vocabulary_from_gguf
-from edgespec.loading.vocab_subset import UNKNOWN
 from edgespec.runtimes.table import TableDecoder
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import DraftRequest, TokenIds

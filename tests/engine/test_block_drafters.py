@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny
 import tiny_heads
+from head_answers import SAMPLED, answers
 from head_folders import write_head_folder
 from tiny_blocks import BlockCase, block_states, deepseek
 
@@ -21,7 +22,6 @@ from edgespec.types import TokenIds, append
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
 PROMPTS = ("the in the an on er in the", "in the an")
-SAMPLED = SamplingParams(temperature=0.7, seed=5)
 TARGET = tiny.random_weights()
 
 
@@ -73,23 +73,9 @@ def pairs(
     return folders
 
 
-def answers(folder: Path, **options: Any) -> tuple[list[tuple[int, ...]], int, int]:
-    """Greedy and sampled answers, and how many tokens were drafted and accepted."""
-    with load(folder, **options) as engine:
-        found = [
-            engine.generate(prompt, sampling=sampling, max_tokens=40)
-            for prompt in PROMPTS
-            for sampling in (SamplingParams(), SAMPLED)
-        ]
-    drafted, accepted = (
-        sum(getattr(each.stats, name) for each in found) for name in ("num_drafted", "num_accepted")
-    )
-    return [each.token_ids for each in found], drafted, accepted
-
-
 @pytest.fixture(scope="module")
 def plain(tiny_with_states: Path) -> list[tuple[int, ...]]:
-    return answers(tiny_with_states, drafter="none", deterministic=True)[0]
+    return answers(PROMPTS, tiny_with_states, drafter="none", deterministic=True)[0]
 
 
 SLOW = pytest.mark.slow
@@ -109,7 +95,7 @@ def test_one_text_whatever_the_schedule(
     pairs: dict[str, Path], plain: list[tuple[int, ...]], kind: str, schedule: str, length: int | str
 ) -> None:
     found, drafted, accepted = answers(
-        pairs[kind], drafter=str(pairs[kind]), schedule=schedule, draft_length=length, deterministic=True
+        PROMPTS, pairs[kind], drafter=str(pairs[kind]), schedule=schedule, draft_length=length, deterministic=True
     )
     assert found == plain
     if length == 3:
@@ -121,7 +107,7 @@ def test_one_text_whatever_the_schedule(
 def test_rejection_sampling_gives_one_text_each_time(pairs: dict[str, Path], kind: str) -> None:
     options: dict[str, Any] = {"acceptance": "rejection", "draft_length": 3, "deterministic": True}
     first, again, ahead = (
-        answers(pairs[kind], drafter=str(pairs[kind]), schedule=schedule, **options)
+        answers(PROMPTS, pairs[kind], drafter=str(pairs[kind]), schedule=schedule, **options)
         for schedule in ("serial", "serial", "pipelined")
     )
     assert first[2] > 5
@@ -130,6 +116,11 @@ def test_rejection_sampling_gives_one_text_each_time(pairs: dict[str, Path], kin
 
 def test_a_parallel_drafter_hedges_without_its_masks(pairs: dict[str, Path], plain: list[tuple[int, ...]]) -> None:
     found, _, accepted = answers(
-        pairs["parallel"], drafter=str(pairs["parallel"]), schedule="hedged", draft_length=3, deterministic=True
+        PROMPTS,
+        pairs["parallel"],
+        drafter=str(pairs["parallel"]),
+        schedule="hedged",
+        draft_length=3,
+        deterministic=True,
     )
     assert (found, accepted > 20) == (plain, True)

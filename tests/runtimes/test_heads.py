@@ -10,7 +10,7 @@ import tiny
 import tiny_heads
 
 from edgespec.decoding.hidden_states import HiddenStates
-from edgespec.loading.vocab_subset import UNKNOWN
+from edgespec.decoding.whole_rows import UNKNOWN
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.heads import open_head
