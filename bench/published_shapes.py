@@ -33,6 +33,7 @@ import tiny
 from real_shapes import count_differing, walks
 
 DRAFTERS = ("none", "suffix", "lookahead")
+LOGITS_SPREAD = 1.5  # standard deviation
 NUM_COMPARED = 48  # tokens that transformers is given
 LINE = "{:22} {:>9} {:>6} {:>11} {:>9} {:>10} {:>8} {:>15} {:>8}"
 TITLES = ("model", "precision", "MB", "structure", "allowed", "divergence", "rows", "one text", "reference")
@@ -144,14 +145,20 @@ def write_source(folder: Path, config: dict[str, Any], num_layers: int) -> None:
     settings = {**_COMMON, **config, "num_hidden_layers": num_layers}
     tiny.write_huggingface(folder, {"lm_head.weight": np.zeros((1, 1), np.float32)}, config=settings)
     rng = np.random.default_rng(3)
-    weights = {name: _draw(rng, name, size) for name, size in _sizes(settings)}
+    embedding = 0.3
+    if settings["tie_word_embeddings"]:  # logits of a larger spread than real ones have lose too much in 4 bits
+        embedding = LOGITS_SPREAD * settings.get("logits_scaling", 1.0) / np.sqrt(settings["hidden_size"])
+    weights = {name: _draw(rng, name, size, embedding) for name, size in _sizes(settings)}
     save_file(weights, folder / "model.safetensors")
 
 
-def _draw(rng: np.random.Generator, name: str, size: tuple[int, ...]) -> np.ndarray:
+def _draw(rng: np.random.Generator, name: str, size: tuple[int, ...], embedding: float) -> np.ndarray:
     if name.endswith("norm.weight"):
         return (1 + 0.1 * rng.standard_normal(size, np.float32)).astype(np.float16)
-    scale = np.float32(0.3 if len(size) == 1 or "embed" in name else 1.5 / np.sqrt(size[-1]))
+    if "embed" in name:
+        scale = np.float32(embedding)
+    else:
+        scale = np.float32(0.3 if len(size) == 1 else LOGITS_SPREAD / np.sqrt(size[-1]))
     drawn = np.empty(size, np.float16)
     for part in drawn.reshape(size[0], -1):
         part[:] = scale * rng.standard_normal(part.shape, np.float32)

@@ -1,9 +1,11 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import published_shapes
 import pytest
 from published_shapes import Published
+from safetensors.numpy import load_file
 
 pytestmark = pytest.mark.slow  # exports, and opens each export several times
 
@@ -38,3 +40,11 @@ def test_refused_shape_is_told_and_fails(
     broken = {**SMALL, "rope_scaling": published_shapes._longrope(15)}
     assert run(tmp_path, Published(broken), "fp32", monkeypatch) == 1
     assert "small fp32: SourceError: " in capsys.readouterr().out
+
+
+def test_logits_of_a_tied_head_have_the_spread_of_an_own_one(tmp_path: Path) -> None:
+    published_shapes.write_source(tmp_path / "source", {**SMALL, "logits_scaling": 2.0}, 1)
+    embedding = load_file(tmp_path / "source" / "model.safetensors")["model.embed_tokens.weight"].astype(
+        np.float32
+    )
+    assert embedding.std() * np.sqrt(64) / 2 == pytest.approx(published_shapes.LOGITS_SPREAD, rel=0.03)
