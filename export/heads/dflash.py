@@ -1,5 +1,5 @@
-"""Published heads that draft a block in one pass: Z Lab's DFlash, DeepSeek's DSpark and DFlash, and what vLLM's
-speculators writes.
+"""Published heads that draft a block in one pass: Z Lab's DFlash, DeepSeek's DSpark and DFlash, and what SpecForge
+and vLLM's speculators write.
 
 All hold layers of Qwen3's kind. They differ in where settings are, in how these number the layers of the target,
 and in which row of a block predicts the first token of a draft. Z Lab and DeepSeek number a layer i that is read
@@ -28,6 +28,8 @@ from edgespec.export.tensors import StoredTensor
 from edgespec.manifest import KVCache
 
 _MAX_BLOCK_TOKENS = 64
+_PROJECTORS = ("dflash", "dspark")  # of SpecForge; others have parts of their own
+_WRAPPER = "logit_head."  # before the names of DSpark's own parts in early files of SpecForge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,13 @@ class _Read(Protocol):
 
 
 def _read_zlab(source: HeadSource, target: LoadedSource) -> _Stated:
-    own = Settings(source.settings.path, nested(source.settings, "dflash_config"))
+    own = _dflash_settings(source)
+    projector = own.get("projector_type", _PROJECTORS[0])
+    if projector not in _PROJECTORS:
+        raise SourceError(
+            f"{source.settings.path}: projector_type is {projector}, which is not read; known are "
+            f"{', '.join(_PROJECTORS)}"
+        )
     num_layers = target.config.num_layers
     stated = own.get("target_layer_ids")
     layers = (
@@ -62,7 +70,7 @@ def _read_zlab(source: HeadSource, target: LoadedSource) -> _Stated:
         layers=_behind(source, layers, num_layers),
         num_tokens=source.settings.count("block_size", own.get("block_size")),
         mask_token_id=_mask(source, own.get("mask_token_id", source.settings.get("mask_token_id")), target),
-        skips_known=True,
+        skips_known=not _is_specforge_dspark(source),  # its training has the first row predict the first token
     )
 
 
@@ -97,6 +105,15 @@ def _read_speculators(source: HeadSource, target: LoadedSource) -> _Stated:
     )
 
 
+def _dflash_settings(source: HeadSource) -> Settings:
+    return Settings(source.settings.path, nested(source.settings, "dflash_config"))
+
+
+def _own_setting(source: HeadSource, key: str, default: Any = None) -> Any:
+    """A setting of the head beside its layers, on top of config.json or, as SpecForge has it, in dflash_config."""
+    return source.settings.get(key, _dflash_settings(source).get(key, default))
+
+
 def spread_layers(num_layers: int, num_own: int) -> list[int]:
     """The layers that Z Lab's heads read unless they name them, one for each of their own."""
     if num_own == 1:
@@ -120,6 +137,7 @@ def _mask(source: HeadSource, found: Any, target: LoadedSource) -> int:
 
 def _plan(name: str, method: str, read: _Read, source: HeadSource, target: LoadedSource) -> HeadPlan:
     """The plan of a head; read gives what its settings say."""
+    source = _unwrapped(source)
     stated = read(source, target)
     if not 2 <= stated.num_tokens <= _MAX_BLOCK_TOKENS:
         raise SourceError(
@@ -179,6 +197,12 @@ def _plan(name: str, method: str, read: _Read, source: HeadSource, target: Loade
     )
 
 
+def _unwrapped(source: HeadSource) -> HeadSource:
+    return replace(
+        source, tensors={name.removeprefix(_WRAPPER): tensor for name, tensor in source.tensors.items()}
+    )
+
+
 def _row_order(source: HeadSource, head: StoredTensor, target: LoadedSource) -> Any:
     """The order in which rows of a trimmed vocabulary head are read, which those of a Markov head follow."""
     is_own = read_tokens(source, head.rows, target.config.vocab_size) is not None
@@ -186,7 +210,7 @@ def _row_order(source: HeadSource, head: StoredTensor, target: LoadedSource) -> 
 
 
 def _markov_kind(source: HeadSource) -> str:
-    kind = str(source.settings.get("markov_head_type", "vanilla"))
+    kind = str(_own_setting(source, "markov_head_type", "vanilla"))
     if kind not in MARKOV_KINDS:
         raise SourceError(
             f"{source.settings.path}: markov_head_type is {kind}; known are {', '.join(MARKOV_KINDS)}"
@@ -200,7 +224,7 @@ def _read_markov(
     """What biases logits by the token before (DSpark); empty where the head has none."""
     embedding = reader.optional("markov_head.markov_w1.weight")
     if embedding is None:
-        if source.settings.get("markov_rank"):
+        if _own_setting(source, "markov_rank"):
             reader.take("markov_head.markov_w1.weight")
         return {}
     rank, kind = embedding.columns, _markov_kind(source)
@@ -226,7 +250,7 @@ def _read_confidence(
     matrix = reader.optional("confidence_head.proj.weight")
     if matrix is None:
         return {}
-    reads_token = bool(source.settings.get("confidence_head_with_markov", bool(markov)))
+    reads_token = bool(_own_setting(source, "confidence_head_with_markov", bool(markov)))
     rank = markov["markov_embedding"].columns if reads_token and markov else 0
     found = {"confidence": matrix, "confidence_bias": reader.take("confidence_head.proj.bias")}
     require_shapes(source, found, {"confidence": (1, config.hidden_size + rank), "confidence_bias": (1, 1)})
@@ -250,6 +274,10 @@ def _is_deepseek(source: HeadSource) -> bool:
     return any(name.endswith("DSparkModel") for name in source.architectures)
 
 
+def _is_specforge_dspark(source: HeadSource) -> bool:
+    return _dflash_settings(source).get("projector_type") == "dspark" or "DSparkDraftModel" in source.architectures
+
+
 def _is_zlab(source: HeadSource) -> bool:
     return "dflash_config" in source.settings.values or "DFlashDraftModel" in source.architectures
 
@@ -264,5 +292,10 @@ BLOCK_DIALECTS: tuple[Dialect, ...] = (
         for name, method in (("DFlash", "dflash"), ("DSpark", "dspark"))
     ),
     Dialect(name="DSpark", recognizes=_is_deepseek, plan=partial(_plan, "DSpark", "dspark", _read_deepseek)),
+    Dialect(
+        name="DSpark (SpecForge)",
+        recognizes=_is_specforge_dspark,
+        plan=partial(_plan, "DSpark (SpecForge)", "dspark", _read_zlab),
+    ),
     Dialect(name="DFlash", recognizes=_is_zlab, plan=partial(_plan, "DFlash", "dflash", _read_zlab)),
 )

@@ -3,8 +3,9 @@
 An EAGLE-3 head reads hidden states of three layers, which a matrix fuses to one, and has a vocabulary head of its
 own, mostly for some tokens only. The dialects hold equal tensors and differ in names, in where settings are, and
 in how they number the layers of the target: eagle_aux_hidden_state_layer_ids on top of config.json counts from the
-embedding, 0, so that i is what layer i reads (vLLM); within eagle_config i is what layer i gives (SpecForge).
-Without either the three are those that layers 2, n/2 and n - 3 read.
+embedding, 0, so that i is what layer i reads (vLLM); within eagle_config (SpecForge), and in target_layer_ids
+(DeepSeek, which reads five), i is what layer i gives. Without any the three are those that layers 2, n/2 and n - 3
+read.
 
 An EAGLE-1 or 2 head reads the state behind the final norm, joined with the embedding by a matrix, and uses the
 vocabulary head of its target.
@@ -25,6 +26,7 @@ from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
 
 _LAYERS, _CONFIG = "eagle_aux_hidden_state_layer_ids", "eagle_config"
+_DEEPSEEK_LAYERS = "target_layer_ids"
 
 
 def _plan_eagle3(name: str, inner: str | None, source: HeadSource, target: LoadedSource) -> HeadPlan:
@@ -35,8 +37,13 @@ def _plan_eagle3(name: str, inner: str | None, source: HeadSource, target: Loade
     fuse = reader.optional("fc.weight")
     if _reads_aux(source):
         fuse = fuse or reader.take("fc.weight")
-        parts = len(layers)
-        require_hidden_size(source, target, fuse.columns // parts if fuse.columns % parts == 0 else fuse.columns)
+        if fuse.columns % len(layers):
+            raise SourceError(
+                f"{source.path}: fc.weight reads {fuse.columns} numbers, which are not the hidden states of "
+                f"{len(layers)} layers, those {_said_by(source)}; its config.json is not that of its weights: "
+                "fetch both again"
+            )
+        require_hidden_size(source, target, fuse.columns // len(layers))
     tensors, num_layers = _eagle3_layers(reader)
     config = layers_config(settings, tensors, target, num_layers)
     hidden = config.hidden_size
@@ -137,10 +144,20 @@ def _target_layers(source: HeadSource, num_layers: int) -> tuple[int, ...]:
         layers = [number - 1 for number in read_numbers(source, _LAYERS, on_top)]
     elif within:
         layers = read_numbers(source, _LAYERS, within)
+    elif of_deepseek := source.settings.get(_DEEPSEEK_LAYERS):
+        layers = read_numbers(source, _DEEPSEEK_LAYERS, of_deepseek)
     else:
         layers = [1, num_layers // 2 - 1, num_layers - 4]
     require_layers(source, layers, num_layers)
     return tuple(layers)
+
+
+def _said_by(source: HeadSource) -> str:
+    """Where the layers that a head reads are from, for messages."""
+    on_top = next((key for key in (_LAYERS, _DEEPSEEK_LAYERS) if source.settings.get(key)), None)
+    if on_top is None and nested(source.settings, _CONFIG).get(_LAYERS):
+        on_top = f"{_LAYERS} of {_CONFIG}"
+    return f"that {on_top} names" if on_top else "that EAGLE-3 reads by default"
 
 
 def _reads_aux(source: HeadSource) -> bool:
@@ -174,7 +191,7 @@ def _is_eagle(source: HeadSource) -> bool:
 
 
 _SPECULATORS, _SPECFORGE, _ORIGINAL = (
-    f"EAGLE-3 of {who}" for who in ("vLLM speculators", "SpecForge, AngelSlim or SGLang", "its authors")
+    f"EAGLE-3 of {who}" for who in ("vLLM speculators", "SpecForge, AngelSlim, SGLang or DeepSeek", "its authors")
 )
 _EAGLE = "EAGLE-1 or 2"
 EAGLE_DIALECTS = (

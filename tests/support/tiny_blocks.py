@@ -1,6 +1,6 @@
 """Heads that draft a block in one pass: tiny ones with random weights, and their forward pass in numpy."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +195,16 @@ def deepseek(*, markov: str | None = "vanilla", confidence: str | None = "with",
     if confidence:
         config["confidence_head_with_markov"] = confidence == "with"
     return BlockCase(config, (0,), 5, False, markov, confidence, has_own_vocabulary=True, **more)
+
+
+def specforge(**more: Any) -> BlockCase:
+    """DeepSeek's DSpark as SpecForge writes it, whose own settings are all in dflash_config."""
+    made = deepseek(markov="gated", **more)
+    names = ("target_layer_ids", "mask_token_id", "markov_rank", "markov_head_type", "enable_confidence_head")
+    moved = {name: made.config[name] for name in (*names, "confidence_head_with_markov")}
+    config = {name: value for name, value in made.config.items() if name not in moved}
+    config |= {"architectures": ["DSparkDraftModel"], "dflash_config": {**moved, "projector_type": "dspark"}}
+    return replace(made, config=config)
 
 
 def speculators(method: str, *, tokens: np.ndarray | None = None, **more: Any) -> BlockCase:

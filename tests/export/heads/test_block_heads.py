@@ -11,7 +11,7 @@ import tiny
 import tiny_blocks
 from draft_runs import draft_greedily
 from head_folders import random_features, read_subset_of, store_of, write_head_folder
-from tiny_blocks import BlockCase, deepseek, expected_draft, speculators, zlab
+from tiny_blocks import BlockCase, deepseek, expected_draft, specforge, speculators, zlab
 
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.errors import EdgeSpecError, SourceError
@@ -31,6 +31,7 @@ CASES = {
     "DSpark gated": deepseek(markov="gated", confidence="without"),
     "DSpark with a memory": deepseek(markov="rnn"),
     "DFlash of DeepSeek": deepseek(markov=None, confidence=None),
+    "DSpark of SpecForge": specforge(),
     "DFlash of speculators": speculators("dflash"),
     "DSpark of speculators, trimmed": speculators("dspark", tokens=np.random.default_rng(5).permutation(TOKENS)),
 }
@@ -292,6 +293,24 @@ def test_missing_and_wrong_tensors_are_refused(tmp_path: Path, target: Path) -> 
     assert "confidence_head.proj.weight is 1×5" in refusal(wide, tmp_path / "d", target)
     other = replace(dspark, change={"fc.weight": np.ones((tiny.HIDDEN, 48), np.float32)})
     assert "hidden states of 48 numbers" in refusal(other, tmp_path / "e", target)
+
+
+def test_specforge_says_in_one_place_what_kind_of_head_it_is(tmp_path: Path, target: Path) -> None:
+    case = specforge()
+    wrapped = {
+        f"logit_head.{name}": value
+        for name, value in case.tensors().items()
+        if name.startswith(("markov", "conf"))
+    }
+    names = tuple(name.removeprefix("logit_head.") for name in wrapped)
+    early = replace(case, leave_out=names, change=wrapped)
+    manifest = write_head_folder(tmp_path / "early", early.write(tmp_path / "early_head"), target)
+    assert manifest.head is not None
+    assert (manifest.head.method, manifest.head.has_confidence) == ("dspark", True)
+    domino = {**case.config["dflash_config"], "projector_type": "domino"}
+    other = replace(case, config={**case.config, "dflash_config": domino})
+    with pytest.raises(SourceError, match="projector_type is domino"):
+        write_head_folder(tmp_path / "out", other.write(tmp_path / "head"), target)
 
 
 def test_layers_that_z_lab_does_not_name_are_spread_over_the_target(tmp_path: Path, target: Path) -> None:

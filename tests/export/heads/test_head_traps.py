@@ -123,6 +123,25 @@ def test_layers_on_top_count_from_the_embedding_and_within_eagle_config_they_do_
     assert plan.head.target_layers == ((0, 2, 4) if place == "top" else (1, 3, 5))
 
 
+def test_deepseeks_eagle3_reads_five_layers_that_it_names_itself(target: LoadedSource, tmp_path: Path) -> None:
+    made = made_heads.eagle3("original", layers=(0, 1, 2, 3, 4), rows=tiny.VOCAB, head_norms=True)
+    tensors = {name.replace("midlayer.", "layers.0."): value for name, value in made.tensors.items()}
+    config = {"architectures": ["Qwen3Eagle3Model"], "model_type": "qwen3", "head_dim": made_heads.HEAD_DIM}
+    config |= {"target_layer_ids": [0, 1, 2, 3, 4], "eagle_config": None, "draft_vocab_size": None}
+    made = altered(replace(made, tensors=tensors), **config)
+    assert plan_of(made, target, tmp_path).head.target_layers == (0, 1, 2, 3, 4)
+
+
+def test_layers_that_the_matrix_does_not_read_are_told_from_another_target(
+    target: LoadedSource, tmp_path: Path
+) -> None:
+    made = made_heads.eagle3("specforge", layers=(0, 1, 2, 3))
+    with pytest.raises(
+        SourceError, match="not the hidden states of 3 layers, those that EAGLE-3 reads by default"
+    ):
+        plan_of(altered(made, eagle_config=None), target, tmp_path)
+
+
 @pytest.mark.parametrize("ids", [[0, 3, 5], [1, 3, 7], ["1", 3, 5], "all"])
 def test_layers_that_a_target_does_not_have_are_refused(target: LoadedSource, tmp_path: Path, ids: Any) -> None:
     made = altered(made_heads.eagle3("specforge"), eagle_aux_hidden_state_layer_ids=ids)
