@@ -310,9 +310,7 @@ def _is_deepseek(source: HeadSource) -> bool:
 
 
 def _is_specforge_dspark(source: HeadSource) -> bool:
-    return (
-        _dflash_settings(source).get("projector_type") == "dspark" or "DSparkDraftModel" in source.architectures
-    )
+    return _dflash_settings(source).get("projector_type") == "dspark" or "DSparkDraftModel" in source.architectures
 
 
 def _is_zlab(source: HeadSource) -> bool:

@@ -136,7 +136,9 @@ def test_layers_that_the_matrix_does_not_read_are_told_from_another_target(
     target: LoadedSource, tmp_path: Path
 ) -> None:
     made = made_heads.eagle3("specforge", layers=(0, 1, 2, 3))
-    with pytest.raises(SourceError, match="not the hidden states of 3 layers, those that EAGLE-3 reads by default"):
+    with pytest.raises(
+        SourceError, match="not the hidden states of 3 layers, those that EAGLE-3 reads by default"
+    ):
         plan_of(altered(made, eagle_config=None), target, tmp_path)
 
 
