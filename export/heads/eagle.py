@@ -52,8 +52,8 @@ def _plan_eagle3(name: str, inner: str | None, source: HeadSource, target: Loade
         if fuse.columns % len(layers):
             raise SourceError(
                 f"{source.path}: fc.weight reads {fuse.columns} numbers, which are not the hidden states of "
-                f"{len(layers)} layers, those {_said_by(source)}; its config.json is not that of its weights: fetch "
-                "both again"
+                f"{len(layers)} layers, those {_said_by(source)}; its config.json is not that of its weights: "
+                "fetch both again"
             )
         require_hidden_size(source, target, fuse.columns // len(layers))
     tensors, num_layers = _eagle3_layers(reader)
