@@ -165,6 +165,13 @@ class Manifest:
         return self.head.tokens_per_pass if self.head else 1
 
     @property
+    def most_draft_tokens(self) -> int | None:
+        """The most tokens that it drafts behind a text, as a drafter; None where its kind has no bound."""
+        if self.head is None or self.head.kind == "recurrent":
+            return None
+        return len(self.head.step_graphs) if self.head.kind == "steps" else self.head.block_tokens
+
+    @property
     def weights_bytes(self) -> int:
         return self.files[self.weights].bytes
 

@@ -251,6 +251,6 @@ def _require_blocks(tensor: StoredTensor, form: Form) -> None:
     """Raises SourceError: The rows of an embedding are no whole blocks."""
     if form.bits is not None and tensor.columns % form.block_size:
         raise SourceError(
-            f"the hidden size {tensor.columns} is not a multiple of {form.block_size}, as a quantised "
-            "embedding needs; use --precision source"
+            f"the rows of {tensor.name} have {tensor.columns} numbers, not a multiple of {form.block_size}, as a "
+            "quantised embedding needs; use --precision source, or for a drafting head --drafter-precision source"
         )

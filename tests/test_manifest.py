@@ -170,6 +170,7 @@ def test_head_is_read_as_it_was_written_and_refused_where_it_contradicts_itself(
 
     good = replace(base, head=head, kv_cache=replace(base.kv_cache, num_layers=0))
     assert parse(good).head == head
+    assert (base.most_draft_tokens, good.most_draft_tokens) == (None, 1)
     for changed, words in (
         (replace(good, head=replace(head, kind="ring")), "known are recurrent, steps, block"),
         (replace(good, head=replace(head, step_graphs=())), "no step graphs"),

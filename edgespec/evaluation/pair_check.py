@@ -40,12 +40,14 @@ def measure_pair(
     same_special_tokens: bool,
     same_chat_template: bool,
     same_tokens: bool,
+    longest: int | None = None,
     report: Report = lambda line: None,
 ) -> PairCheck:
     """Measure an engine with its drafter.
 
     names: Names of target and drafter.
     same_tokens: Whether the drafter has the target's vocabulary; otherwise its drafts are translated.
+    longest: The most tokens that the drafter can draft; None where nothing bounds them.
 
     Raises MemoryExhausted: The drafter was not opened for lack of memory, so that nothing can be measured.
     """
@@ -55,7 +57,7 @@ def measure_pair(
                 f"{names[1]} cannot be measured: there was no memory to open it beside {names[0]}; close other "
                 "programs, raise the memory limit, or use a smaller drafter"
             )
-        return _measure(engine, names, same_special_tokens, same_chat_template, same_tokens, report)
+        return _measure(engine, names, same_special_tokens, same_chat_template, same_tokens, longest, report)
 
 
 def _measure(
@@ -64,6 +66,7 @@ def _measure(
     same_special_tokens: bool,
     same_chat_template: bool,
     same_tokens: bool,
+    longest: int | None,
     report: Report,
 ) -> PairCheck:
     greedy, sampled = SamplingParams(), SamplingParams(temperature=1.0, seed=1)
@@ -81,7 +84,7 @@ def _measure(
     pass_s = median(block.verify_s for block in both)
     draft_s = median(block.draft_s for block in both) / _NUM_DRAFT
     acceptance = _acceptance(drafted[greedy])
-    gain, num_draft = best_gain(acceptance, pass_s / step_s, draft_s / step_s)
+    gain, num_draft = best_gain(acceptance, pass_s / step_s, draft_s / step_s, longest)
     verdict, reason = _judge(acceptance, gain, draft_s / step_s)
     if not same_tokens:
         verdict += ", translated between two vocabularies"
@@ -129,16 +132,20 @@ def _acceptance(blocks: Sequence[Block]) -> float:
     return kept / judged if judged else 0.0
 
 
-def best_gain(acceptance: float, pass_cost: float, draft_cost: float) -> tuple[float, int]:
+def best_gain(
+    acceptance: float, pass_cost: float, draft_cost: float, longest: int | None = None
+) -> tuple[float, int]:
     """The highest gain over plain decoding, and the draft length that has it.
 
     Args:
         acceptance: Chance that a drafted token is accepted.
         pass_cost: Cost of a pass of 1 + _NUM_DRAFT tokens, in steps of plain decoding; other widths lie on a line.
         draft_cost: Cost of a drafted token, in steps of plain decoding.
+        longest: The most tokens of a draft; None for those that are usual.
     """
-    token_cost = (pass_cost - 1) / _NUM_DRAFT + draft_cost
-    totals = expected_tokens(repeat(acceptance, _LONGEST))
+    # A pass that was measured to be cheaper than a step was disturbed, or the step was.
+    token_cost = max(0.0, pass_cost - 1) / _NUM_DRAFT + draft_cost
+    totals = expected_tokens(repeat(acceptance, min(_LONGEST, longest or _LONGEST)))
     return best_length(totals, lambda num_draft: 1 + num_draft * token_cost)
 
 

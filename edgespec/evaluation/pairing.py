@@ -91,6 +91,7 @@ def _check(resolved: Resolved, report: Report) -> PairCheck:
             names=_distinct_names(*manifests),
             same_special_tokens=special[0] == special[1],
             same_chat_template=templates[0] == templates[1],
+            longest=manifests[1].most_draft_tokens,
             same_tokens=have_same_tokens(*map(read_tokenizer, folders, manifests)),
             report=report,
         )

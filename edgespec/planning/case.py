@@ -12,7 +12,7 @@ from edgespec.memory.estimate import context_lengths, sum_bytes
 from edgespec.memory.ladder import Bytes
 from edgespec.planning.plan_option import Layout, MemoryNeeds
 from edgespec.policy.costs import RowCosts
-from edgespec.policy.limits import MAX_BRANCHES
+from edgespec.policy.limits import MAX_BRANCHES, MAX_PLANNED_TOKENS
 from edgespec.policy.overlap import Ratio
 from edgespec.profiling.profile import DrafterProfile, drafter_key
 
@@ -39,6 +39,7 @@ class Case(NamedTuple):
     fit: _Fit
     no_branches: str  # why the drafter cannot draft several branches in a pass, if it cannot
     tokens_per_pass: int = 1  # that the drafter drafts
+    longest: int = MAX_PLANNED_TOKENS  # tokens of a draft that the drafter can give
 
     @property
     def drafter(self) -> DrafterProfile:
@@ -67,7 +68,13 @@ def make_case(layout: Layout, target: Manifest, drafter: Manifest | None, memory
         _fitting(models, memory),
         _no_branches(target, drafter) if drafter else "",
         drafter.tokens_per_pass if drafter else 1,
+        _longest(drafter),
     )
+
+
+def _longest(drafter: Manifest | None) -> int:
+    most = drafter.most_draft_tokens if drafter else None
+    return min(MAX_PLANNED_TOKENS, most or MAX_PLANNED_TOKENS)
 
 
 def _no_branches(target: Manifest, drafter: Manifest) -> str:

@@ -137,17 +137,17 @@ def _downgrades(chosen: Option, weighed: Sequence[Weighed]) -> Iterator[str]:
 
 
 def _draft_options(case: Case, rates: DraftRates) -> Iterator[Option]:
-    placement = (rates.accepted, case.ratio, case.step, MAX_PLANNED_TOKENS)
+    placement = (rates.accepted, case.ratio, case.step, case.longest)
     serial = best_serial(*placement)
     if serial.length == 0:  # plain decoding, which is an option already
-        lengths = range(1, MAX_PLANNED_TOKENS + 1)
+        lengths = range(1, case.longest + 1)
         serial = max(AheadPlan(serial_rate(*placement[:3], length), length, length) for length in lengths)
     yield _option(case, "serial", serial)
     verify, draft = case.drafter.slowed
     yield _option(case, "pipelined", best_pipelined(*placement, (verify, draft)))
     branching = branching_cost(case.drafter)
     contention = (verify, draft * branching.step)
-    prefetched = (min(rates.prefetched, branching.coverage), MAX_PLANNED_TOKENS)
+    prefetched = (min(rates.prefetched, branching.coverage), case.longest)
     hedged = _option(case, "hedged", best_pipelined(*placement, contention, prefetched))
     yield replace(hedged, context_length=0) if case.no_branches else hedged
 

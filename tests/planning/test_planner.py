@@ -7,7 +7,7 @@ import pytest
 from made_up import DRAFTER, FREE_BRANCHES, PLENTY, SERIAL_BRANCHES, TARGET, kept, layout, manifest
 
 from edgespec.errors import MemoryExhausted
-from edgespec.manifest import Manifest
+from edgespec.manifest import Head, Manifest
 from edgespec.planning.case import branching_cost, shortage
 from edgespec.planning.plan_option import Layout, MemoryNeeds, Option, Plan
 from edgespec.planning.planner import draft_rates, is_counted, make_plan, plan_on, schedule_of
@@ -108,6 +108,24 @@ def test_drafter_that_is_of_no_use_leaves_plain_decoding(draft: float, acceptanc
     assert found.chosen.tokens_per_second == pytest.approx(50.0)
     assert schedule_of(found) == "serial"  # in which what drafts from the text is heard
     assert "a drafted token takes" in refused(found, "serial", GPU).reason
+
+
+def test_drafts_are_planned_no_longer_than_a_head_can_give() -> None:
+    steps = Head(
+        method="medusa",
+        kind="steps",
+        target_layers=(2,),
+        target_hidden_size=64,
+        state_size=64,
+        step_graphs=("step_0.onnx", "step_1.onnx"),
+    )
+    head = replace(DRAFTER, head=steps, tree_graph=None)
+    lengths = []
+    for drafter in (DRAFTER, head):
+        found = make_plan(TARGET, {"drafter": drafter}, [layout(GPU, CPU, draft=0.01)], kept(0.9), PLENTY)
+        options = [found.chosen, *found.refused]
+        lengths.append(max(option.draft_length for option in options if option.drafter == "drafter"))
+    assert lengths[0] > 2 == lengths[1]
 
 
 def test_gain_within_the_error_of_measurement_goes_to_the_simpler_schedule() -> None:

@@ -281,6 +281,14 @@ def test_settings_that_lie_or_are_missing_are_refused(tmp_path: Path, target: Pa
     assert "embedding of its target" in refusal(given, tmp_path / "h", target, aux_hidden_state_layer_ids=[0, 2])
 
 
+def test_rows_that_cannot_be_quantised_are_refused_with_the_option_of_a_head(tmp_path: Path, target: Path) -> None:
+    narrow = {f"markov_head.markov_w{i}.weight": np.zeros((tiny.VOCAB, 24), np.float32) for i in (1, 2)}
+    case = deepseek(confidence="without", change=narrow)
+    with pytest.raises(SourceError, match=r"markov_w1.weight have 24 numbers.* --drafter-precision source"):
+        write_head_folder(tmp_path / "out", case.write(tmp_path / "head"), target, "auto")
+    write_head_folder(tmp_path / "out", tmp_path / "head", target, "source")
+
+
 def test_missing_and_wrong_tensors_are_refused(tmp_path: Path, target: Path) -> None:
     dspark, given = CASES["DSpark"], CASES["DSpark of speculators, trimmed"]
     missing = replace(dspark, leave_out=("markov_head.markov_w2.weight",))
