@@ -91,7 +91,7 @@ def require_torch() -> None:
         import torch  # noqa: F401
     except ImportError as error:
         raise EdgeSpecError(
-            f"training needs PyTorch, which does not load ({error}); install it: pip install 'edgespec[train]'"
+            f'training needs PyTorch, which does not load ({error}); install it: pip install "edgespec[train]"'
         ) from None
 
 
