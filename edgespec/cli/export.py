@@ -71,6 +71,13 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit of SOURCE (default: main)")
     add_options(parser)
+    _add_drafter(parser)
+    _add_advanced(parser)
+    parser.set_defaults(run=_export)
+
+
+def _add_drafter(parser: argparse.ArgumentParser) -> None:
+    """Options for a drafter: one that is exported beside the model, or one of the model's own layers."""
     pair = parser.add_argument_group("pair", "Export a target and its drafter into one folder.")
     pair.add_argument(
         "--drafter",
@@ -94,6 +101,9 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     add_count(own, "--vocab-subset", "trim the drafter's head to the N most frequent tokens")
     add_file(own, "--vocab-corpus", "the text in which tokens are counted")
     _add_layers(own, "--hidden-states", "let the model output the hidden states of these layers")
+
+
+def _add_advanced(parser: argparse.ArgumentParser) -> None:
     advanced = parser.add_argument_group("advanced")
     advanced.add_argument(
         "--form",
@@ -109,7 +119,6 @@ def add_export(parser: argparse.ArgumentParser) -> None:
         note = f"{what} (default: {known[0]})"
         advanced.add_argument(f"--{name}", type=type(known[0]), default=known[0], choices=known, help=note)
     add_file(advanced, "--calibration", "for w8a16: prompts (JSON Lines) that show the range of activations")
-    parser.set_defaults(run=_export)
 
 
 def _add_layers(parser: argparse._ActionsContainer, flag: str, help: str) -> None:

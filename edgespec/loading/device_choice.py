@@ -23,7 +23,10 @@ def require_together(device: Device, drafter_device: Device, *, has_drafter_mode
 
 
 def require_names_together(device: str, drafter_device: str) -> None:
-    """As require_together() for two models, by the names of devices, which need not be in this machine."""
+    """Check before an export that two named devices can run a model each; they need not be in this machine.
+
+    Raises DeviceUnavailable: One process cannot use both, or not for two models.
+    """
     names = [parse_device_name(name) for name in (device, drafter_device)]
     if all(name.provider == "webgpu" for name in names):
         first, second = (format_device_name("webgpu", "gpu", name.index) for name in names)

@@ -20,7 +20,7 @@ from edgespec.training.shape import HEAD, JOIN, HeadShape
 from edgespec.training.speculators import write_head
 from edgespec.training.warm_start import head_shape, start_weights
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="needs PyTorch, which only the extra train installs")
 
 
 @pytest.fixture(scope="module")
