@@ -11,6 +11,7 @@ An EAGLE-1 or 2 head reads the state behind the final norm, joined with the embe
 vocabulary head of its target.
 """
 
+from collections.abc import Mapping
 from functools import partial
 
 from edgespec.drafting_head import Head
@@ -22,6 +23,7 @@ from edgespec.export.heads.layer_settings import layer_settings, layer_shapes, l
 from edgespec.export.heads.recurrent_graphs import Recurrence, plan_recurrent
 from edgespec.export.heads.target_layers import read_numbers, require_layers
 from edgespec.export.heads.vocabulary import read_vocabulary, with_logits_of
+from edgespec.export.settings import Settings
 from edgespec.export.sources import LoadedSource
 from edgespec.export.tensors import StoredTensor
 
@@ -91,25 +93,45 @@ def _plan_eagle(name: str, source: HeadSource, target: LoadedSource) -> HeadPlan
     if _switch(source, "add_para_norm"):  # HASS (Zhang et al., arXiv:2408.15766)
         tensors["token_norm"] = reader.take("embedding_layernorm.weight")
         tensors["state_norm"] = reader.take("hidden_states_layernorm.weight")
+    return plan_joined(name, source, target, settings, reader, tensors, num_layers)
+
+
+def plan_joined(
+    name: str,
+    source: HeadSource,
+    target: LoadedSource,
+    settings: Settings,
+    reader: Reader,
+    tensors: Mapping[str, StoredTensor],
+    num_layers: int,
+    *,
+    returns_normed: bool = False,
+) -> HeadPlan:
+    """The plan of a head whose matrix joins a token's embedding with the state behind the target's final norm.
+
+    Args:
+        tensors: All by role but for embedding and vocabulary head, which are read here.
+        returns_normed: The state that goes on is the one behind the norm before the vocabulary head.
+    """
     config = layers_config(settings, tensors, target, num_layers)
     hidden = config.hidden_size
     vocabulary = read_vocabulary(source, reader, target, settings, hidden)
     if not vocabulary.has_own_head:
         config = with_logits_of(target, config)
     reader.require_all_taken("EAGLE")
-    tensors |= {"embedding": vocabulary.embedding, "head": vocabulary.head}
+    tensors = {**tensors, "embedding": vocabulary.embedding, "head": vocabulary.head}
     shapes = {**layer_shapes(config, hidden), "join": (hidden, 2 * hidden), "join_bias": (1, hidden)}
-    shapes |= dict.fromkeys(("token_norm", "state_norm"), (1, hidden))
+    shapes |= dict.fromkeys(("token_norm", "state_norm", "final_norm"), (1, hidden))
     require_shapes(source, tensors, shapes)
-    made = Head(
+    head = Head(
         method="eagle",
         kind="recurrent",
         target_layers=(target.config.num_layers,),
         target_hidden_size=target.config.hidden_size,
         state_size=hidden,
     )
-    recurrence = Recurrence(config=config, is_wide=False)
-    return plan_recurrent(name, made, recurrence, tensors, borrowed=vocabulary.borrowed, tokens=vocabulary.tokens)
+    recurrence = Recurrence(config=config, is_wide=False, returns_normed=returns_normed)
+    return plan_recurrent(name, head, recurrence, tensors, borrowed=vocabulary.borrowed, tokens=vocabulary.tokens)
 
 
 def _eagle3_layers(reader: Reader) -> tuple[dict[str, StoredTensor], int]:

@@ -4,13 +4,11 @@ A matrix joins the embedding of a token, normed, and the state before it. With n
 the one behind the norm before the vocabulary head, as the target's states are behind its final norm.
 """
 
-from edgespec.drafting_head import Head
+from edgespec.export.heads.eagle import plan_joined
 from edgespec.export.heads.head_plan import Dialect, HeadPlan
 from edgespec.export.heads.head_source import HeadSource
-from edgespec.export.heads.head_tensors import Reader, require_hidden_size, require_shapes
-from edgespec.export.heads.layer_settings import layer_settings, layer_shapes, layers_config
-from edgespec.export.heads.recurrent_graphs import Recurrence, plan_recurrent
-from edgespec.export.heads.vocabulary import read_vocabulary, with_logits_of
+from edgespec.export.heads.head_tensors import Reader, require_hidden_size
+from edgespec.export.heads.layer_settings import layer_settings
 from edgespec.export.sources import LoadedSource
 
 _NAME = "EAGLE of vLLM speculators"
@@ -27,24 +25,7 @@ def _plan(source: HeadSource, target: LoadedSource) -> HeadPlan:
     has_norms = bool(source.settings.get("layernorms"))
     if has_norms:
         tensors |= {role: reader.take(name) for role, name in _NORMS.items()}
-    config = layers_config(settings, tensors, target, 1)
-    hidden = config.hidden_size
-    vocabulary = read_vocabulary(source, reader, target, settings, hidden)
-    if not vocabulary.has_own_head:
-        config = with_logits_of(target, config)
-    reader.require_all_taken("EAGLE")
-    tensors |= {"embedding": vocabulary.embedding, "head": vocabulary.head}
-    shapes = {**layer_shapes(config, hidden), "join": (hidden, 2 * hidden), "join_bias": (1, hidden)}
-    require_shapes(source, tensors, {**shapes, **dict.fromkeys(_NORMS, (1, hidden))})
-    made = Head(
-        method="eagle",
-        kind="recurrent",
-        target_layers=(target.config.num_layers,),
-        target_hidden_size=target.config.hidden_size,
-        state_size=hidden,
-    )
-    recurrence = Recurrence(config=config, is_wide=False, returns_normed=has_norms)
-    return plan_recurrent(_NAME, made, recurrence, tensors, borrowed=vocabulary.borrowed, tokens=vocabulary.tokens)
+    return plan_joined(_NAME, source, target, settings, reader, tensors, 1, returns_normed=has_norms)
 
 
 SPECULATORS_EAGLE = Dialect(
