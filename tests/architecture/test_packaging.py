@@ -42,7 +42,12 @@ def test_wheel_holds_every_module_and_the_type_marker(tmp_path: Path) -> None:
         for path in (ROOT / room).rglob("*.py")
     }
     data = {f"edgespec/{name}" for name in ("py.typed", "evaluation/prompts.jsonl", "evaluation/page.html")}
-    names = ("models/catalog.toml", "simulation/machines.toml", "training/prompts.jsonl")
+    names = (
+        "models/catalog.toml",
+        "models/known_drafters.toml",
+        "simulation/machines.toml",
+        "training/prompts.jsonl",
+    )
     data |= {f"edgespec/{name}" for name in names}
     assert modules | data | {"edgespec/simulation/qwen_smollm2.jsonl"} == {
         name for name in held if name.startswith("edgespec/")
