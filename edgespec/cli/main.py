@@ -114,7 +114,13 @@ A flag overrides a variable, and a variable overrides the file.""",
   edgespec export big.gguf --drafter small.gguf --output pair
   edgespec export model.gguf --output my-model --dry-run""",
     ),
-    "pair": (add_pair, "check whether a drafter suits a target", "  edgespec pair check big-model small-model"),
+    "pair": (
+        add_pair,
+        "check whether a drafter suits a target",
+        """\
+  edgespec pair check big-model small-model
+  edgespec pair check big-model                 what could draft for it, ranked""",
+    ),
     "train": (
         add_train,
         "train a drafter for a model, from its own answers",

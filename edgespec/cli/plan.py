@@ -2,9 +2,9 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from edgespec.cli.arguments import add_option, add_options, attribute_name, print_result
+from edgespec.cli.arguments import add_option, add_options, attribute_name, model_home, print_result
 from edgespec.config.options import OPTIONS
 from edgespec.errors import UsageError
 from edgespec.system.command_line import join_words
@@ -13,6 +13,8 @@ from edgespec.system.console import info
 if TYPE_CHECKING:
     from edgespec.config.drafter_names import DrafterNames
     from edgespec.loading.open_model import ModelFolder
+    from edgespec.loading.placement import Placement
+    from edgespec.planning.drafter_ranking import Ranking
     from edgespec.planning.plan_models import Planned
     from edgespec.planning.plan_option import Plan
 
@@ -56,9 +58,9 @@ def plan_document(options: argparse.Namespace) -> dict[str, Any]:
     compared = compare_devices(options.model, remeasure=options.measure, **named)
     if compared is not None:
         planned = compared.options.planned(compared.plan)
-        return _document(
-            options, planned, compared.target.manifest.name, compared.drafters, _device_flags(planned.plan)
-        )
+        placement = compared.options.place(compared.decision.where)
+        models = PlannedModels(compared.target, compared.drafters, placement)
+        return _document(options, planned, models, _device_flags(planned.plan))
     resolved = resolve(options.model, **named)
     drafters = [each.models[0] for each in resolved.drafters]
     for line in resolved.devices.downgrades:
@@ -74,15 +76,19 @@ def plan_document(options: argparse.Namespace) -> dict[str, Any]:
     )
     flags = {flag: getattr(options, attribute_name(flag)) for flag in ("device", "drafter-device")}
     named = {flag: value for flag, value in flags.items() if value != OPTIONS[flag].default}
-    return _document(options, planned, resolved.target.manifest.name, drafters, named)
+    return _document(options, planned, PlannedModels(resolved.target, drafters, resolved.placement), named)
+
+
+class PlannedModels(NamedTuple):
+    """The models of a plan, and where they run."""
+
+    target: "ModelFolder"
+    drafters: "Sequence[ModelFolder]"
+    placement: "Placement"
 
 
 def _document(
-    options: argparse.Namespace,
-    planned: "Planned",
-    model: str,
-    drafters: "Sequence[ModelFolder]",
-    device_flags: Mapping[str, str],
+    options: argparse.Namespace, planned: "Planned", models: PlannedModels, device_flags: Mapping[str, str]
 ) -> dict[str, Any]:
     from edgespec.config.drafter_names import parse
     from edgespec.planning.plan_document import document_of
@@ -90,16 +96,36 @@ def _document(
     if any(planned.took):
         opening_s, measuring_s = planned.took
         info(f"measured in {opening_s + measuring_s:.1f} s, of which opening models took {opening_s:.1f} s")
+    asked = parse(options.drafter)
     return document_of(
         planned.plan,
         planned.layouts,
         planned.learned_stats.chances,
         planned.took,
-        model=model,
-        drafters=[drafter.manifest.name for drafter in drafters],
+        model=models.target.manifest.name,
+        drafters=[drafter.manifest.name for drafter in models.drafters],
         command=_chat_command(
-            planned.plan, options, _drafter_argument(planned.plan, parse(options.drafter), drafters), device_flags
+            planned.plan, options, _drafter_argument(planned.plan, asked, models.drafters), device_flags
         ),
+        ranked_drafters=_rank_drafters(options, asked, models).drafters,
+    )
+
+
+def _rank_drafters(options: argparse.Namespace, asked: "DrafterNames", models: PlannedModels) -> "Ranking":
+    """What else could draft for the target of a plan; of the drafters the named ones come first."""
+    from edgespec.config.byte_size import parse_bytes
+    from edgespec.config.drafter_names import SELF
+    from edgespec.evaluation.drafter_choice import rank_for_placement
+
+    words = [cascade.models[0] for cascade in asked.cascades]
+    return rank_for_placement(
+        model_home(offline=True),
+        options.model,
+        models.target,
+        models.placement,
+        devices={"device": options.device, "drafter-device": options.drafter_device},
+        named={word: each for word, each in zip(words, models.drafters, strict=False) if word != SELF},
+        memory_limit=None if options.memory is None else parse_bytes(options.memory),
     )
 
 

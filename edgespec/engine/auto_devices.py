@@ -77,10 +77,14 @@ class AutoDevices:
             ModelError: A model is missing or invalid.
             MemoryExhausted: No device has room for the target.
         """
-        saved = None if self.refused else read_decision(self.models.path, self._asked, self._made_for)
-        decision = saved or self.compare().decision
+        decision = self.saved or self.compare().decision
         self.models.report(decision.line)
         return decision
+
+    @property
+    def saved(self) -> Decision | None:
+        """An earlier decision; None where there is none for this machine and the models as they are."""
+        return None if self.refused else read_decision(self.models.path, self._asked, self._made_for)
 
     def compare(self, *, remeasure: bool = False, measures_prepared: bool = False) -> Compared:
         """Compare the devices by foreseeing and measuring, and save the decision.

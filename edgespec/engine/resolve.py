@@ -200,6 +200,20 @@ def compare_devices(
     return auto.compare(remeasure=remeasure, measures_prepared=True) if auto else None
 
 
+def find_known_devices(
+    models: ModelHome, model: str, device: str, drafter_device: str
+) -> tuple[DeviceChoice, Placement]:
+    """Where a model and a drafter would run by what is known: auto is an earlier decision, or the CPU.
+
+    Nothing is measured, fetched or exported. Raises as resolve() does.
+    """
+    place = DeviceChoice("cpu", "cpu", models.report).initial_placement(None, None, deterministic=True)
+    auto = auto_devices(models, model, parse("auto"), device, drafter_device, place, free_memory)
+    where = saved.where if auto and (saved := auto.saved) else None
+    choice = DeviceChoice(*(where or (device, drafter_device)), models.report)
+    return choice, choice.initial_placement(None, None, deterministic=True)
+
+
 def auto_devices(
     models: ModelHome,
     model: str,

@@ -15,6 +15,7 @@ from edgespec.errors import MemoryExhausted
 from edgespec.models.pair import PairCheck
 from edgespec.policy.expected import best_length, expected_tokens
 from edgespec.policy.fixed import FixedLength
+from edgespec.policy.limits import MIN_GAIN_OF_PAIR
 from edgespec.types import Drafter, Report, TokenIds
 
 PROMPTS = (
@@ -29,7 +30,6 @@ PROMPTS = (
 _MAX_TOKENS = 48  # of each answer
 _NUM_DRAFT = 4
 _LONGEST = 8
-_GAIN_WORTH_IT = 1.05  # less is within the noise of a run
 _USUAL_BREAK_EVEN = 0.55
 
 
@@ -98,7 +98,7 @@ def _measure(
         draft_cost=draft_s / step_s,
         expected_gain=gain,
         num_draft=num_draft,
-        pays=gain >= _GAIN_WORTH_IT,
+        pays=gain >= MIN_GAIN_OF_PAIR,
         verdict=verdict,
         reason=reason,
     )
@@ -152,7 +152,7 @@ def best_gain(
 def _judge(acceptance: float, gain: float, draft_cost: float) -> tuple[str, str]:
     kept = f"{acceptance:.0%} of drafted tokens are accepted"
     cost = f"drafting one costs {draft_cost:.0%} of a step of the target"
-    if gain >= _GAIN_WORTH_IT:
+    if gain >= MIN_GAIN_OF_PAIR:
         link = ", below the usual break-even of 55 %, but" if acceptance < _USUAL_BREAK_EVEN else " and"
         return "this pair pays", f"{kept}{link} {cost}"
     if acceptance < _USUAL_BREAK_EVEN:

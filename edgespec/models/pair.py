@@ -89,14 +89,26 @@ class Pair:
         Args:
             parts: The folders of the target and the drafter that are to run; None for those that were checked.
         """
-        devices = (target_device, drafter_device)
-        found = next((each for each in self.checks if (each.target_device, each.drafter_device) == devices), None)
-        if found is None or (parts is not None and set(found.manifests) != {part.name for part in parts}):
-            return None
-        if found.manifests == _manifest_hashes(self.folder, found.manifests):
-            return found.check
+        found = self._find((target_device, drafter_device), parts)
+        if found is None or self._is_current(found):
+            return found.check if found else None
         reason = "the models have changed since; check them again with edgespec pair check"
         return replace(found.check, pays=False, verdict="this pair was checked with other models", reason=reason)
+
+    def current_check(
+        self, target_device: str, drafter_device: str, parts: tuple[Path, Path] | None = None
+    ) -> PairCheck | None:
+        """The check on a pair of devices, as check_on has it; None where one of the models was changed since."""
+        found = self._find((target_device, drafter_device), parts)
+        return found.check if found and self._is_current(found) else None
+
+    def _find(self, devices: tuple[str, str], parts: tuple[Path, Path] | None) -> DeviceCheck | None:
+        found = next((each for each in self.checks if (each.target_device, each.drafter_device) == devices), None)
+        is_other = found and parts is not None and set(found.manifests) != {part.name for part in parts}
+        return None if is_other else found
+
+    def _is_current(self, check: DeviceCheck) -> bool:
+        return check.manifests == _manifest_hashes(self.folder, check.manifests)
 
     def part(self, part: str, form: str | None = None) -> Path | None:
         """The folder of the target or of the drafter in a form; None where the pair does not have it.

@@ -25,7 +25,7 @@ def choose_schedule(
     if asked != "auto":
         return asked
     known = read_learned_stats(target.folder)
-    layout = _layout(drafter, placement, known)
+    layout = known_layout(drafter, placement, known)
     if layout is None:
         return "pipelined"
     best = schedule_of(plan_on([layout], target.manifest, drafter.manifest, known.chances))
@@ -43,7 +43,7 @@ def choose_threads(target: ModelFolder, drafter: ModelFolder, placement: Placeme
     if placement.deterministic:
         return placement
     known = read_learned_stats(target.folder)
-    usual, *others = [_layout(drafter, each, known) for each in splits_of(placement, True)]
+    usual, *others = [known_layout(drafter, each, known) for each in splits_of(placement, True)]
     split = [layout for layout in others if layout is not None]
     if usual is None or not split or not is_counted(known.chances, drafter.manifest.name):
         return placement
@@ -57,7 +57,7 @@ def choose_threads(target: ModelFolder, drafter: ModelFolder, placement: Placeme
     return replace(placement, num_threads=threads[0], drafter_threads=threads[1])
 
 
-def _layout(drafter: ModelFolder, placement: Placement, known: LearnedStats) -> Layout | None:
+def known_layout(drafter: ModelFolder, placement: Placement, known: LearnedStats) -> Layout | None:
     """What is known of a drafter in a placement; None where nothing was measured."""
     profile = known.profiles.get(placement.machine)
     if profile is None or placement.drafter_key(drafter.manifest.name) not in profile.drafters:

@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from edgespec.planning.drafter_ranking import PossibleDrafter
 from edgespec.planning.plan_option import Layout, Option, Plan
 from edgespec.planning.planner import draft_rates, is_counted
+from edgespec.planning.ranking_words import drafter_document
 from edgespec.policy.acceptance_rates import Key
 from edgespec.profiling.profile import MeasuringTime, Place, drafter_key
 
@@ -19,11 +21,12 @@ def document_of(
     model: str,
     drafters: Sequence[str],
     command: str,
+    ranked_drafters: Sequence[PossibleDrafter] = (),
 ) -> dict[str, Any]:
     """The chosen option, the refused ones with the reasons, and the measurements.
 
     past: Acceptance counts, as acceptance_rates.AcceptanceRates holds them.
-    drafters: Names of the models that were weighed.
+    drafters: Names of the models that were weighed. ranked_drafters: All that could draft for the target.
     """
     return {
         "model": model,
@@ -40,6 +43,7 @@ def document_of(
         },
         "measured": [_layout(layout) for layout in layouts],
         "took": took._asdict(),
+        "ranked_drafters": [drafter_document(each) for each in ranked_drafters],
     }
 
 

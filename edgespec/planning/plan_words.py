@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edgespec.config.speed import format_speed
+from edgespec.planning.ranking_words import short_rows
 from edgespec.system.printable import printable
 
 Document = Mapping[str, Any]
@@ -17,6 +18,7 @@ _ESTIMATED = "  (~ is estimated from the model's size and a short probe of the d
 _HOW_TO_MEASURE = (
     "  (to have it measured, prepare the model first: edgespec models pull {} --device {}; then plan again)"
 )
+_RANKED = "  (~ is estimated, ? unknown; what each needs and the commands for it: edgespec pair check {})"
 _NOT_COUNTED = " (what drafts from the text comes on top, and only where it pays)"
 
 
@@ -25,6 +27,9 @@ def in_words(document: Document) -> str:
     if document["refused"]:
         lines += ["", "refused", *_table(_refused(document["refused"]))]
         lines += _estimates(document)
+    if document["ranked_drafters"]:
+        lines += ["", "what could draft for it", *_table(short_rows(document["ranked_drafters"]))]
+        lines.append(_RANKED.format(_MODEL_WORD.findall(document["command"])[2]))
     lines += ["", "measured here", *_table(_passes(document["measured"]))]
     lines += [f"  {line}" for line in (*_readings(document["measured"]), *_drafts(document["measured"]))]
     lines += [f"  {line}" for line in _kept(document["chances"])]

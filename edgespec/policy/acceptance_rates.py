@@ -108,6 +108,12 @@ class AcceptanceRates:
         known = self._long.get((source, _ALL))
         return known.judged if known else self.past.get((source, _ALL), (0.0, 0.0))[1]
 
+    def accepted_share(self, source: str) -> float | None:
+        """The accepted share of the tokens that num_judged counts; None where none was judged."""
+        known = self._long.get((source, _ALL))
+        accepted, judged = (known.accepted, known.judged) if known else self.past.get((source, _ALL), (0.0, 0.0))
+        return accepted / judged if judged else None
+
     def changes(self) -> dict[str, AcceptanceChange]:
         """By source, how much of what it guessed was accepted lately and before this answer."""
         found = {}

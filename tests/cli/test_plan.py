@@ -45,7 +45,7 @@ def test_plan_of_a_pair_is_one_document(
         "model", "schedule", "target_device", "target_threads", "drafter", "drafter_device", "drafter_threads",
         "draft_length", "wait", "context_length", "memory_bytes", "tokens_per_second", "reason", "basis",
         "drafters", "downgrades", "command", "plain_tokens_per_second", "options", "refused", "chances",
-        "measured", "took",
+        "measured", "took", "ranked_drafters",
     ]  # fmt: skip
     assert 0 < document["took"]["opening_s"] + document["took"]["measuring_s"] < 10
     done = [document, *document["refused"]]

@@ -1,0 +1,140 @@
+"""Drafters that are prepared on this machine: models, pairs of a target, and what is known of them here."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgespec.errors import EdgeSpecError
+from edgespec.loading.open_model import ModelFolder, weights_bytes, weights_size
+from edgespec.loading.row_proof import expects_rows
+from edgespec.manifest import read_manifest
+from edgespec.models.model_names import plain_name
+from edgespec.models.pair import DRAFTER, TARGET, Pair, read_pair
+from edgespec.planning.choice import known_layout
+from edgespec.planning.drafter_commands import chat_in, chat_with
+from edgespec.planning.drafter_evidence import Evidence, evidence_of_check, evidence_of_use, no_evidence
+from edgespec.planning.drafter_gain import DraftingCosts
+from edgespec.planning.drafter_ranking import PossibleDrafter
+from edgespec.planning.drafting_target import DraftingTarget
+from edgespec.planning.foresee import ModelSize
+from edgespec.planning.measured_placements import known_stats
+from edgespec.policy.limits import MAX_PLANNED_TOKENS
+
+_LARGEST_SHARE = 0.5  # of the target's weights, that a drafter model may have
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnPair:
+    """A pair of the target that is looked at, in the forms of its devices.
+
+    target: The target as the pair has it, and the pair's name in commands.
+    """
+
+    pair: Pair
+    target: DraftingTarget
+    own: ModelFolder
+    drafter: ModelFolder
+
+
+def read_own_pair(folder: Path, target: DraftingTarget) -> OwnPair | None:
+    """The pair in a folder; None where it is none of this target, lacks forms for the devices, or is damaged."""
+    placement = target.placement
+    with suppress(EdgeSpecError, OSError):
+        if (pair := read_pair(folder)) is None:
+            return None
+        paths = pair.part(TARGET, placement.device.form), pair.part(DRAFTER, placement.drafter_device.form)
+        if paths[0] is None or paths[1] is None:
+            return None
+        own, drafter = (ModelFolder(path, read_manifest(path)) for path in paths if path)
+        source = own.manifest.source
+        if target.names.isdisjoint(plain_name(name) for name in (source.name, source.repository) if name):
+            return None
+        size = ModelSize(manifest=own.manifest, file_bytes=weights_bytes(own))
+        placement = replace(placement, deterministic=expects_rows(None, own, placement))
+        within = replace(target, model=str(folder), folder=own, size=size, placement=placement)
+        return OwnPair(pair=pair, target=within, own=own, drafter=drafter)
+    return None
+
+
+def describe_pair(found: OwnPair) -> PossibleDrafter:
+    check = evidence_of_check(found.pair, (found.own, found.drafter), found.target.placement)
+    described = describe_prepared(found.target, found.drafter, check)
+    return replace(described, use=chat_in(str(found.pair.folder), found.target))
+
+
+def describe_model(target: DraftingTarget, drafter: ModelFolder, word: str) -> PossibleDrafter:
+    """A drafter model by its word of --drafter."""
+    return replace(describe_prepared(target, drafter), use=chat_with(target, f"auto+{word}"))
+
+
+def describe_prepared(
+    target: DraftingTarget, drafter: ModelFolder, check: Evidence | None = None
+) -> PossibleDrafter:
+    """A drafter that is ready to be used, but for the command; check: what the check of its pair says."""
+    known = evidence_of_use(target.folder, drafter, target.placement) if target.folder else None
+    if known is None or (known.basis != "measured" and check is not None):
+        known = check or no_evidence(target, _costs_of(target, drafter))
+    memory_bytes, obstacle = target.memory_of(drafter.manifest, weights_size(drafter))
+    return PossibleDrafter(
+        kind="head" if drafter.manifest.head else "model",
+        name=drafter.manifest.name,
+        basis=known.basis,
+        gain=known.gain,
+        num_draft=known.num_draft,
+        evidence=known.evidence,
+        was_run="here" if known.basis != "unknown" else "",
+        memory_bytes=memory_bytes,
+        obstacle=obstacle,
+    )
+
+
+def _costs_of(target: DraftingTarget, drafter: ModelFolder) -> DraftingCosts | None:
+    """Costs of a prepared drafter as measured, or by the bytes that it reads."""
+    manifest, placement = drafter.manifest, target.placement
+    longest = min(MAX_PLANNED_TOKENS, manifest.most_draft_tokens or MAX_PLANNED_TOKENS)
+    layout = known_layout(drafter, placement, known_stats(target.folder)) if target.folder else None
+    if layout is None:
+        return target.costs_of(weights_bytes(drafter), manifest.tokens_per_pass, longest)
+    step = layout.profile.draft_costs(placement.drafter_key(manifest.name)).step
+    return target.costs_by_share(step, manifest.tokens_per_pass, longest)
+
+
+def find_models(
+    target: DraftingTarget, folders: Mapping[Path, str], named: Mapping[str, ModelFolder]
+) -> dict[Path, tuple[str, ModelFolder]]:
+    """Models that may draft for a target, by their folders, each with its word of --drafter.
+
+    Args:
+        folders: All model folders of the home, by which word each is to be called.
+        named: Those that the user or the catalogue names, whatever they are.
+    """
+    found = {folder.folder: (word, folder) for word, folder in named.items()}
+    for path, word in folders.items():
+        if path not in found and (drafter := read_model(path)) is not None and _suits(target, drafter):
+            found[path] = (word, drafter)
+    if target.folder is not None:
+        found.pop(target.folder.folder, None)
+    return found
+
+
+def read_model(path: Path) -> ModelFolder | None:
+    """A model folder that edgespec made, and that is no drafting head; None for anything else."""
+    with suppress(EdgeSpecError, OSError):
+        manifest = read_manifest(path)
+        return ModelFolder(path, manifest) if manifest.head is None else None
+    return None
+
+
+def _suits(target: DraftingTarget, drafter: ModelFolder) -> bool:
+    """Whether to name a model: it was measured here, or is small, in one vocabulary and for the device."""
+    if target.folder is None or target.size is None:
+        return False
+    if known_layout(drafter, target.placement, known_stats(target.folder)) is not None:
+        return True
+    manifest = drafter.manifest
+    return (
+        manifest.form == target.placement.drafter_device.form
+        and manifest.vocab_sha256 == target.folder.manifest.vocab_sha256
+        and _LARGEST_SHARE * target.size.file_bytes >= weights_bytes(drafter)
+    )
