@@ -29,6 +29,7 @@ def page(document: BenchDocument) -> str:
         "middle_half": figures.middle_half,
         "interval": figures.interval_text,
         "rounds_by_source": figures.rounds_by_source,
+        "peer_label": figures.peer_label,
     }
     source = resources.files("edgespec.evaluation").joinpath("page.html").read_text(encoding="utf-8")
     return environment.from_string(source).render(
