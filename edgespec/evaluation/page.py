@@ -46,6 +46,7 @@ def _verdicts(document: BenchDocument) -> list[str | None]:
     return [
         figures.decided_text(document),
         figures.slower_prompts_text(document),
+        figures.advice_text(document),
         figures.texts_text(document),
         figures.setup_text(document),
     ]
