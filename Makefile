@@ -1,6 +1,7 @@
 # make chat          talk to the default model; installs and fetches what that needs
 # make test          all tests, except those that need an environment of their own
 # make test-optimum  exports through optimum-onnx, in an environment of its own with torch
+# make test-train    training of drafting heads, in an environment of its own with torch
 # make test-npu      an emulator of an NPU, and OpenVINO on an Intel processor, in an environment of their own
 # make test-webgpu   the WebGPU provider on a GPU in software, which it fetches
 # make check         formatting, lint, types
@@ -13,16 +14,19 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: chat test test-optimum test-webgpu test-npu check types bench check-models wheel clean
+.PHONY: chat test test-optimum test-train test-webgpu test-npu check types bench check-models wheel clean
 
 chat: $(VENV)/.cpu
 	@$(BIN)/edgespec chat
 
 test: $(VENV)/.test
-	$(BIN)/pytest -m "not webgpu and not npu and not optimum and not peers"
+	$(BIN)/pytest -m "not webgpu and not npu and not optimum and not train and not peers"
 
 test-optimum: $(VENV)-optimum/.test
 	$(VENV)-optimum/bin/pytest -m optimum
+
+test-train: $(VENV)-train/.test
+	$(VENV)-train/bin/pytest -m train
 
 # On the machine's own GPU: EDGESPEC_TEST_WEBGPU=1 .venv/bin/pytest -m webgpu -n 0
 test-webgpu: $(VENV)/.test
@@ -71,10 +75,16 @@ $(VENV)-optimum/.test: pyproject.toml
 	$(VENV)-optimum/bin/python -m pip install --quiet --disable-pip-version-check -e ".[optimum,test]"
 	@touch $@
 
+# torch in the release that the extra optimum has too: the newest one may bring gigabytes for GPUs.
+$(VENV)-train/.test: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-train
+	$(VENV)-train/bin/python -m pip install --quiet --disable-pip-version-check -e ".[train,test]" torch==2.13.0
+	@touch $@
+
 $(VENV)-npu/.test: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-npu
 	$(VENV)-npu/bin/python -m pip install --quiet --disable-pip-version-check -e ".[qnn,openvino,test]"
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-optimum $(VENV)-npu .types build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-optimum $(VENV)-train $(VENV)-npu .types build dist *.egg-info

@@ -3,11 +3,11 @@
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgespec import __version__
 from edgespec.cli.arguments import add_count, add_file, add_model, add_options, attribute_name, load_engine
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from edgespec.evaluation.journal import Journal
     from edgespec.evaluation.peer import Peer
     from edgespec.evaluation.prompts import BenchPrompt
+    from edgespec.policy.acceptance_rates import Key
 
 OpenPeers = Callable[["Engine"], AbstractContextManager[Sequence["Peer"]]]
 
@@ -44,6 +45,13 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         "--both-modes",
         action="store_true",
         help="measure speculation in deterministic mode and without it, next to each other",
+    )
+    parser.add_argument(
+        "--compare",
+        metavar="DRAFTER",
+        action="append",
+        default=[],
+        help="measure this drafter too, in the same run and in a session of its own; repeatable",
     )
     add_file(parser, "--resume", "note each answered prompt in FILE, and go on there if it was interrupted")
     reports = parser.add_argument_group("reports")
@@ -97,6 +105,7 @@ def _measure(options: argparse.Namespace, open_peers: OpenPeers) -> "BenchDocume
     for name in ("per_category", "max_tokens", "rounds"):
         if (value := getattr(options, name)) is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} is {value}; wanted at least 1")
+    _require_other_drafters(options)
     read = [prompt for path in options.prompts or () for prompt in read_prompts(path, options.per_category)]
     prompts = read or own_prompts(options.per_category)
     journal = _open_journal(options, prompts)
@@ -107,7 +116,7 @@ def _measure(options: argparse.Namespace, open_peers: OpenPeers) -> "BenchDocume
     with (
         load_engine(options) as engine,
         _open_plain(options) as plain,
-        _open_other_mode(options, engine) as others,
+        _open_other_ways(options, engine) as others,
         open_peers(engine) as peers,
     ):
         return _measure_with(options, engine, plain, [*others, *peers], prompts, journal)
@@ -154,19 +163,38 @@ def _open_plain(options: argparse.Namespace) -> Iterator["Engine | None"]:
         yield engine
 
 
+def _require_other_drafters(options: argparse.Namespace) -> None:
+    """Raises UsageError: --compare names what is measured anyway."""
+    measured = {"none": "plain decoding is part of every run", options.drafter: "--drafter has it already"}
+    for drafter in options.compare:
+        if drafter in measured:
+            raise UsageError(f"--compare names '{drafter}', and {measured[drafter]}; leave it out there")
+        measured[drafter] = "--compare has it twice"
+
+
 @contextmanager
-def _open_other_mode(options: argparse.Namespace, engine: "Engine") -> Iterator[list["Peer"]]:
-    """Speculation in the other mode, where --both-modes asks for it."""
-    if not options.both_modes:
-        yield []
-        return
+def _open_other_ways(options: argparse.Namespace, engine: "Engine") -> Iterator[list["Peer"]]:
+    """Speculation in the other mode, where --both-modes asks for it, and with the drafters of --compare."""
     from edgespec.decoding.sampling import SamplingParams
     from edgespec.evaluation.benchmark import mode_of
     from edgespec.evaluation.peer import EnginePeer
 
-    with load_engine(options, deterministic=not engine.is_deterministic) as other:
-        way = f"speculative, {mode_of(other)}"
-        yield [EnginePeer(other, way, __version__, SamplingParams(temperature=options.temperature))]
+    ways: list[dict[str, Any]] = [{"deterministic": not engine.is_deterministic}] if options.both_modes else []
+    ways += [{"drafter": drafter} for drafter in options.compare]
+    sampling = SamplingParams(temperature=options.temperature)
+    with ExitStack() as stack:
+        peers: list[Peer] = []
+        for settings in ways:
+            other = stack.enter_context(load_engine(options, **settings))
+            drafter = settings.get("drafter")
+            way = f"--drafter {drafter}" if drafter else f"speculative, {mode_of(other)}"
+            peers.append(EnginePeer(other, way, __version__, sampling, _rates(options, other)))
+        yield peers
+
+
+def _rates(options: argparse.Namespace, engine: "Engine") -> "Mapping[Key, tuple[float, float]]":
+    """The acceptance rates with which a session begins each round."""
+    return engine.speculation.rates if options.learned == "stored" else {}
 
 
 def _open_journal(options: argparse.Namespace, prompts: Sequence["BenchPrompt"]) -> "Journal | None":
@@ -183,6 +211,7 @@ def _open_journal(options: argparse.Namespace, prompts: Sequence["BenchPrompt"])
             **asked,
             **{name: getattr(options, name) for name in named},
             "against": getattr(options, "against", []),
+            "compare": options.compare or None,  # as in files that were begun before there was the option
             "prompts": sha256(json.dumps(prompts).encode()).hexdigest()[:16],
         },
     )

@@ -94,5 +94,5 @@ def _drafters(**_: Any) -> Iterable[str]:
 _COMPLETERS: dict[str, Completer] = {
     **dict.fromkeys(("model", "models", "target", "exactness"), _models),
     **dict.fromkeys(("device", "drafter_device"), _devices),
-    "drafter": _drafters,
+    **dict.fromkeys(("drafter", "compare"), _drafters),
 }

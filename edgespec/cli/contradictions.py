@@ -14,7 +14,17 @@ from edgespec.errors import UsageError
 Options = argparse.Namespace
 Condition = Callable[[Options], bool]
 # What a run of bench depends on, which an earlier run has settled. Those that have a default come with it.
-_MEASURING = ("resume", "prompts", "per-category", "max-tokens", "rounds", "temperature", "learned", "both-modes")
+_MEASURING = (
+    "resume",
+    "prompts",
+    "per-category",
+    "max-tokens",
+    "rounds",
+    "temperature",
+    "learned",
+    "both-modes",
+    "compare",
+)
 
 
 class _Contradiction(NamedTuple):

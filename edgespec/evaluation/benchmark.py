@@ -15,8 +15,6 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.errors import ContextOverflow, UsageError
@@ -27,7 +25,7 @@ from edgespec.evaluation.prompts import BenchPrompt
 from edgespec.evaluation.results import build_document
 from edgespec.evaluation.sample import AnsweredTurn, choose_sample
 from edgespec.evaluation.texts import compare_texts
-from edgespec.evaluation.timed_answer import TimedAnswer, settle, time_answer
+from edgespec.evaluation.timed_answer import TimedAnswer, clear_cache, settle, time_answer
 from edgespec.policy.acceptance_rates import Key
 from edgespec.system.system_info import peak_rss_bytes, system_info
 from edgespec.tokenization.chat_template import Message
@@ -205,7 +203,8 @@ class _Run:
             self.engine.speculation.rates = dict(self.rates)
             self.panel.begin_round()
         for engine in self._engines:
-            _clear_cache(engine)
+            clear_cache(engine)
+        self.panel.begin_prompt()
         records = list[TurnRecord]()
         messages: list[Message] = []
         for i, text in enumerate(prompt.turns):
@@ -246,7 +245,7 @@ class _Run:
         answers = []
         for which in (self.plain, self.engine)[::order]:
             if len(self._engines) == 1:
-                _clear_cache(which)
+                clear_cache(which)
             settle()
             answers.append(time_answer(which, messages, max_tokens, self.sampling))
         plain, speculative = answers[::order]
@@ -266,9 +265,3 @@ class _Run:
                 return "not_judged"
             self.judged[key] = compare_texts(self.plain.target, self.plain.encode(messages), one, two)
         return self.judged[key]
-
-
-def _clear_cache(engine: Engine) -> None:
-    """Run a pass over a token that no prompt begins with, so that nothing of a prompt is cached."""
-    other = 1 + (engine.plain().encode("a")[0] % (engine.target.vocab_size - 1))
-    engine.target.logits(np.array([other], np.int32), 1)

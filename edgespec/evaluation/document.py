@@ -15,6 +15,7 @@ from edgespec.system.typed_json import read_as
 _LARGEST_BYTES = 1 << 26
 
 LARGEST_FIGURE = 1e12
+OWN_NAME = "edgespec"  # of this program among the peers
 
 Figure = Annotated[float, Meta(ge=0, le=LARGEST_FIGURE)]
 Count = Annotated[int, Meta(ge=0, le=1 << 48)]
@@ -189,10 +190,30 @@ class PeerInfo(TypedDict):
     failure: str | None
 
 
+class PeerCategory(TypedDict):
+    """A peer in one category. Its ratio is to plain decoding of the same prompts, as that of speculation is."""
+
+    tokens_per_second: Figure
+    ratio: Figure
+    ratio_interval: RatioInterval
+    tokens_per_pass: Figure | None
+    acceptance_rate: Figure | None
+    sources: dict[str, dict[str, Count]]
+
+
 class PeerRow(PeerInfo):
+    """A peer beside plain decoding of the same turns.
+
+    categories: Tokens per second, by category.
+    speculative_ratio: The speed of speculation over that of the peer.
+    """
+
     categories: dict[str, Figure]
+    by_category: NotRequired[dict[str, PeerCategory]]
     mean_ratio: Figure | None
     mean_ratio_interval: NotRequired[RatioInterval]
+    speculative_ratio: NotRequired[Figure | None]
+    speculative_ratio_interval: NotRequired[RatioInterval]
     time_to_first_token_s: Figure | None
     answers: Count
     same_answers: Count

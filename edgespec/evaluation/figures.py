@@ -4,8 +4,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from edgespec.config.byte_size import format_bytes
-from edgespec.evaluation.document import BenchDocument, Position, RatioInterval, Summary
+from edgespec.evaluation.document import OWN_NAME, BenchDocument, PeerInfo, Position, RatioInterval, Summary
 
+_WIDE = 0.3  # from the one end of an interval to the other
+_LABEL_CHARACTERS = 36
 _MOST_SHOWN = 1000  # the end of an interval that tells nothing, as that of two answers under load
 # Where plain decoding ran, by what the document calls it.
 _SESSIONS = {
@@ -51,6 +53,24 @@ def slower_prompts_text(document: BenchDocument) -> str | None:
     below = sum(interval[1] < 1.0 for interval in known)
     by_chance = len(known) / 40  # of prompts at 1.00, those whose interval lies below
     return f"{below} of {len(known)} prompts below 1.00 by their own intervals; by chance up to {by_chance:.1f}"
+
+
+def advice_text(document: BenchDocument) -> str | None:
+    """What narrows intervals that are so wide that they decide little; None where none is."""
+    known = {name: row.get("ratio_interval") for name, row in document["categories"].items()}
+    wide = [name for name, interval in known.items() if interval and interval[1] - interval[0] > _WIDE]
+    if not wide:
+        return None
+    named = wide[0] if len(wide) == 1 else f"{len(wide)} of {len(known)} categories"
+    width = f"the interval of {named} is" if len(wide) == 1 else f"the intervals of {named} are"
+    rounds = f" (now {document['rounds']})" if "rounds" in document else ""
+    return f"{width} wider than {_WIDE:.1f}; raise --rounds{rounds}, and give more prompts of a category"
+
+
+def peer_label(peer: PeerInfo) -> str:
+    """A way to decode beside those of the run itself, in a few characters."""
+    label = peer["way"] if peer["name"] == OWN_NAME else f"{peer['name']}, {peer['way']}"
+    return label if len(label) <= _LABEL_CHARACTERS else f"…{label[1 - _LABEL_CHARACTERS :]}"
 
 
 def texts_text(document: BenchDocument) -> str | None:

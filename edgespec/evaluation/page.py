@@ -29,6 +29,7 @@ def page(document: BenchDocument) -> str:
         "middle_half": figures.middle_half,
         "interval": figures.interval_text,
         "rounds_by_source": figures.rounds_by_source,
+        "peer_label": figures.peer_label,
     }
     source = resources.files("edgespec.evaluation").joinpath("page.html").read_text(encoding="utf-8")
     return environment.from_string(source).render(
@@ -45,6 +46,7 @@ def _verdicts(document: BenchDocument) -> list[str | None]:
     return [
         figures.decided_text(document),
         figures.slower_prompts_text(document),
+        figures.advice_text(document),
         figures.texts_text(document),
         figures.setup_text(document),
     ]

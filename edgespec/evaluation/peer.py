@@ -2,28 +2,34 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgeSpecError
-from edgespec.evaluation.document import PeerAnswer, PeerInfo
+from edgespec.evaluation.document import OWN_NAME, AnswerRecord, PeerAnswer, PeerInfo
 from edgespec.evaluation.results import peer_key
 from edgespec.evaluation.texts import judge_tokens
-from edgespec.evaluation.timed_answer import TimedAnswer, settle, time_answer
+from edgespec.evaluation.timed_answer import TimedAnswer, clear_cache, settle, time_answer
+from edgespec.policy.acceptance_rates import Key
 from edgespec.system.system_info import peak_rss_bytes
 from edgespec.tokenization.chat_template import Message
 from edgespec.types import Report
 
 
 class PeerReply(NamedTuple):
-    """An answer of another runtime. Its decoding leaves out the first token, which took first_s."""
+    """An answer of another runtime. Its decoding leaves out the first token, which took first_s.
+
+    record: What this program knows of an answer of its own.
+    """
 
     text: str
     num_decoded: int
     decode_s: float
     first_s: float
     tokens: Sequence[int] | None = None  # None from a runtime that gives no tokens
+    record: AnswerRecord | None = None
 
 
 class Peer(Protocol):
@@ -42,13 +48,24 @@ class Peer(Protocol):
 
 
 class EnginePeer:
-    """This program in another way to decode, with a session of its own."""
+    """This program in another way to decode, with a session of its own.
+
+    Args:
+        rates: Acceptance rates with which each round begins.
+    """
 
     file = ""
 
-    def __init__(self, engine: Engine, way: str, version: str, sampling: SamplingParams) -> None:
-        self.name, self.way, self.version = "edgespec", way, version
-        self._engine, self._sampling = engine, sampling
+    def __init__(
+        self,
+        engine: Engine,
+        way: str,
+        version: str,
+        sampling: SamplingParams,
+        rates: Mapping[Key, tuple[float, float]] = MappingProxyType({}),
+    ) -> None:
+        self.name, self.way, self.version = OWN_NAME, way, version
+        self._engine, self._sampling, self._rates = engine, sampling, dict(rates)
         engine.speculation.save = lambda learned: None
 
     @property
@@ -59,10 +76,16 @@ class EnginePeer:
     def answer(self, messages: Sequence[Message], tokens: Sequence[int], max_tokens: int) -> PeerReply:
         timed = time_answer(self._engine, messages, max_tokens, self._sampling)
         made = timed.completion
-        return PeerReply(made.text, timed.num_decoded, timed.decode_s, timed.first_s, made.token_ids)
+        return PeerReply(
+            made.text, timed.num_decoded, timed.decode_s, timed.first_s, made.token_ids, timed.record()
+        )
 
-    def forget(self) -> None:
-        self._engine.speculation.rates = {}
+    def begin_round(self) -> None:
+        """Forget what answers of earlier rounds have taught."""
+        self._engine.speculation.rates = dict(self._rates)
+
+    def begin_prompt(self) -> None:
+        clear_cache(self._engine)
 
 
 class Panel:
@@ -70,15 +93,20 @@ class Panel:
 
     def __init__(self, peers: Sequence[Peer], plain: Engine, report: Report) -> None:
         self._peers, self._queue = list(peers), deque(peers)
+        self._own = [peer for peer in peers if isinstance(peer, EnginePeer)]
         self._plain, self._report = plain, report
         self._failures: dict[str, str] = {}
         self._judged: set[str] = set()  # categories
 
     def begin_round(self) -> None:
-        """Let peers that learn from answers forget what they learned."""
-        for peer in self._peers:
-            if isinstance(peer, EnginePeer):
-                peer.forget()
+        """Let sessions of this program forget what they learned from answers."""
+        for peer in self._own:
+            peer.begin_round()
+
+    def begin_prompt(self) -> None:
+        """Let sessions of this program begin with nothing of a prompt in their caches."""
+        for peer in self._own:
+            peer.begin_prompt()
 
     def ask(self, messages: Sequence[Message], max_tokens: int) -> dict[str, PeerReply]:
         """The answers of all peers, by peer_key."""
@@ -107,12 +135,13 @@ class Panel:
         self._judged.add(category)
         found: dict[str, PeerAnswer] = {}
         for key, reply in replies.items():
-            found[key] = {
+            record: AnswerRecord = reply.record or {
                 "decoded": max(0, reply.num_decoded),
                 "decode_s": max(0.0, reply.decode_s),
                 "first_token_s": max(0.0, reply.first_s),
-                "is_equal": reply.text.strip() == plain.completion.text.strip(),
             }
+            is_equal = reply.text.strip() == plain.completion.text.strip()
+            found[key] = {**record, "is_equal": is_equal}  # type: ignore[typeddict-item]
             if is_judged:
                 tokens = self._plain.tokenize(reply.text) if reply.tokens is None else reply.tokens
                 judged = judge_tokens(self._plain.target, self._plain.encode(messages), tokens)

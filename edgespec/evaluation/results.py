@@ -10,6 +10,7 @@ from edgespec.evaluation.document import (
     Category,
     Figures,
     Passes,
+    PeerCategory,
     PeerInfo,
     PeerRow,
     PromptRatio,
@@ -210,25 +211,49 @@ def _peer_row(peer: PeerInfo, turns: Sequence[TurnRecord]) -> PeerRow:
         share = judged.plausible / judged.judged
         failure = f"its text is nonsense: this model finds {share:.0%} of its first tokens plausible; no speed"
     compared = {} if judged.is_nonsense else _group(mine, lambda turn: turn["category"])
-
-    def ratio(turn: TurnRecord) -> float | None:
-        return _ratio(speed_of(turn["peers"][key]), speed_of(turn["plain"]))
-
-    def speed(turn: TurnRecord) -> float | None:
-        return speed_of(turn["peers"][key])
-
-    ratios = [list(found.values()) for each in compared.values() if (found := _by_prompt(each, ratio))]
-    mean = mean_of_categories(ratios) if ratios else None
+    by_category = {name: row for name, each in compared.items() if (row := _peer_category(key, each))}
+    mean = _mean_by_category(compared, lambda turn: _ratio(_peer_speed(key, turn), speed_of(turn["plain"])))
+    over_it = _mean_by_category(
+        compared, lambda turn: _ratio(speed_of(turn["speculative"]), _peer_speed(key, turn))
+    )
     cold = [turn["peers"][key]["first_token_s"] for turn in mine]
     return {
         **peer,
         "failure": failure,
-        "categories": {
-            name: _mean_by_prompt(each, speed) for name, each in compared.items() if _by_prompt(each, speed)
-        },
+        "categories": {name: row["tokens_per_second"] for name, row in by_category.items()},
+        "by_category": by_category,
         "mean_ratio": mean.ratio if mean else None,
         "mean_ratio_interval": mean.interval() if mean else None,
+        "speculative_ratio": over_it.ratio if over_it else None,
+        "speculative_ratio_interval": over_it.interval() if over_it else None,
         "time_to_first_token_s": median(cold) if cold else None,
         "answers": len(mine),
         "same_answers": sum(answer["is_equal"] for answer in answers),
+    }
+
+
+def _peer_speed(key: str, turn: TurnRecord) -> float | None:
+    return speed_of(turn["peers"][key])
+
+
+def _mean_by_category(groups: Mapping[str, Sequence[TurnRecord]], value: Value) -> Mean | None:
+    """The mean over categories of a value of turns, such as a ratio; None where no turn has it."""
+    found = [list(values.values()) for each in groups.values() if (values := _by_prompt(each, value))]
+    return mean_of_categories(found) if found else None
+
+
+def _peer_category(key: str, turns: Sequence[TurnRecord]) -> PeerCategory | None:
+    """A peer in the turns of one category; None where none of its answers has a speed."""
+    ratios = _by_prompt(turns, lambda turn: _ratio(_peer_speed(key, turn), speed_of(turn["plain"])))
+    if not ratios:
+        return None
+    mean, answers = mean_by_prompt(list(ratios.values())), tally([(turn["peers"][key], False) for turn in turns])
+    drafted = answers.count("drafted")
+    return {
+        "tokens_per_second": _mean_by_prompt(turns, lambda turn: _peer_speed(key, turn)),
+        "ratio": mean.ratio,
+        "ratio_interval": mean.interval(),
+        "tokens_per_pass": answers.tokens / answers.passes if answers.passes else None,
+        "acceptance_rate": answers.count("accepted") / drafted if drafted else None,
+        "sources": answers.sources,
     }

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from edgespec.evaluation import figures
-from edgespec.evaluation.document import BenchDocument, RatioInterval
+from edgespec.evaluation.document import OWN_NAME, BenchDocument, Category, PeerCategory, RatioInterval
 from edgespec.system.printable import printable
 
 _HEAD = ("plain", "speculative", "ratio", "95% interval", "tokens/pass", "accepted", "rounds by source")
@@ -14,24 +14,35 @@ _MOST_POSITIONS = 12
 def table(document: BenchDocument) -> str:
     if not document["categories"]:
         return "nothing was decoded: no answer went beyond its first pass; allow more with --max-tokens"
-    rows = {"tokens/s": _HEAD}
+    rows: list[tuple[str, ...]] = [("tokens/s", *_HEAD)]
     for name, row in document["categories"].items():
-        rows[name] = (
-            f"{row['plain_tokens_per_second']:.1f}",
-            f"{row['speculative_tokens_per_second']:.1f}",
-            f"{row['ratio']:.3f}",
-            figures.interval_text(row.get("ratio_interval")),
-            _number(row.get("tokens_per_pass"), 2),
-            figures.percent_text(row.get("acceptance_rate")),
-            figures.rounds_by_source(row.get("sources", {})),
-        )
-    width = max(map(len, rows))
+        plain, fast = row["plain_tokens_per_second"], row["speculative_tokens_per_second"]
+        rows += [(name, f"{plain:.1f}", f"{fast:.1f}", *_cells(row)), *_peer_rows(document, name)]
+    width = max(len(name) for name, *_ in rows)
     lines = [
-        "  ".join([f"{name:{width}}", *(f"{cell:>{most}}" for cell, most in zip(row, _WIDTHS, strict=True))])
-        for name, row in rows.items()
+        "  ".join([f"{name:{width}}", *(f"{cell:>{most}}" for cell, most in zip(cells, _WIDTHS, strict=True))])
+        for name, *cells in rows
     ]
     lines += [*_verdict_lines(document), *_peer_lines(document), *_more_lines(document)]
     return "\n".join(printable(line, keep="") for line in lines)
+
+
+def _cells(row: Category | PeerCategory) -> tuple[str, ...]:
+    """Its ratio to plain decoding, and how it drafted."""
+    return (
+        f"{row['ratio']:.3f}",
+        figures.interval_text(row.get("ratio_interval")),
+        _number(row.get("tokens_per_pass"), 2),
+        figures.percent_text(row.get("acceptance_rate")),
+        figures.rounds_by_source(row.get("sources", {})),
+    )
+
+
+def _peer_rows(document: BenchDocument, category: str) -> Iterator[tuple[str, ...]]:
+    """Other ways to decode, with their speed in the column of speculation."""
+    for peer in document.get("peers", ()):
+        if row := peer.get("by_category", {}).get(category):
+            yield (f"  {figures.peer_label(peer)}", "", f"{row['tokens_per_second']:.1f}", *_cells(row))
 
 
 def _verdict_lines(document: BenchDocument) -> Iterator[str]:
@@ -39,7 +50,10 @@ def _verdict_lines(document: BenchDocument) -> Iterator[str]:
     worst = document.get("worst")
     mean += f", worst {_number(document['worst_ratio'], 3)}{_bracket(document.get('worst_ratio_interval'))}"
     yield mean + (f" in {worst['category']}" if worst else "")
-    for text in (figures.decided_text(document), figures.slower_prompts_text(document)):
+    if drafter := document.get("drafter"):
+        yield f"speculative decoding with the drafter {drafter}"
+    advice = figures.advice_text(document)
+    for text in (figures.decided_text(document), figures.slower_prompts_text(document), advice):
         if text:
             yield text
     if found := document.get("ratios"):
@@ -66,6 +80,10 @@ def _peer_lines(document: BenchDocument) -> Iterator[str]:
         speed = (
             f"{figures.ratio_text(peer['mean_ratio'])}{interval} of plain" if peer["mean_ratio"] else "no speed"
         )
+        over_it = peer.get("speculative_ratio")
+        if over_it and peer["name"] == OWN_NAME:
+            interval = _bracket(peer.get("speculative_ratio_interval"))
+            speed += f"; speculative is {figures.ratio_text(over_it)}{interval} of it"
         failure = f"; {peer['failure']}" if peer["failure"] else ""
         yield (
             f"{peer['name']} {peer['version']} ({peer['way']}): {speed}, {peer['same_answers']} of "

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter, process_time, sleep
 
+import numpy as np
+
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answers import Chunk, Completion, join_chunks
 from edgespec.engine.engine import Engine
@@ -63,6 +65,12 @@ def time_answer(
         decode_s=times_s[-1] - times_s[0] if times_s else 0.0,
         num_decoded=len(completion.token_ids) - num_first,
     )
+
+
+def clear_cache(engine: Engine) -> None:
+    """Run a pass over a token that no prompt begins with, so that nothing of a prompt is cached."""
+    other = 1 + (engine.plain().encode("a")[0] % (engine.target.vocab_size - 1))
+    engine.target.logits(np.array([other], np.int32), 1)
 
 
 def settle() -> None:

@@ -49,6 +49,7 @@ def offered(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("chat --schedule p", ["pipelined"]),
         ("chat --schedule=p", ["pipelined"]),
         ("chat mine --drafter s", ["self", *sorted(name for name in CATALOG if name[0] == "s"), "suffix"]),
+        ("bench mine --compare n", ["ngram", "none"]),
         ("chat --json m", ["mine"]),
         ("chat --trace mo", ["models/"]),
         ("config set drafter-d", ["drafter-device"]),

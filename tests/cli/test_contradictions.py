@@ -39,6 +39,7 @@ def refused(capsys: pytest.CaptureFixture[str], line: str) -> str:
         ("bench --report a --resume b", "--report", "--resume"),
         ("bench --report a --prompts b", "--report", "--prompts"),
         ("bench --report a --rounds 5", "--report", "--rounds"),
+        ("bench --report a --compare b", "--report", "--compare"),
     ],
 )
 def test_contradictory_options_are_refused_by_their_names(

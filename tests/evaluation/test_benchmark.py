@@ -238,6 +238,73 @@ def test_both_modes_are_measured_next_to_each_other(
     assert row["failure"] is None
 
 
+def test_several_drafters_are_measured_in_one_run(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tiny_drafter: Path, prompts: Path, tmp_path: Path
+) -> None:
+    both = f"suffix+{tiny_drafter}"
+    options = ["--prompts", str(prompts), "--max-tokens", "16", "--rounds", "1", "--draft-length", "2"]
+    compared = ["--drafter", both, "--compare", str(tiny_drafter), "--compare", "suffix"]
+    command = ["bench", str(tiny_model), *options, *compared, "--resume", str(tmp_path / "run.jsonl")]
+    assert main([*command, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    model, text = document["peers"]
+    assert (model["way"], text["way"]) == (f"--drafter {tiny_drafter}", "--drafter suffix")
+    for row in (model, text):
+        assert (row["failure"], row["same_answers"]) == (None, row["answers"])
+        assert row["by_category"].keys() == document["categories"].keys()
+        for each in row["by_category"].values():
+            low, high = each["ratio_interval"] or (each["ratio"], each["ratio"])  # a single answer has none
+            assert 0 < low <= each["ratio"] <= high
+    drafted = {row["way"]: {*row["by_category"]["a"]["sources"]} - {"none"} for row in (model, text)}
+    assert drafted == {model["way"]: {"tiny-int4"}, text["way"]: {"suffix"}}
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("\n  --drafter suffix") == len(document["categories"])
+    assert main([*command, "--compare", "ngram"]) == 2
+    assert "was begun with compare [" in capsys.readouterr().err
+
+
+def test_a_peer_is_compared_with_plain_decoding_and_with_speculation() -> None:
+    """Where each answer takes a quarter of the time of plain decoding, ratios are 4 and those to it a quarter."""
+    fast = {"decoded": 100, "decode_s": 0.25, "first_token_s": 0.1, "is_equal": True, "passes": 50}
+    peer: PeerInfo = {"name": "n", "way": "w", "version": "1", "peak_rss_bytes": 1, "failure": None}
+    ratios = {"a": (1.5, 1.7, 1.6), "b": (0.9, 1.2, 1.1)}
+    turns = [
+        turn(ratio, name, prompt, peers={"n (w)": fast})
+        for name, each in ratios.items()
+        for prompt, ratio in enumerate(each, 10 * (name == "b"))
+    ]
+    document = build_document(SETUP, turns, [peer])
+    (row,) = document["peers"]
+    assert row["mean_ratio"] == pytest.approx(4.0)
+    assert row["speculative_ratio"] == pytest.approx((document["mean_ratio"] or 0) / 4)
+    assert row["speculative_ratio_interval"] == pytest.approx(
+        [end / 4 for end in document["mean_ratio_interval"] or ()]
+    )
+    for each in row["by_category"].values():
+        assert (each["ratio"], each["tokens_per_pass"]) == pytest.approx((4.0, 2.0))
+        assert each["ratio_interval"] == pytest.approx((4.0, 4.0))
+    assert [line.split()[:3] for line in table(document).splitlines() if line.startswith("  ")] == [
+        ["n,", "w", "400.0"]
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("drafters", "why"),
+    [
+        (["none"], "plain decoding is part of every run"),
+        (["auto"], "--drafter has it already"),
+        (["ngram", "ngram"], "--compare has it twice"),
+    ],
+)
+def test_drafters_that_are_measured_anyway_are_refused(
+    capsys: pytest.CaptureFixture[str], drafters: list[str], why: str
+) -> None:
+    named = [word for drafter in drafters for word in ("--compare", drafter)]
+    assert main(["bench", "no-such-model", *named]) == 2
+    assert why in capsys.readouterr().err
+
+
 def test_plain_decoding_shares_a_session_where_memory_is_short(
     capsys: pytest.CaptureFixture[str], tiny_model: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +358,16 @@ def test_categories_that_are_slower_are_named() -> None:
         "intervals of 3 categories: 0 wholly below 1.00, 1 wholly above, 1 includes 1.00 (not decided), "
         "1 unknown (a single answer)"
     ) in table(build_document(SETUP, [each for each in turns if each["category"] != "slow"]))
+
+
+def test_wide_intervals_come_with_advice() -> None:
+    narrow = [turn(1.2 + 0.01 * i, "narrow", i) for i in range(5)]
+    wide = [turn(1.0 + 0.5 * i, "wide", 9 + i) for i in range(3)]
+    assert "raise --rounds" not in table(build_document(SETUP, narrow))
+    advised = table(build_document({**SETUP, "rounds": 3}, narrow + wide))
+    assert "the interval of wide is wider than 0.3; raise --rounds (now 3), and give more prompts" in advised
+    wider = [turn(1.0 + 0.5 * i, "wider", 19 + i) for i in range(3)]
+    assert "the intervals of 2 of 3 categories are wider" in table(build_document(SETUP, narrow + wide + wider))
 
 
 def test_prompts_that_are_slower_in_every_round_are_counted() -> None:

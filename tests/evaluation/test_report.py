@@ -46,6 +46,22 @@ def with_peers(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "peers": [peer]}
 
 
+@pytest.fixture
+def with_drafters(document: dict[str, Any]) -> dict[str, Any]:
+    """A run in which another drafter was measured, which drafted in one category alone."""
+    row = {
+        "tokens_per_second": 5.0, "ratio": 1.25, "ratio_interval": (1.0, 1.5), "tokens_per_pass": 1.5,
+        "acceptance_rate": 0.5, "sources": {"suffix": {"rounds": 3}},
+    }  # fmt: skip
+    peer = {
+        "name": "edgespec", "version": "1", "way": f"--drafter {'long/' * 9}head", "categories": {"a": 5.0},
+        "by_category": {"a": row}, "failure": None, "mean_ratio": 1.25, "mean_ratio_interval": (1.0, 1.5),
+        "speculative_ratio": 1.1, "speculative_ratio_interval": (1.05, 1.15), "time_to_first_token_s": 0.1,
+        "answers": 2, "same_answers": 2, "peak_rss_bytes": 10**8,
+    }  # fmt: skip
+    return {**document, "peers": [peer]}
+
+
 class Page(HTMLParser):
     """What a page holds, and whether its tags are closed in order."""
 
@@ -136,6 +152,20 @@ def test_page_is_well_formed_and_refers_to_nothing_outside(with_peers: dict[str,
     assert len(charts) == 5
     assert all(each["role"] == "img" and each["aria-label"] for each in charts)
     assert sum(tag == "table" for tag, _ in found.tags) == len(charts) + 2  # of the peers and the machine
+
+
+def test_other_drafters_have_their_ratios_by_category(with_drafters: dict[str, Any], tmp_path: Path) -> None:
+    found = Page(page(with_drafters))
+    assert found.open == []
+    assert "1.25× 1.00–1.50" in found.texts
+    assert sum(tag == "table" for tag, _ in found.tags) == 5 + 3  # of five charts, the drafters twice, the machine
+    shown = table(with_drafters)
+    assert "edgespec 1 (--drafter long/" in shown
+    assert "1.25× (1.00–1.50) of plain; speculative is 1.10× (1.05–1.15) of it, 2 of 2 answers equal" in shown
+    (row,) = [line for line in shown.splitlines() if line.startswith("  …")]
+    assert re.match(r"  …(/long)+/head +5\.0  1\.250     1\.00–1\.50         1\.50    50%  suffix 100%$", row)
+    (tmp_path / "run.json").write_text(json.dumps(with_drafters))
+    assert table(read_document(tmp_path / "run.json")) == shown
 
 
 def test_hostile_names_prompts_and_versions_are_text(with_peers: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Training itself, where PyTorch is installed: edgespec train on a small random model."""
+"""Training itself: edgespec train on a small random model. It needs its own environment: make test-train."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,8 @@ from edgespec.training.shape import HEAD, JOIN, HeadShape
 from edgespec.training.speculators import write_head
 from edgespec.training.warm_start import head_shape, start_weights
 
-torch = pytest.importorskip("torch", reason="needs PyTorch, which only the extra train installs")
+pytestmark = pytest.mark.train
+torch = pytest.importorskip("torch", reason="needs PyTorch, which only the extra train installs: make test-train")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,243 @@
+"""A recorded target and a real drafter that take the time of given devices, under a virtual clock.
+
+A target's greedy text and its hidden states do not depend on what drafts, so they are recorded once and replayed.
+The drafter runs for real: its drafts are its own, and only what they take is stated.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from edgespec.decoders import (
+    BlockDraftDecoder,
+    BoundedDraftDecoder,
+    ConfidentDecoder,
+    DraftDecoder,
+    ForwardingDecoder,
+)
+from edgespec.decoding import trees
+from edgespec.decoding.cached_prefix import reusable_prefix
+from edgespec.decoding.hidden_states import HiddenStates, States
+from edgespec.drafters.lanes import VirtualLane
+from edgespec.runtimes.paced import PacedDecoder
+from edgespec.simulation.device_pair import Machine
+from edgespec.system.clock import VirtualClock
+from edgespec.types import Logits, TokenIds
+
+# A pass beside a drafter is lengthened until what is missing is less than this share of it.
+_NEGLIGIBLE = 1e-4
+
+
+class RecordedAnswer(NamedTuple):
+    """A target's own text.
+
+    text: Prompt and answer.
+    states: Hidden states behind its tokens, but for the last, [num_tokens - 1, width]; None where none are read.
+    """
+
+    category: str
+    text: TokenIds
+    num_prompt: int
+    states: States | None = None
+
+    @property
+    def num_answered(self) -> int:
+        return len(self.text) - self.num_prompt
+
+
+class ReplayedTarget:
+    """A target that gives recorded answers, and keeps its hidden states of what it was given to read.
+
+    A row is 1 at the token that the target chose for its place, and 0 elsewhere. Behind other tokens than the
+    target's own a row means nothing, and no hidden state is kept.
+    """
+
+    def __init__(self, vocab_size: int, context_length: int, hidden_states: HiddenStates | None = None) -> None:
+        self.vocab_size, self.context_length, self.num_fed = vocab_size, context_length, 0
+        self._store = hidden_states
+        self._text: TokenIds = np.zeros(0, np.int32)
+
+    def begin(self, answer: RecordedAnswer) -> None:
+        """Replay this answer from now on, none of which is read yet."""
+        self._text = answer.text
+        if self._store is not None:
+            assert answer.states is not None
+            self._store.write(0, answer.states)
+        self.hold(0)
+
+    def hold(self, num_tokens: int) -> None:
+        """Keep the hidden states of the first tokens alone."""
+        if self._store is not None:
+            self._store.hold(self._text[: min(num_tokens, len(self._text) - 1)])
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        self.hold(reusable_prefix(self._text, tokens, 0))
+        return self._rows(range(len(tokens) - num_last + 1, len(tokens) + 1))
+
+    def tree_logits(
+        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
+    ) -> Logits:
+        path = trees.matching_path(nodes, parents, self._text[len(tokens) :])
+        self.hold(reusable_prefix(self._text, tokens, 0) + len(path))
+        places = [len(tokens), *(len(tokens) + trees.depths(parents)).tolist()]
+        return self._rows(places if num_last is None else places[-num_last:])
+
+    def _rows(self, places: Sequence[int]) -> Logits:
+        rows = np.zeros((len(places), self.vocab_size), np.float32)
+        for row, place in zip(rows, places, strict=True):
+            if place < len(self._text):
+                row[self._text[place]] = 1.0
+        return rows
+
+
+@dataclass(slots=True)
+class DraftPace:
+    """What passes of a drafter take, and when it was at work.
+
+    A pass over more tokens, as one that reads what was accepted, takes more by the machine's draft_ratios. On the
+    target's own device each of the two has half of it while both work.
+
+    own: The clock of the drafter's lane.
+    """
+
+    machine: Machine
+    own: VirtualClock
+    is_shared: bool
+    is_beside: bool = False  # the target runs
+    _spans: list[tuple[float, float]] = field(default_factory=list)
+
+    def __call__(self, num_fed: int, num_rows: int) -> float:
+        if not num_fed:  # a block of tokens that an earlier pass has drafted
+            return 0.0
+        taken_s = self.machine.draft_rows_s(num_fed) * (2 if self.is_shared and self.is_beside else 1)
+        begun_s = self.own.now
+        if self._spans and self._spans[-1][1] > begun_s:  # its pass was given up
+            self._spans[-1] = (self._spans[-1][0], begun_s)
+        self._spans.append((begun_s, begun_s + taken_s))
+        return taken_s
+
+    def lost_s(self, begun_s: float, ended_s: float) -> float:
+        """What a pass of the target from begun_s on has lost to the drafter by ended_s."""
+        if not self.is_shared:
+            return 0.0
+        self._spans = [span for span in self._spans if span[1] > begun_s]
+        return sum(max(0.0, min(end, ended_s) - max(begin, begun_s)) for begin, end in self._spans) / 2
+
+
+class PacedDrafter(PacedDecoder):
+    """A drafter at the pace of a device; a drafting head stays one."""
+
+    def begin(self, tokens: TokenIds, num_tokens: int | None = None) -> bool:
+        head = self._decoder
+        return head.begin(tokens, num_tokens) if isinstance(head, DraftDecoder) else True
+
+    @property
+    def tokens_per_pass(self) -> int:
+        block = self._decoder
+        return block.tokens_per_pass if isinstance(block, BlockDraftDecoder) else 1
+
+    @property
+    def max_draft_tokens(self) -> int:
+        bounded = self._decoder
+        return bounded.max_draft_tokens if isinstance(bounded, BoundedDraftDecoder) else self.context_length
+
+    @property
+    def confidence(self) -> float | None:
+        confident = self._decoder
+        return confident.confidence if isinstance(confident, ConfidentDecoder) else None
+
+
+class PacedTarget(ForwardingDecoder):
+    """A target whose passes take what they take on another device, by the rows that they give.
+
+    What a lane does in that time it does before the pass gives its hidden states, which are not known earlier.
+    """
+
+    def __init__(
+        self, target: ReplayedTarget, pace: DraftPace, clock: VirtualClock, lane: VirtualLane | None = None
+    ) -> None:
+        super().__init__(target)
+        self._target, self._pace, self._clock, self._lane = target, pace, clock, lane
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        self._pass_time(num_last)
+        return self._target.logits(tokens, num_last)
+
+    def tree_logits(
+        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
+    ) -> Logits:
+        self._pass_time(len(nodes) + 1)
+        return self._target.tree_logits(tokens, nodes, parents, num_last)
+
+    def _pass_time(self, num_rows: int) -> None:
+        begun_s, alone_s = self._clock.now, self._pace.machine.verify_s(num_rows)
+        missing_s, self._pace.is_beside = alone_s, True
+        while missing_s > _NEGLIGIBLE * alone_s:
+            self._clock.sleep(missing_s)
+            if self._lane:
+                self._lane.ready()
+            taken_s = self._clock.now - begun_s
+            missing_s = alone_s + self._pace.lost_s(begun_s, self._clock.now) - taken_s
+        self._pace.is_beside = False
+
+
+def drafted_right(
+    target: ReplayedTarget, answer: RecordedAnswer, guess: Callable[[TokenIds, int], Iterable[int]], longest: int
+) -> list[int]:
+    """For each place of an answer but the first and the last, how many tokens a draft there guesses right.
+
+    Args:
+        guess: The drafter's tokens behind a text, at most so many; none is asked for behind a wrong one.
+        longest: The most tokens of a draft, which never reaches the last token: a pass gives one of its own.
+    """
+    target.begin(answer)
+    found = []
+    for place in range(answer.num_prompt + 1, len(answer.text)):
+        target.hold(place - 1)  # the newest token is not run yet
+        rest = answer.text[place : min(place + longest, len(answer.text) - 1)].tolist()
+        num_right = 0
+        for token, wanted in zip(guess(answer.text[:place], len(rest)) if rest else (), rest, strict=False):
+            if token != wanted:
+                break
+            num_right += 1
+        found.append(num_right)
+    return found
+
+
+def least_steps(num_right: Sequence[int], ratio: Callable[[int], float]) -> float:
+    """The time of the fastest passes through an answer, where drafts are free and each has its best length.
+
+    Args:
+        num_right: By place, how many tokens a draft there guesses right; a pass over n of them yields n + 1.
+        ratio: The time of a pass over so many drafted tokens, in steps.
+
+    Returns:
+        Steps from the first place to the end.
+    """
+    left = [0.0] * (len(num_right) + 1)
+    for place in reversed(range(len(num_right))):
+        left[place] = min(ratio(n) + left[place + n + 1] for n in range(num_right[place] + 1))
+    return left[0]
+
+
+def acceptance_by_position(answers: Sequence[Sequence[int]], longest: int) -> list[float]:
+    """The share of tokens that are right at each position of a draft, where all before them are.
+
+    Args:
+        answers: What drafted_right gives of each answer.
+    """
+    rates = []
+    for position in range(longest):
+        # Of a place at distance d from the last one, d tokens could be guessed.
+        tried = [
+            num_right
+            for each in answers
+            for num_right, room in zip(each, range(len(each) - 1, -1, -1), strict=True)
+            if num_right >= position and room > position
+        ]
+        if not tried:
+            break
+        rates.append(sum(num_right > position for num_right in tried) / len(tried))
+    return rates
