@@ -92,13 +92,16 @@ class AnswerStream(Iterator[Chunk]):
         queue: RequestQueue,
         ticket: Ticket,
         on_end: Callable[[], None] = lambda: None,
+        prompt_tokens: int = 0,
     ) -> None:
         """Nothing is made before a chunk is asked for.
 
         Args:
             ticket: The answer's place in the queue; once it is cancelled, the generator ends with a last chunk.
             on_end: Is called once, by the reader that finds the answer over.
+            prompt_tokens: How many tokens the model reads before it writes.
         """
+        self.prompt_tokens = prompt_tokens
         self._maker = _Maker(chunks, queue, ticket)
         self._on_end = on_end
         self._is_closed = self._is_interrupted = False

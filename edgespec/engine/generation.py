@@ -9,16 +9,19 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from edgespec.decoders import Decoder, ForwardingDecoder, TreeDecoder
 from edgespec.decoding.argmax import decoder_for
 from edgespec.decoding.plain_choices import PlainChoices, Reruns
-from edgespec.decoding.sampling import GumbelSampler, SamplingParams
+from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import Block, speculative_decode
 from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.pool import DrafterPool
 from edgespec.drafters.pool_policy import PoolPolicy
 from edgespec.drafters.timeline import Interval, overlap, schedule_of
 from edgespec.engine.answers import Chunk
+from edgespec.engine.request import Request
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.run_ahead import RunAhead
 from edgespec.engine.stats import Stats, Tally
@@ -30,15 +33,6 @@ from edgespec.types import Logits, TokenIds, append
 
 # Rounds from which the thread of the passes has not learned, as the reader's thread may do it for them meanwhile.
 _MAX_UNLEARNED = 3
-
-
-class Request(NamedTuple):
-    """A prompt, and how to answer it."""
-
-    prompt: TokenIds
-    sampling: SamplingParams
-    max_tokens: int
-    stop: Sequence[str]
 
 
 class _Pass(NamedTuple):
@@ -94,7 +88,7 @@ class Generation:
             ContextOverflow: The prompt does not fit.
             MemoryExhausted: Not even a pass without a draft is given memory.
         """
-        writing = _Writing(TextStream(self.tokenizer), TextStop(request.stop), request.prompt[:0])
+        writing = _Writing(_text_behind(request.prefill, self.tokenizer), TextStop(request.stop))
         drafting: list[Interval] = []
         acceptance: dict[str, AcceptanceChange] = {}
         passes = RunAhead(
@@ -119,7 +113,7 @@ class Generation:
         finally:
             passes.close()
             if self.answers:
-                self.answers.add(request.prompt, writing.tokens)
+                self.answers.add(request.tokens, writing.tokens)
         chunk = writing.finish(chunk)
         ended = writing.timeline[-1].end_s if writing.timeline else 0.0
         timeline = [*writing.timeline, *(each for each in drafting if each.start_s <= ended)]
@@ -148,7 +142,7 @@ class Generation:
         plain = None if self.near_tie is None else PlainChoices(target, sampler, self.near_tie)
         none_rerun = Reruns()
         blocks = speculative_decode(
-            request.prompt,
+            request.tokens,
             _Announcing(plain or decoder_for(request.sampling, target), on_begin),
             sampler,
             policy,
@@ -198,7 +192,7 @@ class _Writing:
 
     text_stream: TextStream
     text_stop: TextStop
-    tokens: TokenIds
+    tokens: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
     tally: Tally = field(default_factory=Tally)
     timeline: list[Interval] = field(default_factory=list)
     reruns: Reruns = field(default_factory=Reruns)
@@ -240,6 +234,14 @@ class _Writing:
             if self.is_cut:
                 return text, i + 1
         return text, len(tokens)
+
+
+def _text_behind(prefill: TokenIds, tokenizer: Tokenizer) -> TextStream:
+    """A stream of the text behind prefill, from a character on that prefill left incomplete."""
+    stream = TextStream(tokenizer)
+    for token in prefill.tolist():
+        stream.push([token])
+    return stream
 
 
 def _origins(block: Block, num_tokens: int) -> tuple[str, ...]:

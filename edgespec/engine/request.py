@@ -1,0 +1,54 @@
+"""What is asked of an engine: its options as a caller gives them, and checked, with the prompt, as a request."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypedDict
+
+import numpy as np
+
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.errors import UsageError
+from edgespec.types import TokenIds, append
+
+
+class AnswerOptions(TypedDict, total=False):
+    """How to answer a prompt; Engine.stream explains each."""
+
+    system: str | None
+    sampling: SamplingParams | None
+    max_tokens: int | None
+    stop: str | Sequence[str] | None
+    raw: bool
+    prefill: str | Sequence[int] | TokenIds | None
+
+
+class Request(NamedTuple):
+    """A prompt, and how to answer it.
+
+    prefill: The beginning of the answer, which is given, [num_tokens].
+    """
+
+    prompt: TokenIds  # [num_tokens]
+    sampling: SamplingParams
+    max_tokens: int
+    stop: Sequence[str] = ()
+    prefill: TokenIds = np.zeros(0, np.int32)
+
+    @property
+    def tokens(self) -> TokenIds:
+        """All that the model reads before it writes, [num_tokens]."""
+        return append(self.prompt, self.prefill)
+
+
+def check_texts(name: str, given: str | Sequence[str] | None) -> Sequence[str]:
+    """One or several texts as a sequence; raises UsageError: they are none."""
+    texts = [given] if isinstance(given, str) else given or ()
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"{name} is {given!r}; wanted one or several texts")
+    return texts
+
+
+def check_count(name: str, given: int | None, least: int) -> int | None:
+    """Raises UsageError: it is no whole number, or too small."""
+    if given is not None and (type(given) is not int or given < least):
+        raise UsageError(f"{name} is {given!r}; wanted a whole number from {least}")
+    return given

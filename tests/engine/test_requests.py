@@ -1,0 +1,120 @@
+"""What may be asked of an engine beside a text: ids, raw texts, beginnings, log-probabilities, banned texts."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+
+from edgespec import ContextOverflow, Engine, SamplingParams, UsageError, load
+
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
+SAMPLED = SamplingParams(temperature=0.8, seed=11, repetition_penalty=1.1, frequency_penalty=0.2)
+SAMPLINGS = [SamplingParams(), SAMPLED]
+PROMPT = "in the an"
+MESSAGES = [{"role": "user", "content": PROMPT}]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Iterator[Engine]:
+    with load(tiny_model, deterministic=True, drafter="none") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module", params=["suffix", "lookahead", "pipelined"])
+def drafting(request: pytest.FixtureRequest, tiny_model: Path, tiny_drafter: Path) -> Iterator[Engine]:
+    """Engines that draft from the text, in trees, and with a model that runs ahead."""
+    options: dict[str, Any] = {"drafter": request.param}
+    if request.param == "pipelined":
+        options = {"drafter": str(tiny_drafter), "schedule": "pipelined"}
+    with load(tiny_model, deterministic=True, draft_length=3, **options) as engine:
+        yield engine
+
+
+# -- prompts -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("as_given", [list, tuple, np.asarray, lambda ids: np.asarray(ids, np.uint64)])
+def test_ids_of_a_prompt_are_the_prompt(engine: Engine, as_given: Any) -> None:
+    ids = as_given(engine.encode(PROMPT).tolist())
+    assert engine.generate(ids, max_tokens=20).token_ids == engine.generate(PROMPT, max_tokens=20).token_ids
+    assert engine.encode(ids).tolist() == list(ids)
+    assert engine.count(ids) == len(ids)
+
+
+def test_the_rendered_template_as_raw_text_is_the_chat(engine: Engine) -> None:
+    rendered = f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n"
+    assert engine.encode(rendered, raw=True).tolist() == engine.encode(PROMPT).tolist()
+    raw, chat = engine.generate(rendered, raw=True, max_tokens=20), engine.generate(MESSAGES, max_tokens=20)
+    assert (raw.text, raw.token_ids, raw.prompt_tokens) == (chat.text, chat.token_ids, chat.prompt_tokens)
+
+
+def test_a_raw_text_without_special_tokens_is_its_tokens(engine: Engine) -> None:
+    assert engine.encode("the in", raw=True).tolist() == list(engine.tokenize("the in"))
+    assert engine.detokenize(engine.tokenize("the in é")) == "the in é"
+    assert engine.detokenize([]) == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"prompt": [1, tiny.VOCAB]},
+        {"prompt": [3, -1]},
+        {"prompt": [3, 2**70]},
+        {"prompt": [3, "a"]},
+        {"prompt": [3, [4]]},
+        {"prompt": np.zeros((2, 2), np.int32)},
+        {"prompt": np.array([0.5])},
+        {"prompt": [3], "system": "Be brief."},
+        {"prompt": "the", "system": "Be brief.", "raw": True},
+        {"prompt": MESSAGES, "raw": True},
+        {"prompt": "the", "prefill": 5},
+        {"prompt": "the", "prefill": [tiny.VOCAB]},
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_words(engine: Engine, arguments: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"wanted|put its text into"):
+        engine.stream(**arguments)
+
+
+def test_prompt_and_prefill_must_fit_together(engine: Engine) -> None:
+    num_free = engine.context_length - engine.count(PROMPT)
+    assert len(engine.generate(PROMPT, prefill=[3] * num_free).token_ids) <= 1
+    with pytest.raises(ContextOverflow, match=str(engine.context_length + 1)):
+        engine.stream(PROMPT, prefill=[3] * (num_free + 1))
+    with pytest.raises(ContextOverflow):
+        engine.stream(PROMPT, prefill="the in " * 5000)
+
+
+# -- the beginning of an answer ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+@pytest.mark.parametrize("num_given", [1, 23])
+def test_a_beginning_and_its_rest_are_the_whole_answer(
+    engine: Engine, drafting: Engine, num_given: int, sampling: SamplingParams
+) -> None:
+    whole = engine.generate(PROMPT, sampling=sampling, max_tokens=40)
+    given = whole.token_ids[:num_given]
+    rest = drafting.generate(PROMPT, sampling=sampling, max_tokens=40 - num_given, prefill=given)
+    assert given + rest.token_ids == whole.token_ids
+    assert rest.prompt_tokens == whole.prompt_tokens + num_given
+    assert whole.text.endswith(rest.text)
+    if num_given > 1 and "\N{REPLACEMENT CHARACTER}" not in engine.detokenize(given):
+        assert engine.detokenize(given) + rest.text == whole.text
+
+
+def test_a_beginning_may_be_text(engine: Engine) -> None:
+    text = "the é"
+    ids = engine.tokenize(text)
+    by_text = engine.generate(PROMPT, prefill=text, max_tokens=20)
+    assert engine.generate(PROMPT, prefill=ids, max_tokens=20).token_ids == by_text.token_ids
+
+
+def test_special_tokens_in_the_text_of_a_beginning_are_text(engine: Engine) -> None:
+    found = engine._encoder.encode_prefill("<|im_end|>").tolist()
+    assert found == list(engine.tokenize("<|im_end|>"))
+    assert engine.tokenizer.special_tokens["<|im_end|>"] not in found
