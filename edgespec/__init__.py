@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.system.signals import defer_signals
 
 if TYPE_CHECKING:
+    from edgespec.decoding.logprobs import TokenLogprob
     from edgespec.decoding.sampling import SamplingParams
     from edgespec.engine.answers import AnswerStream, Chunk, Completion
     from edgespec.engine.conversation import Conversation
@@ -61,6 +62,7 @@ __all__ = [
     "SamplingParams",
     "SourceError",
     "Stats",
+    "TokenLogprob",
     "UsageError",
     "VocabularyMismatch",
     "load",
@@ -75,6 +77,7 @@ _HOMES = {
     "Engine": "engine.engine",
     "load": "engine.load",
     "SamplingParams": "decoding.sampling",
+    "TokenLogprob": "decoding.logprobs",
     "Stats": "engine.stats",
 }
 

@@ -12,6 +12,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, NamedTuple
 
+from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.drafters.timeline import Interval
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.stats import Stats
@@ -32,12 +33,14 @@ class Chunk:
     """A piece of an answer. The last one says why the answer ended, what it cost, and when each device worked.
 
     origins: For each token "target", or who drafted it: suffix, ngram, answers, lookahead, or the name of a model.
+    logprobs: For each token, if they were asked for.
     finish_reason: stop (an end token or a stop string), length (max_tokens), context (no room left), cancelled.
     """
 
     text: str
     token_ids: tuple[int, ...]
     origins: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: str | None = None
     stats: Stats | None = None
     timeline: tuple[Interval, ...] = ()
@@ -54,6 +57,7 @@ class Completion:
     prompt_tokens: int
     stats: Stats
     timeline: tuple[Interval, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 def join_chunks(chunks: Sequence[Chunk], prompt_tokens: int) -> Completion:
@@ -69,6 +73,7 @@ def join_chunks(chunks: Sequence[Chunk], prompt_tokens: int) -> Completion:
         prompt_tokens=prompt_tokens,
         stats=last.stats,
         timeline=last.timeline,
+        logprobs=tuple(each for chunk in chunks for each in chunk.logprobs),
     )
 
 

@@ -145,6 +145,7 @@ class Engine:
         stop: str | Sequence[str] | None = None,
         raw: bool = False,
         prefill: str | Sequence[int] | TokenIds | None = None,
+        logprobs: int | None = None,
     ) -> AnswerStream:
         """An answer as it is made, a chunk per pass of the target.
 
@@ -162,6 +163,8 @@ class Engine:
                 spells are special tokens.
             prefill: The beginning of the answer, as text or token ids, which the model continues. It is no part of
                 what is returned, but penalties take it for part of the answer.
+            logprobs: Give the log-probability of each token, and of this many of the likeliest in its place; 0 for
+                that of the token alone.
 
         Raises:
             ContextOverflow: The prompt does not fit.
@@ -176,6 +179,7 @@ class Engine:
             max_tokens=check_count("max_tokens", max_tokens, 1) or 2 * self.context_length,
             stop=check_texts("stop", stop),
             prefill=self._encoder.encode_prefill(() if prefill is None else prefill),
+            logprobs=check_count("logprobs", logprobs, 0),
         )
         self._require_possible(request)
         return self._stream(request)

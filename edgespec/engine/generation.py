@@ -13,6 +13,7 @@ import numpy as np
 
 from edgespec.decoders import Decoder, ForwardingDecoder, TreeDecoder
 from edgespec.decoding.argmax import decoder_for
+from edgespec.decoding.logprobs import TokenLogprob, logprobs_of
 from edgespec.decoding.plain_choices import PlainChoices, Reruns
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import Block, speculative_decode
@@ -45,6 +46,7 @@ class _Pass(NamedTuple):
     made_s: float  # seconds since the first pass began
     reruns: Reruns  # of the answer so far
     learn: Callable[[], None]  # has the policy learn from it, while the next pass runs
+    logprobs: tuple[TokenLogprob, ...]  # of each token of kept, if they were asked for
 
 
 class _Announcing(ForwardingDecoder):
@@ -141,9 +143,10 @@ class Generation:
         policy = PoolPolicy(self.pool, self.speculation, _MAX_UNLEARNED)
         plain = None if self.near_tie is None else PlainChoices(target, sampler, self.near_tie)
         none_rerun = Reruns()
+        rows = target if request.logprobs is not None else decoder_for(request.sampling, target)
         blocks = speculative_decode(
             request.tokens,
-            _Announcing(plain or decoder_for(request.sampling, target), on_begin),
+            _Announcing(plain or rows, on_begin),
             sampler,
             policy,
             self.speculation.accept,
@@ -157,7 +160,8 @@ class Generation:
                 reruns = plain.reruns if plain else none_rerun
                 seconds = perf_counter() - started
                 passed = block.without_logits(), kept, reason, target.num_fed - fed, seconds, reruns
-                yield _Pass(*passed, policy.learn)
+                logprobs = () if request.logprobs is None else logprobs_of(block, len(kept), request.logprobs)
+                yield _Pass(*passed, policy.learn, logprobs)
                 if reason:
                     break
         finally:
@@ -211,6 +215,7 @@ class _Writing:
             text=text,
             token_ids=tuple(new.kept[:num_shown].tolist()),
             origins=_origins(block, num_shown),
+            logprobs=new.logprobs[:num_shown],
             finish_reason="stop" if self.is_cut else new.finish_reason,
         )
 

@@ -19,12 +19,14 @@ class AnswerOptions(TypedDict, total=False):
     stop: str | Sequence[str] | None
     raw: bool
     prefill: str | Sequence[int] | TokenIds | None
+    logprobs: int | None
 
 
 class Request(NamedTuple):
     """A prompt, and how to answer it.
 
     prefill: The beginning of the answer, which is given, [num_tokens].
+    logprobs: Beside how many of the likeliest tokens to give each token's log-probability; None to give none.
     """
 
     prompt: TokenIds  # [num_tokens]
@@ -32,6 +34,7 @@ class Request(NamedTuple):
     max_tokens: int
     stop: Sequence[str] = ()
     prefill: TokenIds = np.zeros(0, np.int32)
+    logprobs: int | None = None
 
     @property
     def tokens(self) -> TokenIds:

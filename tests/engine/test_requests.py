@@ -73,6 +73,8 @@ def test_a_raw_text_without_special_tokens_is_its_tokens(engine: Engine) -> None
         {"prompt": MESSAGES, "raw": True},
         {"prompt": "the", "prefill": 5},
         {"prompt": "the", "prefill": [tiny.VOCAB]},
+        {"prompt": "the", "logprobs": -1},
+        {"prompt": "the", "logprobs": True},
     ],
 )
 def test_what_cannot_be_answered_is_refused_in_words(engine: Engine, arguments: dict[str, Any]) -> None:
@@ -118,3 +120,44 @@ def test_special_tokens_in_the_text_of_a_beginning_are_text(engine: Engine) -> N
     found = engine._encoder.encode_prefill("<|im_end|>").tolist()
     assert found == list(engine.tokenize("<|im_end|>"))
     assert engine.tokenizer.special_tokens["<|im_end|>"] not in found
+
+
+# -- log-probabilities -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+def test_logprobs_are_equal_to_the_bit_whatever_drafts(
+    engine: Engine, drafting: Engine, sampling: SamplingParams
+) -> None:
+    plain = engine.generate(PROMPT, sampling=sampling, max_tokens=40, logprobs=3)
+    drafted = drafting.generate(PROMPT, sampling=sampling, max_tokens=40, logprobs=3)
+    assert drafted.logprobs == plain.logprobs
+    assert drafted.stats.num_drafted > 0
+    assert drafted.token_ids == engine.generate(PROMPT, sampling=sampling, max_tokens=40).token_ids
+
+
+def test_logprobs_are_the_log_softmax_of_the_targets_own_logits(engine: Engine) -> None:
+    answer = engine.generate(PROMPT, sampling=SAMPLED, max_tokens=12, logprobs=5, stop="zzz")
+    tokens = np.concatenate([engine.encode(PROMPT), np.array(answer.token_ids, np.int32)])
+    num = len(answer.token_ids)
+    rows = engine.target.logits(tokens[:-1], num).astype(np.float64)
+    rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
+    assert [each.token_id for each in answer.logprobs] == list(answer.token_ids)
+    for row, each in zip(rows, answer.logprobs, strict=True):
+        best = np.argsort(-row, kind="stable")[:5]
+        assert each.logprob == pytest.approx(row[each.token_id])
+        assert [token for token, _ in each.top] == best.tolist()
+        assert [logprob for _, logprob in each.top] == pytest.approx(row[best].tolist())
+
+
+def test_chunks_have_a_logprob_for_each_token_if_asked(drafting: Engine) -> None:
+    chunks = list(drafting.stream(PROMPT, max_tokens=30, logprobs=0))
+    assert all(tuple(each.token_id for each in chunk.logprobs) == chunk.token_ids for chunk in chunks)
+    assert all(each.top == () for chunk in chunks for each in chunk.logprobs)
+    assert drafting.generate(PROMPT, max_tokens=5).logprobs == ()
+
+
+def test_tokens_behind_a_stop_string_have_no_logprob(drafting: Engine) -> None:
+    whole = drafting.generate(PROMPT, sampling=SAMPLED, max_tokens=40)
+    answer = drafting.generate(PROMPT, sampling=SAMPLED, max_tokens=40, stop=whole.text[10:12], logprobs=1)
+    assert tuple(each.token_id for each in answer.logprobs) == answer.token_ids
