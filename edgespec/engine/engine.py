@@ -4,7 +4,7 @@ Knows protocols: load() decides on decoders and drafters.
 """
 
 from collections.abc import AsyncGenerator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from threading import Lock
 from typing import TYPE_CHECKING, Unpack
 from weakref import WeakSet
@@ -22,9 +22,10 @@ from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import return_freed
 from edgespec.policy.speculation import Speculation
 from edgespec.system.owner_process import Owner
+from edgespec.tokenization.banned_texts import BannedTexts, SpellingIndex
 from edgespec.tokenization.prompt_encoder import Prompt, PromptEncoder
 from edgespec.tokenization.token_ids import parse_ids
-from edgespec.types import TokenIds
+from edgespec.types import TokenIds, TokenMask
 
 if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation
@@ -146,6 +147,7 @@ class Engine:
         raw: bool = False,
         prefill: str | Sequence[int] | TokenIds | None = None,
         logprobs: int | None = None,
+        banned: str | Sequence[str] | None = None,
     ) -> AnswerStream:
         """An answer as it is made, a chunk per pass of the target.
 
@@ -165,6 +167,8 @@ class Engine:
                 what is returned, but penalties take it for part of the answer.
             logprobs: Give the log-probability of each token, and of this many of the likeliest in its place; 0 for
                 that of the token alone.
+            banned: One or several texts that the answer never holds, however tokens spell them; upper and lower
+                case differ.
 
         Raises:
             ContextOverflow: The prompt does not fit.
@@ -180,6 +184,7 @@ class Engine:
             stop=check_texts("stop", stop),
             prefill=self._encoder.encode_prefill(() if prefill is None else prefill),
             logprobs=check_count("logprobs", logprobs, 0),
+            mask=self._mask_of(check_texts("banned", banned)),
         )
         self._require_possible(request)
         return self._stream(request)
@@ -256,6 +261,15 @@ class Engine:
         self._require_open()
         return self._encoder.count(prompt, system, raw=raw)
 
+    def _mask_of(self, banned: Sequence[str]) -> TokenMask | None:
+        if "" in banned:
+            raise UsageError("banned has an empty text, which every answer holds; wanted at least one character")
+        return BannedTexts(banned, self._spelling_index) if banned else None
+
+    @cached_property
+    def _spelling_index(self) -> SpellingIndex:
+        return SpellingIndex(self.tokenizer.spellings, self.manifest.vocab_size)
+
     def _require_possible(self, request: Request) -> None:
         """Raises what stream raises of a request that this engine cannot answer."""
         sampling, tokens = request.sampling, request.tokens
@@ -265,6 +279,11 @@ class Engine:
             raise UsageError(
                 f"the temperature is {sampling.temperature}, and exact covers greedy text only on "
                 f"'{self.device_names[0]}', where deterministic mode is off; use temperature 0, or leave out exact"
+            )
+        if (largest := max(sampling.logit_bias, default=0)) >= self.manifest.vocab_size:
+            raise UsageError(
+                f"logit_bias has the token {largest}, which the model lacks; wanted ids from 0 to "
+                f"{self.manifest.vocab_size - 1}"
             )
         if not len(tokens):
             raise UsageError("the prompt is empty; give at least one token")

@@ -139,14 +139,14 @@ class Generation:
         """
         started, fed = perf_counter(), target.num_fed
         token_stop = TokenStop(self.end_tokens, request.max_tokens)
-        sampler = GumbelSampler(request.sampling, len(request.prompt))
+        sampler = GumbelSampler(request.sampling, len(request.prompt), mask=request.mask)
         policy = PoolPolicy(self.pool, self.speculation, _MAX_UNLEARNED)
         plain = None if self.near_tie is None else PlainChoices(target, sampler, self.near_tie)
         none_rerun = Reruns()
-        rows = target if request.logprobs is not None else decoder_for(request.sampling, target)
+        decoder = plain or (target if request.reads_logits else decoder_for(request.sampling, target))
         blocks = speculative_decode(
             request.tokens,
-            _Announcing(plain or rows, on_begin),
+            _Announcing(decoder, on_begin),
             sampler,
             policy,
             self.speculation.accept,

@@ -7,7 +7,7 @@ import numpy as np
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import UsageError
-from edgespec.types import TokenIds, append
+from edgespec.types import TokenIds, TokenMask, append
 
 
 class AnswerOptions(TypedDict, total=False):
@@ -20,6 +20,7 @@ class AnswerOptions(TypedDict, total=False):
     raw: bool
     prefill: str | Sequence[int] | TokenIds | None
     logprobs: int | None
+    banned: str | Sequence[str] | None
 
 
 class Request(NamedTuple):
@@ -27,6 +28,7 @@ class Request(NamedTuple):
 
     prefill: The beginning of the answer, which is given, [num_tokens].
     logprobs: Beside how many of the likeliest tokens to give each token's log-probability; None to give none.
+    mask: Which tokens may follow; None for all.
     """
 
     prompt: TokenIds  # [num_tokens]
@@ -35,6 +37,12 @@ class Request(NamedTuple):
     stop: Sequence[str] = ()
     prefill: TokenIds = np.zeros(0, np.int32)
     logprobs: int | None = None
+    mask: TokenMask | None = None
+
+    @property
+    def reads_logits(self) -> bool:
+        """Whether it takes more of a row than the likeliest token."""
+        return self.logprobs is not None or self.mask is not None
 
     @property
     def tokens(self) -> TokenIds:

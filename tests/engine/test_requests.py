@@ -1,6 +1,8 @@
 """What may be asked of an engine beside a text: ids, raw texts, beginnings, log-probabilities, banned texts."""
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,9 @@ def test_a_raw_text_without_special_tokens_is_its_tokens(engine: Engine) -> None
         {"prompt": "the", "prefill": [tiny.VOCAB]},
         {"prompt": "the", "logprobs": -1},
         {"prompt": "the", "logprobs": True},
+        {"prompt": "the", "banned": ""},
+        {"prompt": "the", "banned": [3]},
+        {"prompt": "the", "sampling": SamplingParams(logit_bias={tiny.VOCAB: 1.0})},
     ],
 )
 def test_what_cannot_be_answered_is_refused_in_words(engine: Engine, arguments: dict[str, Any]) -> None:
@@ -109,11 +114,21 @@ def test_a_beginning_and_its_rest_are_the_whole_answer(
         assert engine.detokenize(given) + rest.text == whole.text
 
 
-def test_a_beginning_may_be_text(engine: Engine) -> None:
+def test_a_beginning_may_be_text_and_end_in_the_middle_of_a_character(engine: Engine) -> None:
     text = "the é"
     ids = engine.tokenize(text)
     by_text = engine.generate(PROMPT, prefill=text, max_tokens=20)
     assert engine.generate(PROMPT, prefill=ids, max_tokens=20).token_ids == by_text.token_ids
+    by_bytes = {spelling: token for token, spelling in engine.tokenizer.spellings.items()}
+    first, second = (by_bytes[bytes([byte])] for byte in "é".encode())
+    broken = engine.generate(
+        PROMPT, prefill=[*engine.tokenize("the "), first], max_tokens=1, sampling=_only(second)
+    )
+    assert (broken.text, broken.token_ids) == ("é", (second,))
+
+
+def _only(token: int) -> SamplingParams:
+    return SamplingParams(logit_bias={each: -100 for each in range(tiny.VOCAB) if each != token})
 
 
 def test_special_tokens_in_the_text_of_a_beginning_are_text(engine: Engine) -> None:
@@ -161,3 +176,36 @@ def test_tokens_behind_a_stop_string_have_no_logprob(drafting: Engine) -> None:
     whole = drafting.generate(PROMPT, sampling=SAMPLED, max_tokens=40)
     answer = drafting.generate(PROMPT, sampling=SAMPLED, max_tokens=40, stop=whole.text[10:12], logprobs=1)
     assert tuple(each.token_id for each in answer.logprobs) == answer.token_ids
+
+
+# -- biases and banned texts -------------------------------------------------------------------------
+
+
+def test_a_banned_token_never_comes_whatever_drafts(engine: Engine, drafting: Engine) -> None:
+    usual = engine.generate(PROMPT, sampling=SAMPLED, max_tokens=60).token_ids
+    banned = max(usual, key=usual.count)
+    sampling = replace(SAMPLED, logit_bias={banned: -100})
+    answers = [each.generate(PROMPT, sampling=sampling, max_tokens=60).token_ids for each in (engine, drafting)]
+    assert answers[0] == answers[1]
+    assert banned not in answers[0]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+def test_banned_texts_never_come_whatever_drafts(
+    engine: Engine, drafting: Engine, sampling: SamplingParams
+) -> None:
+    usual = engine.generate(PROMPT, sampling=sampling, max_tokens=60).text
+    banned = re.findall("[ -~]{1,3}", usual)[1:4]
+    assert banned
+    answers = [
+        each.generate(PROMPT, sampling=sampling, max_tokens=60, banned=banned) for each in (engine, drafting)
+    ]
+    assert answers[0].token_ids == answers[1].token_ids
+    assert not [text for text in banned if text in answers[0].text]
+    assert len(answers[0].token_ids) == 60
+
+
+def test_a_banned_text_may_not_be_completed_from_the_beginning_of_an_answer(engine: Engine) -> None:
+    sampling = SamplingParams(logit_bias=dict.fromkeys(engine.tokenize("n"), 100))
+    assert engine.generate(PROMPT, prefill="i", sampling=sampling, max_tokens=1).text == "n"
+    assert engine.generate(PROMPT, prefill="i", sampling=sampling, max_tokens=1, banned="in").text != "n"
