@@ -34,7 +34,8 @@ class Chunk:
 
     origins: For each token "target", or who drafted it: suffix, ngram, answers, lookahead, or the name of a model.
     logprobs: For each token, if they were asked for.
-    finish_reason: stop (an end token or a stop string), length (max_tokens), context (no room left), cancelled.
+    finish_reason: stop (an end token or a stop string), length (max_tokens), context (no room left), cancelled,
+        timeout (timeout_s).
     """
 
     text: str
@@ -279,10 +280,17 @@ class _Maker:
         return not self._is_over and self._thread != get_ident() and self._owner.is_here
 
     def _repeat_cancel(self) -> None:
+        self._cancel_if_late()
         if self._ticket.is_cancelled:
             self.cancel()
 
+    def _cancel_if_late(self) -> None:
+        if self._ticket.is_late and not self._ticket.is_cancelled:
+            self._ticket.finish_reason = "timeout"
+            self.cancel()
+
     def _request(self, request: _ChunkRequest) -> None:
+        self._cancel_if_late()
         self._requests.put(request)
         if self._is_over or not self._begun.acquire(blocking=False):
             return

@@ -6,6 +6,7 @@ Knows protocols: load() decides on decoders and drafters.
 from collections.abc import AsyncGenerator, Sequence
 from functools import cached_property, partial
 from threading import Lock
+from time import monotonic
 from typing import TYPE_CHECKING, Unpack
 from weakref import WeakSet
 
@@ -15,7 +16,7 @@ from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.pool import DrafterPool
 from edgespec.engine.answers import AnswerStream, Chunk, Completion, chunks_of, join_chunks
 from edgespec.engine.generation import Generation
-from edgespec.engine.request import AnswerOptions, Request, check_count, check_texts
+from edgespec.engine.request import AnswerOptions, Request, check_count, check_seconds, check_texts
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.errors import ContextOverflow, EdgeSpecError, ManifestError, UsageError
 from edgespec.manifest import Manifest
@@ -148,6 +149,7 @@ class Engine:
         prefill: str | Sequence[int] | TokenIds | None = None,
         logprobs: int | None = None,
         banned: str | Sequence[str] | None = None,
+        timeout_s: float | None = None,
     ) -> AnswerStream:
         """An answer as it is made, a chunk per pass of the target.
 
@@ -169,6 +171,8 @@ class Engine:
                 that of the token alone.
             banned: One or several texts that the answer never holds, however tokens spell them; upper and lower
                 case differ.
+            timeout_s: End the answer so many seconds after this call, also while it waits for others: its finish
+                reason is "timeout" then, and it consists of the chunks that were read.
 
         Raises:
             ContextOverflow: The prompt does not fit.
@@ -185,6 +189,7 @@ class Engine:
             prefill=self._encoder.encode_prefill(() if prefill is None else prefill),
             logprobs=check_count("logprobs", logprobs, 0),
             mask=self._mask_of(check_texts("banned", banned)),
+            timeout_s=check_seconds("timeout_s", timeout_s),
         )
         self._require_possible(request)
         return self._stream(request)
@@ -298,7 +303,7 @@ class Engine:
     def _stream(self, request: Request) -> AnswerStream:
         target = self.target
         self._pool.report_changes()  # those of the time without answers
-        ticket = Ticket(partial(_interrupt, target, self._pool))
+        ticket = Ticket(partial(_interrupt, target, self._pool), deadline_s=monotonic() + request.timeout_s)
         chunks = self._generation().chunks(target, request, self._queue, ticket)
         stream = AnswerStream(chunks, self._queue, ticket, self._pool.report_changes, len(request.tokens))
         with self._streams_lock:

@@ -111,7 +111,7 @@ class Generation:
         except Exception:
             if not ticket.is_cancelled:  # otherwise the error is what ended the pass
                 raise
-            chunk = Chunk(text="", token_ids=(), finish_reason="cancelled")
+            chunk = Chunk(text="", token_ids=(), finish_reason=ticket.finish_reason)
         finally:
             passes.close()
             if self.answers:

@@ -1,5 +1,6 @@
 """What is asked of an engine: its options as a caller gives them, and checked, with the prompt, as a request."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypedDict
 
@@ -21,6 +22,7 @@ class AnswerOptions(TypedDict, total=False):
     prefill: str | Sequence[int] | TokenIds | None
     logprobs: int | None
     banned: str | Sequence[str] | None
+    timeout_s: float | None
 
 
 class Request(NamedTuple):
@@ -29,6 +31,7 @@ class Request(NamedTuple):
     prefill: The beginning of the answer, which is given, [num_tokens].
     logprobs: Beside how many of the likeliest tokens to give each token's log-probability; None to give none.
     mask: Which tokens may follow; None for all.
+    timeout_s: When to end the answer, in seconds from now; inf for never.
     """
 
     prompt: TokenIds  # [num_tokens]
@@ -38,6 +41,7 @@ class Request(NamedTuple):
     prefill: TokenIds = np.zeros(0, np.int32)
     logprobs: int | None = None
     mask: TokenMask | None = None
+    timeout_s: float = math.inf
 
     @property
     def reads_logits(self) -> bool:
@@ -63,3 +67,12 @@ def check_count(name: str, given: int | None, least: int) -> int | None:
     if given is not None and (type(given) is not int or given < least):
         raise UsageError(f"{name} is {given!r}; wanted a whole number from {least}")
     return given
+
+
+def check_seconds(name: str, given: float | None) -> float:
+    """Seconds above 0, inf for None; raises UsageError: they are none."""
+    if given is None:
+        return math.inf
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not given > 0:
+        raise UsageError(f"{name} is {given!r}; wanted a number of seconds above 0")
+    return float(given)

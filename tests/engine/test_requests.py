@@ -79,6 +79,9 @@ def test_a_raw_text_without_special_tokens_is_its_tokens(engine: Engine) -> None
         {"prompt": "the", "logprobs": True},
         {"prompt": "the", "banned": ""},
         {"prompt": "the", "banned": [3]},
+        {"prompt": "the", "timeout_s": 0},
+        {"prompt": "the", "timeout_s": "2"},
+        {"prompt": "the", "timeout_s": float("nan")},
         {"prompt": "the", "sampling": SamplingParams(logit_bias={tiny.VOCAB: 1.0})},
     ],
 )
