@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgespec.bounds import Count, Index, Layers, Size
+from edgespec.bounds import Count, Index, Layers, Penalty, Share, Size, Temperature
 from edgespec.drafting_head import Head, Parallel
 from edgespec.errors import IntegrityError, ManifestError
 from edgespec.signature import Signature
@@ -114,6 +114,17 @@ class SelfDrafter:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SuggestedSampling:
+    """How the makers of a model suggest to sample its tokens; temperature 0 is greedy, and defaults do nothing."""
+
+    temperature: Temperature
+    top_k: Index = 0
+    top_p: Share = 1.0
+    min_p: Share = 0.0
+    repetition_penalty: Penalty = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class FileRecord:
     sha256: str
     bytes: Index
@@ -139,6 +150,7 @@ class Manifest:
     weights: str = "model.onnx.data"
     tokenizer: str = "tokenizer.json"
     chat_template: str | None = "chat_template.jinja"
+    sampling: SuggestedSampling | None = None  # None where its files suggest nothing
     prefill_graph: str | None = None  # with a static cache: a graph for passes of prefill_tokens tokens
     prefill_tokens: Size = 1
     sliding_window: Count | None = None  # tokens that local layers see; a static or tree graph takes it as a mask

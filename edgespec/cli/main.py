@@ -252,6 +252,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     if defaults:
         options.parser.set_defaults(**{attribute_name(name): each.value for name, each in defaults.items()})
         options = parser.parse_args(arguments)
+    options.stated = vars(options).get("stated", set()) | {attribute_name(name) for name in defaults}
     require_consistent(options, {name: each.origin for name, each in defaults.items()})
     return options, [f"default of --{name}: {each.value} ({each.origin})" for name, each in defaults.items()]
 

@@ -78,6 +78,12 @@ OPTIONS: Mapping[str, Option] = {
         commands=(*_LOADING, "doctor", "train", *_PREPARING),
         in_environment=True,
     ),
+    "model-sampling": _sampling(
+        "switch",
+        "choose tokens as the files of MODEL suggest (their temperature, top-k, top-p, min-p and repetition "
+        "penalty); other options of this group override single values",
+        False,
+    ),
     "temperature": _sampling("number", "0 is greedy; higher values vary the text more", 0.0, metavar="T"),
     "top-k": _sampling("whole", "keep the K most likely tokens; 0 keeps all", 0, metavar="K"),
     "top-p": _sampling(

@@ -4,6 +4,7 @@ Knows protocols: load() decides on decoders and drafters.
 """
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import asdict
 from functools import cached_property, partial
 from threading import Lock
 from time import monotonic
@@ -122,6 +123,15 @@ class Engine:
         return self._encoder.context_length
 
     @property
+    def model_sampling(self) -> SamplingParams | None:
+        """The sampling that the model's own files suggest; None where they suggest none.
+
+        answer = engine.generate("Why is the sky blue?", sampling=engine.model_sampling, max_tokens=60)
+        """
+        suggested = self.manifest.sampling
+        return None if suggested is None else SamplingParams(**asdict(suggested))
+
+    @property
     def speculation(self) -> Speculation:
         """The drafters, and what is known of them."""
         return self._speculation
@@ -160,7 +170,7 @@ class Engine:
             prompt: A text of the user, or a conversation that ends with one, as messages or as dicts with role and
                 content; or token ids, which the model reads as they are.
             system: A system message to put first.
-            sampling: How tokens are chosen; greedy by default.
+            sampling: How tokens are chosen; greedy by default. The model's own suggestion is model_sampling.
             max_tokens: The most tokens of an answer; by default as many as fit the context.
             stop: One or several strings that end the answer and are not part of it.
             raw: The prompt is a text that the model continues, without the chat template. Special tokens that it

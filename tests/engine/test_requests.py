@@ -11,6 +11,7 @@ import pytest
 import tiny
 
 from edgespec import ContextOverflow, Engine, SamplingParams, UsageError, load
+from edgespec.manifest import SuggestedSampling
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
@@ -212,3 +213,17 @@ def test_a_banned_text_may_not_be_completed_from_the_beginning_of_an_answer(engi
     sampling = SamplingParams(logit_bias=dict.fromkeys(engine.tokenize("n"), 100))
     assert engine.generate(PROMPT, prefill="i", sampling=sampling, max_tokens=1).text == "n"
     assert engine.generate(PROMPT, prefill="i", sampling=sampling, max_tokens=1, banned="in").text != "n"
+
+
+# -- what the model's files suggest, embeddings, progress --------------------------------------------
+
+
+def test_model_sampling_is_what_the_manifest_has(engine: Engine) -> None:
+    assert engine.model_sampling is None
+    suggested = SuggestedSampling(temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.05)
+    engine.manifest, before = replace(engine.manifest, sampling=suggested), engine.manifest
+    try:
+        wanted = SamplingParams(temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.05)
+        assert engine.model_sampling == wanted
+    finally:
+        engine.manifest = before
