@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         UsageError,
         VocabularyMismatch,
     )
+    from edgespec.system.progress import LoadProgress
     from edgespec.tokenization.chat_template import Message
 
 __version__ = "0.1.0"
@@ -55,6 +56,7 @@ __all__ = [
     "Engine",
     "ExportMismatch",
     "IntegrityError",
+    "LoadProgress",
     "ManifestError",
     "MemoryExhausted",
     "Message",
@@ -76,6 +78,7 @@ _HOMES = {
     "Message": "tokenization.chat_template",
     "Engine": "engine.engine",
     "load": "engine.load",
+    "LoadProgress": "system.progress",
     "SamplingParams": "decoding.sampling",
     "TokenLogprob": "decoding.logprobs",
     "Stats": "engine.stats",

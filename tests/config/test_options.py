@@ -20,7 +20,7 @@ PARAMETERS = inspect.signature(edgespec.engine.load.load).parameters
 
 
 def test_options_have_the_parameters_and_defaults_of_load() -> None:
-    assert PARAMETERS.keys() - {*LOAD_PARAMETERS.values()} == {"model", "answer_cache", "report"}
+    assert PARAMETERS.keys() - {*LOAD_PARAMETERS.values()} == {"model", "answer_cache", "report", "progress"}
     assert {name: OPTIONS[name].default for name in LOAD_PARAMETERS} == {
         name: PARAMETERS[parameter].default for name, parameter in LOAD_PARAMETERS.items()
     }

@@ -1,7 +1,7 @@
 """What may be asked of an engine beside a text: ids, raw texts, beginnings, log-probabilities, banned texts."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny
 
-from edgespec import ContextOverflow, Engine, SamplingParams, UsageError, load
+from edgespec import ContextOverflow, Engine, LoadProgress, SamplingParams, UsageError, load
 from edgespec.manifest import SuggestedSampling
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
@@ -227,3 +227,27 @@ def test_model_sampling_is_what_the_manifest_has(engine: Engine) -> None:
         assert engine.model_sampling == wanted
     finally:
         engine.manifest = before
+
+
+def _steps(seen: Sequence[LoadProgress], stage: str) -> list[LoadProgress]:
+    return [each for each in seen if each.stage == stage]
+
+
+def test_loading_tells_how_far_it_is(tiny_gguf: Path, tmp_path: Path) -> None:
+    seen: list[LoadProgress] = []
+    with load(tiny_gguf, home=tmp_path, drafter="none", progress=seen.append) as engine:
+        name = engine.manifest.name
+    assert [each.stage for each in seen] == sorted(each.stage for each in seen)  # export, then open
+    for stage in ("export", "open"):
+        steps = _steps(seen, stage)
+        assert {(each.name, each.total_bytes) for each in steps} == {(name, steps[0].total_bytes)}
+        assert [each.done_bytes for each in steps] == sorted(each.done_bytes for each in steps)
+        assert steps[-1].done_bytes == steps[-1].total_bytes > 0
+
+
+def test_what_a_progress_raises_ends_the_loading(tiny_model: Path) -> None:
+    def stop(progress: LoadProgress) -> None:
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        load(tiny_model, drafter="none", progress=stop)
