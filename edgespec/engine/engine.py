@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import cached_property, partial
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, NoReturn, Unpack
 from weakref import WeakSet
 
 from edgespec.decoders import Decoder, Interruptible
@@ -19,7 +19,7 @@ from edgespec.engine.answers import AnswerStream, Chunk, Completion, chunks_of, 
 from edgespec.engine.generation import Generation
 from edgespec.engine.request import AnswerOptions, Request, check_count, check_seconds, check_texts
 from edgespec.engine.request_queue import RequestQueue, Ticket
-from edgespec.errors import ContextOverflow, EdgeSpecError, ManifestError, UsageError
+from edgespec.errors import ContextOverflow, EdgeSpecError, ManifestError, ModelError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import return_freed
 from edgespec.policy.speculation import Speculation
@@ -267,6 +267,18 @@ class Engine:
             UsageError: They are no token ids of this model.
         """
         return self.tokenizer.decode(parse_ids(token_ids, self.manifest.vocab_size, "token_ids"))
+
+    def embed(self, text: str) -> NoReturn:
+        """Refuse to make a vector of a text, which no model that edgespec runs is made for.
+
+        Raises:
+            ModelError: Always.
+        """
+        raise ModelError(
+            f"{self.manifest.name} is a model that writes text (of the family {self.manifest.architecture}); a "
+            "vector of a text needs one that was trained for embeddings, and edgespec runs none of those yet: use "
+            "another program for them"
+        )
 
     def count(self, prompt: Prompt, system: str | None = None, *, raw: bool = False) -> int:
         """How many tokens of the context a prompt takes, chat template included; errors as in encode.

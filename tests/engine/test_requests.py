@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny
 
-from edgespec import ContextOverflow, Engine, LoadProgress, SamplingParams, UsageError, load
+from edgespec import ContextOverflow, Engine, LoadProgress, ModelError, SamplingParams, UsageError, load
 from edgespec.manifest import SuggestedSampling
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
@@ -227,6 +227,11 @@ def test_model_sampling_is_what_the_manifest_has(engine: Engine) -> None:
         assert engine.model_sampling == wanted
     finally:
         engine.manifest = before
+
+
+def test_embeddings_are_refused_in_words(engine: Engine) -> None:
+    with pytest.raises(ModelError, match=r"tiny is a model that writes text \(of the family llama\)"):
+        engine.embed("the")
 
 
 def _steps(seen: Sequence[LoadProgress], stage: str) -> list[LoadProgress]:
