@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from edgespec.decoding.sampling import SamplingParams
     from edgespec.engine.answers import AnswerStream, Chunk, Completion
     from edgespec.engine.conversation import Conversation
+    from edgespec.engine.drafting import Drafting
     from edgespec.engine.engine import Engine
     from edgespec.engine.load import load
     from edgespec.engine.stats import Stats
@@ -52,6 +53,7 @@ __all__ = [
     "Conversation",
     "DeviceUnavailable",
     "DiskFull",
+    "Drafting",
     "EdgeSpecError",
     "Engine",
     "ExportMismatch",
@@ -75,6 +77,7 @@ _HOMES = {
     "Chunk": "engine.answers",
     "Completion": "engine.answers",
     "Conversation": "engine.conversation",
+    "Drafting": "engine.drafting",
     "Message": "tokenization.chat_template",
     "Engine": "engine.engine",
     "load": "engine.load",

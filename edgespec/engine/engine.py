@@ -16,18 +16,20 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.pool import DrafterPool
 from edgespec.engine.answers import AnswerStream, Chunk, Completion, chunks_of, join_chunks
+from edgespec.engine.drafting import Drafting, choose_drafters
 from edgespec.engine.generation import Generation
 from edgespec.engine.request import AnswerOptions, Request, check_count, check_seconds, check_texts
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.errors import ContextOverflow, EdgeSpecError, ManifestError, ModelError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import return_freed
+from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
 from edgespec.policy.speculation import Speculation
 from edgespec.system.owner_process import Owner
 from edgespec.tokenization.banned_texts import BannedTexts, SpellingIndex
 from edgespec.tokenization.prompt_encoder import Prompt, PromptEncoder
 from edgespec.tokenization.token_ids import parse_ids
-from edgespec.types import TokenIds, TokenMask
+from edgespec.types import TokenIds, TokenMask, append
 
 if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation
@@ -137,6 +139,11 @@ class Engine:
         return self._speculation
 
     @property
+    def open_drafters(self) -> tuple[str, ...]:
+        """The names of the drafters that are open now."""
+        return tuple(drafter.name for drafter in self._speculation.drafters())
+
+    @property
     def target(self) -> Decoder:
         """Raises EdgeSpecError: the engine is closed."""
         self._require_open()
@@ -157,6 +164,7 @@ class Engine:
         stop: str | Sequence[str] | None = None,
         raw: bool = False,
         prefill: str | Sequence[int] | TokenIds | None = None,
+        drafting: Drafting | None = None,
         logprobs: int | None = None,
         banned: str | Sequence[str] | None = None,
         timeout_s: float | None = None,
@@ -177,6 +185,7 @@ class Engine:
                 spells are special tokens.
             prefill: The beginning of the answer, as text or token ids, which the model continues. It is no part of
                 what is returned, but penalties take it for part of the answer.
+            drafting: Which of the open drafters may draft, and how much; by default as the engine was loaded.
             logprobs: Give the log-probability of each token, and of this many of the likeliest in its place; 0 for
                 that of the token alone.
             banned: One or several texts that the answer never holds, however tokens spell them; upper and lower
@@ -191,12 +200,15 @@ class Engine:
             UsageError: An argument has a wrong type, or the prompt has no token.
         """
         self._require_open()
+        tokens = self._encoder.encode_fitting(prompt, system, raw=raw)
+        begun = self._encoder.encode_prefill(() if prefill is None else prefill)
         request = Request(
-            prompt=self._encoder.encode_fitting(prompt, system, raw=raw),
+            prompt=tokens,
             sampling=sampling or SamplingParams(),
             max_tokens=check_count("max_tokens", max_tokens, 1) or 2 * self.context_length,
             stop=check_texts("stop", stop),
-            prefill=self._encoder.encode_prefill(() if prefill is None else prefill),
+            prefill=begun,
+            drafters=self._choose(drafting, append(tokens, begun)),
             logprobs=check_count("logprobs", logprobs, 0),
             mask=self._mask_of(check_texts("banned", banned)),
             timeout_s=check_seconds("timeout_s", timeout_s),
@@ -287,6 +299,11 @@ class Engine:
         """
         self._require_open()
         return self._encoder.count(prompt, system, raw=raw)
+
+    def _choose(self, drafting: Drafting | None, prompt: TokenIds) -> DraftChoice:
+        if drafting is None:
+            return ALL_DRAFTERS
+        return choose_drafters(drafting, self.open_drafters, prompt, self.tokenizer, self.context_length)
 
     def _mask_of(self, banned: Sequence[str]) -> TokenMask | None:
         if "" in banned:

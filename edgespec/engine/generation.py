@@ -28,6 +28,7 @@ from edgespec.engine.run_ahead import RunAhead
 from edgespec.engine.stats import Stats, Tally
 from edgespec.engine.stopping import TextStop, TokenStop
 from edgespec.policy.acceptance_rates import AcceptanceChange
+from edgespec.policy.draft_choice import DraftChoice
 from edgespec.policy.speculation import Speculation
 from edgespec.tokenization.tokenizer import TextStream, Tokenizer
 from edgespec.types import Logits, TokenIds, append
@@ -119,7 +120,8 @@ class Generation:
         chunk = writing.finish(chunk)
         ended = writing.timeline[-1].end_s if writing.timeline else 0.0
         timeline = [*writing.timeline, *(each for each in drafting if each.start_s <= ended)]
-        yield replace(chunk, stats=self._stats(writing, timeline, acceptance), timeline=tuple(timeline))
+        stats = self._stats(writing, timeline, acceptance, request.drafters)
+        yield replace(chunk, stats=stats, timeline=tuple(timeline))
 
     def _passes(
         self,
@@ -140,7 +142,7 @@ class Generation:
         started, fed = perf_counter(), target.num_fed
         token_stop = TokenStop(self.end_tokens, request.max_tokens)
         sampler = GumbelSampler(request.sampling, len(request.prompt), mask=request.mask)
-        policy = PoolPolicy(self.pool, self.speculation, _MAX_UNLEARNED)
+        policy = PoolPolicy(self.pool, self.speculation, _MAX_UNLEARNED, request.drafters)
         plain = None if self.near_tie is None else PlainChoices(target, sampler, self.near_tie)
         none_rerun = Reruns()
         decoder = plain or (target if request.reads_logits else decoder_for(request.sampling, target))
@@ -170,15 +172,20 @@ class Generation:
             drafting.extend(each for each in self.pool.take_intervals() if each.start_s >= started)
 
     def _stats(
-        self, writing: "_Writing", timeline: Sequence[Interval], acceptance: dict[str, AcceptanceChange]
+        self,
+        writing: "_Writing",
+        timeline: Sequence[Interval],
+        acceptance: dict[str, AcceptanceChange],
+        choice: DraftChoice,
     ) -> Stats:
-        length, tally = self.speculation.draft_length, writing.tally
+        length = choice.draft_length or self.speculation.draft_length
+        tally, drafters = writing.tally, choice.select(self.speculation.drafters())
         costs = self.speculation.costs()
         costs.context_length = len(writing.tokens)
         return tally.stats(
             num_redecided=writing.reruns.num_tokens,
             num_reruns=writing.reruns.num_passes,
-            drafter=self.speculation.name,
+            drafter="+".join(drafter.name for drafter in drafters) or "none",
             draft_length="auto" if length is None else str(length),
             target_device=self.device_names[0],
             drafter_device=self.device_names[1] if self.pool.has_models else None,

@@ -7,7 +7,9 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.drafting import Drafting
 from edgespec.errors import UsageError
+from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
 from edgespec.types import TokenIds, TokenMask, append
 
 
@@ -20,6 +22,7 @@ class AnswerOptions(TypedDict, total=False):
     stop: str | Sequence[str] | None
     raw: bool
     prefill: str | Sequence[int] | TokenIds | None
+    drafting: Drafting | None
     logprobs: int | None
     banned: str | Sequence[str] | None
     timeout_s: float | None
@@ -39,6 +42,7 @@ class Request(NamedTuple):
     max_tokens: int
     stop: Sequence[str] = ()
     prefill: TokenIds = np.zeros(0, np.int32)
+    drafters: DraftChoice = ALL_DRAFTERS
     logprobs: int | None = None
     mask: TokenMask | None = None
     timeout_s: float = math.inf
