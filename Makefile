@@ -2,6 +2,7 @@
 # make test          all tests, except those that need an environment of their own
 # make test-optimum  exports through optimum-onnx, in an environment of its own with torch
 # make test-train    training of drafting heads, in an environment of its own with torch
+# make test-serve    the server asked by openai, the package, in an environment of its own
 # make test-npu      an emulator of an NPU, and OpenVINO on an Intel processor, in an environment of their own
 # make test-webgpu   the WebGPU provider on a GPU in software, which it fetches
 # make check         formatting, lint, types
@@ -14,13 +15,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: chat test test-optimum test-train test-webgpu test-npu check types bench check-models wheel clean
+.PHONY: chat test test-serve test-optimum test-train test-webgpu test-npu check types bench check-models wheel clean
 
 chat: $(VENV)/.cpu
 	@$(BIN)/edgespec chat
 
 test: $(VENV)/.test
-	$(BIN)/pytest -m "not webgpu and not npu and not optimum and not train and not peers"
+	$(BIN)/pytest -m "not webgpu and not npu and not optimum and not train and not peers and not clients"
+
+test-serve: $(VENV)-serve/.test
+	$(VENV)-serve/bin/pytest -m clients -n 0
 
 test-optimum: $(VENV)-optimum/.test
 	$(VENV)-optimum/bin/pytest -m optimum
@@ -81,10 +85,15 @@ $(VENV)-train/.test: pyproject.toml
 	$(VENV)-train/bin/python -m pip install --quiet --disable-pip-version-check -e ".[train,test]" torch==2.13.0
 	@touch $@
 
+$(VENV)-serve/.test: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-serve
+	$(VENV)-serve/bin/python -m pip install --quiet --disable-pip-version-check -e ".[test]" openai
+	@touch $@
+
 $(VENV)-npu/.test: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-npu
 	$(VENV)-npu/bin/python -m pip install --quiet --disable-pip-version-check -e ".[qnn,openvino,test]"
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-optimum $(VENV)-train $(VENV)-npu .types build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-optimum $(VENV)-train $(VENV)-npu $(VENV)-serve .types build dist *.egg-info

@@ -14,7 +14,7 @@ from interleaved import command_line, measure_in_turn
 
 from edgespec import SamplingParams, load
 from edgespec.engine.engine import Engine
-from edgespec.engine.generation import Request
+from edgespec.engine.request import Request
 from edgespec.engine.request_queue import Ticket
 
 PROMPT = "Tell a long story about a lighthouse, a storm and a letter that came too late."

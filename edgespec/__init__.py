@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 from edgespec.system.signals import defer_signals
 
 if TYPE_CHECKING:
+    from edgespec.decoding.logprobs import TokenLogprob
     from edgespec.decoding.sampling import SamplingParams
     from edgespec.engine.answers import AnswerStream, Chunk, Completion
     from edgespec.engine.conversation import Conversation
+    from edgespec.engine.drafting import Drafting
     from edgespec.engine.engine import Engine
     from edgespec.engine.load import load
     from edgespec.engine.stats import Stats
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
         UsageError,
         VocabularyMismatch,
     )
+    from edgespec.system.progress import LoadProgress
     from edgespec.tokenization.chat_template import Message
 
 __version__ = "0.1.0"
@@ -50,10 +53,12 @@ __all__ = [
     "Conversation",
     "DeviceUnavailable",
     "DiskFull",
+    "Drafting",
     "EdgeSpecError",
     "Engine",
     "ExportMismatch",
     "IntegrityError",
+    "LoadProgress",
     "ManifestError",
     "MemoryExhausted",
     "Message",
@@ -61,6 +66,7 @@ __all__ = [
     "SamplingParams",
     "SourceError",
     "Stats",
+    "TokenLogprob",
     "UsageError",
     "VocabularyMismatch",
     "load",
@@ -71,10 +77,13 @@ _HOMES = {
     "Chunk": "engine.answers",
     "Completion": "engine.answers",
     "Conversation": "engine.conversation",
+    "Drafting": "engine.drafting",
     "Message": "tokenization.chat_template",
     "Engine": "engine.engine",
     "load": "engine.load",
+    "LoadProgress": "system.progress",
     "SamplingParams": "decoding.sampling",
+    "TokenLogprob": "decoding.logprobs",
     "Stats": "engine.stats",
 }
 

@@ -8,16 +8,18 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgespec.bounds import Count, Index, Layers, Size
+from edgespec.bounds import Count, Index, Layers, Penalty, Share, Size, Temperature
 from edgespec.drafting_head import Head, Parallel
 from edgespec.errors import IntegrityError, ManifestError
 from edgespec.signature import Signature
 from edgespec.system.cancel import Cancel
 from edgespec.system.json_file import read_json
+from edgespec.system.progress import LoadProgress, ReportProgress
 from edgespec.system.typed_json import read_as, require_known_fields
 
 SCHEMA_VERSION = 1
@@ -114,6 +116,17 @@ class SelfDrafter:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SuggestedSampling:
+    """How the makers of a model suggest to sample its tokens; temperature 0 is greedy, and defaults do nothing."""
+
+    temperature: Temperature
+    top_k: Index = 0
+    top_p: Share = 1.0
+    min_p: Share = 0.0
+    repetition_penalty: Penalty = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class FileRecord:
     sha256: str
     bytes: Index
@@ -139,6 +152,7 @@ class Manifest:
     weights: str = "model.onnx.data"
     tokenizer: str = "tokenizer.json"
     chat_template: str | None = "chat_template.jinja"
+    sampling: SuggestedSampling | None = None  # None where its files suggest nothing
     prefill_graph: str | None = None  # with a static cache: a graph for passes of prefill_tokens tokens
     prefill_tokens: Size = 1
     sliding_window: Count | None = None  # tokens that local layers see; a static or tree graph takes it as a mask
@@ -176,7 +190,10 @@ class Manifest:
         return self.files[self.weights].bytes
 
 
-def file_record(path: Path, cancel: Cancel | None = None) -> FileRecord:
+def file_record(
+    path: Path, cancel: Cancel | None = None, on_read: Callable[[int], None] = lambda num_bytes: None
+) -> FileRecord:
+    """Size and hash of a file; on_read is called with the size of each piece that was read."""
     digest = hashlib.sha256()
     size = 0
     with path.open("rb") as file:
@@ -185,6 +202,7 @@ def file_record(path: Path, cancel: Cancel | None = None) -> FileRecord:
                 cancel.require_unset()
             digest.update(chunk)
             size += len(chunk)
+            on_read(len(chunk))
     return FileRecord(sha256=digest.hexdigest(), bytes=size)
 
 
@@ -320,15 +338,27 @@ def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
     return sorted({path.name for path in folder.iterdir()} - {*manifest.files, FILE_NAME, COMPILED})
 
 
-def verify_files(folder: Path, manifest: Manifest, cancel: Cancel | None = None) -> None:
+def verify_files(
+    folder: Path,
+    manifest: Manifest,
+    cancel: Cancel | None = None,
+    progress: ReportProgress = lambda progress: None,
+) -> None:
     """Compare the SHA-256 of every listed file.
 
     Raises:
         IntegrityError: A file differs.
         Cancelled: The check was cancelled.
     """
+    total, done = sum(record.bytes for record in manifest.files.values()), 0
+
+    def advance(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        progress(LoadProgress("open", manifest.name, done, total))
+
     for name, record in manifest.files.items():
-        found = file_record(folder / name, cancel)
+        found = file_record(folder / name, cancel, advance)
         if found != record:
             raise IntegrityError(
                 f"{folder / name} was changed since its export (SHA-256 {found.sha256[:12]}…, the manifest says "

@@ -184,6 +184,16 @@ class DraftAhead(NamedTuple):
     foreseen: Foreseen | None = None
 
 
+class TokenMask(Protocol):
+    """Which tokens may follow, as a pure function of the answer: each row of a pass is behind another prefix.
+
+    The rows of the target and of drafter models are masked alike, in several threads at once.
+    """
+
+    def __call__(self, answer: TokenIds) -> npt.NDArray[np.bool_] | None:
+        """Whether each token may follow the answer so far, [vocab_size]; None where all may."""
+
+
 class Sampler(Protocol):
     """The rule that chooses a token from one row of logits."""
 

@@ -30,6 +30,7 @@ from edgespec.export.weights import WeightsFile
 from edgespec.manifest import Manifest, file_record, write_manifest
 from edgespec.system.command_line import quote
 from edgespec.system.console import show_progress
+from edgespec.system.progress import ReportProgress
 from edgespec.system.split_files import utf8_name
 from edgespec.types import Range, Report
 
@@ -61,6 +62,7 @@ def export_model(
     is_quick: bool = False,
     measure_ranges: MeasureRanges | None = None,
     report: Report = lambda line: None,
+    progress: ReportProgress = lambda progress: None,
 ) -> Manifest:
     """Convert source into a model folder at output.
 
@@ -81,6 +83,7 @@ def export_model(
         open_decoder: Loads a finished folder; given, the export is compared with its source.
         is_quick: Compare fewer tokens, for a first use.
         measure_ranges: Finds the ranges of activations, which w8a16 needs.
+        progress: Takes each step of the writing, in bytes.
 
     Raises:
         UsageError: The precision is unknown, or output exists already.
@@ -104,6 +107,7 @@ def export_model(
             open_decoder=open_decoder,
             is_quick=is_quick,
             measure_ranges=measure_ranges,
+            progress=progress,
         )
         return _export(source, output, settings, report)
 
@@ -130,6 +134,7 @@ class _Settings:
     open_decoder: OpenDecoder | None
     is_quick: bool
     measure_ranges: MeasureRanges | None
+    progress: ReportProgress
 
 
 def _export(source: Path, output: Path, settings: _Settings, report: Report) -> Manifest:
@@ -170,8 +175,9 @@ def _export(source: Path, output: Path, settings: _Settings, report: Report) -> 
         tokenizer = Tokenizer.from_str(loaded.vocabulary.tokenizer_json)  # a second for a large vocabulary
         name = settings.name or utf8_name(output.name)
         manifest = describe_model(name, loaded, tokenizer, rule, form, drafting, hidden_layers)
-        progress = Progress(plan.write_bytes, report)
+        progress = Progress(plan.write_bytes, report, name, settings.progress)
         _write_files(folder, loaded, rule, manifest, drafting, measure_ranges, report, progress)
+        progress(plan.write_bytes)
         report("hashing")
         show_progress("computing the hashes of its files")
         manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})

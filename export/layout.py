@@ -98,6 +98,7 @@ def lay_out(
         # Rows of a drafter are read whole: their probabilities decide the length of a draft.
         signature=Signature(best="best" if form == "gpu" and not is_drafter else None),
         chat_template="chat_template.jinja" if vocabulary.chat_template else None,
+        sampling=loaded.sampling,
         tree_graph=None if is_drafter else "model_tree.onnx",
         sliding_window=min(windows, default=None),
         hidden_layers=hidden_layers,

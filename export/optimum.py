@@ -23,7 +23,7 @@ from edgespec.export.convert import OpenDecoder, finish, write_text
 from edgespec.export.layout import check_ids
 from edgespec.export.output import atomic_folder, require_absent
 from edgespec.export.safetensors import weight_files
-from edgespec.export.sources import read_vocabulary
+from edgespec.export.sources import read_sampling, read_vocabulary
 from edgespec.export.vocabulary import Vocabulary
 from edgespec.manifest import KVCache, Manifest, Source, file_record
 from edgespec.signature import Signature
@@ -87,6 +87,7 @@ def import_model(
         traced = _read_graph(source, _trace(source, model, folder))
         check_ids(origin.name, vocabulary, traced["vocab_size"], tokenizer)
         manifest = _describe(output.name, model.config, traced, vocabulary, tokenizer, origin)
+        manifest = replace(manifest, sampling=read_sampling(source))
         write_text(folder, vocabulary, manifest)
         report("hashing")
         manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})

@@ -14,14 +14,16 @@ from edgespec.export.families import DecoderConfig, config_from_gguf, config_fro
 from edgespec.export.gguf import read_gguf
 from edgespec.export.roles import tensors_by_role
 from edgespec.export.safetensors import read_safetensors
+from edgespec.export.suggested_sampling import sampling_from_gguf, sampling_from_json
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.vocabulary import END_OF_TURN, Vocabulary, vocabulary_from_gguf
-from edgespec.manifest import Source, file_record
+from edgespec.manifest import Source, SuggestedSampling, file_record
 from edgespec.system.split_files import utf8_name
 from edgespec.tokenization.tokenizer import open_tokenizer, translate_errors
 
 _MAX_TEXT_BYTES = 16 << 20  # ten times a configuration that lists thousands of added tokens
 _MAX_TOKEN_ID = 1 << 22
+_GENERATION = "generation_config.json"
 # Errors of reading a setting of an unexpected type; sources are foreign files.
 _UNUSUAL = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, OSError)
 
@@ -36,6 +38,7 @@ class LoadedSource:
     source: Source
     num_left_out: int = 0  # tensors of a vision tower, or of layers for multi-token prediction
     mask_token_id: int | None = None  # of a model that drafts several tokens in one pass
+    sampling: SuggestedSampling | None = None
 
     @property
     def use_of_left_out(self) -> str:
@@ -110,6 +113,7 @@ def _load_gguf(path: Path, context_length: int | None) -> LoadedSource:
             sha256=hash_files(file.paths),
             license=file.metadata.get("general.license"),
         ),
+        sampling=sampling_from_gguf(path, file.metadata),
     )
 
 
@@ -129,7 +133,14 @@ def _load_huggingface(folder: Path, context_length: int | None) -> LoadedSource:
         source=Source(name=utf8_name(folder.resolve().name), format="safetensors", sha256=hash_files(paths)),
         num_left_out=num_left_out,
         mask_token_id=_mask_token_id(folder, config, settings),
+        sampling=read_sampling(folder),
     )
+
+
+def read_sampling(folder: Path) -> SuggestedSampling | None:
+    """The sampling that a Hugging Face folder suggests; raises SourceError."""
+    path = folder / _GENERATION
+    return sampling_from_json(path, read_json(path, needed=False))
 
 
 def _is_tied(folder: Path, stated: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> bool:
@@ -197,7 +208,7 @@ def _huggingface_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
     if (largest := max(tokenizer.get_vocab().values(), default=0)) > _MAX_TOKEN_ID:
         raise SourceError(f"{path} has a token of id {largest}, at most {_MAX_TOKEN_ID} are read; fetch it again")
     settings = read_json(folder / "tokenizer_config.json", needed=False)
-    generation = read_json(folder / "generation_config.json", needed=False)
+    generation = read_json(folder / _GENERATION, needed=False)
     ends = generation.get("eos_token_id", config.get("eos_token_id"))
     ids = {ends} if isinstance(ends, int) else set(ends or [])
     if isinstance(piece := _piece(settings.get("eos_token")), str):

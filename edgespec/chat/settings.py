@@ -9,7 +9,7 @@ from edgespec.engine.conversation import Conversation
 from edgespec.errors import UsageError
 from edgespec.system.printable import one_line
 
-_SAMPLING = tuple(each.name for each in fields(SamplingParams))
+_SAMPLING = tuple(each.name for each in fields(SamplingParams) if each.name != "logit_bias")
 SETTINGS = (*_SAMPLING, "max_tokens", "stop", "overflow")
 
 

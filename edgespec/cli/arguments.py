@@ -34,6 +34,20 @@ class Switch(argparse.BooleanOptionalAction):
         super().__call__(parser, namespace, values, option_string)  # type: ignore[arg-type]
 
 
+class Stated(argparse.Action):
+    """An option whose name goes into the set `stated` of the parsed command line where it is given."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, values)
+        vars(namespace).setdefault("stated", set()).add(self.dest)
+
+
 def attribute_name(name: str) -> str:
     """The attribute of the parsed command line that holds an option, such as top_p of top-p."""
     return name.replace("-", "_")
@@ -48,6 +62,7 @@ def add_option(parser: argparse._ActionsContainer, name: str) -> None:
         return
     parser.add_argument(
         f"--{name}",
+        action=Stated,
         type={"whole": int, "number": float}.get(option.kind, str),
         default=option.default,
         choices=option.choices or None,

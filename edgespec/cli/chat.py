@@ -4,8 +4,9 @@ import argparse
 import logging
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.arguments import add_file, add_model, add_options, attribute_name, decode_argument, load_engine
 from edgespec.config.options import DEFAULT_MODEL, OPTIONS
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
     from edgespec.chat.trace_file import TraceFile
     from edgespec.decoding.sampling import SamplingParams
     from edgespec.engine.conversation import Conversation
+    from edgespec.engine.engine import Engine
     from edgespec.engine.transcript import AutosaveFile, Transcript
+
+_SAMPLING = [name for name, option in OPTIONS.items() if option.group == "sampling" and name != "model-sampling"]
 
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +51,7 @@ def _chat(options: argparse.Namespace) -> int:
     from edgespec.chat.trace_file import TraceFile
     from edgespec.system.terminal import has_unread_data
 
-    sampling = _sampling_params(options)
+    stated = _stated_sampling(options)
     if options.max_tokens is not None and options.max_tokens < 1:
         raise UsageError(f"--max-tokens is {options.max_tokens}; wanted at least 1")
     if "" in options.stop:
@@ -62,7 +66,7 @@ def _chat(options: argparse.Namespace) -> int:
         conversation = engine.chat(
             options.system,
             overflow=options.overflow,
-            sampling=sampling,
+            sampling=_sampling(options, stated, engine),
             max_tokens=options.max_tokens,
             stop=options.stop,
         )
@@ -85,11 +89,30 @@ def _uses_answer_cache(options: argparse.Namespace) -> bool:
     return not (options.no_answer_cache or options.no_history)
 
 
-def _sampling_params(options: argparse.Namespace) -> "SamplingParams":
+def _stated_sampling(options: argparse.Namespace) -> dict[str, Any]:
+    """The sampling that flags and configuration state. Raises UsageError: a value is out of range."""
     from edgespec.decoding.sampling import SamplingParams
 
-    names = [attribute_name(name) for name, option in OPTIONS.items() if option.group == "sampling"]
-    return SamplingParams(**{name: getattr(options, name) for name in names})
+    stated = {name: getattr(options, name) for name in map(attribute_name, _SAMPLING) if name in options.stated}
+    SamplingParams(**stated)
+    return stated
+
+
+def _sampling(options: argparse.Namespace, stated: dict[str, Any], engine: "Engine") -> "SamplingParams":
+    """How tokens are chosen: as stated, and for the rest as the model suggests if asked for, or greedily."""
+    from edgespec.decoding.sampling import SamplingParams
+
+    if not options.model_sampling:
+        return SamplingParams(**stated)
+    suggested, name = engine.model_sampling, engine.manifest.name
+    if suggested is None:
+        info(f"the files of {name} suggest no sampling; --model-sampling has no effect")
+        return SamplingParams(**stated)
+    sampling = replace(suggested, **stated)
+    values = {option: getattr(sampling, attribute_name(option)) for option in _SAMPLING}
+    changed = [f"{option} {value}" for option, value in values.items() if value != OPTIONS[option].default]
+    info(f"sampling as {name} suggests: {', '.join(changed) or 'greedy'}")
+    return sampling
 
 
 def _prompt(options: argparse.Namespace) -> str | None:

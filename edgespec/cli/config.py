@@ -35,7 +35,13 @@ def _show(options: argparse.Namespace) -> None:
 
     found = {"home": Setting(str(default_home()), _DEFAULT)} | read_settings()
     settings = {name: found.get(name, Setting(option.default, _DEFAULT)) for name, option in OPTIONS.items()}
-    values = {name: "" if each.value is None else json.dumps(each.value) for name, each in settings.items()}
+    settings |= {
+        name: each._replace(value="…") for name, each in settings.items() if OPTIONS[name].is_secret and each.value
+    }
+    values = {
+        name: "" if each.value is None else json.dumps(each.value, ensure_ascii=False)
+        for name, each in settings.items()
+    }
     widths = max(map(len, values)), max(map(len, values.values()))
     print_result(
         options,

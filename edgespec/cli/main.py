@@ -26,6 +26,7 @@ from edgespec.cli.pair import add_pair
 from edgespec.cli.parser import CommandParser
 from edgespec.cli.plan import add_plan
 from edgespec.cli.score import add_score
+from edgespec.cli.serve import add_serve
 from edgespec.cli.simulate import add_simulate
 from edgespec.cli.train import add_train
 from edgespec.config.options import OPTIONS
@@ -58,6 +59,14 @@ _COMMANDS: dict[str, tuple[Callable[[CommandParser], None], str, str]] = {
   edgespec chat big --drafter small                a smaller model drafts
   edgespec chat my-model --temperature 0.8         sampled
   edgespec chat my-model --prompt Hi --json        answer and figures""",
+    ),
+    "serve": (
+        add_serve,
+        "answer programs over HTTP, in the protocol of OpenAI's API",
+        """\
+  edgespec serve smollm2-135m              at http://127.0.0.1:8080/v1
+  edgespec serve                           every prepared model, by its name
+  edgespec serve --host 0.0.0.0 --api-key KEY    for other machines too""",
     ),
     "models": (
         add_models,
@@ -258,8 +267,10 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     if defaults:
         options.parser.set_defaults(**{attribute_name(name): each.value for name, each in defaults.items()})
         options = parser.parse_args(arguments)
+    options.stated = vars(options).get("stated", set()) | {attribute_name(name) for name in defaults}
     require_consistent(options, {name: each.origin for name, each in defaults.items()})
-    return options, [f"default of --{name}: {each.value} ({each.origin})" for name, each in defaults.items()]
+    shown = {name: "…" if OPTIONS[name].is_secret else each.value for name, each in defaults.items()}
+    return options, [f"default of --{name}: {shown[name]} ({each.origin})" for name, each in defaults.items()]
 
 
 def _warn_of_unknown_variables(command: str) -> None:

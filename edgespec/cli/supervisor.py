@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edgespec.cli.crash import WorkerDeath
 
 # Commands that run native code which others may have brought.
-_COMMANDS = ("bench", "chat", "devices", "doctor", "export", "models pull", "pair check", "plan", "score")
+_COMMANDS = ("bench", "chat", "devices", "doctor", "export", "models pull", "pair check", "plan", "score", "serve")
 _IN_THIS_PROCESS = {"-h", "--help", "--no-supervisor"}
 _MOST_BYTES = 1 << 20
 _WINDOWS_ERRORS = 0xC0000000  # exit codes from here on are Windows' reasons for ending a process

@@ -16,16 +16,18 @@ _SPECULATION = "speculation"
 _SAMPLING = "sampling"
 _DEVICES = "devices and memory"
 _STORAGE = "conversation and stored data"
+_SERVER = "server"
 GROUPS = {
     _SAMPLING: "How the next token is chosen. The default is greedy: always the most likely one.",
     _SPECULATION: "A drafter guesses the next tokens; the target, which is MODEL, checks all of them in one pass "
     "and keeps those that it would have written itself.",
     _DEVICES: None,
     _STORAGE: None,
+    _SERVER: None,
 }
 
 # Commands that load a model, and those that choose a drafter for it.
-_SPECULATING = ("bench", "chat")
+_SPECULATING = ("bench", "chat", "serve")
 _LOADING = (*_SPECULATING, "plan", "score")
 # Commands that export a model, or a pair, for devices.
 _PREPARING = ("export", "models pull", "pair check")
@@ -40,6 +42,7 @@ class Option:
     group: A key of GROUPS, under which help lists the flag.
     in_environment: Whether EDGESPEC_NAME sets it too. Options about the machine may be set so. Options that change
         what is sampled may not: a forgotten variable would change texts.
+    is_secret: Whether its value is never shown.
     """
 
     kind: Kind
@@ -51,12 +54,14 @@ class Option:
     choices: tuple[str, ...] = ()
     metavar: str | None = None
     in_environment: bool = False
+    is_secret: bool = False
 
 
 _sampling = partial(Option, commands=("chat",), group=_SAMPLING)
 _speculation = partial(Option, commands=_SPECULATING, group=_SPECULATION)
 _devices = partial(Option, group=_DEVICES, in_environment=True)
 _storage = partial(Option, commands=("chat",), group=_STORAGE)
+_server = partial(Option, commands=("serve",), group=_SERVER, in_environment=True)
 
 OPTIONS: Mapping[str, Option] = {
     "model": Option(
@@ -69,7 +74,7 @@ OPTIONS: Mapping[str, Option] = {
     "home": Option("text", "the folder for prepared models and downloads", in_environment=True),
     "system": Option("text", "system message: what the model reads first", commands=("chat",), metavar="TEXT"),
     "max-tokens": Option(
-        "whole", "longest answer, in tokens (default: no limit)", commands=("chat",), metavar="N"
+        "whole", "longest answer, in tokens (default: no limit)", commands=("chat", "serve"), metavar="N"
     ),
     "offline": Option(
         "switch",
@@ -77,6 +82,12 @@ OPTIONS: Mapping[str, Option] = {
         False,
         commands=(*_LOADING, "doctor", "train", *_PREPARING),
         in_environment=True,
+    ),
+    "model-sampling": _sampling(
+        "switch",
+        "choose tokens as the files of MODEL suggest (their temperature, top-k, top-p, min-p and repetition "
+        "penalty); other options of this group override single values",
+        False,
     ),
     "temperature": _sampling("number", "0 is greedy; higher values vary the text more", 0.0, metavar="T"),
     "top-k": _sampling("whole", "keep the K most likely tokens; 0 keeps all", 0, metavar="K"),
@@ -183,6 +194,24 @@ OPTIONS: Mapping[str, Option] = {
     ),
     "no-history": _storage(
         "switch", "save nothing: neither your input nor the conversation; implies --no-answer-cache", False
+    ),
+    "host": _server(
+        "text",
+        "the address to listen on; any but this machine's own (127.0.0.1, localhost, ::1) needs a key",
+        "127.0.0.1",
+        metavar="H",
+    ),
+    "port": _server("whole", "the port to listen on; 0 is any free one", 8080, metavar="P"),
+    "api-key": _server(
+        "text",
+        "the key that clients must send. Other users of this machine can read a command line, so rather set the "
+        "variable",
+        metavar="K",
+        is_secret=True,
+    ),
+    "max-models": _server("whole", "how many models may be loaded at once", 1, metavar="N"),
+    "idle-timeout": _server(
+        "number", "close a model that nobody has used for S seconds; 0 keeps models", 900.0, metavar="S"
     ),
     "color": Option(
         "text",

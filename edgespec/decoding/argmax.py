@@ -24,7 +24,7 @@ from edgespec.types import Logits, TokenIds
 
 def decoder_for(sampling: SamplingParams, target: Decoder) -> Decoder:
     """ArgmaxRows of the target where the likeliest tokens are enough and it finds them, else the target."""
-    is_enough = sampling.is_greedy and not sampling.has_penalties
+    is_enough = sampling.is_greedy and not sampling.has_penalties and not sampling.logit_bias
     if not is_enough or not isinstance(target, ArgmaxDecoder) or not target.has_argmax:
         return target
     if isinstance(target, TreeDecoder):

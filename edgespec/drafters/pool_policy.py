@@ -7,6 +7,7 @@ import numpy as np
 from edgespec.decoding.scheduler import Round
 from edgespec.drafters.pool import DrafterPool
 from edgespec.policy.acceptance_rates import AcceptanceChange
+from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
 from edgespec.policy.fixed import FixedLength
 from edgespec.policy.measured import MeasuredPolicy
 from edgespec.policy.speculation import Speculation
@@ -18,11 +19,13 @@ class PoolPolicy:
     """Lets the pool open and close drafters before each round, and then starts again from what was learned.
 
     max_unlearned: As MeasuredPolicy has it.
+    choice: Which of the drafters draft for the answer.
     """
 
     pool: DrafterPool
     speculation: Speculation
     max_unlearned: int = 0
+    choice: DraftChoice = ALL_DRAFTERS
     _inner: FixedLength | MeasuredPolicy = field(init=False)
     _version: int = field(init=False)
 
@@ -63,7 +66,7 @@ class PoolPolicy:
             self.pool.answered_version = version
             for stats in self.speculation.models.values():  # a model that was opened again has an empty cache
                 stats.read = np.zeros(0, np.int32)
-        self._inner = self.speculation.policy(self.max_unlearned)
+        self._inner = self.speculation.policy(self.max_unlearned, self.choice)
 
     def _end(self) -> None:
         self._inner.close()

@@ -12,6 +12,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, NamedTuple
 
+from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.drafters.timeline import Interval
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.stats import Stats
@@ -32,12 +33,15 @@ class Chunk:
     """A piece of an answer. The last one says why the answer ended, what it cost, and when each device worked.
 
     origins: For each token "target", or who drafted it: suffix, ngram, answers, lookahead, or the name of a model.
-    finish_reason: stop (an end token or a stop string), length (max_tokens), context (no room left), cancelled.
+    logprobs: For each token, if they were asked for.
+    finish_reason: stop (an end token or a stop string), length (max_tokens), context (no room left), cancelled,
+        timeout (timeout_s).
     """
 
     text: str
     token_ids: tuple[int, ...]
     origins: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: str | None = None
     stats: Stats | None = None
     timeline: tuple[Interval, ...] = ()
@@ -54,6 +58,7 @@ class Completion:
     prompt_tokens: int
     stats: Stats
     timeline: tuple[Interval, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 def join_chunks(chunks: Sequence[Chunk], prompt_tokens: int) -> Completion:
@@ -69,6 +74,7 @@ def join_chunks(chunks: Sequence[Chunk], prompt_tokens: int) -> Completion:
         prompt_tokens=prompt_tokens,
         stats=last.stats,
         timeline=last.timeline,
+        logprobs=tuple(each for chunk in chunks for each in chunk.logprobs),
     )
 
 
@@ -92,13 +98,16 @@ class AnswerStream(Iterator[Chunk]):
         queue: RequestQueue,
         ticket: Ticket,
         on_end: Callable[[], None] = lambda: None,
+        prompt_tokens: int = 0,
     ) -> None:
         """Nothing is made before a chunk is asked for.
 
         Args:
             ticket: The answer's place in the queue; once it is cancelled, the generator ends with a last chunk.
             on_end: Is called once, by the reader that finds the answer over.
+            prompt_tokens: How many tokens the model reads before it writes.
         """
+        self.prompt_tokens = prompt_tokens
         self._maker = _Maker(chunks, queue, ticket)
         self._on_end = on_end
         self._is_closed = self._is_interrupted = False
@@ -271,10 +280,17 @@ class _Maker:
         return not self._is_over and self._thread != get_ident() and self._owner.is_here
 
     def _repeat_cancel(self) -> None:
+        self._cancel_if_late()
         if self._ticket.is_cancelled:
             self.cancel()
 
+    def _cancel_if_late(self) -> None:
+        if self._ticket.is_late and not self._ticket.is_cancelled:
+            self._ticket.finish_reason = "timeout"
+            self.cancel()
+
     def _request(self, request: _ChunkRequest) -> None:
+        self._cancel_if_late()
         self._requests.put(request)
         if self._is_over or not self._begun.acquire(blocking=False):
             return

@@ -4,9 +4,11 @@ Knows protocols: load() decides on decoders and drafters.
 """
 
 from collections.abc import AsyncGenerator, Sequence
-from functools import partial
+from dataclasses import asdict
+from functools import cached_property, partial
 from threading import Lock
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import TYPE_CHECKING, NoReturn, Unpack
 from weakref import WeakSet
 
 from edgespec.decoders import Decoder, Interruptible
@@ -14,25 +16,23 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.pool import DrafterPool
 from edgespec.engine.answers import AnswerStream, Chunk, Completion, chunks_of, join_chunks
-from edgespec.engine.generation import Generation, Request
+from edgespec.engine.drafting import Drafting, choose_drafters
+from edgespec.engine.generation import Generation
+from edgespec.engine.request import AnswerOptions, Request, check_count, check_seconds, check_texts
 from edgespec.engine.request_queue import RequestQueue, Ticket
-from edgespec.errors import ContextOverflow, EdgeSpecError, ManifestError, UsageError
+from edgespec.errors import ContextOverflow, EdgeSpecError, ManifestError, ModelError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import return_freed
+from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
 from edgespec.policy.speculation import Speculation
 from edgespec.system.owner_process import Owner
+from edgespec.tokenization.banned_texts import BannedTexts, SpellingIndex
 from edgespec.tokenization.prompt_encoder import Prompt, PromptEncoder
-from edgespec.types import TokenIds
+from edgespec.tokenization.token_ids import parse_ids
+from edgespec.types import TokenIds, TokenMask, append
 
 if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation
-
-
-def _stop_strings(stop: str | Sequence[str] | None) -> Sequence[str]:
-    strings = [stop] if isinstance(stop, str) else stop or ()
-    if not isinstance(strings, Sequence) or not all(isinstance(text, str) for text in strings):
-        raise UsageError(f"stop is {stop!r}; wanted one or several texts")
-    return strings
 
 
 class Engine:
@@ -125,9 +125,23 @@ class Engine:
         return self._encoder.context_length
 
     @property
+    def model_sampling(self) -> SamplingParams | None:
+        """The sampling that the model's own files suggest; None where they suggest none.
+
+        answer = engine.generate("Why is the sky blue?", sampling=engine.model_sampling, max_tokens=60)
+        """
+        suggested = self.manifest.sampling
+        return None if suggested is None else SamplingParams(**asdict(suggested))
+
+    @property
     def speculation(self) -> Speculation:
         """The drafters, and what is known of them."""
         return self._speculation
+
+    @property
+    def open_drafters(self) -> tuple[str, ...]:
+        """The names of the drafters that are open now."""
+        return tuple(drafter.name for drafter in self._speculation.drafters())
 
     @property
     def target(self) -> Decoder:
@@ -148,6 +162,12 @@ class Engine:
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
+        raw: bool = False,
+        prefill: str | Sequence[int] | TokenIds | None = None,
+        drafting: Drafting | None = None,
+        logprobs: int | None = None,
+        banned: str | Sequence[str] | None = None,
+        timeout_s: float | None = None,
     ) -> AnswerStream:
         """An answer as it is made, a chunk per pass of the target.
 
@@ -156,11 +176,22 @@ class Engine:
 
         Args:
             prompt: A text of the user, or a conversation that ends with one, as messages or as dicts with role and
-                content.
+                content; or token ids, which the model reads as they are.
             system: A system message to put first.
-            sampling: How tokens are chosen; greedy by default.
+            sampling: How tokens are chosen; greedy by default. The model's own suggestion is model_sampling.
             max_tokens: The most tokens of an answer; by default as many as fit the context.
             stop: One or several strings that end the answer and are not part of it.
+            raw: The prompt is a text that the model continues, without the chat template. Special tokens that it
+                spells are special tokens.
+            prefill: The beginning of the answer, as text or token ids, which the model continues. It is no part of
+                what is returned, but penalties take it for part of the answer.
+            drafting: Which of the open drafters may draft, and how much; by default as the engine was loaded.
+            logprobs: Give the log-probability of each token, and of this many of the likeliest in its place; 0 for
+                that of the token alone.
+            banned: One or several texts that the answer never holds, however tokens spell them; upper and lower
+                case differ.
+            timeout_s: End the answer so many seconds after this call, also while it waits for others: its finish
+                reason is "timeout" then, and it consists of the chunks that were read.
 
         Raises:
             ContextOverflow: The prompt does not fit.
@@ -168,17 +199,24 @@ class Engine:
             MemoryExhausted: A pass does not fit, though all drafters were closed. The engine can be used again.
             UsageError: An argument has a wrong type, or the prompt has no token.
         """
-        return self._stream(self._fitting(prompt, system), sampling, max_tokens, stop)
+        self._require_open()
+        tokens = self._encoder.encode_fitting(prompt, system, raw=raw)
+        begun = self._encoder.encode_prefill(() if prefill is None else prefill)
+        request = Request(
+            prompt=tokens,
+            sampling=sampling or SamplingParams(),
+            max_tokens=check_count("max_tokens", max_tokens, 1) or 2 * self.context_length,
+            stop=check_texts("stop", stop),
+            prefill=begun,
+            drafters=self._choose(drafting, append(tokens, begun)),
+            logprobs=check_count("logprobs", logprobs, 0),
+            mask=self._mask_of(check_texts("banned", banned)),
+            timeout_s=check_seconds("timeout_s", timeout_s),
+        )
+        self._require_possible(request)
+        return self._stream(request)
 
-    def astream(
-        self,
-        prompt: Prompt,
-        *,
-        system: str | None = None,
-        sampling: SamplingParams | None = None,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] | None = None,
-    ) -> AsyncGenerator[Chunk, None]:
+    def astream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AsyncGenerator[Chunk, None]:
         """Stream an answer to an asyncio task; arguments and errors as in stream, errors with the first chunk.
 
         Other tasks run while the target works. Cancelling the reading task cancels the answer.
@@ -189,22 +227,12 @@ class Engine:
 
             asyncio.run(answer("Why is the sky blue?"))
         """
-        return chunks_of(
-            lambda: self.stream(prompt, system=system, sampling=sampling, max_tokens=max_tokens, stop=stop)
-        )
+        return chunks_of(lambda: self.stream(prompt, **options))
 
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        system: str | None = None,
-        sampling: SamplingParams | None = None,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] | None = None,
-    ) -> Completion:
+    def generate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Completion:
         """A whole answer; arguments and errors as in stream."""
-        tokens = self._fitting(prompt, system)
-        return join_chunks(list(self._stream(tokens, sampling, max_tokens, stop)), len(tokens))
+        stream = self.stream(prompt, **options)
+        return join_chunks(list(stream), stream.prompt_tokens)
 
     def chat(
         self,
@@ -224,15 +252,15 @@ class Engine:
 
         return Conversation(self, system, overflow=overflow, sampling=sampling, max_tokens=max_tokens, stop=stop)
 
-    def encode(self, prompt: Prompt, system: str | None = None) -> TokenIds:
-        """The tokens that a prompt becomes, chat template included, [num_tokens].
+    def encode(self, prompt: Prompt, system: str | None = None, *, raw: bool = False) -> TokenIds:
+        """The tokens that a prompt becomes, [num_tokens]; chat template included, unless it is raw.
 
         Raises:
             EdgeSpecError: The engine is closed.
-            UsageError: The prompt is no text and no list of messages.
+            UsageError: The prompt is no text, no list of messages and no token ids.
         """
         self._require_open()
-        return self._encoder.encode(prompt, system)
+        return self._encoder.encode(prompt, system, raw=raw)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """The ids of a text's tokens; special tokens are not recognised, they are text too.
@@ -244,28 +272,51 @@ class Engine:
             raise UsageError(f"the text is a {type(text).__name__}; wanted a str")
         return tuple(self.tokenizer.encode(text).tolist())
 
-    def count(self, prompt: Prompt, system: str | None = None) -> int:
+    def detokenize(self, token_ids: Sequence[int] | TokenIds) -> str:
+        """The text of tokens, without special tokens.
+
+        Raises:
+            UsageError: They are no token ids of this model.
+        """
+        return self.tokenizer.decode(parse_ids(token_ids, self.manifest.vocab_size, "token_ids"))
+
+    def embed(self, text: str) -> NoReturn:
+        """Refuse to make a vector of a text, which no model that edgespec runs is made for.
+
+        Raises:
+            ModelError: Always.
+        """
+        raise ModelError(
+            f"{self.manifest.name} is a model that writes text (of the family {self.manifest.architecture}); a "
+            "vector of a text needs one that was trained for embeddings, and edgespec runs none of those yet: use "
+            "another program for them"
+        )
+
+    def count(self, prompt: Prompt, system: str | None = None, *, raw: bool = False) -> int:
         """How many tokens of the context a prompt takes, chat template included; errors as in encode.
 
         A message many times longer than the context is counted only until it exceeds the context.
         """
         self._require_open()
-        return self._encoder.count(prompt, system)
+        return self._encoder.count(prompt, system, raw=raw)
 
-    def _fitting(self, prompt: Prompt, system: str | None) -> TokenIds:
-        self._require_open()
-        return self._encoder.encode_fitting(prompt, system)
+    def _choose(self, drafting: Drafting | None, prompt: TokenIds) -> DraftChoice:
+        if drafting is None:
+            return ALL_DRAFTERS
+        return choose_drafters(drafting, self.open_drafters, prompt, self.tokenizer, self.context_length)
 
-    def _stream(
-        self,
-        prompt: TokenIds,
-        sampling: SamplingParams | None,
-        max_tokens: int | None,
-        stop: str | Sequence[str] | None,
-    ) -> AnswerStream:
-        sampling = sampling or SamplingParams()
-        if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
-            raise UsageError(f"max_tokens is {max_tokens!r}; wanted a whole number from 1")
+    def _mask_of(self, banned: Sequence[str]) -> TokenMask | None:
+        if "" in banned:
+            raise UsageError("banned has an empty text, which every answer holds; wanted at least one character")
+        return BannedTexts(banned, self._spelling_index) if banned else None
+
+    @cached_property
+    def _spelling_index(self) -> SpellingIndex:
+        return SpellingIndex(self.tokenizer.spellings, self.manifest.vocab_size)
+
+    def _require_possible(self, request: Request) -> None:
+        """Raises what stream raises of a request that this engine cannot answer."""
+        sampling, tokens = request.sampling, request.tokens
         if not isinstance(sampling, SamplingParams):
             raise UsageError(f"sampling is {sampling!r}; wanted SamplingParams")
         if self._near_tie is not None and not sampling.is_greedy:
@@ -273,21 +324,27 @@ class Engine:
                 f"the temperature is {sampling.temperature}, and exact covers greedy text only on "
                 f"'{self.device_names[0]}', where deterministic mode is off; use temperature 0, or leave out exact"
             )
-        if not len(prompt):
+        if (largest := max(sampling.logit_bias, default=0)) >= self.manifest.vocab_size:
+            raise UsageError(
+                f"logit_bias has the token {largest}, which the model lacks; wanted ids from 0 to "
+                f"{self.manifest.vocab_size - 1}"
+            )
+        if not len(tokens):
             raise UsageError("the prompt is empty; give at least one token")
-        if len(prompt) > self.context_length:
-            raise ContextOverflow(len(prompt), self.context_length, self.manifest.context_length)
-        if (last := int(prompt.max())) >= self.manifest.vocab_size:
+        if len(tokens) > self.context_length:
+            raise ContextOverflow(len(tokens), self.context_length, self.manifest.context_length)
+        if (last := int(tokens.max())) >= self.manifest.vocab_size:
             raise ManifestError(
                 f"the tokenizer of {self.manifest.name} gives the token {last}, and the model has "
                 f"{self.manifest.vocab_size}; they are not of one model, export it again"
             )
+
+    def _stream(self, request: Request) -> AnswerStream:
         target = self.target
         self._pool.report_changes()  # those of the time without answers
-        ticket = Ticket(partial(_interrupt, target, self._pool))
-        request = Request(prompt, sampling, max_tokens or 2 * self.context_length, _stop_strings(stop))
+        ticket = Ticket(partial(_interrupt, target, self._pool), deadline_s=monotonic() + request.timeout_s)
         chunks = self._generation().chunks(target, request, self._queue, ticket)
-        stream = AnswerStream(chunks, self._queue, ticket, self._pool.report_changes)
+        stream = AnswerStream(chunks, self._queue, ticket, self._pool.report_changes, len(request.tokens))
         with self._streams_lock:
             self._streams.add(stream)
         if not self._decoders:  # closed meanwhile by another thread

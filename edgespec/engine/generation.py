@@ -9,36 +9,32 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from edgespec.decoders import Decoder, ForwardingDecoder, TreeDecoder
 from edgespec.decoding.argmax import decoder_for
+from edgespec.decoding.logprobs import TokenLogprob, logprobs_of
 from edgespec.decoding.plain_choices import PlainChoices, Reruns
-from edgespec.decoding.sampling import GumbelSampler, SamplingParams
+from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import Block, speculative_decode
 from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.pool import DrafterPool
 from edgespec.drafters.pool_policy import PoolPolicy
 from edgespec.drafters.timeline import Interval, overlap, schedule_of
 from edgespec.engine.answers import Chunk
+from edgespec.engine.request import Request
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.run_ahead import RunAhead
 from edgespec.engine.stats import Stats, Tally
 from edgespec.engine.stopping import TextStop, TokenStop
 from edgespec.policy.acceptance_rates import AcceptanceChange
+from edgespec.policy.draft_choice import DraftChoice
 from edgespec.policy.speculation import Speculation
 from edgespec.tokenization.tokenizer import TextStream, Tokenizer
 from edgespec.types import Logits, TokenIds, append
 
 # Rounds from which the thread of the passes has not learned, as the reader's thread may do it for them meanwhile.
 _MAX_UNLEARNED = 3
-
-
-class Request(NamedTuple):
-    """A prompt, and how to answer it."""
-
-    prompt: TokenIds
-    sampling: SamplingParams
-    max_tokens: int
-    stop: Sequence[str]
 
 
 class _Pass(NamedTuple):
@@ -51,6 +47,7 @@ class _Pass(NamedTuple):
     made_s: float  # seconds since the first pass began
     reruns: Reruns  # of the answer so far
     learn: Callable[[], None]  # has the policy learn from it, while the next pass runs
+    logprobs: tuple[TokenLogprob, ...]  # of each token of kept, if they were asked for
 
 
 class _Announcing(ForwardingDecoder):
@@ -94,7 +91,7 @@ class Generation:
             ContextOverflow: The prompt does not fit.
             MemoryExhausted: Not even a pass without a draft is given memory.
         """
-        writing = _Writing(TextStream(self.tokenizer), TextStop(request.stop), request.prompt[:0])
+        writing = _Writing(_text_behind(request.prefill, self.tokenizer), TextStop(request.stop))
         drafting: list[Interval] = []
         acceptance: dict[str, AcceptanceChange] = {}
         passes = RunAhead(
@@ -115,15 +112,16 @@ class Generation:
         except Exception:
             if not ticket.is_cancelled:  # otherwise the error is what ended the pass
                 raise
-            chunk = Chunk(text="", token_ids=(), finish_reason="cancelled")
+            chunk = Chunk(text="", token_ids=(), finish_reason=ticket.finish_reason)
         finally:
             passes.close()
             if self.answers:
-                self.answers.add(request.prompt, writing.tokens)
+                self.answers.add(request.tokens, writing.tokens)
         chunk = writing.finish(chunk)
         ended = writing.timeline[-1].end_s if writing.timeline else 0.0
         timeline = [*writing.timeline, *(each for each in drafting if each.start_s <= ended)]
-        yield replace(chunk, stats=self._stats(writing, timeline, acceptance), timeline=tuple(timeline))
+        stats = self._stats(writing, timeline, acceptance, request.drafters)
+        yield replace(chunk, stats=stats, timeline=tuple(timeline))
 
     def _passes(
         self,
@@ -143,13 +141,14 @@ class Generation:
         """
         started, fed = perf_counter(), target.num_fed
         token_stop = TokenStop(self.end_tokens, request.max_tokens)
-        sampler = GumbelSampler(request.sampling, len(request.prompt))
-        policy = PoolPolicy(self.pool, self.speculation, _MAX_UNLEARNED)
+        sampler = GumbelSampler(request.sampling, len(request.prompt), mask=request.mask)
+        policy = PoolPolicy(self.pool, self.speculation, _MAX_UNLEARNED, request.drafters)
         plain = None if self.near_tie is None else PlainChoices(target, sampler, self.near_tie)
         none_rerun = Reruns()
+        decoder = plain or (target if request.reads_logits else decoder_for(request.sampling, target))
         blocks = speculative_decode(
-            request.prompt,
-            _Announcing(plain or decoder_for(request.sampling, target), on_begin),
+            request.tokens,
+            _Announcing(decoder, on_begin),
             sampler,
             policy,
             self.speculation.accept,
@@ -163,7 +162,8 @@ class Generation:
                 reruns = plain.reruns if plain else none_rerun
                 seconds = perf_counter() - started
                 passed = block.without_logits(), kept, reason, target.num_fed - fed, seconds, reruns
-                yield _Pass(*passed, policy.learn)
+                logprobs = () if request.logprobs is None else logprobs_of(block, len(kept), request.logprobs)
+                yield _Pass(*passed, policy.learn, logprobs)
                 if reason:
                     break
         finally:
@@ -172,15 +172,20 @@ class Generation:
             drafting.extend(each for each in self.pool.take_intervals() if each.start_s >= started)
 
     def _stats(
-        self, writing: "_Writing", timeline: Sequence[Interval], acceptance: dict[str, AcceptanceChange]
+        self,
+        writing: "_Writing",
+        timeline: Sequence[Interval],
+        acceptance: dict[str, AcceptanceChange],
+        choice: DraftChoice,
     ) -> Stats:
-        length, tally = self.speculation.draft_length, writing.tally
+        length = choice.draft_length or self.speculation.draft_length
+        tally, drafters = writing.tally, choice.select(self.speculation.drafters())
         costs = self.speculation.costs()
         costs.context_length = len(writing.tokens)
         return tally.stats(
             num_redecided=writing.reruns.num_tokens,
             num_reruns=writing.reruns.num_passes,
-            drafter=self.speculation.name,
+            drafter="+".join(drafter.name for drafter in drafters) or "none",
             draft_length="auto" if length is None else str(length),
             target_device=self.device_names[0],
             drafter_device=self.device_names[1] if self.pool.has_models else None,
@@ -198,7 +203,7 @@ class _Writing:
 
     text_stream: TextStream
     text_stop: TextStop
-    tokens: TokenIds
+    tokens: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
     tally: Tally = field(default_factory=Tally)
     timeline: list[Interval] = field(default_factory=list)
     reruns: Reruns = field(default_factory=Reruns)
@@ -217,6 +222,7 @@ class _Writing:
             text=text,
             token_ids=tuple(new.kept[:num_shown].tolist()),
             origins=_origins(block, num_shown),
+            logprobs=new.logprobs[:num_shown],
             finish_reason="stop" if self.is_cut else new.finish_reason,
         )
 
@@ -240,6 +246,14 @@ class _Writing:
             if self.is_cut:
                 return text, i + 1
         return text, len(tokens)
+
+
+def _text_behind(prefill: TokenIds, tokenizer: Tokenizer) -> TextStream:
+    """A stream of the text behind prefill, from a character on that prefill left incomplete."""
+    stream = TextStream(tokenizer)
+    for token in prefill.tolist():
+        stream.push([token])
+    return stream
 
 
 def _origins(block: Block, num_tokens: int) -> tuple[str, ...]:

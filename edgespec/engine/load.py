@@ -44,6 +44,7 @@ from edgespec.memory.estimate import arena_bytes, estimate_memory
 from edgespec.models.home import ModelHome
 from edgespec.planning.choice import choose_schedule, choose_threads
 from edgespec.runtimes.devices import Device, limit_arena
+from edgespec.system.progress import LoadProgress, ReportProgress
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.tokenization.template_process import TemplateProcess
 
@@ -69,6 +70,7 @@ def load(
     memory_limit: int | str | None = None,
     home: str | Path | None = None,
     report: Callable[[str], None] = lambda line: None,
+    progress: Callable[[LoadProgress], None] = lambda progress: None,
 ) -> Engine:
     """Load a model, preparing it first if need be.
 
@@ -108,6 +110,8 @@ def load(
             than is free: where memory is short fewer drafters are open, and the text stays the same.
         home: The model home; by default EDGESPEC_HOME or the platform's data folder.
         report: Takes a line for each stage of a preparation, and for drafters that are closed or opened again.
+        progress: Takes numbers for a bar of progress: how much is downloaded, exported, and read to be opened. It
+            is called from the thread that does it; what it raises ends the loading.
 
     Raises:
         ModelError: The model is missing or invalid, or the drafter has too few of its tokens.
@@ -140,6 +144,7 @@ def load(
         offline=offline,
         home=home,
         report=report,
+        progress=progress,
     )
     chooses_threads = options.schedule == "auto" and num_threads is None and drafter_threads is None
     return _open_on_a_device_that_runs(str(model), find, options, chooses_threads=chooses_threads)
@@ -224,7 +229,9 @@ def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Eng
         renderer = _start_renderer(target)
         undone.callback(renderer.close)
         has_trees = window is not None or (bool(chains) and may_draft_trees(stated, placement, options))
-        decoder = _open_target(fit, placement, layers, shares_cores=bool(chains), has_trees=has_trees)
+        decoder = _open_target(
+            fit, placement, layers, shares_cores=bool(chains), has_trees=has_trees, progress=resolved.home.progress
+        )
         chains = [replace(chain, hidden_states=kept_hidden_states(decoder)) for chain in chains]
         settle_rows(fit.target, decoder, placement, options.deterministic, report)
         for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
@@ -292,6 +299,7 @@ def _open_target(
     *,
     shares_cores: bool,
     has_trees: bool,
+    progress: ReportProgress,
 ) -> Decoder:
     return open_model(
         fit.target,
@@ -301,6 +309,7 @@ def _open_target(
         shares_cores,
         has_trees=has_trees,
         hidden_layers=hidden_layers,
+        progress=progress,
     )
 
 

@@ -6,6 +6,7 @@ each read their whole prompt again at every pass.
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from math import inf
 from threading import Condition, RLock
 from time import monotonic
 
@@ -23,10 +24,16 @@ class Ticket:
     cancelled: Flag = field(default_factory=Flag)
     is_working: bool = False
     rested_s: float = 0.0  # since when no step is asked for
+    deadline_s: float = inf  # by the monotonic clock, when the answer is to end
+    finish_reason: str = "cancelled"  # what ended it, once it is cancelled
 
     @property
     def is_cancelled(self) -> bool:
         return self.cancelled.is_set()
+
+    @property
+    def is_late(self) -> bool:
+        return self.deadline_s < inf and monotonic() >= self.deadline_s
 
 
 class RequestQueue:

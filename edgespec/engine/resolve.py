@@ -27,6 +27,7 @@ from edgespec.runtimes.device_names import Kind
 from edgespec.runtimes.devices import THREADS_PER_CORE, Device, device_key, max_threads
 from edgespec.runtimes.half_floats import lacks_half_floats
 from edgespec.system.command_line import quote
+from edgespec.system.progress import ReportProgress
 from edgespec.types import Report
 
 
@@ -81,6 +82,7 @@ def resolve(
     offline: bool = False,
     home: str | Path | None = None,
     report: Callable[[str], None] = lambda line: None,
+    progress: ReportProgress = lambda progress: None,
     refused: Mapping[str, EdgeSpecError] = MappingProxyType({}),
 ) -> Resolved:
     """Find the models, preparing them first if need be, and the devices and threads that they run with.
@@ -99,7 +101,8 @@ def resolve(
     require_threads(num_threads)
     require_threads(drafter_threads)
     free = partial(free_memory, None if memory_limit is None else parse_bytes(memory_limit))
-    models = ModelHome(Path(home or default_home()), offline, report, open_decoder, is_quick=True)
+    folder = Path(home or default_home())
+    models = ModelHome(folder, offline, report, open_decoder, is_quick=True, progress=progress)
     asked = parse(drafter)
     place = DeviceChoice("cpu", "cpu", report).initial_placement(
         num_threads, drafter_threads, deterministic=deterministic is not False

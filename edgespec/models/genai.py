@@ -9,8 +9,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from edgespec.errors import ManifestError
-from edgespec.manifest import KVCache, Manifest, Source, parse_manifest
+from edgespec.errors import ManifestError, SourceError
+from edgespec.export.suggested_sampling import sampling_from_json
+from edgespec.manifest import KVCache, Manifest, Source, SuggestedSampling, parse_manifest
 from edgespec.signature import Signature
 from edgespec.system.json_file import read_json
 from edgespec.tokenization.tokenizer import vocabulary_sha256
@@ -63,7 +64,8 @@ def _manifest(path: Path, stated: dict[str, Any]) -> Manifest:
     if not isinstance(model, dict) or not isinstance(decoder, dict):
         raise ManifestError(f"{path} has no model.decoder; only decoder-only models are supported")
     _refuse_unsupported(path, model, decoder)
-    shares_buffer = stated.get("search", {}).get("past_present_share_buffer", False)
+    search = stated.get("search", {})
+    shares_buffer = search.get("past_present_share_buffer", False)
     tokenizer = _tokenizer(folder / "tokenizer.json")
     bos, ends = model.get("bos_token_id"), model.get("eos_token_id")
     manifest = Manifest(
@@ -86,8 +88,16 @@ def _manifest(path: Path, stated: dict[str, Any]) -> Manifest:
         source=Source(name=folder.resolve().name, format=FORMAT, sha256=""),
         graph=_graph_name(path, decoder["filename"]),
         chat_template=None,
+        sampling=_sampling(path, search),
     )
     return parse_manifest(path, asdict(manifest))
+
+
+def _sampling(path: Path, search: dict[str, Any]) -> SuggestedSampling | None:
+    try:
+        return sampling_from_json(path, search)
+    except SourceError as error:
+        raise ManifestError(str(error)) from None
 
 
 def _refuse_unsupported(path: Path, model: dict[str, Any], decoder: dict[str, Any]) -> None:

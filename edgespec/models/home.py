@@ -20,6 +20,7 @@ from edgespec.models.hub import LocalSource, explain_folder_errors, fetch_snapsh
 from edgespec.models.pair import FILE_NAME as PAIR_FILE_NAME
 from edgespec.models.pair import require_pair_file
 from edgespec.models.repository import HubId, parse_hub_id
+from edgespec.system.progress import ReportProgress
 from edgespec.system.split_files import part_paths, whole_name
 from edgespec.types import Report
 
@@ -40,6 +41,7 @@ class ModelHome:
     measure_ranges: "MeasureRanges | None" = None  # which an export in w8a16 needs
     # Compare fewer tokens, and not at all in the npu form, whose graphs take minutes to compile.
     is_quick: bool = False
+    progress: ReportProgress = lambda progress: None  # of downloads and exports, and of what opens a model
 
     def resolve(
         self, model: str, form: str = "cpu", *, lacks_half_floats: Callable[[], bool] = lambda: False
@@ -177,14 +179,22 @@ class ModelHome:
         return self.path / "downloads" / "hub"
 
     def _fetch_snapshot(self, hub_id: HubId, revision: str = "main") -> LocalSource:
-        return fetch_snapshot(hub_id, self._hub_folder, self.report, revision=revision, offline=self.offline)
+        return fetch_snapshot(
+            hub_id,
+            self._hub_folder,
+            self.report,
+            revision=revision,
+            offline=self.offline,
+            progress=self.progress,
+        )
 
     def _fetch(self, entry: CatalogEntry) -> LocalSource:
         source = entry.source
         if isinstance(source, HubRepository):
             found = self._fetch_snapshot(HubId(source.repository), source.revision)
             return replace(found, license=found.license or entry.license)
-        path = fetch(source, self.path / "downloads", self.report, offline=self.offline)
+        downloads = self.path / "downloads"
+        path = fetch(source, downloads, self.report, offline=self.offline, progress=self.progress)
         hub = next((place for place in source.sources if isinstance(place, HubSource)), None)
         origin = {"repository": hub.repository, "revision": hub.revision} if hub else {}
         return LocalSource(path=path, license=entry.license, **origin)
@@ -278,6 +288,7 @@ class ModelHome:
                 is_quick=self.is_quick,
                 measure_ranges=self.measure_ranges,
                 report=self.report,
+                progress=self.progress,
             )
         except UsageError:
             if not (folder / FILE_NAME).is_file():

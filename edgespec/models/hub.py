@@ -19,6 +19,7 @@ from edgespec.models.download import download
 from edgespec.models.repository import INDEX, Commit, HubId, RemoteFile, choose_files, shard_files
 from edgespec.system.disk import explain_write_errors, require_disk_space
 from edgespec.system.file_lock import hold_lock
+from edgespec.system.progress import ReportProgress
 from edgespec.types import Report
 
 _COMMIT = re.compile("[0-9a-f]{40}")
@@ -39,7 +40,13 @@ class LocalSource:
 
 
 def fetch_snapshot(
-    hub_id: HubId, folder: Path, report: Report, *, revision: str = "main", offline: bool = False
+    hub_id: HubId,
+    folder: Path,
+    report: Report,
+    *,
+    revision: str = "main",
+    offline: bool = False,
+    progress: ReportProgress = lambda progress: None,
 ) -> LocalSource:
     """Fetch the files of a model at the commit that revision names now, unless they are below folder already.
 
@@ -59,10 +66,10 @@ def fetch_snapshot(
     with _lock(here, report):
         if not offline:
             _record(commit, here.parents[1], {revision, commit.sha})
-        _complete(commit, revision, chosen, here, report, offline=offline)
+        _complete(commit, revision, chosen, here, report, progress, offline=offline)
         if INDEX in (file.name for file in chosen):
             weights = shard_files(commit, (here / INDEX).read_text(encoding="utf-8"))
-            _complete(commit, revision, weights, here, report, offline=offline)
+            _complete(commit, revision, weights, here, report, progress, offline=offline)
     first = chosen[0].name
     return LocalSource(
         path=here / first if first.endswith(".gguf") else here,
@@ -199,7 +206,14 @@ def _record_path(place: Path, revision: str) -> Path:
 
 
 def _complete(
-    commit: Commit, revision: str, files: list[RemoteFile], here: Path, report: Report, *, offline: bool
+    commit: Commit,
+    revision: str,
+    files: list[RemoteFile],
+    here: Path,
+    report: Report,
+    progress: ReportProgress,
+    *,
+    offline: bool,
 ) -> None:
     """Fetch the files that are missing; the others were checked when they were fetched."""
     missing = [file for file in files if not _is_here(here / file.name, file)]
@@ -210,7 +224,8 @@ def _complete(
     for file in missing:
         report(f"fetching {file.name} ({format_bytes(file.bytes)}) of {commit.repository} at {commit.sha[:12]}")
         with explain_write_errors(here, needed), _explain_errors(commit.repository, revision):
-            download(file_url(commit.repository, commit.sha, file.name), file, here / file.name, report)
+            url = file_url(commit.repository, commit.sha, file.name)
+            download(url, file, here / file.name, report, progress)
 
 
 def _is_here(path: Path, file: RemoteFile) -> bool:

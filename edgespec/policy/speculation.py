@@ -10,6 +10,7 @@ from edgespec.decoding.rejection import rejection
 from edgespec.decoding.scheduler import DraftPolicy
 from edgespec.policy.acceptance_rates import AcceptanceRates, Key
 from edgespec.policy.costs import NO_CONTEXT_COSTS, ContextCosts, PassCosts
+from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
 from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.fixed import FixedLength
 from edgespec.policy.measured import MeasuredPolicy
@@ -50,11 +51,12 @@ class Speculation:
     def name(self) -> str:
         return "+".join(drafter.name for drafter in self.drafters()) or "none"
 
-    def policy(self, max_unlearned: int = 0) -> FixedLength | MeasuredPolicy:
-        """The policy of one answer; max_unlearned as MeasuredPolicy has it."""
-        drafters = self.drafters()
-        if self.draft_length is not None:
-            return FixedLength(drafters, self.draft_length, with_distributions=self.with_distributions)
+    def policy(self, max_unlearned: int = 0, choice: DraftChoice = ALL_DRAFTERS) -> FixedLength | MeasuredPolicy:
+        """The policy of one answer, with the drafters of a choice; max_unlearned as MeasuredPolicy has it."""
+        drafters = choice.select(self.drafters())
+        length = self.draft_length if choice.draft_length is None else choice.draft_length
+        if length is not None:
+            return FixedLength(drafters, length, with_distributions=self.with_distributions)
         costs = self.costs()
         with self._lock:
             rates = AcceptanceRates(dict(self.rates))

@@ -1,17 +1,21 @@
-"""A text or a conversation as the tokens of one model. Knows nothing of decoding."""
+"""A text, a conversation or token ids as the tokens of one model. Knows nothing of decoding."""
 
 from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.manifest import Manifest
 from edgespec.tokenization.chat_template import ROLES, Message, encode_chat
 from edgespec.tokenization.template_process import TemplateProcess
+from edgespec.tokenization.token_ids import is_ids, parse_ids
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import TokenIds
 
 _LONG = 16  # characters a token, more than nearly any text has
 
-Prompt = str | Sequence[Message | Mapping[str, str]]
+Prompt = str | Sequence[Message | Mapping[str, str]] | Sequence[int] | TokenIds
+_Parsed = str | list[Message] | TokenIds  # a raw text, a conversation, or token ids
 
 
 class PromptEncoder:
@@ -36,34 +40,66 @@ class PromptEncoder:
         """End the template's process."""
         self._renderer.close()
 
-    def encode(self, prompt: Prompt, system: str | None = None) -> TokenIds:
-        """Tokens of a prompt, [num_tokens]. Raises UsageError: it is neither a text nor a list of messages."""
-        return self._encode(_messages(prompt, system))
+    def encode(self, prompt: Prompt, system: str | None = None, *, raw: bool = False) -> TokenIds:
+        """Tokens of a prompt, [num_tokens]; token ids stay as they are.
 
-    def encode_fitting(self, prompt: Prompt, system: str | None = None) -> TokenIds:
-        """Encode a prompt unless a message is far too long, since 10 MB take 10 s and 2 GB to encode.
+        Args:
+            raw: The prompt is a text that the model reads as it is, without the chat template. Special tokens that
+                it spells are special tokens.
 
-        Raises UsageError, as encode does, and ContextOverflow: one message alone exceeds the context.
+        Raises UsageError: It is neither a text nor a list of messages nor token ids of the model.
         """
-        messages = _messages(prompt, system)
-        for message in messages:
-            if len(message.content) > _LONG * self.context_length:
-                num_tokens = self.tokenizer.least_tokens(message.content, self.context_length)
-                if num_tokens > self.context_length:
-                    raise ContextOverflow(
-                        num_tokens, self.context_length, self._manifest.context_length, is_all=False
-                    )
-        return self._encode(messages)
+        return self._encode(self._parse(prompt, system, raw=raw))
 
-    def count(self, prompt: Prompt, system: str | None = None) -> int:
-        """The number of tokens of a prompt; a message far longer than the context is counted in part."""
+    def encode_fitting(self, prompt: Prompt, system: str | None = None, *, raw: bool = False) -> TokenIds:
+        """Encode a prompt unless a text in it is far too long, since 10 MB take 10 s and 2 GB to encode.
+
+        Raises UsageError, as encode does, and ContextOverflow: one text alone exceeds the context.
+        """
+        parsed = self._parse(prompt, system, raw=raw)
+        for text in _texts(parsed):
+            self._require_short(text)
+        return self._encode(parsed)
+
+    def encode_prefill(self, prefill: str | Sequence[int] | TokenIds) -> TokenIds:
+        """Tokens of the beginning of an answer, [num_tokens]; raises as encode_fitting does."""
+        if not isinstance(prefill, str):
+            return parse_ids(prefill, self._manifest.vocab_size, "prefill")
+        self._require_short(prefill)
+        return self.tokenizer.encode(prefill)[len(self.tokenizer.encode("")) :]
+
+    def count(self, prompt: Prompt, system: str | None = None, *, raw: bool = False) -> int:
+        """The number of tokens of a prompt; a text far longer than the context is counted in part."""
         try:
-            return len(self.encode_fitting(prompt, system))
+            return len(self.encode_fitting(prompt, system, raw=raw))
         except ContextOverflow as error:
             return error.num_tokens
 
-    def _encode(self, messages: Sequence[Message]) -> TokenIds:
-        return encode_chat(self._template, self._renderer.render, messages, self.tokenizer, self._special_tokens())
+    def _parse(self, prompt: Prompt, system: str | None, *, raw: bool) -> _Parsed:
+        if not raw and not is_ids(prompt):
+            return _messages(prompt, system)
+        if system is not None:
+            raise UsageError(
+                "system has no place in a raw prompt or in token ids; put its text into the prompt itself"
+            )
+        if is_ids(prompt):
+            return parse_ids(prompt, self._manifest.vocab_size, "the prompt")
+        if not isinstance(prompt, str):
+            raise UsageError(f"the raw prompt has the type {type(prompt).__name__}; wanted a text or token ids")
+        return prompt
+
+    def _require_short(self, text: str) -> None:
+        if len(text) > _LONG * self.context_length:
+            num_tokens = self.tokenizer.least_tokens(text, self.context_length)
+            if num_tokens > self.context_length:
+                raise ContextOverflow(num_tokens, self.context_length, self._manifest.context_length, is_all=False)
+
+    def _encode(self, parsed: _Parsed) -> TokenIds:
+        if isinstance(parsed, np.ndarray):
+            return parsed
+        if isinstance(parsed, str):
+            return self.tokenizer.encode(parsed, special=True)
+        return encode_chat(self._template, self._renderer.render, parsed, self.tokenizer, self._special_tokens())
 
     def _special_tokens(self) -> dict[str, str]:
         names = {"bos_token": self._manifest.bos_token_id}
@@ -73,11 +109,19 @@ class PromptEncoder:
         return {name: piece for name, piece in pieces.items() if piece is not None}
 
 
+def _texts(parsed: _Parsed) -> list[str]:
+    if isinstance(parsed, np.ndarray):
+        return []
+    return [parsed] if isinstance(parsed, str) else [message.content for message in parsed]
+
+
 def _messages(prompt: Prompt, system: str | None) -> list[Message]:
     if system is not None and not isinstance(system, str):
         raise UsageError(f"system is {system!r}; wanted a text")
     if isinstance(prompt, Mapping) or not isinstance(prompt, (str, Sequence)):
-        raise UsageError(f"the prompt has the type {type(prompt).__name__}; wanted a text or a list of messages")
+        raise UsageError(
+            f"the prompt has the type {type(prompt).__name__}; wanted a text, a list of messages or token ids"
+        )
     messages = [Message("user", prompt)] if isinstance(prompt, str) else [_message(each) for each in prompt]
     if unknown := [message.role for message in messages if message.role not in ROLES]:
         raise UsageError(f"a message has the role '{unknown[0]}'; known are {', '.join(ROLES)}")
@@ -86,7 +130,7 @@ def _messages(prompt: Prompt, system: str | None) -> list[Message]:
     return messages
 
 
-def _message(each: Message | Mapping[str, str]) -> Message:
+def _message(each: object) -> Message:
     if isinstance(each, Mapping):
         if not {"role", "content"} <= each.keys():
             raise UsageError(f"a message has the keys {sorted(each)}; wanted role and content")

@@ -199,11 +199,12 @@ def test_whole_suite_is_run_alike_with_make_and_without() -> None:
 
 def test_faults_are_all_there_and_so_are_their_tests() -> None:
     page = (ROOT / "docs" / "faults.md").read_text("utf-8")
-    rows = re.findall(r"^\| ([FB]\d+) \|.*\| (`.*`) \|$", page, re.MULTILINE)
-    numbers = {kind: sorted(int(name[1:]) for name, _ in rows if name[0] == kind) for kind in "FB"}
-    assert numbers == {"F": list(range(1, len(numbers["F"]) + 1)), "B": list(range(1, len(numbers["B"]) + 1))}
+    rows = re.findall(r"^\| ([FBS]\d+) \|.*\| (`.*`) \|$", page, re.MULTILINE)
+    numbers = {kind: sorted(int(name[1:]) for name, _ in rows if name[0] == kind) for kind in "FBS"}
+    assert numbers == {kind: list(range(1, len(found) + 1)) for kind, found in numbers.items()}
     assert len(numbers["F"]) >= 45
     assert len(numbers["B"]) >= 14
+    assert len(numbers["S"]) == 14
     named = [test.split("::") for _, tests in rows for test in re.findall(r"`(.+?)`", tests)]
     functions = {
         path.name: set(re.findall(r"^ *(?:def|class) (\w+)", path.read_text("utf-8"), re.MULTILINE))

@@ -13,11 +13,17 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROOMS = [
     "system", "config", "tokenization", "decoding", "policy", "memory", "profiling", "runtimes", "export",
-    "models", "loading", "drafters", "planning", "simulation", "engine", "evaluation", "training", "chat/markdown",
-    "chat", "cli",
+    "models", "loading", "drafters", "planning", "simulation", "engine", "evaluation", "training", "server",
+    "chat/markdown", "chat", "cli",
 ]  # fmt: skip
 FLAT = ("runtimes", "export")  # folders beside edgespec/, sub-packages by pyproject.toml
-HEAVY = {"onnxruntime": "runtimes", "onnx": "runtimes", "onnx_ir": "export"}
+HEAVY = {
+    "onnxruntime": "runtimes",
+    "onnx": "runtimes",
+    "onnx_ir": "export",
+    "uvicorn": "edgespec/server",
+    "starlette": "edgespec/server",
+}
 
 
 def modules(room: str) -> list[Path]:

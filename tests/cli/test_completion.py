@@ -62,6 +62,8 @@ def offered(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("chat --device c", sorted(name for name in device_names() if name[0] == "c")),
         ("help ch", ["chat"]),
         ("help models r", ["remove"]),
+        ("serve m", ["mine"]),
+        ("serve --ho", ["--host"]),
         ("completion ", ["bash", "fish", "zsh"]),
         ("nonsense --x", []),
     ],

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from edgespec.cli.main import main
 from edgespec.config.drafter_names import TARGET, TEXT
 from edgespec.engine.answers import AnswerStream, Chunk
 from edgespec.engine.conversation import Reply
+from edgespec.manifest import SuggestedSampling, read_manifest, write_manifest
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.system.command_line import quote
 from edgespec.types import Logits, TokenIds
@@ -74,6 +76,32 @@ def test_json_answer_is_the_documented_document(capsys: pytest.CaptureFixture[st
         "downgrades",
     }
     assert len(document["token_ids"]) == 9
+
+
+def test_model_sampling_is_that_of_the_models_files_but_for_what_is_stated(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    suggested = SuggestedSampling(temperature=0.9, top_k=20)
+    write_manifest(folder, replace(read_manifest(folder), sampling=suggested))
+    options = ["--prompt", "the", "--max-tokens", 20, "--drafter", "none", "--json", "--seed", 5]
+
+    def tokens(*more: object) -> list[int]:
+        code, out, err = run(capsys, "chat", folder, *options, *more)
+        assert (code, "sampling as tiny suggests: " in err) == (0, "--model-sampling" in more)
+        found: list[int] = json.loads(out)["token_ids"]
+        return found
+
+    assert tokens("--model-sampling") == tokens("--temperature", 0.9, "--top-k", 20) != tokens()
+    assert tokens("--model-sampling", "--temperature", 0) == tokens()
+    assert tokens("--model-sampling", "--top-k", 2) == tokens("--temperature", 0.9, "--top-k", 2)
+
+
+def test_a_model_that_suggests_no_sampling_is_said_to(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path
+) -> None:
+    code, _, err = run(capsys, "chat", tiny_model, "--prompt", "the", "--max-tokens", 2, "--model-sampling")
+    assert (code, "the files of tiny suggest no sampling" in err) == (0, True)
 
 
 def test_piped_text_is_the_prompt(

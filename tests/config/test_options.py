@@ -20,13 +20,15 @@ PARAMETERS = inspect.signature(edgespec.engine.load.load).parameters
 
 
 def test_options_have_the_parameters_and_defaults_of_load() -> None:
-    assert PARAMETERS.keys() - {*LOAD_PARAMETERS.values()} == {"model", "answer_cache", "report"}
+    assert PARAMETERS.keys() - {*LOAD_PARAMETERS.values()} == {"model", "answer_cache", "report", "progress"}
     assert {name: OPTIONS[name].default for name in LOAD_PARAMETERS} == {
         name: PARAMETERS[parameter].default for name, parameter in LOAD_PARAMETERS.items()
     }
 
 
-@pytest.mark.parametrize(("command", "num_given"), [("chat", 15), ("bench", 15), ("score --file f", 6)])
+@pytest.mark.parametrize(
+    ("command", "num_given"), [("chat", 15), ("bench", 15), ("serve", 15), ("score --file f", 6)]
+)
 def test_every_flag_of_a_command_reaches_load(
     command: str, num_given: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

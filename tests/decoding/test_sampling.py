@@ -38,6 +38,8 @@ def plainly(
     for token in set(tokens[num_prompt:].tolist()) if params.has_penalties else ():
         count = np.float32((tokens[num_prompt:] == token).sum())
         logits[token] -= np.float32(params.presence_penalty) + np.float32(params.frequency_penalty) * count
+    for token, bias in params.logit_bias.items():
+        logits[token : token + 1] += np.float32(bias)
     if params.is_greedy:
         return int(logits.argmax()), {int(logits.argmax()): 1.0}
     with np.errstate(over="ignore"):
@@ -80,6 +82,7 @@ SAMPLINGS = st.builds(
     repetition_penalty=st.sampled_from([1.0, 1.3]),
     presence_penalty=st.sampled_from([0.0, 0.5]),
     frequency_penalty=st.sampled_from([0.0, 0.1]),
+    logit_bias=st.sampled_from([{}, {3: 1.5, 60: -2, 10**6: 100}]),
     seed=st.integers(0, 2**64 - 1),
 )
 
@@ -205,10 +208,52 @@ def test_presence_and_frequency_penalties_cover_the_answer_alone() -> None:
     assert sample(logits, np.array([2, 0, 0], np.int32), num_prompt=1, frequency_penalty=0.06) == 1
 
 
+def test_a_bias_of_minus_100_bans_a_token_whatever_its_logit() -> None:
+    logits = np.array([5000.0, 0.0, -3.0], np.float32)
+    assert sample(logits, logit_bias={0: -99.9}) == 0
+    assert sample(logits, logit_bias={0: -100}) == 1
+    assert sample(logits, logit_bias={0: -100, 2: 100}) == 2
+    banned = GumbelSampler(SamplingParams(temperature=1.0, logit_bias={0: -100})).distribution(logits, TOKENS)
+    assert banned.probability(0) == 0.0
+
+
+def test_a_mask_sees_the_answer_alone_and_bans_what_it_does_not_allow() -> None:
+    seen = []
+
+    def mask(answer: np.ndarray) -> np.ndarray:
+        seen.append(answer.tolist())
+        return np.array([False, True, True, True])
+
+    logits = np.array([3.0, 2.0, 1.0], np.float32)  # a drafter's, which lacks the last token
+    assert GumbelSampler(SamplingParams(), num_prompt=3, mask=mask)(logits, TOKENS) == 1
+    assert seen == [[1, 5]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_nothing_may_follow_the_error_says_so(temperature: float) -> None:
+    with pytest.raises(UsageError, match="ban less"):
+        sample(np.ones(2, np.float32), temperature=temperature, logit_bias={0: -100, 1: -100})
+
+
+@pytest.mark.parametrize("bias", [{-1: 1.0}, {"a": 1.0}, {1: 101.0}, {1: float("nan")}, {1: None}, 5, {True: 1.0}])
+def test_biases_that_make_no_sense_are_refused(bias: object) -> None:
+    with pytest.raises(UsageError, match="logit_bias"):
+        SamplingParams(logit_bias=bias)  # type: ignore[arg-type]
+
+
+def test_params_keep_their_own_biases() -> None:
+    bias = {1: 2.0}
+    params = SamplingParams(logit_bias=bias)
+    bias[1] = 3.0
+    assert params.logit_bias == {1: 2.0}
+    assert hash(params) == hash(SamplingParams(logit_bias={1: 2.0}))
+
+
 def test_logits_are_left_as_they_were() -> None:
     logits = row(1)
     kept = logits.copy()
     sample(logits, temperature=0.7, top_k=9, top_p=0.8, repetition_penalty=1.3, presence_penalty=0.5)
+    sample(logits, logit_bias={1: -100, 2: 3.0})
     assert np.array_equal(logits, kept)
 
 

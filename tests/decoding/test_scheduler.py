@@ -12,6 +12,8 @@ from table_runs import (
     VOCAB,
     WildTrees,
     blocks,
+    masks,
+    none_twice_in_four,
     policy_of,
     sampling_params,
     target,
@@ -23,30 +25,41 @@ from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode
 from edgespec.errors import ContextOverflow
 from edgespec.policy.fixed import FixedLength
-from edgespec.types import Draft
+from edgespec.types import Draft, TokenMask
 
 
 @given(
     params=sampling_params,
+    mask=masks,
     kind=st.sampled_from(KINDS),
     length=st.one_of(st.integers(0, 9), st.none()),
     seed=st.integers(0, 2**32),
 )
 def test_any_drafter_gives_the_tokens_of_plain_decoding(
-    params: SamplingParams, kind: str, length: int | None, seed: int
+    params: SamplingParams, mask: TokenMask | None, kind: str, length: int | None, seed: int
 ) -> None:
-    sampler = GumbelSampler(params, len(PROMPT))
+    sampler = GumbelSampler(params, len(PROMPT), mask=mask)
     plain = tokens_of(blocks(Plain(), sampler, num_blocks=60))
     assert tokens_of(blocks(policy_of(kind, length, seed), sampler, num_blocks=60))[:60] == plain
 
 
 @settings(max_examples=30)
-@given(params=sampling_params, length=st.integers(1, 6), seed=st.integers(0, 2**32))
-def test_trees_give_the_tokens_of_plain_decoding(params: SamplingParams, length: int, seed: int) -> None:
-    sampler = GumbelSampler(params, len(PROMPT))
+@given(params=sampling_params, mask=masks, length=st.integers(1, 6), seed=st.integers(0, 2**32))
+def test_trees_give_the_tokens_of_plain_decoding(
+    params: SamplingParams, mask: TokenMask | None, length: int, seed: int
+) -> None:
+    sampler = GumbelSampler(params, len(PROMPT), mask=mask)
     plain = tokens_of(blocks(Plain(), sampler, num_blocks=60))
     found = blocks(FixedLength([WildTrees(seed)], length), sampler, num_blocks=60)
     assert tokens_of(found)[:60] == plain
+
+
+def test_masks_are_those_of_each_rows_own_prefix() -> None:
+    sampler = GumbelSampler(SamplingParams(temperature=1.0), len(PROMPT), mask=none_twice_in_four)
+    found = blocks(policy_of("perfect", 5), sampler)
+    assert {block.num_accepted for block in found} == {5}
+    tokens = tokens_of(found)
+    assert all(token not in tokens[max(0, i - 3) : i] for i, token in enumerate(tokens))
 
 
 def test_what_is_cut_off_a_tree_leaves_a_tree() -> None:

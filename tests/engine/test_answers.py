@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 from threading import Event, Timer
 from time import monotonic, sleep
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -156,6 +157,55 @@ def test_cancelling_from_another_thread_ends_an_answer_at_once(
     assert last.stats.num_emitted == len(made)
     assert last.stats.passes == len(last.timeline) == len(chunks) - 1
     assert made == whole[: len(made)]
+    assert engine.generate(PROMPT, sampling=HOT, max_tokens=20).token_ids == whole
+
+
+def test_a_timeout_ends_an_answer_with_what_was_written(
+    engine_of: EngineOf, stuck: StuckDecoder, whole: tuple[int, ...]
+) -> None:
+    engine = engine_of(stuck)
+    answer = engine.generate(PROMPT, sampling=HOT, max_tokens=20, timeout_s=0.2)
+    assert answer.finish_reason == "timeout"
+    assert answer.token_ids == whole[: len(answer.token_ids)] != whole
+    assert answer.stats.num_emitted == len(answer.token_ids)
+    stuck._num_left = None
+    in_time = engine.generate(PROMPT, sampling=HOT, max_tokens=20, timeout_s=1e6)
+    assert (in_time.token_ids, in_time.finish_reason) == (whole, "length")
+
+
+def test_a_timeout_ends_the_answer_of_a_task(engine_of: EngineOf, whole: tuple[int, ...]) -> None:
+    engine = engine_of(StuckDecoder(2))
+
+    async def read() -> list[Chunk]:
+        options: dict[str, Any] = {"sampling": HOT, "max_tokens": 20, "timeout_s": 0.2}
+        return [chunk async for chunk in engine.astream(PROMPT, **options)]
+
+    chunks = asyncio.run(read())
+    made = tuple(token for chunk in chunks for token in chunk.token_ids)
+    assert (chunks[-1].finish_reason, made) == ("timeout", whole[: len(made)])
+
+
+def test_a_timeout_counts_for_a_reader_that_rests(engine_of: EngineOf, whole: tuple[int, ...]) -> None:
+    with engine_of(StuckDecoder()).stream(PROMPT, sampling=HOT, max_tokens=20, timeout_s=0.3) as answer:
+        first = next(answer)
+        sleep(0.4)
+        (last,) = answer
+    assert last.finish_reason == "timeout"
+    assert first.token_ids == whole[: len(first.token_ids)]
+
+
+def test_an_answer_that_waits_for_others_ends_in_time(engine_of: EngineOf, whole: tuple[int, ...]) -> None:
+    decoder = StuckDecoder(1)
+    engine = engine_of(decoder)
+    other = engine.stream(PROMPT, sampling=HOT, max_tokens=20)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(list, other)
+        decoder.is_stuck.wait(LONGEST_S)
+        answer = engine.generate(PROMPT, sampling=HOT, max_tokens=20, timeout_s=0.1)
+        other.cancel()
+        chunks = reading.result(SOON_S)
+    assert (answer.finish_reason, answer.token_ids) == ("timeout", ())
+    assert chunks[-1].finish_reason == "cancelled"
     assert engine.generate(PROMPT, sampling=HOT, max_tokens=20).token_ids == whole
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from edgespec import Engine, SamplingParams
 from edgespec.drafters.answer_cache import AnswerCache
-from edgespec.engine.generation import Request
+from edgespec.engine.request import Request
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.run_ahead import RunAhead
 from edgespec.errors import Cancelled, EdgeSpecError

@@ -23,6 +23,7 @@ from edgespec.cli.main import main
 from edgespec.engine.engine import Engine
 from edgespec.engine.load import load
 from edgespec.errors import EdgeSpecError, IntegrityError, ManifestError, ModelError
+from edgespec.manifest import SuggestedSampling
 from edgespec.models.genai import read_genai
 from edgespec.runtimes import foreign
 from edgespec.signature import Signature
@@ -101,6 +102,17 @@ def test_chat_command_takes_the_folder(folder: Path, capsys: pytest.CaptureFixtu
     captured = capsys.readouterr()
     assert (code, len(json.loads(captured.out)["token_ids"])) == (0, 4)
     assert "not verified" in captured.err
+
+
+def test_the_search_settings_are_what_it_suggests_for_sampling(folder: Path) -> None:
+    assert read_genai(folder).sampling == SuggestedSampling(temperature=0.0, top_k=50)
+    stated = config(folder)
+    stated["search"] |= {"do_sample": True, "temperature": 0.6}
+    write_config(folder, stated)
+    assert read_genai(folder).sampling == SuggestedSampling(temperature=0.6, top_k=50)
+    write_config(folder, stated | {"search": {"top_p": 5}})
+    with pytest.raises(ManifestError, match="top_p is 5"):
+        read_genai(folder)
 
 
 def test_older_builders_put_the_template_elsewhere(folder: Path) -> None:

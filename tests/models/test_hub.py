@@ -26,6 +26,7 @@ from edgespec.models.fetch import fetch
 from edgespec.models.home import ModelHome
 from edgespec.models.hub import LocalSource, fetch_snapshot
 from edgespec.models.repository import HubId
+from edgespec.system.progress import LoadProgress
 
 pytestmark = pytest.mark.slow  # a module of many models or processes
 
@@ -79,7 +80,8 @@ def get(folder: Path, hub_id: HubId = TINY, said: list[str] | None = None, **set
 def test_only_what_a_model_needs_is_fetched_from_one_commit(
     hub: FakeHub, repository: str, folder_files: dict[str, bytes], tmp_path: Path
 ) -> None:
-    snapshot = get(tmp_path)
+    seen: list[LoadProgress] = []
+    snapshot = get(tmp_path, progress=seen.append)
     assert (snapshot.repository, snapshot.revision, snapshot.license) == ("org/tiny", repository, "apache-2.0")
     needed = {
         "config.json",
@@ -91,6 +93,10 @@ def test_only_what_a_model_needs_is_fetched_from_one_commit(
     }
     assert set(hub.fetched()) == {path.name for path in snapshot.path.iterdir()} == needed
     assert all((snapshot.path / name).read_bytes() == folder_files[name] for name in needed)
+    assert {(each.stage, each.name, each.total_bytes) for each in seen} == {
+        ("download", name, len(folder_files[name])) for name in needed
+    }
+    assert all({each.name: each.done_bytes for each in seen}[name] == len(folder_files[name]) for name in needed)
     assert all(repository in path for path, _ in hub.requests if "/resolve/" in path)
 
 

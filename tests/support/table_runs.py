@@ -110,6 +110,14 @@ def tokens_of(blocks: list[Block]) -> list[int]:
     return [int(token) for block in blocks for token in block.tokens]
 
 
+def none_twice_in_four(answer: TokenIds) -> np.ndarray:
+    """A mask that depends on the prefix: a token may not come again within four."""
+    allowed = np.ones(VOCAB, np.bool_)
+    allowed[answer[-3:]] = False
+    return allowed
+
+
+masks = st.sampled_from([None, none_twice_in_four])
 sampling_params = st.builds(
     SamplingParams,
     temperature=st.sampled_from([0.0, 0.3, 0.8, 1.5]),
@@ -119,5 +127,6 @@ sampling_params = st.builds(
     repetition_penalty=st.sampled_from([1.0, 1.3]),
     presence_penalty=st.sampled_from([0.0, 0.5]),
     frequency_penalty=st.sampled_from([0.0, 0.2]),
+    logit_bias=st.sampled_from([{}, {2: -100, 5: 1.5}]),
     seed=st.integers(0, 2**64 - 1),
 )

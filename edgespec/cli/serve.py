@@ -1,0 +1,98 @@
+"""The command that answers programs over HTTP, in the protocol of OpenAI's API."""
+
+import argparse
+import sys
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from edgespec.cli.arguments import add_model, add_options, load_engine, model_home, print_result
+from edgespec.config.drafter_names import parse
+from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.system.console import info
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+    from edgespec.server.model_names import ModelNames
+
+
+def add_serve(parser: argparse.ArgumentParser) -> None:
+    add_model(parser, is_optional=True)
+    add_options(parser)
+    parser.set_defaults(run=_serve)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    _require_server()
+    import asyncio
+
+    from edgespec.server.admission import Admission
+    from edgespec.server.answers import Services
+    from edgespec.server.app import make_app
+    from edgespec.server.drain import Drain
+    from edgespec.server.limits import Limits
+    from edgespec.server.metrics import Metrics
+    from edgespec.server.model_host import ModelHost
+    from edgespec.server.model_names import ModelNames
+    from edgespec.server.security import require_key_on_network
+    from edgespec.server.serving import make_server, open_socket, run_server, url_of
+
+    _require_sense(options)
+    require_key_on_network(options.host, options.api_key)
+    limits, names = Limits(num_tokens=options.max_tokens), ModelNames(model_home(), options.model)
+    with open_socket(options.host, options.port) as listening:
+        first = None if names.own_name is None else (names.own_name, load_engine(options))
+        host = ModelHost(
+            partial(_open_engine, options, names),
+            options.max_models,
+            options.idle_timeout or None,
+            _is_memory_short,
+        )
+        services = Services(names, host, Admission(limits.num_answers), Metrics(), Drain(limits.drain_s), limits)
+        url = url_of(listening)
+
+        def tell() -> None:
+            served = names.names()
+            print_result(options, {"url": url, "models": served}, url)
+            sys.stdout.flush()  # a program may wait for it
+            info(f"serving {', '.join(served) or 'no model: none is prepared'}; Ctrl-C ends the server")
+
+        app = make_app(services, options.host, options.api_key)
+        server = make_server(app, services.drain, limits, tell)
+        return asyncio.run(run_server(server, listening, services, first))
+
+
+def _require_server() -> None:
+    """Raises EdgeSpecError: The packages of the server are not installed."""
+    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise EdgeSpecError(
+            f"serve lacks the package {' and '.join(missing)}; install what it needs with: "
+            'pip install "edgespec[serve]"'
+        )
+
+
+def _require_sense(options: argparse.Namespace) -> None:
+    """Raises UsageError: A number is out of range."""
+    if not 0 <= options.port <= 65535:
+        raise UsageError(f"--port is {options.port}; wanted 0 to 65535")
+    if options.max_tokens is not None and options.max_tokens < 1:
+        raise UsageError(f"--max-tokens is {options.max_tokens}; wanted at least 1")
+    if options.max_models < 1:
+        raise UsageError(f"--max-models is {options.max_models}; wanted at least 1")
+    if not 0 <= options.idle_timeout < 1e9:
+        raise UsageError(f"--idle-timeout is {options.idle_timeout}; wanted seconds, or 0 to keep models")
+
+
+def _open_engine(options: argparse.Namespace, names: "ModelNames", name: str) -> "Engine":
+    """Load a model that a client named. It is prepared already, so nothing is downloaded for it."""
+    is_own = name == names.own_name
+    drafter = options.drafter if is_own or not parse(options.drafter).cascades else "auto"
+    return load_engine(options, model=names.source(name), drafter=drafter, offline=options.offline or not is_own)
+
+
+def _is_memory_short() -> bool:
+    from edgespec.memory.free_memory import free_memory
+
+    found = free_memory()
+    return found.free_bytes < found.reserve.floor_bytes

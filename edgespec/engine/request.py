@@ -1,0 +1,82 @@
+"""What is asked of an engine: its options as a caller gives them, and checked, with the prompt, as a request."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, TypedDict
+
+import numpy as np
+
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.drafting import Drafting
+from edgespec.errors import UsageError
+from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
+from edgespec.types import TokenIds, TokenMask, append
+
+
+class AnswerOptions(TypedDict, total=False):
+    """How to answer a prompt; Engine.stream explains each."""
+
+    system: str | None
+    sampling: SamplingParams | None
+    max_tokens: int | None
+    stop: str | Sequence[str] | None
+    raw: bool
+    prefill: str | Sequence[int] | TokenIds | None
+    drafting: Drafting | None
+    logprobs: int | None
+    banned: str | Sequence[str] | None
+    timeout_s: float | None
+
+
+class Request(NamedTuple):
+    """A prompt, and how to answer it.
+
+    prefill: The beginning of the answer, which is given, [num_tokens].
+    logprobs: Beside how many of the likeliest tokens to give each token's log-probability; None to give none.
+    mask: Which tokens may follow; None for all.
+    timeout_s: When to end the answer, in seconds from now; inf for never.
+    """
+
+    prompt: TokenIds  # [num_tokens]
+    sampling: SamplingParams
+    max_tokens: int
+    stop: Sequence[str] = ()
+    prefill: TokenIds = np.zeros(0, np.int32)
+    drafters: DraftChoice = ALL_DRAFTERS
+    logprobs: int | None = None
+    mask: TokenMask | None = None
+    timeout_s: float = math.inf
+
+    @property
+    def reads_logits(self) -> bool:
+        """Whether it takes more of a row than the likeliest token."""
+        return self.logprobs is not None or self.mask is not None
+
+    @property
+    def tokens(self) -> TokenIds:
+        """All that the model reads before it writes, [num_tokens]."""
+        return append(self.prompt, self.prefill)
+
+
+def check_texts(name: str, given: str | Sequence[str] | None) -> Sequence[str]:
+    """One or several texts as a sequence; raises UsageError: they are none."""
+    texts = [given] if isinstance(given, str) else given or ()
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"{name} is {given!r}; wanted one or several texts")
+    return texts
+
+
+def check_count(name: str, given: int | None, least: int) -> int | None:
+    """Raises UsageError: it is no whole number, or too small."""
+    if given is not None and (type(given) is not int or given < least):
+        raise UsageError(f"{name} is {given!r}; wanted a whole number from {least}")
+    return given
+
+
+def check_seconds(name: str, given: float | None) -> float:
+    """Seconds above 0, inf for None; raises UsageError: they are none."""
+    if given is None:
+        return math.inf
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not given > 0:
+        raise UsageError(f"{name} is {given!r}; wanted a number of seconds above 0")
+    return float(given)

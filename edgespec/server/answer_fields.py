@@ -1,0 +1,89 @@
+"""From the fields of a request to what an engine is asked: sampling, drafting, bounds."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.drafting import Drafting
+from edgespec.server.errors import ApiError
+from edgespec.server.limits import Limits
+from edgespec.server.protocol import Prediction, SamplingFields, SpeculationField, text_of
+
+_SEEDS = 1 << 64
+_SAMPLING = {each.name for each in fields(SamplingParams)}
+
+
+def sampling_of(asked: SamplingFields, default: SamplingParams, limits: Limits, index: int = 0) -> SamplingParams:
+    """How tokens of one of several answers are chosen; what a request leaves open is the default's.
+
+    Args:
+        index: Of the answer. Each has a seed of its own, also where the request gives one.
+
+    Raises:
+        ApiError: 400, logit_bias is no map of token ids, or too large.
+        UsageError: A value is out of range.
+    """
+    stated = {name: getattr(asked, name, None) for name in _SAMPLING - {"seed", "logit_bias"}}
+    if stated.get("top_k") == -1:  # as other servers say "all"
+        stated["top_k"] = 0
+    # Without a seed each answer is another one, as clients expect.
+    seed = secrets.randbits(53) if asked.seed is None else asked.seed
+    return replace(
+        default,
+        **{name: value for name, value in stated.items() if value is not None},
+        logit_bias=_bias(asked.logit_bias or {}, limits),
+        seed=(seed + index) % _SEEDS,
+    )
+
+
+def _bias(stated: dict[str, float], limits: Limits) -> dict[int, float]:
+    if len(stated) > limits.num_biases:
+        raise ApiError(
+            400, f"logit_bias has {len(stated)} tokens; wanted at most {limits.num_biases}", param="logit_bias"
+        )
+    for token, value in stated.items():
+        if not (token.isascii() and token.isdecimal() and len(token) < 10) or not -100 <= value <= 100:
+            raise ApiError(
+                400,
+                f"logit_bias has {token[:20]!r}: {value}; wanted token ids with numbers from -100 to 100",
+                param="logit_bias",
+            )
+    return {int(token): value for token, value in stated.items()}
+
+
+def drafting_of(
+    asked: SpeculationField | None, prediction: Prediction | None, open_drafters: Sequence[str]
+) -> Drafting | None:
+    """How an answer is drafted for; None for all that is open.
+
+    Raises:
+        ApiError: 400, speculation names a drafter that is not open, or a length of another kind.
+        UsageError: The length is out of range.
+    """
+    predicted = text_of(prediction.content, "prediction") if prediction else ""
+    asked = asked or SpeculationField()
+    if asked.off:
+        return Drafting(drafters=())
+    length = None if asked.length in (None, "auto") else asked.length
+    if isinstance(length, str):
+        raise ApiError(400, f"speculation.length is {length[:40]!r}; wanted auto or a number", param="speculation")
+    if not predicted and length is None and asked.drafter in (None, "auto"):
+        return None
+    return Drafting(drafters=_names(asked.drafter, open_drafters), draft_length=length, prediction=predicted)
+
+
+def _names(asked: str | None, open_drafters: Sequence[str]) -> Sequence[str] | None:
+    if asked in (None, "auto"):
+        return None
+    assert asked is not None
+    names = [] if asked == "none" else asked.split("+")
+    if unknown := [name for name in names if name not in open_drafters]:
+        there = ", ".join(["auto", "none", *open_drafters])
+        raise ApiError(
+            400,
+            f"speculation.drafter names '{unknown[0][:40]}', which is not open; there are: {there}. Others are "
+            "opened by edgespec serve --drafter",
+            param="speculation",
+        )
+    return names

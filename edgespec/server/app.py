@@ -1,0 +1,115 @@
+"""The ASGI application: which path is answered by which endpoint, and what every request passes first."""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgespec.errors import EdgeSpecError
+from edgespec.server import model_pages
+from edgespec.server.answers import Services
+from edgespec.server.chat_completions import chat_completions
+from edgespec.server.client import ClientGone
+from edgespec.server.completions import completions
+from edgespec.server.errors import ApiError, explain
+from edgespec.server.request_log import RequestLog, record_of
+from edgespec.server.responses import responses
+from edgespec.server.security import Security
+from edgespec.server.sse import error_response, log_failure
+
+Endpoint = Callable[[Services, Request], Awaitable[Response]]
+_GET: dict[str, Endpoint] = {
+    "/v1/models": model_pages.list_models,
+    "/v1/models/{model:path}": model_pages.show_model,
+    "/health": model_pages.health,
+    "/metrics": model_pages.metrics,
+}
+_POST: dict[str, Endpoint] = {
+    "/v1/chat/completions": chat_completions,
+    "/v1/completions": completions,
+    "/v1/responses": responses,
+    "/v1/embeddings": model_pages.embeddings,
+    "/tokenize": model_pages.tokenize,
+    "/detokenize": model_pages.detokenize,
+}
+
+
+def make_app(services: Services, host: str, key: str | None) -> Starlette:
+    """The application of a server at an address, which asks for a key if there is one."""
+    routes = [
+        Route(path, partial(endpoint, services), methods=[method])
+        for method, endpoints in (("GET", _GET), ("POST", _POST))
+        for path, endpoint in endpoints.items()
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[
+            Middleware(RequestLog, services.metrics),
+            Middleware(_Failures),
+            Middleware(Security, host, key),
+        ],
+        exception_handlers={
+            ApiError: _refuse,
+            EdgeSpecError: _refuse,
+            HTTPException: _no_such_page,
+            ClientGone: _forget,
+        },
+    )
+
+
+class _Failures:
+    """Middleware that answers where an endpoint failed at something that nobody foresaw.
+
+    Starlette would raise the error once more behind its answer. uvicorn then closes the connection, on which the
+    client may already have asked the next thing.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def note_begin(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note_begin)
+        except Exception as error:
+            log_failure(scope, error)
+            if has_begun:
+                raise
+            await error_response(explain(error))(scope, receive, send)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    told = explain(error)
+    record_of(request.scope).notes.append(told.code or told.kind)
+    if told.status >= 500:
+        log_failure(request.scope, error)
+    return error_response(told)
+
+
+async def _no_such_page(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = "does not take this method" if error.status_code == 405 else "is no address of this server"
+    told = ApiError(
+        error.status_code,
+        f"{request.scope['path'][:100]} {what}; there are {', '.join([*_GET, *_POST])}",
+        headers=dict(error.headers or {}),
+    )
+    return error_response(told)
+
+
+async def _forget(request: Request, error: Exception) -> Response:
+    """Nobody reads this."""
+    record_of(request.scope).notes.append("client gone")
+    return Response(status_code=499)

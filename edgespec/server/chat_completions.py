@@ -1,0 +1,172 @@
+"""POST /v1/chat/completions"""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from edgespec.engine.answers import Chunk, Completion
+from edgespec.engine.engine import Engine
+from edgespec.server.answer_fields import drafting_of, sampling_of
+from edgespec.server.answers import Answers, Plan, Services, open_answers
+from edgespec.server.client import read_body, run_for_client, run_until_closing
+from edgespec.server.engine_adapter import AnswerRequest, default_sampling, fingerprint
+from edgespec.server.errors import ApiError
+from edgespec.server.identity import Identity, new_identity
+from edgespec.server.limits import Limits
+from edgespec.server.logprobs import TokenWords, chat_logprobs
+from edgespec.server.protocol import (
+    ChatMessage,
+    ChatRequest,
+    answer_length,
+    parse,
+    require_no_forced_tool,
+    require_text_format,
+    stop_strings,
+    text_of,
+    within,
+)
+from edgespec.server.request_log import Record, record_of
+from edgespec.server.sse import DONE, EventStream, event
+from edgespec.tokenization.chat_template import Message
+
+_ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
+_REASONS = {"stop": "stop"}  # of the end of an answer; any other is "length"
+
+
+async def chat_completions(services: Services, request: Request) -> Response:
+    asked = parse(ChatRequest, await read_body(request, services.limits))
+    plan, record = plan_of(asked, services.limits), record_of(request.scope)
+    identity = new_identity("chatcmpl")
+    if asked.stream:
+        events = _events(services, plan, record, asked, identity)
+        return EventStream(events, services.limits, services.drain.is_closing)
+    work = run_until_closing(services.drain.is_closing, _document(services, plan, record, asked, identity))
+    return JSONResponse(await run_for_client(request.receive, work))
+
+
+def plan_of(asked: ChatRequest, limits: Limits) -> Plan:
+    """The answers that a request asks for. Raises ApiError: 400, it asks for what cannot be."""
+    num_answers = within("n", asked.n, 1, limits.num_choices) or 1
+    top = within("top_logprobs", asked.top_logprobs, 0, limits.num_top_logprobs)
+    if top is not None and not asked.logprobs:
+        raise ApiError(400, "top_logprobs is given without logprobs; set logprobs to true", param="top_logprobs")
+    require_text_format(asked.response_format, "response_format")
+    require_no_forced_tool(asked.tool_choice)
+    messages, prefill = conversation_of(asked.messages)
+    max_tokens = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
+    max_tokens = answer_length("max_tokens", max_tokens, limits)
+    stop = stop_strings(asked.stop, limits)
+
+    def requests(engine: Engine) -> Sequence[AnswerRequest]:
+        drafting = drafting_of(asked.speculation, asked.prediction, engine.open_drafters)
+        return [
+            AnswerRequest(
+                prompt=messages,
+                sampling=sampling_of(asked, default_sampling(engine), limits, i),
+                max_tokens=max_tokens,
+                stop=stop,
+                prefill=prefill,
+                num_top_logprobs=(top or 0) if asked.logprobs else None,
+                drafting=drafting,
+            )
+            for i in range(num_answers)
+        ]
+
+    return Plan(model=asked.model, num_answers=num_answers, requests=requests)
+
+
+def conversation_of(stated: Sequence[ChatMessage]) -> tuple[list[Message], str]:
+    """The messages of a conversation, and the beginning of the answer: a last message of the assistant.
+
+    Raises ApiError: 400, there is none, or one has a role or a part that models here cannot read.
+    """
+    messages = []
+    for i, each in enumerate(stated):
+        if (role := _ROLES.get(each.role)) is None:
+            raise ApiError(
+                400,
+                f"messages[{i}] has the role '{each.role[:40]}'; models here know {', '.join(_ROLES)}",
+                param="messages",
+            )
+        messages.append(Message(role, text_of(each.content, "messages")))
+    prefill = messages.pop().content if messages and messages[-1].role == "assistant" else ""
+    if not messages:
+        raise ApiError(400, "messages has nothing to answer; give a message of the user", param="messages")
+    return messages, prefill
+
+
+async def _document(
+    services: Services, plan: Plan, record: Record, asked: ChatRequest, identity: Identity
+) -> dict[str, Any]:
+    async with open_answers(services, plan, record) as answers:
+        words = _words(answers) if asked.logprobs else None
+        choices = [_choice(i, each, words) for i, each in enumerate(await answers.complete())]
+        return {
+            **_head(identity, answers, "chat.completion"),
+            "choices": choices,
+            "usage": answers.usage(),
+        }
+
+
+def _choice(index: int, answer: Completion, words: TokenWords | None) -> dict[str, Any]:
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": answer.text, "refusal": None},
+        "logprobs": chat_logprobs(answer.logprobs, words) if words else None,
+        "finish_reason": _REASONS.get(answer.finish_reason, "length"),
+    }
+
+
+async def _events(
+    services: Services, plan: Plan, record: Record, asked: ChatRequest, identity: Identity
+) -> AsyncGenerator[bytes, None]:
+    async with open_answers(services, plan, record) as answers:
+        head = _head(identity, answers, "chat.completion.chunk")
+        words = _words(answers) if asked.logprobs else None
+        has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        nothing = {"usage": None} if has_usage else {}
+        chunks = answers.chunks()
+        try:
+            for i in range(plan.num_answers):
+                yield event({**head, "choices": [_delta(i, {"role": "assistant", "content": ""})], **nothing})
+            async for i, chunk in chunks:
+                for choice in _deltas(i, chunk, words):
+                    yield event({**head, "choices": [choice], **nothing})
+        finally:
+            await chunks.aclose()
+        if has_usage:
+            yield event({**head, "choices": [], "usage": answers.usage()})
+        yield DONE
+
+
+def _deltas(index: int, chunk: Chunk, words: TokenWords | None) -> list[dict[str, Any]]:
+    """What a chunk adds to a choice; its end is by itself, as some clients read no text beside it."""
+    logprobs = chat_logprobs(chunk.logprobs, words) if words and chunk.logprobs else None
+    found = []
+    if chunk.text or logprobs:
+        found.append(_delta(index, {"content": chunk.text}, logprobs))
+    if chunk.finish_reason:
+        found.append(_delta(index, {}, None, _REASONS.get(chunk.finish_reason, "length")))
+    return found
+
+
+def _delta(
+    index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None, reason: str | None = None
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _head(identity: Identity, answers: Answers, kind: str) -> dict[str, Any]:
+    return {
+        "id": identity.id,
+        "object": kind,
+        "created": identity.created,
+        "model": answers.model.name,
+        "system_fingerprint": fingerprint(answers.model.engine),
+    }
+
+
+def _words(answers: Answers) -> TokenWords:
+    return TokenWords(answers.model.spellings, answers.model.engine.tokenizer)

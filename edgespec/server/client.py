@@ -1,0 +1,95 @@
+"""The other end of a request: it may leave at any moment, read slowly, or send its body slowly."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.types import Receive
+
+from edgespec.server.errors import ApiError, closing
+from edgespec.server.limits import Limits
+
+T = TypeVar("T")
+
+
+class ClientGone(Exception):
+    """The client has closed its connection, or does not read what it is sent."""
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """The body of a request in JSON.
+
+    Raises:
+        ApiError: 415, 413 or 408; it is of another type, too large, or does not come.
+        ClientGone: The client left while it sent.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ApiError(415, "the content type must be application/json")
+    stated = request.headers.get("content-length", "0")
+    if not (stated.isascii() and stated.isdecimal()) or int(stated) > limits.body_bytes:
+        raise _too_large(limits)
+    try:
+        async with asyncio.timeout(limits.body_s):
+            return await _read_at_most(limits, request)
+    except TimeoutError:
+        raise ApiError(
+            408,
+            f"the body did not come within {limits.body_s:g} s",
+            code="timeout",
+            headers={"Connection": "close"},
+        ) from None
+
+
+async def _read_at_most(limits: Limits, request: Request) -> bytes:
+    body = bytearray()
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        body += message.get("body", b"")
+        if len(body) > limits.body_bytes:
+            raise _too_large(limits)
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _too_large(limits: Limits) -> ApiError:
+    return ApiError(
+        413, f"the body is larger than {limits.body_bytes >> 20} MiB; shorten it", headers={"Connection": "close"}
+    )
+
+
+async def run_for_client(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of work, which is cancelled when the client leaves.
+
+    Args:
+        receive: Of a request whose body was read.
+
+    Raises ClientGone: The client left.
+    """
+    return await _run_until(_until_gone(receive), work, ClientGone())
+
+
+async def run_until_closing(is_closing: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """The result of work, which is cancelled when the server closes; raises ApiError: 503, it does."""
+    return await _run_until(is_closing.wait(), work, closing())
+
+
+async def _run_until(end: Coroutine[Any, Any, Any], work: Coroutine[Any, Any, T], error: Exception) -> T:
+    """The result of work; raises the error if the end comes first."""
+    working, ending = asyncio.ensure_future(work), asyncio.ensure_future(end)
+    try:
+        await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise error
+    finally:
+        for task in (working, ending):
+            task.cancel()
+        await asyncio.gather(working, ending, return_exceptions=True)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

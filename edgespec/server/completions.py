@@ -1,0 +1,162 @@
+"""POST /v1/completions: texts or token ids that the model continues as they are."""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from edgespec.engine.answers import Chunk
+from edgespec.engine.engine import Engine
+from edgespec.server.answer_fields import drafting_of, sampling_of
+from edgespec.server.answers import Answers, Plan, Services, open_answers
+from edgespec.server.client import read_body, run_for_client, run_until_closing
+from edgespec.server.engine_adapter import AnswerRequest, default_sampling, fingerprint
+from edgespec.server.errors import ApiError
+from edgespec.server.identity import Identity, new_identity
+from edgespec.server.limits import Limits
+from edgespec.server.logprobs import TokenWords, completion_logprobs
+from edgespec.server.protocol import CompletionRequest, answer_length, parse, stop_strings, within
+from edgespec.server.request_log import Record, record_of
+from edgespec.server.sse import DONE, EventStream, event
+
+_MAX_TOKENS = 16  # where a request does not say, as the API has it
+Text = str | list[int]
+
+
+async def completions(services: Services, request: Request) -> Response:
+    asked = parse(CompletionRequest, await read_body(request, services.limits))
+    plan, record = plan_of(asked, services.limits), record_of(request.scope)
+    identity = new_identity("cmpl")
+    if asked.stream:
+        events = _events(services, plan, record, asked, identity)
+        return EventStream(events, services.limits, services.drain.is_closing)
+    work = run_until_closing(services.drain.is_closing, _document(services, plan, record, asked, identity))
+    return JSONResponse(await run_for_client(request.receive, work))
+
+
+def plan_of(asked: CompletionRequest, limits: Limits) -> Plan:
+    """The answers that a request asks for. Raises ApiError: 400, it asks for what cannot be."""
+    prompts = prompts_of(asked.prompt)
+    num_each = within("n", asked.n, 1, limits.num_choices) or 1
+    num_answers = num_each * len(prompts)
+    within("prompt", num_answers, 1, limits.num_choices)
+    top = within("logprobs", asked.logprobs, 0, limits.num_top_logprobs)
+    if asked.suffix:
+        raise ApiError(400, "suffix is given, and models here only write at the end; leave it out", param="suffix")
+    if asked.best_of is not None and asked.best_of > num_each:
+        raise ApiError(400, f"best_of is {asked.best_of}; wanted at most n, {num_each}", param="best_of")
+    if asked.echo and top is not None:
+        raise ApiError(400, "echo and logprobs go together in no model here; leave out one of them", param="echo")
+    stated = _MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
+    max_tokens = answer_length("max_tokens", stated, limits)
+    stop = stop_strings(asked.stop, limits)
+
+    def requests(engine: Engine) -> Sequence[AnswerRequest]:
+        drafting = drafting_of(asked.speculation, asked.prediction, engine.open_drafters)
+        return [
+            AnswerRequest(
+                prompt=prompt,
+                sampling=sampling_of(asked, default_sampling(engine), limits, i),
+                max_tokens=max_tokens,
+                stop=stop,
+                raw=isinstance(prompt, str),
+                num_top_logprobs=top,
+                drafting=drafting,
+            )
+            for prompt in prompts
+            for i in range(num_each)
+        ]
+
+    return Plan(model=asked.model, num_answers=num_answers, requests=requests, num_prompts=len(prompts))
+
+
+def prompts_of(stated: str | list[Any]) -> list[Text]:
+    """One or several prompts, each a text or token ids. Raises ApiError: 400, it is none of these."""
+    several = [stated] if isinstance(stated, str) or all(type(each) is int for each in stated) else stated
+    for each in several:
+        is_ids = isinstance(each, list) and all(type(token) is int for token in each)
+        if not each or not (isinstance(each, str) or is_ids):
+            raise ApiError(
+                400, "prompt is empty or mixed; wanted a text, token ids, or a list of either", param="prompt"
+            )
+    if not several:
+        raise ApiError(400, "prompt is empty; give at least one token", param="prompt")
+    return several
+
+
+async def _document(
+    services: Services, plan: Plan, record: Record, asked: CompletionRequest, identity: Identity
+) -> dict[str, Any]:
+    async with open_answers(services, plan, record) as answers:
+        words = _words(answers) if asked.logprobs is not None else None
+        choices = [
+            {
+                "index": i,
+                "text": _echoed(answers, i, asked) + answer.text,
+                "logprobs": completion_logprobs(answer.logprobs, words) if words else None,
+                "finish_reason": "stop" if answer.finish_reason == "stop" else "length",
+            }
+            for i, answer in enumerate(await answers.complete())
+        ]
+        return {**_head(identity, answers), "choices": choices, "usage": answers.usage()}
+
+
+async def _events(
+    services: Services, plan: Plan, record: Record, asked: CompletionRequest, identity: Identity
+) -> AsyncGenerator[bytes, None]:
+    async with open_answers(services, plan, record) as answers:
+        head = _head(identity, answers)
+        words = _words(answers) if asked.logprobs is not None else None
+        has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        nothing = {"usage": None} if has_usage else {}
+        offsets = [0] * plan.num_answers
+        chunks = answers.chunks()
+        try:
+            for i in range(plan.num_answers):
+                if echoed := _echoed(answers, i, asked):
+                    yield event({**head, "choices": [_choice(i, echoed)], **nothing})
+            async for i, chunk in chunks:
+                if chunk.text or chunk.finish_reason or (words and chunk.logprobs):
+                    yield event({**head, "choices": [_part(i, chunk, words, offsets)], **nothing})
+        finally:
+            await chunks.aclose()
+        if has_usage:
+            yield event({**head, "choices": [], "usage": answers.usage()})
+        yield DONE
+
+
+def _part(index: int, chunk: Chunk, words: TokenWords | None, offsets: list[int]) -> dict[str, Any]:
+    """What a chunk adds to a choice; offsets are where the text of each choice has come to."""
+    logprobs = completion_logprobs(chunk.logprobs, words, offsets[index]) if words and chunk.logprobs else None
+    offsets[index] += len(chunk.text)
+    reason = chunk.finish_reason and ("stop" if chunk.finish_reason == "stop" else "length")
+    return _choice(index, chunk.text, logprobs, reason)
+
+
+def _choice(
+    index: int, text: str, logprobs: dict[str, Any] | None = None, reason: str | None = None
+) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _echoed(answers: Answers, index: int, asked: CompletionRequest) -> str:
+    """The prompt, where a request wants it before the answer."""
+    if not asked.echo:
+        return ""
+    prompt = answers.requests[index].prompt
+    return prompt if isinstance(prompt, str) else answers.model.engine.detokenize(prompt)  # type: ignore[arg-type]
+
+
+def _head(identity: Identity, answers: Answers) -> dict[str, Any]:
+    return {
+        "id": identity.id,
+        "object": "text_completion",
+        "created": identity.created,
+        "model": answers.model.name,
+        "system_fingerprint": fingerprint(answers.model.engine),
+    }
+
+
+def _words(answers: Answers) -> TokenWords:
+    return TokenWords(answers.model.spellings, answers.model.engine.tokenizer)

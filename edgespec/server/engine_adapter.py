@@ -1,0 +1,67 @@
+"""The one place where the server talks to an engine: from a request to the chunks of its answer."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.answers import Chunk, chunks_of
+from edgespec.engine.drafting import Drafting
+from edgespec.engine.engine import Engine
+from edgespec.tokenization.prompt_encoder import Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRequest:
+    """An answer that is asked for.
+
+    raw: The prompt is continued as it is, without the chat template.
+    prefill: The beginning of the answer, which the model continues.
+    num_top_logprobs: Likeliest tokens to give beside each token; None for no log-probabilities.
+    """
+
+    prompt: Prompt
+    sampling: SamplingParams
+    max_tokens: int | None = None
+    stop: Sequence[str] = ()
+    raw: bool = False
+    prefill: str = ""
+    num_top_logprobs: int | None = None
+    drafting: Drafting | None = None
+
+
+class OpenAnswer(NamedTuple):
+    """An answer that is ready to be made: nothing is before its first chunk is asked for."""
+
+    prompt_tokens: int
+    chunks: AsyncGenerator[Chunk, None]
+
+
+async def open_answer(engine: Engine, request: AnswerRequest) -> OpenAnswer:
+    """Encode and check a request, while other tasks run; raises what Engine.stream raises."""
+    stream = await asyncio.to_thread(
+        engine.stream,
+        request.prompt,
+        sampling=request.sampling,
+        max_tokens=request.max_tokens,
+        stop=request.stop,
+        raw=request.raw,
+        prefill=request.prefill,
+        logprobs=request.num_top_logprobs,
+        drafting=request.drafting,
+    )
+    return OpenAnswer(stream.prompt_tokens, chunks_of(lambda: stream))
+
+
+def default_sampling(engine: Engine) -> SamplingParams:
+    """How tokens are chosen where a request does not say: as the model's own settings have it, else greedily."""
+    return engine.model_sampling or SamplingParams()
+
+
+def fingerprint(engine: Engine) -> str:
+    """A name of all that decides the text of a seed: the model's weights, and its device."""
+    manifest = engine.manifest
+    weights = manifest.files.get(manifest.weights)
+    key = weights.sha256 if weights else manifest.vocab_sha256
+    return f"{key[:12]}-{engine.device_names[0]}"

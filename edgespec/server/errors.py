@@ -1,0 +1,66 @@
+"""Refusals and failures as clients read them: an HTTP status, and a body in the shape of OpenAI's API.
+
+{"error": {"message": …, "type": …, "param": …, "code": …}}
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgespec.errors import ContextOverflow, EdgeSpecError, MemoryExhausted, UsageError
+
+_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_CODES = {413: "too_large", 415: "unsupported_media_type", 429: "queue_full"}
+RETRY_S = 5  # when a client may ask again where nobody can say
+
+
+class ApiError(Exception):
+    """A request that is not answered.
+
+    param: The field of the request that is wrong.
+    code: A word for programs.
+    headers: Further headers of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code or _CODES.get(status)
+        self.headers = dict(headers or {})
+
+    @property
+    def kind(self) -> str:
+        return _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+    def body(self) -> dict[str, Any]:
+        error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+def explain(error: Exception) -> ApiError:
+    """What a client is told of an error; of one that nobody foresaw, no more than that there was one."""
+    match error:
+        case ApiError():
+            return error
+        case ContextOverflow():
+            return ApiError(400, str(error), param="messages", code="context_length_exceeded")
+        case UsageError():
+            return ApiError(400, str(error))
+        case MemoryExhausted():
+            return ApiError(503, str(error), code="out_of_memory", headers={"Retry-After": str(RETRY_S)})
+        case EdgeSpecError():
+            return ApiError(500, str(error), code="engine_error")
+    return ApiError(500, "the server failed at this request; its log says more", code="internal_error")
+
+
+def closing() -> ApiError:
+    """What is told to clients whose answers a shutdown cuts short."""
+    return ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})

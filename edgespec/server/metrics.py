@@ -1,0 +1,112 @@
+"""What the server has done since it started, as Prometheus reads it. One thread, that of the event loop."""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from edgespec import __version__
+from edgespec.engine.stats import Stats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(slots=True)
+class _Histogram:
+    """Seconds, counted in buckets."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS_S) + 1))
+    total_s: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(_BUCKETS_S, seconds)] += 1
+        self.total_s += seconds
+
+    def samples(self, name: str, labels: Labels) -> Iterator[str]:
+        running = 0
+        for bound, count in zip((*map(str, _BUCKETS_S), "+Inf"), self.counts, strict=True):
+            running += count
+            yield _sample(f"{name}_bucket", (*labels, ("le", bound)), running)
+        yield _sample(f"{name}_sum", labels, self.total_s)
+        yield _sample(f"{name}_count", labels, running)
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Counters of requests, tokens and drafts."""
+
+    _requests: Counter[Labels] = field(default_factory=Counter)
+    _durations: dict[Labels, _Histogram] = field(default_factory=dict)
+    _first_tokens: dict[Labels, _Histogram] = field(default_factory=dict)
+    _tokens: dict[str, Counter[Labels]] = field(default_factory=dict)
+
+    def count_request(self, path: str, status: int, taken_s: float) -> None:
+        self._requests[("path", path), ("status", str(status))] += 1
+        self._durations.setdefault((("path", path),), _Histogram()).add(taken_s)
+
+    def count_answer(self, model: str, prompt_tokens: int, stats: Stats) -> None:
+        """Count an answer that has ended."""
+        labels = (("model", model),)
+        self._count("prompt_tokens", labels, prompt_tokens)
+        self._count("completion_tokens", labels, stats.num_emitted)
+        self._count("passes", labels, stats.passes)
+        for drafter, counts in stats.sources.items():
+            if counts["drafted"]:
+                drafted = (*labels, ("drafter", drafter))
+                self._count("spec_draft_tokens", drafted, counts["drafted"])
+                self._count("spec_accepted_tokens", drafted, counts["accepted"])
+        if stats.time_to_first_token_s is not None:
+            self._first_tokens.setdefault(labels, _Histogram()).add(stats.time_to_first_token_s)
+
+    def text(self, gauges: Iterable[tuple[str, str, float]]) -> str:
+        """All figures in Prometheus' text format; gauges are names, explanations and values of this moment."""
+        return "\n".join(self._lines(gauges)) + "\n"
+
+    def _count(self, name: str, labels: Labels, number: int) -> None:
+        self._tokens.setdefault(name, Counter())[labels] += number
+
+    def _lines(self, gauges: Iterable[tuple[str, str, float]]) -> Iterator[str]:
+        yield from _head("edgespec_info", "gauge", "The version of edgespec.")
+        yield _sample("edgespec_info", (("version", __version__),), 1)
+        for name, what, value in gauges:
+            yield from _head(f"edgespec_{name}", "gauge", what)
+            yield _sample(f"edgespec_{name}", (), value)
+        yield from _head("edgespec_requests_total", "counter", "HTTP requests that have ended.")
+        yield from (_sample("edgespec_requests_total", *each) for each in sorted(self._requests.items()))
+        for name, what in _COUNTED.items():
+            yield from _head(f"edgespec_{name}_total", "counter", what)
+            counted = sorted(self._tokens.get(name, Counter()).items())
+            yield from (_sample(f"edgespec_{name}_total", *each) for each in counted)
+        yield from _head("edgespec_request_seconds", "histogram", "Time of HTTP requests.")
+        for labels, durations in sorted(self._durations.items()):
+            yield from durations.samples("edgespec_request_seconds", labels)
+        yield from _head(
+            "edgespec_first_token_seconds", "histogram", "Time of first passes, which read the prompt."
+        )
+        for labels, durations in sorted(self._first_tokens.items()):
+            yield from durations.samples("edgespec_first_token_seconds", labels)
+
+
+_COUNTED = {
+    "prompt_tokens": "Tokens of prompts.",
+    "completion_tokens": "Tokens of answers.",
+    "passes": "Passes of targets.",
+    "spec_draft_tokens": "Drafted tokens that a pass checked, by drafter.",
+    "spec_accepted_tokens": "Drafted tokens that were accepted, by drafter.",
+}
+
+
+def _head(name: str, kind: str, what: str) -> tuple[str, str]:
+    return f"# HELP {name} {what}", f"# TYPE {name} {kind}"
+
+
+def _sample(name: str, labels: Labels, value: float) -> str:
+    inside = ",".join(f'{key}="{_escape(text)}"' for key, text in labels)
+    return f"{name}{{{inside}}} {value}" if inside else f"{name} {value}"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,126 @@
+"""The models that clients may name: those that are prepared in the model home, and the one of the command line."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import EdgeSpecError
+from edgespec.loading.head_target import require_whole_model
+from edgespec.loading.open_model import read_any_manifest
+from edgespec.manifest import Manifest
+from edgespec.models.catalog import CATALOG
+from edgespec.models.home import ModelHome
+from edgespec.models.pair import TARGET, read_pair
+from edgespec.server.errors import ApiError
+
+_NAME_LENGTH = 200  # characters of a name that is repeated in a message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model by the name that clients use, and what they may know of it before it is loaded."""
+
+    name: str
+    manifest: Manifest
+    created: int  # seconds of the epoch
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "edgespec",
+            "context_length": self.manifest.context_length,
+            "architecture": self.manifest.architecture,
+            "precision": self.manifest.precision,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNames:
+    """Which names there are, and what load() is to be given for each.
+
+    A client's name is only ever compared with names that are known: it is no path, no address and no hub id.
+
+    own: The model of the command line, as the user wrote it.
+    """
+
+    home: ModelHome
+    own: str | None = None
+
+    @property
+    def own_name(self) -> str | None:
+        """The name by which clients know the model of the command line."""
+        return None if self.own is None else self.own if self.own in CATALOG else Path(self.own).name
+
+    def names(self) -> list[str]:
+        """All names, that of the command line first."""
+        others = [model.name for model in self.models() if model.name != self.own_name]
+        return [*([self.own_name] if self.own_name else []), *others]
+
+    def models(self) -> Iterator[ServedModel]:
+        """The models that can answer: that of the command line, then those of the home, sorted.
+
+        Folders that cannot be read are left out, and so is the model of the command line until it is prepared.
+        """
+        own = self._own_folder()
+        if own is not None and self.own_name is not None:
+            yield from _read(self.own_name, own)
+        folders = sorted(self.home.models.iterdir()) if self.home.models.is_dir() else []
+        for folder in folders:
+            if folder != own and folder.name != self.own_name and folder.name[0] != "." and folder.is_dir():
+                yield from _read(folder.name, folder)
+
+    def require(self, asked: str | None) -> str:
+        """The name of a model that is served; without one, that of the command line or the only one.
+
+        Raises ApiError: 404, there is no such model, with similar names; 400, none is named among several.
+        """
+        names = self.names()
+        if asked in names:
+            return str(asked)
+        if not asked:
+            if self.own_name or len(names) == 1:
+                return names[0]
+            raise ApiError(400, f"no model is named; there are: {', '.join(names) or 'none'}", param="model")
+        near = get_close_matches(asked[:_NAME_LENGTH], names, n=3, cutoff=0.4)
+        meant = f"did you mean {' or '.join(near)}? " if near else ""
+        raise ApiError(
+            404,
+            f"no model '{asked[:_NAME_LENGTH]}' is prepared here; {meant}GET /v1/models lists the names, and "
+            "edgespec models pull prepares others",
+            param="model",
+            code="model_not_found",
+        )
+
+    def source(self, name: str) -> str:
+        """What load() is to be given for a name."""
+        if name == self.own_name and self.own is not None:
+            return self.own
+        # The catalogue also knows a drafter. Otherwise the folder itself, whatever lies in the working directory.
+        return name if name in CATALOG else str(self.home.models / name)
+
+    def _own_folder(self) -> Path | None:
+        """The folder of the model of the command line; None until it is prepared for the CPU."""
+        try:
+            return None if self.own is None else self.home.find(self.own)
+        except EdgeSpecError:
+            return None
+
+
+def _read(name: str, folder: Path) -> Iterator[ServedModel]:
+    """The model of a folder, if it can answer."""
+    try:
+        manifest = read_any_manifest(_target_of(folder), lambda line: None)
+        require_whole_model(manifest, name)
+        yield ServedModel(name=name, manifest=manifest, created=int(folder.stat().st_mtime))
+    except (EdgeSpecError, OSError):
+        return
+
+
+def _target_of(folder: Path) -> Path:
+    """The folder of the model that answers: of a pair its target."""
+    pair = read_pair(folder)
+    return folder if pair is None else pair.part(TARGET) or folder

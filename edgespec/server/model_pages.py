@@ -1,0 +1,105 @@
+"""What needs no answer: models, embeddings (refused), texts to tokens and back, health and metrics."""
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from edgespec.engine.engine import Engine
+from edgespec.server.answers import Services
+from edgespec.server.chat_completions import conversation_of
+from edgespec.server.client import read_body, run_for_client
+from edgespec.server.errors import ApiError
+from edgespec.server.logprobs import TokenWords
+from edgespec.server.metrics import CONTENT_TYPE
+from edgespec.server.model_host import HostedModel
+from edgespec.server.protocol import DetokenizeRequest, EmbeddingsRequest, TokenizeRequest, parse
+from edgespec.server.request_log import record_of
+
+
+async def list_models(services: Services, request: Request) -> Response:
+    return JSONResponse({"object": "list", "data": await asyncio.to_thread(_documents, services)})
+
+
+async def show_model(services: Services, request: Request) -> Response:
+    name = await asyncio.to_thread(services.names.require, request.path_params["model"])
+    documents = await asyncio.to_thread(_documents, services)
+    return JSONResponse(next(each for each in documents if each["id"] == name))
+
+
+def _documents(services: Services) -> list[dict[str, Any]]:
+    """The served models, that of the command line first; those that are loaded say so."""
+    names, loaded = services.names, set(services.host.loaded)
+    found = {model.name: model.document() for model in names.models()}
+    own = {"id": names.own_name, "object": "model", "created": 0, "owned_by": "edgespec"}
+    if names.own_name is not None:
+        found = {names.own_name: own, **found}
+    return [{**document, "is_loaded": name in loaded} for name, document in found.items()]
+
+
+async def embeddings(services: Services, request: Request) -> Response:
+    asked = parse(EmbeddingsRequest, await read_body(request, services.limits))
+    name = await asyncio.to_thread(services.names.require, asked.model)
+    raise ApiError(
+        400,
+        f"{name} writes text; a vector of a text needs a model that was trained for embeddings, and edgespec runs "
+        "none yet: use another program for them",
+        param="model",
+        code="embeddings_not_supported",
+    )
+
+
+async def tokenize(services: Services, request: Request) -> Response:
+    asked = parse(TokenizeRequest, await read_body(request, services.limits))
+    return JSONResponse(await _with_model(services, request, asked.model, lambda model: _tokens(model, asked)))
+
+
+async def detokenize(services: Services, request: Request) -> Response:
+    asked = parse(DetokenizeRequest, await read_body(request, services.limits))
+
+    def text(model: HostedModel) -> dict[str, Any]:
+        return {"content": model.engine.detokenize(asked.tokens)}
+
+    return JSONResponse(await _with_model(services, request, asked.model, text))
+
+
+async def _with_model(services: Services, request: Request, name: str | None, work: Any) -> dict[str, Any]:
+    """What work makes of a loaded model, in a thread."""
+
+    async def lend() -> dict[str, Any]:
+        found = await asyncio.to_thread(services.names.require, name)
+        record_of(request.scope).model = found
+        with services.admission.place(1):
+            async with services.host.lease(found) as model:
+                made: dict[str, Any] = await asyncio.to_thread(work, model)
+                return made
+
+    return await run_for_client(request.receive, lend())
+
+
+def _tokens(model: HostedModel, asked: TokenizeRequest) -> dict[str, Any]:
+    text = asked.prompt if asked.content is None else asked.content
+    if (text is None) == (asked.messages is None):
+        raise ApiError(400, "wanted content, which is a text, or messages", param="content")
+    engine: Engine = model.engine
+    if asked.messages is not None:
+        messages, prefill = conversation_of(asked.messages)
+        tokens = [*engine.encode(messages).tolist(), *engine.tokenize(prefill)]
+    else:
+        tokens = list(engine.tokenize(text or ""))
+    words = TokenWords(model.spellings, engine.tokenizer) if asked.with_pieces else None
+    shown = [{"id": token, "piece": words.text(token)} for token in tokens] if words else tokens
+    return {"tokens": shown, "count": len(tokens), "max_model_len": engine.context_length}
+
+
+async def health(services: Services, request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+async def metrics(services: Services, request: Request) -> Response:
+    gauges = [
+        ("answers", "Answers that are being made or wait.", services.admission.num_taken),
+        ("models_loaded", "Models that are loaded.", len(services.host.loaded)),
+    ]
+    return PlainTextResponse(services.metrics.text(gauges), media_type=CONTENT_TYPE)

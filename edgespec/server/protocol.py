@@ -1,0 +1,263 @@
+"""Requests of the OpenAI API as dataclasses, and what is checked of each before any work is done for it.
+
+Fields that are not listed are ignored, as clients send many that mean nothing here. Knows nothing of engines and
+of HTTP.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from edgespec.server.errors import ApiError
+from edgespec.server.limits import Limits
+from edgespec.system.typed_json import read_as, require_known_fields
+
+T = TypeVar("T", bound="ModelRequest")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """What every request may have: the name of a model."""
+
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationField:
+    """edgespec's own field of a request.
+
+    drafter: The name of an open drafter, several joined by "+", auto or none.
+    length: Tokens in a draft, or auto.
+    off: Decode plainly.
+    """
+
+    drafter: str | None = None
+    length: int | str | None = None
+    off: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    include_usage: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContentPart:
+    type: str
+    text: str | None = None
+
+
+Content = str | list[ContentPart]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    role: str
+    content: Content | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """A text that the answer is expected to repeat in part."""
+
+    content: Content
+    type: str = "content"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Typed:
+    """A field of which only the type matters here."""
+
+    type: str = "text"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingFields(ModelRequest):
+    """How tokens are chosen; None is what the model's own settings, or else greedy decoding, have."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    logit_bias: dict[str, float] | None = None
+    speculation: SpeculationField | None = None
+    stream: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationFields(SamplingFields):
+    """What chat completions and completions have in common."""
+
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stream_options: StreamOptions | None = None
+    prediction: Prediction | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(GenerationFields):
+    """POST /v1/chat/completions"""
+
+    messages: list[ChatMessage]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: Typed | None = None
+    tool_choice: str | dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest(GenerationFields):
+    """POST /v1/completions"""
+
+    prompt: str | list[Any]
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputItem:
+    """An item of the input of a response."""
+
+    type: str = "message"
+    role: str | None = None
+    content: Content | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextField:
+    format: Typed | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsesRequest(SamplingFields):
+    """POST /v1/responses"""
+
+    input: str | list[InputItem]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    previous_response_id: str | None = None
+    text: TextField | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    top_logprobs: int | None = None
+    metadata: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingsRequest(ModelRequest):
+    """POST /v1/embeddings"""
+
+    input: str | list[Any] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeRequest(ModelRequest):
+    """POST /tokenize: a text, as content or prompt, or messages, to which the chat template is applied."""
+
+    content: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    with_pieces: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetokenizeRequest(ModelRequest):
+    """POST /detokenize"""
+
+    tokens: list[int] = field(default_factory=list)
+
+
+def parse(kind: type[T], body: bytes) -> T:
+    """A request from the body that a client sent.
+
+    Raises ApiError: 400, it is no JSON, or a field has a wrong type.
+    """
+    try:
+        stated = msgspec.json.decode(body)
+        if not isinstance(stated, dict):
+            raise ApiError(400, "the body is no JSON object; send the fields of the request as one")
+        found = read_as(kind, stated)
+        if isinstance(stated.get("speculation"), dict) and isinstance(found, SamplingFields):
+            require_known_fields(stated["speculation"], found.speculation)
+        return found
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deep; send a flat request") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is no JSON in UTF-8 ({error}); send JSON") from None
+    except ValueError as error:
+        raise ApiError(400, str(error), param=_first_name(str(error))) from None
+
+
+def _first_name(message: str) -> str | None:
+    """The field that a message of read_as begins with."""
+    name = message.partition(" ")[0].partition(".")[0].partition("[")[0].rstrip(":")
+    return name if name.isidentifier() and name not in ("object", "expected", "unknown") else None
+
+
+def text_of(content: Content | None, param: str) -> str:
+    """The text of a message.
+
+    Raises ApiError: 400, a part is no text, such as an image.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    for part in content:
+        if part.text is None or part.type not in ("text", "input_text", "output_text"):
+            raise ApiError(
+                400, f"{param} has a part of the type '{part.type[:40]}'; models here read text alone", param=param
+            )
+    return "".join(part.text or "" for part in content)
+
+
+def stop_strings(stop: str | list[str] | None, limits: Limits) -> list[str]:
+    """Raises ApiError: 400, there are too many, or one is empty or too long."""
+    strings = [stop] if isinstance(stop, str) else stop or []
+    if len(strings) > limits.num_stops:
+        raise ApiError(400, f"stop has {len(strings)} texts; wanted at most {limits.num_stops}", param="stop")
+    for each in strings:
+        if not 0 < len(each) <= limits.stop_length:
+            raise ApiError(
+                400, f"stop has a text of {len(each)} characters; wanted 1 to {limits.stop_length}", param="stop"
+            )
+    return strings
+
+
+def within(param: str, value: int | None, low: int, high: int | None = None) -> int | None:
+    """Raises ApiError: 400, a whole number is out of its range."""
+    if value is not None and (value < low or (high is not None and value > high)):
+        bounds = f"{low} or more" if high is None else f"{low} to {high}"
+        raise ApiError(400, f"{param} is {value}; wanted {bounds}", param=param)
+    return value
+
+
+def answer_length(param: str, asked: int | None, limits: Limits) -> int | None:
+    """The most tokens of an answer; None for as many as fit. Raises ApiError: 400, fewer than one is asked for."""
+    bounds = [bound for bound in (within(param, asked, 1), limits.num_tokens) if bound is not None]
+    return min(bounds, default=None)
+
+
+def require_text_format(format: Typed | None, param: str) -> None:
+    """Raises ApiError: 400, a format is asked for that this server cannot promise."""
+    if format is not None and format.type != "text":
+        raise ApiError(
+            400, f"{param} is of the type '{format.type[:40]}'; this server answers in text alone", param=param
+        )
+
+
+def require_no_forced_tool(choice: str | dict[str, Any] | None) -> None:
+    """Raises ApiError: 400, a tool must be called. Where it may be called, an answer in text serves too."""
+    if isinstance(choice, dict) or choice == "required":
+        raise ApiError(
+            400,
+            "tool_choice demands a call of a tool, which this server does not make; leave it out or say auto",
+            param="tool_choice",
+        )

@@ -1,0 +1,81 @@
+"""One line for each request, without what was asked and answered."""
+
+import logging
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import cast
+from urllib.parse import quote
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgespec.server.metrics import Metrics
+from edgespec.system.printable import one_line
+
+_LOG = logging.getLogger("edgespec.server")
+_KEY = "edgespec.record"  # in the scope of a request
+_LEFT = 499  # the status of a request whose client left before it was answered
+_MOST = 60  # characters of a name
+_ONE_MODEL = "/v1/models/{model}"  # the only route with a parameter
+
+
+@dataclass(slots=True)
+class Record:
+    """What is known of a request once it has ended."""
+
+    method: str
+    path: str
+    status: int = _LEFT
+    model: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    notes: list[str] = field(default_factory=list)  # such as the drafter and the gain
+
+    def line(self, taken_s: float) -> str:
+        """Words that a client chose are printable, and a path has no spaces, so it cannot imitate what follows."""
+        parts = [f"{one_line(self.method, _MOST)} {quote(self.path)[:_MOST]} {self.status} in {taken_s:.2f} s"]
+        if self.model is not None:
+            parts.append(one_line(self.model, _MOST))
+        if self.prompt_tokens is not None:
+            parts.append(f"{self.prompt_tokens} + {self.completion_tokens or 0} tokens")
+        return ", ".join([*parts, *(one_line(note, _MOST) for note in self.notes)])
+
+
+def record_of(scope: Scope) -> Record:
+    """The record of the request that is being answered."""
+    return cast(Record, scope[_KEY])
+
+
+class RequestLog:
+    """Middleware that logs and counts each request when it has ended."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        record = scope[_KEY] = Record(scope["method"], scope["path"])
+        started = perf_counter()
+
+        async def note_status(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note_status)
+        except Exception:
+            record.status = 500
+            raise
+        finally:
+            taken_s = perf_counter() - started
+            self._metrics.count_request(_known_path(scope), record.status, taken_s)
+            _LOG.info("%s", record.line(taken_s))
+
+
+def _known_path(scope: Scope) -> str:
+    """The path of a route; another one is "other", so that no client can fill the metrics."""
+    if "endpoint" not in scope:
+        return "other"
+    return _ONE_MODEL if scope.get("path_params") else str(scope["path"])

@@ -1,0 +1,116 @@
+"""Server-sent events, sent as they are made. Knows nothing of what they say."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from edgespec.server.client import ClientGone, run_for_client
+from edgespec.server.errors import ApiError, closing, explain
+from edgespec.server.limits import Limits
+from edgespec.server.request_log import record_of
+
+_LOG = logging.getLogger("edgespec.server")
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
+
+
+def event(document: Mapping[str, Any], name: str | None = None) -> bytes:
+    """An event with a JSON document; JSON has no line breaks of its own."""
+    data = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {data}\n\n".encode("utf-8", "replace")
+
+
+def error_response(error: ApiError) -> Response:
+    return JSONResponse(error.body(), error.status, headers=error.headers)
+
+
+class EventStream(Response):
+    """Events of a generator, which ends with its reader.
+
+    The head of the response waits for the first event, or for a pause of limits.keep_alive_s, so that an error
+    which comes first has its own status. A later one is an event. A comment is sent in each such pause. A reader
+    that takes nothing for longer than limits.reader_s is left.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None], limits: Limits, is_closing: asyncio.Event) -> None:
+        super().__init__()
+        self._events = events
+        self._limits = limits
+        self._is_closing = is_closing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await run_for_client(receive, self._answer(scope, receive, send))
+        except ClientGone:
+            record_of(scope).notes.append("client gone")
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+        try:
+            async for part in self._parts():
+                if not has_begun:
+                    has_begun = True
+                    headers = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+                    await self._send(send, {"type": "http.response.start", "status": 200, "headers": headers})
+                await self._send_part(send, part)
+        except ClientGone:
+            raise
+        except Exception as error:
+            told = explain(error)
+            if told.status >= 500:
+                log_failure(scope, error)
+            if not has_begun:
+                await error_response(told)(scope, receive, send)
+                return
+            record_of(scope).notes.append(told.code or told.kind)
+            await self._send_part(send, event(told.body()))
+            await self._send_part(send, DONE)
+        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _parts(self) -> AsyncGenerator[bytes, None]:
+        """Events, and comments in the pauses. Raises ApiError: 503, the server closes."""
+        ending = asyncio.ensure_future(self._is_closing.wait())
+        upcoming = asyncio.ensure_future(anext(self._events, None))
+        try:
+            while True:
+                await asyncio.wait(
+                    {upcoming, ending}, timeout=self._limits.keep_alive_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if upcoming.done():
+                    if (part := upcoming.result()) is None:
+                        return
+                    upcoming = asyncio.ensure_future(anext(self._events, None))
+                    yield part
+                elif ending.done():
+                    raise closing()
+                else:
+                    yield KEEP_ALIVE
+        finally:
+            for task in (upcoming, ending):
+                task.cancel()
+            await asyncio.gather(upcoming, ending, return_exceptions=True)
+            await self._events.aclose()
+
+    async def _send_part(self, send: Send, part: bytes) -> None:
+        await self._send(send, {"type": "http.response.body", "body": part, "more_body": True})
+
+    async def _send(self, send: Send, message: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(self._limits.reader_s):
+                await send(message)
+        except (TimeoutError, OSError):
+            raise ClientGone from None
+
+
+def log_failure(scope: Scope, error: Exception) -> None:
+    """Log an error of the server; the traceback only where decisions are explained too (--verbose)."""
+    record = record_of(scope)
+    _LOG.warning("%s %s failed: %s: %s", record.method, record.path[:60], type(error).__name__, error)
+    _LOG.debug("traceback", exc_info=error)

@@ -1,0 +1,98 @@
+"""The command serve: what it refuses before it serves, its address, and how it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from edgespec.cli import serve
+from edgespec.cli.main import main
+from edgespec.server.serving import open_socket
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--host", "0.0.0.0"], "--api-key"),
+        (["--host", "192.168.1.2", "--api-key", " "], "empty"),
+        (["--port", "70000"], "0 to 65535"),
+        (["--max-models", "0"], "at least 1"),
+        (["--max-tokens", "0"], "at least 1"),
+        (["--idle-timeout", "-1"], "seconds"),
+        (["--idle-timeout", "nan"], "seconds"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_model_is_loaded(
+    flags: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serve, "load_engine", lambda *given, **named: pytest.fail("a model is loaded"))
+    assert main(["serve", "tiny", *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_told_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serve, "load_engine", lambda *given, **named: pytest.fail("a model is loaded"))
+    with open_socket("127.0.0.1", 0) as taken:
+        assert main(["serve", "tiny", "--port", str(taken.getsockname()[1])]) == 1
+    assert "--port 0" in capsys.readouterr().err
+
+
+def test_packages_that_are_missing_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serve, "find_spec", lambda name: None)
+    assert main(["serve"]) == 1
+    assert 'pip install "edgespec[serve]"' in capsys.readouterr().err
+
+
+def test_a_key_is_never_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGESPEC_API_KEY", "s3cret")
+    monkeypatch.setattr(serve, "_require_server", lambda: None)
+    for arguments in (["config"], ["config", "--json"], ["serve", "--port", "70000", "--verbose"]):
+        main(arguments)
+    captured = capsys.readouterr()
+    assert "api-key" in captured.out
+    assert "api-key" in captured.err
+    assert "s3cret" not in captured.out + captured.err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals, which Windows lacks")
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
+    ids=["SIGTERM", "Ctrl-C"],
+)
+def test_a_server_tells_its_address_answers_and_ends_with_a_signal(
+    tiny_model: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """S13, in a process of its own."""
+    command = [sys.executable, "-m", "edgespec", "serve", str(tiny_model), "--port", "0", "--json"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "EDGESPEC_HOME": str(tmp_path)},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        told = json.loads(process.stdout.readline())
+        assert told["models"] == [tiny_model.name]
+        asked = {"messages": [{"role": "user", "content": "the in"}], "max_tokens": 4}
+        answer = httpx2.post(f"{told['url']}/chat/completions", json=asked, timeout=60)
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["completion_tokens"] == 4
+        process.send_signal(number)
+        said = process.stderr.read()
+        assert process.wait(60) == code
+        assert "POST /v1/chat/completions 200 " in said
+        assert "Traceback" not in said

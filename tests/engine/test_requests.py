@@ -1,0 +1,258 @@
+"""What may be asked of an engine beside a text: ids, raw texts, beginnings, log-probabilities, banned texts."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+
+from edgespec import ContextOverflow, Engine, LoadProgress, ModelError, SamplingParams, UsageError, load
+from edgespec.manifest import SuggestedSampling
+
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
+SAMPLED = SamplingParams(temperature=0.8, seed=11, repetition_penalty=1.1, frequency_penalty=0.2)
+SAMPLINGS = [SamplingParams(), SAMPLED]
+PROMPT = "in the an"
+MESSAGES = [{"role": "user", "content": PROMPT}]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Iterator[Engine]:
+    with load(tiny_model, deterministic=True, drafter="none") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module", params=["suffix", "lookahead", "pipelined"])
+def drafting(request: pytest.FixtureRequest, tiny_model: Path, tiny_drafter: Path) -> Iterator[Engine]:
+    """Engines that draft from the text, in trees, and with a model that runs ahead."""
+    options: dict[str, Any] = {"drafter": request.param}
+    if request.param == "pipelined":
+        options = {"drafter": str(tiny_drafter), "schedule": "pipelined"}
+    with load(tiny_model, deterministic=True, draft_length=3, **options) as engine:
+        yield engine
+
+
+# -- prompts -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("as_given", [list, tuple, np.asarray, lambda ids: np.asarray(ids, np.uint64)])
+def test_ids_of_a_prompt_are_the_prompt(engine: Engine, as_given: Any) -> None:
+    ids = as_given(engine.encode(PROMPT).tolist())
+    assert engine.generate(ids, max_tokens=20).token_ids == engine.generate(PROMPT, max_tokens=20).token_ids
+    assert engine.encode(ids).tolist() == list(ids)
+    assert engine.count(ids) == len(ids)
+
+
+def test_the_rendered_template_as_raw_text_is_the_chat(engine: Engine) -> None:
+    rendered = f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n"
+    assert engine.encode(rendered, raw=True).tolist() == engine.encode(PROMPT).tolist()
+    raw, chat = engine.generate(rendered, raw=True, max_tokens=20), engine.generate(MESSAGES, max_tokens=20)
+    assert (raw.text, raw.token_ids, raw.prompt_tokens) == (chat.text, chat.token_ids, chat.prompt_tokens)
+
+
+def test_a_raw_text_without_special_tokens_is_its_tokens(engine: Engine) -> None:
+    assert engine.encode("the in", raw=True).tolist() == list(engine.tokenize("the in"))
+    assert engine.detokenize(engine.tokenize("the in é")) == "the in é"
+    assert engine.detokenize([]) == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"prompt": [1, tiny.VOCAB]},
+        {"prompt": [3, -1]},
+        {"prompt": [3, 2**70]},
+        {"prompt": [3, "a"]},
+        {"prompt": [3, [4]]},
+        {"prompt": np.zeros((2, 2), np.int32)},
+        {"prompt": np.array([0.5])},
+        {"prompt": [3], "system": "Be brief."},
+        {"prompt": "the", "system": "Be brief.", "raw": True},
+        {"prompt": MESSAGES, "raw": True},
+        {"prompt": "the", "prefill": 5},
+        {"prompt": "the", "prefill": [tiny.VOCAB]},
+        {"prompt": "the", "logprobs": -1},
+        {"prompt": "the", "logprobs": True},
+        {"prompt": "the", "banned": ""},
+        {"prompt": "the", "banned": [3]},
+        {"prompt": "the", "timeout_s": 0},
+        {"prompt": "the", "timeout_s": "2"},
+        {"prompt": "the", "timeout_s": float("nan")},
+        {"prompt": "the", "sampling": SamplingParams(logit_bias={tiny.VOCAB: 1.0})},
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_words(engine: Engine, arguments: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"wanted|put its text into"):
+        engine.stream(**arguments)
+
+
+def test_prompt_and_prefill_must_fit_together(engine: Engine) -> None:
+    num_free = engine.context_length - engine.count(PROMPT)
+    assert len(engine.generate(PROMPT, prefill=[3] * num_free).token_ids) <= 1
+    with pytest.raises(ContextOverflow, match=str(engine.context_length + 1)):
+        engine.stream(PROMPT, prefill=[3] * (num_free + 1))
+    with pytest.raises(ContextOverflow):
+        engine.stream(PROMPT, prefill="the in " * 5000)
+
+
+# -- the beginning of an answer ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+@pytest.mark.parametrize("num_given", [1, 23])
+def test_a_beginning_and_its_rest_are_the_whole_answer(
+    engine: Engine, drafting: Engine, num_given: int, sampling: SamplingParams
+) -> None:
+    whole = engine.generate(PROMPT, sampling=sampling, max_tokens=40)
+    given = whole.token_ids[:num_given]
+    rest = drafting.generate(PROMPT, sampling=sampling, max_tokens=40 - num_given, prefill=given)
+    assert given + rest.token_ids == whole.token_ids
+    assert rest.prompt_tokens == whole.prompt_tokens + num_given
+    assert whole.text.endswith(rest.text)
+    if num_given > 1 and "\N{REPLACEMENT CHARACTER}" not in engine.detokenize(given):
+        assert engine.detokenize(given) + rest.text == whole.text
+
+
+def test_a_beginning_may_be_text_and_end_in_the_middle_of_a_character(engine: Engine) -> None:
+    text = "the é"
+    ids = engine.tokenize(text)
+    by_text = engine.generate(PROMPT, prefill=text, max_tokens=20)
+    assert engine.generate(PROMPT, prefill=ids, max_tokens=20).token_ids == by_text.token_ids
+    by_bytes = {spelling: token for token, spelling in engine.tokenizer.spellings.items()}
+    first, second = (by_bytes[bytes([byte])] for byte in "é".encode())
+    broken = engine.generate(
+        PROMPT, prefill=[*engine.tokenize("the "), first], max_tokens=1, sampling=_only(second)
+    )
+    assert (broken.text, broken.token_ids) == ("é", (second,))
+
+
+def _only(token: int) -> SamplingParams:
+    return SamplingParams(logit_bias={each: -100 for each in range(tiny.VOCAB) if each != token})
+
+
+def test_special_tokens_in_the_text_of_a_beginning_are_text(engine: Engine) -> None:
+    found = engine._encoder.encode_prefill("<|im_end|>").tolist()
+    assert found == list(engine.tokenize("<|im_end|>"))
+    assert engine.tokenizer.special_tokens["<|im_end|>"] not in found
+
+
+# -- log-probabilities -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+def test_logprobs_are_equal_to_the_bit_whatever_drafts(
+    engine: Engine, drafting: Engine, sampling: SamplingParams
+) -> None:
+    plain = engine.generate(PROMPT, sampling=sampling, max_tokens=40, logprobs=3)
+    drafted = drafting.generate(PROMPT, sampling=sampling, max_tokens=40, logprobs=3)
+    assert drafted.logprobs == plain.logprobs
+    assert drafted.stats.num_drafted > 0
+    assert drafted.token_ids == engine.generate(PROMPT, sampling=sampling, max_tokens=40).token_ids
+
+
+def test_logprobs_are_the_log_softmax_of_the_targets_own_logits(engine: Engine) -> None:
+    answer = engine.generate(PROMPT, sampling=SAMPLED, max_tokens=12, logprobs=5, stop="zzz")
+    tokens = np.concatenate([engine.encode(PROMPT), np.array(answer.token_ids, np.int32)])
+    num = len(answer.token_ids)
+    rows = engine.target.logits(tokens[:-1], num).astype(np.float64)
+    rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
+    assert [each.token_id for each in answer.logprobs] == list(answer.token_ids)
+    for row, each in zip(rows, answer.logprobs, strict=True):
+        best = np.argsort(-row, kind="stable")[:5]
+        assert each.logprob == pytest.approx(row[each.token_id])
+        assert [token for token, _ in each.top] == best.tolist()
+        assert [logprob for _, logprob in each.top] == pytest.approx(row[best].tolist())
+
+
+def test_chunks_have_a_logprob_for_each_token_if_asked(drafting: Engine) -> None:
+    chunks = list(drafting.stream(PROMPT, max_tokens=30, logprobs=0))
+    assert all(tuple(each.token_id for each in chunk.logprobs) == chunk.token_ids for chunk in chunks)
+    assert all(each.top == () for chunk in chunks for each in chunk.logprobs)
+    assert drafting.generate(PROMPT, max_tokens=5).logprobs == ()
+
+
+def test_tokens_behind_a_stop_string_have_no_logprob(drafting: Engine) -> None:
+    whole = drafting.generate(PROMPT, sampling=SAMPLED, max_tokens=40)
+    answer = drafting.generate(PROMPT, sampling=SAMPLED, max_tokens=40, stop=whole.text[10:12], logprobs=1)
+    assert tuple(each.token_id for each in answer.logprobs) == answer.token_ids
+
+
+# -- biases and banned texts -------------------------------------------------------------------------
+
+
+def test_a_banned_token_never_comes_whatever_drafts(engine: Engine, drafting: Engine) -> None:
+    usual = engine.generate(PROMPT, sampling=SAMPLED, max_tokens=60).token_ids
+    banned = max(usual, key=usual.count)
+    sampling = replace(SAMPLED, logit_bias={banned: -100})
+    answers = [each.generate(PROMPT, sampling=sampling, max_tokens=60).token_ids for each in (engine, drafting)]
+    assert answers[0] == answers[1]
+    assert banned not in answers[0]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+def test_banned_texts_never_come_whatever_drafts(
+    engine: Engine, drafting: Engine, sampling: SamplingParams
+) -> None:
+    usual = engine.generate(PROMPT, sampling=sampling, max_tokens=60).text
+    banned = re.findall("[ -~]{1,3}", usual)[1:4]
+    assert banned
+    answers = [
+        each.generate(PROMPT, sampling=sampling, max_tokens=60, banned=banned) for each in (engine, drafting)
+    ]
+    assert answers[0].token_ids == answers[1].token_ids
+    assert not [text for text in banned if text in answers[0].text]
+    assert len(answers[0].token_ids) == 60
+
+
+def test_a_banned_text_may_not_be_completed_from_the_beginning_of_an_answer(engine: Engine) -> None:
+    sampling = SamplingParams(logit_bias=dict.fromkeys(engine.tokenize("n"), 100))
+    assert engine.generate(PROMPT, prefill="i", sampling=sampling, max_tokens=1).text == "n"
+    assert engine.generate(PROMPT, prefill="i", sampling=sampling, max_tokens=1, banned="in").text != "n"
+
+
+# -- what the model's files suggest, embeddings, progress --------------------------------------------
+
+
+def test_model_sampling_is_what_the_manifest_has(engine: Engine) -> None:
+    assert engine.model_sampling is None
+    suggested = SuggestedSampling(temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.05)
+    engine.manifest, before = replace(engine.manifest, sampling=suggested), engine.manifest
+    try:
+        wanted = SamplingParams(temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.05)
+        assert engine.model_sampling == wanted
+    finally:
+        engine.manifest = before
+
+
+def test_embeddings_are_refused_in_words(engine: Engine) -> None:
+    with pytest.raises(ModelError, match=r"tiny is a model that writes text \(of the family llama\)"):
+        engine.embed("the")
+
+
+def _steps(seen: Sequence[LoadProgress], stage: str) -> list[LoadProgress]:
+    return [each for each in seen if each.stage == stage]
+
+
+def test_loading_tells_how_far_it_is(tiny_gguf: Path, tmp_path: Path) -> None:
+    seen: list[LoadProgress] = []
+    with load(tiny_gguf, home=tmp_path, drafter="none", progress=seen.append) as engine:
+        name = engine.manifest.name
+    assert [each.stage for each in seen] == sorted(each.stage for each in seen)  # export, then open
+    for stage in ("export", "open"):
+        steps = _steps(seen, stage)
+        assert {(each.name, each.total_bytes) for each in steps} == {(name, steps[0].total_bytes)}
+        assert [each.done_bytes for each in steps] == sorted(each.done_bytes for each in steps)
+        assert steps[-1].done_bytes == steps[-1].total_bytes > 0
+
+
+def test_what_a_progress_raises_ends_the_loading(tiny_model: Path) -> None:
+    def stop(progress: LoadProgress) -> None:
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        load(tiny_model, drafter="none", progress=stop)

@@ -1,0 +1,64 @@
+"""The sampling that the files of a source suggest, from the source to the manifest."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from edgespec.errors import SourceError
+from edgespec.export.convert import export_model
+from edgespec.export.sources import read_source
+from edgespec.export.suggested_sampling import sampling_from_json
+from edgespec.manifest import SuggestedSampling, read_manifest
+
+# As the files of three models have them, and of others that say less or otherwise.
+STATED: list[tuple[dict[str, Any], SuggestedSampling | None]] = [
+    ({"bos_token_id": 1, "eos_token_id": 2}, None),
+    (
+        {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1},
+        SuggestedSampling(temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.1),
+    ),
+    ({"do_sample": True, "top_k": 64, "top_p": 0.95}, SuggestedSampling(temperature=1.0, top_k=64, top_p=0.95)),
+    ({"do_sample": True}, SuggestedSampling(temperature=1.0)),
+    (
+        {"do_sample": False, "temperature": 0.9, "top_p": 0.5},
+        SuggestedSampling(temperature=0.0, top_p=0.5),
+    ),
+    ({"temperature": 1, "top_k": -1, "min_p": None}, SuggestedSampling(temperature=1.0)),
+    ({"repetition_penalty": 1.2}, SuggestedSampling(temperature=0.0, repetition_penalty=1.2)),
+]
+
+
+@pytest.mark.parametrize(("stated", "suggested"), STATED)
+def test_what_a_file_states_is_what_it_suggests(stated: dict[str, Any], suggested: SuggestedSampling) -> None:
+    assert sampling_from_json("generation_config.json", stated) == suggested
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [{"temperature": "hot"}, {"top_p": 1.5}, {"temperature": -1}, {"top_k": 2.5}, {"repetition_penalty": 0}],
+)
+def test_what_makes_no_sense_is_refused_with_its_file(stated: dict[str, Any]) -> None:
+    with pytest.raises(SourceError, match=rf"generation_config.json suggests .* {next(iter(stated))} is"):
+        sampling_from_json("generation_config.json", stated)
+
+
+def test_a_folder_keeps_what_its_source_suggests(tmp_path: Path) -> None:
+    tiny.write_huggingface(tmp_path / "source", tiny.random_weights())
+    stated, suggested = STATED[1]
+    (tmp_path / "source" / "generation_config.json").write_text(json.dumps(stated))
+    export_model(tmp_path / "source", tmp_path / "model", precision="fp32")
+    assert read_manifest(tmp_path / "model").sampling == suggested
+
+
+def test_metadata_of_gguf_is_read_in_its_own_words(tmp_path: Path) -> None:
+    stated = {"temp": 0.7, "top_k": 20, "top_p": 0.8, "penalty_repeat": 1.1}
+    override = {f"general.sampling.{name}": value for name, value in stated.items()}
+    tiny.write_gguf(tmp_path / "tiny.gguf", tiny.random_weights(), override=override)
+    assert read_source(tmp_path / "tiny.gguf").sampling == STATED[1][1]
+
+
+def test_a_file_without_a_word_of_it_suggests_nothing(tiny_gguf: Path) -> None:
+    assert read_source(tiny_gguf).sampling is None

@@ -1,0 +1,364 @@
+"""What clients ask and get, on a table model behind a real socket."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import Served, home_with, serving, table_engine
+
+from edgespec import Drafting, Engine, SamplingParams
+from edgespec.server.limits import Limits
+from edgespec.server.model_names import ModelNames
+
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+HI = [{"role": "user", "content": "in the an"}]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Engine:
+    return table_engine(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    names = ModelNames(home_with(tmp_path_factory.mktemp("home"), tiny=tiny_model, other=tiny_model))
+    with serving(names, lambda name: table_engine(tiny_model), max_models=2) as found:
+        yield found
+
+
+def asked(**fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": HI, "max_tokens": 20, **fields}
+
+
+def text_of(events: list[Any], index: int = 0) -> str:
+    choices = [choice for each in events[:-1] for choice in each["choices"] if choice["index"] == index]
+    return "".join(each["delta"].get("content", "") if "delta" in each else each["text"] for each in choices)
+
+
+def test_an_answer_is_the_engines_own(served: Served, engine: Engine) -> None:
+    wanted = engine.generate(HI, max_tokens=20)
+    found = served.chat(max_tokens=20)
+    assert found["object"] == "chat.completion"
+    assert found["model"] == "tiny"
+    (choice,) = found["choices"]
+    assert choice["message"] == {"role": "assistant", "content": wanted.text, "refusal": None}
+    assert choice["finish_reason"] == "length"
+    assert found["usage"]["prompt_tokens"] == wanted.prompt_tokens
+    assert found["usage"]["completion_tokens"] == len(wanted.token_ids)
+    assert found["usage"]["total_tokens"] == wanted.prompt_tokens + len(wanted.token_ids)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_stream_joins_to_the_whole_answer_and_ends_with_usage(served: Served, path: str) -> None:
+    fields = {"temperature": 0.9, "seed": 5, "n": 3, "max_tokens": 15}
+    fields |= {"messages": HI} if path == CHAT else {"prompt": "in the an"}
+    whole = served.post(path, {"model": "tiny", **fields}).json()
+    events = served.events(path, {"model": "tiny", **fields, "stream_options": {"include_usage": True}})
+    texts = [choice["message"]["content"] if path == CHAT else choice["text"] for choice in whole["choices"]]
+    assert [text_of(events, i) for i in range(3)] == texts
+    assert len(set(texts)) == 3
+    assert events[-1] == "[DONE]"
+    assert events[-2]["choices"] == []
+    counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+    assert [events[-2]["usage"][name] for name in counts] == [whole["usage"][name] for name in counts]
+    reasons = [choice["finish_reason"] for each in events[:-2] for choice in each["choices"]]
+    assert [reason for reason in reasons if reason] == ["length"] * 3
+    assert len({each["id"] for each in events[:-1]}) == 1
+
+
+def test_usage_is_in_a_stream_only_if_it_is_asked_for(served: Served) -> None:
+    events = served.events(CHAT, asked())
+    assert all(each["choices"] and "usage" not in each for each in events[:-1])
+
+
+def test_a_seed_gives_a_text_again_and_none_gives_others(served: Served) -> None:
+    def text(**fields: Any) -> str:
+        return str(served.chat(temperature=1.5, max_tokens=20, **fields)["choices"][0]["message"]["content"])
+
+    assert text(seed=-(2**53) + 1) == text(seed=-(2**53) + 1) != text(seed=4)
+    assert text() != text()
+
+
+def test_sampling_fields_are_those_of_the_engine(served: Served, engine: Engine) -> None:
+    bias = {str(token): -100 for token in engine.generate(HI, max_tokens=20).token_ids[:2]}
+    sampling = SamplingParams(
+        temperature=0.7, top_p=0.9, top_k=40, min_p=0.01, presence_penalty=0.5, frequency_penalty=0.2,
+        repetition_penalty=1.1, seed=9, logit_bias={int(token): value for token, value in bias.items()},
+    )  # fmt: skip
+    stated = {name: getattr(sampling, name) for name in sampling.__slots__} | {"logit_bias": bias}
+    found = served.chat(max_tokens=20, **stated)
+    wanted = engine.generate(HI, sampling=sampling, max_tokens=20)
+    assert found["choices"][0]["message"]["content"] == wanted.text
+
+
+def test_stop_strings_end_an_answer(served: Served, engine: Engine) -> None:
+    whole = engine.generate(HI, max_tokens=30).text
+    stop = whole[8:11]
+    found = served.chat(max_tokens=30, stop=[stop, "never there"])["choices"][0]
+    assert (found["message"]["content"], found["finish_reason"]) == (whole[: whole.index(stop)], "stop")
+
+
+def test_a_last_message_of_the_assistant_is_continued(served: Served, engine: Engine) -> None:
+    messages = [*HI, {"role": "assistant", "content": "the in"}]
+    wanted = engine.generate(HI, prefill="the in", max_tokens=12)
+    assert served.chat(messages=messages)["choices"][0]["message"]["content"] == wanted.text
+
+
+def test_messages_may_have_parts_and_a_developer(served: Served) -> None:
+    parts = [{"type": "text", "text": "in "}, {"type": "text", "text": "the an"}]
+    first = [{"role": "developer", "content": "re"}, {"role": "user", "content": parts, "name": None}]
+    second = [{"role": "system", "content": "re"}, {"role": "user", "content": "in the an"}]
+    answers = [served.chat(messages=each)["choices"][0]["message"] for each in (first, second)]
+    assert answers[0] == answers[1]
+
+
+def test_fields_that_are_unknown_or_mean_nothing_here_change_nothing(served: Served) -> None:
+    more = {
+        "user": "u", "store": True, "metadata": {"a": "b"}, "parallel_tool_calls": True, "modalities": ["text"],
+        "audio": {"voice": "x"}, "tools": [{"type": "function"}], "tool_choice": "auto", "service_tier": "auto",
+        "response_format": {"type": "text"}, "verbosity": "low", "no_such_field": [1, {"deep": None}],
+    }  # fmt: skip
+    assert served.chat(**more)["choices"] == served.chat()["choices"]
+
+
+def test_chat_templates_of_clients_are_not_used(served: Served) -> None:
+    """S6: no field reaches the template, or replaces it."""
+    more = {"chat_template": "{{ 1/0 }}", "chat_template_kwargs": {"tokenize": True, "messages": []}}
+    assert served.chat(**more)["choices"] == served.chat()["choices"]
+
+
+def test_logprobs_of_a_chat_are_those_of_the_engine(served: Served, engine: Engine) -> None:
+    wanted = engine.generate(HI, max_tokens=6, logprobs=2)
+    fields = {"logprobs": True, "top_logprobs": 2, "max_tokens": 6}
+    found = served.chat(**fields)["choices"][0]["logprobs"]["content"]
+    assert [each["logprob"] for each in found] == [each.logprob for each in wanted.logprobs]
+    assert [len(each["top_logprobs"]) for each in found] == [2] * 6
+    spelled = b"".join(bytes(each["bytes"]) for each in found)
+    assert spelled.decode("utf-8", "replace") == wanted.text
+    events = served.events(CHAT, asked(**fields))
+    parts = [choice["logprobs"] for each in events[:-1] for choice in each["choices"] if choice["logprobs"]]
+    assert [entry for part in parts for entry in part["content"]] == found
+
+
+def test_logprobs_of_a_completion_have_their_places_in_the_text(served: Served) -> None:
+    fields = {"model": "tiny", "prompt": "in the", "max_tokens": 8, "logprobs": 3, "logit_bias": {}}
+    choice = served.post(COMPLETIONS, fields).json()["choices"][0]
+    found = choice["logprobs"]
+    assert len(found["tokens"]) == len(found["token_logprobs"]) == len(found["text_offset"]) == 8
+    assert found["text_offset"][0] == 0
+    events = served.events(COMPLETIONS, fields)
+    parts = [each["choices"][0]["logprobs"] for each in events[:-1] if each["choices"][0]["logprobs"]]
+    assert [token for part in parts for token in part["tokens"]] == found["tokens"]
+
+
+def test_a_completion_continues_texts_and_tokens_alike(served: Served, engine: Engine) -> None:
+    ids = list(engine.tokenize("in the"))
+    wanted = engine.generate("in the", raw=True, max_tokens=16).text
+    prompts: list[Any] = ["in the", ids, ["in the", "in the"], [ids, ids]]
+    for prompt in prompts:
+        found = served.post(COMPLETIONS, {"model": "tiny", "prompt": prompt}).json()
+        assert {each["text"] for each in found["choices"]} == {wanted}
+        assert found["usage"]["prompt_tokens"] == len(ids) * len(found["choices"])
+    found = served.post(COMPLETIONS, {"model": "tiny", "prompt": ids, "echo": True, "n": 2}).json()
+    assert [each["text"] for each in found["choices"]] == ["in the" + wanted] * 2
+    assert found["usage"]["prompt_tokens"] == len(ids)
+
+
+def test_usage_says_what_drafting_did(served: Served) -> None:
+    found = served.chat("re re re re re re re re re", max_tokens=40, speculation={"length": 3})["usage"]
+    speculation = found["speculation"]
+    assert speculation["drafter"] == "suffix"
+    assert speculation["draft_length"] == "3"
+    assert speculation["drafted_tokens"] >= speculation["accepted_tokens"]
+    assert speculation["by_drafter"]["suffix"]["drafted"] == speculation["drafted_tokens"] > 0
+    assert speculation["reason_off"] is None
+    assert speculation["device"] == "cpu"
+
+
+@pytest.mark.parametrize("field", [{"off": True}, {"drafter": "none"}], ids=["off", "none"])
+def test_a_request_can_decode_plainly_and_hears_why(served: Served, field: dict[str, Any]) -> None:
+    found = served.chat(max_tokens=20, speculation=field)
+    speculation = found["usage"]["speculation"]
+    assert (speculation["drafter"], speculation["drafted_tokens"]) == ("none", 0)
+    assert speculation["reason_off"] == "no drafter is left"
+    assert found["choices"] == served.chat(max_tokens=20)["choices"]
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ({"drafter": "big-model"}, "auto, none, suffix"),
+        ({"length": 500}, "1 to 24"),
+        ({"length": "long"}, "auto or a number"),
+        ({"lenght": 4}, "lenght"),
+    ],
+)
+def test_speculation_that_cannot_be_is_refused(served: Served, field: dict[str, Any], words: str) -> None:
+    answer = served.post(CHAT, asked(speculation=field))
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+
+def test_a_prediction_is_drafted_and_changes_no_text(served: Served, engine: Engine) -> None:
+    letters = {token for token, each in engine.tokenizer.spellings.items() if each.isalpha() and each.isascii()}
+    bias = dict.fromkeys(set(range(engine.manifest.vocab_size)) - letters, -100.0)  # so that the text is all there
+    sampling = SamplingParams(logit_bias=bias)
+    wanted = engine.generate(HI, sampling=sampling, max_tokens=40)
+    found = served.chat(
+        max_tokens=40,
+        logit_bias=bias,
+        prediction={"type": "content", "content": [{"type": "text", "text": wanted.text}]},
+        speculation={"length": 6},
+    )
+    assert found["choices"][0]["message"]["content"] == wanted.text
+    assert found["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 20
+    assert found["usage"]["speculation"]["tokens_per_pass"] > 2
+    drafting = Drafting(prediction=wanted.text, draft_length=6)
+    own = engine.generate(HI, sampling=sampling, max_tokens=40, drafting=drafting)
+    assert own.text == wanted.text
+    assert own.origins.count("prediction") > 20
+
+
+def test_models_are_listed_and_shown(served: Served) -> None:
+    served.chat()
+    listed = served.client.get("/v1/models").json()
+    assert (listed["object"], [each["id"] for each in listed["data"]]) == ("list", ["other", "tiny"])
+    shown = served.client.get("/v1/models/tiny").json()
+    assert shown in listed["data"]
+    assert (shown["object"], shown["context_length"], shown["is_loaded"]) == ("model", 700, True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tiy", "../tiny", "./tiny", "/etc/passwd", "file:///etc/passwd", "https://example.com/x", "org/name", "",
+        "a" * 5000,
+    ],
+)  # fmt: skip
+def test_names_that_are_no_served_model_are_refused(served: Served, name: str) -> None:
+    """S11: a name is compared with those that are served, and never opened."""
+    answer = served.post(CHAT, asked(model=name))
+    assert answer.status_code == (404 if name else 400)
+    error = answer.json()["error"]
+    assert error["param"] == "model"
+    assert len(error["message"]) < 500
+    if name == "tiy":
+        assert "did you mean tiny?" in error["message"]
+        assert error["code"] == "model_not_found"
+        assert served.client.get("/v1/models/tiy").status_code == 404
+
+
+def test_texts_become_tokens_and_back(served: Served, engine: Engine) -> None:
+    tokens = list(engine.tokenize("in the an"))
+    for field in ("content", "prompt"):
+        found = served.post("/tokenize", {"model": "tiny", field: "in the an"}).json()
+        assert (found["tokens"], found["count"]) == (tokens, len(tokens))
+    pieces = served.post("/tokenize", {"model": "tiny", "content": "in the", "with_pieces": True}).json()["tokens"]
+    assert "".join(each["piece"] for each in pieces) == "in the"
+    found = served.post("/tokenize", {"model": "tiny", "messages": HI}).json()
+    assert found["tokens"] == engine.encode(HI).tolist()
+    assert served.post("/detokenize", {"model": "tiny", "tokens": tokens}).json() == {"content": "in the an"}
+    assert served.post("/tokenize", {"model": "tiny"}).status_code == 400
+
+
+def test_embeddings_are_refused_in_words(served: Served) -> None:
+    answer = served.post("/v1/embeddings", {"model": "tiny", "input": "a text"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "embeddings_not_supported")
+    assert "trained for embeddings" in error["message"]
+
+
+def test_a_response_has_what_clients_check_for(served: Served, engine: Engine) -> None:
+    fields = {"model": "tiny", "input": "in the an", "instructions": "re", "max_output_tokens": 9}
+    found = served.post(RESPONSES, fields).json()
+    wanted = engine.generate([{"role": "system", "content": "re"}, *HI], max_tokens=9)
+    assert found["object"] == "response"
+    assert (found["status"], found["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert found["output"][0]["content"][0]["text"] == wanted.text
+    assert found["usage"]["output_tokens"] == 9
+    assert found["store"] is False
+    items = [{"role": "user", "content": [{"type": "input_text", "text": "in the an"}]}]
+    again = served.post(RESPONSES, {**fields, "input": items}).json()
+    assert again["output"][0]["content"] == found["output"][0]["content"]
+
+
+def test_the_events_of_a_response_are_in_order_and_join(served: Served) -> None:
+    fields = {"model": "tiny", "input": "in the an", "max_output_tokens": 9}
+    events = served.events(RESPONSES, fields)
+    names = [each["type"].removeprefix("response.") for each in events]
+    assert [each["sequence_number"] for each in events] == list(range(len(events)))
+    assert names[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert names[-4:] == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
+    assert set(names[4:-4]) == {"output_text.delta"}
+    text = "".join(each["delta"] for each in events[4:-4])
+    assert text == events[-1]["response"]["output"][0]["content"][0]["text"] == events[-4]["text"]
+    assert events[-1]["response"]["usage"]["output_tokens"] == 9
+
+
+def test_metrics_count_what_was_asked(served: Served) -> None:
+    served.chat(max_tokens=3)
+    served.client.get("/no/such/page")
+    answer = served.client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    samples = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#"))
+    assert float(samples['edgespec_completion_tokens_total{model="tiny"}']) >= 3
+    assert float(samples['edgespec_requests_total{path="/v1/chat/completions",status="200"}']) >= 1
+    assert float(samples['edgespec_requests_total{path="other",status="404"}']) >= 1
+    assert samples["edgespec_answers"] == "0"
+    assert "edgespec_spec_draft_tokens_total" in answer.text
+
+
+def test_health_and_wrong_addresses(served: Served) -> None:
+    assert served.client.get("/health").json() == {"status": "ok"}
+    missing = served.client.get("/v2/chat")
+    assert (missing.status_code, "/v1/chat/completions" in missing.json()["error"]["message"]) == (404, True)
+    assert served.client.get(CHAT).status_code == 405
+
+
+def test_answers_at_once_are_each_its_own_also_beside_clients_that_leave(served: Served, engine: Engine) -> None:
+    prompts = ["in the", "re on an", "the other", "an in"]
+    wanted = [engine.generate(prompt, max_tokens=12).text for prompt in prompts]
+
+    def ask(number: int) -> None:
+        message = [{"role": "user", "content": prompts[number % 4]}]
+        if number % 3 == 0:
+            fields = asked(messages=message, max_tokens=400, stream=True)
+            with served.client.stream("POST", CHAT, json=fields) as answer:
+                next(answer.iter_lines())
+            return
+        assert served.chat(prompts[number % 4])["choices"][0]["message"]["content"] == wanted[number % 4]
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(ask, range(24)))
+    served.wait_until(lambda: served.services.admission.num_taken == 0)
+
+
+def test_a_model_of_the_home_is_not_served_under_two_names(tiny_model: Path, tmp_path: Path) -> None:
+    home = home_with(tmp_path, mine=tiny_model, other=tiny_model)
+    names = ModelNames(home, own=str(home.models / "mine"))
+    assert names.names() == ["mine", "other"]
+    assert ModelNames(home).names() == ["mine", "other"]
+    assert (names.source("mine"), names.source("other")) == (str(home.models / "mine"), str(home.models / "other"))
+    assert ModelNames(home, own="no such").names() == ["no such", "mine", "other"]
+
+
+def test_the_model_of_the_command_line_needs_no_name_and_answers_have_a_bound(
+    tiny_model: Path, tmp_path: Path, engine: Engine
+) -> None:
+    names = ModelNames(home_with(tmp_path), own=str(tiny_model))
+    first = (str(names.own_name), table_engine(tiny_model))
+    limits = Limits(num_tokens=5, drain_s=0.5)
+    with serving(names, lambda name: pytest.fail("it is loaded already"), first=first, limits=limits) as served:
+        for path, prompt in (
+            (CHAT, {"messages": HI}),
+            (COMPLETIONS, {"prompt": "in"}),
+            (RESPONSES, {"input": "in"}),
+        ):
+            usage = served.post(path, prompt).json()["usage"]
+            assert 5 in (usage.get("completion_tokens"), usage.get("output_tokens"))
+        found = served.post(CHAT, {"messages": HI, "max_tokens": 9}).json()
+        assert found["usage"]["completion_tokens"] == 5
+        assert found["model"] == tiny_model.name
+        assert [each["id"] for each in served.client.get("/v1/models").json()["data"]] == [tiny_model.name]

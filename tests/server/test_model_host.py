@@ -1,0 +1,179 @@
+"""Which models are loaded when, with engines that are nothing but their names."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from threading import Event
+from types import SimpleNamespace
+from typing import Any, cast
+
+from edgespec import Engine
+from edgespec.errors import EdgeSpecError, MemoryExhausted
+from edgespec.server.model_host import ModelHost
+
+
+class Engines:
+    """Opens engines, and says what was opened and closed in which order."""
+
+    def __init__(self, fails: Callable[[str], Exception | None] = lambda name: None) -> None:
+        self.done: list[str] = []
+        self.may_open = Event()
+        self.may_open.set()
+        self._fails = fails
+
+    def open(self, name: str) -> Engine:
+        assert self.may_open.wait(30)
+        if error := self._fails(name):
+            self.done.append(f"{name}!")
+            raise error
+        self.done.append(f"+{name}")
+        return cast(Engine, SimpleNamespace(close=lambda: self.done.append(f"-{name}")))
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 30))
+
+
+async def use(host: ModelHost, name: str) -> None:
+    async with host.lease(name) as model:
+        assert model.name == name
+
+
+async def settled(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.001)
+
+
+def test_a_model_is_loaded_once_for_all_who_want_it() -> None:
+    engines = Engines()
+
+    async def work() -> None:
+        host = ModelHost(engines.open)
+        await asyncio.gather(*(use(host, "a") for _ in range(9)))
+        await use(host, "a")
+        assert host.loaded == ["a"]
+        await host.close()
+
+    run(work())
+    assert engines.done == ["+a", "-a"]
+
+
+def test_the_model_used_longest_ago_makes_place() -> None:
+    engines = Engines()
+
+    async def work() -> None:
+        host = ModelHost(engines.open, max_models=2)
+        for name in ("a", "b", "a", "c"):
+            await use(host, name)
+        assert engines.done == ["+a", "+b", "-b", "+c"]
+        assert sorted(host.loaded) == ["a", "c"]
+
+    run(work())
+
+
+def test_who_wants_another_model_waits_for_its_users_and_is_not_overtaken() -> None:
+    engines, order = Engines(), list[str]()
+
+    async def ask(host: ModelHost, name: str) -> None:
+        async with host.lease(name):
+            order.append(name)
+
+    async def work() -> None:
+        host = ModelHost(engines.open)
+        async with host.lease("a"):
+            waiting = [asyncio.create_task(ask(host, name)) for name in ("b", "a", "b")]
+            await asyncio.sleep(0.01)
+            assert order == []
+        await asyncio.gather(*waiting)
+
+    run(work())
+    assert order == ["b", "a", "b"]
+    assert engines.done == ["+a", "-a", "+b", "-b", "+a", "-a", "+b"]
+
+
+def test_an_idle_model_is_closed_and_one_in_use_is_not() -> None:
+    engines = Engines()
+
+    async def work() -> None:
+        host = ModelHost(engines.open, idle_s=0.02)
+        async with host.lease("a"):
+            await asyncio.sleep(0.05)
+            assert host.loaded == ["a"]
+        await settled(lambda: engines.done == ["+a", "-a"])
+        assert host.loaded == []
+        await use(host, "a")
+
+    run(work())
+    assert engines.done[:3] == ["+a", "-a", "+a"]
+
+
+def test_a_model_that_everybody_has_left_while_it_loaded_is_closed_too() -> None:
+    engines = Engines()
+    engines.may_open.clear()
+
+    async def work() -> None:
+        host = ModelHost(engines.open, idle_s=0.01)
+        waiting = asyncio.create_task(use(host, "a"))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        engines.may_open.set()
+        await settled(lambda: engines.done == ["+a", "-a"])
+
+    run(work())
+
+
+def test_short_memory_closes_idle_models() -> None:
+    engines = Engines()
+
+    async def work() -> None:
+        host = ModelHost(engines.open, is_memory_short=lambda: True, look_s=0.005)
+        await host.start()
+        async with host.lease("a"):
+            await asyncio.sleep(0.02)
+            assert host.loaded == ["a"]
+        await settled(lambda: host.loaded == [])
+        await host.close()
+
+    run(work())
+
+
+def test_a_model_that_lacks_memory_is_tried_again_without_the_others() -> None:
+    engines = Engines(
+        lambda name: MemoryExhausted("short") if name == "big" and "-a" not in engines.done else None
+    )
+
+    async def work() -> None:
+        host = ModelHost(engines.open, max_models=3)
+        await use(host, "a")
+        await use(host, "big")
+        assert host.loaded == ["big"]
+
+    run(work())
+    assert engines.done == ["+a", "big!", "-a", "+big"]
+
+
+def test_all_who_wait_hear_that_loading_failed_and_the_next_one_tries_again() -> None:
+    failures = [EdgeSpecError("a file is missing")]
+    engines = Engines(lambda name: failures.pop() if failures else None)
+
+    async def work() -> None:
+        host = ModelHost(engines.open)
+        found = await asyncio.gather(*(use(host, "a") for _ in range(3)), return_exceptions=True)
+        assert [str(each) for each in found] == ["a file is missing"] * 3
+        await use(host, "a")
+
+    run(work())
+    assert engines.done == ["a!", "+a"]
+
+
+def test_a_model_that_was_loaded_before_is_lent() -> None:
+    engines = Engines()
+
+    async def work() -> None:
+        host = ModelHost(engines.open)
+        await host.start("first", engines.open("x"))
+        await use(host, "first")
+        await host.close()
+
+    run(work())
+    assert engines.done == ["+x", "-x"]

@@ -1,0 +1,75 @@
+"""The server asked by openai, the package: plain, streaming and from asyncio."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from served import Served, home_with, serving, table_engine
+
+from edgespec.server.model_names import ModelNames
+
+openai = pytest.importorskip("openai")
+pytestmark = pytest.mark.clients
+HI = [{"role": "user", "content": "in the an"}]
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    names = ModelNames(home_with(tmp_path_factory.mktemp("home"), tiny=tiny_model))
+    with serving(names, lambda name: table_engine(tiny_model), key="key") as found:
+        yield found
+
+
+def test_chat_completions_are_understood_plain_and_streaming(served: Served) -> None:
+    with openai.OpenAI(base_url=served.url, api_key="key") as client:
+        whole = client.chat.completions.create(
+            model="tiny", messages=HI, max_tokens=9, logprobs=True, top_logprobs=2
+        )
+        text = whole.choices[0].message.content
+        assert len(whole.choices[0].logprobs.content) == 9
+        assert whole.usage.model_extra["speculation"]["drafter"] == "suffix"
+        stream = client.chat.completions.create(
+            model="tiny", messages=HI, max_tokens=9, stream=True, stream_options={"include_usage": True},
+            extra_body={"speculation": {"off": True}},
+        )  # fmt: skip
+        chunks = list(stream)
+        joined = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert joined == text
+        assert chunks[-1].usage.completion_tokens == 9
+
+
+def test_asyncio_clients_ask_at_once(served: Served) -> None:
+    async def ask(client: "openai.AsyncOpenAI") -> str:
+        answer = await client.chat.completions.create(model="tiny", messages=HI, max_tokens=9)
+        return str(answer.choices[0].message.content)
+
+    async def ask_all() -> set[str]:
+        async with openai.AsyncOpenAI(base_url=served.url, api_key="key") as client:
+            return set(await asyncio.gather(*(ask(client) for _ in range(8))))
+
+    assert len(asyncio.run(ask_all())) == 1
+
+
+def test_completions_models_and_responses_are_understood(served: Served) -> None:
+    with openai.OpenAI(base_url=served.url, api_key="key") as client:
+        found = client.completions.create(model="tiny", prompt=["in", "the"], max_tokens=4, echo=True)
+        assert [choice.index for choice in found.choices] == [0, 1]
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        assert client.models.retrieve("tiny").id == "tiny"
+        response = client.responses.create(model="tiny", input="in the an", max_output_tokens=8)
+        with client.responses.stream(model="tiny", input="in the an", max_output_tokens=8) as stream:
+            deltas = [each.delta for each in stream if each.type == "response.output_text.delta"]
+        assert "".join(deltas) == response.output_text
+
+
+def test_refusals_are_the_packages_own_errors(served: Served) -> None:
+    with openai.OpenAI(base_url=served.url, api_key="key", max_retries=0) as client:
+        with pytest.raises(openai.NotFoundError, match="no model 'gpt-4o'"):
+            client.chat.completions.create(model="gpt-4o", messages=HI)
+        with pytest.raises(openai.BadRequestError, match="embeddings"):
+            client.embeddings.create(model="tiny", input="a text")
+        with pytest.raises(openai.BadRequestError, match="temperature"):
+            client.chat.completions.create(model="tiny", messages=HI, temperature=-1)
+    with openai.OpenAI(base_url=served.url, api_key="wrong") as client, pytest.raises(openai.AuthenticationError):
+        client.models.list()

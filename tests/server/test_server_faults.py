@@ -1,0 +1,373 @@
+"""Clients that err, leave, read slowly or mean harm, and what the server does in each case."""
+
+import json
+import logging
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import tiny
+from served import Served, home_with, serving, table_engine
+from stuck import StuckDecoder
+
+from edgespec import Engine
+from edgespec.errors import EdgeSpecError, MemoryExhausted
+from edgespec.runtimes.table import TableDecoder
+from edgespec.server.limits import Limits
+from edgespec.server.model_names import ModelNames
+from edgespec.server.security import is_loopback, require_key_on_network
+from edgespec.server.serving import open_socket
+from edgespec.types import Logits, TokenIds
+
+CHAT = "/v1/chat/completions"
+SECRET = "the in re an on"
+HI = {"model": "tiny", "messages": [{"role": "user", "content": SECRET}], "max_tokens": 5}
+QUICK = Limits(drain_s=0.3, headers_s=0.2, body_s=0.2, reader_s=0.3, body_bytes=100_000, keep_alive_s=0.1)
+
+
+@pytest.fixture
+def names(tiny_model: Path, tmp_path: Path) -> ModelNames:
+    return ModelNames(home_with(tmp_path, tiny=tiny_model))
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    names = ModelNames(home_with(tmp_path_factory.mktemp("home"), tiny=tiny_model))
+    with serving(names, lambda name: table_engine(tiny_model), limits=QUICK) as found:
+        yield found
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "HEAD"])
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::2]", ""])
+def test_other_host_names_are_refused(served: Served, method: str, host: str) -> None:
+    """S1: a name that was pointed at this machine."""
+    for path in ("/v1/models", CHAT, "/health"):
+        assert served.client.request(method, path, headers={"Host": host}).status_code == 403
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:1", "LOCALHOST", "127.0.0.1:99", "[::1]:8080"])
+def test_own_host_names_are_answered(served: Served, host: str) -> None:
+    assert served.client.get("/health", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:3000", "file://"])
+def test_pages_of_sites_are_let_in_by_no_method(served: Served, origin: str) -> None:
+    """S2: also the question before a request that changes something."""
+    asking = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    answers = [
+        served.client.request("OPTIONS", CHAT, headers={"Origin": origin, **asking}),
+        served.client.post(CHAT, json=HI, headers={"Origin": origin}),
+        served.client.get("/v1/models", headers={"Origin": origin}),
+    ]
+    for answer in answers:
+        assert answer.status_code == 403
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+def test_bodies_of_forms_are_refused(served: Served, kind: str) -> None:
+    """S2: what a page can send without being asked first."""
+    answer = served.client.post(CHAT, content=json.dumps(HI), headers={"Content-Type": kind})
+    assert answer.status_code == 415
+
+
+def test_other_machines_need_a_key() -> None:
+    """S3"""
+    for host in ("0.0.0.0", "::", "192.168.1.5", "my-machine", ""):
+        assert not is_loopback(host)
+        with pytest.raises(EdgeSpecError, match="--api-key"):
+            require_key_on_network(host, None)
+        require_key_on_network(host, "key")
+    for host in ("127.0.0.1", "localhost", "::1", "127.0.0.2", "[::1]"):
+        require_key_on_network(host, None)
+    with pytest.raises(EdgeSpecError, match="empty"):
+        require_key_on_network("127.0.0.1", " ")
+
+
+def test_a_key_is_asked_for_everywhere_but_at_health(names: ModelNames, tiny_model: Path) -> None:
+    """S4"""
+    with serving(names, lambda name: table_engine(tiny_model), key="clé", host="0.0.0.0") as served:
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": "Bearer"},
+            {"Authorization": "clé".encode()},
+            {"x-api-key": "cl"},
+        ):
+            for path in ("/v1/models", "/metrics", "/no/page"):
+                answer = served.client.get(path, headers=headers)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+        for headers in ({"Authorization": "Bearer clé".encode()}, {"x-api-key": "clé".encode()}):
+            assert served.client.get("/v1/models", headers={**headers, "Host": "any.name"}).status_code == 200
+        assert served.client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 0), ("n", -1), ("n", 1000), ("n", "two"), ("n", True), ("max_tokens", 0), ("max_tokens", -5),
+        ("max_tokens", 1.5), ("max_completion_tokens", -1), ("temperature", -0.1), ("temperature", "hot"),
+        ("top_p", 1.5), ("top_p", -1), ("top_k", -7), ("presence_penalty", 1e9), ("seed", "s"), ("seed", 1.5),
+        ("stop", [""]), ("stop", "x" * 5000), ("stop", ["a"] * 50), ("stop", 7), ("logit_bias", {"a": 1}),
+        ("logit_bias", {"1": 500}), ("logit_bias", {str(i): 1 for i in range(5000)}), ("logit_bias", {"-1": 1}),
+        ("top_logprobs", 3), ("logprobs", "yes"), ("messages", []), ("messages", "hi"), ("messages", [{}]),
+        ("messages", [{"role": "wizard", "content": "x"}]), ("messages", [{"role": "user", "content": 7}]),
+        ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
+        ("messages", [{"role": "tool", "content": "x"}]), ("stream", "yes"), ("prediction", "text"),
+        ("response_format", {"type": "json_object"}), ("tool_choice", "required"), ("speculation", 3),
+        ("tool_choice", {"type": "function"}),
+    ],
+)  # fmt: skip
+def test_fields_that_cannot_be_are_refused_by_name(served: Served, field: str, value: Any) -> None:
+    """S5, before any work; the server goes on."""
+    answer = served.client.post(CHAT, json={**HI, field: value})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert set(error) == {"message", "type", "param", "code"}
+    assert field.split("_")[0] in error["message"]
+    assert served.client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"model": "\xff"}', b'{"messages": NaN}', b"[" * 100_000,
+        b'{"messages":' + b'[{"a":' * 20_000, b'{"temperature": 1e999, "messages": []}', b'{"model": "\\ud800"}',
+    ],
+    ids=range(11),
+)  # fmt: skip
+def test_bodies_that_are_no_request_are_refused(served: Served, body: bytes) -> None:
+    """S5"""
+    answer = served.client.post(CHAT, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code in (400, 413)
+    assert answer.json()["error"]["message"]
+
+
+def test_a_huge_body_is_refused_before_it_is_read(served: Served) -> None:
+    """S5, with a stated length and without."""
+    content = {"Content-Type": "application/json"}
+    large = json.dumps({**HI, "user": "x" * 200_000}).encode()
+    assert served.client.post(CHAT, content=large, headers=content).status_code == 413
+    assert served.client.post(CHAT, content=iter([large]), headers=content).status_code == 413
+    with served.raw() as connection:
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: 999999999999\r\n\r\n".encode())
+        assert b" 413 " in connection.recv(4096)
+
+
+def test_a_prompt_beyond_the_context_is_refused(names: ModelNames, tiny_model: Path) -> None:
+    with serving(names, lambda name: table_engine(tiny_model), limits=QUICK) as served:
+        answer = served.client.post(CHAT, json={**HI, "messages": [{"role": "user", "content": "re in " * 9000}]})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+@contextmanager
+def leaving(served: Served, *, stream: bool) -> Iterator[socket.socket]:
+    """A client that asks and is reset when the block ends."""
+    body = json.dumps({**HI, "max_tokens": 500, "stream": stream}).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with served.raw() as connection:
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        yield connection
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+class StuckLater(StuckDecoder):
+    """It gets stuck after some passes."""
+
+    num_left = 3
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        self.num_left -= 1
+        if self.num_left >= 0:
+            return TableDecoder(tiny.VOCAB, seed=3).logits(tokens, num_last)
+        return StuckDecoder.logits(self, tokens, num_last)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streaming", "whole"])
+@pytest.mark.parametrize("kind", [StuckDecoder, StuckLater], ids=["before the first token", "later"])
+def test_a_client_that_leaves_ends_its_pass(
+    names: ModelNames, tiny_model: Path, kind: type[StuckDecoder], stream: bool
+) -> None:
+    """S7: within the pass, which would never end by itself; its place is free then."""
+    decoder = kind()
+    with serving(names, lambda name: table_engine(tiny_model, decoder), limits=QUICK) as served:
+        with leaving(served, stream=stream):
+            assert decoder.has_begun.wait(30)
+        assert decoder.is_interrupted.wait(30)
+        served.wait_until(lambda: served.services.admission.num_taken == 0)
+        assert served.client.get("/health").status_code == 200
+
+
+def test_a_reader_that_takes_nothing_is_left(names: ModelNames, tiny_model: Path) -> None:
+    """S8: what waits for it is bounded, and its answer ends."""
+
+    def engine(name: str) -> Engine:
+        made = table_engine(tiny_model)
+        made.manifest = replace(made.manifest, eos_token_ids=())
+        made._encoder.context_length = 1 << 20
+        return made
+
+    with (
+        serving(names, engine, limits=QUICK, send_bytes=4096) as served,
+        served.raw(4096) as connection,
+    ):
+        body = json.dumps({**HI, "max_tokens": 200_000, "stream": True}).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        served.wait_until(lambda: served.services.admission.num_taken == 1)
+        served.wait_until(lambda: served.services.admission.num_taken == 0)
+
+
+def test_heads_and_bodies_that_never_end_are_given_up(served: Served) -> None:
+    """S9: connections that send a little and stay."""
+    with served.raw() as nothing, served.raw() as head, served.raw() as body:
+        head.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-A: ")
+        body.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b'Content-Length: 100\r\n\r\n{"model"'
+        )
+        assert nothing.recv(4096) == b""
+        assert head.recv(4096) == b""
+        assert b" 408 " in body.recv(4096)
+    assert served.client.get("/health").status_code == 200
+
+
+def test_floods_of_headers_are_refused(served: Served) -> None:
+    """S9"""
+    with served.raw() as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X-A: b\r\n" * 9000)
+        assert b" 400 " in connection.recv(4096)
+
+
+def test_a_full_queue_says_when_to_come_back(names: ModelNames, tiny_model: Path) -> None:
+    """S9"""
+    decoder = StuckDecoder()
+    limits = replace(QUICK, num_answers=2)
+    with serving(names, lambda name: table_engine(tiny_model, decoder), limits=limits) as served:
+        with leaving(served, stream=True):
+            assert decoder.has_begun.wait(30)
+            answer = served.client.post(CHAT, json={**HI, "n": 2})
+            assert answer.status_code == 429
+            assert int(answer.headers["Retry-After"]) >= 1
+            assert answer.json()["error"]["type"] == "rate_limit_error"
+            assert served.client.get("/health").status_code == 200
+        served.wait_until(lambda: served.services.admission.num_taken == 0)
+
+
+def test_schemas_and_expressions_are_refused_at_once(served: Served) -> None:
+    """S10: no grammar is compiled."""
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": "(a+)+" * 1000}}}
+    answer = served.client.post(CHAT, json={**HI, "response_format": schema})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+
+
+class FailingDecoder(StuckDecoder):
+    """It fails after some passes."""
+
+    def __init__(self, num_passes: int, error: Exception) -> None:
+        super().__init__()
+        self._table, self._left, self._error = TableDecoder(tiny.VOCAB, seed=3), num_passes, error
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        self._left -= 1
+        if self._left < 0:
+            raise self._error
+        return self._table.logits(tokens, num_last)
+
+
+def test_an_error_within_a_stream_is_an_event(
+    names: ModelNames, tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S12: without a traceback, which the log has for those who ask."""
+    errors: list[Exception] = [EdgeSpecError("the device is gone"), RuntimeError("secret of the machine")]
+    for error in errors:
+        decoder = FailingDecoder(3, error)
+        with serving(names, lambda name, decoder=decoder: table_engine(tiny_model, decoder)) as served:
+            events = served.events(CHAT, {**HI, "max_tokens": 50})
+            assert events[-1] == "[DONE]"
+            told = events[-2]["error"]
+            assert told["type"] == "server_error"
+            assert ("the device is gone" in told["message"]) == isinstance(error, EdgeSpecError)
+            assert "secret" not in told["message"]
+            whole = served.client.post(CHAT, json=HI)
+            assert (whole.status_code, whole.json()["error"]["type"]) == (500, "server_error")
+            assert served.client.get("/health").status_code == 200
+
+
+def test_memory_that_is_short_is_told_with_a_time_to_come_back(names: ModelNames, tiny_model: Path) -> None:
+    def refuse(name: str) -> Engine:
+        raise MemoryExhausted("the model needs 8 GiB and 2 are free; close other programs")
+
+    with serving(names, refuse) as served:
+        for stream in (False, True):
+            answer = served.client.post(CHAT, json={**HI, "stream": stream})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "out_of_memory")
+            assert answer.headers["Retry-After"]
+
+
+def test_a_pause_is_filled_with_signs_of_life(names: ModelNames, tiny_model: Path) -> None:
+    decoder = StuckDecoder()
+    with (
+        serving(names, lambda name: table_engine(tiny_model, decoder), limits=QUICK) as served,
+        served.client.stream("POST", CHAT, json={**HI, "stream": True}) as answer,
+    ):
+        lines = answer.iter_lines()
+        assert next(line for line in lines if line.startswith(":")) == ": keep-alive"
+
+
+def test_shutdown_lets_answers_end_and_cuts_short_what_does_not(names: ModelNames, tiny_model: Path) -> None:
+    """S13: the reader of an answer that is cut short is told."""
+    decoder = StuckLater()
+    with serving(names, lambda name: table_engine(tiny_model, decoder), limits=QUICK) as served:
+        with served.client.stream("POST", CHAT, json={**HI, "max_tokens": 50, "stream": True}) as answer:
+            assert decoder.has_begun.wait(30)
+            served.server.should_exit = True
+            lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
+        assert lines[-1] == "data: [DONE]"
+        assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "shutting_down"
+        served.thread.join(30)
+        with pytest.raises(httpx2.ConnectError):
+            served.client.get("/health")
+
+
+def test_logs_have_no_texts_and_no_control_characters(
+    names: ModelNames, tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S14: one line a request."""
+    with (
+        caplog.at_level(logging.INFO, "edgespec"),
+        serving(names, lambda name: table_engine(tiny_model), key="k3y") as served,
+    ):
+        headers = {"Authorization": "Bearer k3y"}
+        served.client.post(CHAT, json=HI, headers=headers)
+        served.client.post(CHAT, json={**HI, "model": "a\x1b[31m\nb", "user": "mallory"}, headers=headers)
+        served.client.get("/v1/%1b%5b31m%0aforged", headers=headers)
+        served.client.get("/v1/models", headers={"Authorization": "Bearer wr0ng"})
+    lines = [each.getMessage() for each in caplog.records if each.name == "edgespec.server"]
+    requests = [line for line in lines if line.startswith(("POST", "GET"))]
+    assert len(requests) == 4
+    assert requests[0].startswith(f"POST {CHAT} 200 in ")
+    assert ", tiny, 10 + 5 tokens" in requests[0]
+    assert [line.split()[2] for line in requests] == ["200", "404", "404", "401"]
+    for line in lines:
+        assert line.isprintable()
+        assert not any(word in line for word in (SECRET, "k3y", "wr0ng", "mallory"))
+
+
+def test_a_port_in_use_is_told(served: Served) -> None:
+    with served.raw() as connection:
+        port = connection.getpeername()[1]
+    with pytest.raises(EdgeSpecError, match=rf"cannot listen on port {port} .*--port") as raised:
+        open_socket("127.0.0.1", port)
+    assert raised.value.exit_code == 1
+    with pytest.raises(EdgeSpecError, match="cannot listen"):
+        open_socket("no such host.invalid", 0)
