@@ -1,6 +1,6 @@
 """A drafter model, as a policy weighs it before a pass, and on trial."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.scheduler import Round
@@ -9,12 +9,17 @@ from edgespec.policy.ahead_schedule import AheadSchedule
 from edgespec.policy.costs import PassCosts
 from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.expected import best_length, expected_tokens, most_hopeful
-from edgespec.policy.limits import MAX_DRAFT_TOKENS, MIN_GAIN, MIN_GAIN_TO_STAY, MIN_LOSS_OF_TRIAL
+from edgespec.policy.limits import (
+    MAX_BRANCHES,
+    MAX_DRAFT_TOKENS,
+    MIN_GAIN,
+    MIN_GAIN_TO_STAY,
+    MIN_LOSS_OF_TRIAL,
+)
 from edgespec.policy.model_rates import ModelRates
 from edgespec.policy.option import Option
-from edgespec.policy.side_nodes import SideNode, choose_side_nodes
 from edgespec.system.clock import Clock
-from edgespec.types import Draft, Drafter, DraftRequest, Sampler, TokenIds, append
+from edgespec.types import Draft, Drafter, DraftRequest, Growth, Sampler, TokenIds, TreeWorth, append
 
 _MAX_MIN_PROBABILITY = 0.9
 # A rate that rests on this many judged tokens may be as lucky as MIN_GAIN supposes; luck falls with their root.
@@ -76,12 +81,10 @@ class ModelSource:
 
         rates = self._own.chain(request.num_tokens)
         rate, length = best_length(expected_tokens(rates), cost)
-        nodes: tuple[SideNode, ...] = ()
-        if length and self.has_trees and not request.with_distributions:
-            draft_s = cost(length) - pass_times_s[length]
-            times_s = self.costs.pass_times_s(MAX_DRAFT_TOKENS + 1)
-            rate, nodes = choose_side_nodes(rates[:length], self._own.others(), times_s, draft_s)
-        return Option(rate, length, self, min_gain=self._min_gain, side_nodes=nodes)
+        is_tree = length > 0 and self.has_trees and not request.with_distributions
+        if is_tree:
+            rate *= self.stats.tree_gain.ratio
+        return Option(rate, length, self, min_gain=self._min_gain, is_tree=is_tree)
 
     def trial(self, option: Option, best: Option, tokens: TokenIds) -> Option | None:
         is_wanted = option is not best and self.costs.step_s is not None and not self.drafter.can_run_ahead
@@ -101,29 +104,49 @@ class ModelSource:
             return None
         draft_s = self.stats.num_steps(length) * self.stats.costs.step * self.costs.pass_s(1)
         rate = totals[length] / (pass_times_s[length] + draft_s)
-        return option._replace(rate=rate, num_tokens=length, draft_s=draft_s, hope=hope, side_nodes=())
+        return option._replace(rate=rate, num_tokens=length, draft_s=draft_s, hope=hope, is_tree=False)
 
     def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
-        """Drafts option.num_tokens, as long as each promises more, at the option's rate, than it takes."""
+        """Drafts option.num_tokens, as long as each promises more, at the option's rate, than it takes.
+
+        Of a tree it drafts whatever does, as far ahead as the request goes.
+        """
         if option.is_ahead:
-            request = self._ahead.request(request, option)
-        else:
-            row_s = (self.costs.pass_s(4) - self.costs.pass_s(2)) / 2  # where 3 and 4 are one pass, half of it
-            # What a step drafts costs no more for being longer.
-            step = self.stats.costs.step if self.stats.tokens_per_step == 1 else 0.0
-            token_s = step * self.costs.pass_s(1) + row_s
-            # A draft that is made to learn what its pass takes has to have its length.
-            min_probability = 0.0 if option.hope else min(_MAX_MIN_PROBABILITY, option.rate * token_s)
-            num_tokens, has_distributions = min(option.num_tokens, request.num_tokens), request.with_distributions
-            request = DraftRequest(
-                num_tokens,
-                min_probability,
-                has_distributions,
-                request.cancel,
-                num_others=max([rank + 1 for _, rank in option.side_nodes], default=0),
-                side_nodes=option.side_nodes,
-            )
-        return self.drafter.draft(tokens, request, sampler)
+            return self.drafter.draft(tokens, self._ahead.request(request, option), sampler)
+        row_s = (self.costs.pass_s(4) - self.costs.pass_s(2)) / 2  # where 3 and 4 are one pass, half of it
+        # What a step drafts costs no more for being longer.
+        step = self.stats.costs.step if self.stats.tokens_per_step == 1 else 0.0
+        token_s = step * self.costs.pass_s(1) + row_s
+        # A draft that is made to learn what its pass takes has to have its length.
+        min_probability = 0.0 if option.hope else min(_MAX_MIN_PROBABILITY, option.rate * token_s)
+        chain = replace(
+            request, num_tokens=min(option.num_tokens, request.num_tokens), min_probability=min_probability
+        )
+        if not option.is_tree:
+            return self.drafter.draft(tokens, chain, sampler)
+        # A drafter of blocks drafts chains, as long as its blocks pay in the mean.
+        max_depth = request.num_tokens if self.stats.tokens_per_step == 1 else chain.num_tokens
+        worth = self._tree_worth(option, max_depth, step * self.costs.pass_s(1))
+        draft = self.drafter.draft(tokens, replace(chain, num_tokens=max_depth, tree=worth), sampler)
+        if draft.growth is not None:
+            self._observe_gain(option, len(draft.tokens), draft.growth)
+        return draft
+
+    def _tree_worth(self, option: Option, max_depth: int, step_s: float) -> TreeWorth:
+        rows = range(1, MAX_BRANCHES + 1)
+        return TreeWorth(
+            accepted=self._own.chain(max_depth),
+            chances=self._own.nodes(),
+            pass_times=[option.rate * each for each in self.costs.pass_times_s(MAX_DRAFT_TOKENS + 1)],
+            step_times=[option.rate * step_s * self.stats.rows.ratio(num_rows) for num_rows in rows],
+            chain_length=option.num_tokens,
+        )
+
+    def _observe_gain(self, option: Option, num_nodes: int, growth: Growth) -> None:
+        """Learn what trees promise, over what the option would without them."""
+        drafting_s = self.stats.steps_of(growth) * self.stats.costs.step * self.costs.pass_s(1)
+        taken_s, gain = drafting_s + self.costs.pass_s(num_nodes + 1), self.stats.tree_gain
+        gain.observe(growth.expected, taken_s * option.rate / gain.ratio)
 
     def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> bool:
         self._num_rounds += 1
@@ -134,12 +157,12 @@ class ModelSource:
         is_run = num_draft > 0 and round.draft.source == self.drafter.name
         if is_run:
             if not round.is_ahead:  # a lane that is ahead may have begun before it was asked
-                unread = self.stats.num_unread(round.tokens)
-                num_steps = self.stats.num_steps(num_draft)
+                unread, growth = self.stats.num_unread(round.tokens), round.draft.growth
+                num_steps = self.stats.steps_of(growth) if growth else self.stats.num_steps(num_draft)
                 self.stats.costs.observe(num_steps, unread, round.draft_s / self.costs.pass_s(1))
             self.stats.read = append(round.tokens, draft.tokens[:-1])
-            if num_accepted < num_draft and len(round.draft.tokens) > num_draft:
-                self._own.observe_side_nodes(round.draft, num_accepted, int(emitted[num_accepted]))
+            if round.draft.growth is not None:
+                self._own.observe_growth(round.draft.growth, emitted)
         self._is_run = is_run
         # A trial goes on, a token further, as long as all of it is accepted.
         self._trial = self._trial + 1 if is_run and self._trial and num_accepted >= self._trial else 0
