@@ -42,12 +42,29 @@ class Distribution(NamedTuple):
         return float(self.weights[place] / self.weights.sum()) if is_there else 0.0
 
 
+class Growth(NamedTuple):
+    """The whole tree of guesses of which a drafter model's draft is a part.
+
+    parents: The index of the guess before each, -1 for the last committed token.
+    confidence: The class of each guess by how sure the drafter was of it.
+    num_rows: Of each step of the drafter, the guesses that it drafted on from.
+    expected: Tokens that a pass over the draft is expected to yield.
+    """
+
+    tokens: TokenIds  # [num_guesses]
+    parents: tuple[int, ...]
+    confidence: tuple[int, ...]
+    num_rows: tuple[int, ...]
+    expected: float
+
+
 class Draft(NamedTuple):
     """Guessed tokens.
 
     buckets: for each token the bucket in which its source counts how often such tokens are accepted.
     parents: of a tree, the index of the node before each token, -1 for the last committed token; None for a chain.
     distributions: the distribution that each token was sampled from; None where each was certain.
+    growth: of a draft that a request for a tree gave; None of others, and of a part of one.
     """
 
     tokens: TokenIds  # [num_draft]
@@ -55,6 +72,7 @@ class Draft(NamedTuple):
     parents: tuple[int, ...] | None = None
     distributions: tuple[Distribution, ...] | None = None
     source: str = "none"
+    growth: Growth | None = None
 
     def cut(self, num_tokens: int) -> "Draft":
         """The first num_tokens tokens; of a tree that is a tree, for parents come before their children."""
@@ -63,6 +81,7 @@ class Draft(NamedTuple):
             buckets=self.buckets[:num_tokens],
             parents=self.parents and self.parents[:num_tokens],
             distributions=self.distributions and self.distributions[:num_tokens],
+            growth=None,
         )
 
     def trunk(self) -> "Draft":
@@ -103,6 +122,25 @@ class Branching:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeWorth:
+    """What nodes of a tree of guesses are worth to a pass, and what they cost, in tokens that the time is worth.
+
+    accepted: The chance that a drafted token is accepted if all before it were, by position; the last counts for
+        all positions behind it.
+    chances: The chance that a guess comes true if those before it do, by its class of confidence.
+    pass_times: Of the target's passes by width, from 1 on, as wide as a pass may be.
+    step_times: Of the drafter's steps by the branches that they draft on from, from 1 on.
+    chain_length: The most tokens of a drafter that drafts chains alone.
+    """
+
+    accepted: Sequence[float]
+    chances: Sequence[float]
+    pass_times: Sequence[float]
+    step_times: Sequence[float]
+    chain_length: int
+
+
+@dataclass(frozen=True, slots=True)
 class DraftRequest:
     """A policy's request for a draft.
 
@@ -115,7 +153,7 @@ class DraftRequest:
     timeout_s: How long to wait for min_tokens; None to wait until a fault.
     branching: Also draft on from other outcomes of the pass that are worth it; None for the likeliest alone.
     num_others: How many alternatives to name for each token.
-    side_nodes: Also draft these next best choices, each a position in the chain of guesses and a rank there.
+    tree: Draft all nodes that are worth it instead, if the drafter names alternatives; None for a chain.
     """
 
     num_tokens: int
@@ -127,7 +165,7 @@ class DraftRequest:
     timeout_s: float | None = None
     branching: Branching | None = None
     num_others: int = 0
-    side_nodes: Sequence[tuple[int, int]] = ()
+    tree: TreeWorth | None = None
 
 
 class DraftStep(NamedTuple):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.drafters.model_drafter import Guess
+from edgespec.drafters.guess import Guess
 from edgespec.policy.draft_model import UNKNOWN_BRANCHING
 from edgespec.policy.limits import MAX_AHEAD_TOKENS
 from edgespec.types import Branching, Missed, TokenIds

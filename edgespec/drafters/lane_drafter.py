@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec.drafters.branches import Branches, GuessTree, Step
+from edgespec.drafters.guess import Guess
 from edgespec.drafters.lanes import Job, Lane, StepTime
-from edgespec.drafters.model_drafter import Guess, ModelDrafter
+from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.timeline import DRAFT, DRAFT_AHEAD, HEDGE
 from edgespec.errors import DrafterFault
 from edgespec.policy.limits import MAX_AHEAD_TOKENS, MAX_OTHERS

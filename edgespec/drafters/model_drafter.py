@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
@@ -20,7 +20,10 @@ from edgespec.decoders import (
 from edgespec.decoding import trees
 from edgespec.decoding.acceptance import equality
 from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode
+from edgespec.drafters.draft_tree import DraftTree
+from edgespec.drafters.guess import Guess
 from edgespec.policy.acceptance_rates import position_bucket
+from edgespec.policy.limits import MAX_OTHERS
 from edgespec.policy.speculation import Speculation
 from edgespec.types import (
     NO_DRAFT,
@@ -33,24 +36,9 @@ from edgespec.types import (
     Row,
     Sampler,
     TokenIds,
+    TreeWorth,
     append,
 )
-
-
-class Guess(NamedTuple):
-    """A drafted token.
-
-    probability: The drafter's own, where the request has a min_probability.
-    distribution: The distribution that the token was sampled from, where the request wants it.
-    others: The next best choices for its position, the best first, as many as the request wants.
-    after: Index of the guess that it follows; -1 for the text.
-    """
-
-    token: int
-    probability: float = 1.0
-    distribution: Distribution | None = None
-    others: tuple[int, ...] = ()
-    after: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +69,10 @@ class ModelDrafter(Drafter):
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         if request.num_tokens < 1 or not self.can_read(tokens) or request.cancel.is_set():
             return NO_DRAFT
+        if request.tree is not None:
+            if not self.respell and not request.with_distributions:
+                return self._draft_tree(tokens, request, request.tree, sampler)
+            request = replace(request, num_tokens=min(request.num_tokens, request.tree.chain_length))
         reached, chain = 1.0, []
         with closing(self.guesses(tokens, request, sampler)) as guesses:
             for guess in guesses:
@@ -99,9 +91,24 @@ class ModelDrafter(Drafter):
         elif self.respell:
             tokens = self.respell(tokens)
         buckets = tuple(map(position_bucket, range(len(tokens))))
-        draft = Draft(np.array(tokens, np.int32), buckets, distributions=distributions, source=self.name)
-        is_tree = request.side_nodes and not self.respell and distributions is None
-        return _with_side_nodes(draft, chain, request.side_nodes) if is_tree else draft
+        return Draft(np.array(tokens, np.int32), buckets, distributions=distributions, source=self.name)
+
+    def _draft_tree(self, tokens: TokenIds, request: DraftRequest, worth: TreeWorth, sampler: Sampler) -> Draft:
+        """The nodes of a tree that are worth their rows; of a decoder without trees, of a chain and beside it."""
+        has_branches = isinstance(self.decoder, TreeDecoder) and self.tokens_per_step == 1 and not self.speculation
+        max_depth = min(request.num_tokens, self.decoder.context_length - len(tokens))
+        request = replace(request, num_tokens=max_depth, num_others=MAX_OTHERS)
+        tree = DraftTree(worth, max_depth, has_branches=has_branches)
+        with closing(self.guesses(tokens, request, sampler)) as chain:
+            while (tips := tree.choose()) and not request.cancel.is_set():
+                if has_branches:
+                    found = self.tree_guesses(tokens, tree.run, tips, request, sampler)
+                else:
+                    found = list(islice(chain, 1))
+                if not found:
+                    break
+                tree.add(found)
+        return tree.draft(self.name)
 
     def can_read(self, tokens: TokenIds) -> bool:
         """Whether the model has all tokens of a text, and room for one more."""
@@ -174,18 +181,6 @@ class ModelDrafter(Drafter):
             self.decoder.interrupt()
 
 
-def _with_side_nodes(draft: Draft, chain: Sequence[Guess], nodes: Sequence[tuple[int, int]]) -> Draft:
-    """A draft with next best choices beside its tokens, as far as they are known; better ones come first."""
-    known = [(at, rank) for at, rank in sorted(nodes) if at < len(chain) and rank < len(chain[at].others)]
-    if not known:
-        return draft
-    return draft._replace(
-        tokens=append(draft.tokens, [chain[at].others[rank] for at, rank in known]),
-        buckets=(*draft.buckets, *(position_bucket(at) for at, _ in known)),
-        parents=(*range(-1, len(chain) - 1), *(at - 1 for at, _ in known)),
-    )
-
-
 def _equality_with(distributions: list[Distribution]) -> Acceptance:
     """Acceptance by equality that appends the distribution of each token."""
 
@@ -208,13 +203,12 @@ def _guess(
     sampler: Sampler,
     confidence: float | None = None,
 ) -> Guess:
-    others = sampler.ranked(row, text, request.num_others + 1) if request.num_others else []
-    return Guess(
-        token,
-        _chance(row, token, confidence) if request.min_probability else 1.0,
-        q,
-        tuple(other for other in others if other != token)[: request.num_others],
-    )
+    ranked = sampler.ranked(row, text, request.num_others + 1) if request.num_others else []
+    others = tuple(other for other in ranked if other != token)[: request.num_others]
+    if not request.min_probability and request.tree is None:
+        return Guess(token, 1.0, q, others)
+    first, *rest = _chances(row, [token, *others] if request.tree else [token], confidence)
+    return Guess(token, first, q, others, other_probabilities=tuple(rest))
 
 
 class _TrimmedDecoder(ForwardingDecoder):
@@ -228,9 +222,11 @@ class _TrimmedDecoder(ForwardingDecoder):
         return self._decoder.logits(tokens, num_last)[:, : self.vocab_size]
 
 
-def _chance(row: Row, token: int, confidence: float | None) -> float:
-    """The chance that a token is accepted: by the drafter's own estimate, if it has one."""
-    if confidence is not None:
-        return min(1.0, max(0.0, confidence))
+def _chances(row: Row, tokens: list[int], confidence: float | None) -> list[float]:
+    """The chances that tokens are accepted: of the first by the drafter's own estimate, if it has one."""
     # At temperature 1: about the acceptance rate (docs/log/draft-policy.md).
-    return float(1.0 / np.exp(row - row[token]).sum())
+    best = row.max()
+    found: list[float] = (np.exp(row[tokens] - best) / np.exp(row - best).sum()).tolist()
+    if confidence is not None:
+        found[0] = min(1.0, max(0.0, confidence))
+    return found

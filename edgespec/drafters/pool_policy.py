@@ -58,7 +58,7 @@ class PoolPolicy:
 
     def acceptance_changes(self) -> dict[str, AcceptanceChange]:
         """By source, how much of what it guessed was accepted in this answer and before."""
-        return self._inner.rates.changes() if isinstance(self._inner, MeasuredPolicy) else {}
+        return self._inner.acceptance_changes() if isinstance(self._inner, MeasuredPolicy) else {}
 
     def _start(self, version: int) -> None:
         self._version = version

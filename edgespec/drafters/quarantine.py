@@ -145,7 +145,7 @@ def nonsense(draft: Any, request: DraftRequest, vocab_size: int) -> str | None:
     """What is wrong with a draft; None if it can be verified."""
     if not isinstance(draft, Draft):
         return f"it drafted a {type(draft).__name__}, wanted a Draft"
-    tokens, buckets, parents, distributions, _ = draft
+    tokens, buckets, parents, distributions, *_ = draft
     if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int32 or tokens.ndim != 1:
         found = f"{tokens.dtype} {list(tokens.shape)}" if isinstance(tokens, np.ndarray) else type(tokens).__name__
         return f"its tokens are {found}, wanted int32 [num_draft]"

@@ -19,7 +19,7 @@ from edgespec.loading.placement import Placement
 from edgespec.memory.estimate import bytes_by_place, estimate_memory, sum_bytes
 from edgespec.memory.free_memory import FreeByPlace
 from edgespec.planning.plan_option import Schedule
-from edgespec.policy import side_nodes
+from edgespec.policy import draft_trees
 from edgespec.policy.costs import measure_passes
 from edgespec.policy.limits import MAX_BRANCHES
 from edgespec.policy.speculation import Speculation
@@ -41,6 +41,7 @@ class Chain:
     is_reproducible: bool  # what the models draw must not depend on the passes that they have run before
     schedule: Schedule
     hidden_states: HiddenStates | None = None  # that the target's decoder keeps, for a drafting head
+    has_trees: bool = False  # the target's rows are so cheap that trees of drafts may pay
 
     def shortened(self, num_models: int) -> "Chain":
         """The chain without its first num_models."""
@@ -65,12 +66,13 @@ def open_chain(chain: Chain, cancel: Cancel, report: Report) -> OpenModel:
         is_hedged = is_first and schedule == "hedged"
         if is_hedged:
             _require_trees(model, device, translate is not None)
+        grows_trees = chain.has_trees and is_first and schedule == "serial" and _runs_trees(model, device)
         decoder = open_drafter(
             model,
             device,
             placement.drafter_place.num_threads,
             chain.is_reproducible,
-            has_trees=is_hedged,
+            has_trees=is_hedged or (grows_trees and translate is None),
             hidden_states=chain.hidden_states,
             cancel=cancel,
         )
@@ -92,7 +94,7 @@ def open_chain(chain: Chain, cancel: Cancel, report: Report) -> OpenModel:
 
 
 def may_draft_trees(target: ModelFolder, placement: Placement, options: LoadOptions) -> bool:
-    """Whether a drafter model's next best choices may be worth their rows, by the passes measured earlier.
+    """Whether trees of a drafter model's guesses may be worth their rows, by the passes measured earlier.
 
     In deterministic mode each branch has a pass of its own, and rejection sampling verifies chains.
     """
@@ -100,7 +102,7 @@ def may_draft_trees(target: ModelFolder, placement: Placement, options: LoadOpti
         return False
     if options.acceptance != "equality" or not can_run_trees(target.manifest, placement.device):
         return False
-    return side_nodes.may_pay(read_learned_stats(target.folder).ratios.get(placement.machine, {}))
+    return draft_trees.may_pay(read_learned_stats(target.folder).ratios.get(placement.machine, {}))
 
 
 def candidates(chain: Chain, place: str, rooms: FreeByPlace) -> list[Candidate]:
@@ -126,6 +128,13 @@ def _require_trees(model: ModelFolder, device: Device, is_translated: bool) -> N
         if is_translated:
             why = "has another vocabulary than the target, and a translated drafter drafts one branch only"
         raise UsageError(f"{model.manifest.name} {why}; for 'hedged' use another drafter, or --schedule pipelined")
+
+
+def _runs_trees(model: ModelFolder, device: Device) -> bool:
+    """Whether the model can draft on from several guesses in one pass, token by token."""
+    manifest = model.manifest
+    is_whole = manifest.head is not None or manifest.vocab_subset is None
+    return is_whole and manifest.parallel is None and can_run_trees(manifest, device)
 
 
 def _measured_speculation(decoder: Decoder, drafters: Sequence[Drafter]) -> Speculation:

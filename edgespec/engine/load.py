@@ -228,11 +228,13 @@ def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Eng
     with ExitStack() as undone:
         renderer = _start_renderer(target)
         undone.callback(renderer.close)
-        has_trees = window is not None or (bool(chains) and may_draft_trees(stated, placement, options))
+        drafts_trees = bool(chains) and may_draft_trees(stated, placement, options)
+        has_trees = window is not None or drafts_trees
         decoder = _open_target(
             fit, placement, layers, shares_cores=bool(chains), has_trees=has_trees, progress=resolved.home.progress
         )
-        chains = [replace(chain, hidden_states=kept_hidden_states(decoder)) for chain in chains]
+        states = kept_hidden_states(decoder)
+        chains = [replace(chain, hidden_states=states, has_trees=drafts_trees) for chain in chains]
         settle_rows(fit.target, decoder, placement, options.deterministic, report)
         for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
             resolved.home.mark_used(each.folder)
@@ -263,7 +265,7 @@ def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Eng
                 speculation,
                 accept=ACCEPTANCES[options.acceptance],
                 hold=pool.hold,
-                has_trees=has_trees and not placement.deterministic,
+                has_trees=drafts_trees,
             ),
             pool=pool,
             answers=answers,

@@ -140,9 +140,9 @@ class AcceptanceRates:
             recent = self._recent[key] = _Count(0.0, 0.0)
         recent.add(is_accepted, _DECAY)
 
-    def assume(self, source: str, counts: tuple[float, float]) -> None:
-        """Start a source of which nothing is known from tokens accepted and judged."""
-        self._assumed.setdefault((source, _ALL), counts)
+    def assume(self, source: str, counts: tuple[float, float], bucket: int = _ALL) -> None:
+        """Start a source or a bucket of which nothing is known from tokens accepted and judged."""
+        self._assumed.setdefault((source, bucket), counts)
 
     def snapshot(self) -> Mapping[Key, tuple[float, float]]:
         """What the next answer starts from: all that was counted, and nothing that was assumed."""

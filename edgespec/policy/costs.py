@@ -257,11 +257,11 @@ class DraftCosts:
     step: float  # of each token that is drafted
     row: float  # of each token of the text that the model has not read yet
 
-    def steps(self, num_tokens: int, num_unread: int) -> float:
+    def steps(self, num_tokens: float, num_unread: int) -> float:
         # The last token of the text is read by the step that drafts the first.
         return num_tokens * self.step + max(0, num_unread - 1) * self.row
 
-    def observe(self, num_tokens: int, num_unread: int, taken: float) -> None:
+    def observe(self, num_tokens: float, num_unread: int, taken: float) -> None:
         """Correct the costs by those of one draft, each by its share of what was expected."""
         expected = self.steps(num_tokens, num_unread)
         drafting = num_tokens * self.step / expected

@@ -8,10 +8,11 @@ import numpy as np
 
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.policy.costs import DraftCosts, RowCosts, correction
+from edgespec.policy.draft_trees import TreeGain
 from edgespec.policy.limits import MAX_BRANCHES, MAX_CONTENTION, MAX_OTHERS, MIN_USED_TOKENS
 from edgespec.policy.overlap import AheadPlan, time_beside
 from edgespec.policy.trial_budget import TrialBudget
-from edgespec.types import Branching, DraftStep, TokenIds
+from edgespec.types import Branching, DraftStep, Growth, TokenIds
 
 # Tokens accepted and judged that a model which a user has chosen starts with.
 HOPE = (4.0, 6.0)
@@ -46,6 +47,7 @@ class DraftModelStats:
     read: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))  # tokens that its cache holds
     budget: TrialBudget = field(default_factory=TrialBudget)  # time for trials, in steps of the target
     tokens_per_step: int = 1
+    tree_gain: TreeGain = field(default_factory=TreeGain)
 
     @property
     def token(self) -> float:
@@ -55,6 +57,12 @@ class DraftModelStats:
     def num_steps(self, num_tokens: int) -> int:
         """How many steps a draft of num_tokens tokens takes."""
         return -(-num_tokens // self.tokens_per_step)
+
+    def steps_of(self, growth: Growth) -> float:
+        """What the steps of a draft take, in steps of one row."""
+        if self.tokens_per_step > 1:  # which drafts chains
+            return self.num_steps(len(growth.num_rows))
+        return sum(map(self.rows.ratio, growth.num_rows))
 
     def step(self, plan: AheadPlan) -> float:
         """Cost of a token under a plan, while the target rests."""

@@ -37,3 +37,5 @@ MIN_GAIN_OF_PAIR = 1.05
 
 # A draft that is made only to learn whether its source has come to pay may take this share of the time.
 TRIAL_SHARE = 0.01
+# A trial never counts as cheaper than this share of a step, or a source at break-even were tried always.
+MIN_LOSS_OF_TRIAL = 0.05

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from edgespec.decoding import trees
 from edgespec.decoding.scheduler import Expectation, Round
-from edgespec.policy.acceptance_rates import AcceptanceRates
+from edgespec.policy.acceptance_rates import AcceptanceChange, AcceptanceRates
 from edgespec.policy.costs import DraftCosts, PassCosts
 from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.limits import MAX_DRAFT_TOKENS
@@ -156,6 +156,11 @@ class MeasuredPolicy:
         unit_s = self.costs.step_s or 0.0
         bounded = min(taken_s, 2 * self._pause_s + unit_s / 64, unit_s)
         self._pause_s += _PAUSE_SHARE * (bounded - self._pause_s)
+
+    def acceptance_changes(self) -> dict[str, AcceptanceChange]:
+        """By drafter, how much of what it guessed was accepted in this answer and before."""
+        names = {drafter.name for drafter in self.drafters}  # other sources count parts of what these guessed
+        return {name: change for name, change in self.rates.changes().items() if name in names}
 
     def close(self) -> None:
         with self._lock:

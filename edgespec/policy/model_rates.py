@@ -2,10 +2,15 @@
 
 from dataclasses import dataclass
 
+from edgespec.decoding import trees
 from edgespec.policy.acceptance_rates import AcceptanceRates, position_bucket
+from edgespec.policy.confidence import NUM_CLASSES, typical_probability
 from edgespec.policy.draft_model import HOPE
 from edgespec.policy.limits import MAX_OTHERS
-from edgespec.types import Draft, Foreseen, Missed
+from edgespec.types import Foreseen, Growth, Missed, TokenIds
+
+# Tokens that a class of confidence starts with, of which the drafter's own probability is believed.
+_BELIEVED = 6.0
 
 
 def alternatives_key(drafter: str) -> str:
@@ -16,6 +21,11 @@ def alternatives_key(drafter: str) -> str:
 def others_key(drafter: str) -> str:
     """The source under which a drafter's next best choices are counted, by rank; part of the file format too."""
     return f"{drafter}, others"
+
+
+def nodes_key(drafter: str) -> str:
+    """The source under which nodes of its trees are counted, by confidence; part of the file format too."""
+    return f"{drafter}, nodes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,9 @@ class ModelRates:
         """Expect of a model that its user chose what one hopes for, until tokens of it were judged."""
         for source in (self.drafter, alternatives_key(self.drafter), others_key(self.drafter)):
             self.rates.assume(source, HOPE)
+        for confidence in range(NUM_CLASSES):
+            accepted = _BELIEVED * typical_probability(confidence)
+            self.rates.assume(nodes_key(self.drafter), (accepted, _BELIEVED), confidence)
 
     @property
     def num_judged(self) -> float:
@@ -47,6 +60,10 @@ class ModelRates:
         """By rank, the chance that a next best choice is right where the better ones are wrong."""
         return [self.rates.rate(others_key(self.drafter), rank) for rank in range(MAX_OTHERS)]
 
+    def nodes(self) -> list[float]:
+        """By class of confidence, the chance that a guess is right if those before it are."""
+        return self.rates.rates(nodes_key(self.drafter), range(NUM_CLASSES))
+
     def observe_foreseen(self, foreseen: Foreseen) -> None:
         self.rates.observe(self.drafter, position_bucket(foreseen.position), foreseen.is_right)
 
@@ -62,14 +79,7 @@ class ModelRates:
         if missed.is_named:
             self.rates.observe(others_key(self.drafter), missed.num_before, True)
 
-    def observe_side_nodes(self, draft: Draft, position: int, token: int) -> None:
-        """Learn from the side nodes where the text left the chain of a draft: at a position, with a token."""
-        assert draft.parents is not None
-        first = len(draft.trunk().tokens)
-        named = [
-            int(draft.tokens[node])
-            for node in range(first, len(draft.tokens))
-            if draft.parents[node] == position - 1
-        ]
-        is_named = token in named
-        self.observe_miss(Missed(named.index(token) if is_named else len(named), is_named))
+    def observe_growth(self, growth: Growth, emitted: TokenIds) -> None:
+        """Learn how often guesses come true by how sure the drafter was of them, verified or not."""
+        for node, is_right in trees.judge_nodes(growth.tokens, growth.parents, emitted):
+            self.rates.observe(nodes_key(self.drafter), growth.confidence[node], is_right)

@@ -20,7 +20,7 @@ class Option(NamedTuple):
     draft_s: float = 0.0  # seconds that its draft takes before the pass, where it is a probe
     hope: float = 0.0  # rate, if a pass took less by as much as is unsure of it
     is_ahead: bool = False  # the source drafts while the target verifies
-    side_nodes: tuple[tuple[int, int], ...] = ()  # next best choices to verify too, as a request has them
+    is_tree: bool = False  # to draft whatever nodes of a tree are worth it
 
 
 class Source(Protocol):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.drafters.branches import Branches, GuessTree, best_num_rows, typical_branching
-from edgespec.drafters.model_drafter import Guess
+from edgespec.drafters.guess import Guess
 from edgespec.types import Branching, Missed
 
 TEXT = np.array([1, 2, 3], np.int32)

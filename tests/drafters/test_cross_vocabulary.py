@@ -21,7 +21,8 @@ from edgespec.drafters.cross_vocabulary import (
     respell,
     shared_token_share,
 )
-from edgespec.drafters.model_drafter import Guess, ModelDrafter
+from edgespec.drafters.guess import Guess
+from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.errors import ContextOverflow, VocabularyMismatch
 from edgespec.export.vocabulary import vocabulary_from_gguf
 from edgespec.runtimes.table import TableDecoder

@@ -16,12 +16,13 @@ from edgespec.decoding.acceptance import equality
 from edgespec.decoding.rejection import rejection
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import DraftPolicy, Plain, speculative_decode
+from edgespec.drafters.guess import Guess
 from edgespec.drafters.lane_drafter import LaneDrafter
 from edgespec.drafters.lanes import Lane, ThreadLane, VirtualLane
-from edgespec.drafters.model_drafter import Guess, ModelDrafter
+from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.ngram import NgramDrafter
 from edgespec.errors import DrafterFault
-from edgespec.policy import model_source
+from edgespec.policy import ahead_schedule
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.costs import DraftCosts, PassCosts, RowCosts
 from edgespec.policy.draft_model import UNKNOWN_BRANCHING, DraftModelStats
@@ -324,14 +325,14 @@ def test_a_lane_that_has_branched_to_its_end_serves_a_request_without_branches()
 
 
 def test_slow_planning_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, plan, num_plans = Simulated("pipelined", 0.8, 0.3), model_source.best_pipelined, list[int]()
+    run, plan, num_plans = Simulated("pipelined", 0.8, 0.3), ahead_schedule.best_pipelined, list[int]()
 
     def slowly(*placement: Any) -> Any:
         num_plans.append(1)
         run.clock.sleep(0.5)
         return plan(*placement)
 
-    monkeypatch.setattr(model_source, "best_pipelined", slowly)
+    monkeypatch.setattr(ahead_schedule, "best_pipelined", slowly)
     run.speed(600)
     assert 1 < len(num_plans) <= 2 + run.clock.now / 32
 

@@ -2,9 +2,11 @@
 
 import json
 import shutil
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 import tiny_heads
@@ -12,10 +14,19 @@ from head_answers import SAMPLED, answers
 
 from edgespec import Message, SamplingParams, load
 from edgespec.cli.main import main
+from edgespec.decoders import Decoder
+from edgespec.decoding.sampling import GumbelSampler
+from edgespec.decoding.scheduler import Plain, Round, speculative_decode
+from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.errors import ModelError, UsageError, VocabularyMismatch
 from edgespec.models.pair import write_pair
+from edgespec.policy.confidence import NUM_CLASSES, typical_probability
+from edgespec.policy.costs import DraftCosts
+from edgespec.policy.limits import MAX_DRAFT_TOKENS
+from edgespec.policy.model_rates import nodes_key
+from edgespec.runtimes.recurrent_head import RecurrentTreeHead
 from edgespec.runtimes.tree import OnnxTreeDecoder
-from edgespec.types import TokenIds, append
+from edgespec.types import DraftRequest, Sampler, TokenIds, TreeWorth, append
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
@@ -180,15 +191,55 @@ def test_answer_after_one_that_was_stopped_in_its_midst_is_the_same(
             assert engine.generate(prompt, max_tokens=40).token_ids == wanted
 
 
+class Trees(Plain):
+    """Verifies a tree of a head's guesses in each pass."""
+
+    def __init__(self, head: Decoder, worth: TreeWorth, depth: int) -> None:
+        self._drafter, self._worth, self._depth = ModelDrafter(head, head.vocab_size), worth, depth
+        self.num_branched = 0  # trees in which a next best choice was drafted on from
+
+    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Round:
+        request = DraftRequest(min(self._depth, max_tokens), tree=self._worth)
+        draft = self._drafter.draft(tokens, request, sampler)
+        trunk = len(draft.trunk().tokens)
+        self.num_branched += any(parent >= trunk for parent in draft.parents or ())
+        return Round(tokens, draft)
+
+
+def test_trees_of_a_head_change_no_text_whatever_their_shape(
+    pairs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.policy.draft_trees.may_pay", lambda ratios: True)
+    num_branched = []
+    with load(pairs["recurrent"], schedule="serial", deterministic=False) as engine:
+        head, prompt = engine._pool.decoders["eagle"], engine._encoder.encode(PROMPTS[0])
+        for params, (row, depth) in product((SamplingParams(), SAMPLED), ((0.02, 5), (0.005, 2), (0.9, 5))):
+            sampler, texts = GumbelSampler(params, num_prompt=len(prompt)), []
+            chances = [typical_probability(each) for each in range(NUM_CLASSES)]
+            pass_times = [1 + row * width for width in range(1, MAX_DRAFT_TOKENS + 2)]
+            trees = Trees(head, TreeWorth((0.9,), chances, pass_times, [0.0] * 4, 1), depth)
+            for policy in (Plain(), trees):
+                blocks = speculative_decode(prompt, engine.target, sampler, policy, max_tokens=24)
+                texts.append(np.concatenate([block.tokens for block in islice(blocks, 24)])[:24].tolist())
+            assert texts[0] == texts[1]
+            num_branched.append(trees.num_branched)
+    assert [num > 0 for num in num_branched] == [True, True, False] * 2
+
+
 def test_target_verifies_trees_where_rows_are_cheap_and_the_text_stays(
     pairs: dict[str, Path], plain: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for may_pay in (False, True):
-        monkeypatch.setattr("edgespec.policy.side_nodes.may_pay", lambda ratios, found=may_pay: found)
+        monkeypatch.setattr("edgespec.policy.draft_trees.may_pay", lambda ratios, found=may_pay: found)
         drafter = str(pairs["recurrent"])
         with load(pairs["recurrent"], drafter=drafter, schedule="serial", deterministic=False) as engine:
             assert isinstance(engine.target, OnnxTreeDecoder) == engine.speculation.has_trees == may_pay
+            assert isinstance(engine._pool.decoders["eagle"], RecurrentTreeHead) == may_pay
+            # Where its steps are believed to be cheap, the head drafts until they are found to be dear here.
+            engine.speculation.ratios = {1: 1.0, 32: 1.3}
+            engine.speculation.models["eagle"].costs = DraftCosts(0.01, 0.0)
             for prompt, wanted in zip(PROMPTS, plain[::2], strict=True):
                 assert engine.generate(prompt, max_tokens=40).token_ids == wanted
+            assert any(source == nodes_key("eagle") for source, _ in engine.speculation.rates) == may_pay
     with load(pairs["recurrent"], drafter=drafter, deterministic=True) as engine:
         assert not engine.speculation.has_trees
