@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from threading import Lock
+from time import perf_counter
 
 from edgespec.decoding.acceptance import equality
+from edgespec.decoding.pass_queue import ALONE, Beside
 from edgespec.decoding.rejection import rejection
 from edgespec.decoding.scheduler import DraftPolicy
 from edgespec.policy.acceptance_rates import AcceptanceRates, Key
@@ -16,6 +18,7 @@ from edgespec.policy.measured import MeasuredPolicy
 from edgespec.policy.pass_estimate import PassEstimate
 from edgespec.policy.probes import probe_budget
 from edgespec.policy.trial_budget import TrialBudget
+from edgespec.system.clock import Clock
 from edgespec.types import Acceptance, Drafter
 
 
@@ -50,9 +53,20 @@ class Speculation:
     def name(self) -> str:
         return "+".join(drafter.name for drafter in self.drafters()) or "none"
 
-    def policy(self, max_unlearned: int = 0) -> FixedLength | MeasuredPolicy:
-        """The policy of one answer; max_unlearned as MeasuredPolicy has it."""
-        drafters = self.drafters()
+    def policy(
+        self,
+        max_unlearned: int = 0,
+        *,
+        has_models: bool = True,
+        beside: Callable[[], Beside] = lambda: ALONE,
+        clock: Clock = perf_counter,
+    ) -> FixedLength | MeasuredPolicy:
+        """The policy of one answer; max_unlearned, beside and clock as MeasuredPolicy has them.
+
+        Args:
+            has_models: Drafter models draft for it, and not its text alone.
+        """
+        drafters = [each for each in self.drafters() if has_models or each.is_free]
         if self.draft_length is not None:
             return FixedLength(drafters, self.draft_length, with_distributions=self.with_distributions)
         costs = self.costs()
@@ -65,8 +79,10 @@ class Speculation:
             self.models,
             with_distributions=self.with_distributions,
             probe_budget=self.probe_budget,
+            clock=clock,
             max_unlearned=max_unlearned,
             has_trees=self.has_trees,
+            beside=beside,
         )
 
     def costs(self) -> PassCosts:
