@@ -3,19 +3,21 @@
 Knows protocols: load() decides on decoders and drafters.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING
-from weakref import WeakSet
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakSet, ref
 
 from edgespec.decoders import Decoder, Interruptible
+from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.pool import DrafterPool
 from edgespec.engine.answers import AnswerStream, Chunk, Completion, chunks_of, join_chunks
 from edgespec.engine.generation import Generation, Request
 from edgespec.engine.request_queue import RequestQueue, Ticket
+from edgespec.engine.target_caches import TargetCaches, answer_decoder
 from edgespec.errors import ContextOverflow, EdgeSpecError, ManifestError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import return_freed
@@ -38,11 +40,11 @@ def _stop_strings(stop: str | Sequence[str] | None) -> Sequence[str]:
 class Engine:
     """A loaded model. Made by load(); close it, or use it in a with statement.
 
-    Several threads and tasks may share it. Their answers queue: one is made from its first chunk to its last,
-    then the one that was asked for next. A thread that reads several answers alternately makes each change read
-    a prompt again; and an answer that was not read for a second lets the others go first. Where is_deterministic
-    each answer has the text that it would have alone; otherwise the cached tokens of one shift the passes of the
-    other, and with them the last bits of logits.
+    Several threads and tasks may share it. As many answers as max_parallel says are made at once, each with a
+    KV cache of its own: their passes run as one where the device allows, and take turns elsewhere. Others wait for
+    the end of one of them; an answer that was not read for a second lets them go first. Where is_deterministic
+    each answer has the text that it would have alone; otherwise the last bits of logits depend on what a pass runs
+    beside it.
     """
 
     def __init__(
@@ -57,8 +59,17 @@ class Engine:
         device_names: tuple[str, str] = ("cpu", "cpu"),
         is_deterministic: bool = False,
         near_tie: float | None = None,
-        queue: RequestQueue | None = None,
+        max_parallel: int = 1,
+        may_join: Callable[[], bool] = lambda: True,
+        shared: "_Shared | None" = None,
     ) -> None:
+        """Serve answers with a target and its drafters.
+
+        Args:
+            max_parallel: How many answers may be made at once, if the target can have several caches.
+            may_join: Whether there is memory for passes of several answers.
+            shared: The caches of another engine of this target, and their queue.
+        """
         self.manifest = manifest
         self.tokenizer = encoder.tokenizer
         self._encoder = encoder
@@ -69,7 +80,8 @@ class Engine:
         self.device_names = device_names  # of target and drafter
         self.is_deterministic = is_deterministic  # one text, to the byte, whatever drafts
         self._near_tie = near_tie  # as Generation has it
-        self._queue = queue or RequestQueue()
+        self._shared = shared or _Shared.make(decoders[0], max_parallel, may_join)
+        self._pool.free_caches = self._shared.empty
         self._owner = Owner()
         self._streams: WeakSet[AnswerStream] = WeakSet()
         self._streams_lock = Lock()
@@ -90,6 +102,7 @@ class Engine:
         tokenize, still work.
         """
         self._decoders.clear()
+        self._shared.caches.close()
         if not self._owner.is_here:  # the rest belongs to the process that loaded it
             return
         with self._streams_lock:
@@ -116,8 +129,17 @@ class Engine:
             device_names=self.device_names,
             is_deterministic=self.is_deterministic,
             near_tie=self._near_tie,
-            queue=self._queue,
+            shared=self._shared,
         )
+
+    @property
+    def max_parallel(self) -> int:
+        """How many answers are made at once; further ones wait."""
+        return self._shared.caches.num_caches
+
+    @property
+    def _queue(self) -> RequestQueue:
+        return self._shared.queue
 
     @property
     def context_length(self) -> int:
@@ -148,6 +170,7 @@ class Engine:
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
+        priority: int = 0,
     ) -> AnswerStream:
         """An answer as it is made, a chunk per pass of the target.
 
@@ -161,6 +184,8 @@ class Engine:
             sampling: How tokens are chosen; greedy by default.
             max_tokens: The most tokens of an answer; by default as many as fit the context.
             stop: One or several strings that end the answer and are not part of it.
+            priority: Where several answers are made at once, one of a lower priority waits between two passes
+                until those of a higher one are done; equal ones share.
 
         Raises:
             ContextOverflow: The prompt does not fit.
@@ -168,7 +193,7 @@ class Engine:
             MemoryExhausted: A pass does not fit, though all drafters were closed. The engine can be used again.
             UsageError: An argument has a wrong type, or the prompt has no token.
         """
-        return self._stream(self._fitting(prompt, system), sampling, max_tokens, stop)
+        return self._stream(self._fitting(prompt, system), sampling, max_tokens, stop, priority)
 
     def astream(
         self,
@@ -178,6 +203,7 @@ class Engine:
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
+        priority: int = 0,
     ) -> AsyncGenerator[Chunk, None]:
         """Stream an answer to an asyncio task; arguments and errors as in stream, errors with the first chunk.
 
@@ -190,7 +216,9 @@ class Engine:
             asyncio.run(answer("Why is the sky blue?"))
         """
         return chunks_of(
-            lambda: self.stream(prompt, system=system, sampling=sampling, max_tokens=max_tokens, stop=stop)
+            lambda: self.stream(
+                prompt, system=system, sampling=sampling, max_tokens=max_tokens, stop=stop, priority=priority
+            )
         )
 
     def generate(
@@ -201,10 +229,11 @@ class Engine:
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
+        priority: int = 0,
     ) -> Completion:
         """A whole answer; arguments and errors as in stream."""
         tokens = self._fitting(prompt, system)
-        return join_chunks(list(self._stream(tokens, sampling, max_tokens, stop)), len(tokens))
+        return join_chunks(list(self._stream(tokens, sampling, max_tokens, stop, priority)), len(tokens))
 
     def chat(
         self,
@@ -262,8 +291,11 @@ class Engine:
         sampling: SamplingParams | None,
         max_tokens: int | None,
         stop: str | Sequence[str] | None,
+        priority: int = 0,
     ) -> AnswerStream:
         sampling = sampling or SamplingParams()
+        if type(priority) is not int:
+            raise UsageError(f"priority is {priority!r}; wanted a whole number")
         if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
             raise UsageError(f"max_tokens is {max_tokens!r}; wanted a whole number from 1")
         if not isinstance(sampling, SamplingParams):
@@ -284,7 +316,9 @@ class Engine:
             )
         target = self.target
         self._pool.report_changes()  # those of the time without answers
-        ticket = Ticket(partial(_interrupt, target, self._pool))
+        ticket = Ticket(caller=Caller(priority))
+        target = answer_decoder(self._shared.caches, target, ticket, prompt)
+        ticket.interrupt = partial(_interrupt, self._shared.caches.decoders, self._pool, ref(ticket))
         request = Request(prompt, sampling, max_tokens or 2 * self.context_length, _stop_strings(stop))
         chunks = self._generation().chunks(target, request, self._queue, ticket)
         stream = AnswerStream(chunks, self._queue, ticket, self._pool.report_changes)
@@ -306,8 +340,34 @@ class Engine:
         )
 
 
-def _interrupt(target: Decoder, pool: DrafterPool) -> None:
-    """End the pass and the drafts that are being made, from another thread."""
-    if isinstance(target, Interruptible):
-        target.interrupt()
-    pool.interrupt()
+class _Shared(NamedTuple):
+    """The caches of a target, and the queue of answers that are to have one."""
+
+    caches: TargetCaches
+    queue: RequestQueue
+
+    @classmethod
+    def make(cls, target: Decoder, max_parallel: int, may_join: Callable[[], bool]) -> "_Shared":
+        caches = TargetCaches(target, max_parallel, may_join)
+        return cls(caches, RequestQueue(num_caches=caches.num_caches))
+
+    def empty(self) -> Sequence[int]:
+        """Free the memory of caches that no answer has, but for the first; returns which."""
+        return self.caches.empty(self.queue.is_held)
+
+
+def _interrupt(decoders: Sequence[Decoder], pool: DrafterPool, weak: "ref[Ticket]") -> None:
+    """End the pass and the drafts that are being made for an answer, from another thread.
+
+    Args:
+        decoders: Of the target's caches, which an answer may still use when its engine has let them go.
+        weak: The answer, which has this call.
+    """
+    ticket = weak()
+    if ticket is None or ticket.cache is None:
+        return
+    decoder = decoders[ticket.cache] if ticket.cache < len(decoders) else None
+    if isinstance(decoder, Interruptible):
+        decoder.interrupt()
+    if ticket.cache == 0:  # drafter models draft for the answer in the first cache
+        pool.interrupt()
