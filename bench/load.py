@@ -1,6 +1,6 @@
 """Several requests at once on one model: tokens a second together, and passes until a short one has a token.
 
-    python bench/load.py MODEL [--requests 1,2,4,8] [--drafter auto] [--no-deterministic]
+    python bench/load.py MODEL [--requests 1,2,4,8] [--drafter auto] [--prompts FILE] [--no-deterministic]
 
 Each number of requests is answered in three ways, alternately: one after another, by turns of passes, and in
 passes that run as one. Every text is compared with that of its request alone. MODEL is as `edgespec.load` takes
@@ -114,11 +114,13 @@ def waited_passes(stream: AnswerStream) -> int:
     return stream._maker._ticket.caller.waited_passes
 
 
-def report(model: str, counts: Sequence[int], num_rounds: int, options: dict[str, Any]) -> bool:
+def report(
+    model: str, counts: Sequence[int], num_rounds: int, options: dict[str, Any], prompts: Path = _PROMPTS
+) -> bool:
     """Print the figures; returns whether every text is that of its request alone."""
-    requests = read_requests(_PROMPTS, max(counts))
+    requests = read_requests(prompts, max(counts, default=0) + 3)
     with load(model, max_parallel=1, **options) as engine:
-        alone = [answer(engine, request) for request in requests]
+        alone = [answer(engine, request) for request in requests[: max(counts)]]
         is_deterministic = engine.is_deterministic
     all_equal = True
     print(f"{model}: deterministic {is_deterministic}, {num_rounds} rounds, medians of total tokens/s")
@@ -165,12 +167,15 @@ def main() -> None:
     parser.add_argument("--requests", default="1,2,4,8")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--drafter", default="auto")
+    parser.add_argument("--prompts", type=Path, default=_PROMPTS)
     parser.add_argument("--no-deterministic", action="store_true")
     asked = parser.parse_args()
     options: dict[str, Any] = {"drafter": asked.drafter, "offline": True}
     if asked.no_deterministic:
         options["deterministic"] = False
-    if not report(asked.model, [int(each) for each in asked.requests.split(",")], asked.rounds, options):
+    if not report(
+        asked.model, [int(each) for each in asked.requests.split(",")], asked.rounds, options, asked.prompts
+    ):
         sys.exit("a text differs from that of its request alone")
 
 

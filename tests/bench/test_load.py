@@ -20,10 +20,9 @@ def test_every_text_is_that_of_its_request_alone(
 ) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(f'{{"turns": ["{text}"]}}\n' for text in ("the in", "an other", "on re")))
-    monkeypatch.setattr(bench, "_PROMPTS", prompts)
     monkeypatch.setattr(bench, "_MAX_TOKENS", (4, 9))
     monkeypatch.setattr(bench, "_LONG_TOKENS", 60)
-    assert bench.report(str(tiny_model), [1, 3], 1, {"drafter": "none", "deterministic": True})
+    assert bench.report(str(tiny_model), [1, 3], 1, {"drafter": "none", "deterministic": True}, prompts)
     printed = capsys.readouterr().out
     assert "9 of 9" in printed
     counts = eval(printed.rpartition("first token: ")[2])
