@@ -4,18 +4,20 @@ The cache is a memo of the tokens that were run: a call keeps their longest comm
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from itertools import takewhile
 from pathlib import Path
 from threading import Lock
-from typing import Unpack
+from typing import Any, Self, Unpack
 
 import numpy as np
 
 from edgespec.decoders import Argmax
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.hidden_states import HiddenStates
+from edgespec.decoding.pass_queue import Caller
 from edgespec.errors import ContextOverflow, MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.runtimes.device_checks import DeviceCheck, DeviceChecks, is_same_row, row_sample
@@ -68,6 +70,40 @@ class OnnxDecoder:
         if not self._is_on_host:
             with self.cancelled_by(options.get("cancel") or Cancel()), report_slow_check(device.name):
                 self._check(device, DeviceChecks(folder, manifest, device))
+
+    def share(self, max_callers: int, may_join: Callable[[], bool]) -> None:
+        """Let passes of this decoder and its forks take turns, or run as one, which may_join has memory for."""
+        self._passes.share(max_callers, may_join, is_exact=self._deterministic)
+
+    def fork(self) -> Self:
+        """A decoder over the same weights with an empty cache of its own, which keeps no hidden states."""
+        fork = copy(self)
+        fork._passes = self._passes.fork()
+        fork._held, fork.num_fed = np.zeros(0, np.int32), 0
+        fork._hidden = None
+        fork._lock = Lock()
+        return fork
+
+    def serve(self, caller: Caller) -> None:
+        """Run passes for another text from now on."""
+        self._passes.caller = caller
+
+    def copy_prefix(self, other: Any, tokens: TokenIds) -> bool:
+        """Take over keys and values of tokens from another fork, which holds them; whether that is possible.
+
+        The other one may run passes meanwhile, as long as its text goes on beginning with tokens.
+        """
+        own = self._passes.cache
+        if not self._is_on_host or self._hidden or not isinstance(other, OnnxDecoder):
+            return False
+        theirs = other._passes.cache
+        if not isinstance(own, SharedCache) or not isinstance(theirs, SharedCache):
+            return False
+        with self._lock, translate_memory_errors("making room for a text"):
+            self._hold(tokens[:0])
+            own.copy_from(theirs, len(tokens))
+            self._hold(tokens)
+        return True
 
     @property
     def hidden_states(self) -> HiddenStates | None:
@@ -236,7 +272,7 @@ class OnnxDecoder:
             self._hold(tokens[:start])
             self._passes.reserve(start, num_tokens)
         while start < num_tokens:
-            stop = min(start + chunk_tokens, num_tokens)
+            stop = min(start + min(chunk_tokens, self._passes.max_tokens or chunk_tokens), num_tokens)
             first, num_padded = start, 0
             if self._deterministic:
                 first, stop, num_padded = next_pass(start, stop, self._rule.borders, self.context_length)

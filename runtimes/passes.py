@@ -1,7 +1,9 @@
 """Passes of one graph on ONNX Runtime: a session and its KV cache. Knows slots of the cache, not their tokens."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
+from functools import partial
 from pathlib import Path
 from threading import local
 from typing import Any, NamedTuple, Protocol, Unpack
@@ -9,20 +11,25 @@ from typing import Any, NamedTuple, Protocol, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.errors import DeviceUnavailable
+from edgespec.decoding.pass_queue import MAX_SHARED_ROWS, Caller, PassQueue
+from edgespec.errors import DeviceUnavailable, EdgeSpecError
 from edgespec.manifest import Manifest
 from edgespec.runtimes import cuda
 from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.growing_cache import GrowingCache
+from edgespec.runtimes.joined import JoinedPasses, JoinedSession, Part, PassRows
+from edgespec.runtimes.joined_graph import join_graph
 from edgespec.runtimes.session import (
     HIDDEN_STATES,
     SessionOptions,
     ends_with,
+    load_graph,
     open_session,
     translate_error,
     translate_memory_errors,
 )
 from edgespec.runtimes.shared_cache import SharedCache
+from edgespec.runtimes.soundness import are_close, probe_tokens
 from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, Row, TokenIds
 
@@ -76,14 +83,9 @@ class Passes:
                 pass copies to the host; those of options' hidden_layers by default.
             row_outputs: Outputs with a number for each row of logits, [1, num_rows], float32, which it copies too.
         """
-        self._manifest = manifest
+        self._manifest, self._device = manifest, device
         self._names = manifest.signature
         self._session = open_session(graph, manifest, device, **options)
-        self._binding = self._session.io_binding()
-        self.cache: Cache = make_cache(self._session, self._binding, manifest, device)
-        # Inputs other than the caches live here until their run is over, for the binding knows only addresses.
-        self._bound: dict[str, npt.NDArray[Any]] = {}
-        self._ones = np.ones((1, 0), np.int64)
         self._windows = _windows(self._session, manifest)
         self._outputs = {self._names.logits: manifest.vocab_size}  # how many numbers a row of each has
         if self._names.best:
@@ -93,15 +95,59 @@ class Passes:
         shapes = {value.name: value.shape for value in self._session.get_outputs()}
         token_outputs = token_outputs or [f"{HIDDEN_STATES}{layer}" for layer in options.get("hidden_layers", ())]
         self._token_widths = {name: int(shapes[name][2]) for name in token_outputs}
-        self.token_rows: dict[str, Logits] = {}  # of the last pass, by output, [num_tokens, width]
         self._row_outputs = tuple(row_outputs)
-        self.row_numbers: dict[str, Row] = {}  # of the last pass, by output, [num_rows]
         self._memory = device.memory, device.memory_index
         self._has_arena = device.provider == cuda.PROVIDER
-        self._own = local()
         self._new_options = import_onnxruntime().RunOptions
+        self._open_joined = partial(_open_joined, graph, manifest, device, options)
+        self._queue: PassQueue[Part, PassRows] | None = None  # of all forks, once there are any
+        self._start()
+
+    def _start(self) -> None:
+        """Hold nothing, and nothing of another fork."""
+        self._binding = self._session.io_binding()
+        self.cache: Cache = make_cache(self._session, self._binding, self._manifest, self._device)
+        # Inputs other than the caches live here until their run is over, for the binding knows only addresses.
+        self._bound: dict[str, npt.NDArray[Any]] = {}
+        self._ones = np.ones((1, 0), np.int64)
+        self.token_rows: Mapping[str, Logits] = {}  # of the last pass, by output, [num_tokens, width]
+        self.row_numbers: dict[str, Row] = {}  # of the last pass, by output, [num_rows]
+        self._own = local()
         self._options = self._new_options()  # for the runs that go on, or the last one
         self._cancel = Cancel()
+        self.caller = Caller()  # for whom passes are run
+
+    def fork(self) -> "Passes":
+        """Passes of the graph over a cache of their own, without token outputs."""
+        fork = copy(self)
+        fork._token_widths = {}
+        fork._start()
+        return fork
+
+    def share(self, max_callers: int, may_join: Callable[[], bool], *, is_exact: bool) -> None:
+        """Let passes of this and of its forks take turns, or run as one where the graph can be taken apart.
+
+        Args:
+            max_callers: How many forks run passes at once.
+            may_join: Whether there is memory for another session.
+            is_exact: Passes that run as one have to give the bits of a pass alone.
+        """
+        if self._queue is not None:
+            return
+        can_join = self._device.memory == "cpu" and isinstance(self.cache, SharedCache) and max_callers > 1
+        # A pass of its own compares what both sessions give; it must not hold these, nor be queued.
+        open_session = partial(self._open_joined, self.fork(), max_callers, is_exact)
+        joiner = JoinedPasses(max_callers, open_session, may_join) if can_join else None
+        self._queue = PassQueue(joiner)
+
+    @property
+    def queue(self) -> PassQueue[Part, PassRows] | None:
+        return self._queue
+
+    @property
+    def max_tokens(self) -> int | None:
+        """How many tokens a pass may run as long as others wait for theirs; None where none do."""
+        return MAX_SHARED_ROWS if self._queue is not None and self._queue.is_shared(self.caller) else None
 
     def run(
         self,
@@ -124,6 +170,31 @@ class Passes:
             MemoryExhausted: The cache or the workspace does not fit.
         """
         self._cancel.require_unset()  # begin() may have forgotten the interrupt
+        alone = partial(self._run_alone, tokens, num_past, num_rows, layout, output, inputs)
+        if self._queue is None:
+            made = alone()
+        else:
+            is_plain = layout is None and inputs is None and output in (None, self._names.logits)
+            part = self._part(tokens, num_past, num_rows) if is_plain else None
+            made = self._queue.run(self.caller, len(tokens), alone, part)
+        self.token_rows = made.token_rows
+        return made.logits
+
+    def _part(self, tokens: TokenIds, num_past: int, num_rows: int) -> Part | None:
+        """The pass as one of several that run as one; None where it cannot be."""
+        if not isinstance(self.cache, SharedCache) or self._row_outputs:
+            return None
+        return Part(self.cache, tokens, num_past, num_rows, self._token_widths)
+
+    def _run_alone(
+        self,
+        tokens: TokenIds,
+        num_past: int,
+        num_rows: int,
+        layout: TreeLayout | None,
+        output: str | None,
+        inputs: Mapping[str, npt.NDArray[Any]] | None,
+    ) -> PassRows:
         with translate_memory_errors("making room for a pass"):
             self.cache.prepare(num_past, len(tokens))
             self._bind_tokens(tokens, num_past, layout)
@@ -138,9 +209,9 @@ class Passes:
         except Exception as error:  # ONNX Runtime has no common base of its own
             raise translate_error(error, "running a pass") from error
         self.cache.collect()
-        self.token_rows, self.row_numbers = token_rows, row_numbers
+        self.row_numbers = row_numbers
         rows: Logits = fetched[0, -num_rows:]
-        return rows if rows.dtype == np.float32 else rows.astype(np.float32)
+        return PassRows(rows if rows.dtype == np.float32 else rows.astype(np.float32), token_rows)
 
     @contextmanager
     def cancelled_by(self, cancel: Cancel) -> Iterator[None]:
@@ -172,8 +243,13 @@ class Passes:
             self.cache.prepare(num_past, num_tokens - num_past)
 
     def interrupt(self) -> None:
-        """From another thread: end this run and the next ones until begin(); they raise errors."""
+        """From another thread: end this run and the next ones until begin(); they raise errors.
+
+        A pass that has others in it goes on, for theirs.
+        """
         self._options.terminate = True
+        if self._queue is not None:
+            self._queue.drop(self.caller)
 
     def _bind_tokens(self, tokens: TokenIds, num_past: int, layout: TreeLayout | None) -> None:
         total = num_past + len(tokens)
@@ -227,6 +303,51 @@ class Passes:
         # Bound again for each pass: an interrupt between these lines leaves the address of freed memory.
         self._bound[name] = array
         self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+
+def _open_joined(
+    graph: Path,
+    manifest: Manifest,
+    device: Device,
+    options: SessionOptions,
+    alone: Passes,
+    num_parts: int,
+    is_exact: bool,
+) -> JoinedSession:
+    """A session for passes of several texts, whose rows were compared with those of passes alone.
+
+    Raises EdgeSpecError: The graph cannot be taken apart, the session does not fit, or its rows are wrong.
+    """
+    content = join_graph(graph, manifest.signature, manifest.kv_cache.num_layers, num_parts)
+    uncancelled: SessionOptions = {**options, "cancel": None}
+    session = load_graph(graph, device, content, **uncancelled)
+    with translate_memory_errors("making room for passes of several texts"):
+        joined = JoinedSession(session, manifest, num_parts)
+        _compare(joined, alone, manifest, is_exact=is_exact)
+    return joined
+
+
+# Two texts by the numbers of their tokens: the first goes on with two tokens where the second begins.
+_COMPARED = (6, 8)
+
+
+def _compare(joined: JoinedSession, alone: Passes, manifest: Manifest, *, is_exact: bool) -> None:
+    """Raises EdgeSpecError: A pass of two texts gives other rows than a pass of each."""
+    tokens = probe_tokens(manifest.vocab_size, manifest.context_length)
+    if len(tokens) < sum(_COMPARED) + 2:
+        raise EdgeSpecError("the context is too short to compare passes of several texts")
+    first, second = tokens[: _COMPARED[0] + 2], tokens[-_COMPARED[1] :]
+    caches = [alone.fork(), alone.fork()]
+    alone.run(first[:-2], 0, 2)
+    wanted = [alone.run(first[-2:], len(first) - 2, 2).copy(), alone.run(second, 0, 2).copy()]
+    caches[0].run(first[:-2], 0, 2)
+    parts = [caches[0]._part(first[-2:], len(first) - 2, 2), caches[1]._part(second, 0, 2)]
+    for made, rows in zip(joined.run([part for part in parts if part]), wanted, strict=True):
+        if isinstance(made, Exception):
+            raise made
+        is_right = np.array_equal(made.logits, rows) if is_exact else are_close(made.logits, rows)
+        if not is_right:
+            raise EdgeSpecError("passes of several answers give other logits than passes of one")
 
 
 def make_cache(session: Any, binding: Any, manifest: Manifest, device: Device) -> Cache:

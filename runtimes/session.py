@@ -32,6 +32,7 @@ _Values = dict[str, tuple[tuple[str, ...], _Dimensions]]  # name to the types th
 _ANY = "any size"
 HIDDEN_STATES = "hidden_states."  # and the number of a layer: the name of an output
 _NO_FLASH_ATTENTION = "ORT_GQA_DISABLE_FLASH_ATTENTION"
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _environment_lock = Lock()
 _log = logging.getLogger(__name__)
 _NUM_NAMED = 4  # differences named in a message; a wrong layer count alone makes dozens
@@ -82,13 +83,21 @@ def _require_half_floats(manifest: Manifest, device: Device) -> None:
     )
 
 
-def load_graph(graph: Path, device: Device, **options: Unpack[SessionOptions]) -> Any:
-    """An InferenceSession of a graph whose signature is not checked; raises as open_session does."""
+def load_graph(
+    graph: Path, device: Device, content: bytes | None = None, **options: Unpack[SessionOptions]
+) -> Any:
+    """An InferenceSession of a graph whose signature is not checked; raises as open_session does.
+
+    Args:
+        content: A graph made from that of the file, to load in its place; its weights lie beside the file.
+    """
     ort, cancel = import_onnxruntime(), options.get("cancel") or Cancel()
     attention = nullcontext() if options.get("has_flash_attention", True) else without_flash_attention()
     with session_settings(device, **options) as (settings, how), attention:
+        if content is not None:
+            settings.add_session_config_entry(_WEIGHTS_FOLDER, str(graph.parent))
         try:
-            return ort.InferenceSession(str(graph), settings, **how)
+            return ort.InferenceSession(content or str(graph), settings, **how)
         except Exception as error:  # ONNX Runtime has no common base of its own
             cancel.require_unset()
             raise _loading_error(error, graph, device) from error

@@ -95,6 +95,20 @@ class SharedCache:
         self._binding.clear_binding_outputs()
         self._buffers.clear()
 
+    @property
+    def buffers(self) -> Sequence[Any]:
+        """The OrtValues that are bound as past and as present, in the order of the signature's caches."""
+        return [self._buffers[past] for past, _ in self._names]
+
+    def copy_from(self, other: "SharedCache", num_positions: int) -> None:
+        """Hold the first num_positions of another cache; the buffers must be the CPU's.
+
+        Raises MemoryExhausted: The buffers do not fit.
+        """
+        self.prepare(0, num_positions)
+        for past, buffer in self._buffers.items():
+            buffer.numpy()[:, :, :num_positions] = other._buffers[past].numpy()[:, :, :num_positions]
+
     def move(self, slots: Sequence[int], start: int) -> None:
         """Copy slots, in rising order, to start and behind it; the buffers must be the CPU's."""
         for buffer in self._buffers.values():

@@ -6,17 +6,19 @@ lies in place and runs the rest again.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Unpack
+from typing import Any, Self, Unpack
 
 import numpy as np
 
 from edgespec.decoders import Argmax, ForwardingDecoder
 from edgespec.decoding import trees
 from edgespec.decoding.hidden_states import HiddenStates
+from edgespec.decoding.pass_queue import Caller
 from edgespec.errors import ContextOverflow, DeviceUnavailable, ManifestError
 from edgespec.manifest import Manifest
 from edgespec.runtimes.cuda import PROVIDER
@@ -55,6 +57,28 @@ class OnnxTreeDecoder(ForwardingDecoder):
             self._runs_trees = device.memory == "cpu" or self._check(
                 device, DeviceChecks(folder, manifest, device)
             )
+
+    def share(self, max_callers: int, may_join: Callable[[], bool]) -> None:
+        """Let passes of this decoder and its forks take turns; passes over trees do not run as one."""
+        self._chain.share(1, may_join)
+
+    def fork(self) -> Self:
+        """A decoder over the same weights with an empty cache of its own, which keeps no hidden states."""
+        fork = copy(self)
+        fork._chain = fork._decoder = self._chain.fork()
+        fork._tree, fork._lock = trees.HeldTree(), Lock()
+        return fork
+
+    def serve(self, caller: Caller) -> None:
+        self._chain.serve(caller)
+
+    def copy_prefix(self, other: Any, tokens: TokenIds) -> bool:
+        """Take over keys and values of tokens from another fork, as the decoder of chains does."""
+        if not isinstance(other, OnnxTreeDecoder):
+            return False
+        with self._lock:
+            self._tree = trees.HeldTree()
+            return self._chain.copy_prefix(other._chain, tokens)
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         with self._lock:

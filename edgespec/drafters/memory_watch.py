@@ -46,7 +46,7 @@ class MemoryWatch:
     pressure: Callable[[], Pressure] = field(default_factory=PressureReader)
     reason: str = field(init=False, default="")  # of the last move
     _ladder: Ladder = field(init=False)
-    _num_held: int = field(init=False, default=0)  # tokens of the longest text so far
+    _num_held: dict[int, int] = field(init=False, default_factory=dict)  # by cache, tokens of its longest text
     _looked_s: float = field(init=False, default=float("-inf"))
     _looked_bytes: int = field(init=False, default=0)  # by which the cache was to grow soon, at the last call
     _relieved_s: float = field(init=False, default=float("-inf"))  # when pressure last had a model closed
@@ -84,9 +84,9 @@ class MemoryWatch:
         self._ladder.fall(self.clock())
         self.reason = reason
 
-    def look(self, num_tokens: int) -> None:
-        """Move along the ladder by what is free now, with num_tokens of text."""
-        growth_bytes = self.growth_bytes(self._num_held, num_tokens + _LOOKAHEAD_TOKENS)
+    def look(self, num_tokens: int, cache: int = 0) -> None:
+        """Move along the ladder by what is free now, with num_tokens of text in one of the target's caches."""
+        growth_bytes = self.growth_bytes(self._num_held.get(cache, 0), num_tokens + _LOOKAHEAD_TOKENS)
         now_s = self.clock()
         is_more = growth_bytes > self._looked_bytes
         self._looked_bytes = growth_bytes
@@ -125,21 +125,27 @@ class MemoryWatch:
             least = f", and {wanted[place] >> 20} MiB are to be" if after > before else ""
             self.reason = _format_free(free[place]) + least
 
-    def require_growth(self, num_tokens: int, relieve: Callable[[], bool]) -> None:
-        """Make sure that the next pass can grow the target's cache, which no system might refuse in time.
+    def forget(self, cache: int) -> None:
+        """Note that a cache of the target holds nothing any more."""
+        self._num_held.pop(cache, None)
+
+    def require_growth(self, num_tokens: int, relieve: Callable[[], bool], cache: int = 0) -> None:
+        """Make sure that the next pass can grow a cache of the target, which no system might refuse in time.
 
         Args:
             relieve: Frees memory; whether it freed any.
+            cache: Its number.
 
         Raises MemoryExhausted: There is no space, although all drafters were closed.
         """
         num_tokens += _PASS_TOKENS
-        needed_bytes = self.growth_bytes(self._num_held, num_tokens)
+        num_held = self._num_held.get(cache, 0)
+        needed_bytes = self.growth_bytes(num_held, num_tokens)
         if not needed_bytes:
             return
         while (free := self.free().get(self.place)) and needed_bytes > free.free_bytes:
             if not relieve():
-                num_fitting = self._num_fitting(num_tokens, free.free_bytes)
+                num_fitting = self._num_fitting(num_held, num_tokens, free.free_bytes)
                 raise MemoryExhausted(
                     f"{num_tokens} tokens need {needed_bytes >> 20} MiB more of KV cache, and "
                     f"{_format_free(free)}: {num_fitting} tokens fit; use a shorter prompt or answer or a smaller "
@@ -147,12 +153,12 @@ class MemoryWatch:
                     needed_bytes=needed_bytes,
                     free_bytes=free.free_bytes,
                 )
-        self._num_held = max(self._num_held, num_tokens)
+        self._num_held[cache] = max(num_held, num_tokens)
 
-    def _num_fitting(self, num_tokens: int, free_bytes: int) -> int:
-        """The longest text up to num_tokens that the target's cache has space for, or can have."""
+    def _num_fitting(self, num_held: int, num_tokens: int, free_bytes: int) -> int:
+        """The longest text up to num_tokens that a cache of the target has space for, or can have."""
         lengths = range(num_tokens)
-        return bisect_right(lengths, free_bytes, key=lambda num: self.growth_bytes(self._num_held, num)) - 1
+        return bisect_right(lengths, free_bytes, key=lambda num: self.growth_bytes(num_held, num)) - 1
 
 
 def _margin(free: FreeByPlace, part: Callable[[Reserve], int], growth: Bytes) -> Margin:

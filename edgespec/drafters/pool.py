@@ -1,7 +1,7 @@
 """The drafters of an engine: as many as memory has space for, without those that have failed.
 
-One thread at a time makes answers; between two of their rounds a thread of the pool may look at memory. Knows
-protocols, and how a drafter is opened only as a call.
+Several threads may make answers, one of them with drafter models; between its rounds a thread of the pool may look
+at memory. Knows protocols, and how a drafter is opened only as a call.
 """
 
 from collections import deque
@@ -48,6 +48,7 @@ class DrafterPool:
     watch: MemoryWatch = field(default_factory=MemoryWatch)  # says which of the sets there is memory for
     changes: ChangeLog = field(default_factory=ChangeLog)
     loader: BackgroundLoader = field(default_factory=BackgroundLoader)  # opens models while answers are made
+    free_caches: Callable[[], Sequence[int]] = tuple  # empties caches of the target that no answer has; which
     version: int = field(init=False, default=0)  # rises whenever other drafters are there
     answered_version: int = field(init=False, default=0)  # with which an answer last drafted
     _position: int = field(init=False, default=0)  # of the set that drafts: the watch's once its models are open
@@ -56,7 +57,7 @@ class DrafterPool:
     _faults: deque[tuple[str, str]] = field(init=False, default_factory=deque)
     _is_refused: Event = field(init=False, default_factory=Event)
     _is_closed: bool = field(init=False, default=False)
-    _is_in_round: bool = field(init=False, default=False)  # of an answer: drafters are at work
+    _in_round: set[int] = field(init=False, default_factory=set)  # caches of answers whose drafters are at work
     _num_holds: int = field(init=False, default=0)  # by those that run drafters without rounds
     _idle_watch: IdleWatch | None = field(init=False, default=None)
     _lock: RLock = field(init=False, default_factory=RLock)
@@ -101,8 +102,11 @@ class DrafterPool:
             models = (slot.guard for slot in slots if slot.model)
             return [each for each in (*texts, *models) if each.name not in self._quarantined]
 
-    def look(self, num_tokens: int) -> int:
+    def look(self, num_tokens: int, cache: int = 0) -> int:
         """Handle faults and check free memory for a text of num_tokens. Returns the version of the drafters.
+
+        Args:
+            cache: The cache of the target that holds the text.
 
         Raises MemoryExhausted: The target's cache cannot grow, although all drafters were closed.
         """
@@ -110,18 +114,19 @@ class DrafterPool:
             with self._lock:
                 self._quarantine_faults()
                 if not self._is_closed:
-                    self._look(num_tokens)
-        self.watch.require_growth(num_tokens, self.relieve)
+                    self._look(num_tokens, cache)
+        self.watch.require_growth(num_tokens, self.relieve, cache)
         return self.version
 
-    def begin_round(self, num_tokens: int) -> int:
-        """Do as look() does; until the end of the round only this thread opens and closes models."""
+    def begin_round(self, num_tokens: int, cache: int = 0) -> int:
+        """Do as look() does; until the end of the round only threads in rounds open and close models."""
         with self._lock:
-            self._is_in_round = True
-        return self.look(num_tokens)
+            self._in_round.add(cache)
+        return self.look(num_tokens, cache)
 
-    def end_round(self) -> None:
-        self._is_in_round = False
+    def end_round(self, cache: int = 0) -> None:
+        with self._lock:
+            self._in_round.discard(cache)
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -147,7 +152,7 @@ class DrafterPool:
         with self._lock:
             if self._is_closed:
                 return False
-            if not self._is_in_round and not self._num_holds:
+            if not self._in_round and not self._num_holds:
                 try:
                     self._quarantine_faults()
                     self._look(0)
@@ -159,6 +164,10 @@ class DrafterPool:
     def relieve(self) -> bool:
         """Free memory for a pass of the target that was refused memory. Returns whether any was freed."""
         with self._lock:
+            if emptied := self.free_caches():
+                for cache in emptied:
+                    self.watch.forget(cache)
+                return True
             has_ended = self.loader.end()
             if self.watch.is_at_bottom:
                 return has_ended
@@ -234,12 +243,12 @@ class DrafterPool:
             if slot.guard.is_quarantined:
                 self._close_model(model)
 
-    def _look(self, num_tokens: int) -> None:
+    def _look(self, num_tokens: int, cache: int = 0) -> None:
         if self._is_refused.is_set():
             self._is_refused.clear()
             self.watch.fall("memory was refused")
         else:
-            self.watch.look(num_tokens)
+            self.watch.look(num_tokens, cache)
         self._follow()
 
     def _follow(self) -> None:

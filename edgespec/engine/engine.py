@@ -3,23 +3,32 @@
 Knows protocols: load() decides on decoders and drafters.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import asdict
 from functools import cached_property, partial
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, NoReturn, Unpack
-from weakref import WeakSet
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Unpack
+from weakref import WeakSet, ref
 
 from edgespec.decoders import Decoder, Interruptible
+from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.pool import DrafterPool
 from edgespec.engine.answers import AnswerStream, Chunk, Completion, chunks_of, join_chunks
 from edgespec.engine.drafting import Drafting, choose_drafters
 from edgespec.engine.generation import Generation
-from edgespec.engine.request import AnswerOptions, Request, check_count, check_seconds, check_texts
+from edgespec.engine.request import (
+    AnswerOptions,
+    Request,
+    check_count,
+    check_priority,
+    check_seconds,
+    check_texts,
+)
 from edgespec.engine.request_queue import RequestQueue, Ticket
+from edgespec.engine.target_caches import TargetCaches, answer_decoder
 from edgespec.errors import ContextOverflow, EdgeSpecError, ManifestError, ModelError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import return_freed
@@ -38,11 +47,11 @@ if TYPE_CHECKING:
 class Engine:
     """A loaded model. Made by load(); close it, or use it in a with statement.
 
-    Several threads and tasks may share it. Their answers queue: one is made from its first chunk to its last,
-    then the one that was asked for next. A thread that reads several answers alternately makes each change read
-    a prompt again; and an answer that was not read for a second lets the others go first. Where is_deterministic
-    each answer has the text that it would have alone; otherwise the cached tokens of one shift the passes of the
-    other, and with them the last bits of logits.
+    Several threads and tasks may share it. As many answers as max_parallel says are made at once, each with a
+    KV cache of its own: their passes run as one where the device allows, and take turns elsewhere. Others wait for
+    the end of one of them; an answer that was not read for a second lets them go first. Where is_deterministic
+    each answer has the text that it would have alone; otherwise the last bits of logits depend on what a pass runs
+    beside it.
     """
 
     def __init__(
@@ -57,8 +66,17 @@ class Engine:
         device_names: tuple[str, str] = ("cpu", "cpu"),
         is_deterministic: bool = False,
         near_tie: float | None = None,
-        queue: RequestQueue | None = None,
+        max_parallel: int = 1,
+        may_join: Callable[[], bool] = lambda: True,
+        shared: "_Shared | None" = None,
     ) -> None:
+        """Serve answers with a target and its drafters.
+
+        Args:
+            max_parallel: How many answers may be made at once, if the target can have several caches.
+            may_join: Whether there is memory for passes of several answers.
+            shared: The caches of another engine of this target, and their queue.
+        """
         self.manifest = manifest
         self.tokenizer = encoder.tokenizer
         self._encoder = encoder
@@ -69,7 +87,8 @@ class Engine:
         self.device_names = device_names  # of target and drafter
         self.is_deterministic = is_deterministic  # one text, to the byte, whatever drafts
         self._near_tie = near_tie  # as Generation has it
-        self._queue = queue or RequestQueue()
+        self._shared = shared or _Shared.make(decoders[0], max_parallel, may_join)
+        self._pool.free_caches = self._shared.empty
         self._owner = Owner()
         self._streams: WeakSet[AnswerStream] = WeakSet()
         self._streams_lock = Lock()
@@ -90,6 +109,7 @@ class Engine:
         tokenize, still work.
         """
         self._decoders.clear()
+        self._shared.caches.close()
         if not self._owner.is_here:  # the rest belongs to the process that loaded it
             return
         with self._streams_lock:
@@ -116,8 +136,17 @@ class Engine:
             device_names=self.device_names,
             is_deterministic=self.is_deterministic,
             near_tie=self._near_tie,
-            queue=self._queue,
+            shared=self._shared,
         )
+
+    @property
+    def max_parallel(self) -> int:
+        """How many answers are made at once; further ones wait."""
+        return self._shared.caches.num_caches
+
+    @property
+    def _queue(self) -> RequestQueue:
+        return self._shared.queue
 
     @property
     def context_length(self) -> int:
@@ -168,6 +197,7 @@ class Engine:
         logprobs: int | None = None,
         banned: str | Sequence[str] | None = None,
         timeout_s: float | None = None,
+        priority: int = 0,
     ) -> AnswerStream:
         """An answer as it is made, a chunk per pass of the target.
 
@@ -192,6 +222,8 @@ class Engine:
                 case differ.
             timeout_s: End the answer so many seconds after this call, also while it waits for others: its finish
                 reason is "timeout" then, and it consists of the chunks that were read.
+            priority: Where several answers are made at once, one of a lower priority waits between two passes
+                until those of a higher one are done; equal ones share.
 
         Raises:
             ContextOverflow: The prompt does not fit.
@@ -212,6 +244,7 @@ class Engine:
             logprobs=check_count("logprobs", logprobs, 0),
             mask=self._mask_of(check_texts("banned", banned)),
             timeout_s=check_seconds("timeout_s", timeout_s),
+            priority=check_priority(priority),
         )
         self._require_possible(request)
         return self._stream(request)
@@ -342,7 +375,9 @@ class Engine:
     def _stream(self, request: Request) -> AnswerStream:
         target = self.target
         self._pool.report_changes()  # those of the time without answers
-        ticket = Ticket(partial(_interrupt, target, self._pool), deadline_s=monotonic() + request.timeout_s)
+        ticket = Ticket(deadline_s=monotonic() + request.timeout_s, caller=Caller(request.priority))
+        target = answer_decoder(self._shared.caches, target, ticket, request.tokens)
+        ticket.interrupt = partial(_interrupt, self._shared.caches.decoders, self._pool, ref(ticket))
         chunks = self._generation().chunks(target, request, self._queue, ticket)
         stream = AnswerStream(chunks, self._queue, ticket, self._pool.report_changes, len(request.tokens))
         with self._streams_lock:
@@ -363,8 +398,34 @@ class Engine:
         )
 
 
-def _interrupt(target: Decoder, pool: DrafterPool) -> None:
-    """End the pass and the drafts that are being made, from another thread."""
-    if isinstance(target, Interruptible):
-        target.interrupt()
-    pool.interrupt()
+class _Shared(NamedTuple):
+    """The caches of a target, and the queue of answers that are to have one."""
+
+    caches: TargetCaches
+    queue: RequestQueue
+
+    @classmethod
+    def make(cls, target: Decoder, max_parallel: int, may_join: Callable[[], bool]) -> "_Shared":
+        caches = TargetCaches(target, max_parallel, may_join)
+        return cls(caches, RequestQueue(num_caches=caches.num_caches))
+
+    def empty(self) -> Sequence[int]:
+        """Free the memory of caches that no answer has, but for the first; returns which."""
+        return self.caches.empty(self.queue.is_held)
+
+
+def _interrupt(decoders: Sequence[Decoder], pool: DrafterPool, weak: "ref[Ticket]") -> None:
+    """End the pass and the drafts that are being made for an answer, from another thread.
+
+    Args:
+        decoders: Of the target's caches, which an answer may still use when its engine has let them go.
+        weak: The answer, which has this call.
+    """
+    ticket = weak()
+    if ticket is None or ticket.cache is None:
+        return
+    decoder = decoders[ticket.cache] if ticket.cache < len(decoders) else None
+    if isinstance(decoder, Interruptible):
+        decoder.interrupt()
+    if ticket.cache == 0:  # drafter models draft for the answer in the first cache
+        pool.interrupt()

@@ -6,6 +6,7 @@ Their text, and all that is made of it, is made in another.
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 from edgespec.decoders import Decoder, ForwardingDecoder, TreeDecoder
 from edgespec.decoding.argmax import decoder_for
 from edgespec.decoding.logprobs import TokenLogprob, logprobs_of
+from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.plain_choices import PlainChoices, Reruns
 from edgespec.decoding.sampling import GumbelSampler
 from edgespec.decoding.scheduler import Block, speculative_decode
@@ -120,7 +122,8 @@ class Generation:
         chunk = writing.finish(chunk)
         ended = writing.timeline[-1].end_s if writing.timeline else 0.0
         timeline = [*writing.timeline, *(each for each in drafting if each.start_s <= ended)]
-        stats = self._stats(writing, timeline, acceptance, request.drafters)
+        is_shared = ticket.caller.waited_s > 0 or ticket.caller.num_joined > 0
+        stats = self._stats(writing, timeline, acceptance, request.drafters, is_shared=is_shared)
         yield replace(chunk, stats=stats, timeline=tuple(timeline))
 
     def _passes(
@@ -140,9 +143,20 @@ class Generation:
             on_begin: Is called as each pass begins.
         """
         started, fed = perf_counter(), target.num_fed
+        caller = ticket.caller
+        caller.may_join = self.near_tie is None  # which counts on passes that run alone
         token_stop = TokenStop(self.end_tokens, request.max_tokens)
         sampler = GumbelSampler(request.sampling, len(request.prompt), mask=request.mask)
-        policy = PoolPolicy(self.pool, self.speculation, _MAX_UNLEARNED, request.drafters)
+        clock = partial(_working_s, caller)
+        policy = PoolPolicy(
+            self.pool,
+            self.speculation,
+            _MAX_UNLEARNED,
+            request.drafters,
+            cache=lambda: ticket.cache or 0,
+            caller=caller,
+            clock=clock,
+        )
         plain = None if self.near_tie is None else PlainChoices(target, sampler, self.near_tie)
         none_rerun = Reruns()
         decoder = plain or (target if request.reads_logits else decoder_for(request.sampling, target))
@@ -153,11 +167,14 @@ class Generation:
             policy,
             self.speculation.accept,
             request.max_tokens,
+            clock,
             relieve=self.pool.relieve,
             cancel=ticket.cancelled,
         )
+        waited_s = caller.waited_s
         try:
             for block in blocks:
+                block, waited_s = _with_waits(block, waited_s, caller.waited_s), caller.waited_s
                 kept, reason = token_stop.cut(block.tokens)
                 reruns = plain.reruns if plain else none_rerun
                 seconds = perf_counter() - started
@@ -169,7 +186,8 @@ class Generation:
         finally:
             blocks.close()
             acceptance.update(policy.acceptance_changes())
-            drafting.extend(each for each in self.pool.take_intervals() if each.start_s >= started)
+            if policy.has_models:
+                drafting.extend(each for each in self.pool.take_intervals() if each.start_s >= started)
 
     def _stats(
         self,
@@ -177,7 +195,10 @@ class Generation:
         timeline: Sequence[Interval],
         acceptance: dict[str, AcceptanceChange],
         choice: DraftChoice,
+        *,
+        is_shared: bool,
     ) -> Stats:
+        """Figures of an answer; is_shared: its passes waited for others, and do not show a gain."""
         length = choice.draft_length or self.speculation.draft_length
         tally, drafters = writing.tally, choice.select(self.speculation.drafters())
         costs = self.speculation.costs()
@@ -192,7 +213,7 @@ class Generation:
             downgrades=self.pool.take_changes(),
             schedule=schedule_of(timeline),
             overlap=overlap(timeline),
-            gain=tally.gain(costs),
+            gain=None if is_shared else tally.gain(costs),
             acceptance=acceptance,
         )
 
@@ -254,6 +275,18 @@ def _text_behind(prefill: TokenIds, tokenizer: Tokenizer) -> TextStream:
     for token in prefill.tolist():
         stream.push([token])
     return stream
+
+
+def _working_s(caller: Caller) -> float:
+    """The time without that in which an answer's passes waited for others, which is no cost of drafting."""
+    return perf_counter() - caller.waited_s
+
+
+def _with_waits(block: Block, before_s: float, after_s: float) -> Block:
+    """A block by the time of all, from seconds that the answer had waited before its pass and behind it."""
+    if not after_s:
+        return block
+    return block._replace(started_s=block.started_s + before_s, verify_s=block.verify_s + after_s - before_s)
 
 
 def _origins(block: Block, num_tokens: int) -> tuple[str, ...]:

@@ -40,7 +40,8 @@ from edgespec.loading.open_model import (
 )
 from edgespec.loading.placement import Placement
 from edgespec.loading.row_proof import RowsDiffer, expects_rows, settle_rows
-from edgespec.memory.estimate import arena_bytes, estimate_memory
+from edgespec.memory.estimate import arena_bytes, estimate_memory, fitting_caches
+from edgespec.memory.free_memory import HOST
 from edgespec.models.home import ModelHome
 from edgespec.planning.choice import choose_schedule, choose_threads
 from edgespec.runtimes.devices import Device, limit_arena
@@ -68,6 +69,7 @@ def load(
     offline: bool = False,
     answer_cache: bool = False,
     memory_limit: int | str | None = None,
+    max_parallel: int | None = None,
     home: str | Path | None = None,
     report: Callable[[str], None] = lambda line: None,
     progress: Callable[[LoadProgress], None] = lambda progress: None,
@@ -108,6 +110,8 @@ def load(
             drafter is auto or suffix.
         memory_limit: The most memory that this process may hold, in bytes or as 2G or 512M. It never takes more
             than is free: where memory is short fewer drafters are open, and the text stays the same.
+        max_parallel: How many answers are made at once, from threads or tasks of the program; by default four, or
+            as many as there is memory for. Further ones wait.
         home: The model home; by default EDGESPEC_HOME or the platform's data folder.
         report: Takes a line for each stage of a preparation, and for drafters that are closed or opened again.
         progress: Takes numbers for a bar of progress: how much is downloaded, exported, and read to be opened. It
@@ -126,6 +130,7 @@ def load(
         schedule=schedule,
         answer_cache=answer_cache,
         deterministic=deterministic,
+        max_parallel=max_parallel,
     )
     require_texts(drafter=drafter, device=device, drafter_device=drafter_device)
     require_switches(exact=exact, answer_cache=answer_cache, allow_fallback=allow_fallback)
@@ -239,6 +244,7 @@ def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Eng
         for each in [target, *(drafter for chain in chains for drafter in chain.models)]:
             resolved.home.mark_used(each.folder)
         answers = _answer_cache(resolved.home, target, names) if options.has_answer_cache else None
+        num_parallel = _fit_parallel(fit, options.max_parallel, options.max_answers)
         pool = make_pool(fit, names, chains, window, answers, options.max_draft_tokens, report)
         undone.callback(pool.close)
         pool.start(fit.free_memory, fit.needed, [*resolved.devices.downgrades, *fit.downgrades])
@@ -271,6 +277,8 @@ def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Eng
             answers=answers,
             device_names=(placement.device.name, placement.drafter_device.name),
             is_deterministic=placement.deterministic,
+            max_parallel=num_parallel,
+            may_join=partial(_has_memory_to_join, fit),
         )
         pool.watch_while_idle()
         undone.pop_all()  # the engine closes them from here on
@@ -313,6 +321,27 @@ def _open_target(
         hidden_layers=hidden_layers,
         progress=progress,
     )
+
+
+def _fit_parallel(fit: MemoryFit, asked: int | None, max_answers: int) -> int:
+    """How many answers there is memory for at once; a line tells where these are fewer than the user asked for."""
+    fitting = fitting_caches(fit.target.manifest, fit.needed, fit.target_place, fit.free_memory, max_answers)
+    if asked is not None and fitting < asked:
+        fit.downgrades.append(
+            f"{fitting} of {asked} answers are made at once: memory has no space for more KV caches"
+        )
+    return fitting
+
+
+def _has_memory_to_join(fit: MemoryFit) -> bool:
+    """Whether the target's weights fit a second time, as a session of another graph holds them."""
+    free = fit.read_free_memory().get(HOST)
+    if free is None:
+        return True
+    manifest = fit.target.manifest
+    weights = estimate_memory(manifest, weights_size(fit.target), manifest.context_length)
+    opened_bytes = weights.address_bytes if free.counts_files else weights.weights_bytes
+    return free.free_bytes - free.reserve.opening_bytes >= opened_bytes + weights.workspace_bytes
 
 
 def _bounded(device: Device, space: MemoryFit) -> Device:

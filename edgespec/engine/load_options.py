@@ -12,6 +12,8 @@ from edgespec.planning.choice import ScheduleChoice
 from edgespec.policy.limits import MAX_DRAFT_TOKENS, MAX_FIXED_TOKENS
 
 ACCEPTANCES = {"equality": equality, "rejection": rejection}
+# Answers that are made at once, at most and where nothing is said.
+MAX_ANSWERS, _ANSWERS = 16, 4
 
 
 class LoadOptions(NamedTuple):
@@ -22,6 +24,12 @@ class LoadOptions(NamedTuple):
     acceptance: str
     has_answer_cache: bool
     deterministic: bool | None  # as asked
+    max_parallel: int | None  # answers at once, if the user says
+
+    @property
+    def max_answers(self) -> int:
+        """How many answers are made at once if memory allows."""
+        return self.max_parallel or _ANSWERS
 
     @property
     def max_draft_tokens(self) -> int:
@@ -35,6 +43,7 @@ def check_options(
     schedule: str,
     answer_cache: bool,
     deterministic: bool | None,
+    max_parallel: int | None = None,
 ) -> LoadOptions:
     """The options as load() uses them.
 
@@ -45,9 +54,12 @@ def check_options(
     _require_one_of("acceptance", acceptance, list(ACCEPTANCES))
     _require_one_of("schedule", schedule, get_args(ScheduleChoice))
     _require_kinds({"deterministic": deterministic}, (bool, NoneType), "True, False or None")
+    is_number = type(max_parallel) is int and 1 <= max_parallel <= MAX_ANSWERS
+    if max_parallel is not None and not is_number:
+        raise UsageError(f"max_parallel is {max_parallel!r}; wanted 1 to {MAX_ANSWERS} answers at once, or None")
     # Drafts of a fixed length are the same each time.
     choice = "serial" if schedule == "auto" and length is not None else cast(ScheduleChoice, schedule)
-    return LoadOptions(choice, length, acceptance, answer_cache, deterministic)
+    return LoadOptions(choice, length, acceptance, answer_cache, deterministic, max_parallel)
 
 
 def require_texts(**settings: str) -> None:

@@ -26,6 +26,7 @@ class AnswerOptions(TypedDict, total=False):
     logprobs: int | None
     banned: str | Sequence[str] | None
     timeout_s: float | None
+    priority: int
 
 
 class Request(NamedTuple):
@@ -35,6 +36,7 @@ class Request(NamedTuple):
     logprobs: Beside how many of the likeliest tokens to give each token's log-probability; None to give none.
     mask: Which tokens may follow; None for all.
     timeout_s: When to end the answer, in seconds from now; inf for never.
+    priority: Answers of a lower one wait for it between two passes.
     """
 
     prompt: TokenIds  # [num_tokens]
@@ -46,6 +48,7 @@ class Request(NamedTuple):
     logprobs: int | None = None
     mask: TokenMask | None = None
     timeout_s: float = math.inf
+    priority: int = 0
 
     @property
     def reads_logits(self) -> bool:
@@ -70,6 +73,13 @@ def check_count(name: str, given: int | None, least: int) -> int | None:
     """Raises UsageError: it is no whole number, or too small."""
     if given is not None and (type(given) is not int or given < least):
         raise UsageError(f"{name} is {given!r}; wanted a whole number from {least}")
+    return given
+
+
+def check_priority(given: int) -> int:
+    """Raises UsageError: it is no whole number."""
+    if type(given) is not int:
+        raise UsageError(f"priority is {given!r}; wanted a whole number")
     return given
 
 

@@ -1,23 +1,29 @@
-"""A queue for the target: one answer after another, in the order of their first request.
+"""A queue for the target's caches: as many answers as there are caches are made at once, the others wait.
 
-Answers could alternate after each pass. But the target's cache holds one text, so two alternating answers would
-each read their whole prompt again at every pass.
+Answers could share a cache and alternate after each pass. But it holds one text, so they would each read their
+whole prompt again at every pass.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from threading import Condition, RLock
 from time import monotonic
 
+from edgespec.decoding.pass_queue import Caller
 from edgespec.system.cancel import Flag
 
 IDLE_S = 1.0
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Ticket:
-    """The place of an answer in the queue."""
+    """An answer in the queue.
+
+    choose: Picks a cache for it among those that are free, by their numbers.
+    cache: The number of its cache, while it has one.
+    caller: The answer as the queue of passes sees it.
+    """
 
     interrupt: Callable[[], None] = lambda: None  # ends the running step at once
     asker: Hashable = None  # the thread or task that waits for the step, or has waited for the last one
@@ -26,6 +32,13 @@ class Ticket:
     rested_s: float = 0.0  # since when no step is asked for
     deadline_s: float = inf  # by the monotonic clock, when the answer is to end
     finish_reason: str = "cancelled"  # what ended it, once it is cancelled
+    choose: Callable[[Sequence[int]], int] = min
+    cache: int | None = None
+    caller: Caller = field(default_factory=Caller)
+
+    @property
+    def priority(self) -> int:
+        return self.caller.priority
 
     @property
     def is_cancelled(self) -> bool:
@@ -37,36 +50,39 @@ class Ticket:
 
 
 class RequestQueue:
-    """An answer holds the target from its first step to its last.
+    """An answer holds a cache from its first step to its last.
 
     While its next step is not asked for it lets others go first: after IDLE_S, or at once if the thread that
-    asked for its last step now asks for a step of another answer. So no thread waits for itself, and an
-    abandoned answer delays the others only briefly. Until then it may make steps that are not asked for yet.
+    asked for its last step now asks for a step of another answer, or if one of a higher priority waits. So no
+    thread waits for itself, and an abandoned answer delays the others only briefly. Until then it may make steps
+    that are not asked for yet.
     """
 
-    def __init__(self, idle_s: float = IDLE_S) -> None:
+    def __init__(self, idle_s: float = IDLE_S, num_caches: int = 1) -> None:
         self._idle_s = idle_s
+        self._num_caches = num_caches
         # Entered itself, and not by its condition, in whose code Ctrl-C could strike with the lock taken.
         self._lock = RLock()
         self._changed = Condition(self._lock)
         self._waiting: list[Ticket] = []
-        self._holder: Ticket | None = None
+        self._holders: list[Ticket] = []
 
     def take(self, ticket: Ticket, asker: Hashable) -> None:
         """Wait until the next step may run; a cancelled answer, which only has to end, does not wait."""
         with self._lock:
             ticket.asker = asker
-            if self._holder is not ticket:
+            if ticket not in self._holders:
                 self._wait(ticket)
             if not ticket.is_cancelled:
-                self._holder, ticket.is_working = ticket, True
+                self._admit(ticket)
+                self._begin(ticket)
 
     def take_ahead(self, ticket: Ticket) -> bool:
         """Whether a step that is not asked for may run now: others do not wait, or not long enough."""
         with self._lock:
-            if self._holder is not ticket or ticket.is_cancelled or not self._rest_s(ticket):
+            if ticket not in self._holders or ticket.is_cancelled or not self._rest_s(ticket):
                 return False
-            ticket.is_working = True
+            self._begin(ticket)
             return True
 
     def note(self, ticket: Ticket, asker: Hashable) -> None:
@@ -83,12 +99,17 @@ class RequestQueue:
             if self._waiting:
                 self._changed.notify_all()
 
+    def rest(self, ticket: Ticket) -> None:
+        """Say that no further step is made before one is asked for."""
+        ticket.caller.rest()
+
     def leave(self, ticket: Ticket) -> None:
         """End an answer."""
+        ticket.caller.rest()
         with self._lock:
             ticket.is_working = False
-            if self._holder is ticket:
-                self._holder = None
+            if ticket in self._holders:
+                self._take_back(ticket)
                 self._changed.notify_all()
 
     def cancel(self, ticket: Ticket) -> None:
@@ -98,6 +119,15 @@ class RequestQueue:
             if ticket.is_working:
                 ticket.interrupt()
             self._changed.notify_all()
+
+    def is_held(self, cache: int) -> bool:
+        """Whether an answer has a cache."""
+        with self._lock:
+            return any(each.cache == cache for each in self._holders)
+
+    def _begin(self, ticket: Ticket) -> None:
+        ticket.is_working = True
+        ticket.caller.work()
 
     def _wait(self, ticket: Ticket) -> None:
         self._waiting.append(ticket)
@@ -109,17 +139,30 @@ class RequestQueue:
             self._waiting.remove(ticket)
             self._changed.notify_all()  # another is the first now
 
+    def _admit(self, ticket: Ticket) -> None:
+        """Give an answer a cache, which another one may have to let go that does not work."""
+        if ticket in self._holders:
+            return
+        if len(self._holders) == self._num_caches:
+            self._take_back(min((each for each in self._holders if not each.is_working), key=self._rest_s))
+        taken = {each.cache for each in self._holders}
+        ticket.cache = ticket.choose([number for number in range(self._num_caches) if number not in taken])
+        self._holders.append(ticket)
+
+    def _take_back(self, ticket: Ticket) -> None:
+        self._holders.remove(ticket)
+        ticket.cache = None
+
     def _wait_s(self, ticket: Ticket) -> float | None:
         """How long to wait before looking again; None until something changes."""
-        holder = self._holder
-        if self._waiting[0] is not ticket:
+        if max(self._waiting, key=lambda each: each.priority) is not ticket:  # the first of equal ones
             return None
-        if holder is None:
+        if len(self._holders) < self._num_caches:
             return 0.0
-        return None if holder.is_working else self._rest_s(holder)
+        return min((self._rest_s(each) for each in self._holders if not each.is_working), default=None)
 
     def _rest_s(self, holder: Ticket) -> float:
-        """How much longer the answer that holds the target may rest before it lets others go first."""
-        if self._waiting and any(each.asker == holder.asker for each in self._waiting):
+        """How much longer an answer that has a cache may rest before it lets others go first."""
+        if any(each.asker == holder.asker or each.priority > holder.priority for each in self._waiting):
             return 0.0
         return max(0.0, holder.rested_s + self._idle_s - monotonic())

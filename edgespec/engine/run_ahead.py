@@ -154,6 +154,7 @@ class RunAhead(Iterator[Pass]):
     def _next_request(self) -> _Asked | None:
         if self._requests.empty():
             self.hand_over()
+            self._queue.rest(self._ticket)
         return self._requests.get()
 
     def _make_pass(self, is_ahead: bool = False) -> bool:

@@ -1,7 +1,7 @@
 """How much memory is free where models are to run, and the target with a context that fits there."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from edgespec.loading.open_model import ModelFolder, weights_size
@@ -25,7 +25,7 @@ class MemoryFit:
     drafter_place: str
     target: ModelFolder  # with the context length that fits
     needed: Bytes  # bytes that plain decoding takes in each place
-    downgrades: Sequence[str]  # lines that say what was given up
+    downgrades: list[str]  # lines that say what was given up
 
 
 def fit_memory(
@@ -52,7 +52,7 @@ def fit_memory(
     for place, free in free_memory.items():
         figures = needed.get(place, 0) // 10**6, place, free.free_bytes // 10**6, free.bound
         _LOG.debug("the model takes about %d MB of %s memory; %d MB are free within %s", *figures)
-    downgrades = []
+    downgrades: list[str] = []
     if fitting < (whole := stated.manifest.context_length):
         free_parts = (f"{free.free_bytes >> 20} MiB are free within {free.bound}" for free in free_memory.values())
         downgrades.append(f"the context is {fitting} of {whole} tokens: {'; '.join(free_parts)}")

@@ -193,6 +193,22 @@ def cache_bytes(kv: KVCache, num_tokens: int, context_length: int) -> int:
     return buffers * kv.bytes_per_token * next_capacity(0, num_tokens, context_length)
 
 
+def fitting_caches(manifest: Manifest, needed: Bytes, place: str, free: FreeByPlace, max_caches: int) -> int:
+    """How many KV caches of the context that is foreseen fit in a place beside the reserve, from 1 to max_caches.
+
+    Args:
+        needed: What plain decoding takes with one of them.
+    """
+    there = free.get(place)
+    if there is None:
+        return max_caches
+    spare_bytes = there.free_bytes - there.reserve.opening_bytes - needed.get(place, 0)
+    # A device has a cache for the whole context from the start.
+    num_tokens = FORESEEN_TOKENS if place == HOST else manifest.context_length
+    each_bytes = cache_bytes(manifest.kv_cache, min(num_tokens, manifest.context_length), manifest.context_length)
+    return max(1, min(max_caches, 1 + spare_bytes // each_bytes))
+
+
 def states_bytes(manifest: Manifest, num_tokens: int) -> int:
     """What the hidden states of num_tokens tokens of the target take that a drafting head reads; 0 for others."""
     if manifest.head is None:

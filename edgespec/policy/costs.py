@@ -3,7 +3,7 @@
 Knows nothing of who drafts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, repeat
 from time import perf_counter
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec.decoders import Decoder
+from edgespec.decoding.pass_queue import ALONE, Beside
 from edgespec.policy.pass_estimate import NUM_WIDTHS, PassEstimate, starting_spreads
 from edgespec.types import append
 
@@ -86,6 +87,7 @@ class PassCosts:
     estimate: what passes have shown; None until then.
     is_padded: passes of an odd width run one token more. So 1 and 2 are one pass, 3 and 4 another, and so on: both
         widths have one ratio, whatever was measured of either.
+    beside: what shares the passes. A pass then takes what its rows add to it, and a token's share of the rest.
     """
 
     ratios: dict[int, float] = field(default_factory=lambda: {1: 1.0})
@@ -96,6 +98,7 @@ class PassCosts:
     spreads: Mapping[int, float] = field(default_factory=dict)
     estimate: PassEstimate | None = None
     is_padded: bool = False
+    beside: Beside = ALONE
     _listed: list[float] | None = field(
         init=False, default=None
     )  # ratios from width 1 on, as the estimate has them
@@ -109,10 +112,18 @@ class PassCosts:
 
     def pass_s(self, width: int) -> float:
         """Seconds of a pass of width tokens; its ratio to a step as long as nothing was measured."""
+        if self.beside.num_rows:
+            return self.pass_times_s(width)[-1]
         return self.ratio(width) * (self.step_s or 1.0)
 
     def pass_times_s(self, num_widths: int) -> list[float]:
         """pass_s of each width from 1 on, in 0.2 µs each, where pass_s takes 2."""
+        if self.beside.num_rows:
+            return marginal_times(self._times_s(num_widths + self.beside.num_rows), self.beside)
+        return self._times_s(num_widths)
+
+    def _times_s(self, num_widths: int) -> list[float]:
+        """Seconds of passes that are not shared, by width from 1 on."""
         ratios, step_s = self._ratios(num_widths), self.step_s or 1.0
         if not self._is_long:
             return [ratio * step_s for ratio in ratios]
@@ -122,7 +133,7 @@ class PassCosts:
 
     def spread(self, width: int) -> float:
         """How unsure a ratio is: the standard deviation of its log."""
-        width = self._run_width(width)
+        width = self._run_width(width + (self.beside.num_rows if width > 1 else 0))
         return self._started().spread(width) if width > 1 else 0.0
 
     def mean_spread(self, shares: Mapping[int, float]) -> float:
@@ -139,8 +150,11 @@ class PassCosts:
         """Some pass was seen."""
         return self.estimate is not None and self.estimate.is_started
 
-    def observe(self, width: int, taken_s: float) -> None:
-        width = self._run_width(width)
+    def observe(self, width: int, taken_s: float, num_beside: int = 0) -> None:
+        """Learn what a pass took, which num_beside rows of other texts shared."""
+        width = self._run_width(width + num_beside)
+        if num_beside and width > NUM_WIDTHS:  # whose passes are not told apart
+            return
         if self.warm is not None and width not in self.warm:
             self.warm.add(width)
             return
@@ -180,6 +194,9 @@ class PassCosts:
 
     def ratio(self, width: int) -> float:
         """A pass to a step, both behind the present text."""
+        if self.beside.num_rows:
+            times_s = self.pass_times_s(width)
+            return times_s[-1] / times_s[0]
         width = self._run_width(width)
         if width == 1:
             return 1.0
@@ -214,8 +231,10 @@ class PassCosts:
 
     def _ratios(self, num_widths: int) -> list[float]:
         """_ratio of each width from 1 on."""
-        if self._listed is not None and num_widths <= NUM_WIDTHS:
-            return self._listed[:num_widths]
+        if self._listed is not None:
+            last, row_cost = self._listed[-1], self._row_cost(NUM_WIDTHS)
+            wider = [last + row_cost * i for i in range(1, num_widths - NUM_WIDTHS + 1)]
+            return self._listed[:num_widths] + wider
         if self.is_padded:
             return [self._ratio(run_width(width)) for width in range(1, num_widths + 1)]
         known = sorted(self.ratios)
@@ -242,6 +261,20 @@ class PassCosts:
 
     def _run_width(self, width: int) -> int:
         return run_width(width) if self.is_padded else width
+
+
+def marginal_times(times_s: Sequence[float], beside: Beside) -> list[float]:
+    """What a text has to pay for passes that others share, by its own rows from 1 on.
+
+    A row more pays if it yields more tokens in the time that it adds than the whole pass does in that time. So
+    what it adds counts in full; of the pass with one row of the text, as much as that pass takes for a token.
+
+    Args:
+        times_s: Seconds of passes by all of their rows, from 1 on.
+    """
+    first_s = times_s[beside.num_rows]
+    token_s = first_s / (beside.num_tokens + 1)
+    return [token_s + each - first_s for each in times_s[beside.num_rows :]]
 
 
 def _pair_up(ratios: list[float]) -> list[float]:

@@ -1,13 +1,14 @@
 """Who drafts next and how much: whatever yields the most expected tokens a second, plain decoding included."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from time import perf_counter
 from typing import NamedTuple
 
 from edgespec.decoding import trees
+from edgespec.decoding.pass_queue import ALONE, Beside
 from edgespec.decoding.scheduler import Expectation, Round
 from edgespec.policy.acceptance_rates import AcceptanceChange, AcceptanceRates
 from edgespec.policy.costs import DraftCosts, PassCosts
@@ -34,6 +35,7 @@ class _Unlearned(NamedTuple):
     round: Round
     emitted: TokenIds
     pass_s: float | None  # None where a source has learned what its pass took, or where it read the prompt
+    num_beside: int = 0  # rows of other texts in the pass
 
 
 @dataclass(slots=True)
@@ -57,6 +59,7 @@ class MeasuredPolicy:
     probe_budget: TrialBudget = field(default_factory=probe_budget)  # of all answers of a session
     max_unlearned: int = 0
     has_trees: bool = False  # the target verifies trees in one pass
+    beside: Callable[[], Beside] = lambda: ALONE
     _unlearned: deque[_Unlearned] = field(init=False, default_factory=deque)
     _lock: Lock = field(init=False, default_factory=Lock)  # of rates and costs
     _sources: list[Source] = field(init=False)
@@ -90,6 +93,7 @@ class MeasuredPolicy:
             self._observe_pause(self.clock() - self._ended_s)
         request = self._request_of(min(self.max_draft, max_tokens))
         self.costs.context_length = len(tokens)
+        self.costs.beside = self.beside()
         if request.num_tokens < 1:
             return Round(tokens, reason=ENDING)
         if self.with_distributions:
@@ -125,7 +129,7 @@ class MeasuredPolicy:
             has_learned = [source.observe(round, emitted, verify_s) for source in self._sources]
             is_new = self._num_rounds > 1 and not any(has_learned)  # the prompt is read in the first pass
             pass_s = verify_s / round.contention + self._pause_s if is_new else None
-            self._unlearned.append(_Unlearned(round, emitted, pass_s))
+            self._unlearned.append(_Unlearned(round, emitted, pass_s, self.beside().num_rows))
             if len(self._unlearned) > self.max_unlearned:
                 self._learn()
         for drafter in self.drafters:
@@ -142,9 +146,9 @@ class MeasuredPolicy:
 
     def _learn(self) -> None:
         while self._unlearned:
-            round, emitted, pass_s = self._unlearned.popleft()
+            round, emitted, pass_s, num_beside = self._unlearned.popleft()
             if pass_s is not None:
-                self.costs.observe(len(round.draft.tokens) + 1, pass_s)
+                self.costs.observe(len(round.draft.tokens) + 1, pass_s, num_beside)
             for offer in round.offers:
                 self._judge(offer, emitted)
 

@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from threading import Lock
+from time import perf_counter
 
 from edgespec.decoding.acceptance import equality
+from edgespec.decoding.pass_queue import ALONE, Beside
 from edgespec.decoding.rejection import rejection
 from edgespec.decoding.scheduler import DraftPolicy
 from edgespec.policy.acceptance_rates import AcceptanceRates, Key
@@ -17,6 +19,7 @@ from edgespec.policy.measured import MeasuredPolicy
 from edgespec.policy.pass_estimate import PassEstimate
 from edgespec.policy.probes import probe_budget
 from edgespec.policy.trial_budget import TrialBudget
+from edgespec.system.clock import Clock
 from edgespec.types import Acceptance, Drafter
 
 
@@ -51,9 +54,22 @@ class Speculation:
     def name(self) -> str:
         return "+".join(drafter.name for drafter in self.drafters()) or "none"
 
-    def policy(self, max_unlearned: int = 0, choice: DraftChoice = ALL_DRAFTERS) -> FixedLength | MeasuredPolicy:
-        """The policy of one answer, with the drafters of a choice; max_unlearned as MeasuredPolicy has it."""
-        drafters = choice.select(self.drafters())
+    def policy(
+        self,
+        max_unlearned: int = 0,
+        choice: DraftChoice = ALL_DRAFTERS,
+        *,
+        has_models: bool = True,
+        beside: Callable[[], Beside] = lambda: ALONE,
+        clock: Clock = perf_counter,
+    ) -> FixedLength | MeasuredPolicy:
+        """The policy of one answer; max_unlearned, beside and clock as MeasuredPolicy has them.
+
+        Args:
+            choice: Which drafters draft for it.
+            has_models: Drafter models are among them, and not its text alone.
+        """
+        drafters = [each for each in choice.select(self.drafters()) if has_models or each.is_free]
         length = self.draft_length if choice.draft_length is None else choice.draft_length
         if length is not None:
             return FixedLength(drafters, length, with_distributions=self.with_distributions)
@@ -67,8 +83,10 @@ class Speculation:
             self.models,
             with_distributions=self.with_distributions,
             probe_budget=self.probe_budget,
+            clock=clock,
             max_unlearned=max_unlearned,
             has_trees=self.has_trees,
+            beside=beside,
         )
 
     def costs(self) -> PassCosts:

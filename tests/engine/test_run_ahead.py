@@ -175,7 +175,7 @@ def test_one_reader_of_two_answers_waits_for_neither() -> None:
     assert monotonic() - started < SOON_S
     for each in both:
         each.close()
-    assert queue._holder is None
+    assert queue._holders == []
 
 
 def test_passes_go_ahead_beside_others_who_wait_but_not_for_an_idle_reader() -> None:

@@ -13,6 +13,7 @@ from edgespec.memory.estimate import (
     cache_bytes,
     estimate_full_context,
     estimate_memory,
+    fitting_caches,
     fitting_context,
     growth_bytes,
     require_memory,
@@ -21,7 +22,7 @@ from edgespec.memory.estimate import (
     texts_bytes,
 )
 from edgespec.memory.free_memory import HOST, FreeMemory
-from edgespec.memory.reserve import RESERVE_BYTES
+from edgespec.memory.reserve import RESERVE_BYTES, Reserve
 
 MIB = 1 << 20
 KV = KVCache(num_layers=28, num_kv_heads=2, head_dim=128)  # of Qwen2.5-1.5B: 56 KiB a token
@@ -247,3 +248,12 @@ def test_head_counts_the_hidden_states_of_its_target() -> None:
             bytes_by_place(estimate_memory(each, SIZE, 600), place, free) for each in (MANIFEST, with_states)
         )
         assert needed[HOST] - without[HOST] == states_bytes(with_states, 600)
+
+
+def test_as_many_caches_fit_as_memory_has_space_for_beside_the_reserve() -> None:
+    reserve = Reserve(100, 50)
+    each = cache_bytes(KV, 2048, MANIFEST.context_length)
+    for spare, num in ((-each, 1), (0, 1), (each, 2), (2 * each + 1, 3), (99 * each, 4)):
+        free = {HOST: FreeMemory(1000 + 100 + spare, "a test", reserve=reserve)}
+        assert fitting_caches(MANIFEST, {HOST: 1000}, HOST, free, 4) == num
+    assert fitting_caches(MANIFEST, {HOST: 1000}, "a device that is not read", free, 4) == 4

@@ -1,0 +1,222 @@
+"""The caches of a target, each of which serves one answer at a time, and the target as one answer sees it."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from edgespec.decoders import (
+    Argmax,
+    ArgmaxDecoder,
+    ArgmaxTreeDecoder,
+    Decoder,
+    PretendingDecoder,
+    TreeDecoder,
+)
+from edgespec.decoding.cached_prefix import reusable_prefix
+from edgespec.decoding.pass_queue import ForkingDecoder
+from edgespec.engine.request_queue import Ticket
+from edgespec.errors import Cancelled
+from edgespec.types import Logits, TokenIds
+
+# Fewer tokens than these are read again: to copy them is a call for each layer.
+_LEAST_COPIED = 16
+
+
+class TargetCaches:
+    """A target and its forks, which are made when answers need them.
+
+    A text stays in its cache until another one takes that cache, so that a text which goes on is not read again.
+    """
+
+    def __init__(self, target: Decoder, num_caches: int = 1, may_join: Callable[[], bool] = lambda: False) -> None:
+        """Make no fork yet.
+
+        Args:
+            num_caches: How many answers may be made at once; 1 where the target has no forks.
+            may_join: Whether there is memory for what passes of several answers take.
+        """
+        self.num_caches = num_caches if isinstance(target, ForkingDecoder) else 1
+        self._may_join = may_join
+        self._decoders = [target]  # as many as were needed so far
+        self._texts = [np.zeros(0, np.int32)]  # what each holds or is to hold
+        self._num_uses = [0]  # how often each was given to an answer
+        self._used: list[int] = []  # the caches, the last used one at the end
+        self._lock = Lock()
+
+    def choose(self, prompt: TokenIds, free: Sequence[int]) -> int:
+        """A cache for a prompt: one whose text the prompt goes on, else the one that was used the longest ago.
+
+        A further one is made only where none is free.
+        """
+        with self._lock:
+            made = [number for number in free if number < len(self._decoders)]
+            if not made:
+                return min(free)
+            best = max(made, key=lambda number: reusable_prefix(self._texts[number], prompt, 0))
+            num_held = len(self._texts[best])
+            if 2 * reusable_prefix(self._texts[best], prompt, 0) < num_held or not num_held:
+                best = min(made, key=lambda number: self._used.index(number) if number in self._used else -1)
+            return best
+
+    def give(self, number: int, prompt: TokenIds) -> Decoder:
+        """The decoder of a cache that an answer was given, with as much of the prompt as another cache holds."""
+        with self._lock:
+            if not self._decoders:
+                raise Cancelled("the engine was closed")
+            while number >= len(self._decoders):
+                self._decoders.append(self._fork())
+                self._texts.append(np.zeros(0, np.int32))
+                self._num_uses.append(0)
+            self._used = [*(each for each in self._used if each != number), number]
+            self._num_uses[number] += 1
+            decoder = self._decoders[number]
+            num_own = reusable_prefix(self._texts[number], prompt, 1)
+            source, num_tokens, num_uses = self._find_source(number, prompt)
+        if num_tokens >= num_own + _LEAST_COPIED and isinstance(decoder, ForkingDecoder):
+            has_copied = decoder.copy_prefix(self._decoders[source], prompt[:num_tokens])
+            with self._lock:
+                # What was copied counts only if its answer had the cache all the while.
+                is_same = num_uses == self._num_uses[source]
+            if has_copied and not is_same and isinstance(decoder, PretendingDecoder):
+                decoder.forget()
+        return decoder
+
+    def note(self, number: int, text: TokenIds) -> None:
+        """Record the text that a cache is to hold from now on."""
+        self._texts[number] = text
+
+    @property
+    def decoders(self) -> Sequence[Decoder]:
+        """The decoders of the caches that there are; more may come to be among them."""
+        return self._decoders
+
+    def decoder(self, number: int) -> Decoder | None:
+        """The decoder of a cache; None once all were let go."""
+        return self._decoders[number] if number < len(self._decoders) else None
+
+    def empty(self, is_held: Callable[[int], bool]) -> list[int]:
+        """Free the memory of forks that no answer has; returns which."""
+        emptied = []
+        for number, decoder in list(enumerate(self._decoders))[1:]:
+            if len(self._texts[number]) and not is_held(number) and isinstance(decoder, PretendingDecoder):
+                self._texts[number] = self._texts[number][:0]
+                decoder.forget()
+                emptied.append(number)
+        return emptied
+
+    def close(self) -> None:
+        """Let all decoders go."""
+        with self._lock:
+            self._decoders = []
+
+    def _fork(self) -> Decoder:
+        target = self._decoders[0]
+        assert isinstance(target, ForkingDecoder)
+        target.share(self.num_caches, self._may_join)
+        return target.fork()
+
+    def _find_source(self, number: int, prompt: TokenIds) -> tuple[int, int, int]:
+        """The other cache that holds most of a prompt, how many tokens that are, and how often it was given."""
+        found = [
+            (_num_run(decoder, self._texts[at], prompt), at)
+            for at, decoder in enumerate(self._decoders)
+            if at != number
+        ]
+        num_tokens, source = max(found, default=(0, number))
+        return source, num_tokens, self._num_uses[source]
+
+
+def _num_run(decoder: Decoder, text: TokenIds, prompt: TokenIds) -> int:
+    """How many tokens of a prompt a decoder holds and will go on holding, as its text begins with them."""
+    held = getattr(decoder, "held_tokens", None)
+    if held is None:
+        return 0
+    return min(reusable_prefix(held, prompt, 1), reusable_prefix(text, prompt, 1))
+
+
+class AnswerDecoder:
+    """The target as one answer sees it: through the cache that the queue has given it last.
+
+    A decoder is a function of tokens, so an answer that has lost its cache goes on in another one.
+    """
+
+    def __init__(self, caches: TargetCaches, target: Decoder, ticket: Ticket, prompt: TokenIds) -> None:
+        self._caches, self._ticket, self._prompt = caches, ticket, prompt
+        self.vocab_size, self.context_length = target.vocab_size, target.context_length
+        self.num_fed = 0  # for this answer
+        self._given: int | None = None  # the cache that the last pass ran in
+        self._num_committed = 0
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        return self._run(tokens, num_last - 1, "logits", tokens, num_last)  # type: ignore[no-any-return]
+
+    def _run(self, tokens: TokenIds, num_draft: int, name: str, *arguments: Any) -> Any:
+        """What a method of the decoder gives that has the answer's cache."""
+        num_committed = len(tokens) - num_draft
+        decoder = self._decoder(tokens[:num_committed])
+        if self._num_committed:
+            self._ticket.caller.observe_yield(num_committed - self._num_committed)
+        self._num_committed = num_committed
+        fed = decoder.num_fed
+        try:
+            return getattr(decoder, name)(*arguments)
+        finally:
+            self.num_fed += decoder.num_fed - fed
+
+    def _decoder(self, text: TokenIds) -> Decoder:
+        """The decoder that has the answer's cache, which is to hold a text."""
+        number = self._ticket.cache
+        if number is None:  # it was cancelled before it had one
+            raise Cancelled("the answer was cancelled")
+        if number != self._given:
+            decoder = self._caches.give(number, self._prompt)
+            if isinstance(decoder, ForkingDecoder):
+                decoder.serve(self._ticket.caller)
+            self._given = number
+        self._caches.note(number, text)
+        found = self._caches.decoder(number)
+        if found is None:
+            raise Cancelled("the engine was closed")
+        return found
+
+
+class _TreeAnswer(AnswerDecoder):
+    """A target that runs trees, as one answer sees it."""
+
+    def tree_logits(
+        self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
+    ) -> Logits:
+        return self._run(tokens, 0, "tree_logits", tokens, nodes, parents, num_last)  # type: ignore[no-any-return]
+
+
+class _ArgmaxAnswer(AnswerDecoder):
+    """A target that finds the likeliest tokens itself, as one answer sees it."""
+
+    has_argmax = True
+
+    def argmax(self, tokens: TokenIds, num_last: int) -> Argmax:
+        return self._run(tokens, num_last - 1, "argmax", tokens, num_last)  # type: ignore[no-any-return]
+
+
+class _ArgmaxTreeAnswer(_ArgmaxAnswer, _TreeAnswer):
+    """A target that finds the likeliest tokens of trees too, as one answer sees it."""
+
+    def tree_argmax(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Argmax:
+        return self._run(tokens, 0, "tree_argmax", tokens, nodes, parents)  # type: ignore[no-any-return]
+
+
+def answer_decoder(caches: TargetCaches, target: Decoder, ticket: Ticket, prompt: TokenIds) -> Decoder:
+    """The target for one answer; the target itself where it has one cache."""
+    if caches.num_caches == 1:
+        return target
+    ticket.choose = partial(caches.choose, prompt)
+    has_argmax = isinstance(target, ArgmaxDecoder) and target.has_argmax
+    if isinstance(target, TreeDecoder):
+        has_argmax = has_argmax and isinstance(target, ArgmaxTreeDecoder)
+        kind: type[AnswerDecoder] = _ArgmaxTreeAnswer if has_argmax else _TreeAnswer
+    else:
+        kind = _ArgmaxAnswer if has_argmax else AnswerDecoder
+    return kind(caches, target, ticket, prompt)

@@ -1,0 +1,213 @@
+"""Runs the passes of several texts as one, each over a cache of its own."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from threading import Thread
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import EdgeSpecError, MemoryExhausted
+from edgespec.manifest import Manifest
+from edgespec.runtimes import joined_graph
+from edgespec.runtimes.devices import import_onnxruntime
+from edgespec.runtimes.joined_graph import part_name
+from edgespec.runtimes.session import translate_error, translate_memory_errors
+from edgespec.runtimes.shared_cache import SharedCache
+from edgespec.types import Logits, TokenIds
+
+_log = logging.getLogger(__name__)
+
+
+class Part(NamedTuple):
+    """A pass of one text: tokens behind the first num_past slots of its cache, the last num_rows with logits.
+
+    token_widths: Outputs with a row for each token that the text wants, and how many numbers a row has.
+    """
+
+    cache: SharedCache
+    tokens: TokenIds
+    num_past: int
+    num_rows: int
+    token_widths: Mapping[str, int]
+
+
+class PassRows(NamedTuple):
+    """What a pass gives a text.
+
+    logits: [num_rows, vocab_size].
+    token_rows: By output, [num_tokens, width].
+    """
+
+    logits: Logits
+    token_rows: Mapping[str, Logits]
+
+
+class JoinedSession:
+    """A session of a joined graph, run by one thread at a time."""
+
+    def __init__(self, session: Any, manifest: Manifest, num_parts: int) -> None:
+        self._session, self._manifest, self._num_parts = session, manifest, num_parts
+        self._binding = session.io_binding()
+        self._options = import_onnxruntime().RunOptions()
+        self._caches = manifest.signature.caches(manifest.kv_cache.num_layers)
+        self._unread = self._make_unread()
+        self._buffers: list[Sequence[Any]] = [()] * num_parts  # that each part is bound to
+        self._bound: dict[str, npt.NDArray[Any]] = {}  # lives until its run is over: the binding knows addresses
+
+    def run(self, parts: Sequence[Part]) -> list[PassRows | Exception]:
+        """The rows of each part; an error for one whose cache cannot grow.
+
+        Raises EdgeSpecError: The pass has failed, for all parts.
+        """
+        refused: dict[int, Exception] = {}
+        for i, part in enumerate(parts):
+            try:
+                with translate_memory_errors("making room for a pass"):
+                    part.cache.prepare(part.num_past, len(part.tokens))
+            except MemoryExhausted as error:
+                refused[i] = error
+        able = [part for i, part in enumerate(parts) if i not in refused]
+        rows = iter(self._run(able) if able else [])
+        return [refused[i] if i in refused else next(rows) for i in range(len(parts))]
+
+    def _run(self, parts: Sequence[Part]) -> list[PassRows]:
+        numbers = self._bind_caches(parts)
+        starts = np.cumsum([0, *(len(part.tokens) for part in parts)])
+        self._bind_rows(parts, numbers, starts)
+        logit_rows = [
+            np.arange(start + len(part.tokens) - part.num_rows, start + len(part.tokens))
+            for part, start in zip(parts, starts, strict=False)
+        ]
+        self._bind(joined_graph.LOGIT_ROWS, np.concatenate(logit_rows))
+        names, num_tokens = self._manifest.signature, int(starts[-1])
+        self._bind(names.input_ids, np.concatenate([part.tokens for part in parts])[None].astype(np.int64))
+        logits = self._bind_output(names.logits, sum(part.num_rows for part in parts), self._manifest.vocab_size)
+        widths = {name: width for part in parts for name, width in part.token_widths.items()}
+        token_rows = {name: self._bind_output(name, num_tokens, width) for name, width in widths.items()}
+        try:
+            self._session.run_with_iobinding(self._binding, self._options)
+        except Exception as error:  # ONNX Runtime has no common base of its own
+            raise translate_error(error, "running a pass of several texts") from error
+        ends = np.cumsum([part.num_rows for part in parts])
+        return [
+            PassRows(
+                logits[end - part.num_rows : end],
+                {name: token_rows[name][start : start + len(part.tokens)] for name in part.token_widths},
+            )
+            for part, start, end in zip(parts, starts, ends, strict=False)
+        ]
+
+    def _bind_caches(self, parts: Sequence[Part]) -> list[int]:
+        """Bind each part's cache to the part of the graph that has it already, or else to any; returns which."""
+        buffers = [part.cache.buffers for part in parts]
+        numbers: list[int | None] = [
+            next((number for number, held in enumerate(self._buffers) if _is_same(held, each)), None)
+            for each in buffers
+        ]
+        free = [number for number in range(self._num_parts) if number not in numbers]
+        found = [number if number is not None else free.pop(0) for number in numbers]
+        for number in range(self._num_parts):
+            self._bind_buffers(number, buffers[found.index(number)] if number in found else self._unread)
+        return found
+
+    def _bind_buffers(self, number: int, buffers: Sequence[Any]) -> None:
+        if _is_same(self._buffers[number], buffers):
+            return
+        self._buffers[number] = ()  # until all are bound
+        for (past, present), value in zip(self._caches, buffers, strict=True):
+            self._binding.bind_ortvalue_input(part_name(past, number), value)
+            self._binding.bind_ortvalue_output(part_name(present, number), value)
+        self._buffers[number] = buffers
+
+    def _bind_rows(self, parts: Sequence[Part], numbers: Sequence[int], starts: npt.NDArray[Any]) -> None:
+        """Tell the graph which rows are whose, and where they come to lie when each part has run its own."""
+        places: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)] * len(parts)
+        num_before = 0
+        for number in range(self._num_parts):
+            at = numbers.index(number) if number in numbers else None
+            rows = np.zeros(1, np.int64)
+            num_past = 0
+            if at is not None:
+                rows = np.arange(starts[at], starts[at + 1], dtype=np.int64)
+                num_past = parts[at].num_past
+                places[at] = np.arange(num_before, num_before + len(rows), dtype=np.int64)
+            total = num_past + len(rows)
+            self._bind(part_name(joined_graph.ROWS, number), rows)
+            self._bind(part_name(joined_graph.LAST_SLOT, number), np.array([total - 1], np.int32))
+            self._bind(part_name(joined_graph.NUM_SLOTS, number), np.array([total], np.int32))
+            num_before += len(rows)
+        self._bind(joined_graph.ORDER, np.concatenate(places))
+
+    def _bind(self, name: str, array: npt.NDArray[Any]) -> None:
+        self._bound[name] = array
+        self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+    def _bind_output(self, name: str, num_rows: int, width: int) -> npt.NDArray[np.float32]:
+        """Returns a new array, which the pass fills: each text reads its rows when it comes to it."""
+        array = np.empty((1, num_rows, width), np.float32)
+        self._binding.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+        rows: npt.NDArray[np.float32] = array[0]
+        return rows
+
+    def _make_unread(self) -> Sequence[Any]:
+        """Buffers of one slot, for parts of the graph that no text has."""
+        kv, ort = self._manifest.kv_cache, import_onnxruntime()
+        zeros = np.zeros((1, kv.num_kv_heads, 1, kv.head_dim), kv.dtype)
+        return [ort.OrtValue.ortvalue_from_numpy(zeros.copy(), "cpu") for _ in self._caches]
+
+
+def _is_same(held: Sequence[Any], buffers: Sequence[Any]) -> bool:
+    return len(held) == len(buffers) and all(one is other for one, other in zip(held, buffers, strict=True))
+
+
+class JoinedPasses:
+    """A joined session that is opened, in a thread of its own, once several texts ask for passes.
+
+    Until then, and where there is no memory for it or it does not do what it should, passes take turns.
+    """
+
+    def __init__(
+        self, max_parts: int, open_session: Callable[[], JoinedSession], may_open: Callable[[], bool]
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            open_session: Opens the session and checks it; raises EdgeSpecError where it is not to be used.
+            may_open: Whether there is memory for it.
+        """
+        self.max_parts = max_parts
+        self._open_session: Callable[[], JoinedSession] | None = open_session
+        self._may_open = may_open
+        self._session: JoinedSession | None = None
+        self._thread: Thread | None = None
+
+    def is_ready(self) -> bool:
+        if self._thread is None:
+            # A daemon, so that a program can end meanwhile.
+            self._thread = Thread(target=self._open, name="edgespec joining", daemon=True)
+            self._thread.start()
+        return self._session is not None
+
+    def wait(self) -> bool:
+        """Wait until it is known whether passes can be joined."""
+        self.is_ready()
+        assert self._thread is not None
+        self._thread.join()
+        return self.is_ready()
+
+    def run(self, parts: Sequence[Part]) -> Sequence[PassRows | Exception]:
+        assert self._session is not None
+        return self._session.run(parts)
+
+    def _open(self) -> None:
+        open_session, self._open_session = self._open_session, None
+        assert open_session is not None
+        try:
+            if self._may_open():
+                self._session = open_session()
+            else:
+                _log.info("answers take turns: there is no memory for passes of several answers")
+        except EdgeSpecError as error:
+            _log.info("answers take turns: %s", error)

@@ -1,0 +1,174 @@
+"""The graph that runs rows of several texts in one pass, made from the graph that runs those of one.
+
+All that is done row by row stays as it is, for the rows of all texts at once. Each attention becomes one for
+each text, over the cache of that text alone (Orca's selective batching: Yu et al., OSDI 2022). So a row is
+computed from the numbers that it is computed from in a pass of its own, in the order of that pass.
+
+A text that has no rows in a pass gets the first row of all into a cache that nobody reads; what comes of it is
+dropped. Part r is one of the texts; its inputs and outputs have .r behind their names.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import ManifestError
+from edgespec.runtimes.session import HIDDEN_STATES
+from edgespec.signature import Signature
+
+ROWS = "rows"  # int64 [num]: the rows of a part
+LAST_SLOT = "seqlens_k"  # int32 [1]: its cached and new tokens, less one
+NUM_SLOTS = "total_sequence_length"  # int32 [1]: its cached and new tokens
+ORDER = "order"  # int64 [num_tokens]: where each row lies among the rows of all parts
+LOGIT_ROWS = "logit_rows"  # int64 [num_logits]: the rows that get logits
+_ATTENTION = "GroupQueryAttention"
+_PAST, _LAST_SLOT, _NUM_SLOTS, _FIRST_TREE_INPUT = 3, 5, 6, 9  # inputs of the attention
+
+
+def part_name(name: str, part: int) -> str:
+    return f"{name}.{part}"
+
+
+def join_graph(graph: Path, signature: Signature, num_layers: int, num_parts: int) -> bytes:
+    """The model of a file as one that runs rows of num_parts texts; its weights stay in their file.
+
+    Raises ManifestError: The graph is none that can be taken apart.
+    """
+    import onnx  # 0.15 s, and only programs that ask several things at once need it
+
+    model = onnx.load(str(graph), load_external_data=False)
+    caches = {name for pair in signature.caches(num_layers) for name in pair}
+    inner = model.graph
+    nodes = _live(
+        _rewritten(inner.node, signature, num_parts), _kept_outputs(inner.output, signature, caches, num_parts)
+    )
+    inputs = [
+        *(each for value in inner.input for each in _inputs(value, signature, caches, num_parts)),
+        *_new_inputs(num_parts),
+    ]
+    outputs = [
+        each
+        for value in inner.output
+        if value.name in caches or value.name == signature.logits or value.name.startswith(HIDDEN_STATES)
+        for each in _parts_of(value, caches, num_parts)
+    ]
+    known = {value.name for value in inputs} | {each.name for each in inner.initializer} | {""}
+    known |= {output for node in nodes for output in node.output}
+    used = {name for node in nodes for name in node.input}
+    if strange := sorted(used - known | ({ORDER, LOGIT_ROWS} - used)):
+        raise ManifestError(f"{graph} does not run several texts in one pass: see {', '.join(strange[:3])}")
+    for field, values in (("node", nodes), ("input", inputs), ("output", outputs)):
+        inner.ClearField(field)
+        getattr(inner, field).extend(values)
+    inner.ClearField("value_info")
+    return bytes(model.SerializeToString())
+
+
+def _rewritten(nodes: Iterable[Any], signature: Signature, num_parts: int) -> list[Any]:
+    from onnx import helper
+
+    given = list(nodes)
+    makers = {output: node for node in given for output in node.output}
+    written: list[Any] = []
+    for node in given:
+        if node.op_type == _ATTENTION:
+            written += _split_attention(node, num_parts)
+        elif node.op_type == "Slice" and _counts(makers.get(node.input[1]), signature.num_logits_to_keep):
+            written.append(helper.make_node("Gather", [node.input[0], LOGIT_ROWS], node.output, axis=1))
+        else:
+            written.append(node)
+    return written
+
+
+def _counts(node: Any, name: str | None) -> bool:
+    return node is not None and node.op_type == "Sub" and name in node.input
+
+
+def _split_attention(node: Any, num_parts: int) -> Iterator[Any]:
+    """An attention for each part, and what they give together in the order of the rows."""
+    from onnx import helper
+
+    if any(node.input[_FIRST_TREE_INPUT:]):
+        raise ManifestError("a graph for trees does not run several texts in one pass")
+    attended = node.output[0]
+    for part in range(num_parts):
+        own = type(node)()
+        own.CopyFrom(node)
+        own.name = part_name(node.name, part)
+        for at, name in enumerate(node.input[:_PAST]):
+            if name:
+                own.input[at] = part_name(f"{attended}.{at}", part)
+                yield helper.make_node("Gather", [name, part_name(ROWS, part)], [own.input[at]], axis=1)
+        for at, name in ((_LAST_SLOT, LAST_SLOT), (_NUM_SLOTS, NUM_SLOTS)):
+            own.input[at] = part_name(name, part)
+        for at in (_PAST, _PAST + 1):
+            own.input[at] = part_name(node.input[at], part)
+        for at, name in enumerate(node.output):
+            own.output[at] = part_name(name, part)
+        yield own
+    parts, together = [part_name(attended, part) for part in range(num_parts)], f"{attended}.all"
+    yield helper.make_node("Concat", parts, [together], axis=1)
+    yield helper.make_node("Gather", [together, ORDER], [attended], axis=1)
+
+
+def _live(nodes: Sequence[Any], outputs: Iterable[str]) -> list[Any]:
+    """Nodes that outputs depend on."""
+    needed, live = set(outputs), []
+    for node in reversed(nodes):
+        if needed.intersection(node.output):
+            live.append(node)
+            needed.update(node.input)
+    return live[::-1]
+
+
+def _kept_outputs(values: Iterable[Any], signature: Signature, caches: set[str], num_parts: int) -> set[str]:
+    kept: set[str] = set()
+    for value in values:
+        if value.name in caches:
+            kept |= {part_name(value.name, part) for part in range(num_parts)}
+        elif value.name == signature.logits or value.name.startswith(HIDDEN_STATES):
+            kept.add(value.name)
+    return kept
+
+
+def _inputs(value: Any, signature: Signature, caches: set[str], num_parts: int) -> list[Any]:
+    """An input of the graph as the inputs that take its place."""
+    if value.name in (signature.attention_mask, signature.num_logits_to_keep):
+        return []
+    return _parts_of(value, caches, num_parts)
+
+
+def _parts_of(value: Any, caches: set[str], num_parts: int) -> list[Any]:
+    """A cache's value for each part, each of a length of its own; another value as it is."""
+    if value.name not in caches:
+        return [value]
+    values = []
+    for part in range(num_parts):
+        own = type(value)()
+        own.CopyFrom(value)
+        own.name = part_name(value.name, part)
+        for dimension in own.type.tensor_type.shape.dim:
+            if dimension.dim_param and dimension.dim_param != "batch":
+                dimension.dim_param = part_name(dimension.dim_param, part)
+        values.append(own)
+    return values
+
+
+def _new_inputs(num_parts: int) -> list[Any]:
+    from onnx import TensorProto, helper
+
+    make = helper.make_tensor_value_info
+    own = [
+        make(part_name(name, part), kind, shape)
+        for part in range(num_parts)
+        for name, kind, shape in (
+            (ROWS, TensorProto.INT64, [part_name("num_rows", part)]),
+            (LAST_SLOT, TensorProto.INT32, [1]),
+            (NUM_SLOTS, TensorProto.INT32, [1]),
+        )
+    ]
+    return [
+        *own,
+        make(ORDER, TensorProto.INT64, ["num_tokens"]),
+        make(LOGIT_ROWS, TensorProto.INT64, ["num_logits"]),
+    ]

@@ -1,0 +1,195 @@
+"""Several texts through one model: each has the rows that it has alone, by turns and in passes that run as one."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Barrier, Thread
+
+import numpy as np
+import pytest
+import tiny
+from calls import decoder, random_calls
+from families import FAMILIES, weights_of
+
+from edgespec.decoding.pass_queue import Caller
+from edgespec.errors import Cancelled, EdgeSpecError, ManifestError
+from edgespec.export.convert import export_model
+from edgespec.manifest import read_manifest
+from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.joined_graph import join_graph
+from edgespec.runtimes.onnx import OnnxDecoder
+from edgespec.runtimes.tree import OnnxTreeDecoder
+from edgespec.types import Logits, TokenIds
+
+Call = tuple[TokenIds, int]
+
+
+def forks_of(root: OnnxDecoder, num: int = 4, *, is_joined: bool = True) -> list[OnnxDecoder]:
+    root.share(num, lambda: is_joined)
+    queue = root._passes.queue
+    assert queue is not None
+    assert queue._joiner is not None
+    assert queue._joiner.wait() == is_joined  # type: ignore[attr-defined]
+    return [root, *(root.fork() for _ in range(num - 1))]
+
+
+def run_at_once(forks: Sequence[OnnxDecoder], calls: Sequence[Sequence[Call]]) -> list[list[Logits]]:
+    """What each fork gives for its calls, all in threads of their own."""
+    found: list[list[Logits]] = [[] for _ in forks]
+    together = Barrier(len(forks))
+
+    def run(i: int) -> None:
+        caller = Caller()
+        forks[i].serve(caller)
+        together.wait()
+        caller.work()
+        try:
+            for tokens, num_last in calls[i]:
+                found[i].append(forks[i].logits(tokens, num_last).copy())
+        finally:
+            caller.rest()
+
+    threads = [Thread(target=run, args=[i]) for i in range(len(forks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.mark.parametrize("is_joined", [True, False])
+@pytest.mark.parametrize("precision_fixture", ["tiny_model", "tiny_drafter"])
+def test_rows_of_texts_at_once_are_those_of_each_alone_to_the_bit(
+    precision_fixture: str, is_joined: bool, request: pytest.FixtureRequest
+) -> None:
+    folder = request.getfixturevalue(precision_fixture)
+    alone = decoder(folder)
+    calls = [random_calls(seed, 40, 150) for seed in range(4)]
+    found = run_at_once(forks_of(root := decoder(folder), is_joined=is_joined), calls)
+    for own, rows in zip(calls, found, strict=True):
+        for (tokens, num_last), row in zip(own, rows, strict=True):
+            assert np.array_equal(row, alone.logits(tokens, num_last))
+    assert root._passes.queue is not None
+    has_joined = root._passes.queue.num_passes < sum(map(len, calls))
+    assert has_joined == is_joined or not is_joined
+
+
+def test_rows_are_those_of_each_alone_within_rounding_without_deterministic_mode(tiny_model: Path) -> None:
+    alone = decoder(tiny_model)
+    calls = [random_calls(seed, 25, 60) for seed in range(3)]
+    found = run_at_once(forks_of(decoder(tiny_model, deterministic=False), 3), calls)
+    for own, rows in zip(calls, found, strict=True):
+        for (tokens, num_last), row in zip(own, rows, strict=True):
+            assert np.allclose(row, alone.logits(tokens, num_last), rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3", "mistral"])
+def test_families_with_other_attention_run_several_texts(tmp_path: Path, family: str) -> None:
+    """Norms of heads, windows, caps and heads of more than 128 channels."""
+    tiny.write_huggingface(tmp_path / "hf", weights_of(family), config=FAMILIES[family]["config"])
+    export_model(tmp_path / "hf", tmp_path / "out", precision="fp32")
+    alone = decoder(tmp_path / "out")
+    calls = [random_calls(seed, 12, 30) for seed in range(2)]
+    found = run_at_once(forks_of(decoder(tmp_path / "out"), 2), calls)
+    for own, rows in zip(calls, found, strict=True):
+        for (tokens, num_last), row in zip(own, rows, strict=True):
+            assert np.array_equal(row, alone.logits(tokens, num_last))
+
+
+def test_hidden_states_of_the_first_are_those_that_it_has_alone(tiny_with_states: Path) -> None:
+    manifest, device = read_manifest(tiny_with_states), find_device("cpu")
+    kept, alone = (
+        OnnxDecoder(tiny_with_states, manifest, device, deterministic=True, hidden_layers=(0, 2)) for _ in range(2)
+    )
+    text = np.arange(40, dtype=np.int32)
+    run_at_once(forks_of(kept, 2), [[(text[:stop], 1) for stop in range(4, 41)]] * 2)
+    alone.logits(text, 1)
+    assert kept.hidden_states is not None
+    assert alone.hidden_states is not None
+    assert np.array_equal(kept.hidden_states.read(text, 0), alone.hidden_states.read(text, 0))
+
+
+def test_a_prefix_is_copied_and_not_read_again(tiny_model: Path) -> None:
+    alone = decoder(tiny_model)
+    root, fork = forks_of(decoder(tiny_model), 2, is_joined=False)
+    text = np.arange(100, dtype=np.int32) % 90
+    root.logits(text, 1)
+    other = np.append(text[:80], np.arange(9, dtype=np.int32)).astype(np.int32)
+    assert fork.copy_prefix(root, other[:80])
+    fed = fork.num_fed
+    assert np.array_equal(fork.logits(other, 3), alone.logits(other, 3))
+    assert fork.num_fed - fed == 9
+    assert np.array_equal(
+        root.logits(np.append(text, np.int32(1)), 1), alone.logits(np.append(text, np.int32(1)), 1)
+    )
+
+
+def test_prompts_are_read_in_pieces_while_others_wait(tiny_model: Path) -> None:
+    root, fork = forks_of(decoder(tiny_model), 2, is_joined=False)
+    text = np.arange(300, dtype=np.int32) % 200
+    run_at_once([root, fork], [[(text, 1)], [(text[:stop], 1) for stop in range(1, 30)]])
+    assert root._passes.queue is not None
+    assert root._passes.queue.num_passes >= 29 + 2
+    assert np.array_equal(root.logits(text, 1), decoder(tiny_model).logits(text, 1))
+
+
+def test_an_interrupt_ends_a_pass_that_waits_and_no_other(tiny_model: Path) -> None:
+    root, fork = forks_of(decoder(tiny_model), 2, is_joined=False)
+    queue, errors = root._passes.queue, list[Exception]()
+    assert queue is not None
+    person = Caller(priority=1)
+    person.work()
+    root.serve(person)
+    root.logits(np.arange(5, dtype=np.int32), 1)  # and another pass of it is expected
+
+    def ask() -> None:
+        try:
+            fork.logits(np.arange(9, dtype=np.int32), 1)
+        except EdgeSpecError as error:
+            errors.append(error)
+
+    thread = Thread(target=ask)
+    thread.start()
+    while not queue._waiting:
+        pass
+    fork.interrupt()
+    thread.join()
+    assert [type(each) for each in errors] == [Cancelled]
+    root.logits(np.arange(7, dtype=np.int32), 1)
+    person.rest()
+    fork.logits(np.arange(9, dtype=np.int32), 1)
+
+
+def test_trees_take_turns(tiny_model: Path) -> None:
+    root = OnnxTreeDecoder(tiny_model, read_manifest(tiny_model), find_device("cpu"))
+    root.share(3, lambda: True)
+    fork, alone = root.fork(), decoder(tiny_model)
+    text, nodes, parents = np.arange(20, dtype=np.int32), np.array([30, 31, 32], np.int32), (-1, 0, -1)
+    other = text[::-1].copy()
+    root.logits(text, 1)
+    wanted = [alone.logits(np.append(other, nodes[:2]).astype(np.int32), 3), alone.logits(text, 1).copy()]
+    assert np.allclose(fork.tree_logits(other, nodes, parents)[:3], wanted[0], rtol=0, atol=2e-4)
+    assert np.allclose(root.logits(text, 1), wanted[1], rtol=0, atol=2e-4)
+    assert root.num_fed == 20 + 1
+
+
+def test_graphs_that_cannot_be_taken_apart_are_refused(tiny_model: Path) -> None:
+    manifest = read_manifest(tiny_model)
+    assert manifest.tree_graph is not None
+    with pytest.raises(ManifestError, match="a graph for trees"):
+        join_graph(tiny_model / manifest.tree_graph, manifest.signature, manifest.kv_cache.num_layers, 2)
+    unnamed = replace(manifest.signature, num_logits_to_keep="another")
+    with pytest.raises(ManifestError, match="see logit_rows"):
+        join_graph(tiny_model / manifest.graph, unnamed, manifest.kv_cache.num_layers, 2)
+
+
+def test_a_session_whose_rows_are_wrong_is_not_used(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("edgespec.runtimes.passes.np.array_equal", lambda *rows: False)
+    root = decoder(tiny_model)
+    root.share(2, lambda: True)
+    assert root._passes.queue is not None
+    with caplog.at_level("INFO"):
+        assert not root._passes.queue._joiner.wait()  # type: ignore[union-attr]
+    assert "answers take turns: passes of several answers give other logits" in caplog.text
