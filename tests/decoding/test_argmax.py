@@ -106,6 +106,7 @@ def test_rows_with_a_logit_that_is_not_finite_come_whole() -> None:
         (SamplingParams(temperature=0.1), True, False),
         (SamplingParams(repetition_penalty=1.1), True, False),
         (SamplingParams(frequency_penalty=0.1), True, False),
+        (SamplingParams(logit_bias={3: 1.0}), True, False),
     ],
 )
 def test_rows_are_spared_where_sampling_is_greedy_and_the_target_chooses(

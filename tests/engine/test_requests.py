@@ -11,7 +11,11 @@ import pytest
 import tiny
 
 from edgespec import ContextOverflow, Engine, LoadProgress, ModelError, SamplingParams, UsageError, load
+from edgespec.decoders import Argmax
 from edgespec.manifest import SuggestedSampling
+from edgespec.policy.speculation import Speculation
+from edgespec.runtimes.table import TableDecoder
+from edgespec.types import TokenIds
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
@@ -180,6 +184,38 @@ def test_tokens_behind_a_stop_string_have_no_logprob(drafting: Engine) -> None:
     whole = drafting.generate(PROMPT, sampling=SAMPLED, max_tokens=40)
     answer = drafting.generate(PROMPT, sampling=SAMPLED, max_tokens=40, stop=whole.text[10:12], logprobs=1)
     assert tuple(each.token_id for each in answer.logprobs) == answer.token_ids
+
+
+class Choosing(TableDecoder):
+    """Finds the likeliest tokens itself, and counts how often it is asked for them."""
+
+    has_argmax, num_asked = True, 0
+
+    def argmax(self, tokens: TokenIds, num_last: int) -> Argmax:
+        self.num_asked += 1
+        rows = self.logits(tokens, num_last)
+        return Argmax(rows.argmax(axis=1), np.isfinite(rows).all(axis=1))
+
+    def tree_argmax(self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Argmax:
+        raise AssertionError("nothing drafts here")
+
+
+@pytest.mark.parametrize("options", [{"logprobs": 2}, {"banned": "zz"}])
+def test_whole_rows_are_read_where_the_likeliest_token_is_not_enough(
+    engine: Engine, options: dict[str, Any]
+) -> None:
+    decoder = Choosing(tiny.VOCAB, seed=3)
+    choosing = Engine(
+        manifest=engine.manifest, encoder=engine._encoder, decoders=[decoder], speculation=Speculation()
+    )
+    usual = choosing.generate(PROMPT, max_tokens=12)
+    num_asked = decoder.num_asked
+    assert num_asked > 0
+    answer = choosing.generate(PROMPT, max_tokens=12, **options)
+    assert (answer.token_ids, decoder.num_asked) == (usual.token_ids, num_asked)
+    assert [token for each in answer.logprobs for token, _ in each.top[:1]] == [
+        *(answer.token_ids if answer.logprobs else ())
+    ]
 
 
 # -- biases and banned texts -------------------------------------------------------------------------
