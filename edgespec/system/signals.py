@@ -4,7 +4,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import current_thread, main_thread
+from threading import get_ident, main_thread
 from types import FrameType
 from typing import NoReturn
 
@@ -35,7 +35,7 @@ def defer_signals() -> Iterator[None]:
     Then their handlers are called, which may raise, KeyboardInterrupt most often. Nothing changes for signals
     without a handler, nor in other threads than the main one, where Python calls none.
     """
-    if current_thread() is not main_thread():
+    if get_ident() != main_thread().ident:
         yield
         return
     came: list[tuple[int, FrameType | None]] = []

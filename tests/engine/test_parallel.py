@@ -227,7 +227,6 @@ def test_nothing_grows_with_the_number_of_requests(tiny_model: Path, num_request
     before = set(threading.enumerate())
     with open_joined(tiny_model, drafter="suffix") as engine:
         counts: list[Callable[[], int]] = [
-            lambda: len(engine._shared.caches._decoders),
             lambda: len(engine._queue._holders) + len(engine._queue._waiting),
             lambda: len(engine.target._passes.queue._working),  # type: ignore[attr-defined]
             lambda: len(engine._streams),
@@ -239,7 +238,8 @@ def test_nothing_grows_with_the_number_of_requests(tiny_model: Path, num_request
             ):
                 pass
         gc.collect()
-        assert [count() for count in counts] == [4, 0, 0, 0, 0]
+        assert [count() for count in counts] == [0, 0, 0, 0]
+        assert len(engine._shared.caches._decoders) <= 4
     wait_for_threads_since(before)
 
 
