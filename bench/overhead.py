@@ -231,7 +231,7 @@ class Bench:
         num_tokens = 4 * self._options.passes
         with self._beside[case.beside]():
             prompt = self._text[:NUM_PROMPT]
-            with engine._stream(prompt, SAMPLING[case.sampling], num_tokens, None) as answer:
+            with engine.stream(prompt, sampling=SAMPLING[case.sampling], max_tokens=num_tokens) as answer:
                 READERS[case.reader](islice(answer, self._options.passes))
         return target.gaps_ms()
 
