@@ -159,20 +159,19 @@ def test_a_short_request_beside_three_long_ones_has_its_first_token_within_three
 
 def test_a_request_of_lower_priority_waits_for_a_person(tiny_model: Path) -> None:
     with open_joined(tiny_model, drafter="none", max_parallel=2) as engine:
-        ended: list[str] = []
-
-        def run(name: str, priority: int, num_tokens: int) -> None:
-            engine.generate("the in the", sampling=HOT, max_tokens=num_tokens, priority=priority)
-            ended.append(name)
-
         person = engine.stream("an on", sampling=HOT, max_tokens=200)
         next(person)
-        title = threading.Thread(target=run, args=["title", -1, 1])
+        caller, rows_by_then = person._maker._ticket.caller, list[int]()
+
+        def write_title() -> None:
+            engine.generate("the in the", sampling=HOT, max_tokens=1, priority=-1)
+            rows_by_then.append(caller.num_rows)
+
+        title = threading.Thread(target=write_title)
         title.start()
         assert len([token for chunk in person for token in chunk.token_ids]) > 100
-        ended.append("person")
         title.join()
-    assert ended == ["person", "title"]
+        assert rows_by_then == [caller.num_rows]
 
 
 def test_a_person_takes_the_cache_of_a_request_of_lower_priority(tiny_model: Path, lone: list[Completion]) -> None:
