@@ -15,6 +15,7 @@ from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.pool import DrafterPool
 from edgespec.engine.answers import AnswerStream, Chunk, Completion, chunks_of, join_chunks
 from edgespec.engine.generation import Generation, Request
+from edgespec.engine.idle_learner import IdleLearner
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.errors import ContextOverflow, EdgeSpecError, ManifestError, UsageError
 from edgespec.manifest import Manifest
@@ -58,6 +59,7 @@ class Engine:
         is_deterministic: bool = False,
         near_tie: float | None = None,
         queue: RequestQueue | None = None,
+        learner: IdleLearner | None = None,
     ) -> None:
         self.manifest = manifest
         self.tokenizer = encoder.tokenizer
@@ -70,6 +72,7 @@ class Engine:
         self.is_deterministic = is_deterministic  # one text, to the byte, whatever drafts
         self._near_tie = near_tie  # as Generation has it
         self._queue = queue or RequestQueue()
+        self._learner = learner
         self._owner = Owner()
         self._streams: WeakSet[AnswerStream] = WeakSet()
         self._streams_lock = Lock()
@@ -97,6 +100,8 @@ class Engine:
         for stream in streams:
             stream.cancel()
         self._encoder.close()
+        if self._learner:
+            self._learner.close()
         self._speculation.close()
         self._speculation = Speculation()
         self._pool.close()
@@ -284,6 +289,8 @@ class Engine:
             )
         target = self.target
         self._pool.report_changes()  # those of the time without answers
+        if self._learner:
+            self._learner.report_problem()
         ticket = Ticket(partial(_interrupt, target, self._pool))
         request = Request(prompt, sampling, max_tokens or 2 * self.context_length, _stop_strings(stop))
         chunks = self._generation().chunks(target, request, self._queue, ticket)
@@ -303,6 +310,7 @@ class Engine:
             answers=self._answers,
             device_names=self.device_names,
             near_tie=self._near_tie,
+            learner=self._learner,
         )
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple, cast, get_args
 
 from edgespec.decoding.acceptance import equality
 from edgespec.decoding.rejection import rejection
+from edgespec.drafters.learned_file import require_domain
 from edgespec.errors import UsageError
 from edgespec.planning.choice import ScheduleChoice
 from edgespec.policy.limits import MAX_DRAFT_TOKENS, MAX_FIXED_TOKENS
@@ -22,6 +23,7 @@ class LoadOptions(NamedTuple):
     acceptance: str
     has_answer_cache: bool
     deterministic: bool | None  # as asked
+    domain: str | None  # in which a drafting head learns
 
     @property
     def max_draft_tokens(self) -> int:
@@ -35,6 +37,7 @@ def check_options(
     schedule: str,
     answer_cache: bool,
     deterministic: bool | None,
+    learn: str | None,
 ) -> LoadOptions:
     """The options as load() uses them.
 
@@ -45,9 +48,16 @@ def check_options(
     _require_one_of("acceptance", acceptance, list(ACCEPTANCES))
     _require_one_of("schedule", schedule, get_args(ScheduleChoice))
     _require_kinds({"deterministic": deterministic}, (bool, NoneType), "True, False or None")
+    if learn is not None:
+        require_domain(learn)
+        if acceptance == "rejection":
+            raise UsageError(
+                "learn changes what a head drafts, and with acceptance='rejection' sampled text depends on that; "
+                "leave out one of them"
+            )
     # Drafts of a fixed length are the same each time.
     choice = "serial" if schedule == "auto" and length is not None else cast(ScheduleChoice, schedule)
-    return LoadOptions(choice, length, acceptance, answer_cache, deterministic)
+    return LoadOptions(choice, length, acceptance, answer_cache, deterministic, learn)
 
 
 def require_texts(**settings: str) -> None:
