@@ -13,6 +13,7 @@ import numpy as np
 
 from edgespec.decoding import trees
 from edgespec.decoding.cached_prefix import reusable_prefix
+from edgespec.decoding.correction import Correction, contexts_in, contexts_in_tree, correct
 from edgespec.decoding.hidden_states import States
 from edgespec.decoding.whole_rows import WholeRows
 from edgespec.errors import ContextOverflow
@@ -37,6 +38,8 @@ class RecurrentHead:
     Slots whose tokens all have known hidden states are exact; the others are run again once these are known and a
     draft begins. A row behind the first token, which has no state before it, is of zeros. In deterministic mode a
     row is equal to the bit however a text is cut into passes, but for trees.
+
+    correction: Of its rows, learned from use; None for none.
     """
 
     def __init__(self, folder: HeadFolder, **options: Unpack[SessionOptions]) -> None:
@@ -46,6 +49,7 @@ class RecurrentHead:
         self._whole = WholeRows(folder.subset, manifest.vocab_size)
         self._device = device
         self._confidence: float | None = None
+        self.correction: Correction | None = None
         confidence = ["confidence"] if folder.head.has_confidence else []
         self._is_deterministic, self._rule = options.get("deterministic", False), NO_RULE
         if self._is_deterministic and device.memory == "cpu":
@@ -76,10 +80,9 @@ class RecurrentHead:
             if len(tokens) > len(self._held):
                 self._settle(tokens)
             known = self._features.num_known(tokens)
+            if known >= num_slots:
+                self._drop_guessed(tokens)
             same = reusable_prefix(self._held, tokens, 0)
-            if known >= num_slots and min(same - 1, num_slots) > self._num_exact:
-                self._hold(tokens[: self._num_exact + 1])
-                same = len(self._held)
             self._own.drop_before(num_slots - 3)  # the last two slots may be run again
             return known > 0 and num_slots - max(known, same - 1) <= _MAX_GUESSED
 
@@ -90,7 +93,29 @@ class RecurrentHead:
         with self._lock, translate_memory_errors("running a head"):
             self._passes.begin()
             self._settle(tokens)
-            return self._whole(self._rows(tokens, num_last))
+            rows = self._rows(tokens, num_last)
+            return self._whole(correct(self.correction, rows, contexts_in(tokens, num_last)))
+
+    @property
+    def columns(self) -> TokenIds | None:
+        return self._whole.columns
+
+    @property
+    def num_columns(self) -> int:
+        return self._whole.num_columns
+
+    def known_rows(self, tokens: TokenIds, num_last: int) -> Logits | None:
+        assert 1 <= num_last < len(tokens)
+        num_slots = len(tokens) - 1
+        with self._lock, translate_memory_errors("running a head"):
+            if self._features.num_known(tokens) < num_slots:
+                return None
+            self._passes.begin()
+            self._settle(tokens)
+            self._drop_guessed(tokens)
+            rows = self._rows(tokens, num_last)
+            # Otherwise the target has gone on to another text meanwhile.
+            return rows if self._num_exact == num_slots else None
 
     def interrupt(self) -> None:
         """End the pass that another thread runs: it raises an error, and the cache holds what it held before."""
@@ -116,6 +141,12 @@ class RecurrentHead:
         """Count tokens as those that are held, without a tree behind them."""
         self._tree, self._held = trees.HeldTree(), tokens
         self._num_exact = min(self._num_exact, max(0, len(tokens) - 1))
+
+    def _drop_guessed(self, tokens: TokenIds) -> None:
+        """Forget the slots of a text that were run with states of the head's own."""
+        same = reusable_prefix(self._held, tokens, 0)
+        if min(same - 1, len(tokens) - 1) > self._num_exact:
+            self._hold(tokens[: self._num_exact + 1])
 
     def _settle(self, tokens: TokenIds) -> None:
         """Forget the tree behind the text; a head without trees has none."""
@@ -214,6 +245,8 @@ class RecurrentTreeHead(RecurrentHead):
                 rows = trees.logits_by_branch(_Rows(self._whole.num_columns, self._rows), tokens, nodes, parents)
             else:
                 rows = self._tree_rows(tokens, trees.HeldTree(nodes, tuple(parents)), num_last)
+            contexts = contexts_in_tree(tokens, nodes, parents)
+            rows = correct(self.correction, rows, contexts[-len(rows) :])
             return self._whole(rows if num_last is None else rows[-num_last:])
 
     def _settle(self, tokens: TokenIds) -> None:

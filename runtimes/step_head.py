@@ -11,6 +11,7 @@ from typing import Unpack
 
 import numpy as np
 
+from edgespec.decoding.correction import Correction, contexts_in, correct
 from edgespec.decoding.hidden_states import States
 from edgespec.decoding.whole_rows import WholeRows
 from edgespec.errors import ContextOverflow
@@ -27,6 +28,8 @@ class StepHead:
 
     Behind the text that was begun, a row comes from the step of its place in the draft. Any other row comes from
     the first step; where no hidden state is known for it, from a state of zeros.
+
+    correction: Of the rows of the first step, learned from use; None for none.
     """
 
     def __init__(self, folder: HeadFolder, **options: Unpack[SessionOptions]) -> None:
@@ -36,6 +39,7 @@ class StepHead:
         self._whole = WholeRows(folder.subset, manifest.vocab_size)
         self._head = head
         self._confidence: float | None = None
+        self.correction: Correction | None = None
         self._num_given = 0  # tokens of the text that steps take before those of the draft
         self._features = Features(folder, **options)
         names = dict.fromkeys(head.step_graphs)
@@ -79,6 +83,24 @@ class StepHead:
             rows = [self._row(tokens[: len(tokens) - num_last + 1 + i]) for i in range(num_last)]
             return self._whole(np.concatenate(rows))
 
+    @property
+    def columns(self) -> TokenIds | None:
+        return self._whole.columns
+
+    @property
+    def num_columns(self) -> int:
+        return self._whole.num_columns
+
+    def known_rows(self, tokens: TokenIds, num_last: int) -> Logits | None:
+        first = len(tokens) - num_last
+        assert 1 <= first < len(tokens)
+        with self._lock:
+            before = self._features.read(tokens, first - 1, num_last)
+            if len(before) < num_last:
+                return None
+            pairs = zip(tokens[first:].tolist(), before, strict=True)
+            return np.concatenate([self._run(0, token, state[None, None])[0] for token, state in pairs])
+
     def forget(self) -> None:
         with self._lock:
             self._start(self._begun[:0], self._features.none)
@@ -92,7 +114,8 @@ class StepHead:
         begun, drafted = self._begun, tokens[len(self._begun) :].tolist()
         is_draft = bool(self._states) and len(begun) <= len(tokens) < len(begun) + len(self._steps)
         if not is_draft or not np.array_equal(begun, tokens[: len(begun)]):
-            return self._run(0, int(tokens[-1]), self._first_state(tokens))[0]
+            rows = self._run(0, int(tokens[-1]), self._first_state(tokens))[0]
+            return correct(self.correction, rows, contexts_in(tokens, 1))
         taken, before = [int(begun[-1]), *drafted], [int(begun[-1]), *self._drafted]
         same = sum(takewhile(bool, (one == other for one, other in zip(taken, before, strict=False))))
         # The state that a step takes follows from the tokens that earlier steps took.
@@ -102,7 +125,7 @@ class StepHead:
         for place in range(step, len(taken)):
             rows, state = self._run(place, taken[place], self._states[place])
             self._states.append(state)
-        return rows
+        return rows if drafted else correct(self.correction, rows, contexts_in(tokens, 1))
 
     def _first_state(self, tokens: TokenIds) -> States:
         place = len(tokens) - 2

@@ -47,6 +47,8 @@ def _completer(command: str, name: str, parser: CommandParser) -> Completer | No
     """What knows the values of an argument; None where the parser's choices or the names of files serve."""
     special: dict[tuple[str, str], Completer | None] = {
         ("edgespec models remove", "model"): _prepared_models,
+        ("edgespec models learned", "model"): _prepared_models,
+        ("edgespec models forget", "model"): _prepared_models,
         ("edgespec config set", "value"): _config_values,
         ("edgespec help", "words"): lambda parsed_args, **_: _commands_below(parser, parsed_args.words or ()),
         ("edgespec export", "drafter"): None,
@@ -83,6 +85,16 @@ def _prepared_models(**_: Any) -> Iterable[str]:
         return []
 
 
+def _domains(**_: Any) -> Iterable[str]:
+    """Names under which a head of a prepared model has learned."""
+    from edgespec.drafters.learned_file import learned_files
+    from edgespec.models.pair import part_folders
+
+    folders = [model_home().models / name for name in _prepared_models()]
+    parts = [part for folder in folders for part in (folder, *part_folders(folder))]
+    return {file.domain for part in parts for file in learned_files(part)}
+
+
 def _models(**_: Any) -> Iterable[str]:
     return {*CATALOG, *_prepared_models()}
 
@@ -95,4 +107,5 @@ _COMPLETERS: dict[str, Completer] = {
     **dict.fromkeys(("model", "models", "target", "exactness"), _models),
     **dict.fromkeys(("device", "drafter_device"), _devices),
     **dict.fromkeys(("drafter", "compare"), _drafters),
+    **dict.fromkeys(("learn", "domain"), _domains),
 }

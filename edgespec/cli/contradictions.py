@@ -60,6 +60,25 @@ _TABLE = (
         "4, with which a seed gives the same text again for the same drafter",
     ),
     _Contradiction(
+        "learn",
+        "acceptance",
+        lambda options: options.learn is not None and options.acceptance == "rejection",
+        "learning changes what a head drafts, and what rejection keeps of a sample depends on drafts; leave "
+        "out one of them",
+    ),
+    _Contradiction(
+        "learn",
+        "no-history",
+        lambda options: options.learn is not None and options.no_history,
+        "--no-history saves nothing of what is said, and learning does; leave out one of them",
+    ),
+    _Contradiction(
+        "learn",
+        "drafter",
+        lambda options: options.learn is not None and _has_no_model(options),
+        "a drafting head learns, and this drafter is none; leave out one of them",
+    ),
+    _Contradiction(
         "both-modes",
         "no-deterministic",
         lambda options: options.both_modes and options.deterministic is False,
@@ -118,7 +137,13 @@ def remarks(options: Options) -> Iterator[str]:
 
 
 def _has(options: Options, name: str) -> bool:
-    return hasattr(options, attribute_name(name.removeprefix("no-")))
+    return hasattr(options, _attribute(options, name))
+
+
+def _attribute(options: Options, name: str) -> str:
+    """The attribute of an option; of a switch with two flags that of the one without "no-"."""
+    own = attribute_name(name)
+    return own if hasattr(options, own) else attribute_name(name.removeprefix("no-"))
 
 
 def _has_no_model(options: Options) -> bool:
@@ -135,8 +160,8 @@ def _is_given(options: Options, name: str) -> bool:
 
 def _shown(options: Options, name: str, origins: Mapping[str, str]) -> str:
     """An option as a user types it, with its value, and with its origin where it was configured."""
-    value = getattr(options, attribute_name(name.removeprefix("no-")))
-    plain = name.removeprefix("no-")
+    value = getattr(options, _attribute(options, name))
+    plain = name if name in origins else name.removeprefix("no-")
     flag = f"--{name}" if isinstance(value, bool | list) or name == "report" else f"--{name} {value}"
     if plain in origins and not _is_given(options, plain):
         return f"{flag} (set in {origins[plain]})"

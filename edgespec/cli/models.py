@@ -1,7 +1,7 @@
-"""The command that manages prepared models: models list, pull, path, verify and remove."""
+"""The command that manages prepared models: models list, pull, path, verify, remove, learned and forget."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from edgespec.cli.arguments import add_options, model_home, print_result, range_measurement
 from edgespec.cli.parser import CommandParser
 from edgespec.config.byte_size import format_bytes
-from edgespec.errors import EdgeSpecError
+from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.models.catalog import CATALOG, CatalogEntry
 from edgespec.system.printable import printable
 
 if TYPE_CHECKING:
+    from edgespec.models.home import ModelHome
     from edgespec.models.inventory import PreparedModel
 
 
@@ -24,13 +25,21 @@ def add_models(parser: CommandParser) -> None:
         "path": ("print the folder of a prepared model", _path),
         "verify": ("compare every file with its recorded hash, offline", _verify),
         "remove": ("delete a prepared model", _remove),
+        "learned": ("list what drafting heads have learned from use, with what it gains", _learned),
+        "forget": ("delete what a drafting head has learned from use", _forget),
     }
     for name, (what, run) in described.items():
         action = parser.add_command(name, what)
         if name == "verify":
             action.add_argument("models", metavar="MODEL", nargs="*", help="a name or folder (default: all)")
+        elif name == "learned":
+            action.add_argument("model", metavar="MODEL", nargs="?", help="a name or folder (default: all)")
         elif name != "list":
             action.add_argument("model", metavar="MODEL", help="a model, as for chat")
+        if name == "forget":
+            action.add_argument(
+                "domain", metavar="NAME", nargs="?", help="the name that was given to --learn (default: all)"
+            )
         if name == "pull":
             action.add_argument("--no-drafter", action="store_true", help="do not pull the drafter")
             action.add_argument("--check", action="store_true", help="compare the prepared model with its source")
@@ -155,3 +164,67 @@ def _remove(options: argparse.Namespace) -> None:
 
     folder = remove(model_home(), options.model)
     print_result(options, {"removed": str(folder)}, f"removed {folder}")
+
+
+def _learned(options: argparse.Namespace) -> None:
+    from edgespec.models.inventory import prepared_models
+
+    home = model_home()
+    names = [options.model] if options.model else [model.name for model in prepared_models(home)]
+    found = [each for name in names for each in _learned_of(home, name)]
+    head = ["MODEL", "NAME", "ROWS", "WITHOUT", "WITH", "IN USE SINCE", "ON TRIAL", "SIZE"]
+    lines = _table(head, *map(_learned_row, found)) if found else ["no drafting head has learned from use yet"]
+    print_result(options, found, *lines)
+
+
+def _learned_of(home: "ModelHome", model: str) -> Iterator[dict[str, Any]]:
+    """What heads of a model have learned: shares of rows where their draft was right, and what is in use."""
+    from edgespec.drafters.learned_file import learned_files
+    from edgespec.models.inventory import find_prepared
+    from edgespec.models.pair import part_folders
+
+    folder = find_prepared(home, model)
+    for part in [folder, *part_folders(folder)]:
+        for file in learned_files(part):
+            problems: list[str] = []
+            learned = file.read(problems.append)
+            num_rows = learned.tally.num_rows if learned else 0
+            yield {
+                "model": model,
+                "name": file.domain,
+                "path": str(file.path),
+                "rows": num_rows,
+                "right_without": learned.tally.num_plain / num_rows if learned and num_rows else None,
+                "right_with": learned.tally.num_used / num_rows if learned and num_rows else None,
+                "in_use_since": learned.changed if learned and learned.active else None,
+                "is_on_trial": learned is not None and learned.candidate is not None,
+                "bytes": file.path.stat().st_size,
+                "problem": problems[0] if problems else None,
+            }
+
+
+def _learned_row(found: dict[str, Any]) -> list[str]:
+    if found["problem"] is not None:
+        return [found["model"], found["name"], "", "", "", "", "", f"PROBLEM: {found['problem']}"]
+    shares = ["" if found[key] is None else f"{found[key]:.1%}" for key in ("right_without", "right_with")]
+    since = (found["in_use_since"] or "not in use")[:10]
+    trial = "yes" if found["is_on_trial"] else "no"
+    return [found["model"], found["name"], str(found["rows"]), *shares, since, trial, format_bytes(found["bytes"])]
+
+
+def _forget(options: argparse.Namespace) -> None:
+    from edgespec.drafters.learned_file import forget, learned_files
+    from edgespec.models.inventory import find_prepared
+    from edgespec.models.pair import part_folders
+
+    folder = find_prepared(model_home(), options.model)
+    files = [file for part in [folder, *part_folders(folder)] for file in learned_files(part)]
+    chosen = [file for file in files if options.domain in (None, file.domain)]
+    if not chosen:
+        learned = ", ".join(sorted({file.domain for file in files})) or "nothing"
+        wanted = f"under the name '{options.domain}'" if options.domain else "from use"
+        raise UsageError(f"{options.model} has learned nothing {wanted}; it has learned: {learned}")
+    for file in chosen:
+        forget(file)
+    removed = [str(file.path) for file in chosen]
+    print_result(options, {"removed": removed}, *(f"removed {path}" for path in removed))

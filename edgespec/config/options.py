@@ -136,6 +136,14 @@ OPTIONS: Mapping[str, Option] = {
         "equality",
         choices=("equality", "rejection"),
     ),
+    "learn": Option(
+        "text",
+        "let the drafting head of MODEL learn from your answers while none is made, under NAME, which stands for "
+        "a use such as mail or code. What it learned stays beside the head: see `edgespec models learned`",
+        commands=("chat",),
+        group=_SPECULATION,
+        metavar="NAME",
+    ),
     "schedule": _speculation(
         "text",
         "when a drafter model works. serial: while the target waits. pipelined: while the target checks the "

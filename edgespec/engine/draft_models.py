@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from edgespec.decoders import Decoder
+from edgespec.decoding.correction import CorrectableHead
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.drafters.cross_vocabulary import TranslatedDecoder, load_translation, respell
 from edgespec.drafters.drafter_sets import Candidate, OpenModel
@@ -12,6 +13,7 @@ from edgespec.drafters.lane_drafter import LaneDrafter
 from edgespec.drafters.lanes import ThreadLane
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.drafters.text_drafters import make_text_drafters
+from edgespec.engine.head_learner import HeadLearner
 from edgespec.engine.load_options import LoadOptions
 from edgespec.errors import UsageError
 from edgespec.loading.open_model import ModelFolder, open_drafter, read_tokenizer, weights_size
@@ -42,6 +44,7 @@ class Chain:
     schedule: Schedule
     hidden_states: HiddenStates | None = None  # that the target's decoder keeps, for a drafting head
     has_trees: bool = False  # the target's rows are so cheap that trees of drafts may pay
+    learner: HeadLearner | None = None  # of the head among the models, if it learns
 
     def shortened(self, num_models: int) -> "Chain":
         """The chain without its first num_models."""
@@ -76,6 +79,12 @@ def open_chain(chain: Chain, cancel: Cancel, report: Report) -> OpenModel:
             hidden_states=chain.hidden_states,
             cancel=cancel,
         )
+        if (
+            chain.learner is not None
+            and chain.learner.is_of(model.folder)
+            and isinstance(decoder, CorrectableHead)
+        ):
+            chain.learner.attach(decoder)
         model_drafter = ModelDrafter(
             TranslatedDecoder(decoder, translate) if translate else decoder,
             served.manifest.vocab_size,

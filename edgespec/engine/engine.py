@@ -19,6 +19,7 @@ from edgespec.drafters.pool import DrafterPool
 from edgespec.engine.answers import AnswerStream, Chunk, Completion, chunks_of, join_chunks
 from edgespec.engine.drafting import Drafting, choose_drafters
 from edgespec.engine.generation import Generation
+from edgespec.engine.idle_learner import IdleLearner
 from edgespec.engine.request import (
     AnswerOptions,
     Request,
@@ -69,6 +70,7 @@ class Engine:
         max_parallel: int = 1,
         may_join: Callable[[], bool] = lambda: True,
         shared: "_Shared | None" = None,
+        learner: IdleLearner | None = None,
     ) -> None:
         """Serve answers with a target and its drafters.
 
@@ -89,6 +91,7 @@ class Engine:
         self._near_tie = near_tie  # as Generation has it
         self._shared = shared or _Shared.make(decoders[0], max_parallel, may_join)
         self._pool.free_caches = self._shared.empty
+        self._learner = learner
         self._owner = Owner()
         self._streams: WeakSet[AnswerStream] = WeakSet()
         self._streams_lock = Lock()
@@ -117,6 +120,8 @@ class Engine:
         for stream in streams:
             stream.cancel()
         self._encoder.close()
+        if self._learner:
+            self._learner.close()
         self._speculation.close()
         self._speculation = Speculation()
         self._pool.close()
@@ -375,6 +380,8 @@ class Engine:
     def _stream(self, request: Request) -> AnswerStream:
         target = self.target
         self._pool.report_changes()  # those of the time without answers
+        if self._learner:
+            self._learner.report_problem()
         ticket = Ticket(deadline_s=monotonic() + request.timeout_s, caller=Caller(request.priority))
         target = answer_decoder(self._shared.caches, target, ticket, request.tokens)
         ticket.interrupt = partial(_interrupt, self._shared.caches.decoders, self._pool, ref(ticket))
@@ -395,6 +402,7 @@ class Engine:
             answers=self._answers,
             device_names=self.device_names,
             near_tie=self._near_tie,
+            learner=self._learner,
         )
 
 

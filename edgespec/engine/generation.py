@@ -4,7 +4,8 @@ Passes run in one thread, with what must be known before the next pass: what was
 Their text, and all that is made of it, is made in another.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -24,6 +25,7 @@ from edgespec.drafters.pool import DrafterPool
 from edgespec.drafters.pool_policy import PoolPolicy
 from edgespec.drafters.timeline import Interval, overlap, schedule_of
 from edgespec.engine.answers import Chunk
+from edgespec.engine.idle_learner import IdleLearner
 from edgespec.engine.request import Request
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.run_ahead import RunAhead
@@ -33,7 +35,7 @@ from edgespec.policy.acceptance_rates import AcceptanceChange
 from edgespec.policy.draft_choice import DraftChoice
 from edgespec.policy.speculation import Speculation
 from edgespec.tokenization.tokenizer import TextStream, Tokenizer
-from edgespec.types import Logits, TokenIds, append
+from edgespec.types import Acceptance, Logits, TokenIds, append
 
 # Rounds from which the thread of the passes has not learned, as the reader's thread may do it for them meanwhile.
 _MAX_UNLEARNED = 3
@@ -81,6 +83,7 @@ class Generation:
     answers: AnswerCache | None  # where answers are stored for later drafts, if they are
     device_names: tuple[str, str]  # devices of target and drafter
     near_tie: float | None = None  # tokens that are nearer are decided as in plain decoding, if they are
+    learner: IdleLearner | None = None  # learns from answers, if one does
 
     def chunks(
         self, target: Decoder, request: Request, queue: RequestQueue, ticket: Ticket
@@ -160,34 +163,44 @@ class Generation:
         plain = None if self.near_tie is None else PlainChoices(target, sampler, self.near_tie)
         none_rerun = Reruns()
         decoder = plain or (target if request.reads_logits else decoder_for(request.sampling, target))
-        blocks = speculative_decode(
-            request.tokens,
-            _Announcing(decoder, on_begin),
-            sampler,
-            policy,
-            self.speculation.accept,
-            request.max_tokens,
-            clock,
-            relieve=self.pool.relieve,
-            cancel=ticket.cancelled,
-        )
-        waited_s = caller.waited_s
-        try:
-            for block in blocks:
-                block, waited_s = _with_waits(block, waited_s, caller.waited_s), caller.waited_s
-                kept, reason = token_stop.cut(block.tokens)
-                reruns = plain.reruns if plain else none_rerun
-                seconds = perf_counter() - started
-                passed = block.without_logits(), kept, reason, target.num_fed - fed, seconds, reruns
-                logprobs = () if request.logprobs is None else logprobs_of(block, len(kept), request.logprobs)
-                yield _Pass(*passed, policy.learn, logprobs)
-                if reason:
-                    break
-        finally:
-            blocks.close()
-            acceptance.update(policy.acceptance_changes())
-            if policy.has_models:
-                drafting.extend(each for each in self.pool.take_intervals() if each.start_s >= started)
+        with self._accepting() as accept:
+            blocks = speculative_decode(
+                request.tokens,
+                _Announcing(decoder, on_begin),
+                sampler,
+                policy,
+                accept,
+                request.max_tokens,
+                clock,
+                relieve=self.pool.relieve,
+                cancel=ticket.cancelled,
+            )
+            waited_s = caller.waited_s
+            try:
+                for block in blocks:
+                    block, waited_s = _with_waits(block, waited_s, caller.waited_s), caller.waited_s
+                    kept, reason = token_stop.cut(block.tokens)
+                    reruns = plain.reruns if plain else none_rerun
+                    seconds = perf_counter() - started
+                    passed = block.without_logits(), kept, reason, target.num_fed - fed, seconds, reruns
+                    logprobs = () if request.logprobs is None else logprobs_of(block, len(kept), request.logprobs)
+                    yield _Pass(*passed, policy.learn, logprobs)
+                    if reason:
+                        break
+            finally:
+                blocks.close()
+                acceptance.update(policy.acceptance_changes())
+                if policy.has_models:
+                    drafting.extend(each for each in self.pool.take_intervals() if each.start_s >= started)
+
+    @contextmanager
+    def _accepting(self) -> Iterator[Acceptance]:
+        """The rule that accepts drafts. Nothing is learned meanwhile, and afterwards from what it was given."""
+        if self.learner is None:
+            yield self.speculation.accept
+            return
+        with self.learner.answering() as log:
+            yield log.noting(self.speculation.accept)
 
     def _stats(
         self,

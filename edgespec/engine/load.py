@@ -14,6 +14,7 @@ from edgespec.drafters.text_drafters import lookahead_window
 from edgespec.engine.draft_models import Chain, may_draft_trees
 from edgespec.engine.drafter_pool import make_pool
 from edgespec.engine.engine import Engine
+from edgespec.engine.idle_learner import IdleLearner, make_learner
 from edgespec.engine.learned_speculation import learned_speculation
 from edgespec.engine.load_options import (
     ACCEPTANCES,
@@ -68,6 +69,7 @@ def load(
     exact: bool = False,
     offline: bool = False,
     answer_cache: bool = False,
+    learn: str | None = None,
     memory_limit: int | str | None = None,
     max_parallel: int | None = None,
     home: str | Path | None = None,
@@ -108,6 +110,8 @@ def load(
         offline: Never connect.
         answer_cache: Store the tokens of answers in the model home, and draft from answers of earlier sessions, if
             drafter is auto or suffix.
+        learn: Let a drafting head learn from answers while none is made, under this name, which stands for a use
+            such as mail or code. What was learned lies beside the head; the text stays the same.
         memory_limit: The most memory that this process may hold, in bytes or as 2G or 512M. It never takes more
             than is free: where memory is short fewer drafters are open, and the text stays the same.
         max_parallel: How many answers are made at once, from threads or tasks of the program; by default four, or
@@ -131,6 +135,7 @@ def load(
         answer_cache=answer_cache,
         deterministic=deterministic,
         max_parallel=max_parallel,
+        learn=learn,
     )
     require_texts(drafter=drafter, device=device, drafter_device=drafter_device)
     require_switches(exact=exact, answer_cache=answer_cache, allow_fallback=allow_fallback)
@@ -220,7 +225,8 @@ def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Eng
         report(
             f"--schedule {options.schedule} has no effect: no drafter model runs; name one with --drafter MODEL"
         )
-    chains = [_chain(stated, drafter, placement, options) for drafter in resolved.drafters]
+    learner = make_learner(options.domain, resolved.drafters, report)
+    chains = [_chain(stated, drafter, placement, options, learner) for drafter in resolved.drafters]
     if options.schedule in ("pipelined", "hedged") and any(chain.schedule == "serial" for chain in chains):
         report(
             f"the schedule is serial, not {options.schedule}: what a drafting head drafts ahead depends on time, "
@@ -279,13 +285,20 @@ def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Eng
             is_deterministic=placement.deterministic,
             max_parallel=num_parallel,
             may_join=partial(_has_memory_to_join, fit),
+            learner=learner,
         )
         pool.watch_while_idle()
         undone.pop_all()  # the engine closes them from here on
         return engine
 
 
-def _chain(target: ModelFolder, drafter: NamedDrafter, placement: Placement, options: LoadOptions) -> Chain:
+def _chain(
+    target: ModelFolder,
+    drafter: NamedDrafter,
+    placement: Placement,
+    options: LoadOptions,
+    learner: IdleLearner | None,
+) -> Chain:
     # Equality gives one text whatever drafts. What rejection accepts depends on each bit that was drawn from, and,
     # unless their length is fixed, on when drafts are ready.
     is_reproducible = placement.deterministic and options.acceptance == "rejection" and options.length is not None
@@ -299,6 +312,7 @@ def _chain(target: ModelFolder, drafter: NamedDrafter, placement: Placement, opt
         placement=placement,
         is_reproducible=is_reproducible,
         schedule="serial" if is_bound else schedule,
+        learner=learner.learner if learner else None,
     )
 
 

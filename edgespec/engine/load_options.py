@@ -7,6 +7,7 @@ from typing import NamedTuple, cast, get_args
 
 from edgespec.decoding.acceptance import equality
 from edgespec.decoding.rejection import rejection
+from edgespec.drafters.learned_file import require_domain
 from edgespec.errors import UsageError
 from edgespec.planning.choice import ScheduleChoice
 from edgespec.policy.limits import MAX_DRAFT_TOKENS, MAX_FIXED_TOKENS
@@ -24,6 +25,7 @@ class LoadOptions(NamedTuple):
     acceptance: str
     has_answer_cache: bool
     deterministic: bool | None  # as asked
+    domain: str | None  # in which a drafting head learns
     max_parallel: int | None  # answers at once, if the user says
 
     @property
@@ -43,6 +45,7 @@ def check_options(
     schedule: str,
     answer_cache: bool,
     deterministic: bool | None,
+    learn: str | None,
     max_parallel: int | None = None,
 ) -> LoadOptions:
     """The options as load() uses them.
@@ -57,9 +60,16 @@ def check_options(
     is_number = type(max_parallel) is int and 1 <= max_parallel <= MAX_ANSWERS
     if max_parallel is not None and not is_number:
         raise UsageError(f"max_parallel is {max_parallel!r}; wanted 1 to {MAX_ANSWERS} answers at once, or None")
+    if learn is not None:
+        require_domain(learn)
+        if acceptance == "rejection":
+            raise UsageError(
+                "learn changes what a head drafts, and with acceptance='rejection' sampled text depends on that; "
+                "leave out one of them"
+            )
     # Drafts of a fixed length are the same each time.
     choice = "serial" if schedule == "auto" and length is not None else cast(ScheduleChoice, schedule)
-    return LoadOptions(choice, length, acceptance, answer_cache, deterministic, max_parallel)
+    return LoadOptions(choice, length, acceptance, answer_cache, deterministic, learn, max_parallel)
 
 
 def require_texts(**settings: str) -> None:

@@ -18,8 +18,9 @@ from edgespec.runtimes.device_names import device_names
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model home with one prepared model, "mine", and one that is being prepared."""
-    (tmp_path / "models" / "mine").mkdir(parents=True)
+    """A model home with a pair, "mine", whose head has learned mail, and a model that is being prepared."""
+    (tmp_path / "models" / "mine" / "drafter" / "learned").mkdir(parents=True)
+    (tmp_path / "models" / "mine" / "drafter" / "learned" / "mail.npz").touch()
     (tmp_path / "models" / ".mine.partial").mkdir()
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -42,7 +43,7 @@ def offered(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("line", "expected"),
     [
         ("mod", ["models"]),
-        ("models ", ["list", "path", "pull", "remove", "verify"]),
+        ("models ", ["forget", "learned", "list", "path", "pull", "remove", "verify"]),
         ("models pull m", ["mine"]),
         ("models verify m", ["mine"]),
         ("chat --sched", ["--schedule"]),
@@ -59,6 +60,10 @@ def offered(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("config set model ", sorted({*CATALOG, "mine"})),
         ("config set draft-length ", ["auto"]),
         ("models remove ", ["mine"]),
+        ("models forget ", ["mine"]),
+        ("models forget mine ", ["mail"]),
+        ("models learned ", ["mine"]),
+        ("chat --learn ", ["mail"]),
         ("chat --device c", sorted(name for name in device_names() if name[0] == "c")),
         ("help ch", ["chat"]),
         ("help models r", ["remove"]),

@@ -9,6 +9,7 @@ import pytest
 import tiny
 import tiny_heads
 
+from edgespec.decoding.correction import CorrectableHead, Correction, contexts_in, contexts_of, correct
 from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.whole_rows import UNKNOWN
 from edgespec.manifest import read_manifest
@@ -172,6 +173,7 @@ def test_head_with_a_trimmed_vocabulary_gives_whole_rows(
 @pytest.mark.parametrize("seed", range(6))
 def test_rows_of_a_tree_are_those_of_its_branches(target: OnnxDecoder, recurrent: Path, seed: int) -> None:
     head, rng = open_for(target, recurrent, has_trees=True), np.random.default_rng(seed)
+    head.correction = random_correction() if seed % 2 else None
     text = random_text(seed, 10)
     for _ in range(4):
         target.logits(text[:-1], 1)
@@ -183,6 +185,8 @@ def test_rows_of_a_tree_are_those_of_its_branches(target: OnnxDecoder, recurrent
         places = [*range(-1, len(text) - 1), *(len(text) + parent for parent in parents)]
         states = tiny_heads.recurrent_states(WEIGHTS, whole, features(text[:-1]), places)
         wanted = tiny_heads.recurrent_rows(WEIGHTS, states)[len(text) - 2 :]
+        before_each = np.append(text[-2], append(text[-1:], nodes)[np.array(parents) + 1]).astype(np.int32)
+        wanted = correct(head.correction, wanted, contexts_of(before_each, append(text[-1:], nodes)))
         for size in range(1, num_nodes + 1):  # it grows, and what lies in the cache is not run again
             before = head.num_fed
             rows = head.tree_logits(text, nodes[:size], parents[:size], 1 if size > 1 else None)
@@ -246,3 +250,46 @@ def test_store_says_how_much_of_a_text_it_knows() -> None:
     assert store.read(np.array([5, 6, 9], np.int32), 1).tolist() == [[4, 5, 6, 7]]
     assert store.read(np.array([5, 6, 9], np.int32), 1, (1, 3)).tolist() == [[6, 7, 4, 5]]
     assert store.read(np.array([5], np.int32), 3).shape == (0, 4)
+
+
+def random_correction() -> Correction:
+    """Biases of a fifth of all pairs of tokens, and of one column behind each two tokens."""
+    before, tokens = np.divmod(np.arange(tiny.VOCAB**2, dtype=np.int32), tiny.VOCAB)
+    pairs = contexts_of(before, tokens)[:, 1] * tiny.VOCAB + 7
+    places = np.concatenate([np.arange(0, tiny.VOCAB**2, 5, dtype=np.int64), np.sort(pairs)])
+    biases = np.random.default_rng(9).normal(size=len(places)).astype(np.float32)
+    return Correction(places=places, biases=biases, num_columns=tiny.VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("recurrent", {}), ("recurrent", {"deterministic": True}), ("recurrent", {"has_trees": True}), ("steps", {})],
+)
+def test_known_rows_are_the_references_whatever_was_drafted_before(
+    target: OnnxDecoder, kind: str, options: dict[str, bool], request: pytest.FixtureRequest
+) -> None:
+    """Also where the head has a correction, which drafts have and known rows have not."""
+    head, text = open_for(target, request.getfixturevalue(kind), **options), random_text(10, 40)
+    assert isinstance(head, CorrectableHead)
+    target.logits(text[:20], 1)
+    assert head.known_rows(text[:22], 3) is None
+    assert head.begin(text[:21])
+    for size in range(21, 25):  # behind states of its own
+        head.logits(text[:size], 1)
+    target.logits(text[:-1], 1)
+    head.correction = random_correction()
+    for stop, num_last in ((24, 8), (40, 16), (40, 1)):
+        found = head.known_rows(text[:stop], num_last)
+        assert found is not None
+        tokens = text[stop - num_last : stop]
+        if kind == "recurrent":
+            states = tiny_heads.recurrent_states(WEIGHTS, text[:stop], features(text[: stop - 1]))[-num_last:]
+            rows = tiny_heads.recurrent_rows(WEIGHTS, states)
+        else:
+            before = features(text)[stop - num_last - 1 :]
+            pairs = zip(before, tokens.tolist(), strict=False)
+            rows = np.stack([tiny_heads.step_rows(STEPS, [token], state)[0] for state, token in pairs])
+        assert np.allclose(found, rows, rtol=0, atol=1e-4)
+        assert head.begin(text[:stop])
+        wanted = head.correction(rows.astype(np.float32), contexts_in(text[:stop], num_last))[-1]
+        assert np.allclose(head.logits(text[:stop], 1)[0], wanted, rtol=0, atol=1e-4)

@@ -1,0 +1,85 @@
+"""A correction of a drafting head's logits, learned from its target's answers. Knows neither graphs nor files.
+
+A draft never changes a text, and so neither does a correction of what is drafted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.types import Logits, TokenIds, append
+
+_TOKEN_BITS = 20  # of an id; three times as many fit an int64
+
+Contexts = npt.NDArray[
+    np.int64
+]  # [num_rows, 2]: the token behind which a row is alone, and with the one before it
+
+
+def contexts_of(before: TokenIds, tokens: TokenIds) -> Contexts:
+    """The contexts of rows behind tokens, each of which has another one before it."""
+    alone = tokens.astype(np.int64)
+    return np.stack([alone, ((before.astype(np.int64) + 1) << _TOKEN_BITS) + alone], axis=1)
+
+
+def contexts_in(tokens: TokenIds, num_last: int) -> Contexts:
+    """The contexts of the rows behind the last tokens of a text."""
+    return contexts_of(append(tokens[:1], tokens[:-1])[-num_last:], tokens[-num_last:])
+
+
+def contexts_in_tree(tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Contexts:
+    """The contexts of the rows behind a text and behind each node of a tree."""
+    last = append(tokens[-1:], nodes)
+    before = last[np.array(parents, np.intp) + 1]
+    return contexts_of(append(tokens[-2:-1], before) if len(tokens) > 1 else append(tokens, before), last)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Correction:
+    """Biases of a row's columns by the one or two tokens before (the Markov head of DSpark has those by one).
+
+    places: Contexts and columns that have a bias, each as context * num_columns + column, ascending, [num_biases].
+    biases: [num_biases].
+    num_columns: Of the head's rows.
+    """
+
+    places: npt.NDArray[np.int64]
+    biases: npt.NDArray[np.float32]
+    num_columns: int
+
+    def __call__(self, rows: Logits, contexts: Contexts) -> Logits:
+        """Corrected rows, [num_rows, num_columns]."""
+        rows = rows.copy()
+        edges = np.searchsorted(self.places, np.stack([contexts, contexts + 1]) * self.num_columns)
+        for row, starts, stops in zip(rows, *edges.tolist(), strict=True):
+            for start, stop in zip(starts, stops, strict=True):
+                row[self.places[start:stop] % self.num_columns] += self.biases[start:stop]
+        return rows
+
+
+def correct(correction: Correction | None, rows: Logits, contexts: Contexts) -> Logits:
+    """Rows with a correction, if there is one."""
+    return rows if correction is None else correction(rows, contexts)
+
+
+@runtime_checkable
+class CorrectableHead(Protocol):
+    """A drafting head whose logits may have a correction; another thread may replace it at any time."""
+
+    correction: Correction | None
+
+    @property
+    def columns(self) -> TokenIds | None:
+        """The token of each column of its rows, ascending; None where each token has one."""
+
+    @property
+    def num_columns(self) -> int: ...
+
+    def known_rows(self, tokens: TokenIds, num_last: int) -> Logits | None:
+        """Rows behind the last num_last tokens, over its own columns and not corrected, [num_last, num_columns].
+
+        None where not all of the target's hidden states that they are made of are known.
+        """

@@ -1,0 +1,141 @@
+"""Has a drafting head learn while no answer is made, in a thread that ends what it does when one begins."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Condition, RLock, Thread
+
+from edgespec.drafters.learned_file import LearnedFile
+from edgespec.drafters.quarantine import describe_error
+from edgespec.drafters.verified_rows import AnswerLog
+from edgespec.engine.head_learner import HeadLearner
+from edgespec.engine.resolve import NamedDrafter
+from edgespec.system.cancel import Flag
+from edgespec.system.threads import lower_priority
+from edgespec.types import Report
+
+_KINDS = ("recurrent", "steps")  # of heads that can learn
+_END_S = 2.0
+
+
+class IdleLearner:
+    """Gives a learner the answers that were made, one at a time, in a thread of its own.
+
+    An error of the learner ends learning and is reported with the next answer; no answer fails because of it.
+    """
+
+    def __init__(self, learner: HeadLearner, report: Report = lambda line: None) -> None:
+        self.learner = learner
+        self._report = report
+        # Entered itself, and not by its condition, in whose code Ctrl-C could strike with the lock taken.
+        self._lock = RLock()
+        self._changed = Condition(self._lock)
+        self._worker: Thread | None = None
+        self._log: AnswerLog | None = None  # of the last answer, until it is read
+        self._num_answers = 0  # that are being made
+        self._cancel = Flag()  # of what the thread does
+        self._is_working = self._is_closed = False
+        self._problem: str | None = None  # that ended learning
+
+    @contextmanager
+    def answering(self) -> Iterator[AnswerLog]:
+        """Learn nothing while the block makes an answer, and from its log afterwards."""
+        with self._lock:
+            self._num_answers += 1
+            self._log = None  # the hidden states that it needs give way to those of this answer
+            self._stop()
+        log = AnswerLog()
+        try:
+            yield log
+        finally:
+            with self._lock:
+                self._num_answers -= 1
+                if not self._num_answers and log.rows and not self._is_closed:
+                    self._log = log
+                    self._start()
+
+    def wait(self) -> None:
+        """Wait until the thread has nothing to do."""
+        with self._lock:
+            self._changed.wait_for(lambda: self._log is None and not self._is_working)
+
+    def report_problem(self) -> None:
+        """Report what ended learning, if something did and it was not reported."""
+        with self._lock:
+            problem, self._problem = self._problem, None
+        if problem is not None:
+            self._report(problem)
+
+    def close(self) -> None:
+        """End the thread, read the rows of the last answer, and write what was learned."""
+        self.report_problem()
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._stop()
+            self._changed.notify_all()
+            worker, log = self._worker, self._log
+        if worker is not None:
+            worker.join(_END_S)
+        if worker is None or worker.is_alive():
+            return
+        try:
+            if log is not None:
+                self.learner.read(log, Flag())
+            self.learner.write()
+        except Exception as error:
+            self._report(_describe(error))
+
+    def _stop(self) -> None:
+        self._cancel.set()
+        if self._is_working:
+            self.learner.interrupt()
+
+    def _start(self) -> None:
+        if self._worker is None:
+            # A daemon, so that a program that forgets to close its engine can end.
+            self._worker = Thread(target=self._work, name="edgespec learning", daemon=True)
+            self._worker.start()
+        self._changed.notify_all()
+
+    def _work(self) -> None:
+        lower_priority()
+        while True:
+            with self._lock:
+                self._is_working = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._log is not None or self._is_closed)
+                log, cancel = self._log, Flag()
+                if log is None or self._is_closed:
+                    return
+                self._cancel, self._is_working = cancel, True
+            try:
+                self.learner.read(log, cancel)
+                with self._lock:
+                    if self._log is log and not cancel.is_set():
+                        self._log = None
+                self.learner.train(cancel)
+            except Exception as error:
+                with self._lock:
+                    self._problem, self._log = _describe(error), None
+                    self._is_closed, self._is_working = True, False
+                    self._changed.notify_all()
+                return
+
+
+def make_learner(domain: str | None, drafters: Sequence[NamedDrafter], report: Report) -> IdleLearner | None:
+    """The learner of the first head that can learn; None where no domain is named, or no such head drafts."""
+    if domain is None:
+        return None
+    models = [drafter.models[0] for drafter in drafters]
+    for folder, manifest in models:
+        if manifest.head is not None and manifest.head.kind in _KINDS:
+            return IdleLearner(HeadLearner(LearnedFile(folder, domain), report), report)
+    blocks = [model.manifest.name for model in models if model.manifest.head is not None]
+    why = f"{blocks[0]} drafts in blocks" if blocks else "no drafting head drafts here; edgespec train makes one"
+    report(f"nothing is learned for {domain}: {why}")
+    return None
+
+
+def _describe(error: Exception) -> str:
+    return f"nothing more is learned in this session: {describe_error(error)}"
