@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from hashlib import sha256
 from math import cos, pi
 from pathlib import Path
 from time import monotonic
@@ -105,7 +106,7 @@ class Trainer:
         self.progress = Progress()
         weights = dict(start)
         if checkpoint.exists():
-            weights, self.progress = _read_checkpoint(checkpoint, shape)
+            weights, self.progress = _read_checkpoint(checkpoint, shape, _key_of(data.kept_aside))
         self._weights = {name: torch.tensor(each, device=self.device) for name, each in weights.items()}
         for name, each in self._weights.items():
             each.requires_grad_(not (freezes_head and name == HEAD))
@@ -181,6 +182,7 @@ class Trainer:
             "num_drafts": str(progress.num_drafts),
             "used_s": str(progress.used_s),
             "best": " ".join(map(str, progress.best)),
+            "kept_aside": _key_of(self._data.kept_aside),
         }
         write_tensors(self._checkpoint, self._arrays(), metadata)
 
@@ -242,11 +244,18 @@ class Trainer:
         return f"training: {max(0.0, left_s) / 60:.0f} min left{so_far}"
 
 
-def _read_checkpoint(path: Path, shape: HeadShape) -> tuple[dict[str, Floats], Progress]:
+def _key_of(texts: Sequence[Text]) -> str:
+    """A name of texts by their tokens."""
+    return sha256(b"|".join(np.asarray(text.tokens, np.int32).tobytes() for text in texts)).hexdigest()[:16]
+
+
+def _read_checkpoint(path: Path, shape: HeadShape, kept_aside: str) -> tuple[dict[str, Floats], Progress]:
+    """The weights and the progress of a checkpoint; agreement with other kept-aside texts says nothing here."""
     tensors, stated = read_tensors(path)
     if stated.get("shape") != repr(shape) or {*tensors} != {*shape.weights}:
         raise ModelError(f"{path} is of a head of other sizes; remove its folder and train again")
-    best = tuple(map(float, stated["best"].split()))
+    is_same = stated.get("kept_aside") == kept_aside
+    best = tuple(map(float, stated["best"].split())) if is_same else ()
     return tensors, Progress(int(stated["num_drafts"]), float(stated["used_s"]), best)
 
 

@@ -13,6 +13,7 @@ from edgespec.cli.main import main
 from edgespec.export.heads.convert import export_head, plan_head
 from edgespec.export.heads.head_source import read_head
 from edgespec.export.sources import read_source
+from edgespec.training.fit import Data, Trainer
 from edgespec.training.network import Network
 from edgespec.training.objective import agreement, backward, unroll
 from edgespec.training.packing import Batch, Text, pack
@@ -121,6 +122,26 @@ def test_agreement_counts_drafts_until_their_first_wrong_token(target: Path) -> 
 
 def run(*arguments: object) -> int:
     return main([str(each) for each in arguments])
+
+
+def test_agreement_with_other_kept_aside_texts_does_not_count_when_training_goes_on(
+    target: Path, tmp_path: Path
+) -> None:
+    shape, network, tokens = made_network(target)
+    weights = {name: each.numpy() for name, each in network.weights.items()}
+    texts = [Text(np.arange(12, dtype=np.int32) + i, 4, 12 * i) for i in range(3)]
+    states = np.random.default_rng(2).normal(size=(36, tiny.HIDDEN)).astype(np.float16)
+    embedding = made_heads.target_weights()["model.embed_tokens.weight"]
+
+    def trainer(kept_aside: list[Text]) -> Trainer:
+        data = Data(states, texts, kept_aside, embedding, weights[HEAD], tokens)
+        return Trainer(shape, data, weights, tmp_path / "checkpoint", lambda best: None, "cpu")
+
+    first = trainer(texts[:1])
+    first.compare()
+    first.save()
+    assert trainer(texts[:1]).progress.best == first.progress.best != ()
+    assert trainer(texts[:2]).progress.best == ()
 
 
 @pytest.mark.slow
