@@ -20,7 +20,8 @@ PARAMETERS = inspect.signature(edgespec.engine.load.load).parameters
 
 
 def test_options_have_the_parameters_and_defaults_of_load() -> None:
-    assert PARAMETERS.keys() - {*LOAD_PARAMETERS.values()} == {"model", "answer_cache", "report", "progress"}
+    of_programs = {"model", "answer_cache", "max_parallel", "report", "progress"}
+    assert PARAMETERS.keys() - {*LOAD_PARAMETERS.values()} == of_programs
     assert {name: OPTIONS[name].default for name in LOAD_PARAMETERS} == {
         name: PARAMETERS[parameter].default for name, parameter in LOAD_PARAMETERS.items()
     }
