@@ -27,6 +27,7 @@ _FORMATS = {
     "uri": "http://a",
 }
 _MAX_ENDINGS = 1000
+_SPECIAL = re.compile(r"<[^<>\s\"]+>")
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)+"')
 
 
@@ -102,7 +103,8 @@ _LARGEST = 1e9
 
 
 def _literals(grammar: str) -> Iterator[str]:
-    """The quoted texts of a grammar, and short matches of its regular expressions."""
+    """The quoted texts of a grammar, and its special tokens."""
+    yield from _SPECIAL.findall(grammar)
     for quoted in _LITERAL.findall(grammar):
         try:
             yield str(json.loads(quoted))
