@@ -1,12 +1,12 @@
 """Structured output: how many answers match their schemas, and tokens a second with and without drafts.
 
-    python bench/structured.py MODEL [--schemas 200] [--max-tokens 200] [--drafter suffix] [--ways plain,drafted,free]
-        [--seed 0] [--temperature 0]
+    python bench/structured.py MODEL [--schemas 200] [--max-tokens 200] [--drafter suffix] [--seed 0]
+        [--ways plain,drafted,free] [--temperature 0]
 
-Each schema of bench/schemas.py is answered in each way, one right after the other: plain decoding under the schema,
-with drafts under the schema, and, as what these are compared with, plain decoding of free text. An answer counts
-as valid if jsonschema (pip install jsonschema) accepts it, formats included, and it ended by an end token. MODEL is
-as edgespec.load takes it.
+Each schema of bench/schemas.py is answered in each way, one right after the other: plain decoding under the
+schema, with drafts under the schema, and, as what these are compared with, plain decoding of free text. An answer
+counts as valid if jsonschema (pip install jsonschema) accepts it, formats included, and it ended by an end token.
+MODEL is as edgespec.load takes it.
 """
 
 import json
@@ -29,10 +29,7 @@ WAYS = ("plain", "drafted", "free")
 
 @dataclass(slots=True)
 class Tally:
-    """The answers of one way.
-
-    seconds are those from the first pass that wrote a token to the end, so that no prompt is counted.
-    """
+    """The answers of one way; num_tokens and seconds are those behind the first pass, which reads the prompt."""
 
     num_answers: int = 0
     num_tokens: int = 0
@@ -41,9 +38,9 @@ class Tally:
     invalid: list[str] = field(default_factory=list)
     origins: Counter[str] = field(default_factory=Counter)
 
-    def add(self, answer: Completion, seconds: float) -> None:
+    def add(self, answer: Completion, num_tokens: int, seconds: float) -> None:
         self.num_answers += 1
-        self.num_tokens += len(answer.token_ids)
+        self.num_tokens += num_tokens
         self.seconds += seconds
         self.origins.update(answer.origins)
 
@@ -65,12 +62,12 @@ def fault_of(answer: Completion, schema: dict[str, Any]) -> str | None:
     except ValueError as error:
         return f"it is no JSON ({error}): {answer.text[:80]!r}"
     except jsonschema.ValidationError as error:
-        return error.message[:200]
+        return str(error.message)[:200]
     return None
 
 
-def answer(engine: Engine, case: Case, way: str, options: dict[str, Any]) -> tuple[Completion, float]:
-    """An answer in one way, and the seconds from its first token to its end."""
+def answer(engine: Engine, case: Case, way: str, options: dict[str, Any]) -> tuple[Completion, int, float]:
+    """An answer in one way, and its tokens and seconds behind the first pass."""
     wanted = None if way == "free" else {"type": "json_schema", "json_schema": {"schema": case.schema}}
     drafting = None if way == "drafted" else Drafting(drafters=())
     with engine.stream(case.prompt, response_format=wanted, drafting=drafting, **options) as stream:
@@ -78,7 +75,8 @@ def answer(engine: Engine, case: Case, way: str, options: dict[str, Any]) -> tup
         started = perf_counter()
         chunks += stream
         seconds = perf_counter() - started
-        return join_chunks(chunks, stream.prompt_tokens), seconds
+        done = join_chunks(chunks, stream.prompt_tokens)
+        return done, len(done.token_ids) - len(chunks[0].token_ids), seconds
 
 
 def run(
@@ -89,11 +87,11 @@ def run(
         for way in ways[:: -1 if i % 2 else 1]:
             tally = tallies[way]
             try:
-                found, seconds = answer(engine, case, way, options)
+                found, num_tokens, seconds = answer(engine, case, way, options)
             except UsageError as error:
                 tally.refused.append(f"{i} ({case.kind}): {error}")
                 continue
-            tally.add(found, seconds)
+            tally.add(found, num_tokens, seconds)
             if way != "free" and (fault := fault_of(found, case.schema)):
                 tally.invalid.append(f"{i} ({case.kind}): {fault}")
         say(f"{i + 1}/{len(cases)} {case.kind}")
@@ -110,7 +108,7 @@ def report(tallies: dict[str, Tally]) -> str:
         lines.append(f"{way:10} {tally.num_answers:8} {valid:>6} {numbers}")
     for way, tally in tallies.items():
         if tally.origins:
-            shares = {name: round(count / tally.num_tokens, 3) for name, count in tally.origins.most_common()}
+            shares = {name: round(count / tally.origins.total(), 3) for name, count in tally.origins.most_common()}
             lines.append(f"{way}: tokens from {shares}")
         lines += [f"{way}: schema {each}" for each in (*tally.refused, *tally.invalid)]
     return "\n".join(lines)

@@ -18,7 +18,7 @@ Ids = npt.NDArray[np.intp]
 
 # What ends a value; within a free text a quotation mark alone does. And what begins a short one.
 _CLOSERS = (b"}", b"]", b'"', b")", b">", b",")
-_VALUES = (*(b"%d" % digit for digit in range(10)), b"null", b"true", b"[", b"{", b"-")
+_VALUES = (*(b"%d" % digit for digit in range(10)), b"null", b"n", b"true", b"t", b"[", b"{", b"-")
 _FREE_SHARE = 8  # a text is free where more than an eighth of the vocabulary may follow
 _BEAM, _PREFERRED = 6, 5  # states of each length that are followed, and tokens that come first in each
 _FEW = 16  # so many tokens are all tried
