@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 from weakref import ref
 
 from edgespec.decoding.sampling import SamplingParams
@@ -27,6 +27,15 @@ class Round(NamedTuple):
 
     user: str
     answer: str | None
+
+
+class Settings(TypedDict, total=False):
+    """How a conversation is to be answered; Conversation explains each."""
+
+    overflow: str
+    sampling: SamplingParams | None
+    max_tokens: int | None
+    stop: str | Sequence[str] | None
 
 
 class Conversation:
@@ -183,12 +192,12 @@ class Conversation:
         save_transcript(Path(path), self.transcript())
 
     @classmethod
-    def load(cls, engine: "Engine", path: str | Path, **settings: object) -> "Conversation":
+    def load(cls, engine: "Engine", path: str | Path, **settings: Unpack[Settings]) -> "Conversation":
         """Read what save wrote; settings are overflow, sampling, max_tokens and stop, which it does not hold.
 
         Raises UsageError: the file cannot be read, is damaged, or is no conversation.
         """
-        loaded = cls(engine, **settings)  # type: ignore[arg-type]  # checked by __init__
+        loaded = cls(engine, **settings)
         loaded.restore(read_transcript(Path(path)))
         return loaded
 
