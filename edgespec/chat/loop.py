@@ -66,8 +66,8 @@ def converse(session: ChatSession, keeps_history: bool) -> int:
     if session.conversation.rounds:
         session.info(f"continued: {describe_resumed(session)}")
     history = HistoryFile(default_home() / "history", session.info) if keeps_history else None
-    with hide_typed_keys():
-        return _run(session, ChatInput(history, session.status))
+    with hide_typed_keys() as hide_keys, ChatInput(history, session.status, hide_keys) as user:
+        return _run(session, user)
 
 
 def _run(session: ChatSession, user: "ChatInput") -> int:
