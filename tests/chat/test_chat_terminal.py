@@ -223,6 +223,18 @@ def test_keys_are_not_echoed_after_a_stop_and_a_return(tmp_path: Path) -> None:
     terminal.ask("", "FOUND")
 
 
+def test_a_file_that_is_there_is_not_saved_over(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    terminal = rule_chat(tmp_path, {"hello": ["HELLO"]})
+    terminal.ask("hello", "HELLO")
+    terminal.ask(f"/save {tmp_path / 'notes'}", "is there already")
+    assert (tmp_path / "notes").read_text() == "mine"
+    terminal.ask(f"/save! {tmp_path / 'notes'}", "2 messages saved")
+    terminal.ask(f"/save {tmp_path / 'notes'}", "2 messages saved")  # which this chat has written
+    terminal.leave()
+    assert len(read_transcript(tmp_path / "notes").messages) == 2
+
+
 def test_wide_characters_are_never_broken_whatever_pieces_they_come_in(tmp_path: Path) -> None:
     text = "表情 👍🏽 と 👩‍💻 と é と 한국어 문장이 계속 이어집니다 " * 6 + "终。"
     terminal = rule_chat(tmp_path, {"wide": list(text)})
