@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgespec.chat.clipboard import copy
+from edgespec.chat.past_rounds import show_last, show_rounds
 from edgespec.chat.session import VIEWS, ChatSession
 from edgespec.chat.settings import apply_setting, format_settings
 from edgespec.chat.status import format_report
@@ -29,6 +30,7 @@ class Argument(Enum):
     DRAFTER = "[DRAFTER]"
     SETTING = "[NAME VALUE]"
     VIEW = "VIEW"
+    COUNT = "[N]"
     PART = "[code|all]"
 
 
@@ -214,6 +216,8 @@ def _load(session: ChatSession, argument: str) -> None:
     session.conversation.restore(read_transcript(_parse_path(argument, "load")))
     session.start_new_file()
     session.save()
+    show_last(session.conversation.rounds, session.info)
+    session.info("")
     session.info(describe_resumed(session))
 
 
@@ -233,6 +237,18 @@ def _parse_new_path(session: ChatSession, argument: str, name: str) -> Path:
         shown = one_line(str(path), 200)
         raise UsageError(f"{shown} is there already, and stays as it is; /{name}! {shown} writes over it")
     return path
+
+
+@_command("history", Argument.COUNT, "show the whole conversation, or its last N messages with their answers")
+def _history(session: ChatSession, argument: str) -> None:
+    rounds = session.conversation.rounds
+    if argument and not (argument.isascii() and argument.isdigit() and int(argument[:9]) > 0):
+        raise UsageError(f"/history takes how many messages to show, not '{one_line(argument, 40)}'")
+    if session.conversation.system is not None:
+        session.info(f"system message: {session.conversation.system}")
+    show_rounds(rounds[-int(argument[:9]) :] if argument else rounds, session.info)
+    if not rounds:
+        session.info("the conversation is empty")
 
 
 @_command("clear", Argument.NONE, "start a new conversation; the system message stays")

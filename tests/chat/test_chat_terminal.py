@@ -17,7 +17,8 @@ pytest.importorskip("termios", reason="needs a pseudo-terminal, which Windows la
 import tiny
 from terminal import ALT_ENTER, COLUMNS, CTRL_C, CTRL_J, UP, Terminal
 
-from edgespec.engine.transcript import find_latest, read_transcript
+from edgespec import Message
+from edgespec.engine.transcript import Transcript, find_latest, read_transcript, save_transcript
 from edgespec.export.convert import export_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*forkpty.*")]
@@ -235,6 +236,33 @@ def test_a_file_that_is_there_is_not_saved_over(tmp_path: Path) -> None:
     assert len(read_transcript(tmp_path / "notes").messages) == 2
 
 
+def test_what_was_said_is_shown_when_a_conversation_is_loaded_and_on_demand(tmp_path: Path) -> None:
+    talk = [("user", "first?"), ("assistant", "one **bold** word"), ("user", "second?"), ("assistant", "two")]
+    talk += [("user", "third?"), ("assistant", "\n\n".join(["a", *(f"row {i}" for i in range(40))]))]
+    messages = tuple(Message(*each) for each in talk)
+    save_transcript(tmp_path / "talk", Transcript(messages=messages))
+    terminal = rule_chat(tmp_path, {})
+    at = terminal.position
+    terminal.ask(f"/load {tmp_path / 'talk'}", "6 messages")
+    shown = terminal.written[at : terminal.position]
+    assert shown.index("> second?") < shown.index("two") < shown.index("> third?") < shown.index("row 39")
+    assert "first?" not in shown
+    assert "row 3\r" not in shown
+    at = terminal.position
+    terminal.ask("/history")
+    shown = terminal.written[at : terminal.position]
+    assert (
+        shown.index("> first?")
+        < shown.index("\x1b[1mbold\x1b[0m")
+        < shown.index("row 3\r")
+        < shown.index("row 39")
+    )
+    terminal.ask("/history 1")
+    assert "first?" not in terminal.written[at + len(shown) : terminal.position]
+    terminal.ask("/history none", "/history takes how many")
+    terminal.leave()
+
+
 def test_wide_characters_are_never_broken_whatever_pieces_they_come_in(tmp_path: Path) -> None:
     text = "表情 👍🏽 と 👩‍💻 と é と 한국어 문장이 계속 이어집니다 " * 6 + "终。"
     terminal = rule_chat(tmp_path, {"wide": list(text)})
@@ -436,6 +464,7 @@ def test_a_chat_that_is_killed_goes_on_with_what_was_said(tiny_model: Path, tmp_
     terminal = Terminal("chat", "--continue", *SHORT, home=tmp_path)
     terminal.ready()
     assert "your last message: 'an on'. Its answer was cut off" in " ".join(terminal.screen().split())
+    assert "> the in" in terminal.written
     killed = read_transcript(path)
     assert (user_messages(tmp_path), killed.cut_short[-1]) == (["the in", "an on"], (4, "cancelled"))
     terminal.ask("/retry", "tokens/s")
