@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from edgespec.chat.status import Status
 from edgespec.chat.trace_file import TraceFile
@@ -30,6 +31,7 @@ class ChatSession:
     view: str = VIEWS[0]
     answer: tuple[Chunk, ...] = ()  # the last one, as far as it came
     downgrades: list[str] = field(default_factory=list)
+    written: set[Path] = field(default_factory=set)  # files that commands of this chat have written
     is_multi_line: bool = False
     is_quiet: bool = False  # print only what was asked for, and problems
 

@@ -40,6 +40,7 @@ class Terminal:
         self._display = pyte.Screen(COLUMNS, ROWS)
         self._stream = pyte.Stream(self._display)
         self.written = ""
+        self.tells_cursor = True  # where it is, when asked for it
         self.position = 0  # in what was written, behind the last text that was waited for
 
     def type(self, text: str) -> None:
@@ -67,8 +68,8 @@ class Terminal:
         return self.position
 
     def ready(self, *, after: int | None = None) -> int:
-        """Read until it asks for input (and has asked the terminal to bracket pasted text)."""
-        return self.wait_for("\x1b[?2004h", after=after)
+        """Read until it asks for input: where the cursor is, and that pasted text be bracketed."""
+        return self.wait_for("\x1b[6n\x1b[?2004h", after=after)
 
     def ask(self, text: str, expected: str = "") -> None:
         """Enter a line, wait for its answer, and for the next prompt."""
@@ -109,6 +110,6 @@ class Terminal:
             return False
         self.written += piece
         self._stream.feed(piece)
-        if "\x1b[6n" in piece:  # it asks where the cursor is
+        if "\x1b[6n" in piece and self.tells_cursor:
             self.type(f"\x1b[{self._display.cursor.y + 1};{self._display.cursor.x + 1}R")
         return True
