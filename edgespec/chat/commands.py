@@ -7,6 +7,8 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from edgespec.chat.attaching import attach, detach
+from edgespec.chat.attachments import split_message
 from edgespec.chat.clipboard import copy
 from edgespec.chat.session import VIEWS, ChatSession
 from edgespec.chat.settings import apply_setting, format_settings
@@ -29,6 +31,7 @@ class Argument(Enum):
     SETTING = "[NAME VALUE]"
     VIEW = "VIEW"
     PART = "[code|all]"
+    ATTACHED = "[NAME]"
 
 
 class Next(NamedTuple):
@@ -189,7 +192,13 @@ def _undo(session: ChatSession, argument: str) -> None:
 def _edit(session: ChatSession, argument: str) -> Next:
     if not (rounds := session.conversation.rounds):
         raise UsageError("there is nothing to edit yet")
-    return Next(edit=rounds[-1].user)
+    files, text = split_message(rounds[-1].user)
+    session.attachments = list(files)
+    return Next(edit=text)
+
+
+_command("attach", Argument.PATH, "send a file's text with your next message; alone, list them")(attach)
+_command("detach", Argument.ATTACHED, "drop an attached file; alone, all of them")(detach)
 
 
 @_command("save", Argument.PATH, "save the conversation to a file (JSON Lines)")
