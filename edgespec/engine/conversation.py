@@ -115,6 +115,14 @@ class Conversation:
         """The messages that the model would be sent now."""
         return self._sent(self._rounds[self._num_dropped :])
 
+    def count_room(self, text: str = "") -> int:
+        """Tokens left for what follows text in the next message, and for its answer; maybe negative.
+
+        With drop-oldest all other messages could make room.
+        """
+        num_dropped = len(self._rounds) if self._overflow == "drop-oldest" else self._num_dropped
+        return self.engine.context_length - self._count([*self._rounds, Round(text, None)], num_dropped)
+
     def stream(self, text: str) -> "Reply":
         """Send a message; return its answer as a stream.
 
