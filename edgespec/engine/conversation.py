@@ -1,7 +1,7 @@
 """A conversation with an engine: messages, streamed answers, a full context. Knows nothing of terminals."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
@@ -279,8 +279,8 @@ class Conversation:
 
 
 @dataclass(eq=False)
-class Reply(Iterator[Chunk]):
-    """An answer as a stream of chunks, and a context manager that closes it.
+class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
+    """An answer as a stream of chunks, for a thread or a task, and a context manager that closes it.
 
     However it ends, the conversation has the answer as far as it came. Errors are those of Engine.stream.
     """
@@ -298,10 +298,28 @@ class Reply(Iterator[Chunk]):
         except BaseException:
             self.close()
             raise
+        return self._take(chunk)
+
+    async def __anext__(self) -> Chunk:
+        try:
+            chunk = await anext(self._stream)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self._take(chunk)
+
+    def _take(self, chunk: Chunk) -> Chunk:
         self._chunks.append(chunk)
         if chunk.finish_reason is not None:
             self._finish(chunk.finish_reason)
         return chunk
+
+    async def __aenter__(self) -> "Reply":
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stream.__aexit__()
+        self._finish("cancelled")
 
     def __enter__(self) -> "Reply":
         return self
