@@ -1,11 +1,11 @@
 """A conversation with an engine: messages, streamed answers, a full context. Knows nothing of terminals."""
 
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 from weakref import ref
 
 from edgespec.decoding.sampling import SamplingParams
@@ -50,7 +50,7 @@ class Conversation:
 
     overflow: When the conversation outgrows the context, "error" refuses the new message and "drop-oldest" stops
         sending the oldest rounds to the model. They stay in messages, and num_dropped counts them.
-    sampling, max_tokens, stop: Arguments of Engine.stream for each answer.
+    sampling, max_tokens, stop, response_format: Arguments of Engine.stream for each answer.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Conversation:
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
+        response_format: Mapping[str, Any] | None = None,
     ) -> None:
         if system is not None and not isinstance(system, str):
             raise UsageError(f"system is {system!r}; wanted a text")
@@ -71,6 +72,7 @@ class Conversation:
         self.sampling = sampling or SamplingParams()
         self.max_tokens = max_tokens
         self.stop = stop
+        self.response_format = response_format
         self._rounds: list[Round] = []
         self._num_dropped = 0  # rounds
         self._cut_short: dict[int, str] = {}  # by round
@@ -114,6 +116,14 @@ class Conversation:
     def sent(self) -> tuple[Message, ...]:
         """The messages that the model would be sent now."""
         return self._sent(self._rounds[self._num_dropped :])
+
+    def count_room(self, text: str = "") -> int:
+        """Tokens left for what follows text in the next message, and for its answer; maybe negative.
+
+        With drop-oldest all other messages could make room.
+        """
+        num_dropped = len(self._rounds) if self._overflow == "drop-oldest" else self._num_dropped
+        return self.engine.context_length - self._count([*self._rounds, Round(text, None)], num_dropped)
 
     def stream(self, text: str) -> "Reply":
         """Send a message; return its answer as a stream.
@@ -232,7 +242,13 @@ class Conversation:
         sampling = replace(self.sampling, seed=(self.sampling.seed + num_tries) % 2**64)
         sent = self._sent(rounds[num_dropped:])
         num_prompt = self.engine.count(sent)
-        stream = self.engine.stream(sent, sampling=sampling, max_tokens=self.max_tokens, stop=self.stop)
+        stream = self.engine.stream(
+            sent,
+            sampling=sampling,
+            max_tokens=self.max_tokens,
+            stop=self.stop,
+            response_format=self.response_format,
+        )
         dropped = _flatten(_answered_rounds(rounds[self._num_dropped : num_dropped]))
         # From here on the message is part of the conversation, even if its answer fails.
         self._cut_short.pop(len(rounds) - 1, None)

@@ -39,8 +39,8 @@ from edgespec.types import Logits, TokenIds
 
 HOT = SamplingParams(temperature=1.0, seed=3)
 PROMPT = "the in the an"
-LONGEST_S = 20.0  # of a pass that nobody ends
-SOON_S = 5.0  # on a busy machine
+SOON_S = 60.0  # on a busy machine
+LONGEST_S = 2 * SOON_S  # of a pass that nobody ends
 
 
 class StuckDecoder:
@@ -110,7 +110,7 @@ def stuck(request: pytest.FixtureRequest) -> StuckDecoder:
 def no_thread_stays() -> Iterator[None]:
     before = num_threads()
     yield
-    deadline = monotonic() + 1.0
+    deadline = monotonic() + SOON_S
     while num_threads() > before and monotonic() < deadline:
         sleep(0.001)  # one that was told to go
     assert num_threads() <= before
