@@ -36,6 +36,7 @@ class Settings(TypedDict, total=False):
     sampling: SamplingParams | None
     max_tokens: int | None
     stop: str | Sequence[str] | None
+    response_format: Mapping[str, Any] | None
 
 
 class Conversation:
@@ -203,7 +204,7 @@ class Conversation:
 
     @classmethod
     def load(cls, engine: "Engine", path: str | Path, **settings: Unpack[Settings]) -> "Conversation":
-        """Read what save wrote; settings are overflow, sampling, max_tokens and stop, which it does not hold.
+        """Read what save wrote; settings are those of __init__ that it does not hold.
 
         Raises UsageError: the file cannot be read, is damaged, or is no conversation.
         """
