@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from edgespec.system.progress import LoadProgress
     from edgespec.tokenization.chat_template import Message
+    from edgespec.tools.tool import ToolCall
 
 __version__ = "0.1.0"
 
@@ -67,6 +68,7 @@ __all__ = [
     "SourceError",
     "Stats",
     "TokenLogprob",
+    "ToolCall",
     "UsageError",
     "VocabularyMismatch",
     "load",
@@ -84,6 +86,7 @@ _HOMES = {
     "LoadProgress": "system.progress",
     "SamplingParams": "decoding.sampling",
     "TokenLogprob": "decoding.logprobs",
+    "ToolCall": "tools.tool",
     "Stats": "engine.stats",
 }
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.drafting import Drafting
 from edgespec.errors import UsageError
 from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
+from edgespec.tools.formats import CallFormat
+from edgespec.tools.tool_use import CallReader, ToolUse
 from edgespec.types import TokenIds, TokenMask, append
 
 
@@ -27,6 +29,23 @@ class AnswerOptions(TypedDict, total=False):
     banned: str | Sequence[str] | None
     timeout_s: float | None
     priority: int
+    tools: Sequence[Any] | None
+    tool_choice: Any
+    parallel_tool_calls: bool
+
+
+class CallReading(NamedTuple):
+    """The tools that an answer may call, and how its calls are found.
+
+    holds_arguments: Pass on whole calls alone.
+    """
+
+    use: ToolUse
+    format: CallFormat
+    holds_arguments: bool = False
+
+    def reader(self) -> CallReader:
+        return CallReader(self.use, self.format, holds_arguments=self.holds_arguments)
 
 
 class Request(NamedTuple):
@@ -37,6 +56,7 @@ class Request(NamedTuple):
     mask: Which tokens may follow; None for all.
     timeout_s: When to end the answer, in seconds from now; inf for never.
     priority: Answers of a lower one wait for it between two passes.
+    calls: Which tools it may call; None for none.
     """
 
     prompt: TokenIds  # [num_tokens]
@@ -49,6 +69,7 @@ class Request(NamedTuple):
     mask: TokenMask | None = None
     timeout_s: float = math.inf
     priority: int = 0
+    calls: CallReading | None = None
 
     @property
     def reads_logits(self) -> bool:
@@ -73,6 +94,13 @@ def check_count(name: str, given: int | None, least: int) -> int | None:
     """Raises UsageError: it is no whole number, or too small."""
     if given is not None and (type(given) is not int or given < least):
         raise UsageError(f"{name} is {given!r}; wanted a whole number from {least}")
+    return given
+
+
+def check_flag(name: str, given: bool) -> bool:
+    """Raises UsageError: it is neither True nor False."""
+    if type(given) is not bool:
+        raise UsageError(f"{name} is {given!r}; wanted True or False")
     return given
 
 

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = [
-    "system", "config", "tokenization", "decoding", "policy", "memory", "profiling", "runtimes", "export",
+    "system", "config", "tools", "tokenization", "decoding", "policy", "memory", "profiling", "runtimes", "export",
     "models", "loading", "drafters", "planning", "simulation", "engine", "evaluation", "training", "server",
     "chat/markdown", "chat", "cli",
 ]  # fmt: skip
