@@ -28,12 +28,8 @@ def describe_tools(format: CallFormat, tools: Iterable[Tool]) -> str:
     described = "\n".join(_json(tool.as_dict()["function"]) for tool in tools)
     example = write_calls(format, [WrittenCall("NAME", {"ARGUMENT": "VALUE"})])
     return (
-        "You can call functions. These are there, each described by JSON on a line:\n"
-        f"<functions>\n{described}\n</functions>\n\n"
-        "When a function helps to answer, write nothing but a call of it, in exactly this form, with its name and "
-        f"all its required arguments in the place of those here:\n{example}\n\n"
-        "You are then told what the function gave back, and answer by that. Where no function helps, answer in "
-        "words."
+        f"You can call these functions:\n{described}\n\nTo call one, write nothing but its name and its arguments in "
+        f"exactly this form:\n{example}\nYou are then told its result. If none helps, answer in words."
     )
 
 
