@@ -1,10 +1,10 @@
 """A conversation with an engine: messages, streamed answers, a full context. Knows nothing of terminals."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answers import AnswerStream, Chunk, Completion, join_chunks
@@ -39,7 +39,7 @@ class Conversation:
 
     overflow: When the conversation outgrows the context, "error" refuses the new message and "drop-oldest" stops
         sending the oldest rounds to the model. They stay in messages, and num_dropped counts them.
-    sampling, max_tokens, stop: Arguments of Engine.stream for each answer.
+    sampling, max_tokens, stop, response_format: Arguments of Engine.stream for each answer.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Conversation:
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
+        response_format: Mapping[str, Any] | None = None,
     ) -> None:
         if system is not None and not isinstance(system, str):
             raise UsageError(f"system is {system!r}; wanted a text")
@@ -60,6 +61,7 @@ class Conversation:
         self.sampling = sampling or SamplingParams()
         self.max_tokens = max_tokens
         self.stop = stop
+        self.response_format = response_format
         self._rounds: list[Round] = []
         self._num_dropped = 0  # rounds
         self._cut_short: dict[int, str] = {}  # by round
@@ -203,7 +205,13 @@ class Conversation:
         sampling = replace(self.sampling, seed=(self.sampling.seed + num_tries) % 2**64)
         sent = self._sent(rounds[num_dropped:])
         num_prompt = self.engine.count(sent)
-        stream = self.engine.stream(sent, sampling=sampling, max_tokens=self.max_tokens, stop=self.stop)
+        stream = self.engine.stream(
+            sent,
+            sampling=sampling,
+            max_tokens=self.max_tokens,
+            stop=self.stop,
+            response_format=self.response_format,
+        )
         dropped = _flatten(_answered_rounds(rounds[self._num_dropped : num_dropped]))
         # From here on the message is part of the conversation, even if its answer fails.
         self._cut_short.pop(len(rounds) - 1, None)

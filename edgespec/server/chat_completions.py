@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from edgespec.engine.answers import Chunk, Completion
 from edgespec.engine.engine import Engine
-from edgespec.server.answer_fields import drafting_of, sampling_of
+from edgespec.server.answer_fields import drafting_of, format_of, sampling_of
 from edgespec.server.answers import Answers, Plan, Services, open_answers
 from edgespec.server.client import read_body, run_for_client, run_until_closing
 from edgespec.server.engine_adapter import AnswerRequest, default_sampling, fingerprint
@@ -22,7 +22,6 @@ from edgespec.server.protocol import (
     answer_length,
     parse,
     require_no_forced_tool,
-    require_text_format,
     stop_strings,
     text_of,
     within,
@@ -52,7 +51,6 @@ def plan_of(asked: ChatRequest, limits: Limits) -> Plan:
     top = within("top_logprobs", asked.top_logprobs, 0, limits.num_top_logprobs)
     if top is not None and not asked.logprobs:
         raise ApiError(400, "top_logprobs is given without logprobs; set logprobs to true", param="top_logprobs")
-    require_text_format(asked.response_format, "response_format")
     require_no_forced_tool(asked.tool_choice)
     messages, prefill = conversation_of(asked.messages)
     max_tokens = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
@@ -70,6 +68,7 @@ def plan_of(asked: ChatRequest, limits: Limits) -> Plan:
                 prefill=prefill,
                 num_top_logprobs=(top or 0) if asked.logprobs else None,
                 drafting=drafting,
+                response_format=format_of(asked),
             )
             for i in range(num_answers)
         ]

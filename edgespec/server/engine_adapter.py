@@ -1,9 +1,9 @@
 """The one place where the server talks to an engine: from a request to the chunks of its answer."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answers import Chunk, chunks_of
@@ -18,6 +18,7 @@ class AnswerRequest:
 
     raw: The prompt is continued as it is, without the chat template.
     prefill: The beginning of the answer, which the model continues.
+    response_format: What the answer has to match, as the OpenAI API states it.
     num_top_logprobs: Likeliest tokens to give beside each token; None for no log-probabilities.
     """
 
@@ -29,6 +30,7 @@ class AnswerRequest:
     prefill: str = ""
     num_top_logprobs: int | None = None
     drafting: Drafting | None = None
+    response_format: Mapping[str, Any] | None = None
 
 
 class OpenAnswer(NamedTuple):
@@ -50,6 +52,7 @@ async def open_answer(engine: Engine, request: AnswerRequest) -> OpenAnswer:
         prefill=request.prefill,
         logprobs=request.num_top_logprobs,
         drafting=request.drafting,
+        response_format=request.response_format,
     )
     return OpenAnswer(stream.prompt_tokens, chunks_of(lambda: stream))
 

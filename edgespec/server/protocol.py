@@ -66,13 +66,6 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Typed:
-    """A field of which only the type matters here."""
-
-    type: str = "text"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingFields(ModelRequest):
     """How tokens are chosen; None is what the model's own settings, or else greedy decoding, have."""
 
@@ -91,12 +84,22 @@ class SamplingFields(ModelRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationFields(SamplingFields):
-    """What chat completions and completions have in common."""
+    """What chat completions and completions have in common.
+
+    The fields guided_… are names of vLLM for a response_format, json_schema and grammar those of llama.cpp.
+    """
 
     n: int | None = None
     stop: str | list[str] | None = None
     stream_options: StreamOptions | None = None
     prediction: Prediction | None = None
+    response_format: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +111,6 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: Typed | None = None
     tool_choice: str | dict[str, Any] | None = None
 
 
@@ -135,7 +137,7 @@ class InputItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextField:
-    format: Typed | None = None
+    format: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,14 +245,6 @@ def answer_length(param: str, asked: int | None, limits: Limits) -> int | None:
     """The most tokens of an answer; None for as many as fit. Raises ApiError: 400, fewer than one is asked for."""
     bounds = [bound for bound in (within(param, asked, 1), limits.num_tokens) if bound is not None]
     return min(bounds, default=None)
-
-
-def require_text_format(format: Typed | None, param: str) -> None:
-    """Raises ApiError: 400, a format is asked for that this server cannot promise."""
-    if format is not None and format.type != "text":
-        raise ApiError(
-            400, f"{param} is of the type '{format.type[:40]}'; this server answers in text alone", param=param
-        )
 
 
 def require_no_forced_tool(choice: str | dict[str, Any] | None) -> None:

@@ -26,7 +26,6 @@ from edgespec.server.protocol import (
     answer_length,
     parse,
     require_no_forced_tool,
-    require_text_format,
     within,
 )
 from edgespec.server.request_log import Record, record_of
@@ -50,7 +49,6 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
             400, "previous_response_id is given, and nothing is stored here; send the whole conversation",
             param="previous_response_id",
         )  # fmt: skip
-    require_text_format(asked.text.format if asked.text else None, "text.format")
     require_no_forced_tool(asked.tool_choice)
     max_tokens = answer_length("max_output_tokens", asked.max_output_tokens, limits)
     top = within("top_logprobs", asked.top_logprobs, 0, limits.num_top_logprobs)
@@ -65,6 +63,7 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
                 prefill=prefill,
                 num_top_logprobs=top or None,
                 drafting=drafting_of(asked.speculation, None, engine.open_drafters),
+                response_format=asked.text.format if asked.text else None,
             )
         ]
 
@@ -138,7 +137,7 @@ class _Writing:
             "tool_choice": "auto",
             "truncation": "disabled",
             "parallel_tool_calls": True,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": (asked.text and asked.text.format) or {"type": "text"}},
             "top_p": self.sampling.top_p,
             "presence_penalty": self.sampling.presence_penalty,
             "frequency_penalty": self.sampling.frequency_penalty,

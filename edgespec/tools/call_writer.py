@@ -28,8 +28,8 @@ def describe_tools(format: CallFormat, tools: Iterable[Tool]) -> str:
     described = "\n".join(_json(tool.as_dict()["function"]) for tool in tools)
     example = write_calls(format, [WrittenCall("NAME", {"ARGUMENT": "VALUE"})])
     return (
-        f"You can call these functions:\n{described}\n\nTo call one, write nothing but its name and its arguments in "
-        f"exactly this form:\n{example}\nYou are then told its result. If none helps, answer in words."
+        f"You can call these functions:\n{described}\n\nTo call one, write nothing but its name and its arguments "
+        f"in exactly this form:\n{example}\nYou are then told its result. If none helps, answer in words."
     )
 
 
