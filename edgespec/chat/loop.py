@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from edgespec.chat.commands import NOTHING, Next, describe_resumed, is_command, run_command, unescape_message
 from edgespec.chat.interrupt import Leave, catch_ctrl_c
+from edgespec.chat.past_rounds import show_last
 from edgespec.chat.plain import PlainPrinter, Printer, Waiting, is_plain
 from edgespec.chat.session import ChatSession
 from edgespec.chat.status import format_answer, format_origin_shares, format_stop
+from edgespec.chat.text_block import block_text
 from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Reply
 from edgespec.errors import ContextOverflow, EdgeSpecError
@@ -33,7 +35,7 @@ def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> 
 
     Raises KeyboardInterrupt: Ctrl-C ended it; what was made until then is printed.
     """
-    reply = session.conversation.stream(prompt)
+    reply = session.send(prompt)
     session.save()
     with _stop_on_ctrl_c(session, reply) as was_pressed:
         if as_json:
@@ -64,10 +66,12 @@ def converse(session: ChatSession, keeps_history: bool) -> int:
             "/help lists the commands"
         )
     if session.conversation.rounds:
+        show_last(session.conversation.rounds, session.info)
+        session.info("")
         session.info(f"continued: {describe_resumed(session)}")
     history = HistoryFile(default_home() / "history", session.info) if keeps_history else None
-    with hide_typed_keys():
-        return _run(session, ChatInput(history, session.status))
+    with hide_typed_keys() as hide_keys, ChatInput(history, session.status, hide_keys) as user:
+        return _run(session, user)
 
 
 def _run(session: ChatSession, user: "ChatInput") -> int:
@@ -92,15 +96,17 @@ def _run(session: ChatSession, user: "ChatInput") -> int:
         except EOFError:
             return 0
         except ContextOverflow as error:
-            session.info(f"edgespec: {error}; or use /undo, /clear or /set overflow drop-oldest")
+            drop = "/detach, " if session.attachments else ""
+            session.info(f"edgespec: {error}; or use {drop}/undo, /clear or /set overflow drop-oldest")
         except EdgeSpecError as error:
             session.info(f"edgespec: {error}")
 
 
 def _obey(session: ChatSession, line: str, is_edit: bool) -> Next:
-    if not line:
+    block = block_text(line)
+    if not line or block == "":
         return NOTHING
-    if is_command(line):
+    if block is None and is_command(line):
         following = run_command(session, line)
         if following.reply:
             _answer(session, following.reply)
@@ -110,7 +116,7 @@ def _obey(session: ChatSession, line: str, is_edit: bool) -> Next:
         return following
     removed = session.conversation.undo() if is_edit else None
     try:
-        reply = session.conversation.stream(unescape_message(line))
+        reply = session.send(unescape_message(line) if block is None else block)
     except EdgeSpecError:
         if removed:
             session.conversation.redo(removed)

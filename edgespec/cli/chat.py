@@ -12,6 +12,7 @@ from edgespec.cli.arguments import add_file, add_model, add_options, attribute_n
 from edgespec.config.options import DEFAULT_MODEL, OPTIONS
 from edgespec.errors import UsageError
 from edgespec.system.console import info, warn
+from edgespec.system.disk import has_content
 
 if TYPE_CHECKING:
     from edgespec.chat.session import ChatSession
@@ -33,6 +34,14 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
         help="answer TEXT and exit; - reads stdin; several are joined by blank lines (default: stdin, or a chat "
         "if stdin is a terminal)",
     )
+    add_file(
+        parser,
+        "--attach",
+        "send the text of FILE with the prompt, or with the first message: text, code, Markdown, CSV or PDF; "
+        "repeatable",
+        action="append",
+        default=[],
+    )
     parser.add_argument(
         "--continue", dest="continues", action="store_true", help="continue the last chat, with its model"
     )
@@ -43,10 +52,14 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     advanced = parser.add_argument_group("advanced")
     add_file(advanced, "--log-rounds", "write one JSON line per target pass: expected gain, tokens accepted")
     add_file(advanced, "--trace", "write when target and drafter worked, for Perfetto or chrome://tracing")
+    advanced.add_argument(
+        "--overwrite", action="store_true", help="let --log-rounds and --trace write over a file that is there"
+    )
     parser.set_defaults(run=_chat, transcript=None)
 
 
 def _chat(options: argparse.Namespace) -> int:
+    from edgespec.chat.attaching import add_files, read_files
     from edgespec.chat.loop import answer_once, converse
     from edgespec.chat.trace_file import TraceFile
     from edgespec.system.terminal import has_unread_data
@@ -56,7 +69,13 @@ def _chat(options: argparse.Namespace) -> int:
         raise UsageError(f"--max-tokens is {options.max_tokens}; wanted at least 1")
     if "" in options.stop:
         raise UsageError("--stop is empty; give the text before which an answer is to end")
+    for flag, path in (("--log-rounds", options.log_rounds), ("--trace", options.trace)):
+        if path and not options.overwrite and has_content(path):
+            raise UsageError(
+                f"{flag} {path}: the file is there already and stays as it is; name another, or give --overwrite"
+            )
     prompt = _prompt(options)
+    files = read_files(options.attach) if not options.transcript else []  # sent before a crash
     if options.log_rounds:
         _log_rounds(options.log_rounds)
     trace = TraceFile(options.trace) if options.trace else None
@@ -76,6 +95,7 @@ def _chat(options: argparse.Namespace) -> int:
             if options.system is not None:
                 conversation.system = options.system
         session = _session(options, conversation, autosave if prompt is None or last else None, trace)
+        add_files(session, files, info)
         if prompt is None:
             options.note("chat", "begun")
             return converse(session, keeps_history=not options.no_history)

@@ -149,6 +149,10 @@ class Engine:
             shared=self._shared,
         )
 
+    def forget_prompts(self) -> None:
+        """Free the memory of texts that were kept in case they go on; only the first cache keeps its text."""
+        self._shared.caches.forget(self._shared.queue.is_held)
+
     @property
     def max_parallel(self) -> int:
         """How many answers are made at once; further ones wait."""

@@ -23,6 +23,7 @@ HEAVY = {
     "onnx_ir": "export",
     "uvicorn": "edgespec/server",
     "starlette": "edgespec/server",
+    "pypdf": "edgespec/chat/pdf_text.py",
     "llguidance": "edgespec/grammar",
 }
 
