@@ -61,6 +61,9 @@ _TEXTS = ("text", "input_text", "output_text")  # types of parts
 class ChatMessage:
     role: str
     content: Content | None = None
+    tool_calls: list[Any] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +120,9 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +147,10 @@ class InputItem:
     type: str = "message"
     role: str | None = None
     content: Content | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: Content | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +167,10 @@ class ResponsesRequest(SamplingFields):
     max_output_tokens: int | None = None
     previous_response_id: str | None = None
     text: TextField | None = None
-    tool_choice: str | dict[str, Any] | None = None
     top_logprobs: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     metadata: Metadata | None = None
     include: list[str] | None = None
     background: bool | None = None
@@ -275,13 +286,3 @@ def answer_length(param: str, asked: int | None, limits: Limits) -> int | None:
     """The most tokens of an answer; None for as many as fit. Raises ApiError: 400, fewer than one is asked for."""
     bounds = [bound for bound in (within(param, asked, 1), limits.num_tokens) if bound is not None]
     return min(bounds, default=None)
-
-
-def require_no_forced_tool(choice: str | dict[str, Any] | None) -> None:
-    """Raises ApiError: 400, a tool must be called. Where it may be called, an answer in text serves too."""
-    if isinstance(choice, dict) or choice == "required":
-        raise ApiError(
-            400,
-            "tool_choice demands a call of a tool, which this server does not make; leave it out or say auto",
-            param="tool_choice",
-        )

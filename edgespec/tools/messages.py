@@ -65,6 +65,6 @@ def require_answerable(messages: Sequence[object]) -> None:
         ):
             there = ", ".join(sorted(known)) or "none"
             raise UsageError(
-                f"a message of the role tool has the tool_call_id '{message.call_id[:80]}', which no tool_calls "
+                f"messages has the role tool with the tool_call_id '{message.call_id[:80]}', which no tool_calls "
                 f"before it has (there are: {there}); send the assistant's message with its tool_calls too"
             )
