@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from edgespec.policy.measured_gain import Gain
     from edgespec.system.progress import LoadProgress
     from edgespec.tokenization.chat_template import Message
+    from edgespec.tools.tool import ToolCall
 
 __version__ = "0.1.0"
 
@@ -77,6 +78,7 @@ __all__ = [
     "SourceError",
     "Stats",
     "TokenLogprob",
+    "ToolCall",
     "UsageError",
     "VocabularyMismatch",
     "load",
@@ -100,6 +102,7 @@ _HOMES = {
     "LoadProgress": "system.progress",
     "SamplingParams": "decoding.sampling",
     "TokenLogprob": "decoding.logprobs",
+    "ToolCall": "tools.tool",
     "Stats": "engine.stats",
 }
 

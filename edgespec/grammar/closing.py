@@ -12,7 +12,7 @@ import numpy.typing as npt
 from edgespec.grammar.mask import Matcher, mask_of
 from edgespec.grammar.vocabulary import GrammarVocabulary
 
-Ids = npt.NDArray[np.intp]
+Mask = npt.NDArray[np.bool_]
 
 # What ends a value, and then what begins a short one; within a free text a quotation mark comes first.
 _CLOSERS = (
@@ -38,8 +38,9 @@ _CLOSERS = (
     "-",
 )
 _FREE_SHARE = 8  # a text is free where more than an eighth of the vocabulary may follow
-_BEAM, _TRIED = 6, 5  # states of each length, and tokens that are tried in each
-_MAX_STATES = 500
+_BEAM, _PREFERRED = 6, 5  # states of each length that are followed, and tokens that come first in each
+_FEW = 16  # so many tokens are all tried
+_MAX_TRIED = 1500  # tokens in all, some 0.1 s
 
 
 class _State(NamedTuple):
@@ -66,6 +67,8 @@ class Closer:
         self._quote = by_text.get(b'"', -1)
         words = [token for token, text in enumerate(texts) if text.isalnum() and text.isascii()]
         self._words = np.array(sorted(words, key=lambda token: (-len(texts[token]), token)), np.intp)
+        single = [token for token, text in enumerate(texts) if len(text) == 1 and 0x20 <= text[0] < 0x7F]
+        self._single = np.array(sorted(single, key=lambda token: (texts[token].isalnum(), token)), np.intp)
         self._short = np.array(
             sorted(range(len(texts)), key=lambda token: (len(texts[token]) or 99, token)), np.intp
         )
@@ -86,7 +89,7 @@ class Closer:
         while len(way) < max_tokens:
             if matcher.is_accepting():
                 return (*way, self._end)
-            step = self._forced(matcher) or self._preferred(matcher, 1)
+            step = self._forced(matcher) or self._preferred(mask_of(matcher, self._vocab_size), 1)
             if not step or matcher.try_consume_tokens(step) < len(step):
                 return None
             way += step
@@ -94,51 +97,61 @@ class Closer:
 
     def _search(self, matcher: Matcher, max_tokens: int) -> tuple[int, ...] | None:
         """The first way that is found by trying several tokens in each of several states, by their length."""
-        states, num_seen = [_State(0, (), matcher.deep_copy())], 0
-        while states:
+        states, left = [_State(0, (), matcher.deep_copy())], _MAX_TRIED
+        while states and left > 0:
             states.sort(key=lambda state: (len(state.tokens), state.rank))
             shortest = len(states[0].tokens)
             layer = [state for state in states if len(state.tokens) == shortest]
             states = states[len(layer) :]
             seen: set[bytes] = set()
             for state in layer:
-                if shortest + 1 > max_tokens or num_seen > _MAX_STATES:
+                if shortest + 1 > max_tokens:
                     return None
                 if state.matcher.is_accepting():
                     return (*state.tokens, self._end)
-                key = np.packbits(mask_of(state.matcher, self._vocab_size)).tobytes()
-                if key in seen or len(seen) == _BEAM:
-                    continue
-                seen.add(key)
-                num_seen += 1
-                states += self._steps(state)
+                mask = mask_of(state.matcher, self._vocab_size)
+                # States of the same length in which the same may follow mostly go on alike.
+                if (key := np.packbits(mask).tobytes()) not in seen and len(seen) < _BEAM:
+                    seen.add(key)
+                    steps = self._steps(state.matcher, mask)
+                    left -= len(steps)
+                    states += [found for rank, step in enumerate(steps) if (found := _behind(state, rank, step))]
         return None
 
-    def _steps(self, state: _State) -> list[_State]:
-        steps = [self._forced(state.matcher)]
-        if not steps[0]:
-            steps = [[token] for token in self._preferred(state.matcher, _TRIED)]
-        found = []
-        for rank, step in enumerate(steps):
-            matcher = state.matcher.deep_copy()
-            if matcher.try_consume_tokens(step) == len(step):
-                found.append(_State(state.rank + rank, (*state.tokens, *step), matcher))
-        return found
+    def _steps(self, matcher: Matcher, mask: Mask) -> list[list[int]]:
+        """What to try in a state: what is forced, or else what is preferred and then one token for each byte."""
+        if forced := self._forced(matcher):
+            return [forced]
+        tried = self._preferred(mask, _PREFERRED)
+        if np.count_nonzero(mask) <= _FEW:
+            tried += np.flatnonzero(mask).tolist()
+        elif not self._ends_by_quote(mask):
+            tried += self._single[mask[self._single]].tolist()
+        return [[token] for token in dict.fromkeys(tried)]
 
     @staticmethod
     def _forced(matcher: Matcher) -> list[int]:
         return [int(token) for token in matcher.compute_ff_tokens()]
 
-    def _preferred(self, matcher: Matcher, num_tokens: int) -> list[int]:
+    def _preferred(self, mask: Mask, num_tokens: int) -> list[int]:
         """Some tokens that may follow, those first that are likely to end the text soon."""
-        mask = mask_of(matcher, self._vocab_size)
         closers = self._closers[mask[self._closers]]
-        if np.count_nonzero(mask) * _FREE_SHARE <= len(mask):
-            found = closers[:3].tolist()
-        else:
-            found = [self._quote] if self._quote >= 0 and mask[self._quote] else []
+        found = [self._quote] if self._ends_by_quote(mask) else closers[:3].tolist()
         if len(found) < num_tokens:  # what is looked for in all of the vocabulary takes longer
             found += self._words[mask[self._words]][:1].tolist()
         if len(found) < num_tokens:
             found += [*closers[3:5].tolist(), *self._short[mask[self._short]][:2].tolist()]
         return [*dict.fromkeys(found)][:num_tokens]
+
+    def _ends_by_quote(self, mask: Mask) -> bool:
+        """Whether a text is free, so that brackets are part of it, and a quotation mark ends it."""
+        is_free = np.count_nonzero(mask) * _FREE_SHARE > len(mask)
+        return bool(is_free and self._quote >= 0 and mask[self._quote])
+
+
+def _behind(state: _State, rank: int, step: list[int]) -> _State | None:
+    """The state behind some tokens; None where they may not follow."""
+    matcher = state.matcher.deep_copy()
+    if matcher.try_consume_tokens(step) < len(step):
+        return None
+    return _State(state.rank + rank, (*state.tokens, *step), matcher)

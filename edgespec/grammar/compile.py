@@ -9,7 +9,7 @@ from typing import Any
 
 import llguidance
 
-from edgespec.errors import UsageError
+from edgespec.errors import FormatError
 from edgespec.grammar.closing import Closer
 from edgespec.grammar.mask import first_words
 from edgespec.grammar.response_format import ResponseFormat
@@ -44,14 +44,14 @@ class GrammarCompiler:
     """Compiles formats for one model, and keeps those used last. Any thread may call it."""
 
     def __init__(self, tokenizer_file: Path, vocab_size: int, end_tokens: tuple[int, ...]) -> None:
-        """Raises UsageError: The tokenizer cannot be used."""
+        """Raises FormatError: The tokenizer cannot be used."""
         self._vocabulary = GrammarVocabulary(tokenizer_file, vocab_size, end_tokens)
         self._closer = Closer(self._vocabulary)
         self._compiled: OrderedDict[ResponseFormat, CompiledGrammar] = OrderedDict()
         self._lock = Lock()
 
     def compile(self, wanted: ResponseFormat) -> CompiledGrammar:
-        """Raises UsageError: The grammar is wrong, or more than is worked on."""
+        """Raises FormatError: The grammar is wrong, or more than is worked on."""
         with self._lock:
             if wanted in self._compiled:
                 self._compiled.move_to_end(wanted)
@@ -67,7 +67,8 @@ class GrammarCompiler:
         matcher = self._matcher(wanted)
         if matcher.is_error():
             reason = first_words(matcher.get_error())
-            raise UsageError(f"the {_KINDS[wanted.kind]} cannot be used: {reason}{self._place(wanted, reason)}")
+            place = self._place(wanted, reason)
+            raise FormatError(f"the {_KINDS[wanted.kind]} of response_format cannot be used: {reason}{place}")
         opening = largest_opening(json.loads(wanted.source)) if wanted.kind == "json_schema" else _OPENING
         return CompiledGrammar(matcher, self._vocabulary, self._closer, opening)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.errors import UsageError
+from edgespec.errors import FormatError
 from edgespec.grammar.compile import CompiledGrammar
 from edgespec.grammar.mask import Matcher, bias_of, require_sound
 from edgespec.types import TokenConstraint, TokenIds, append
@@ -58,7 +58,7 @@ class GrammarConstraint(TokenConstraint):
             given: The beginning of the answer.
 
         Raises:
-            UsageError: given does not match, or max_tokens are too few.
+            FormatError: given does not match, or max_tokens are too few.
         """
         self._grammar, self._vocabulary = grammar, grammar.vocabulary
         self._ends = np.array(grammar.vocabulary.end_tokens, np.int32)
@@ -126,12 +126,12 @@ class GrammarConstraint(TokenConstraint):
     def _require_possible(self, given: TokenIds, max_tokens: int) -> None:
         walk = self._walk_to(given)
         if walk is None:
-            raise UsageError("the beginning of the answer does not match its response_format; change one of them")
+            raise FormatError("the beginning of the answer does not match its response_format; change one of them")
         find = self._grammar.closer.find
         if find(walk.matcher, max_tokens) is None:
             shortest = find(walk.matcher, _MOST_NAMED)
             needed = f"about {len(shortest)}" if shortest else f"more than {_MOST_NAMED}, or no end at all"
-            raise UsageError(
+            raise FormatError(
                 f"an answer may have {max_tokens} tokens here, and the shortest one found that matches its "
                 f"response_format has {needed}; allow more tokens or use a smaller format"
             )

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.errors import UsageError
+from edgespec.errors import FormatError
 
 Matcher = Any  # llguidance.LLMatcher
 
@@ -37,9 +37,9 @@ def _bits(matcher: Matcher) -> npt.NDArray[np.uint8]:
 
 
 def require_sound(matcher: Matcher) -> None:
-    """Raises UsageError: The grammar takes more work than is allowed for a token."""
+    """Raises FormatError: The grammar takes more work than is allowed for a token."""
     if matcher.is_error():
-        raise UsageError(
+        raise FormatError(
             f"the response_format takes too much work here ({first_words(matcher.get_error())}); make it simpler"
         )
 

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from edgespec.engine.answers import Chunk
 from edgespec.engine.engine import Engine
-from edgespec.server.answer_fields import drafting_of, sampling_of
+from edgespec.server.answer_fields import drafting_of, format_of, sampling_of
 from edgespec.server.answers import Answers, Plan, Services, open_answers
 from edgespec.server.client import read_request, run_for_client, run_until_closing
 from edgespec.server.engine_adapter import AnswerRequest, default_sampling, fingerprint
@@ -66,6 +66,7 @@ def plan_of(asked: CompletionRequest, limits: Limits) -> Plan:
                 raw=isinstance(prompt, str),
                 num_top_logprobs=top,
                 drafting=drafting,
+                response_format=format_of(asked),
             )
             for prompt in prompts
             for i in range(num_each)
