@@ -78,10 +78,14 @@ def _chat(options: argparse.Namespace) -> int:
             sampling=_sampling(options, stated, engine),
             max_tokens=options.max_tokens,
             stop=options.stop,
+            ends_loops=(options.loops or ("stop" if options.max_tokens is None else "keep")) == "stop",
         )
         engines.callback(lambda: conversation.engine.close())  # looked up at the end: /model replaces it
         if last:
+            sampling = conversation.sampling
             conversation.restore(last)
+            is_named = _names_model_sampling(options)
+            conversation.sampling = sampling if is_named else replace(conversation.sampling, **stated)
             if options.system is not None:
                 conversation.system = options.system
         session = _session(options, conversation, autosave if prompt is None or last else None, trace)
@@ -108,20 +112,27 @@ def _stated_sampling(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _sampling(options: argparse.Namespace, stated: dict[str, Any], engine: "Engine") -> "SamplingParams":
-    """How tokens are chosen: as stated, and for the rest as the model suggests if asked for, or greedily."""
+    """How tokens are chosen: as stated, and for the rest as the model suggests, or greedily."""
     from edgespec.decoding.sampling import SamplingParams
 
-    if not options.model_sampling:
-        return SamplingParams(**stated)
     suggested, name = engine.model_sampling, engine.manifest.name
-    if suggested is None:
-        info(f"the files of {name} suggest no sampling; --model-sampling has no effect")
+    is_asked_for = _names_model_sampling(options)
+    if not options.model_sampling or options.exact or suggested is None:
+        if is_asked_for and options.model_sampling:
+            why = "--exact is for greedy text" if options.exact else f"the files of {name} suggest no sampling"
+            info(f"{why}; --model-sampling has no effect")
         return SamplingParams(**stated)
     sampling = replace(suggested, **stated)
-    values = {option: getattr(sampling, attribute_name(option)) for option in _SAMPLING}
-    changed = [f"{option} {value}" for option, value in values.items() if value != OPTIONS[option].default]
-    info(f"sampling as {name} suggests: {', '.join(changed) or 'greedy'}")
+    if is_asked_for:
+        values = {option: getattr(sampling, attribute_name(option)) for option in _SAMPLING}
+        changed = [f"{option} {value}" for option, value in values.items() if value != OPTIONS[option].default]
+        info(f"sampling as {name} suggests: {', '.join(changed) or 'greedy'}")
     return sampling
+
+
+def _names_model_sampling(options: argparse.Namespace) -> bool:
+    """Whether the command line has --model-sampling or --no-model-sampling."""
+    return "model_sampling" in vars(options).get("switches", {})
 
 
 def _prompt(options: argparse.Namespace) -> str | None:

@@ -35,7 +35,7 @@ class Chunk:
     origins: For each token "target", or who drafted it: suffix, ngram, answers, lookahead, or the name of a model.
     logprobs: For each token, if they were asked for.
     finish_reason: stop (an end token or a stop string), length (max_tokens), context (no room left), cancelled,
-        timeout (timeout_s).
+        timeout (timeout_s), or loop (it repeated itself, in a conversation that ends loops).
     """
 
     text: str

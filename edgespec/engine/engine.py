@@ -280,15 +280,26 @@ class Engine:
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
+        ends_loops: bool = False,
     ) -> "Conversation":
         """A conversation that remembers its messages; arguments as in Conversation and stream.
+
+        Without a sampling its tokens are chosen as model_sampling says, greedily where that is None.
 
         Raises:
             UsageError: The overflow policy does not exist, or system is no text.
         """
         from edgespec.engine.conversation import Conversation  # which knows this class
 
-        return Conversation(self, system, overflow=overflow, sampling=sampling, max_tokens=max_tokens, stop=stop)
+        return Conversation(
+            self,
+            system,
+            overflow=overflow,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            stop=stop,
+            ends_loops=ends_loops,
+        )
 
     def encode(self, prompt: Prompt, system: str | None = None, *, raw: bool = False) -> TokenIds:
         """The tokens that a prompt becomes, [num_tokens]; chat template included, unless it is raw.

@@ -92,8 +92,9 @@ def test_model_sampling_is_that_of_the_models_files_but_for_what_is_stated(
         found: list[int] = json.loads(out)["token_ids"]
         return found
 
-    assert tokens("--model-sampling") == tokens("--temperature", 0.9, "--top-k", 20) != tokens()
-    assert tokens("--model-sampling", "--temperature", 0) == tokens()
+    assert tokens("--model-sampling") == tokens("--temperature", 0.9, "--top-k", 20) == tokens()
+    assert tokens("--model-sampling", "--temperature", 0) == tokens("--no-model-sampling") != tokens()
+    assert tokens("--exact") == tokens("--no-model-sampling")
     assert tokens("--model-sampling", "--top-k", 2) == tokens("--temperature", 0.9, "--top-k", 2)
 
 
