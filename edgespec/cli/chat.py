@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.arguments import add_file, add_model, add_options, attribute_name, decode_argument, load_engine
+from edgespec.cli.parser import PROMPT_WORDS
 from edgespec.config.options import DEFAULT_MODEL, OPTIONS
 from edgespec.errors import UsageError
 from edgespec.system.console import info, warn
 from edgespec.system.disk import has_content
+from edgespec.system.printable import one_line
 
 if TYPE_CHECKING:
     from edgespec.chat.session import ChatSession
@@ -27,7 +30,12 @@ _SAMPLING = [name for name, option in OPTIONS.items() if option.group == "sampli
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
     add_model(parser, DEFAULT_MODEL)
+    parser.add_argument("--model", "-m", dest="named_model", metavar="MODEL", help=argparse.SUPPRESS)
     parser.add_argument(
+        PROMPT_WORDS, metavar="PROMPT", nargs="?", help="answer it and exit, as --prompt does; in quotes"
+    )
+    parser.add_argument(
+        "-p",
         "--prompt",
         action="append",
         metavar="TEXT",
@@ -55,6 +63,7 @@ def _chat(options: argparse.Namespace) -> int:
     from edgespec.chat.trace_file import TraceFile
     from edgespec.system.terminal import has_unread_data
 
+    _tell_model_from_prompt(options)
     stated = _stated_sampling(options)
     if options.max_tokens is not None and options.max_tokens < 1:
         raise UsageError(f"--max-tokens is {options.max_tokens}; wanted at least 1")
@@ -95,6 +104,24 @@ def _chat(options: argparse.Namespace) -> int:
         if "-" not in (options.prompt or "-") and has_unread_data(sys.stdin):
             info("stdin is not read, as --prompt is given; to answer both, add --prompt -")
         return answer_once(session, prompt, as_json=options.json)
+
+
+def _tell_model_from_prompt(options: argparse.Namespace) -> None:
+    """Take MODEL for the prompt if it has a space and is no file, or if --model names another one.
+
+    Raises UsageError: There are two prompts, or two models.
+    """
+    default = options.parser.get_default("model")
+    is_text = options.model is not default and " " in options.model.strip() and not os.path.exists(options.model)
+    if is_text or (options.named_model and options.model is not default):
+        if options.words is not None:
+            raise UsageError(
+                f"there is no model '{one_line(options.model, 40)}'; give a model and then one prompt, in quotes"
+            )
+        options.words, options.model = options.model, default
+    options.model = options.named_model or options.model
+    if options.words is not None:
+        options.prompt = [options.words, *(options.prompt or [])]
 
 
 def _uses_answer_cache(options: argparse.Namespace) -> bool:
