@@ -7,6 +7,8 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from edgespec.chat.attaching import attach, detach
+from edgespec.chat.attachments import split_message
 from edgespec.chat.clipboard import copy
 from edgespec.chat.past_rounds import show_last, show_rounds
 from edgespec.chat.session import VIEWS, ChatSession
@@ -32,6 +34,7 @@ class Argument(Enum):
     VIEW = "VIEW"
     COUNT = "[N]"
     PART = "[code|all]"
+    ATTACHED = "[NAME]"
 
 
 class Next(NamedTuple):
@@ -192,7 +195,13 @@ def _undo(session: ChatSession, argument: str) -> None:
 def _edit(session: ChatSession, argument: str) -> Next:
     if not (rounds := session.conversation.rounds):
         raise UsageError("there is nothing to edit yet")
-    return Next(edit=rounds[-1].user)
+    files, text = split_message(rounds[-1].user)
+    session.attachments = list(files)
+    return Next(edit=text)
+
+
+_command("attach", Argument.PATH, "send a file's text with your next message; alone, list them")(attach)
+_command("detach", Argument.ATTACHED, "drop an attached file; alone, all of them")(detach)
 
 
 @_command("save", Argument.PATH, "save the conversation to a file (JSON Lines)")

@@ -18,6 +18,7 @@ from prompt_toolkit.utils import is_dumb_terminal
 from edgespec.chat.commands import is_command
 from edgespec.chat.completion import CommandCompleter
 from edgespec.chat.status import Status, format_status
+from edgespec.chat.text_block import is_open_block
 from edgespec.chat.type_ahead import TypeAhead
 
 _PROMPT = "> "
@@ -115,5 +116,9 @@ class ChatInput:
                 event.current_buffer.reset()
             else:
                 app.exit(exception=KeyboardInterrupt, style="class:exiting")
+
+        @keys.add("enter", filter=Condition(lambda: is_open_block(get_app().current_buffer.text)))
+        def break_line_in_block(event: KeyPressEvent) -> None:
+            event.current_buffer.newline(copy_margin=False)
 
         return keys

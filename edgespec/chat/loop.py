@@ -15,6 +15,7 @@ from edgespec.chat.plain import PlainPrinter, Printer, Waiting, is_plain
 from edgespec.chat.session import ChatSession
 from edgespec.chat.settings import format_sampling
 from edgespec.chat.status import format_answer, format_origin_shares, format_stop
+from edgespec.chat.text_block import block_text
 from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Reply
 from edgespec.errors import ContextOverflow, EdgeSpecError
@@ -35,7 +36,7 @@ def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> 
 
     Raises KeyboardInterrupt: Ctrl-C ended it; what was made until then is printed.
     """
-    reply = session.conversation.stream(prompt)
+    reply = session.send(prompt)
     session.save()
     with _stop_on_ctrl_c(session, reply) as was_pressed:
         if as_json:
@@ -96,15 +97,17 @@ def _run(session: ChatSession, user: "ChatInput") -> int:
         except EOFError:
             return 0
         except ContextOverflow as error:
-            session.info(f"edgespec: {error}; or use /undo, /clear or /set overflow drop-oldest")
+            drop = "/detach, " if session.attachments else ""
+            session.info(f"edgespec: {error}; or use {drop}/undo, /clear or /set overflow drop-oldest")
         except EdgeSpecError as error:
             session.info(f"edgespec: {error}")
 
 
 def _obey(session: ChatSession, line: str, is_edit: bool) -> Next:
-    if not line:
+    block = block_text(line)
+    if not line or block == "":
         return NOTHING
-    if is_command(line):
+    if block is None and is_command(line):
         following = run_command(session, line)
         if following.reply:
             _answer(session, following.reply)
@@ -114,7 +117,7 @@ def _obey(session: ChatSession, line: str, is_edit: bool) -> Next:
         return following
     removed = session.conversation.undo() if is_edit else None
     try:
-        reply = session.conversation.stream(unescape_message(line))
+        reply = session.send(unescape_message(line) if block is None else block)
     except EdgeSpecError:
         if removed:
             session.conversation.redo(removed)

@@ -1,15 +1,16 @@
 """What a chat holds between two lines of the user: conversation, engine, files, the last answer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edgespec.chat.attachments import Attachment, join_message
 from edgespec.chat.status import Status
 from edgespec.chat.trace_file import TraceFile
 from edgespec.decoding.repetition import find_loop
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answers import Chunk
-from edgespec.engine.conversation import Conversation
+from edgespec.engine.conversation import Conversation, Reply
 from edgespec.engine.engine import Engine
 from edgespec.engine.stats import Stats
 from edgespec.engine.transcript import AutosaveFile
@@ -35,6 +36,7 @@ class ChatSession:
     has_looped: bool = False  # the last answer ends with a span that came over and over
     downgrades: list[str] = field(default_factory=list)
     written: set[Path] = field(default_factory=set)  # files that commands of this chat have written
+    attachments: list[Attachment] = field(default_factory=list)  # for the next message
     is_multi_line: bool = False
     is_quiet: bool = False  # print only what was asked for, and problems
 
@@ -50,6 +52,12 @@ class ChatSession:
     @property
     def stats(self) -> Stats | None:
         return self.last.stats if self.last else None
+
+    def send(self, text: str) -> Reply:
+        """Send a message with the attached files; they stay attached if Conversation.stream refuses it."""
+        reply = self.conversation.stream(join_message(self.attachments, text))
+        self.attachments = []
+        return reply
 
     def save(self) -> None:
         if self.autosave:
@@ -104,8 +112,14 @@ class ChatSession:
             context_length=self.engine.context_length,
             stats=self.stats,
             has_looped=self.has_looped,
-            hint="multi-line: Alt-Enter sends" if self.is_multi_line else "",
+            hint=" · ".join(self._hints()),
         )
+
+    def _hints(self) -> Iterator[str]:
+        if self.is_multi_line:
+            yield "multi-line: Alt-Enter sends"
+        if num := len(self.attachments):
+            yield f"{num} file{'s' if num > 1 else ''} attached"
 
 
 def _default_sampling(engine: Engine) -> SamplingParams:

@@ -42,6 +42,14 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
         help="answer TEXT and exit; - reads stdin; several are joined by blank lines (default: stdin, or a chat "
         "if stdin is a terminal)",
     )
+    add_file(
+        parser,
+        "--attach",
+        "send the text of FILE with the prompt, or with the first message: text, code, Markdown, CSV or PDF; "
+        "repeatable",
+        action="append",
+        default=[],
+    )
     parser.add_argument(
         "--continue", dest="continues", action="store_true", help="continue the last chat, with its model"
     )
@@ -59,6 +67,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
 
 
 def _chat(options: argparse.Namespace) -> int:
+    from edgespec.chat.attaching import add_files, read_files
     from edgespec.chat.loop import answer_once, converse
     from edgespec.chat.trace_file import TraceFile
     from edgespec.system.terminal import has_unread_data
@@ -75,6 +84,7 @@ def _chat(options: argparse.Namespace) -> int:
                 f"{flag} {path}: the file is there already and stays as it is; name another, or give --overwrite"
             )
     prompt = _prompt(options)
+    files = read_files(options.attach) if not options.transcript else []  # sent before a crash
     if options.log_rounds:
         _log_rounds(options.log_rounds)
     trace = TraceFile(options.trace) if options.trace else None
@@ -98,6 +108,7 @@ def _chat(options: argparse.Namespace) -> int:
             if options.system is not None:
                 conversation.system = options.system
         session = _session(options, conversation, autosave if prompt is None or last else None, trace)
+        add_files(session, files, info)
         if prompt is None:
             options.note("chat", "begun")
             return converse(session, keeps_history=not options.no_history)

@@ -96,17 +96,17 @@ def test_two_hundred_lines_are_pasted_as_one_message(tmp_path: Path) -> None:
     taken_s = time.monotonic() - started
     terminal.ask("", "It has 200 lines.")
     terminal.leave()
-    assert taken_s < 10  # 0.1 s on an idle machine
+    assert taken_s < 60  # 0.1 s on an idle machine
 
 
 def test_ctrl_c_stops_before_the_first_word_and_retry_asks_again(tmp_path: Path) -> None:
-    terminal = rule_chat(tmp_path, {"slow": ["never", " seen"]}, pause_s=30)
+    terminal = rule_chat(tmp_path, {"slow": ["never", " seen"]}, pause_s=120)
     terminal.enter("slow")
     terminal.wait_for("…")
     started = time.monotonic()
     terminal.type(CTRL_C)
     terminal.wait_for("there is no answer; /retry")
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     terminal.ready()
     terminal.enter("/retry")
     terminal.wait_for("…")

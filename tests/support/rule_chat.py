@@ -51,6 +51,9 @@ class RuleEngine:
     def count(self, messages: Sequence[Message]) -> int:
         return sum(1 + len(each.content.split()) for each in messages)
 
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        return tuple(range(len(text.split())))
+
     def stream(self, messages: Sequence[Message], *, sampling: SamplingParams, **limits: Any) -> AnswerStream:
         ticket = Ticket(lambda: None)
         return AnswerStream(self._chunks(messages[-1].content, ticket), RequestQueue(), ticket)

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pexpect
+import psutil
 import pyte
 
 COLUMNS, ROWS = 80, 30
-_WAIT_S = 60
+_WAIT_S, _MOST_BUSY = 120, 10.0
 UP, ALT_ENTER, CTRL_C, CTRL_D, CTRL_J = "\x1b[A", "\x1b\r", "\x03", "\x04", "\n"
 
 
@@ -82,7 +83,8 @@ class Terminal:
         assert self.exit_code() == 0
 
     def settle(self, quiet_s: float = 0.3) -> str:
-        """Read until nothing more is written; return the screen."""
+        """Read until nothing more is written, for longer where the machine is busy; return the screen."""
+        quiet_s *= min(max(1.0, psutil.getloadavg()[0] / (os.cpu_count() or 1)), _MOST_BUSY)
         before = -1
         while before != len(self.written):
             before = len(self.written)
