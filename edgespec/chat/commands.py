@@ -320,7 +320,9 @@ def _stats(session: ChatSession, argument: str) -> None:
         why = ", because of --drafter none or because no drafter could be loaded" if name == "none" else ""
         session.info(f"no answer yet; drafter: {name}{why}")
         return
-    session.info("\n".join(format_report(session.stats, session.downgrades, session.engine.device_names)))
+    devices = session.engine.device_names
+    report = format_report(session.stats, session.downgrades, devices, has_looped=session.has_looped)
+    session.info("\n".join(report))
 
 
 @_command("plan", Argument.NONE, "show which drafters suit this model here, and why")

@@ -13,6 +13,7 @@ from edgespec.chat.interrupt import Leave, catch_ctrl_c
 from edgespec.chat.past_rounds import show_last
 from edgespec.chat.plain import PlainPrinter, Printer, Waiting, is_plain
 from edgespec.chat.session import ChatSession
+from edgespec.chat.settings import format_sampling
 from edgespec.chat.status import format_answer, format_origin_shares, format_stop
 from edgespec.chat.text_block import block_text
 from edgespec.engine.answers import Chunk
@@ -62,8 +63,8 @@ def converse(session: ChatSession, keeps_history: bool) -> int:
 
     if not session.is_quiet:
         session.info(
-            f"{session.engine.manifest.name} on {session.engine.device_names[0]}, {session.status().drafting}; "
-            "/help lists the commands"
+            f"{session.engine.manifest.name} on {session.engine.device_names[0]}, {session.status().drafting}"
+            f"{format_sampling(session.conversation.sampling)}; /help lists the commands"
         )
     if session.conversation.rounds:
         show_last(session.conversation.rounds, session.info)
@@ -138,7 +139,7 @@ def _answer(session: ChatSession, reply: Reply) -> None:
         origins = Counter(origin for chunk in session.answer for origin in chunk.origins)
         session.info("tokens from: " + "  ".join(share for _, share in format_origin_shares(origins)))
     if session.last and session.last.stats and not session.is_quiet:
-        parts = format_answer(session.last.stats, session.last.finish_reason)
+        parts = format_answer(session.last.stats, session.last.finish_reason, has_looped=session.has_looped)
         if is_plain(sys.stderr):  # which has no line below the input
             parts.append(session.status().context)
         session.info(" · ".join(parts))
