@@ -33,6 +33,7 @@ class ChatSession:
     downgrades: list[str] = field(default_factory=list)
     attachments: list[Attachment] = field(default_factory=list)  # for the next message
     is_multi_line: bool = False
+    shows_figures: bool = False  # while an answer is written
     is_quiet: bool = False  # print only what was asked for, and problems
 
     @property

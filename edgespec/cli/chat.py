@@ -187,6 +187,7 @@ def _session(
         autosave=autosave,
         trace=trace,
         is_quiet=options.quiet,
+        shows_figures=options.stats,
     )
 
 
