@@ -56,6 +56,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
 
 def _chat(options: argparse.Namespace) -> int:
     from edgespec.chat.attaching import add_files, read_files
+    from edgespec.chat.first_model import load_first
     from edgespec.chat.loop import answer_once, converse
     from edgespec.chat.trace_file import TraceFile
     from edgespec.system.terminal import has_unread_data
@@ -72,7 +73,7 @@ def _chat(options: argparse.Namespace) -> int:
     trace = TraceFile(options.trace) if options.trace else None
     autosave, last = _open_transcripts(options)
     with ExitStack() as engines:
-        engine = engines.enter_context(load_engine(options, answer_cache=_uses_answer_cache(options)))
+        engine = engines.enter_context(_load(options) if prompt else load_first(options, _load))
         conversation = engine.chat(
             options.system,
             overflow=options.overflow,
@@ -93,6 +94,10 @@ def _chat(options: argparse.Namespace) -> int:
         if "-" not in (options.prompt or "-") and has_unread_data(sys.stdin):
             info("stdin is not read, as --prompt is given; to answer both, add --prompt -")
         return answer_once(session, prompt, as_json=options.json)
+
+
+def _load(options: argparse.Namespace) -> "Engine":
+    return load_engine(options, answer_cache=_uses_answer_cache(options))
 
 
 def _uses_answer_cache(options: argparse.Namespace) -> bool:
