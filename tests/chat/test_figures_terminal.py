@@ -13,7 +13,7 @@ pytest.importorskip("termios", reason="needs a pseudo-terminal, which Windows la
 from terminal import CTRL_C, Terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*forkpty.*")]
-WORDS = [f"word{i} " for i in range(400)]
+WORDS = [f"word{i} " for i in range(20_000)]
 
 
 def rule_chat(tmp_path: Path, pause_s: float = 0.02, **environment: str) -> Terminal:
@@ -41,15 +41,15 @@ def test_figures_are_shown_while_an_answer_is_written_and_go_with_it(tmp_path: P
     terminal = rule_chat(tmp_path)
     terminal.ask("/stats on", "figures are shown below the next answers")
     terminal.enter("go")
-    assert "tokens/s · drafted: suffix 100% · cpu · memory " in figures(terminal, "word60")
+    assert "tokens/s · drafted: suffix 100% · cpu · memory " in figures(terminal, "word20")
     terminal.resize(30, 20)
-    terminal.wait_for("word90")
-    line = figures(terminal, "word99")
+    terminal.wait_for("word40")
+    line = figures(terminal, "word45")
     assert len(line) < 30
     assert line.endswith(" tokens/s · suffix 100%")
     terminal.resize(100, 40)
-    terminal.wait_for("word150")
-    assert "memory " in figures(terminal, "word160")
+    terminal.wait_for("word60")
+    assert "memory " in figures(terminal, "word70")
     terminal.type(CTRL_C)
     terminal.ready()
     screen = terminal.settle()
