@@ -232,6 +232,32 @@ class TokenMask(Protocol):
         """Whether each token may follow the answer so far, [vocab_size]; None where all may."""
 
 
+class TokenConstraint(Protocol):
+    """What an answer has to match, such as a JSON schema, and where it has to end.
+
+    All is a pure function of the answer so far, which includes a beginning that was given. It is called in several
+    threads at once.
+    """
+
+    def bias(self, answer: TokenIds) -> npt.NDArray[np.float32] | None:
+        """0 for each token that may follow the answer and −∞ for any other, [vocab_size]; None where all may."""
+
+    def forced(self, answer: TokenIds, max_tokens: int) -> TokenIds:
+        """The tokens that follow the answer whatever a model says, at most max_tokens of them."""
+
+    def num_allowed(self, answer: TokenIds, tokens: TokenIds) -> int:
+        """How many of tokens may follow the answer, one behind the other."""
+
+    def has_ample_room(self, answer: TokenIds) -> bool:
+        """Whether any token that may follow leaves enough tokens to end the answer."""
+
+    def leaves_room(self, answer: TokenIds, token: int) -> bool:
+        """Whether the answer can still end within its limit behind a token that may follow; true of way_out."""
+
+    def way_out(self, answer: TokenIds) -> int:
+        """The next token on the shortest known way to the end of the answer."""
+
+
 class Sampler(Protocol):
     """The rule that chooses a token from one row of logits."""
 

@@ -11,6 +11,7 @@ from edgespec.chat.attaching import attach, detach
 from edgespec.chat.attachments import split_message
 from edgespec.chat.clipboard import copy
 from edgespec.chat.live_line import switch_figures
+from edgespec.chat.past_rounds import show_last, show_rounds
 from edgespec.chat.session import VIEWS, ChatSession
 from edgespec.chat.settings import apply_setting, format_settings
 from edgespec.chat.status import format_report
@@ -18,6 +19,7 @@ from edgespec.chat.trace_file import TraceFile
 from edgespec.engine.conversation import Reply
 from edgespec.engine.transcript import read_transcript, save_transcript
 from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.system.disk import has_content
 from edgespec.system.printable import one_line
 
 
@@ -31,6 +33,7 @@ class Argument(Enum):
     DRAFTER = "[DRAFTER]"
     SETTING = "[NAME VALUE]"
     VIEW = "VIEW"
+    COUNT = "[N]"
     PART = "[code|all]"
     ATTACHED = "[NAME]"
     SWITCH = "[on|off]"
@@ -205,8 +208,17 @@ _command("detach", Argument.ATTACHED, "drop an attached file; alone, all of them
 
 @_command("save", Argument.PATH, "save the conversation to a file (JSON Lines)")
 def _save(session: ChatSession, argument: str) -> None:
-    path = _parse_path(argument, "save")
+    _save_to(session, _parse_new_path(session, argument, "save"))
+
+
+@_command("save!", Argument.PATH, "save it, also over a file that is there already")
+def _save_over(session: ChatSession, argument: str) -> None:
+    _save_to(session, _parse_path(argument, "save!"))
+
+
+def _save_to(session: ChatSession, path: Path) -> None:
     save_transcript(path, session.conversation.transcript(session.model))
+    session.written.add(path.absolute())
     session.info(f"{len(session.conversation.messages)} messages saved to {one_line(str(path), 200)}")
 
 
@@ -215,6 +227,8 @@ def _load(session: ChatSession, argument: str) -> None:
     session.conversation.restore(read_transcript(_parse_path(argument, "load")))
     session.start_new_file()
     session.save()
+    show_last(session.conversation.rounds, session.info)
+    session.info("")
     session.info(describe_resumed(session))
 
 
@@ -225,6 +239,27 @@ def _parse_path(argument: str, name: str) -> Path:
         return Path(argument).expanduser()
     except RuntimeError as error:
         raise UsageError(f"{argument}: {error}") from None
+
+
+def _parse_new_path(session: ChatSession, argument: str, name: str) -> Path:
+    """The path of a file to write. Raises UsageError: a file is there that this chat has not written."""
+    path = _parse_path(argument, name)
+    if path.absolute() not in session.written and has_content(path):
+        shown = one_line(str(path), 200)
+        raise UsageError(f"{shown} is there already, and stays as it is; /{name}! {shown} writes over it")
+    return path
+
+
+@_command("history", Argument.COUNT, "show the whole conversation, or its last N messages with their answers")
+def _history(session: ChatSession, argument: str) -> None:
+    rounds = session.conversation.rounds
+    if argument and not (argument.isascii() and argument.isdigit() and int(argument[:9]) > 0):
+        raise UsageError(f"/history takes how many messages to show, not '{one_line(argument, 40)}'")
+    if session.conversation.system is not None:
+        session.info(f"system message: {session.conversation.system}")
+    show_rounds(rounds[-int(argument[:9]) :] if argument else rounds, session.info)
+    if not rounds:
+        session.info("the conversation is empty")
 
 
 @_command("clear", Argument.NONE, "start a new conversation; the system message stays")
@@ -300,10 +335,19 @@ def _plan(session: ChatSession, argument: str) -> None:
 
 @_command("trace", Argument.PATH, "save when model and drafter worked on the last answer")
 def _trace(session: ChatSession, argument: str) -> None:
-    path = _parse_path(argument, "trace")
+    _trace_to(session, _parse_new_path(session, argument, "trace"))
+
+
+@_command("trace!", Argument.PATH, "save it, also over a file that is there already")
+def _trace_over(session: ChatSession, argument: str) -> None:
+    _trace_to(session, _parse_path(argument, "trace!"))
+
+
+def _trace_to(session: ChatSession, path: Path) -> None:
     if session.last is None or not session.last.timeline:
         raise UsageError("there is no answer to trace yet")
     TraceFile(path).add(session.last.timeline)
+    session.written.add(path.absolute())
     session.info(f"saved to {one_line(str(path), 200)}; open it in chrome://tracing or Perfetto")
 
 

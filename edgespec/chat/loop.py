@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 from edgespec.chat.commands import NOTHING, Next, describe_resumed, is_command, run_command, unescape_message
 from edgespec.chat.interrupt import Leave, catch_ctrl_c
 from edgespec.chat.live_line import live_line
+from edgespec.chat.past_rounds import show_last
 from edgespec.chat.plain import PlainPrinter, Printer, Waiting, is_plain
 from edgespec.chat.session import ChatSession
 from edgespec.chat.status import format_answer, format_origin_shares, format_stop
@@ -66,10 +67,12 @@ def converse(session: ChatSession, keeps_history: bool) -> int:
             "/help lists the commands"
         )
     if session.conversation.rounds:
+        show_last(session.conversation.rounds, session.info)
+        session.info("")
         session.info(f"continued: {describe_resumed(session)}")
     history = HistoryFile(default_home() / "history", session.info) if keeps_history else None
-    with hide_typed_keys():
-        return _run(session, ChatInput(history, session.status))
+    with hide_typed_keys() as hide_keys, ChatInput(history, session.status, hide_keys) as user:
+        return _run(session, user)
 
 
 def _run(session: ChatSession, user: "ChatInput") -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from edgespec.chat.attachments import Attachment, join_message
 from edgespec.chat.status import Status
@@ -31,6 +32,7 @@ class ChatSession:
     view: str = VIEWS[0]
     answer: tuple[Chunk, ...] = ()  # the last one, as far as it came
     downgrades: list[str] = field(default_factory=list)
+    written: set[Path] = field(default_factory=set)  # files that commands of this chat have written
     attachments: list[Attachment] = field(default_factory=list)  # for the next message
     is_multi_line: bool = False
     shows_figures: bool = False  # while an answer is written

@@ -12,6 +12,7 @@ from edgespec.cli.arguments import add_file, add_model, add_options, attribute_n
 from edgespec.config.options import DEFAULT_MODEL, OPTIONS
 from edgespec.errors import UsageError
 from edgespec.system.console import info, warn
+from edgespec.system.disk import has_content
 
 if TYPE_CHECKING:
     from edgespec.chat.session import ChatSession
@@ -51,6 +52,9 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     advanced = parser.add_argument_group("advanced")
     add_file(advanced, "--log-rounds", "write one JSON line per target pass: expected gain, tokens accepted")
     add_file(advanced, "--trace", "write when target and drafter worked, for Perfetto or chrome://tracing")
+    advanced.add_argument(
+        "--overwrite", action="store_true", help="let --log-rounds and --trace write over a file that is there"
+    )
     parser.set_defaults(run=_chat, transcript=None)
 
 
@@ -66,6 +70,11 @@ def _chat(options: argparse.Namespace) -> int:
         raise UsageError(f"--max-tokens is {options.max_tokens}; wanted at least 1")
     if "" in options.stop:
         raise UsageError("--stop is empty; give the text before which an answer is to end")
+    for flag, path in (("--log-rounds", options.log_rounds), ("--trace", options.trace)):
+        if path and not options.overwrite and has_content(path):
+            raise UsageError(
+                f"{flag} {path}: the file is there already and stays as it is; name another, or give --overwrite"
+            )
     prompt = _prompt(options)
     files = read_files(options.attach) if not options.transcript else []  # sent before a crash
     if options.log_rounds:

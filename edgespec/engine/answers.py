@@ -5,7 +5,7 @@ Knows nothing of models: a generator makes the chunks.
 
 import weakref
 from _thread import start_new_thread
-from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -78,8 +78,8 @@ def join_chunks(chunks: Sequence[Chunk], prompt_tokens: int) -> Completion:
     )
 
 
-class AnswerStream(Iterator[Chunk]):
-    """The chunks of an answer, a pass of the target each.
+class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
+    """The chunks of an answer, a pass of the target each; read by one thread, or by one task of asyncio.
 
     Once the first is asked for, passes go on while their chunks wait for the reader: 256 of them, or for a
     second in which none is asked for. The answer ends at once, even within a pass and before the first chunk,
@@ -90,6 +90,8 @@ class AnswerStream(Iterator[Chunk]):
         with engine.stream("Why is the sky blue?") as answer:
             for chunk in answer:
                 print(chunk.text, end="")
+
+    A task reads with async with and async for; to cancel it cancels the answer.
     """
 
     def __init__(
@@ -135,6 +137,24 @@ class AnswerStream(Iterator[Chunk]):
             raise
         if chunk is None:
             raise StopIteration
+        return chunk
+
+    async def __aenter__(self) -> "AnswerStream":
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._close(0.0)  # the event loop must not wait
+
+    async def __anext__(self) -> Chunk:
+        self._owner.require_here()
+        try:
+            chunk = self._unpack(await self._maker.next_chunk_for_task())
+        except BaseException:  # the task was cancelled, or the answer's own error
+            self._is_interrupted = True
+            self._close(0.0)
+            raise
+        if chunk is None:
+            raise StopAsyncIteration
         return chunk
 
     def cancel(self) -> None:
@@ -183,12 +203,9 @@ async def chunks_of(open_stream: Callable[[], AnswerStream]) -> AsyncGenerator[C
     """
     import asyncio  # takes 50 ms
 
-    stream = await asyncio.to_thread(open_stream)
-    try:
-        while (chunk := stream._unpack(await stream._maker.next_chunk_for_task())) is not None:
+    async with await asyncio.to_thread(open_stream) as stream:
+        async for chunk in stream:
             yield chunk
-    finally:
-        stream._close(0.0)  # the event loop must not wait
 
 
 class _Made(NamedTuple):

@@ -1,10 +1,12 @@
 """A conversation with an engine: messages, streamed answers, a full context. Knows nothing of terminals."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from threading import RLock
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
+from weakref import ref
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answers import AnswerStream, Chunk, Completion, join_chunks
@@ -27,6 +29,15 @@ class Round(NamedTuple):
     answer: str | None
 
 
+class Settings(TypedDict, total=False):
+    """How a conversation is to be answered; Conversation explains each."""
+
+    overflow: str
+    sampling: SamplingParams | None
+    max_tokens: int | None
+    stop: str | Sequence[str] | None
+
+
 class Conversation:
     """Messages and an engine that answers them. Engine.chat() makes one.
 
@@ -34,12 +45,12 @@ class Conversation:
             talk = engine.chat("You answer in one sentence.", overflow="drop-oldest")
             print(talk.say("Why is the sky blue?").text)
 
-    One answer is generated at a time; the next can begin when it is over or closed. The attributes may be changed
-    between answers.
+    One answer is generated at a time; the next can begin when it is over or closed, and raises UsageError until
+    then, in any thread. The attributes may be changed between answers.
 
     overflow: When the conversation outgrows the context, "error" refuses the new message and "drop-oldest" stops
         sending the oldest rounds to the model. They stay in messages, and num_dropped counts them.
-    sampling, max_tokens, stop: Arguments of Engine.stream for each answer.
+    sampling, max_tokens, stop, response_format: Arguments of Engine.stream for each answer.
     """
 
     def __init__(
@@ -51,6 +62,7 @@ class Conversation:
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
+        response_format: Mapping[str, Any] | None = None,
     ) -> None:
         if system is not None and not isinstance(system, str):
             raise UsageError(f"system is {system!r}; wanted a text")
@@ -60,11 +72,14 @@ class Conversation:
         self.sampling = sampling or SamplingParams()
         self.max_tokens = max_tokens
         self.stop = stop
+        self.response_format = response_format
         self._rounds: list[Round] = []
         self._num_dropped = 0  # rounds
         self._cut_short: dict[int, str] = {}  # by round
         self._num_tries = 0  # of the last round
         self._chunks: list[Chunk] = []  # of the current answer, filled by its reply
+        self._reply: Callable[[], Reply | None] = lambda: None  # which fills it, weakly
+        self._lock = RLock()  # held while a message is added or taken back
 
     @property
     def overflow(self) -> str:
@@ -122,7 +137,9 @@ class Conversation:
         """
         if not isinstance(text, str):
             raise UsageError(f"the message is {text!r}; wanted a text")
-        return self._begin([*self._rounds, Round(text, None)], num_tries=0)
+        with self._lock:
+            self._require_idle()
+            return self._begin([*self._rounds, Round(text, None)], num_tries=0)
 
     def say(self, text: str) -> Completion:
         """Send a message; return the whole answer. Raises what stream raises."""
@@ -130,21 +147,24 @@ class Conversation:
 
     def retry(self) -> "Reply":
         """Answer the last message again with the next seed. Raises UsageError: there is no message yet."""
-        if not self._rounds:
-            raise UsageError("there is nothing to answer yet; send a message first")
-        tries = self._num_tries + (not self._is_unanswered)
-        return self._begin([*self._rounds[:-1], Round(self._rounds[-1].user, None)], num_tries=tries)
+        with self._lock:
+            self._require_idle()
+            if not self._rounds:
+                raise UsageError("there is nothing to answer yet; send a message first")
+            tries = self._num_tries + (not self._is_unanswered)
+            return self._begin([*self._rounds[:-1], Round(self._rounds[-1].user, None)], num_tries=tries)
 
     def undo(self) -> Round | None:
         """Remove and return the last message and its answer; None if there is none."""
-        if not self._rounds:
-            return None
-        removed = self._rounds.pop()
-        self._chunks = []
-        self._cut_short.pop(len(self._rounds), None)
-        self._num_dropped = min(self._num_dropped, len(self._rounds))
-        self._num_tries = 0
-        return removed
+        with self._lock:
+            if not self._rounds:
+                return None
+            removed = self._rounds.pop()
+            self._chunks, self._reply = [], lambda: None
+            self._cut_short.pop(len(self._rounds), None)
+            self._num_dropped = min(self._num_dropped, len(self._rounds))
+            self._num_tries = 0
+            return removed
 
     def redo(self, removed: Round) -> None:
         """Put back what undo removed."""
@@ -182,12 +202,12 @@ class Conversation:
         save_transcript(Path(path), self.transcript())
 
     @classmethod
-    def load(cls, engine: "Engine", path: str | Path, **settings: object) -> "Conversation":
+    def load(cls, engine: "Engine", path: str | Path, **settings: Unpack[Settings]) -> "Conversation":
         """Read what save wrote; settings are overflow, sampling, max_tokens and stop, which it does not hold.
 
         Raises UsageError: the file cannot be read, is damaged, or is no conversation.
         """
-        loaded = cls(engine, **settings)  # type: ignore[arg-type]  # checked by __init__
+        loaded = cls(engine, **settings)
         loaded.restore(read_transcript(Path(path)))
         return loaded
 
@@ -196,8 +216,19 @@ class Conversation:
         return bool(self._rounds) and self._rounds[-1].answer is None
 
     def _restore(self, rounds: list[Round], cut_short: dict[int, str], num_dropped: int) -> None:
-        self._rounds, self._cut_short, self._num_dropped = rounds, cut_short, num_dropped
-        self._num_tries, self._chunks = 0, []
+        with self._lock:
+            self._rounds, self._cut_short, self._num_dropped = rounds, cut_short, num_dropped
+            self._num_tries, self._chunks, self._reply = 0, [], lambda: None
+
+    def _require_idle(self) -> None:
+        """Take what was read of an answer that its reader let go; raises UsageError: one is being read."""
+        reply = self._reply()
+        if reply is not None and not reply.is_over:
+            raise UsageError(
+                "this conversation is being answered; read that answer to its end or close it, and ask again then"
+            )
+        if reply is None and self._is_unanswered and self._chunks:
+            self._finish("".join(chunk.text for chunk in self._chunks), "cancelled")
 
     def _messages(self, rounds: Sequence[Round]) -> tuple[Message, ...]:
         system = [Message("system", self.system)] if self.system is not None else []
@@ -211,13 +242,21 @@ class Conversation:
         sampling = replace(self.sampling, seed=(self.sampling.seed + num_tries) % 2**64)
         sent = self._sent(rounds[num_dropped:])
         num_prompt = self.engine.count(sent)
-        stream = self.engine.stream(sent, sampling=sampling, max_tokens=self.max_tokens, stop=self.stop)
+        stream = self.engine.stream(
+            sent,
+            sampling=sampling,
+            max_tokens=self.max_tokens,
+            stop=self.stop,
+            response_format=self.response_format,
+        )
         dropped = _flatten(_answered_rounds(rounds[self._num_dropped : num_dropped]))
         # From here on the message is part of the conversation, even if its answer fails.
         self._cut_short.pop(len(rounds) - 1, None)
         self._rounds, self._num_dropped, self._num_tries = rounds, num_dropped, num_tries
         self._chunks = []
-        return Reply(num_prompt, tuple(dropped), self, stream, self._chunks)
+        reply = Reply(num_prompt, tuple(dropped), self, stream, self._chunks)
+        self._reply = ref(reply)
+        return reply
 
     def _choose_num_dropped(self, rounds: Sequence[Round]) -> int:
         """How many of the oldest rounds not to send. Raises ContextOverflow: dropping is off or does not help."""
@@ -248,8 +287,8 @@ class Conversation:
 
 
 @dataclass(eq=False)
-class Reply(Iterator[Chunk]):
-    """An answer as a stream of chunks, and a context manager that closes it.
+class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
+    """An answer as a stream of chunks, for a thread or a task, and a context manager that closes it.
 
     However it ends, the conversation has the answer as far as it came. Errors are those of Engine.stream.
     """
@@ -259,7 +298,7 @@ class Reply(Iterator[Chunk]):
     _conversation: Conversation
     _stream: AnswerStream
     _chunks: list[Chunk]
-    _is_over: bool = False
+    is_over: bool = False
 
     def __next__(self) -> Chunk:
         try:
@@ -267,10 +306,28 @@ class Reply(Iterator[Chunk]):
         except BaseException:
             self.close()
             raise
+        return self._take(chunk)
+
+    async def __anext__(self) -> Chunk:
+        try:
+            chunk = await anext(self._stream)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self._take(chunk)
+
+    def _take(self, chunk: Chunk) -> Chunk:
         self._chunks.append(chunk)
         if chunk.finish_reason is not None:
             self._finish(chunk.finish_reason)
         return chunk
+
+    async def __aenter__(self) -> "Reply":
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stream.__aexit__()
+        self._finish("cancelled")
 
     def __enter__(self) -> "Reply":
         return self
@@ -304,9 +361,10 @@ class Reply(Iterator[Chunk]):
         return join_chunks(self._chunks, self.prompt_tokens)
 
     def _finish(self, finish_reason: str) -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._conversation._finish(self.text, finish_reason)
+        with self._conversation._lock:
+            if not self.is_over and self._conversation._reply() is self:  # else its message was taken back
+                self._conversation._finish(self.text, finish_reason)
+            self.is_over = True
 
 
 def _flatten(rounds: Sequence[Round]) -> list[Message]:

@@ -1,14 +1,16 @@
 """How drafts are made for one answer, where that differs from how its engine was loaded."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
+from edgespec.drafters.constrained import constrained
 from edgespec.drafters.prediction import PredictionDrafter
 from edgespec.errors import UsageError
 from edgespec.policy.draft_choice import DraftChoice
 from edgespec.policy.limits import MAX_DRAFT_TOKENS
 from edgespec.tokenization.tokenizer import Tokenizer
-from edgespec.types import Drafter, TokenIds
+from edgespec.types import Drafter, TokenConstraint, TokenIds
 
 _LONG = 16  # characters of a prediction for each token of the context, more than any answer has
 
@@ -64,3 +66,8 @@ def choose_drafters(
         further = (PredictionDrafter(prompt, predicted),)
     names = None if drafting.drafters is None else frozenset(drafting.drafters)
     return DraftChoice(names, drafting.draft_length, further)
+
+
+def under_constraint(choice: DraftChoice, constraint: TokenConstraint, num_prompt: int) -> DraftChoice:
+    """The drafters of an answer that has to match a grammar: what it forces is drafted too, and drafts are cut."""
+    return replace(choice, adapt=partial(constrained, constraint=constraint, num_prompt=num_prompt))

@@ -3,12 +3,12 @@
 Knows protocols: load() decides on decoders and drafters.
 """
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property, partial
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Unpack
 from weakref import WeakSet, ref
 
 from edgespec.decoders import Decoder, Interruptible
@@ -17,7 +17,7 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.pool import DrafterPool
 from edgespec.engine.answers import AnswerStream, Chunk, Completion, chunks_of, join_chunks
-from edgespec.engine.drafting import Drafting, choose_drafters
+from edgespec.engine.drafting import Drafting, choose_drafters, under_constraint
 from edgespec.engine.generation import Generation
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.engine.request import (
@@ -43,6 +43,7 @@ from edgespec.types import TokenIds, TokenMask, append
 
 if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation
+    from edgespec.grammar.compile import GrammarCompiler
 
 
 class Engine:
@@ -95,6 +96,7 @@ class Engine:
         self._owner = Owner()
         self._streams: WeakSet[AnswerStream] = WeakSet()
         self._streams_lock = Lock()
+        self._grammar_lock = Lock()  # one thread reads the vocabulary
 
     def __enter__(self) -> "Engine":
         """Raises EdgeSpecError: the engine is closed."""
@@ -143,6 +145,10 @@ class Engine:
             near_tie=self._near_tie,
             shared=self._shared,
         )
+
+    def forget_prompts(self) -> None:
+        """Free the memory of texts that were kept in case they go on; only the first cache keeps its text."""
+        self._shared.caches.forget(self._shared.queue.is_held)
 
     @property
     def max_parallel(self) -> int:
@@ -201,6 +207,7 @@ class Engine:
         drafting: Drafting | None = None,
         logprobs: int | None = None,
         banned: str | Sequence[str] | None = None,
+        response_format: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
         priority: int = 0,
     ) -> AnswerStream:
@@ -225,6 +232,9 @@ class Engine:
                 that of the token alone.
             banned: One or several texts that the answer never holds, however tokens spell them; upper and lower
                 case differ.
+            response_format: What the answer has to match, prefill included, as the OpenAI API states it: a JSON
+                schema, any JSON object, a regular expression or a grammar. Where max_tokens or the context runs
+                out, the answer takes a short way to a valid end.
             timeout_s: End the answer so many seconds after this call, also while it waits for others: its finish
                 reason is "timeout" then, and it consists of the chunks that were read.
             priority: Where several answers are made at once, one of a lower priority waits between two passes
@@ -234,7 +244,8 @@ class Engine:
             ContextOverflow: The prompt does not fit.
             ManifestError: The tokenizer gives a token that the model does not have.
             MemoryExhausted: A pass does not fit, though all drafters were closed. The engine can be used again.
-            UsageError: An argument has a wrong type, or the prompt has no token.
+            UsageError: An argument has a wrong type, the prompt has no token, or no answer of max_tokens can match
+                response_format.
         """
         self._require_open()
         tokens = self._encoder.encode_fitting(prompt, system, raw=raw)
@@ -252,7 +263,7 @@ class Engine:
             priority=check_priority(priority),
         )
         self._require_possible(request)
-        return self._stream(request)
+        return self._stream(self._constrained(request, response_format))
 
     def astream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AsyncGenerator[Chunk, None]:
         """Stream an answer to an asyncio task; arguments and errors as in stream, errors with the first chunk.
@@ -280,6 +291,7 @@ class Engine:
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
+        response_format: Mapping[str, Any] | None = None,
     ) -> "Conversation":
         """A conversation that remembers its messages; arguments as in Conversation and stream.
 
@@ -288,7 +300,15 @@ class Engine:
         """
         from edgespec.engine.conversation import Conversation  # which knows this class
 
-        return Conversation(self, system, overflow=overflow, sampling=sampling, max_tokens=max_tokens, stop=stop)
+        return Conversation(
+            self,
+            system,
+            overflow=overflow,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            stop=stop,
+            response_format=response_format,
+        )
 
     def encode(self, prompt: Prompt, system: str | None = None, *, raw: bool = False) -> TokenIds:
         """The tokens that a prompt becomes, [num_tokens]; chat template included, unless it is raw.
@@ -351,6 +371,30 @@ class Engine:
     @cached_property
     def _spelling_index(self) -> SpellingIndex:
         return SpellingIndex(self.tokenizer.spellings, self.manifest.vocab_size)
+
+    def _constrained(self, request: Request, response_format: Mapping[str, Any] | None) -> Request:
+        """A request whose answer has to match a format, if one is given; raises what stream raises of it."""
+        if response_format is None:
+            return request
+        from edgespec.grammar.constraint import GrammarConstraint  # takes 20 ms, and few answers need it
+        from edgespec.grammar.response_format import read_format
+
+        if (wanted := read_format(response_format)) is None:
+            return request
+        with self._grammar_lock:
+            compiler = self._grammar_compiler
+        # A pass over the whole context still gives the token that follows it.
+        left = min(self.context_length, self.target.context_length) + 1 - len(request.tokens)
+        max_tokens = min(request.max_tokens, left)
+        constraint = GrammarConstraint(compiler.compile(wanted), max_tokens, request.prefill)
+        drafters = under_constraint(request.drafters, constraint, len(request.prompt))
+        return request._replace(constraint=constraint, drafters=drafters)
+
+    @cached_property
+    def _grammar_compiler(self) -> "GrammarCompiler":
+        from edgespec.grammar.compile import GrammarCompiler
+
+        return GrammarCompiler(self.tokenizer.path, self.manifest.vocab_size, tuple(self.manifest.eos_token_ids))
 
     def _require_possible(self, request: Request) -> None:
         """Raises what stream raises of a request that this engine cannot answer."""

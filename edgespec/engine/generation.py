@@ -149,7 +149,9 @@ class Generation:
         caller = ticket.caller
         caller.may_join = self.near_tie is None  # which counts on passes that run alone
         token_stop = TokenStop(self.end_tokens, request.max_tokens)
-        sampler = GumbelSampler(request.sampling, len(request.prompt), mask=request.mask)
+        sampler = GumbelSampler(
+            request.sampling, len(request.prompt), mask=request.mask, constraint=request.constraint
+        )
         clock = partial(_working_s, caller)
         policy = PoolPolicy(
             self.pool,

@@ -1,8 +1,8 @@
 """What is asked of an engine: its options as a caller gives them, and checked, with the prompt, as a request."""
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.drafting import Drafting
 from edgespec.errors import UsageError
 from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
-from edgespec.types import TokenIds, TokenMask, append
+from edgespec.types import TokenConstraint, TokenIds, TokenMask, append
 
 
 class AnswerOptions(TypedDict, total=False):
@@ -25,6 +25,7 @@ class AnswerOptions(TypedDict, total=False):
     drafting: Drafting | None
     logprobs: int | None
     banned: str | Sequence[str] | None
+    response_format: Mapping[str, Any] | None
     timeout_s: float | None
     priority: int
 
@@ -35,6 +36,7 @@ class Request(NamedTuple):
     prefill: The beginning of the answer, which is given, [num_tokens].
     logprobs: Beside how many of the likeliest tokens to give each token's log-probability; None to give none.
     mask: Which tokens may follow; None for all.
+    constraint: What the answer has to match, prefill included; None for any text.
     timeout_s: When to end the answer, in seconds from now; inf for never.
     priority: Answers of a lower one wait for it between two passes.
     """
@@ -47,13 +49,14 @@ class Request(NamedTuple):
     drafters: DraftChoice = ALL_DRAFTERS
     logprobs: int | None = None
     mask: TokenMask | None = None
+    constraint: TokenConstraint | None = None
     timeout_s: float = math.inf
     priority: int = 0
 
     @property
     def reads_logits(self) -> bool:
         """Whether it takes more of a row than the likeliest token."""
-        return self.logprobs is not None or self.mask is not None
+        return self.logprobs is not None or self.mask is not None or self.constraint is not None
 
     @property
     def tokens(self) -> TokenIds:

@@ -1,6 +1,6 @@
 """Which of the open drafters may draft for one answer, and how much."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edgespec.types import Drafter
@@ -13,14 +13,17 @@ class DraftChoice:
     names: Drafters that may draft; None for all of them. Without a name decoding is plain.
     draft_length: Tokens a draft; None for what the engine was loaded with.
     further: Drafters of this answer alone, before the open ones.
+    adapt: Makes of all these what drafts for this answer.
     """
 
     names: frozenset[str] | None = None
     draft_length: int | None = None
     further: tuple[Drafter, ...] = ()
+    adapt: Callable[[Sequence[Drafter]], list[Drafter]] = list
 
     def select(self, open_drafters: Sequence[Drafter]) -> list[Drafter]:
-        return [*self.further, *(each for each in open_drafters if self.names is None or each.name in self.names)]
+        named = (each for each in open_drafters if self.names is None or each.name in self.names)
+        return self.adapt([*self.further, *named])
 
 
 ALL_DRAFTERS = DraftChoice()

@@ -10,7 +10,7 @@ from edgespec.engine.answers import Chunk, Completion
 from edgespec.engine.engine import Engine
 from edgespec.server.answer_fields import drafting_of, sampling_of
 from edgespec.server.answers import Answers, Plan, Services, open_answers
-from edgespec.server.client import read_body, run_for_client, run_until_closing
+from edgespec.server.client import read_request, run_for_client, run_until_closing
 from edgespec.server.engine_adapter import AnswerRequest, default_sampling, fingerprint
 from edgespec.server.errors import ApiError
 from edgespec.server.identity import Identity, new_identity
@@ -20,7 +20,6 @@ from edgespec.server.protocol import (
     ChatMessage,
     ChatRequest,
     answer_length,
-    parse,
     require_no_forced_tool,
     require_text_format,
     stop_strings,
@@ -36,9 +35,9 @@ _REASONS = {"stop": "stop"}  # of the end of an answer; any other is "length"
 
 
 async def chat_completions(services: Services, request: Request) -> Response:
-    asked = parse(ChatRequest, await read_body(request, services.limits))
+    asked = await read_request(ChatRequest, request, services.limits)
     plan, record = plan_of(asked, services.limits), record_of(request.scope)
-    identity = new_identity("chatcmpl")
+    identity = new_identity("chatcmpl-")
     if asked.stream:
         events = _events(services, plan, record, asked, identity)
         return EventStream(events, services.limits, services.drain.is_closing)
@@ -55,8 +54,8 @@ def plan_of(asked: ChatRequest, limits: Limits) -> Plan:
     require_text_format(asked.response_format, "response_format")
     require_no_forced_tool(asked.tool_choice)
     messages, prefill = conversation_of(asked.messages)
-    max_tokens = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
-    max_tokens = answer_length("max_tokens", max_tokens, limits)
+    name = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
+    max_tokens = answer_length(name, getattr(asked, name), limits)
     stop = stop_strings(asked.stop, limits)
 
     def requests(engine: Engine) -> Sequence[AnswerRequest]:

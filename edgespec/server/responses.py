@@ -14,7 +14,7 @@ from edgespec.engine.engine import Engine
 from edgespec.server.answer_fields import drafting_of, sampling_of
 from edgespec.server.answers import Answers, Plan, Services, open_answers
 from edgespec.server.chat_completions import conversation_of
-from edgespec.server.client import read_body, run_for_client, run_until_closing
+from edgespec.server.client import read_request, run_for_client, run_until_closing
 from edgespec.server.engine_adapter import AnswerRequest, default_sampling
 from edgespec.server.errors import ApiError
 from edgespec.server.identity import Identity, new_identity
@@ -24,7 +24,6 @@ from edgespec.server.protocol import (
     ChatMessage,
     ResponsesRequest,
     answer_length,
-    parse,
     require_no_forced_tool,
     require_text_format,
     within,
@@ -32,11 +31,13 @@ from edgespec.server.protocol import (
 from edgespec.server.request_log import Record, record_of
 from edgespec.server.sse import EventStream, event
 
+_LOGPROBS = "message.output_text.logprobs"  # in include
+
 
 async def responses(services: Services, request: Request) -> Response:
-    asked = parse(ResponsesRequest, await read_body(request, services.limits))
+    asked = await read_request(ResponsesRequest, request, services.limits)
     plan, record = plan_of(asked, services.limits), record_of(request.scope)
-    writing = _Writing(asked, new_identity("resp"), new_identity("msg").id)
+    writing = _Writing(asked, new_identity("resp_"), new_identity("msg_").id)
     if asked.stream:
         return EventStream(_events(services, plan, record, writing), services.limits, services.drain.is_closing)
     work = run_until_closing(services.drain.is_closing, _document(services, plan, record, writing))
@@ -45,11 +46,11 @@ async def responses(services: Services, request: Request) -> Response:
 
 def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
     """The answer that a request asks for. Raises ApiError: 400, it asks for what cannot be."""
-    if asked.previous_response_id is not None:
-        raise ApiError(
-            400, "previous_response_id is given, and nothing is stored here; send the whole conversation",
-            param="previous_response_id",
-        )  # fmt: skip
+    for name in ("previous_response_id", "conversation", "prompt", "background"):
+        if getattr(asked, name):
+            raise ApiError(
+                400, f"{name} is given, and nothing is stored here; send the whole conversation", param=name
+            )
     require_text_format(asked.text.format if asked.text else None, "text.format")
     require_no_forced_tool(asked.tool_choice)
     max_tokens = answer_length("max_output_tokens", asked.max_output_tokens, limits)
@@ -63,7 +64,7 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
                 sampling=sampling_of(asked, default_sampling(engine), limits),
                 max_tokens=max_tokens,
                 prefill=prefill,
-                num_top_logprobs=top or None,
+                num_top_logprobs=top or (0 if _LOGPROBS in (asked.include or ()) else None),
                 drafting=drafting_of(asked.speculation, None, engine.open_drafters),
             )
         ]

@@ -123,6 +123,11 @@ class Tokenizer:
         self._special_pattern = re.compile("(" + "|".join(map(_pattern, longest_first)) + ")")
 
     @property
+    def path(self) -> Path:
+        """The tokenizer.json that was read."""
+        return self._path
+
+    @property
     def pieces(self) -> dict[int, str]:
         """The spelling of each token of the vocabulary, by id."""
         return {token: piece for piece, token in self._tokenizer.get_vocab(with_added_tokens=True).items()}

@@ -439,7 +439,7 @@ def test_progress_is_shown_on_a_terminal_and_erased(monkeypatch: pytest.MonkeyPa
 
     waiting = Waiting(screen, progress)
     waiting.begin()
-    assert was_asked.wait(10)
+    assert was_asked.wait(60)
     waiting.end()
     written = screen.getvalue()
     assert written.startswith("…\r \r… reading")

@@ -428,6 +428,21 @@ def test_rounds_are_logged_with_what_was_expected(tiny_model: Path, tmp_path: Pa
     assert "none" in rounds[0]["expected"]
 
 
+@pytest.mark.parametrize("flag", ["--log-rounds", "--trace"])
+def test_a_file_that_is_there_is_not_written_over_unasked(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    path = tmp_path / "mine"
+    path.write_text("mine")
+    options = ["--prompt", "the", "--max-tokens", "2", flag, str(path)]
+    code, out, err = run(capsys, "chat", str(tiny_model), *options)
+    assert (code, out, path.read_text()) == (2, "", "mine")
+    assert "--overwrite" in err
+    with rounds_logged():
+        assert main(["chat", str(tiny_model), *options, "--overwrite"]) == 0
+    assert path.read_text() != "mine"
+
+
 def test_a_real_run_is_replayed_with_its_tokens_a_pass(
     tiny_model: Path, tiny_drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,9 @@
 """Conversations on an engine that answers by rule, a token a word."""
 
-from collections.abc import Generator, Sequence
+import gc
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,6 +91,45 @@ def test_a_turn_that_is_closed_keeps_what_there_was_of_it() -> None:
         next(reply)
     assert contents(conversation.messages) == ["a b c d", "0: a "]
     assert conversation.transcript().cut_short == ((1, "cancelled"),)
+
+
+def test_one_answer_is_made_at_a_time_also_from_several_threads() -> None:
+    conversation, engine = talk()
+    reply = conversation.stream("a b c d")
+    next(reply)
+    with ThreadPoolExecutor() as pool:
+        for ask in (partial(conversation.stream, "e"), partial(conversation.say, "f"), conversation.retry):
+            with pytest.raises(UsageError, match="is being answered"):
+                pool.submit(ask).result()
+    assert [*reply]
+    assert answer(conversation, "g") == "0: g"
+    assert contents(conversation.messages) == ["a b c d", "0: a b c d", "g", "0: g"]
+    assert len(engine.asked) == 2
+
+
+def test_what_was_read_of_an_answer_that_nobody_reads_on_stays() -> None:
+    conversation, _ = talk()
+    for chunk in conversation.stream("a b c d"):
+        if "a" in chunk.text:
+            break
+    gc.collect()
+    answer(conversation, "e")
+    assert contents(conversation.messages) == ["a b c d", "0: a ", "e", "0: e"]
+    assert conversation.transcript().cut_short == ((1, "cancelled"),)
+
+
+@pytest.mark.parametrize("take_back", [Conversation.undo, Conversation.clear])
+def test_a_message_may_be_taken_back_while_it_is_answered(take_back: Callable[[Conversation], Any]) -> None:
+    conversation, _ = talk()
+    answer(conversation, "a")
+    reply = conversation.stream("b c d")
+    next(reply)
+    take_back(conversation)
+    kept = conversation.messages
+    assert [*reply]
+    assert conversation.messages == kept
+    assert answer(conversation, "e") == "0: e"
+    assert contents(conversation.messages)[-2:] == ["e", "0: e"]
 
 
 def test_an_answer_that_is_made_is_in_the_transcript_as_if_it_were_cancelled() -> None:

@@ -1,0 +1,103 @@
+"""Grammars compiled for one model: from a response format to what follows token by token."""
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import llguidance
+
+from edgespec.errors import UsageError
+from edgespec.grammar.closing import Closer
+from edgespec.grammar.mask import first_words
+from edgespec.grammar.response_format import ResponseFormat
+from edgespec.grammar.schema import largest_opening, subschemas
+from edgespec.grammar.vocabulary import GrammarVocabulary
+
+# No white space between the tokens of JSON: a small model may write blanks for ever, and it costs tokens.
+_JSON_OPTIONS: Any = {"whitespace_flexible": False}
+_MAX_SYMBOLS = 200_000
+_MAX_LOCATED = 200  # parts of a schema that are tried to find the one that is wrong
+_MAX_COMPILED = 32  # grammars that are kept for later answers
+_OPENING = 64  # characters that a value of a grammar that is no schema is taken to need to end
+_KINDS = {"json_schema": "JSON schema", "regex": "regular expression", "grammar": "grammar"}
+
+
+class CompiledGrammar:
+    """A grammar over the tokens of one model.
+
+    largest_opening: Tokens that a single token may add to what an answer needs to end, at most.
+    """
+
+    def __init__(self, matcher: Any, vocabulary: GrammarVocabulary, closer: Closer, largest_opening: int) -> None:
+        self._matcher = matcher
+        self.vocabulary, self.closer, self.largest_opening = vocabulary, closer, largest_opening
+
+    def start(self) -> Any:
+        """A matcher at the beginning of a text, for one thread."""
+        return self._matcher.deep_copy()
+
+
+class GrammarCompiler:
+    """Compiles formats for one model, and keeps those used last. Any thread may call it."""
+
+    def __init__(self, tokenizer_file: Path, vocab_size: int, end_tokens: tuple[int, ...]) -> None:
+        """Raises UsageError: The tokenizer cannot be used."""
+        self._vocabulary = GrammarVocabulary(tokenizer_file, vocab_size, end_tokens)
+        self._closer = Closer(self._vocabulary)
+        self._compiled: OrderedDict[ResponseFormat, CompiledGrammar] = OrderedDict()
+        self._lock = Lock()
+
+    def compile(self, wanted: ResponseFormat) -> CompiledGrammar:
+        """Raises UsageError: The grammar is wrong, or more than is worked on."""
+        with self._lock:
+            if wanted in self._compiled:
+                self._compiled.move_to_end(wanted)
+                return self._compiled[wanted]
+        made = self._compile(wanted)
+        with self._lock:
+            self._compiled[wanted] = made
+            while len(self._compiled) > _MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return made
+
+    def _compile(self, wanted: ResponseFormat) -> CompiledGrammar:
+        matcher = self._matcher(wanted)
+        if matcher.is_error():
+            reason = first_words(matcher.get_error())
+            raise UsageError(f"the {_KINDS[wanted.kind]} cannot be used: {reason}{self._place(wanted, reason)}")
+        opening = largest_opening(json.loads(wanted.source)) if wanted.kind == "json_schema" else _OPENING
+        return CompiledGrammar(matcher, self._vocabulary, self._closer, opening)
+
+    def _matcher(self, wanted: ResponseFormat) -> Any:
+        limits = llguidance.LLParserLimits(max_grammar_size=_MAX_SYMBOLS, verbose_errors=False)
+        grammar = _library_grammar(wanted)
+        return llguidance.LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=limits)
+
+    def _place(self, wanted: ResponseFormat, reason: str) -> str:
+        """Where in a schema the first innermost part is that is refused for the same reason."""
+        if wanted.kind != "json_schema":
+            return ""
+        schema, place = json.loads(wanted.source), "#"
+        named = {
+            key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema
+        }
+        for i, (pointer, part) in enumerate(subschemas(schema)):
+            if i == _MAX_LOCATED:
+                break
+            if i and pointer.startswith(place) and isinstance(part, Mapping):
+                alone = ResponseFormat("json_schema", json.dumps({**named, **part}))
+                if first_words(self._matcher(alone).get_error()) == reason:
+                    place = pointer
+        return f" (at {place})"
+
+
+def _library_grammar(wanted: ResponseFormat) -> str:
+    match wanted.kind:
+        case "json_schema":
+            return str(llguidance.LLMatcher.grammar_from_json_schema(wanted.source, overrides=_JSON_OPTIONS))
+        case "regex":
+            return str(llguidance.LLMatcher.grammar_from_regex(wanted.source))
+    return str(llguidance.LLMatcher.grammar_from_lark(wanted.source))

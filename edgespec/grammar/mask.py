@@ -1,0 +1,49 @@
+"""Which tokens may follow in a state of a grammar, as arrays over the vocabulary."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import UsageError
+
+Matcher = Any  # llguidance.LLMatcher
+
+# For each value of a byte of a bit mask the eight summands of logits: 0 where a bit is set, else −∞.
+_SUMMANDS = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
+    np.float32(0),
+    np.float32(-np.inf),
+).astype(np.float32)
+
+
+def mask_of(matcher: Matcher, vocab_size: int) -> npt.NDArray[np.bool_]:
+    """Whether each token may follow, [vocab_size]; raises what require_sound raises."""
+    return np.unpackbits(_bits(matcher), bitorder="little")[:vocab_size].view(np.bool_)
+
+
+def bias_of(matcher: Matcher, vocab_size: int) -> npt.NDArray[np.float32]:
+    """What to add to logits, [vocab_size]: 0 for a token that may follow, −∞ for any other.
+
+    To add it takes 8 µs for 49,000 logits, where a choice by a mask takes 50. Raises what require_sound raises.
+    """
+    return _SUMMANDS[_bits(matcher)].reshape(-1)[:vocab_size]
+
+
+def _bits(matcher: Matcher) -> npt.NDArray[np.uint8]:
+    bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    require_sound(matcher)
+    return bits
+
+
+def require_sound(matcher: Matcher) -> None:
+    """Raises UsageError: The grammar takes more work than is allowed for a token."""
+    if matcher.is_error():
+        raise UsageError(
+            f"the response_format takes too much work here ({first_words(matcher.get_error())}); make it simpler"
+        )
+
+
+def first_words(error: str) -> str:
+    """The beginning of a message of the library, in one line."""
+    return " ".join(error.split())[:300]

@@ -1,0 +1,84 @@
+"""What an answer has to be, as callers say it: the response_format of the OpenAI API, read and bounded.
+
+Knows neither tokens nor models.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from edgespec.errors import UsageError
+from edgespec.grammar.schema import prepare_schema
+
+# Characters of a schema, a regular expression or a grammar; the largest tool schemas in use have some 50,000.
+MAX_CHARACTERS = 1 << 17
+_KINDS = ("text", "json_object", "json_schema", "regex", "grammar")
+
+
+class ResponseFormat(NamedTuple):
+    """What an answer has to match.
+
+    kind: json_schema, regex or grammar.
+    source: The schema as JSON, the regular expression, or the grammar in the Lark dialect of llguidance.
+    """
+
+    kind: str
+    source: str
+
+
+def read_format(stated: Mapping[str, Any] | None) -> ResponseFormat | None:
+    """The format that a caller states; None for any text.
+
+        {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
+        {"type": "json_schema", "schema": {"type": "object"}}  # as the Responses API has it
+        {"type": "json_object"}
+        {"type": "regex", "regex": "[0-9]{4}"}
+        {"type": "grammar", "grammar": 'start: "yes" | "no"'}
+
+    Raises UsageError: It is none of these, or too large.
+    """
+    if stated is None:
+        return None
+    if not isinstance(stated, Mapping):
+        raise UsageError(f"response_format is a {type(stated).__name__}; wanted an object with a type")
+    match stated.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            schema = stated.get("schema", {"type": "object"})
+        case "json_schema":
+            inner = stated.get("json_schema", stated)
+            schema = inner.get("schema") if isinstance(inner, Mapping) else None
+        case "regex" | "grammar" as kind:
+            return ResponseFormat(kind, _text_of(stated, kind))
+        case other:
+            raise UsageError(f"response_format has the type {str(other)[:40]!r}; wanted {', '.join(_KINDS)}")
+    if not isinstance(schema, (Mapping, bool)):
+        raise UsageError(
+            'response_format has no schema; wanted {"type": "json_schema", "json_schema": {"schema": …}}'
+        )
+    return ResponseFormat("json_schema", _schema_text(schema))
+
+
+def _text_of(stated: Mapping[str, Any], kind: str) -> str:
+    text = stated.get(kind)
+    if not isinstance(text, str) or not text:
+        raise UsageError(f'response_format has no text under {kind}; wanted {{"type": "{kind}", "{kind}": …}}')
+    return _within_bounds(text, kind)
+
+
+def _schema_text(schema: Mapping[str, Any] | bool) -> str:
+    try:
+        # First, as what follows walks through all of it.
+        _within_bounds(json.dumps(schema, ensure_ascii=False), "schema")
+        return json.dumps(prepare_schema(schema), ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"the schema is no JSON ({error}); give one of objects, arrays, texts and numbers"
+        ) from None
+
+
+def _within_bounds(text: str, name: str) -> str:
+    if len(text) > MAX_CHARACTERS:
+        raise UsageError(f"the {name} has {len(text)} characters; wanted at most {MAX_CHARACTERS}")
+    return text

@@ -1,0 +1,253 @@
+"""What is checked of a JSON schema before it is compiled, and what is worked out from it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from edgespec.errors import UsageError
+
+MAX_DEPTH = 64
+_MAX_COMPARED = 8  # levels to which two schemas are compared
+_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = (
+    "items",
+    "additionalProperties",
+    "additionalItems",
+    "contains",
+    "not",
+    "if",
+    "then",
+    "else",
+    "propertyNames",
+)
+
+Schema = Mapping[str, Any]
+
+
+def prepare_schema(schema: Any) -> Any:
+    """A schema with each oneOf whose branches exclude each other as anyOf, which then means the same.
+
+    Raises UsageError: It is nested too deep, refers to another document or to nothing, or has a oneOf of which
+    several branches may match.
+    """
+    for pointer, part in subschemas(schema):
+        if isinstance(part, Mapping) and "$ref" in part:
+            _require_reference(part["$ref"], pointer, schema)
+    return _without_one_of(schema, schema, "#", 0)
+
+
+def subschemas(schema: Any, pointer: str = "#", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """All schemas within a schema and itself, each with its JSON pointer, the outer ones first.
+
+    Raises UsageError: They are nested too deep.
+    """
+    if depth > MAX_DEPTH:
+        raise UsageError(
+            f"the schema is nested deeper than {MAX_DEPTH} levels, at {pointer[:200]}; use a flatter one"
+        )
+    yield pointer, schema
+    for name, inner in _children(schema):
+        yield from subschemas(inner, f"{pointer}/{name}", depth + 1)
+
+
+def _children(schema: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(schema, Mapping):
+        return
+    for key in _SCHEMAS:
+        if isinstance(inner := schema.get(key), Mapping):
+            yield from ((f"{key}/{_escape(str(name))}", each) for name, each in inner.items())
+    for key in (*_LISTS, "items"):
+        if isinstance(inner := schema.get(key), list):
+            yield from ((f"{key}/{i}", each) for i, each in enumerate(inner))
+    for key in _SINGLE:
+        if isinstance(inner := schema.get(key), (Mapping, bool)):
+            yield key, inner
+
+
+def _escape(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _require_reference(reference: Any, pointer: str, root: Any) -> None:
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        raise UsageError(
+            f'the schema has {{"$ref": {str(reference)[:80]!r}}} at {pointer}; only references within the schema '
+            "are followed: put what it refers to under $defs, and refer to it by #/$defs/NAME"
+        )
+    if (reference.startswith("#/") or reference == "#") and resolve(reference, root) is None:
+        raise UsageError(f"the schema refers at {pointer} to {reference[:80]!r}, which it does not hold; add it")
+
+
+def resolve(reference: str, root: Any) -> Any:
+    """What a reference such as #/$defs/name stands for; None where there is nothing."""
+    found = root
+    for name in reference.split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping) and name in found:
+            found = found[name]
+        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            return None
+    return found
+
+
+def _without_one_of(schema: Any, root: Any, pointer: str, depth: int) -> Any:
+    if isinstance(schema, list):
+        return [_without_one_of(each, root, f"{pointer}/{i}", depth + 1) for i, each in enumerate(schema)]
+    if not isinstance(schema, Mapping):
+        return schema
+    changed = {}
+    for key, value in schema.items():
+        if key in ("const", "enum", "default", "examples"):  # values, in which oneOf is a name like any other
+            changed[key] = value
+        elif key in _SCHEMAS and isinstance(value, Mapping):
+            changed[key] = {
+                name: _without_one_of(each, root, f"{pointer}/{key}/{_escape(str(name))}", depth + 1)
+                for name, each in value.items()
+            }
+        elif key == "oneOf" and isinstance(value, list):
+            _require_exclusive(value, root, f"{pointer}/oneOf")
+            branches = _without_one_of(value, root, f"{pointer}/oneOf", depth + 1)
+            if "anyOf" in schema:
+                changed["allOf"] = [*changed.get("allOf", ()), {"anyOf": branches}]
+            else:
+                changed["anyOf"] = branches
+        elif key == "allOf" and "allOf" in changed:
+            changed["allOf"] += _without_one_of(value, root, f"{pointer}/allOf", depth + 1)
+        else:
+            changed[key] = _without_one_of(value, root, f"{pointer}/{key}", depth + 1)
+    return changed
+
+
+def _require_exclusive(branches: Sequence[Any], root: Any, pointer: str) -> None:
+    for second in range(len(branches)):
+        for first in range(second):
+            if not _exclude(branches[first], branches[second], root):
+                raise UsageError(
+                    f"the schema has a oneOf at {pointer} whose branches {first} and {second} may both match; "
+                    "make them exclude each other, by types or by different const values of a required property, "
+                    "or use anyOf"
+                )
+
+
+def _exclude(one: Any, other: Any, root: Any, depth: int = 0) -> bool:
+    """Whether surely no value matches both schemas."""
+    one, other = _followed(one, root), _followed(other, root)
+    if one is False or other is False:
+        return True
+    if not isinstance(one, Mapping) or not isinstance(other, Mapping) or depth > _MAX_COMPARED:
+        return False
+    if not _types_of(one) & _types_of(other):
+        return True
+    ours, theirs = _values_of(one), _values_of(other)
+    if ours is not None and theirs is not None and not any(_is_same(a, b) for a in ours for b in theirs):
+        return True
+    is_object = _types_of(one) <= {"object"} or _types_of(other) <= {"object"}
+    return is_object and any(
+        _exclude(_property(one, name), _property(other, name), root, depth + 1)
+        for name in {*one.get("required", ()), *other.get("required", ())}
+    )
+
+
+def _followed(schema: Any, root: Any) -> Any:
+    for _ in range(_MAX_COMPARED):
+        if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str) or len(schema) > 1:
+            break
+        schema = resolve(schema["$ref"], root)
+    return schema
+
+
+def _property(schema: Schema, name: str) -> Any:
+    properties = schema.get("properties", {})
+    if name in properties:
+        return properties[name]
+    return True if schema.get("patternProperties") else schema.get("additionalProperties", True)
+
+
+_TYPES = frozenset({"object", "array", "string", "integer", "number", "boolean", "null"})
+
+
+def _types_of(schema: Schema) -> frozenset[str]:
+    """The types that a value may have; every integer is a number too."""
+    if (values := _values_of(schema)) is not None:
+        found = {_type_of(value) for value in values}
+    else:
+        stated = schema.get("type", _TYPES)
+        found = {stated} if isinstance(stated, str) else {*stated}
+    return frozenset(found | ({"integer"} if "number" in found else set()))
+
+
+def _type_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+    return kinds.get(type(value), "object")
+
+
+def _values_of(schema: Schema) -> Sequence[Any] | None:
+    if "const" in schema:
+        return (schema["const"],)
+    values = schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+
+
+def largest_opening(schema: Any) -> int:
+    """A bound of the characters that the shortest value of any schema within a schema has, itself left out.
+
+    As much more may be wanted to end an answer once a single token has begun such a value.
+    """
+    root, known = schema, dict[int, int]()
+    parts = [part for pointer, part in subschemas(schema) if pointer != "#" or _holds_itself(schema)]
+    return max((_least_characters(part, root, known) for part in parts), default=2)
+
+
+def _holds_itself(schema: Any) -> bool:
+    return any(isinstance(part, Mapping) and part.get("$ref") == "#" for _, part in subschemas(schema))
+
+
+_ENDLESS = 1 << 16  # of values that cannot end
+
+
+def _least_characters(schema: Any, root: Any, known: dict[int, int]) -> int:
+    """Characters of the longest of the shortest values of a schema's branches."""
+    if not isinstance(schema, Mapping):
+        return 2
+    key = id(schema)
+    if key not in known:
+        known[key] = 2  # where a schema holds itself, it need not
+        known[key] = _count_least(schema, root, known)
+    return known[key]
+
+
+def _count_least(schema: Schema, root: Any, known: dict[int, int]) -> int:
+    if (values := _values_of(schema)) is not None:
+        return max((len(str(value)) + 2 for value in values), default=2)
+    total = 2
+    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#"):
+        total = max(total, _least_characters(resolve(reference, root), root, known))
+    for key in ("anyOf", "oneOf"):
+        if isinstance(branches := schema.get(key), list):
+            total = max([total, *(_least_characters(each, root, known) for each in branches)])
+    if isinstance(branches := schema.get("allOf"), list):
+        total += sum(_least_characters(each, root, known) for each in branches)
+    properties = schema.get("properties", {})
+    for name in schema.get("required", ()):
+        inner = properties.get(name, True) if isinstance(properties, Mapping) else True
+        total += len(str(name)) + 4 + _least_characters(inner, root, known)
+    total += _number(schema, "minLength") + (40 if "pattern" in schema or "format" in schema else 0)
+    if least := _number(schema, "minItems"):
+        items = schema.get("prefixItems", ())
+        parts = [_least_characters(each, root, known) + 1 for each in items[:least]]
+        rest = _least_characters(schema.get("items", True), root, known) + 1
+        total += sum(parts) + rest * max(0, least - len(parts))
+    return min(total, _ENDLESS)
+
+
+def _number(schema: Schema, name: str) -> int:
+    value = schema.get(name, 0)
+    return value if type(value) is int and value > 0 else 0
