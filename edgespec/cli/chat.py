@@ -68,6 +68,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
 
 def _chat(options: argparse.Namespace) -> int:
     from edgespec.chat.attaching import add_files, read_files
+    from edgespec.chat.first_model import load_first
     from edgespec.chat.loop import answer_once, converse
     from edgespec.chat.trace_file import TraceFile
     from edgespec.system.terminal import has_unread_data
@@ -90,7 +91,7 @@ def _chat(options: argparse.Namespace) -> int:
     trace = TraceFile(options.trace) if options.trace else None
     autosave, last = _open_transcripts(options)
     with ExitStack() as engines:
-        engine = engines.enter_context(load_engine(options, answer_cache=_uses_answer_cache(options)))
+        engine = engines.enter_context(_load(options) if prompt else load_first(options, _load))
         conversation = engine.chat(
             options.system,
             overflow=options.overflow,
@@ -133,6 +134,10 @@ def _tell_model_from_prompt(options: argparse.Namespace) -> None:
     options.model = options.named_model or options.model
     if options.words is not None:
         options.prompt = [options.words, *(options.prompt or [])]
+
+
+def _load(options: argparse.Namespace) -> "Engine":
+    return load_engine(options, answer_cache=_uses_answer_cache(options))
 
 
 def _uses_answer_cache(options: argparse.Namespace) -> bool:
@@ -234,6 +239,7 @@ def _session(
         autosave=autosave,
         trace=trace,
         is_quiet=options.quiet,
+        shows_figures=options.stats,
     )
 
 

@@ -228,6 +228,12 @@ OPTIONS: Mapping[str, Option] = {
     "idle-timeout": _server(
         "number", "close a model that nobody has used for S seconds; 0 keeps models", 900.0, metavar="S"
     ),
+    "stats": Option(
+        "switch",
+        "while an answer is written, show its speed, who drafted, devices and memory in a line below it",
+        False,
+        commands=("chat",),
+    ),
     "color": Option(
         "text",
         "colours of the chat in a terminal; the variable NO_COLOR switches them off too",
