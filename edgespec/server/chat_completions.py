@@ -16,6 +16,7 @@ from edgespec.server.errors import ApiError
 from edgespec.server.identity import Identity, new_identity
 from edgespec.server.limits import Limits
 from edgespec.server.logprobs import TokenWords, chat_logprobs
+from edgespec.server.priority import priority_of
 from edgespec.server.protocol import (
     ChatMessage,
     ChatRequest,
@@ -57,6 +58,7 @@ def plan_of(asked: ChatRequest, limits: Limits) -> Plan:
     name = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
     max_tokens = answer_length(name, getattr(asked, name), limits)
     stop = stop_strings(asked.stop, limits)
+    priority = priority_of(asked)
 
     def requests(engine: Engine) -> Sequence[AnswerRequest]:
         drafting = drafting_of(asked.speculation, asked.prediction, engine.open_drafters)
@@ -69,6 +71,7 @@ def plan_of(asked: ChatRequest, limits: Limits) -> Plan:
                 prefill=prefill,
                 num_top_logprobs=(top or 0) if asked.logprobs else None,
                 drafting=drafting,
+                priority=priority,
             )
             for i in range(num_answers)
         ]

@@ -18,6 +18,7 @@ class AnswerRequest:
 
     raw: The prompt is continued as it is, without the chat template.
     prefill: The beginning of the answer, which the model continues.
+    priority: Answers of a lower one wait for it.
     num_top_logprobs: Likeliest tokens to give beside each token; None for no log-probabilities.
     """
 
@@ -29,6 +30,7 @@ class AnswerRequest:
     prefill: str = ""
     num_top_logprobs: int | None = None
     drafting: Drafting | None = None
+    priority: int = 0
 
 
 class OpenAnswer(NamedTuple):
@@ -50,6 +52,7 @@ async def open_answer(engine: Engine, request: AnswerRequest) -> OpenAnswer:
         prefill=request.prefill,
         logprobs=request.num_top_logprobs,
         drafting=request.drafting,
+        priority=request.priority,
     )
     return OpenAnswer(stream.prompt_tokens, chunks_of(lambda: stream))
 
