@@ -11,7 +11,7 @@ from edgespec.config.byte_size import format_bytes
 from edgespec.errors import UsageError
 from edgespec.system.printable import one_line
 
-MAX_TEXT_BYTES = 4 << 20  # about a million tokens
+MAX_TEXT_BYTES = 1 << 20  # about 250,000 tokens, which take 2 s to count
 MAX_PDF_BYTES = 64 << 20
 _PDF = b"%PDF-"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")

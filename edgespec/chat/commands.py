@@ -10,6 +10,7 @@ from typing import NamedTuple
 from edgespec.chat.attaching import attach, detach
 from edgespec.chat.attachments import split_message
 from edgespec.chat.clipboard import copy
+from edgespec.chat.live_line import switch_figures
 from edgespec.chat.past_rounds import show_last, show_rounds
 from edgespec.chat.session import VIEWS, ChatSession
 from edgespec.chat.settings import apply_setting, format_settings
@@ -35,6 +36,7 @@ class Argument(Enum):
     COUNT = "[N]"
     PART = "[code|all]"
     ATTACHED = "[NAME]"
+    SWITCH = "[on|off]"
 
 
 class Next(NamedTuple):
@@ -313,14 +315,19 @@ def _context(session: ChatSession, argument: str) -> None:
     session.info("\n".join([*lines, f"when it is full: {policy}"]))
 
 
-@_command("stats", Argument.NONE, "show whether drafting helps, and what is off and why")
+@_command("stats", Argument.SWITCH, "show whether drafting helps, and what is off and why; on: live figures")
 def _stats(session: ChatSession, argument: str) -> None:
+    if argument:
+        session.info(switch_figures(session, argument))
+        return
     if session.stats is None:
         name = one_line(session.engine.speculation.name)
         why = ", because of --drafter none or because no drafter could be loaded" if name == "none" else ""
         session.info(f"no answer yet; drafter: {name}{why}")
         return
-    session.info("\n".join(format_report(session.stats, session.downgrades, session.engine.device_names)))
+    devices = session.engine.device_names
+    report = format_report(session.stats, session.downgrades, devices, has_looped=session.has_looped)
+    session.info("\n".join(report))
 
 
 @_command("plan", Argument.NONE, "show which drafters suit this model here, and why")

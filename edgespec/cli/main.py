@@ -54,7 +54,8 @@ _COMMANDS: dict[str, tuple[Callable[[CommandParser], None], str, str]] = {
         "talk to a model, or answer one prompt",
         """\
   edgespec chat                                    download a small model, talk
-  edgespec chat --prompt "Why is the sky blue?"    print one answer
+  edgespec chat "Why is the sky blue?"             print one answer
+  edgespec chat my-model "Why is the sky blue?"    by this model
   git diff | edgespec chat --system "Write a commit message."
   edgespec chat big --drafter small                a smaller model drafts
   edgespec chat my-model --temperature 0.8         sampled
@@ -250,6 +251,8 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     """What a command line asks for, with the user's configuration as defaults, and one line per such default."""
     parser = command_parser()
     answer_shell(parser)
+    if not (sys.argv[1:] if arguments is None else arguments):
+        arguments = ["--help"]
     options = parser.parse_args(arguments)
     if options.command.startswith(("completion", "config", "help")):
         return options, []

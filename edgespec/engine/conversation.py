@@ -8,6 +8,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 from weakref import ref
 
+from edgespec.decoding.repetition import Repetition, find_loop
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answers import AnswerStream, Chunk, Completion, join_chunks
 from edgespec.engine.transcript import Transcript, read_transcript, save_transcript
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 OVERFLOWS = ("error", "drop-oldest")
 # Dropping rounds frees this share of the context at once, since the model must read the rest again each time.
 _FREED_SHARE = 0.25
+_LOOK_AFTER = 64  # tokens, between two looks for a loop
 
 
 class Round(NamedTuple):
@@ -37,6 +39,7 @@ class Settings(TypedDict, total=False):
     max_tokens: int | None
     stop: str | Sequence[str] | None
     response_format: Mapping[str, Any] | None
+    ends_loops: bool
 
 
 class Conversation:
@@ -51,7 +54,9 @@ class Conversation:
 
     overflow: When the conversation outgrows the context, "error" refuses the new message and "drop-oldest" stops
         sending the oldest rounds to the model. They stay in messages, and num_dropped counts them.
-    sampling, max_tokens, stop, response_format: Arguments of Engine.stream for each answer.
+    sampling, max_tokens, stop, response_format: Arguments of Engine.stream for each answer. Without a sampling,
+        the one that the model's files suggest; greedy where they suggest none.
+    ends_loops: Whether an answer that repeats one span of tokens over and over ends, with the finish reason loop.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class Conversation:
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
+        ends_loops: bool = False,
         response_format: Mapping[str, Any] | None = None,
     ) -> None:
         if system is not None and not isinstance(system, str):
@@ -70,9 +76,10 @@ class Conversation:
         self.engine = engine
         self.system = system
         self.overflow = overflow
-        self.sampling = sampling or SamplingParams()
+        self.sampling = sampling or engine.model_sampling or SamplingParams()
         self.max_tokens = max_tokens
         self.stop = stop
+        self.ends_loops = ends_loops
         self.response_format = response_format
         self._rounds: list[Round] = []
         self._num_dropped = 0  # rounds
@@ -188,13 +195,18 @@ class Conversation:
             messages=self._messages(rounds),
             model=model or self.engine.manifest.name,
             num_dropped=self.num_dropped,
+            sampling=self.sampling,
             cut_short=tuple((len(self._messages(rounds[: i + 1])) - 1, cut_short[i]) for i in sorted(cut_short)),
         )
 
     def restore(self, transcript: Transcript) -> None:
-        """Continue another conversation here. Raises UsageError: a message is neither a user's nor its answer."""
+        """Continue another conversation here, with its sampling.
+
+        Raises UsageError: A message is neither a user's nor its answer.
+        """
         system, rounds, cut_short = _parse_transcript(transcript)
         self.system = system
+        self.sampling = transcript.sampling or self.sampling
         sizes = [len(_flatten(rounds[:i])) for i in range(len(rounds) + 1)]
         self._restore(rounds, cut_short, bisect_left(sizes, transcript.num_dropped))
 
@@ -206,10 +218,14 @@ class Conversation:
     def load(cls, engine: "Engine", path: str | Path, **settings: Unpack[Settings]) -> "Conversation":
         """Read what save wrote; settings are those of __init__ that it does not hold.
 
+        A sampling among the settings comes before the one in the file.
+
         Raises UsageError: the file cannot be read, is damaged, or is no conversation.
         """
         loaded = cls(engine, **settings)
         loaded.restore(read_transcript(Path(path)))
+        if isinstance(sampling := settings.get("sampling"), SamplingParams):
+            loaded.sampling = sampling
         return loaded
 
     @property
@@ -300,6 +316,8 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
     _stream: AnswerStream
     _chunks: list[Chunk]
     is_over: bool = False
+    _loop: Repetition | None = None
+    _num_since: int = 0  # tokens since a loop was looked for
 
     def __next__(self) -> Chunk:
         try:
@@ -318,6 +336,9 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
         return self._take(chunk)
 
     def _take(self, chunk: Chunk) -> Chunk:
+        self._look_for_loop(chunk)
+        if chunk.finish_reason == "cancelled" and self._loop:
+            chunk = replace(chunk, finish_reason="loop")
         self._chunks.append(chunk)
         if chunk.finish_reason is not None:
             self._finish(chunk.finish_reason)
@@ -344,7 +365,9 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
     @property
     def last(self) -> Chunk | None:
         """The last chunk, once there is one: also if the answer was closed before it was read."""
-        return self._stream.last
+        last = self._stream.last
+        is_loop = last is not None and last.finish_reason == "cancelled" and self._loop is not None
+        return replace(last, finish_reason="loop") if last and is_loop else last
 
     def cancel(self) -> None:
         """End the answer at once, from any thread or a signal handler; a last chunk says that it was cancelled."""
@@ -360,6 +383,15 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
         for _ in self:
             pass
         return join_chunks(self._chunks, self.prompt_tokens)
+
+    def _look_for_loop(self, chunk: Chunk) -> None:
+        self._num_since += len(chunk.token_ids)
+        if self._num_since < _LOOK_AFTER or not self._conversation.ends_loops or self._loop:
+            return
+        self._num_since = 0
+        self._loop = find_loop([token for each in (*self._chunks, chunk) for token in each.token_ids])
+        if self._loop:
+            self.cancel()
 
     def _finish(self, finish_reason: str) -> None:
         with self._conversation._lock:

@@ -123,7 +123,7 @@ def test_a_huge_file_is_refused_before_it_is_read_whole(tmp_path: Path) -> None:
     path = tmp_path / "huge.log"
     with path.open("wb") as file:
         file.truncate(1 << 40)  # no disk holds it
-    with pytest.raises(UsageError, match=r"has 1099\.5 GB; at most 4 MB can be attached"):
+    with pytest.raises(UsageError, match=r"has 1099\.5 GB; at most 1 MB can be attached"):
         read_attachment(path)
 
 

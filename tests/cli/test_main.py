@@ -92,8 +92,9 @@ def test_model_sampling_is_that_of_the_models_files_but_for_what_is_stated(
         found: list[int] = json.loads(out)["token_ids"]
         return found
 
-    assert tokens("--model-sampling") == tokens("--temperature", 0.9, "--top-k", 20) != tokens()
-    assert tokens("--model-sampling", "--temperature", 0) == tokens()
+    assert tokens("--model-sampling") == tokens("--temperature", 0.9, "--top-k", 20) == tokens()
+    assert tokens("--model-sampling", "--temperature", 0) == tokens("--no-model-sampling") != tokens()
+    assert tokens("--exact") == tokens("--no-model-sampling")
     assert tokens("--model-sampling", "--top-k", 2) == tokens("--temperature", 0.9, "--top-k", 2)
 
 
@@ -102,6 +103,34 @@ def test_a_model_that_suggests_no_sampling_is_said_to(
 ) -> None:
     code, _, err = run(capsys, "chat", tiny_model, "--prompt", "the", "--max-tokens", 2, "--model-sampling")
     assert (code, "the files of tiny suggest no sampling" in err) == (0, True)
+
+
+def test_a_prompt_needs_no_flag(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--max-tokens", 8, "--drafter", "none", "--json"]
+
+    def tokens(*words: object) -> list[int]:
+        code, out, err = run(capsys, "chat", *words, *options)
+        assert code == 0, err
+        found: list[int] = json.loads(out)["token_ids"]
+        return found
+
+    wanted = tokens(tiny_model, "--prompt", "the in")
+    assert tokens(tiny_model, "the in") == tokens(tiny_model, "-p", "the in") == wanted
+    assert tokens("the in", "--model", tiny_model) == tokens("-m", tiny_model, "the in") == wanted
+    assert tokens(tiny_model, "-q", "the in") == wanted
+    monkeypatch.setenv("EDGESPEC_MODEL", str(tiny_model))
+    assert tokens("the in") == wanted
+
+
+def test_words_that_are_neither_model_nor_prompt_are_refused(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path
+) -> None:
+    code, _, err = run(capsys, "chat", "no model", "a prompt")
+    assert (code, "there is no model 'no model'" in err) == (2, True)
+    code, _, err = run(capsys, "chat", tiny_model, "a prompt", "--drafter", "sufix")
+    assert (code, "did you mean the drafter suffix?" in err) == (3, True)
 
 
 def test_piped_text_is_the_prompt(
