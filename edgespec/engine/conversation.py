@@ -38,8 +38,8 @@ class Settings(TypedDict, total=False):
     sampling: SamplingParams | None
     max_tokens: int | None
     stop: str | Sequence[str] | None
-    response_format: Mapping[str, Any] | None
     ends_loops: bool
+    response_format: Mapping[str, Any] | None
 
 
 class Conversation:
