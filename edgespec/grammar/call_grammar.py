@@ -16,6 +16,8 @@ from edgespec.tools.tool import Tool
 from edgespec.tools.tool_use import ToolUse
 
 _ANY_TEXT = "(?s:.*)"
+# The white space that templates put into JSON, from which models learned it, and no other.
+_SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def constrained_format(format: CallFormat) -> CallFormat:
@@ -161,8 +163,7 @@ def _join(*parts: str) -> str:
 
 def _json(schema: Mapping[str, Any]) -> str:
     prepared = prepare_schema(dict(schema))
-    # No white space between the tokens of JSON, as in response_format.
-    return "%json " + json.dumps({"x-guidance": {"whitespace_flexible": False}, **prepared}, ensure_ascii=False)
+    return "%json " + json.dumps({"x-guidance": _SPACED, **prepared}, ensure_ascii=False)
 
 
 def _closed(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from edgespec.grammar.call_grammar import call_grammar, constrained_format
 from edgespec.grammar.vocabulary import GrammarVocabulary
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.tools.call_writer import write_calls
-from edgespec.tools.formats import FORMATS, HERMES, CallFormat, PairsBody, PythonBody, TagBody
+from edgespec.tools.formats import FORMATS, HERMES, CallFormat, PairsBody, PythonBody
 from edgespec.tools.notations import WrittenCall
 from edgespec.tools.tool import parse_tools
 from edgespec.tools.tool_use import ToolUse
@@ -102,11 +102,11 @@ def test_each_familys_calls_match_and_wrong_ones_do_not(
         return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
 
     right = WrittenCall("set_light", {"room": "h<b>", "color": "red", "level": 3})
-    one = _compact(format, [right])
-    two = _compact(format, [right, WrittenCall("stop", {})])
-    wrong = _compact(format, [WrittenCall("set_light", {"color": "green", "level": 3})])
-    more = _compact(format, [WrittenCall("set_light", {"color": "red", "level": 3, "x": 1})])
-    unknown = _compact(format, [WrittenCall("rm", {})])
+    one = write_calls(format, [right])
+    two = write_calls(format, [right, WrittenCall("stop", {})])
+    wrong = write_calls(format, [WrittenCall("set_light", {"color": "green", "level": 3})])
+    more = write_calls(format, [WrittenCall("set_light", {"color": "red", "level": 3, "x": 1})])
+    unknown = write_calls(format, [WrittenCall("rm", {})])
     said = "all\nI do. " if format.is_open else "I do. "
     for choice in ("auto", "required", "set_light"):
         assert matches(one, choice=choice)
@@ -117,16 +117,6 @@ def test_each_familys_calls_match_and_wrong_ones_do_not(
     if format.frames[0][0]:
         assert matches(said + one, closed=False)
         assert not matches(said + wrong, closed=False)
-
-
-def _compact(format: CallFormat, calls: list[WrittenCall]) -> str:
-    """Calls as a grammar lets them through: JSON of arguments without white space."""
-    written = write_calls(format, [WrittenCall(call.name, {}) for call in calls])
-    if isinstance(format.body, TagBody):
-        return write_calls(format, calls)
-    for call in calls:
-        written = written.replace("{}", json.dumps(call.arguments, separators=(",", ":")), 1)
-    return written
 
 
 @pytest.mark.parametrize("name", ["hermes", "granite", "qwen3-coder", "functionary-v3.2"])
