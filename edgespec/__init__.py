@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from edgespec.policy.measured_gain import Gain
     from edgespec.system.progress import LoadProgress
     from edgespec.tokenization.chat_template import Message
+    from edgespec.tools.call_events import CallArguments, CallEnd, CallStart
     from edgespec.tools.tool import ToolCall
 
 __version__ = "0.1.0"
@@ -54,6 +55,9 @@ __all__ = [
     "AcceptanceChange",
     "AnswerOptions",
     "AnswerStream",
+    "CallArguments",
+    "CallEnd",
+    "CallStart",
     "Chunk",
     "Completion",
     "ContextOverflow",
@@ -88,6 +92,9 @@ _HOMES = {
     "AcceptanceChange": "policy.acceptance_rates",
     "AnswerOptions": "engine.request",
     "AnswerStream": "engine.answers",
+    "CallArguments": "tools.call_events",
+    "CallEnd": "tools.call_events",
+    "CallStart": "tools.call_events",
     "Chunk": "engine.answers",
     "Completion": "engine.answers",
     "Conversation": "engine.conversation",

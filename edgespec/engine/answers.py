@@ -38,7 +38,8 @@ class Chunk:
     logprobs: For each token, if they were asked for.
     tool_calls: What it adds to the calls of tools: CallStart, CallArguments and CallEnd.
     finish_reason: stop (an end token or a stop string), tool_calls (the same, with calls of tools), length
-        (max_tokens), context (no room left), cancelled, timeout (timeout_s).
+        (max_tokens), context (no room left), cancelled, timeout (timeout_s), or loop (it repeated itself, in a
+        conversation that ends loops).
     """
 
     text: str

@@ -8,8 +8,10 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 from weakref import ref
 
+from edgespec.decoding.repetition import Repetition, find_loop
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answers import AnswerStream, Chunk, Completion, join_chunks
+from edgespec.engine.drafting import Drafting
 from edgespec.engine.transcript import Transcript, read_transcript, save_transcript
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.tokenization.chat_template import Message
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 OVERFLOWS = ("error", "drop-oldest")
 # Dropping rounds frees this share of the context at once, since the model must read the rest again each time.
 _FREED_SHARE = 0.25
+_LOOK_AFTER = 64  # tokens, between two looks for a loop
 
 
 class Round(NamedTuple):
@@ -36,6 +39,18 @@ class Settings(TypedDict, total=False):
     sampling: SamplingParams | None
     max_tokens: int | None
     stop: str | Sequence[str] | None
+    ends_loops: bool
+    response_format: Mapping[str, Any] | None
+
+
+class ReplyOptions(TypedDict, total=False):
+    """How one message is to be answered, beside what its conversation says; Engine.stream explains each."""
+
+    drafting: Drafting | None
+    logprobs: int | None
+    banned: str | Sequence[str] | None
+    timeout_s: float | None
+    priority: int
 
 
 class Conversation:
@@ -50,7 +65,9 @@ class Conversation:
 
     overflow: When the conversation outgrows the context, "error" refuses the new message and "drop-oldest" stops
         sending the oldest rounds to the model. They stay in messages, and num_dropped counts them.
-    sampling, max_tokens, stop, response_format: Arguments of Engine.stream for each answer.
+    sampling, max_tokens, stop, response_format: Arguments of Engine.stream for each answer. Without a sampling,
+        the one that the model's files suggest; greedy where they suggest none.
+    ends_loops: Whether an answer that repeats one span of tokens over and over ends, with the finish reason loop.
     """
 
     def __init__(
@@ -62,6 +79,7 @@ class Conversation:
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
+        ends_loops: bool = False,
         response_format: Mapping[str, Any] | None = None,
     ) -> None:
         if system is not None and not isinstance(system, str):
@@ -69,9 +87,10 @@ class Conversation:
         self.engine = engine
         self.system = system
         self.overflow = overflow
-        self.sampling = sampling or SamplingParams()
+        self.sampling = sampling or engine.model_sampling or SamplingParams()
         self.max_tokens = max_tokens
         self.stop = stop
+        self.ends_loops = ends_loops
         self.response_format = response_format
         self._rounds: list[Round] = []
         self._num_dropped = 0  # rounds
@@ -125,8 +144,8 @@ class Conversation:
         num_dropped = len(self._rounds) if self._overflow == "drop-oldest" else self._num_dropped
         return self.engine.context_length - self._count([*self._rounds, Round(text, None)], num_dropped)
 
-    def stream(self, text: str) -> "Reply":
-        """Send a message; return its answer as a stream.
+    def stream(self, text: str, **options: Unpack[ReplyOptions]) -> "Reply":
+        """Send a message; return its answer as a stream. Options are those of Engine.stream, for this answer.
 
         An earlier message without an answer stays, but is not sent to the model: chat templates want user and
         assistant to alternate.
@@ -139,20 +158,20 @@ class Conversation:
             raise UsageError(f"the message is {text!r}; wanted a text")
         with self._lock:
             self._require_idle()
-            return self._begin([*self._rounds, Round(text, None)], num_tries=0)
+            return self._begin([*self._rounds, Round(text, None)], 0, options)
 
-    def say(self, text: str) -> Completion:
-        """Send a message; return the whole answer. Raises what stream raises."""
-        return self.stream(text).completion()
+    def say(self, text: str, **options: Unpack[ReplyOptions]) -> Completion:
+        """Send a message; return the whole answer. Options and errors as in stream."""
+        return self.stream(text, **options).completion()
 
-    def retry(self) -> "Reply":
+    def retry(self, **options: Unpack[ReplyOptions]) -> "Reply":
         """Answer the last message again with the next seed. Raises UsageError: there is no message yet."""
         with self._lock:
             self._require_idle()
             if not self._rounds:
                 raise UsageError("there is nothing to answer yet; send a message first")
             tries = self._num_tries + (not self._is_unanswered)
-            return self._begin([*self._rounds[:-1], Round(self._rounds[-1].user, None)], num_tries=tries)
+            return self._begin([*self._rounds[:-1], Round(self._rounds[-1].user, None)], tries, options)
 
     def undo(self) -> Round | None:
         """Remove and return the last message and its answer; None if there is none."""
@@ -187,13 +206,18 @@ class Conversation:
             messages=self._messages(rounds),
             model=model or self.engine.manifest.name,
             num_dropped=self.num_dropped,
+            sampling=self.sampling,
             cut_short=tuple((len(self._messages(rounds[: i + 1])) - 1, cut_short[i]) for i in sorted(cut_short)),
         )
 
     def restore(self, transcript: Transcript) -> None:
-        """Continue another conversation here. Raises UsageError: a message is neither a user's nor its answer."""
+        """Continue another conversation here, with its sampling.
+
+        Raises UsageError: A message is neither a user's nor its answer.
+        """
         system, rounds, cut_short = _parse_transcript(transcript)
         self.system = system
+        self.sampling = transcript.sampling or self.sampling
         sizes = [len(_flatten(rounds[:i])) for i in range(len(rounds) + 1)]
         self._restore(rounds, cut_short, bisect_left(sizes, transcript.num_dropped))
 
@@ -203,12 +227,16 @@ class Conversation:
 
     @classmethod
     def load(cls, engine: "Engine", path: str | Path, **settings: Unpack[Settings]) -> "Conversation":
-        """Read what save wrote; settings are overflow, sampling, max_tokens and stop, which it does not hold.
+        """Read what save wrote; settings are those of __init__ that it does not hold.
+
+        A sampling among the settings comes before the one in the file.
 
         Raises UsageError: the file cannot be read, is damaged, or is no conversation.
         """
         loaded = cls(engine, **settings)
         loaded.restore(read_transcript(Path(path)))
+        if isinstance(sampling := settings.get("sampling"), SamplingParams):
+            loaded.sampling = sampling
         return loaded
 
     @property
@@ -237,7 +265,12 @@ class Conversation:
     def _sent(self, rounds: Sequence[Round]) -> tuple[Message, ...]:
         return self._messages([*_answered_rounds(rounds[:-1]), *rounds[-1:]])
 
-    def _begin(self, rounds: list[Round], num_tries: int) -> "Reply":
+    def _begin(self, rounds: list[Round], num_tries: int, options: ReplyOptions) -> "Reply":
+        if unknown := options.keys() - ReplyOptions.__annotations__.keys():
+            raise UsageError(
+                f"a message of a conversation has no option '{min(unknown)}'; wanted "
+                f"{', '.join(ReplyOptions.__annotations__)}, or an attribute of the conversation"
+            )
         num_dropped = self._choose_num_dropped(rounds)
         sampling = replace(self.sampling, seed=(self.sampling.seed + num_tries) % 2**64)
         sent = self._sent(rounds[num_dropped:])
@@ -248,6 +281,7 @@ class Conversation:
             max_tokens=self.max_tokens,
             stop=self.stop,
             response_format=self.response_format,
+            **options,
         )
         dropped = _flatten(_answered_rounds(rounds[self._num_dropped : num_dropped]))
         # From here on the message is part of the conversation, even if its answer fails.
@@ -279,7 +313,7 @@ class Conversation:
 
     def _finish(self, answer: str, finish_reason: str) -> None:
         """Take the answer of a reply; a message that got no word of one stays unanswered."""
-        if not answer and finish_reason == "cancelled":
+        if not answer and finish_reason in ("cancelled", "timeout"):
             return
         self._rounds[-1] = Round(self._rounds[-1].user, answer)
         if finish_reason != "stop":
@@ -299,6 +333,8 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
     _stream: AnswerStream
     _chunks: list[Chunk]
     is_over: bool = False
+    _loop: Repetition | None = None
+    _num_since: int = 0  # tokens since a loop was looked for
 
     def __next__(self) -> Chunk:
         try:
@@ -317,6 +353,9 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
         return self._take(chunk)
 
     def _take(self, chunk: Chunk) -> Chunk:
+        self._look_for_loop(chunk)
+        if chunk.finish_reason == "cancelled" and self._loop:
+            chunk = replace(chunk, finish_reason="loop")
         self._chunks.append(chunk)
         if chunk.finish_reason is not None:
             self._finish(chunk.finish_reason)
@@ -343,7 +382,9 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
     @property
     def last(self) -> Chunk | None:
         """The last chunk, once there is one: also if the answer was closed before it was read."""
-        return self._stream.last
+        last = self._stream.last
+        is_loop = last is not None and last.finish_reason == "cancelled" and self._loop is not None
+        return replace(last, finish_reason="loop") if last and is_loop else last
 
     def cancel(self) -> None:
         """End the answer at once, from any thread or a signal handler; a last chunk says that it was cancelled."""
@@ -359,6 +400,15 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
         for _ in self:
             pass
         return join_chunks(self._chunks, self.prompt_tokens)
+
+    def _look_for_loop(self, chunk: Chunk) -> None:
+        self._num_since += len(chunk.token_ids)
+        if self._num_since < _LOOK_AFTER or not self._conversation.ends_loops or self._loop:
+            return
+        self._num_since = 0
+        self._loop = find_loop([token for each in (*self._chunks, chunk) for token in each.token_ids])
+        if self._loop:
+            self.cancel()
 
     def _finish(self, finish_reason: str) -> None:
         with self._conversation._lock:

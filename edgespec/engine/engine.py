@@ -315,9 +315,12 @@ class Engine:
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
+        ends_loops: bool = False,
         response_format: Mapping[str, Any] | None = None,
     ) -> "Conversation":
         """A conversation that remembers its messages; arguments as in Conversation and stream.
+
+        Without a sampling its tokens are chosen as model_sampling says, greedily where that is None.
 
         Raises:
             UsageError: The overflow policy does not exist, or system is no text.
@@ -331,6 +334,7 @@ class Engine:
             sampling=sampling,
             max_tokens=max_tokens,
             stop=stop,
+            ends_loops=ends_loops,
             response_format=response_format,
         )
 

@@ -10,7 +10,8 @@ from typing import Any
 import llguidance
 
 from edgespec.errors import FormatError
-from edgespec.grammar.closing import Closer
+from edgespec.grammar.closing import Closer, ClosingTokens
+from edgespec.grammar.endings import endings_of
 from edgespec.grammar.mask import first_words
 from edgespec.grammar.response_format import ResponseFormat
 from edgespec.grammar.schema import largest_opening, subschemas
@@ -21,7 +22,7 @@ _JSON_OPTIONS: Any = {"whitespace_flexible": False}
 _MAX_SYMBOLS = 200_000
 _MAX_LOCATED = 200  # parts of a schema that are tried to find the one that is wrong
 _MAX_COMPILED = 32  # grammars that are kept for later answers
-_OPENING = 64  # characters that a value of a grammar that is no schema is taken to need to end
+_OPENING = 64  # characters that a value of a grammar that is no schema is taken to need to end, at least
 _KINDS = {"json_schema": "JSON schema", "regex": "regular expression", "grammar": "grammar"}
 
 
@@ -46,7 +47,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer_file: Path, vocab_size: int, end_tokens: tuple[int, ...]) -> None:
         """Raises FormatError: The tokenizer cannot be used."""
         self._vocabulary = GrammarVocabulary(tokenizer_file, vocab_size, end_tokens)
-        self._closer = Closer(self._vocabulary)
+        self._closing_tokens = ClosingTokens(self._vocabulary)
         self._compiled: OrderedDict[ResponseFormat, CompiledGrammar] = OrderedDict()
         self._lock = Lock()
 
@@ -69,8 +70,12 @@ class GrammarCompiler:
             reason = first_words(matcher.get_error())
             place = self._place(wanted, reason)
             raise FormatError(f"the {_KINDS[wanted.kind]} of response_format cannot be used: {reason}{place}")
-        opening = largest_opening(json.loads(wanted.source)) if wanted.kind == "json_schema" else _OPENING
-        return CompiledGrammar(matcher, self._vocabulary, self._closer, opening)
+        # A grammar may hold schemas; half of its characters are more than one of their values needs.
+        opening = max(_OPENING, len(wanted.source) // 2)
+        if wanted.kind == "json_schema":
+            opening = largest_opening(json.loads(wanted.source))
+        closer = Closer(self._vocabulary, self._closing_tokens, *endings_of(wanted))
+        return CompiledGrammar(matcher, self._vocabulary, closer, opening)
 
     def _matcher(self, wanted: ResponseFormat) -> Any:
         limits = llguidance.LLParserLimits(max_grammar_size=_MAX_SYMBOLS, verbose_errors=False)

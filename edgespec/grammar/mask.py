@@ -30,6 +30,17 @@ def bias_of(matcher: Matcher, vocab_size: int) -> npt.NDArray[np.float32]:
     return _SUMMANDS[_bits(matcher)].reshape(-1)[:vocab_size]
 
 
+def forced_by(matcher: Matcher) -> list[int]:
+    """The tokens that have to follow; none where there is a choice, or the text has ended."""
+    return [] if matcher.is_stopped() else [int(token) for token in matcher.compute_ff_tokens()]
+
+
+def may_follow(matcher: Matcher, token: int) -> bool:
+    """Whether a token may follow, which the matcher then has consumed."""
+    forced = forced_by(matcher)
+    return (not forced or token == forced[0]) and bool(matcher.try_consume_tokens([token]))
+
+
 def _bits(matcher: Matcher) -> npt.NDArray[np.uint8]:
     bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     require_sound(matcher)
@@ -37,13 +48,13 @@ def _bits(matcher: Matcher) -> npt.NDArray[np.uint8]:
 
 
 def require_sound(matcher: Matcher) -> None:
-    """Raises FormatError: The grammar takes more work than is allowed for a token."""
+    """Raises FormatError: The grammar takes more work than is allowed for a token, or the library fails at it."""
     if matcher.is_error():
         raise FormatError(
-            f"the response_format takes too much work here ({first_words(matcher.get_error())}); make it simpler"
+            f"the response_format cannot be followed here ({first_words(matcher.get_error())}); make it simpler"
         )
 
 
 def first_words(error: str) -> str:
     """The beginning of a message of the library, in one line."""
-    return " ".join(error.split())[:300]
+    return " ".join(error.partition("<backtrace>")[0].split())[:300]

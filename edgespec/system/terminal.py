@@ -1,6 +1,7 @@
 """The terminal that this process was started in: how it is set, who may use it, and whether stdin has input."""
 
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -79,6 +80,11 @@ def unseen_keys() -> Iterator[Callable[[], None]]:
         yield hide
     finally:
         _set(modes, termios.TCSANOW)
+
+
+def terminal_width(stream: TextIO) -> int | None:
+    """Columns of the terminal that a stream writes to; None where it writes elsewhere."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def has_unread_data(stream: TextIO) -> bool:

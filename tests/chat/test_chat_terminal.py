@@ -263,6 +263,48 @@ def test_what_was_said_is_shown_when_a_conversation_is_loaded_and_on_demand(tmp_
     terminal.leave()
 
 
+def test_a_loop_is_said_and_ended_and_its_gain_is_not_praised(tmp_path: Path) -> None:
+    words = [f"word{i} " for i in range(20)]
+    terminal = rule_chat(tmp_path, {"loop": ["Well: ", *(words * 400)], "row": ["0, "] * 200})
+    terminal.ask("loop", "stopped: it")
+    screen = " ".join(terminal.settle().split())
+    assert "drafting is not judged by an answer that repeats itself" in screen
+    assert "the answer repeated itself" in screen
+    assert "/set loops keep" in screen
+    assert terminal.written.count("word7") < 40
+    terminal.ask("row", "drafting is off")
+    assert "repeated" not in terminal.settle()[-200:]
+    terminal.ask("/set loops keep")
+    terminal.ask("loop", "not judged")
+    assert terminal.written.count("word7") > 400
+    terminal.leave()
+
+
+def test_a_table_that_is_made_says_so_and_keeps_words_whole(tmp_path: Path) -> None:
+    long = "Jupiter is the largest of the planets and has a great red spot, a storm of centuries"
+    pieces = ["Here:\n\n", "| planet | what it is known for |\n", "|---|---|\n", f"| Jupiter | {long} |\n"]
+    pieces += ["| Neptune | blue |\n"] * 3
+    terminal = rule_chat(tmp_path, {"go": pieces}, pause_s=0.2)
+    terminal.enter("go")
+    terminal.wait_for("a table, 3 rows so far")
+    terminal.wait_for("a table, 6 rows so far")
+    terminal.ready()
+    screen = terminal.settle()
+    assert "so far" not in screen
+    words = set(screen.replace("│", " ").split())
+    assert {*long.split()} <= words
+    terminal.leave()
+
+
+def test_the_list_of_models_fits_80_columns(tmp_path: Path) -> None:
+    terminal = Terminal("models", "list", home=tmp_path)
+    assert terminal.exit_code() == 0
+    lines = terminal.written.splitlines()
+    assert max(map(len, lines)) <= COLUMNS
+    assert any(line.split()[:1] == ["smollm2-135m"] for line in lines)
+    assert "also shows" in terminal.written
+
+
 def test_wide_characters_are_never_broken_whatever_pieces_they_come_in(tmp_path: Path) -> None:
     text = "表情 👍🏽 と 👩‍💻 と é と 한국어 문장이 계속 이어집니다 " * 6 + "终。"
     terminal = rule_chat(tmp_path, {"wide": list(text)})
