@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from edgespec.policy.measured_gain import Gain
     from edgespec.system.progress import LoadProgress
     from edgespec.tokenization.chat_template import Message
+    from edgespec.tools.call_events import CallArguments, CallEnd, CallStart
+    from edgespec.tools.tool import ToolCall
 
 __version__ = "0.1.0"
 
@@ -53,6 +55,9 @@ __all__ = [
     "AcceptanceChange",
     "AnswerOptions",
     "AnswerStream",
+    "CallArguments",
+    "CallEnd",
+    "CallStart",
     "Chunk",
     "Completion",
     "ContextOverflow",
@@ -77,6 +82,7 @@ __all__ = [
     "SourceError",
     "Stats",
     "TokenLogprob",
+    "ToolCall",
     "UsageError",
     "VocabularyMismatch",
     "load",
@@ -86,6 +92,9 @@ _HOMES = {
     "AcceptanceChange": "policy.acceptance_rates",
     "AnswerOptions": "engine.request",
     "AnswerStream": "engine.answers",
+    "CallArguments": "tools.call_events",
+    "CallEnd": "tools.call_events",
+    "CallStart": "tools.call_events",
     "Chunk": "engine.answers",
     "Completion": "engine.answers",
     "Conversation": "engine.conversation",
@@ -100,6 +109,7 @@ _HOMES = {
     "LoadProgress": "system.progress",
     "SamplingParams": "decoding.sampling",
     "TokenLogprob": "decoding.logprobs",
+    "ToolCall": "tools.tool",
     "Stats": "engine.stats",
 }
 

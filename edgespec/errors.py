@@ -3,6 +3,7 @@
 EdgeSpecError                 1  anything else that went wrong
 ├── DiskFull                  1  no room for what is to be written
 ├── UsageError                2  an argument that makes no sense
+│   └── FormatError           2  a response_format that is wrong, or that no answer of the length allowed can match
 ├── ModelError                3  model missing or invalid
 │   ├── SourceError           3  a file to export from is broken, foreign or unsupported
 │   ├── ExportMismatch        3  an export whose output differs from its source's
@@ -48,6 +49,10 @@ class UsageError(EdgeSpecError):
     """An argument makes no sense."""
 
     exit_code = 2
+
+
+class FormatError(UsageError):
+    """A response_format is wrong or too much work, or no answer of the length allowed can match it."""
 
 
 class ModelError(EdgeSpecError):

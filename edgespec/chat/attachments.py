@@ -11,7 +11,7 @@ from edgespec.config.byte_size import format_bytes
 from edgespec.errors import UsageError
 from edgespec.system.printable import one_line
 
-MAX_TEXT_BYTES = 4 << 20  # about a million tokens
+MAX_TEXT_BYTES = 1 << 20  # about 250,000 tokens, which take 2 s to count
 MAX_PDF_BYTES = 64 << 20
 _PDF = b"%PDF-"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
@@ -64,6 +64,18 @@ def split_message(message: str) -> tuple[tuple[Attachment, ...], str]:
         files.append(Attachment(head[1], message[head.end() : max(at, head.end())]))
         message = message[at + len(end) :]
     return tuple(files), message
+
+
+def brief_message(message: str) -> str:
+    """A message as its user wrote it, behind the names of its files: [notes.md, 12 lines] What is new?"""
+    files, text = split_message(message)
+    named = (f"[{file.name}, {_num_lines(file.text)}] " for file in files)
+    return "".join(named) + text
+
+
+def _num_lines(text: str) -> str:
+    num = text.count("\n") + 1
+    return f"{num} line{'s' if num > 1 else ''}"
 
 
 def _fenced(file: Attachment) -> str:

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from edgespec.chat.commands import NOTHING, Next, describe_resumed, is_command, run_command, unescape_message
 from edgespec.chat.interrupt import Leave, catch_ctrl_c
+from edgespec.chat.live_line import live_line
 from edgespec.chat.past_rounds import show_last
 from edgespec.chat.plain import PlainPrinter, Printer, Waiting, is_plain
 from edgespec.chat.session import ChatSession
@@ -166,13 +167,18 @@ def _stop_on_ctrl_c(session: ChatSession, reply: Reply) -> Iterator[Callable[[],
 def _print_reply(session: ChatSession, reply: Reply, report: Callable[[str], None]) -> tuple[Chunk, ...]:
     if reply.dropped:
         report(f"the context is full: the {len(reply.dropped)} oldest messages are no longer sent to the model")
-    return _print_chunks(session, _save_regularly(session, reply), _prompt_progress(session, reply))
+    with live_line(session, sys.stdout) as live:
+        chunks = live.watch(_save_regularly(session, reply))
+        return _print_chunks(session, chunks, _prompt_progress(session, reply), live.stream)
 
 
 def _print_chunks(
-    session: ChatSession, chunks: Iterable[Chunk], progress: Callable[[], str] = str
+    session: ChatSession,
+    chunks: Iterable[Chunk],
+    progress: Callable[[], str] = str,
+    stream: TextIO | None = None,
 ) -> tuple[Chunk, ...]:
-    printer, waiting = _make_printer(session), Waiting(sys.stdout, progress)
+    printer, waiting = _make_printer(session, stream or sys.stdout), Waiting(sys.stdout, progress)
     seen: list[Chunk] = []
     waiting.begin()
     try:
@@ -186,13 +192,13 @@ def _print_chunks(
     return tuple(seen)
 
 
-def _make_printer(session: ChatSession) -> Printer:
+def _make_printer(session: ChatSession, stream: TextIO) -> Printer:
     if is_plain(sys.stdout) or session.view == "plain":
-        return PlainPrinter(sys.stdout)
+        return PlainPrinter(stream)
     # 0.1 s that a pipe can do without.
     from edgespec.chat.printer import MarkdownPrinter, OriginPrinter, console_of
 
-    console = console_of(sys.stdout)
+    console = console_of(stream)
     if session.view == "drafted":
         return OriginPrinter(console, session.engine.tokenizer)
     return MarkdownPrinter(console)

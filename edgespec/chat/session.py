@@ -38,6 +38,7 @@ class ChatSession:
     written: set[Path] = field(default_factory=set)  # files that commands of this chat have written
     attachments: list[Attachment] = field(default_factory=list)  # for the next message
     is_multi_line: bool = False
+    shows_figures: bool = False  # while an answer is written
     is_quiet: bool = False  # print only what was asked for, and problems
 
     @property

@@ -100,7 +100,9 @@ def format_status(status: Status, columns: int) -> str:
         f"{one_line(status.model, 40)} on {status.devices[0]}",
         status.context,
         status.drafting,
-        f"{stats.gain.value:.2f}x speed" if stats and stats.gain and not status.has_looped else "",
+        f"{stats.gain.value:.2f}x speed ± {stats.gain.error:.2f}"
+        if stats and stats.gain and not status.has_looped
+        else "",
         f"{format_speed(speed, 0)} tokens/s" if speed else "",
     ]
     line = ""

@@ -56,6 +56,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT; repeatable"
     )
+    add_file(parser, "--schema", "answer --prompt with JSON that matches the JSON schema in FILE")
     add_options(parser)
     advanced = parser.add_argument_group("advanced")
     add_file(advanced, "--log-rounds", "write one JSON line per target pass: expected gain, tokens accepted")
@@ -68,6 +69,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
 
 def _chat(options: argparse.Namespace) -> int:
     from edgespec.chat.attaching import add_files, read_files
+    from edgespec.chat.first_model import load_first
     from edgespec.chat.loop import answer_once, converse
     from edgespec.chat.trace_file import TraceFile
     from edgespec.system.terminal import has_unread_data
@@ -85,12 +87,15 @@ def _chat(options: argparse.Namespace) -> int:
             )
     prompt = _prompt(options)
     files = read_files(options.attach) if not options.transcript else []  # sent before a crash
+    wanted = _read_schema(options.schema) if options.schema else None
+    if wanted and prompt is None:
+        raise UsageError("--schema answers one prompt; give it with --prompt or on stdin")
     if options.log_rounds:
         _log_rounds(options.log_rounds)
     trace = TraceFile(options.trace) if options.trace else None
     autosave, last = _open_transcripts(options)
     with ExitStack() as engines:
-        engine = engines.enter_context(load_engine(options, answer_cache=_uses_answer_cache(options)))
+        engine = engines.enter_context(_load(options) if prompt else load_first(options, _load))
         conversation = engine.chat(
             options.system,
             overflow=options.overflow,
@@ -98,6 +103,7 @@ def _chat(options: argparse.Namespace) -> int:
             max_tokens=options.max_tokens,
             stop=options.stop,
             ends_loops=(options.loops or ("stop" if options.max_tokens is None else "keep")) == "stop",
+            response_format=wanted,
         )
         engines.callback(lambda: conversation.engine.close())  # looked up at the end: /model replaces it
         if last:
@@ -109,6 +115,8 @@ def _chat(options: argparse.Namespace) -> int:
                 conversation.system = options.system
         session = _session(options, conversation, autosave if prompt is None or last else None, trace)
         add_files(session, files, info)
+        if wanted:
+            session.view = "plain"
         if prompt is None:
             options.note("chat", "begun")
             return converse(session, keeps_history=not options.no_history)
@@ -133,6 +141,27 @@ def _tell_model_from_prompt(options: argparse.Namespace) -> None:
     options.model = options.named_model or options.model
     if options.words is not None:
         options.prompt = [options.words, *(options.prompt or [])]
+
+
+def _load(options: argparse.Namespace) -> "Engine":
+    return load_engine(options, answer_cache=_uses_answer_cache(options))
+
+
+def _read_schema(path: Path) -> dict[str, Any]:
+    """The response_format of a file with a JSON schema. Raises UsageError: it cannot be read or used."""
+    import json
+
+    from edgespec.grammar.response_format import read_format
+
+    try:
+        schema = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no JSON ({error}); give a file with a JSON schema") from None
+    stated = {"type": "json_schema", "schema": schema}
+    read_format(stated)  # what is wrong in itself is said before a model is loaded
+    return stated
 
 
 def _uses_answer_cache(options: argparse.Namespace) -> bool:
@@ -234,6 +263,7 @@ def _session(
         autosave=autosave,
         trace=trace,
         is_quiet=options.quiet,
+        shows_figures=options.stats,
     )
 
 

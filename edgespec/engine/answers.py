@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Lock, get_ident
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.drafters.timeline import Interval
@@ -18,6 +18,8 @@ from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.stats import Stats
 from edgespec.errors import MemoryExhausted
 from edgespec.system.owner_process import Owner
+from edgespec.tools.call_events import CallEvent, join_calls
+from edgespec.tools.tool import ToolCall
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -34,14 +36,17 @@ class Chunk:
 
     origins: For each token "target", or who drafted it: suffix, ngram, answers, lookahead, or the name of a model.
     logprobs: For each token, if they were asked for.
-    finish_reason: stop (an end token or a stop string), length (max_tokens), context (no room left), cancelled,
-        timeout (timeout_s), or loop (it repeated itself, in a conversation that ends loops).
+    tool_calls: What it adds to the calls of tools: CallStart, CallArguments and CallEnd.
+    finish_reason: stop (an end token or a stop string), tool_calls (the same, with calls of tools), length
+        (max_tokens), context (no room left), cancelled, timeout (timeout_s), or loop (it repeated itself, in a
+        conversation that ends loops).
     """
 
     text: str
     token_ids: tuple[int, ...]
     origins: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    tool_calls: tuple[CallEvent, ...] = ()
     finish_reason: str | None = None
     stats: Stats | None = None
     timeline: tuple[Interval, ...] = ()
@@ -49,7 +54,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """A whole answer. token_ids end with the token that completed a stop string, if one did."""
+    """A whole answer. token_ids end with the token that completed a stop string, if one did.
+
+    tool_calls: Calls of tools that it asks for; text is what it says beside them.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -59,6 +67,13 @@ class Completion:
     stats: Stats
     timeline: tuple[Interval, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message of the conversation that goes on, with its calls."""
+        calls = {"tool_calls": [call.as_dict() for call in self.tool_calls]} if self.tool_calls else {}
+        return {"role": "assistant", "content": self.text, **calls}
 
 
 def join_chunks(chunks: Sequence[Chunk], prompt_tokens: int) -> Completion:
@@ -75,6 +90,7 @@ def join_chunks(chunks: Sequence[Chunk], prompt_tokens: int) -> Completion:
         stats=last.stats,
         timeline=last.timeline,
         logprobs=tuple(each for chunk in chunks for each in chunk.logprobs),
+        tool_calls=join_calls(each for chunk in chunks for each in chunk.tool_calls),
     )
 
 

@@ -11,6 +11,7 @@ from weakref import ref
 from edgespec.decoding.repetition import Repetition, find_loop
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answers import AnswerStream, Chunk, Completion, join_chunks
+from edgespec.engine.drafting import Drafting
 from edgespec.engine.transcript import Transcript, read_transcript, save_transcript
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.tokenization.chat_template import Message
@@ -39,6 +40,17 @@ class Settings(TypedDict, total=False):
     max_tokens: int | None
     stop: str | Sequence[str] | None
     ends_loops: bool
+    response_format: Mapping[str, Any] | None
+
+
+class ReplyOptions(TypedDict, total=False):
+    """How one message is to be answered, beside what its conversation says; Engine.stream explains each."""
+
+    drafting: Drafting | None
+    logprobs: int | None
+    banned: str | Sequence[str] | None
+    timeout_s: float | None
+    priority: int
 
 
 class Conversation:
@@ -132,8 +144,8 @@ class Conversation:
         num_dropped = len(self._rounds) if self._overflow == "drop-oldest" else self._num_dropped
         return self.engine.context_length - self._count([*self._rounds, Round(text, None)], num_dropped)
 
-    def stream(self, text: str) -> "Reply":
-        """Send a message; return its answer as a stream.
+    def stream(self, text: str, **options: Unpack[ReplyOptions]) -> "Reply":
+        """Send a message; return its answer as a stream. Options are those of Engine.stream, for this answer.
 
         An earlier message without an answer stays, but is not sent to the model: chat templates want user and
         assistant to alternate.
@@ -146,20 +158,20 @@ class Conversation:
             raise UsageError(f"the message is {text!r}; wanted a text")
         with self._lock:
             self._require_idle()
-            return self._begin([*self._rounds, Round(text, None)], num_tries=0)
+            return self._begin([*self._rounds, Round(text, None)], 0, options)
 
-    def say(self, text: str) -> Completion:
-        """Send a message; return the whole answer. Raises what stream raises."""
-        return self.stream(text).completion()
+    def say(self, text: str, **options: Unpack[ReplyOptions]) -> Completion:
+        """Send a message; return the whole answer. Options and errors as in stream."""
+        return self.stream(text, **options).completion()
 
-    def retry(self) -> "Reply":
+    def retry(self, **options: Unpack[ReplyOptions]) -> "Reply":
         """Answer the last message again with the next seed. Raises UsageError: there is no message yet."""
         with self._lock:
             self._require_idle()
             if not self._rounds:
                 raise UsageError("there is nothing to answer yet; send a message first")
             tries = self._num_tries + (not self._is_unanswered)
-            return self._begin([*self._rounds[:-1], Round(self._rounds[-1].user, None)], num_tries=tries)
+            return self._begin([*self._rounds[:-1], Round(self._rounds[-1].user, None)], tries, options)
 
     def undo(self) -> Round | None:
         """Remove and return the last message and its answer; None if there is none."""
@@ -215,7 +227,7 @@ class Conversation:
 
     @classmethod
     def load(cls, engine: "Engine", path: str | Path, **settings: Unpack[Settings]) -> "Conversation":
-        """Read what save wrote; settings are overflow, max_tokens, stop and ends_loops, which it does not hold.
+        """Read what save wrote; settings are those of __init__ that it does not hold.
 
         A sampling among the settings comes before the one in the file.
 
@@ -253,7 +265,12 @@ class Conversation:
     def _sent(self, rounds: Sequence[Round]) -> tuple[Message, ...]:
         return self._messages([*_answered_rounds(rounds[:-1]), *rounds[-1:]])
 
-    def _begin(self, rounds: list[Round], num_tries: int) -> "Reply":
+    def _begin(self, rounds: list[Round], num_tries: int, options: ReplyOptions) -> "Reply":
+        if unknown := options.keys() - ReplyOptions.__annotations__.keys():
+            raise UsageError(
+                f"a message of a conversation has no option '{min(unknown)}'; wanted "
+                f"{', '.join(ReplyOptions.__annotations__)}, or an attribute of the conversation"
+            )
         num_dropped = self._choose_num_dropped(rounds)
         sampling = replace(self.sampling, seed=(self.sampling.seed + num_tries) % 2**64)
         sent = self._sent(rounds[num_dropped:])
@@ -264,6 +281,7 @@ class Conversation:
             max_tokens=self.max_tokens,
             stop=self.stop,
             response_format=self.response_format,
+            **options,
         )
         dropped = _flatten(_answered_rounds(rounds[self._num_dropped : num_dropped]))
         # From here on the message is part of the conversation, even if its answer fails.
@@ -295,7 +313,7 @@ class Conversation:
 
     def _finish(self, answer: str, finish_reason: str) -> None:
         """Take the answer of a reply; a message that got no word of one stays unanswered."""
-        if not answer and finish_reason == "cancelled":
+        if not answer and finish_reason in ("cancelled", "timeout"):
             return
         self._rounds[-1] = Round(self._rounds[-1].user, answer)
         if finish_reason != "stop":

@@ -9,8 +9,9 @@ from typing import Any
 
 import llguidance
 
-from edgespec.errors import UsageError
-from edgespec.grammar.closing import Closer
+from edgespec.errors import FormatError
+from edgespec.grammar.closing import Closer, ClosingTokens
+from edgespec.grammar.endings import endings_of
 from edgespec.grammar.mask import first_words
 from edgespec.grammar.response_format import ResponseFormat
 from edgespec.grammar.schema import largest_opening, subschemas
@@ -44,14 +45,14 @@ class GrammarCompiler:
     """Compiles formats for one model, and keeps those used last. Any thread may call it."""
 
     def __init__(self, tokenizer_file: Path, vocab_size: int, end_tokens: tuple[int, ...]) -> None:
-        """Raises UsageError: The tokenizer cannot be used."""
+        """Raises FormatError: The tokenizer cannot be used."""
         self._vocabulary = GrammarVocabulary(tokenizer_file, vocab_size, end_tokens)
-        self._closer = Closer(self._vocabulary)
+        self._closing_tokens = ClosingTokens(self._vocabulary)
         self._compiled: OrderedDict[ResponseFormat, CompiledGrammar] = OrderedDict()
         self._lock = Lock()
 
     def compile(self, wanted: ResponseFormat) -> CompiledGrammar:
-        """Raises UsageError: The grammar is wrong, or more than is worked on."""
+        """Raises FormatError: The grammar is wrong, or more than is worked on."""
         with self._lock:
             if wanted in self._compiled:
                 self._compiled.move_to_end(wanted)
@@ -67,9 +68,11 @@ class GrammarCompiler:
         matcher = self._matcher(wanted)
         if matcher.is_error():
             reason = first_words(matcher.get_error())
-            raise UsageError(f"the {_KINDS[wanted.kind]} cannot be used: {reason}{self._place(wanted, reason)}")
+            place = self._place(wanted, reason)
+            raise FormatError(f"the {_KINDS[wanted.kind]} of response_format cannot be used: {reason}{place}")
         opening = largest_opening(json.loads(wanted.source)) if wanted.kind == "json_schema" else _OPENING
-        return CompiledGrammar(matcher, self._vocabulary, self._closer, opening)
+        closer = Closer(self._vocabulary, self._closing_tokens, *endings_of(wanted))
+        return CompiledGrammar(matcher, self._vocabulary, closer, opening)
 
     def _matcher(self, wanted: ResponseFormat) -> Any:
         limits = llguidance.LLParserLimits(max_grammar_size=_MAX_SYMBOLS, verbose_errors=False)

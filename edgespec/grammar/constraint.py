@@ -11,14 +11,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.errors import UsageError
+from edgespec.errors import FormatError
 from edgespec.grammar.compile import CompiledGrammar
-from edgespec.grammar.mask import Matcher, bias_of, require_sound
+from edgespec.grammar.mask import Matcher, bias_of, forced_by, may_follow, require_sound
 from edgespec.types import TokenConstraint, TokenIds, append
 
 _NONE: TokenIds = np.zeros(0, np.int32)
 # Tokens of the shortest text that are named where an answer may not have so many.
-_MOST_NAMED = 4096
+_MOST_NAMED = 512
 
 
 class _Check(NamedTuple):
@@ -58,7 +58,7 @@ class GrammarConstraint(TokenConstraint):
             given: The beginning of the answer.
 
         Raises:
-            UsageError: given does not match, or max_tokens are too few.
+            FormatError: given does not match, or max_tokens are too few.
         """
         self._grammar, self._vocabulary = grammar, grammar.vocabulary
         self._ends = np.array(grammar.vocabulary.end_tokens, np.int32)
@@ -78,7 +78,7 @@ class GrammarConstraint(TokenConstraint):
         walk = self._walk_to(answer)
         if walk is None or max_tokens < 1:
             return _NONE
-        tokens = self._forced(walk.matcher)
+        tokens = forced_by(walk.matcher)
         if len(tokens) < max_tokens:
             behind = walk.matcher.deep_copy()
             behind.try_consume_tokens(tokens)
@@ -94,8 +94,7 @@ class GrammarConstraint(TokenConstraint):
         for i, token in enumerate(tokens.tolist()):
             if token in self._vocabulary.end_tokens:
                 return i + self._may_end(matcher, token)
-            forced = self._forced(matcher)
-            if (forced and token != forced[0]) or not matcher.try_consume_tokens([token]):
+            if not may_follow(matcher, token):
                 return i
         return len(tokens)
 
@@ -126,12 +125,12 @@ class GrammarConstraint(TokenConstraint):
     def _require_possible(self, given: TokenIds, max_tokens: int) -> None:
         walk = self._walk_to(given)
         if walk is None:
-            raise UsageError("the beginning of the answer does not match its response_format; change one of them")
+            raise FormatError("the beginning of the answer does not match its response_format; change one of them")
         find = self._grammar.closer.find
         if find(walk.matcher, max_tokens) is None:
             shortest = find(walk.matcher, _MOST_NAMED)
             needed = f"about {len(shortest)}" if shortest else f"more than {_MOST_NAMED}, or no end at all"
-            raise UsageError(
+            raise FormatError(
                 f"an answer may have {max_tokens} tokens here, and the shortest one found that matches its "
                 f"response_format has {needed}; allow more tokens or use a smaller format"
             )
@@ -200,10 +199,6 @@ class GrammarConstraint(TokenConstraint):
     def _may_end(self, matcher: Matcher, token: int) -> bool:
         is_stopped, first = matcher.is_stopped(), self._vocabulary.end_tokens[0]
         return bool(matcher.is_accepting()) and (not is_stopped or token == first)
-
-    @staticmethod
-    def _forced(matcher: Matcher) -> list[int]:
-        return [] if matcher.is_stopped() else [int(token) for token in matcher.compute_ff_tokens()]
 
 
 def _num_shared(one: TokenIds, other: TokenIds) -> int:

@@ -7,7 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from edgespec.errors import UsageError
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from edgespec.errors import FormatError
 from edgespec.grammar.schema import prepare_schema
 
 # Characters of a schema, a regular expression or a grammar; the largest tool schemas in use have some 50,000.
@@ -33,14 +35,14 @@ def read_format(stated: Mapping[str, Any] | None) -> ResponseFormat | None:
         {"type": "json_schema", "schema": {"type": "object"}}  # as the Responses API has it
         {"type": "json_object"}
         {"type": "regex", "regex": "[0-9]{4}"}
-        {"type": "grammar", "grammar": 'start: "yes" | "no"'}
+        {"type": "grammar", "grammar": 'start: "yes" | "no"'}  # Lark, or GBNF: 'root ::= "yes" | "no"'
 
-    Raises UsageError: It is none of these, or too large.
+    Raises FormatError: It is none of these, or too large.
     """
     if stated is None:
         return None
     if not isinstance(stated, Mapping):
-        raise UsageError(f"response_format is a {type(stated).__name__}; wanted an object with a type")
+        raise FormatError(f"response_format is a {type(stated).__name__}; wanted an object with a type")
     match stated.get("type"):
         case "text":
             return None
@@ -49,12 +51,14 @@ def read_format(stated: Mapping[str, Any] | None) -> ResponseFormat | None:
         case "json_schema":
             inner = stated.get("json_schema", stated)
             schema = inner.get("schema") if isinstance(inner, Mapping) else None
-        case "regex" | "grammar" as kind:
-            return ResponseFormat(kind, _text_of(stated, kind))
+        case "regex":
+            return ResponseFormat("regex", _text_of(stated, "regex"))
+        case "grammar":
+            return ResponseFormat("grammar", _lark_of(_text_of(stated, "grammar")))
         case other:
-            raise UsageError(f"response_format has the type {str(other)[:40]!r}; wanted {', '.join(_KINDS)}")
+            raise FormatError(f"response_format has the type {str(other)[:40]!r}; wanted {', '.join(_KINDS)}")
     if not isinstance(schema, (Mapping, bool)):
-        raise UsageError(
+        raise FormatError(
             'response_format has no schema; wanted {"type": "json_schema", "json_schema": {"schema": …}}'
         )
     return ResponseFormat("json_schema", _schema_text(schema))
@@ -63,8 +67,18 @@ def read_format(stated: Mapping[str, Any] | None) -> ResponseFormat | None:
 def _text_of(stated: Mapping[str, Any], kind: str) -> str:
     text = stated.get(kind)
     if not isinstance(text, str) or not text:
-        raise UsageError(f'response_format has no text under {kind}; wanted {{"type": "{kind}", "{kind}": …}}')
+        raise FormatError(f'response_format has no text under {kind}; wanted {{"type": "{kind}", "{kind}": …}}')
     return _within_bounds(text, kind)
+
+
+def _lark_of(grammar: str) -> str:
+    """A grammar in Lark; one in GBNF, as llama.cpp has them, is translated."""
+    if "::=" not in grammar:
+        return grammar
+    try:
+        return str(gbnf_to_lark(grammar))
+    except (Exception, RecursionError) as error:  # the library raises Exception itself
+        raise FormatError(f"the grammar is no valid GBNF: {' '.join(str(error).split())[:300]}") from None
 
 
 def _schema_text(schema: Mapping[str, Any] | bool) -> str:
@@ -73,12 +87,12 @@ def _schema_text(schema: Mapping[str, Any] | bool) -> str:
         _within_bounds(json.dumps(schema, ensure_ascii=False), "schema")
         return json.dumps(prepare_schema(schema), ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(
+        raise FormatError(
             f"the schema is no JSON ({error}); give one of objects, arrays, texts and numbers"
         ) from None
 
 
 def _within_bounds(text: str, name: str) -> str:
     if len(text) > MAX_CHARACTERS:
-        raise UsageError(f"the {name} has {len(text)} characters; wanted at most {MAX_CHARACTERS}")
+        raise FormatError(f"the {name} has {len(text)} characters; wanted at most {MAX_CHARACTERS}")
     return text

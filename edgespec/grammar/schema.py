@@ -1,9 +1,10 @@
 """What is checked of a JSON schema before it is compiled, and what is worked out from it."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from edgespec.errors import UsageError
+from edgespec.errors import FormatError
 
 MAX_DEPTH = 64
 _MAX_COMPARED = 8  # levels to which two schemas are compared
@@ -27,22 +28,22 @@ Schema = Mapping[str, Any]
 def prepare_schema(schema: Any) -> Any:
     """A schema with each oneOf whose branches exclude each other as anyOf, which then means the same.
 
-    Raises UsageError: It is nested too deep, refers to another document or to nothing, or has a oneOf of which
+    Raises FormatError: It is nested too deep, refers to another document or to nothing, or has a oneOf of which
     several branches may match.
     """
     for pointer, part in subschemas(schema):
         if isinstance(part, Mapping) and "$ref" in part:
             _require_reference(part["$ref"], pointer, schema)
-    return _without_one_of(schema, schema, "#", 0)
+    return _without_one_of(schema, _Comparison(schema), "#", 0)
 
 
 def subschemas(schema: Any, pointer: str = "#", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """All schemas within a schema and itself, each with its JSON pointer, the outer ones first.
 
-    Raises UsageError: They are nested too deep.
+    Raises FormatError: They are nested too deep.
     """
     if depth > MAX_DEPTH:
-        raise UsageError(
+        raise FormatError(
             f"the schema is nested deeper than {MAX_DEPTH} levels, at {pointer[:200]}; use a flatter one"
         )
     yield pointer, schema
@@ -70,12 +71,12 @@ def _escape(name: str) -> str:
 
 def _require_reference(reference: Any, pointer: str, root: Any) -> None:
     if not isinstance(reference, str) or not reference.startswith("#"):
-        raise UsageError(
+        raise FormatError(
             f'the schema has {{"$ref": {str(reference)[:80]!r}}} at {pointer}; only references within the schema '
             "are followed: put what it refers to under $defs, and refer to it by #/$defs/NAME"
         )
     if (reference.startswith("#/") or reference == "#") and resolve(reference, root) is None:
-        raise UsageError(f"the schema refers at {pointer} to {reference[:80]!r}, which it does not hold; add it")
+        raise FormatError(f"the schema refers at {pointer} to {reference[:80]!r}, which it does not hold; add it")
 
 
 def resolve(reference: str, root: Any) -> Any:
@@ -92,9 +93,37 @@ def resolve(reference: str, root: Any) -> Any:
     return found
 
 
-def _without_one_of(schema: Any, root: Any, pointer: str, depth: int) -> Any:
+@dataclass(slots=True)
+class _Comparison:
+    """Tells whether schemas exclude each other, within a bound of work."""
+
+    root: Any
+    num_left: int = 20_000
+
+    def exclude(self, one: Any, other: Any, depth: int = 0) -> bool:
+        """Whether surely no value matches both schemas."""
+        self.num_left -= 1
+        one, other = _followed(one, self.root), _followed(other, self.root)
+        if one is False or other is False:
+            return True
+        is_plain = isinstance(one, Mapping) and isinstance(other, Mapping)
+        if not is_plain or depth > _MAX_COMPARED or self.num_left < 0:
+            return False
+        if not _types_of(one) & _types_of(other):
+            return True
+        ours, theirs = _values_of(one), _values_of(other)
+        if ours is not None and theirs is not None and not any(_is_same(a, b) for a in ours for b in theirs):
+            return True
+        is_object = _types_of(one) <= {"object"} or _types_of(other) <= {"object"}
+        return is_object and any(
+            self.exclude(_property(one, name), _property(other, name), depth + 1)
+            for name in {*one.get("required", ()), *other.get("required", ())}
+        )
+
+
+def _without_one_of(schema: Any, comparison: _Comparison, pointer: str, depth: int) -> Any:
     if isinstance(schema, list):
-        return [_without_one_of(each, root, f"{pointer}/{i}", depth + 1) for i, each in enumerate(schema)]
+        return [_without_one_of(each, comparison, f"{pointer}/{i}", depth + 1) for i, each in enumerate(schema)]
     if not isinstance(schema, Mapping):
         return schema
     changed = {}
@@ -103,51 +132,32 @@ def _without_one_of(schema: Any, root: Any, pointer: str, depth: int) -> Any:
             changed[key] = value
         elif key in _SCHEMAS and isinstance(value, Mapping):
             changed[key] = {
-                name: _without_one_of(each, root, f"{pointer}/{key}/{_escape(str(name))}", depth + 1)
+                name: _without_one_of(each, comparison, f"{pointer}/{key}/{_escape(str(name))}", depth + 1)
                 for name, each in value.items()
             }
         elif key == "oneOf" and isinstance(value, list):
-            _require_exclusive(value, root, f"{pointer}/oneOf")
-            branches = _without_one_of(value, root, f"{pointer}/oneOf", depth + 1)
+            _require_exclusive(value, comparison, f"{pointer}/oneOf")
+            branches = _without_one_of(value, comparison, f"{pointer}/oneOf", depth + 1)
             if "anyOf" in schema:
                 changed["allOf"] = [*changed.get("allOf", ()), {"anyOf": branches}]
             else:
                 changed["anyOf"] = branches
         elif key == "allOf" and "allOf" in changed:
-            changed["allOf"] += _without_one_of(value, root, f"{pointer}/allOf", depth + 1)
+            changed["allOf"] += _without_one_of(value, comparison, f"{pointer}/allOf", depth + 1)
         else:
-            changed[key] = _without_one_of(value, root, f"{pointer}/{key}", depth + 1)
+            changed[key] = _without_one_of(value, comparison, f"{pointer}/{key}", depth + 1)
     return changed
 
 
-def _require_exclusive(branches: Sequence[Any], root: Any, pointer: str) -> None:
+def _require_exclusive(branches: Sequence[Any], comparison: _Comparison, pointer: str) -> None:
     for second in range(len(branches)):
         for first in range(second):
-            if not _exclude(branches[first], branches[second], root):
-                raise UsageError(
+            if not comparison.exclude(branches[first], branches[second]):
+                raise FormatError(
                     f"the schema has a oneOf at {pointer} whose branches {first} and {second} may both match; "
                     "make them exclude each other, by types or by different const values of a required property, "
                     "or use anyOf"
                 )
-
-
-def _exclude(one: Any, other: Any, root: Any, depth: int = 0) -> bool:
-    """Whether surely no value matches both schemas."""
-    one, other = _followed(one, root), _followed(other, root)
-    if one is False or other is False:
-        return True
-    if not isinstance(one, Mapping) or not isinstance(other, Mapping) or depth > _MAX_COMPARED:
-        return False
-    if not _types_of(one) & _types_of(other):
-        return True
-    ours, theirs = _values_of(one), _values_of(other)
-    if ours is not None and theirs is not None and not any(_is_same(a, b) for a in ours for b in theirs):
-        return True
-    is_object = _types_of(one) <= {"object"} or _types_of(other) <= {"object"}
-    return is_object and any(
-        _exclude(_property(one, name), _property(other, name), root, depth + 1)
-        for name in {*one.get("required", ()), *other.get("required", ())}
-    )
 
 
 def _followed(schema: Any, root: Any) -> Any:

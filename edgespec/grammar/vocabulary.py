@@ -5,7 +5,7 @@ from pathlib import Path
 
 import llguidance
 
-from edgespec.errors import UsageError
+from edgespec.errors import FormatError
 
 
 class GrammarVocabulary:
@@ -18,10 +18,10 @@ class GrammarVocabulary:
     def __init__(self, tokenizer_file: Path, vocab_size: int, end_tokens: Sequence[int]) -> None:
         """Read a tokenizer.json.
 
-        Raises UsageError: The model has no end token, or the grammar library cannot take the tokenizer.
+        Raises FormatError: The model has no end token, or the grammar library cannot take the tokenizer.
         """
         if not end_tokens:
-            raise UsageError(
+            raise FormatError(
                 "this model has no end token, so no answer in a response_format could end; leave it out"
             )
         self.vocab_size, self.end_tokens = vocab_size, tuple(end_tokens)
@@ -31,7 +31,7 @@ class GrammarVocabulary:
         except BaseException as error:  # a panic of the library is no Exception
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            raise UsageError(
+            raise FormatError(
                 f"the tokenizer of this model cannot be used with a response_format ({str(error)[:200]}); ask for "
                 "text, or use another model"
             ) from None

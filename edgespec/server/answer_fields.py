@@ -1,14 +1,16 @@
 """From the fields of a request to what an engine is asked: sampling, drafting, bounds."""
 
+import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.drafting import Drafting
 from edgespec.server.errors import ApiError
 from edgespec.server.limits import Limits
-from edgespec.server.protocol import Prediction, SamplingFields, SpeculationField, text_of
+from edgespec.server.protocol import GenerationFields, Prediction, SamplingFields, SpeculationField, text_of
 
 _SEEDS = 1 << 64
 _SAMPLING = {each.name for each in fields(SamplingParams)}
@@ -94,3 +96,30 @@ def _names(asked: str | None, open_drafters: Sequence[str]) -> Sequence[str] | N
             param="speculation",
         )
     return names
+
+
+def format_of(asked: GenerationFields) -> Mapping[str, Any] | None:
+    """What the answer has to match, as response_format states it; None for any text.
+
+    Raises ApiError: 400, it is stated twice, or a field of another server's has no JSON.
+    """
+    schema, grammar = asked.guided_json or asked.json_schema, asked.guided_grammar or asked.grammar
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise ApiError(400, f"guided_json is no JSON ({error}); give a schema", param="guided_json") from None
+    if asked.guided_choice:
+        grammar = "start: " + " | ".join(map(json.dumps, asked.guided_choice))
+    stated = [
+        asked.response_format,
+        None if schema is None else {"type": "json_schema", "schema": schema},
+        {"type": "regex", "regex": asked.guided_regex} if asked.guided_regex else None,
+        {"type": "grammar", "grammar": grammar} if grammar else None,
+    ]
+    found = [each for each in stated if each is not None]
+    if len(found) > 1:
+        raise ApiError(
+            400, "the format of the answer is stated twice; give response_format alone", param="response_format"
+        )
+    return found[0] if found else None

@@ -61,6 +61,9 @@ _TEXTS = ("text", "input_text", "output_text")  # types of parts
 class ChatMessage:
     role: str
     content: Content | None = None
+    tool_calls: list[Any] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +72,6 @@ class Prediction:
 
     content: Content
     type: str = "content"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Typed:
-    """A field of which only the type matters here."""
-
-    type: str = "text"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,17 +88,28 @@ class SamplingFields(ModelRequest):
     seed: int | None = None
     logit_bias: dict[str, float] | None = None
     speculation: SpeculationField | None = None
+    priority: int | None = None
     stream: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationFields(SamplingFields):
-    """What chat completions and completions have in common."""
+    """What chat completions and completions have in common.
+
+    The fields guided_… are names of vLLM for a response_format, json_schema and grammar those of llama.cpp.
+    """
 
     n: int | None = None
     stop: str | list[str] | None = None
     stream_options: StreamOptions | None = None
     prediction: Prediction | None = None
+    response_format: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +121,9 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: Typed | None = None
+    tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,11 +148,15 @@ class InputItem:
     type: str = "message"
     role: str | None = None
     content: Content | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: Content | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextField:
-    format: Typed | None = None
+    format: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +168,10 @@ class ResponsesRequest(SamplingFields):
     max_output_tokens: int | None = None
     previous_response_id: str | None = None
     text: TextField | None = None
-    tool_choice: str | dict[str, Any] | None = None
     top_logprobs: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     metadata: Metadata | None = None
     include: list[str] | None = None
     background: bool | None = None
@@ -273,21 +287,3 @@ def answer_length(param: str, asked: int | None, limits: Limits) -> int | None:
     """The most tokens of an answer; None for as many as fit. Raises ApiError: 400, fewer than one is asked for."""
     bounds = [bound for bound in (within(param, asked, 1), limits.num_tokens) if bound is not None]
     return min(bounds, default=None)
-
-
-def require_text_format(format: Typed | None, param: str) -> None:
-    """Raises ApiError: 400, a format is asked for that this server cannot promise."""
-    if format is not None and format.type != "text":
-        raise ApiError(
-            400, f"{param} is of the type '{format.type[:40]}'; this server answers in text alone", param=param
-        )
-
-
-def require_no_forced_tool(choice: str | dict[str, Any] | None) -> None:
-    """Raises ApiError: 400, a tool must be called. Where it may be called, an answer in text serves too."""
-    if isinstance(choice, dict) or choice == "required":
-        raise ApiError(
-            400,
-            "tool_choice demands a call of a tool, which this server does not make; leave it out or say auto",
-            param="tool_choice",
-        )

@@ -124,7 +124,8 @@ def test_an_answer_ends_when_its_client_leaves_it(tiny_model: Path) -> None:
     engine = engine_of(tiny_model, decoder)
     with serving(engine) as client:
         with client.stream("POST", "/answers", json={"messages": QUESTION}) as answer:
-            assert json.loads(next(answer.iter_lines()).removeprefix("data: "))["finish_reason"] is None
+            lines = answer.iter_lines()  # the end of which would close the answer
+            assert json.loads(next(lines).removeprefix("data: "))["finish_reason"] is None
             assert decoder.has_begun.wait(WAIT_S)
             assert not decoder.is_interrupted.is_set()
         assert decoder.is_interrupted.wait(WAIT_S)

@@ -109,6 +109,30 @@ def test_one_answer_is_made_at_a_time_also_from_several_threads() -> None:
     assert len(engine.asked) == 2
 
 
+def test_options_of_one_answer_are_those_of_the_engine(engine: Engine) -> None:
+    conversation = engine.chat(max_tokens=6)
+    plain = conversation.say("the in")
+    with conversation.retry(logprobs=2, banned=plain.text[:1], priority=-1, timeout_s=1e6) as reply:
+        other = reply.completion()
+    messages = [Message("user", "the in")]
+    wanted = engine.generate(
+        messages, sampling=SamplingParams(seed=1), max_tokens=6, logprobs=2, banned=plain.text[:1]
+    )
+    assert (other.token_ids, other.logprobs) == (wanted.token_ids, wanted.logprobs)
+    assert len(other.logprobs[0].top) == 2
+    for wrong in ({"system": "be brief"}, {"raw": True}):
+        with pytest.raises(UsageError, match="has no option"):
+            conversation.say("the", **wrong)  # type: ignore[arg-type]
+    assert len(conversation.rounds) == 1
+
+
+def test_a_message_that_gets_no_word_in_time_stays_unanswered(engine: Engine) -> None:
+    conversation = engine.chat(max_tokens=6)
+    reply = conversation.say("the in", timeout_s=1e-9)
+    assert (reply.text, reply.finish_reason) == ("", "timeout")
+    assert conversation.rounds == (("the in", None),)
+
+
 def test_what_was_read_of_an_answer_that_nobody_reads_on_stays() -> None:
     conversation, _ = talk()
     for chunk in conversation.stream("a b c d"):

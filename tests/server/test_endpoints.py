@@ -1,5 +1,7 @@
 """What clients ask and get, on a table model behind a real socket."""
 
+import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -117,7 +119,7 @@ def test_messages_may_have_parts_and_a_developer(served: Served) -> None:
 def test_fields_that_are_unknown_or_mean_nothing_here_change_nothing(served: Served) -> None:
     more = {
         "user": "u", "store": True, "metadata": {"a": "b"}, "parallel_tool_calls": True, "modalities": ["text"],
-        "audio": {"voice": "x"}, "tools": [{"type": "function"}], "tool_choice": "auto", "service_tier": "auto",
+        "audio": {"voice": "x"}, "tools": [], "tool_choice": "auto", "service_tier": "auto",
         "response_format": {"type": "text"}, "verbosity": "low", "no_such_field": [1, {"deep": None}],
     }  # fmt: skip
     assert served.chat(**more)["choices"] == served.chat()["choices"]
@@ -362,3 +364,89 @@ def test_the_model_of_the_command_line_needs_no_name_and_answers_have_a_bound(
         assert found["usage"]["completion_tokens"] == 5
         assert found["model"] == tiny_model.name
         assert [each["id"] for each in served.client.get("/v1/models").json()["data"]] == [tiny_model.name]
+
+
+# -- structured output -------------------------------------------------------------------------------
+
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}, "y": {"enum": ["up", "down"]}},
+    "required": ["x", "y"],
+    "additionalProperties": False,
+}
+
+
+def require_point(text: str) -> None:
+    found = json.loads(text)
+    assert [*found] == ["x", "y"]
+    assert isinstance(found["x"], int)
+    assert found["y"] in ("up", "down")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "p", "strict": True, "schema": POINT},
+            }
+        },
+        {"guided_json": POINT},
+        {"guided_json": json.dumps(POINT)},
+        {"json_schema": POINT},
+        {"response_format": {"type": "json_object", "schema": POINT}},
+    ],
+)
+def test_an_answer_matches_its_schema(served: Served, fields: dict[str, Any]) -> None:
+    for choice in served.chat(n=2, temperature=1.0, logprobs=True, max_tokens=40, **fields)["choices"]:
+        require_point(choice["message"]["content"])
+        assert choice["finish_reason"] == "stop"
+        assert len(choice["logprobs"]["content"]) > 10
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"response_format": {"type": "regex", "regex": "[0-9]{3}-(ab|cd)"}}, "[0-9]{3}-(ab|cd)"),
+        ({"guided_regex": "[xyz]{5}"}, "[xyz]{5}"),
+        ({"guided_choice": ["yes sir", 'no "way"']}, 'yes sir|no "way"'),
+        ({"response_format": {"type": "grammar", "grammar": 'start: "a" /[bc]+/ "d"'}}, "a[bc]+d"),
+        ({"guided_grammar": 'start: ("x" | "y")~3'}, "[xy]{3}"),
+        ({"grammar": 'root ::= "left" | "right"'}, "left|right"),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_an_answer_matches_its_expression_or_grammar(
+    served: Served, path: str, fields: dict[str, Any], wanted: str
+) -> None:
+    prompt = {"messages": HI} if path == CHAT else {"prompt": "in the an"}
+    (choice,) = served.post(path, {"model": "tiny", "max_tokens": 20, **prompt, **fields}).json()["choices"]
+    assert re.fullmatch(wanted, choice["message"]["content"] if path == CHAT else choice["text"])
+
+
+def test_a_response_has_the_text_format_that_was_asked_for(served: Served) -> None:
+    stated = {"type": "json_schema", "name": "point", "schema": POINT, "strict": True}
+    fields = {"model": "tiny", "input": "in the an", "max_output_tokens": 40, "text": {"format": stated}}
+    whole = served.post(RESPONSES, fields).json()
+    require_point(whole["output"][0]["content"][0]["text"])
+    assert (whole["status"], whole["text"]["format"]) == ("completed", stated)
+    streamed = [each["delta"] for each in served.events(RESPONSES, fields) if each["type"].endswith("text.delta")]
+    require_point("".join(streamed))
+
+
+def test_a_format_that_is_stated_twice_is_refused(served: Served) -> None:
+    answer = served.post(CHAT, asked(guided_regex="a", response_format={"type": "json_object"}))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+
+
+def test_answers_that_share_passes_keep_their_own_formats(served: Served) -> None:
+    def ask(i: int) -> str:
+        pattern = f"{i}[ab]{{8}}"
+        found = served.chat(
+            max_tokens=20, temperature=1.0, seed=i, response_format={"type": "regex", "regex": pattern}
+        )
+        return str(found["choices"][0]["message"]["content"])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(re.fullmatch(f"{i}[ab]{{8}}", text) for i, text in enumerate(pool.map(ask, range(8))))

@@ -120,7 +120,9 @@ def test_a_key_is_asked_for_everywhere_but_at_health(names: ModelNames, tiny_mod
         ("messages", [{"role": "wizard", "content": "x"}]), ("messages", [{"role": "user", "content": 7}]),
         ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
         ("messages", [{"role": "tool", "content": "x"}]), ("stream", "yes"), ("prediction", "text"),
-        ("response_format", {"type": "json_object"}), ("tool_choice", "required"), ("speculation", 3),
+        ("response_format", {"type": "xml"}), ("response_format", {"type": "json_schema"}),
+        ("response_format", {"type": "regex", "regex": "[a"}), ("response_format", 3),
+        ("tool_choice", "required"), ("speculation", 3),
         ("tool_choice", {"type": "function"}),
     ],
 )  # fmt: skip
@@ -263,11 +265,52 @@ def test_a_full_queue_says_when_to_come_back(names: ModelNames, tiny_model: Path
         served.wait_until(lambda: served.services.admission.num_taken == 0)
 
 
-def test_schemas_and_expressions_are_refused_at_once(served: Served) -> None:
-    """S10: no grammar is compiled."""
-    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": "(a+)+" * 1000}}}
-    answer = served.client.post(CHAT, json={**HI, "response_format": schema})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+def _nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+HOSTILE_SCHEMAS: list[tuple[Any, str]] = [
+    ({"type": "strin"}, "strin"),
+    ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+    ({"type": "string", "pattern": "["}, "unclosed"),
+    ({"type": "object", "properties": {"a": {"not": {"type": "string"}}}}, "#/properties/a"),
+    ({"$ref": "https://example.com/schema.json"}, "within the schema"),
+    ({"$ref": "file:///etc/passwd"}, "within the schema"),
+    ({"$ref": "#/$defs/missing"}, "#/$defs/missing"),
+    ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "no end"),
+    ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "oneOf"),
+    ({"oneOf": [{"type": "object"} for _ in range(800)]}, "oneOf"),
+    (_nested(300), "nested deeper"),
+    ({"type": "string", "minLength": 500, "maxLength": 600}, "allow more tokens"),
+    ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "nsatisfiable"),
+]
+
+
+@pytest.mark.parametrize(("schema", "reason"), HOSTILE_SCHEMAS)
+def test_schemas_that_cannot_be_used_are_refused_with_their_reason(
+    served: Served, schema: Any, reason: str
+) -> None:
+    """S10: the server goes on."""
+    stated = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    answer = served.client.post(CHAT, json={**HI, "max_tokens": 40, "response_format": stated})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", "response_format")
+    assert reason in error["message"]
+    assert served.client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(a+)+" * 1000, "^((a{1000}){1000}){100}$", "(x|y|xy)*z" * 200, "^(.{0,500}x){0,50}$"]
+)
+def test_an_expression_that_is_much_work_holds_nobody_up(served: Served, pattern: str) -> None:
+    """S10: it is refused, or its answer is made, or ends with a reason; the next one is answered."""
+    stated = {"type": "json_schema", "json_schema": {"schema": {"type": "string", "pattern": pattern}}}
+    answer = served.client.post(CHAT, json={**HI, "max_tokens": 200, "response_format": stated})
+    assert answer.status_code in (200, 400)
+    assert served.client.post(CHAT, json={**HI, "max_tokens": 5}).status_code == 200
 
 
 class FailingDecoder(StuckDecoder):
