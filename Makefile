@@ -67,7 +67,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.cpu: $(VENV)/bin/python pyproject.toml
 	@echo "installing into $(VENV), which takes a minute or two"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[cpu]"
+	@$(BIN)/python scripts/pip_install.py -e ".[cpu]"
 	@touch $@
 
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml
