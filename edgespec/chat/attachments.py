@@ -66,6 +66,18 @@ def split_message(message: str) -> tuple[tuple[Attachment, ...], str]:
     return tuple(files), message
 
 
+def brief_message(message: str) -> str:
+    """A message as its user wrote it, behind the names of its files: [notes.md, 12 lines] What is new?"""
+    files, text = split_message(message)
+    named = (f"[{file.name}, {_num_lines(file.text)}] " for file in files)
+    return "".join(named) + text
+
+
+def _num_lines(text: str) -> str:
+    num = text.count("\n") + 1
+    return f"{num} line{'s' if num > 1 else ''}"
+
+
 def _fenced(file: Attachment) -> str:
     fence = "`" * max(_MIN_FENCE, 1 + max(map(len, re.findall("`+", file.text)), default=0))
     ending = Path(file.name).suffix.lower().removeprefix(".")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgespec.chat.attaching import attach, detach
-from edgespec.chat.attachments import split_message
+from edgespec.chat.attachments import brief_message, split_message
 from edgespec.chat.clipboard import copy
 from edgespec.chat.live_line import switch_figures
 from edgespec.chat.past_rounds import show_last, show_rounds
@@ -118,7 +118,7 @@ def describe_resumed(session: ChatSession) -> str:
         hint = " It has no answer yet; /retry asks for one."
     elif (num - 1, "cancelled") in session.conversation.transcript().cut_short:
         hint = " Its answer was cut off; /retry asks for a new one."
-    return f"{num} messages; your last message: {one_line(rounds[-1].user, 60)!r}.{hint}"
+    return f"{num} messages; your last message: {one_line(brief_message(rounds[-1].user), 60)!r}.{hint}"
 
 
 def code_blocks(text: str) -> list[str]:
@@ -190,7 +190,7 @@ def _undo(session: ChatSession, argument: str) -> None:
     if (removed := session.conversation.undo()) is None:
         raise UsageError("there is nothing to undo")
     session.save()
-    session.info(f"removed: {one_line(removed.user, 60)}")
+    session.info(f"removed: {one_line(brief_message(removed.user), 60)}")
 
 
 @_command("edit", Argument.NONE, "change the last message and send it again")

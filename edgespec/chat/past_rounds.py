@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 
+from edgespec.chat.attachments import brief_message
 from edgespec.chat.plain import PlainPrinter, Printer, is_plain
 from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Round
@@ -22,7 +23,7 @@ def show_last(rounds: Sequence[Round], info: Callable[[str], None]) -> None:
 
 def show_rounds(rounds: Sequence[Round], info: Callable[[str], None]) -> None:
     for each in rounds:
-        _show_message(each.user)
+        _show_message(brief_message(each.user))
         if each.answer is None:
             info("(no answer)")
             continue

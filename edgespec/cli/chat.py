@@ -56,6 +56,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT; repeatable"
     )
+    add_file(parser, "--schema", "answer --prompt with JSON that matches the JSON schema in FILE")
     add_options(parser)
     advanced = parser.add_argument_group("advanced")
     add_file(advanced, "--log-rounds", "write one JSON line per target pass: expected gain, tokens accepted")
@@ -86,6 +87,9 @@ def _chat(options: argparse.Namespace) -> int:
             )
     prompt = _prompt(options)
     files = read_files(options.attach) if not options.transcript else []  # sent before a crash
+    wanted = _read_schema(options.schema) if options.schema else None
+    if wanted and prompt is None:
+        raise UsageError("--schema answers one prompt; give it with --prompt or on stdin")
     if options.log_rounds:
         _log_rounds(options.log_rounds)
     trace = TraceFile(options.trace) if options.trace else None
@@ -99,6 +103,7 @@ def _chat(options: argparse.Namespace) -> int:
             max_tokens=options.max_tokens,
             stop=options.stop,
             ends_loops=(options.loops or ("stop" if options.max_tokens is None else "keep")) == "stop",
+            response_format=wanted,
         )
         engines.callback(lambda: conversation.engine.close())  # looked up at the end: /model replaces it
         if last:
@@ -110,6 +115,8 @@ def _chat(options: argparse.Namespace) -> int:
                 conversation.system = options.system
         session = _session(options, conversation, autosave if prompt is None or last else None, trace)
         add_files(session, files, info)
+        if wanted:
+            session.view = "plain"
         if prompt is None:
             options.note("chat", "begun")
             return converse(session, keeps_history=not options.no_history)
@@ -138,6 +145,23 @@ def _tell_model_from_prompt(options: argparse.Namespace) -> None:
 
 def _load(options: argparse.Namespace) -> "Engine":
     return load_engine(options, answer_cache=_uses_answer_cache(options))
+
+
+def _read_schema(path: Path) -> dict[str, Any]:
+    """The response_format of a file with a JSON schema. Raises UsageError: it cannot be read or used."""
+    import json
+
+    from edgespec.grammar.response_format import read_format
+
+    try:
+        schema = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no JSON ({error}); give a file with a JSON schema") from None
+    stated = {"type": "json_schema", "schema": schema}
+    read_format(stated)  # what is wrong in itself is said before a model is loaded
+    return stated
 
 
 def _uses_answer_cache(options: argparse.Namespace) -> bool:

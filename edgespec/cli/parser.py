@@ -10,6 +10,8 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from edgespec.config.options import OLD_NAMES
+from edgespec.errors import EdgeSpecError
+from edgespec.system.console import discard_output
 
 PROMPT_WORDS = "words"  # the attribute of a prompt that is given without a flag
 _WIDEST = 110
@@ -106,6 +108,19 @@ class CommandParser(argparse.ArgumentParser):
         owner = next((each.prog for each in commands.values() if name in each._option_string_actions), "")
         hint = f"; it is a flag of {owner}" if owner else _suggest(name, [*self._option_string_actions])
         self.error(f"unrecognized arguments: {flag}{hint}")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Write help or an error, which argparse takes for written where the disk is full.
+
+        Raises EdgeSpecError: It cannot be written.
+        """
+        try:
+            print(message, end="", file=file or sys.stderr)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            discard_output(sys.stdout)
+            raise EdgeSpecError(f"cannot write to stdout ({error.strerror})") from None
 
     def error(self, message: str) -> NoReturn:
         """Print one line on what is wrong and one on where to find help, and exit."""

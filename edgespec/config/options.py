@@ -225,6 +225,11 @@ OPTIONS: Mapping[str, Option] = {
         is_secret=True,
     ),
     "max-models": _server("whole", "how many models may be loaded at once", 1, metavar="N"),
+    "max-parallel": _server(
+        "whole",
+        "how many requests one model answers at once, 1 to 16 (default: 4, or as many as there is memory for)",
+        metavar="N",
+    ),
     "idle-timeout": _server(
         "number", "close a model that nobody has used for S seconds; 0 keeps models", 900.0, metavar="S"
     ),
@@ -248,5 +253,5 @@ OLD_NAMES = {"no-memory": "no-answer-cache"}
 LOAD_PARAMETERS = {
     name: {"threads": "num_threads", "memory": "memory_limit"}.get(name, name.replace("-", "_"))
     for name, option in OPTIONS.items()
-    if option.group in (_SPECULATION, _DEVICES) or name in ("home", "offline")
+    if option.group in (_SPECULATION, _DEVICES) or name in ("home", "offline", "max-parallel")
 }

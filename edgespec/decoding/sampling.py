@@ -24,7 +24,7 @@ _NUM_RANKED = 64  # of the likeliest before noise, at least
 _LOWEST_DRAFTED = -11.5
 _BANNING_BIAS, _LARGEST_BIAS = -100.0, 100.0
 # Choices that would leave a constrained answer no way to its end, after which the shortest way is taken.
-_MAX_REFUSED = 8
+_MAX_REFUSED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

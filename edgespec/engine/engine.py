@@ -22,7 +22,6 @@ from edgespec.engine.generation import Generation
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.engine.request import (
     AnswerOptions,
-    CallReading,
     Request,
     check_count,
     check_flag,
@@ -32,7 +31,8 @@ from edgespec.engine.request import (
 )
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.target_caches import TargetCaches, answer_decoder
-from edgespec.errors import ContextOverflow, EdgeSpecError, ManifestError, ModelError, UsageError
+from edgespec.engine.tool_calls import call_reading, format_with_calls
+from edgespec.errors import ContextOverflow, EdgeSpecError, FormatError, ManifestError, ModelError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import return_freed
 from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
@@ -41,7 +41,7 @@ from edgespec.system.owner_process import Owner
 from edgespec.tokenization.banned_texts import BannedTexts, SpellingIndex
 from edgespec.tokenization.prompt_encoder import Prompt, PromptEncoder
 from edgespec.tokenization.token_ids import parse_ids
-from edgespec.tools.tool_use import ToolUse, parse_tool_use, require_free_choice
+from edgespec.tools.tool_use import parse_tool_use
 from edgespec.types import TokenIds, TokenMask, append
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ class Engine:
         use = parse_tool_use(
             tools, tool_choice, is_parallel=check_flag("parallel_tool_calls", parallel_tool_calls)
         )
-        calls = self._calls_of(use, whole=whole_tool_calls) if use else None
+        calls = call_reading(use, self._encoder.tool_template.format, whole=whole_tool_calls) if use else None
         tokens = self._encoder.encode_fitting(prompt, system, raw=raw, tools=use.tools if use else ())
         begun = self._encoder.encode_prefill(() if prefill is None else prefill)
         request = Request(
@@ -281,7 +281,13 @@ class Engine:
             calls=calls,
         )
         self._require_possible(request)
-        return self._stream(self._constrained(request, response_format))
+        if calls is None:
+            return self._stream(self._constrained(request, response_format))
+        try:
+            response_format = format_with_calls(calls, response_format, self.tokenizer.special_tokens)
+            return self._stream(self._constrained(request, response_format))
+        except FormatError as error:
+            raise UsageError(f"tools cannot be ensured as they are asked for: {error}") from None
 
     def astream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AsyncGenerator[Chunk, None]:
         """Stream an answer to an asyncio task; arguments and errors as in stream, errors with the first chunk.
@@ -385,10 +391,6 @@ class Engine:
         """How the model is told of tools and writes calls, such as "hermes, by the chat template"."""
         self._require_open()
         return self._encoder.tool_template.description
-
-    def _calls_of(self, use: ToolUse, *, whole: bool) -> CallReading:
-        require_free_choice(use)
-        return CallReading(use, self._encoder.tool_template.format, whole)
 
     def _choose(self, drafting: Drafting | None, prompt: TokenIds) -> DraftChoice:
         if drafting is None:

@@ -4,43 +4,25 @@ The shortest one is not looked for: a way is found by closing what is open, and 
 trying several tokens at each place.
 """
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.grammar.mask import Matcher, mask_of
+from edgespec.grammar.mask import Matcher, forced_by, mask_of, may_follow
 from edgespec.grammar.vocabulary import GrammarVocabulary
 
 Mask = npt.NDArray[np.bool_]
+Ids = npt.NDArray[np.intp]
 
-# What ends a value, and then what begins a short one; within a free text a quotation mark comes first.
-_CLOSERS = (
-    "}",
-    "]",
-    '"',
-    ")",
-    ">",
-    "0",
-    "1",
-    "2",
-    "3",
-    "4",
-    "5",
-    "6",
-    "7",
-    "8",
-    "9",
-    "null",
-    "true",
-    "[",
-    "{",
-    "-",
-)
+# What ends a value; within a free text a quotation mark alone does. And what begins a short one.
+_CLOSERS = (b"}", b"]", b'"', b")", b">", b",")
+_VALUES = (*(b"%d" % digit for digit in range(10)), b"null", b"true", b"[", b"{", b"-")
 _FREE_SHARE = 8  # a text is free where more than an eighth of the vocabulary may follow
 _BEAM, _PREFERRED = 6, 5  # states of each length that are followed, and tokens that come first in each
 _FEW = 16  # so many tokens are all tried
-_MAX_TRIED = 1500  # tokens in all, some 0.1 s
+_MAX_TRIED = 300  # tokens in all, some 0.03 s
 
 
 class _State(NamedTuple):
@@ -51,27 +33,59 @@ class _State(NamedTuple):
     matcher: Matcher
 
 
+class ClosingTokens:
+    """The tokens of a vocabulary that ways are made of, each kind in the order in which it is tried.
+
+    closers: End a value.
+    values: Begin a short value.
+    words: Letters and digits, the longest first.
+    single: One printable character each, letters and digits last.
+    short: All tokens, the shortest first.
+    quote: A quotation mark; −1 where there is none.
+    """
+
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+        texts = [vocabulary.text_of(token) for token in range(vocabulary.vocab_size)]
+        by_text = {text: token for token, text in reversed(list(enumerate(texts)))}
+
+        def ids(tokens: Iterable[int]) -> Ids:
+            return np.array(list(tokens), np.intp)
+
+        self.closers = ids(by_text[text] for text in _CLOSERS if text in by_text)
+        self.values = ids(by_text[text] for text in _VALUES if text in by_text)
+        words = (token for token, text in enumerate(texts) if text.isalnum() and text.isascii())
+        self.words = ids(sorted(words, key=lambda token: (-len(texts[token]), token)))
+        single = (token for token, text in enumerate(texts) if len(text) == 1 and 0x20 <= text[0] < 0x7F)
+        self.single = ids(sorted(single, key=lambda token: (texts[token].isalnum(), token)))
+        self.short = ids(sorted(range(len(texts)), key=lambda token: (len(texts[token]) or 99, token)))
+        self.quote = by_text.get(b'"', -1)
+
+
+class _Endings(NamedTuple):
+    """Texts as tokens, and the first token of each."""
+
+    tokens: list[list[int]]
+    first: Ids
+
+    @classmethod
+    def of(cls, texts: Sequence[str], vocabulary: GrammarVocabulary) -> "_Endings":
+        found = [tokens for text in texts if (tokens := vocabulary.tokenizer.tokenize_str(text))]
+        return cls(found, np.array([tokens[0] for tokens in found], np.intp))
+
+
 class Closer:
-    """Finds ways to the end for grammars over one vocabulary.
+    """Finds ways to the end of texts that match one grammar.
 
     way = closer.find(matcher, max_tokens=40)  # the tokens of '"}' and the end token, in `{"name": "Ad`
     """
 
-    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+    def __init__(
+        self, vocabulary: GrammarVocabulary, tokens: ClosingTokens, texts: Sequence[str], numbers: Sequence[str]
+    ) -> None:
+        """texts and numbers: What may end a text and a number, those first that are to be tried first."""
         self._vocab_size, self._end = vocabulary.vocab_size, vocabulary.end_tokens[0]
-        texts = [vocabulary.text_of(token) for token in range(vocabulary.vocab_size)]
-        by_text = {text: token for token, text in reversed(list(enumerate(texts)))}
-        self._closers = np.array(
-            [by_text[text.encode()] for text in _CLOSERS if text.encode() in by_text], np.intp
-        )
-        self._quote = by_text.get(b'"', -1)
-        words = [token for token, text in enumerate(texts) if text.isalnum() and text.isascii()]
-        self._words = np.array(sorted(words, key=lambda token: (-len(texts[token]), token)), np.intp)
-        single = [token for token, text in enumerate(texts) if len(text) == 1 and 0x20 <= text[0] < 0x7F]
-        self._single = np.array(sorted(single, key=lambda token: (texts[token].isalnum(), token)), np.intp)
-        self._short = np.array(
-            sorted(range(len(texts)), key=lambda token: (len(texts[token]) or 99, token)), np.intp
-        )
+        self._tokens = tokens
+        self._texts, self._numbers = (_Endings.of(each, vocabulary) for each in (texts, numbers))
 
     def find(self, matcher: Matcher, max_tokens: int) -> tuple[int, ...] | None:
         """The tokens of a way to the end, the end token included; None where none of max_tokens was found."""
@@ -80,8 +94,8 @@ class Closer:
     @staticmethod
     def leads_to_end(matcher: Matcher, way: tuple[int, ...]) -> bool:
         """Whether a way that was found elsewhere is one from here, too."""
-        copy, tokens = matcher.deep_copy(), list(way[:-1])
-        return copy.try_consume_tokens(tokens) == len(tokens) and bool(copy.is_accepting())
+        copy = matcher.deep_copy()
+        return all(may_follow(copy, token) for token in way[:-1]) and bool(copy.is_accepting())
 
     def _close(self, matcher: Matcher, max_tokens: int) -> tuple[int, ...] | None:
         """The way on which each token is the one preferred."""
@@ -89,7 +103,9 @@ class Closer:
         while len(way) < max_tokens:
             if matcher.is_accepting():
                 return (*way, self._end)
-            step = self._forced(matcher) or self._preferred(mask_of(matcher, self._vocab_size), 1)
+            if not (step := forced_by(matcher)):
+                steps = self._preferred(matcher, mask_of(matcher, self._vocab_size), 1)
+                step = steps[0] if steps else []
             if not step or matcher.try_consume_tokens(step) < len(step):
                 return None
             way += step
@@ -120,33 +136,59 @@ class Closer:
 
     def _steps(self, matcher: Matcher, mask: Mask) -> list[list[int]]:
         """What to try in a state: what is forced, or else what is preferred and then one token for each byte."""
-        if forced := self._forced(matcher):
+        if forced := forced_by(matcher):
             return [forced]
-        tried = self._preferred(mask, _PREFERRED)
+        tried = self._preferred(matcher, mask, _PREFERRED)
         if np.count_nonzero(mask) <= _FEW:
-            tried += np.flatnonzero(mask).tolist()
+            tried += [[token] for token in np.flatnonzero(mask).tolist()]
         elif not self._ends_by_quote(mask):
-            tried += self._single[mask[self._single]].tolist()
-        return [[token] for token in dict.fromkeys(tried)]
+            tried += [[token] for token in _allowed(self._tokens.single, mask)]
+        return [list(step) for step in dict.fromkeys(map(tuple, tried))]
+
+    def _preferred(self, matcher: Matcher, mask: Mask, num_steps: int) -> list[list[int]]:
+        """Some steps that may be taken, those first that are likely to end the text soon."""
+        found: list[list[int]] = []
+        for steps in self._ranked(matcher, mask):
+            found += [list(step) for step in steps]
+            if len(found) >= num_steps:
+                break
+        return found[:num_steps]
+
+    def _ranked(self, matcher: Matcher, mask: Mask) -> Iterator[Iterable[Sequence[int]]]:
+        """Steps of each kind, from what ends a value to what goes on with it."""
+        tokens = self._tokens
+        closers = [[token] for token in _allowed(tokens.closers, mask, 3)]
+        if self._ends_by_quote(mask):  # brackets are part of such a text
+            yield [[tokens.quote]]
+        elif _is_free(mask):
+            yield self._ending(matcher, mask, self._texts)
+        elif tokens.quote >= 0 and mask[tokens.quote]:
+            yield closers
+        else:
+            yield self._ending(matcher, mask, self._texts)
+            yield closers
+            yield self._ending(matcher, mask, self._numbers)
+        yield [[token] for token in _allowed(tokens.values, mask, 3)]
+        yield [[token] for token in _allowed(tokens.words, mask, 1)]
+        yield [[token] for token in _allowed(tokens.short, mask, 2)]
 
     @staticmethod
-    def _forced(matcher: Matcher) -> list[int]:
-        return [int(token) for token in matcher.compute_ff_tokens()]
-
-    def _preferred(self, mask: Mask, num_tokens: int) -> list[int]:
-        """Some tokens that may follow, those first that are likely to end the text soon."""
-        closers = self._closers[mask[self._closers]]
-        found = [self._quote] if self._ends_by_quote(mask) else closers[:3].tolist()
-        if len(found) < num_tokens:  # what is looked for in all of the vocabulary takes longer
-            found += self._words[mask[self._words]][:1].tolist()
-        if len(found) < num_tokens:
-            found += [*closers[3:5].tolist(), *self._short[mask[self._short]][:2].tolist()]
-        return [*dict.fromkeys(found)][:num_tokens]
+    def _ending(matcher: Matcher, mask: Mask, endings: "_Endings") -> list[list[int]]:
+        """The first text that ends the value, if there is one."""
+        for i in np.flatnonzero(mask[endings.first]).tolist():
+            copy = matcher.deep_copy()
+            if all(may_follow(copy, token) for token in endings.tokens[i]):
+                return [endings.tokens[i]]
+        return []
 
     def _ends_by_quote(self, mask: Mask) -> bool:
-        """Whether a text is free, so that brackets are part of it, and a quotation mark ends it."""
-        is_free = np.count_nonzero(mask) * _FREE_SHARE > len(mask)
-        return bool(is_free and self._quote >= 0 and mask[self._quote])
+        """Whether a text is free, and a quotation mark ends it."""
+        return bool(_is_free(mask) and self._tokens.quote >= 0 and mask[self._tokens.quote])
+
+
+def _is_free(mask: Mask) -> bool:
+    """Whether nearly any text may follow."""
+    return bool(np.count_nonzero(mask) * _FREE_SHARE > len(mask))
 
 
 def _behind(state: _State, rank: int, step: list[int]) -> _State | None:
@@ -155,3 +197,9 @@ def _behind(state: _State, rank: int, step: list[int]) -> _State | None:
     if matcher.try_consume_tokens(step) < len(step):
         return None
     return _State(state.rank + rank, (*state.tokens, *step), matcher)
+
+
+def _allowed(tokens: Ids, mask: Mask, num_tokens: int | None = None) -> list[int]:
+    """Those of tokens that may follow, or the first of them."""
+    found: list[int] = tokens[mask[tokens]][:num_tokens].tolist()
+    return found

@@ -10,7 +10,8 @@ from typing import Any
 import llguidance
 
 from edgespec.errors import FormatError
-from edgespec.grammar.closing import Closer
+from edgespec.grammar.closing import Closer, ClosingTokens
+from edgespec.grammar.endings import endings_of
 from edgespec.grammar.mask import first_words
 from edgespec.grammar.response_format import ResponseFormat
 from edgespec.grammar.schema import largest_opening, subschemas
@@ -46,7 +47,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer_file: Path, vocab_size: int, end_tokens: tuple[int, ...]) -> None:
         """Raises FormatError: The tokenizer cannot be used."""
         self._vocabulary = GrammarVocabulary(tokenizer_file, vocab_size, end_tokens)
-        self._closer = Closer(self._vocabulary)
+        self._closing_tokens = ClosingTokens(self._vocabulary)
         self._compiled: OrderedDict[ResponseFormat, CompiledGrammar] = OrderedDict()
         self._lock = Lock()
 
@@ -70,7 +71,8 @@ class GrammarCompiler:
             place = self._place(wanted, reason)
             raise FormatError(f"the {_KINDS[wanted.kind]} of response_format cannot be used: {reason}{place}")
         opening = largest_opening(json.loads(wanted.source)) if wanted.kind == "json_schema" else _OPENING
-        return CompiledGrammar(matcher, self._vocabulary, self._closer, opening)
+        closer = Closer(self._vocabulary, self._closing_tokens, *endings_of(wanted))
+        return CompiledGrammar(matcher, self._vocabulary, closer, opening)
 
     def _matcher(self, wanted: ResponseFormat) -> Any:
         limits = llguidance.LLParserLimits(max_grammar_size=_MAX_SYMBOLS, verbose_errors=False)

@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from edgespec.errors import FormatError
 from edgespec.grammar.compile import CompiledGrammar
-from edgespec.grammar.mask import Matcher, bias_of, require_sound
+from edgespec.grammar.mask import Matcher, bias_of, forced_by, may_follow, require_sound
 from edgespec.types import TokenConstraint, TokenIds, append
 
 _NONE: TokenIds = np.zeros(0, np.int32)
 # Tokens of the shortest text that are named where an answer may not have so many.
-_MOST_NAMED = 4096
+_MOST_NAMED = 512
 
 
 class _Check(NamedTuple):
@@ -78,7 +78,7 @@ class GrammarConstraint(TokenConstraint):
         walk = self._walk_to(answer)
         if walk is None or max_tokens < 1:
             return _NONE
-        tokens = self._forced(walk.matcher)
+        tokens = forced_by(walk.matcher)
         if len(tokens) < max_tokens:
             behind = walk.matcher.deep_copy()
             behind.try_consume_tokens(tokens)
@@ -94,8 +94,7 @@ class GrammarConstraint(TokenConstraint):
         for i, token in enumerate(tokens.tolist()):
             if token in self._vocabulary.end_tokens:
                 return i + self._may_end(matcher, token)
-            forced = self._forced(matcher)
-            if (forced and token != forced[0]) or not matcher.try_consume_tokens([token]):
+            if not may_follow(matcher, token):
                 return i
         return len(tokens)
 
@@ -200,10 +199,6 @@ class GrammarConstraint(TokenConstraint):
     def _may_end(self, matcher: Matcher, token: int) -> bool:
         is_stopped, first = matcher.is_stopped(), self._vocabulary.end_tokens[0]
         return bool(matcher.is_accepting()) and (not is_stopped or token == first)
-
-    @staticmethod
-    def _forced(matcher: Matcher) -> list[int]:
-        return [] if matcher.is_stopped() else [int(token) for token in matcher.compute_ff_tokens()]
 
 
 def _num_shared(one: TokenIds, other: TokenIds) -> int:

@@ -30,6 +30,17 @@ def bias_of(matcher: Matcher, vocab_size: int) -> npt.NDArray[np.float32]:
     return _SUMMANDS[_bits(matcher)].reshape(-1)[:vocab_size]
 
 
+def forced_by(matcher: Matcher) -> list[int]:
+    """The tokens that have to follow; none where there is a choice, or the text has ended."""
+    return [] if matcher.is_stopped() else [int(token) for token in matcher.compute_ff_tokens()]
+
+
+def may_follow(matcher: Matcher, token: int) -> bool:
+    """Whether a token may follow, which the matcher then has consumed."""
+    forced = forced_by(matcher)
+    return (not forced or token == forced[0]) and bool(matcher.try_consume_tokens([token]))
+
+
 def _bits(matcher: Matcher) -> npt.NDArray[np.uint8]:
     bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     require_sound(matcher)

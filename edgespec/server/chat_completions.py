@@ -17,6 +17,7 @@ from edgespec.server.errors import ApiError
 from edgespec.server.identity import Identity, new_identity
 from edgespec.server.limits import Limits
 from edgespec.server.logprobs import TokenWords, chat_logprobs
+from edgespec.server.priority import priority_of
 from edgespec.server.protocol import (
     ChatMessage,
     ChatRequest,
@@ -57,6 +58,7 @@ def plan_of(asked: ChatRequest, limits: Limits) -> Plan:
     name = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
     max_tokens = answer_length(name, getattr(asked, name), limits)
     stop = stop_strings(asked.stop, limits)
+    priority = priority_of(asked)
 
     def requests(engine: Engine) -> Sequence[AnswerRequest]:
         drafting = drafting_of(asked.speculation, asked.prediction, engine.open_drafters)
@@ -72,6 +74,7 @@ def plan_of(asked: ChatRequest, limits: Limits) -> Plan:
                 response_format=format_of(asked),
                 tool_use=use,
                 whole_tool_calls=not asked.stream,
+                priority=priority,
             )
             for i in range(num_answers)
         ]

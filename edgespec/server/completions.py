@@ -16,6 +16,7 @@ from edgespec.server.errors import ApiError
 from edgespec.server.identity import Identity, new_identity
 from edgespec.server.limits import Limits
 from edgespec.server.logprobs import TokenWords, completion_logprobs
+from edgespec.server.priority import priority_of
 from edgespec.server.protocol import CompletionRequest, answer_length, stop_strings, within
 from edgespec.server.request_log import Record, record_of
 from edgespec.server.sse import DONE, EventStream, event
@@ -54,6 +55,7 @@ def plan_of(asked: CompletionRequest, limits: Limits) -> Plan:
     stated = _MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
     max_tokens = answer_length("max_tokens", stated, limits)
     stop = stop_strings(asked.stop, limits)
+    priority = priority_of(asked)
 
     def requests(engine: Engine) -> Sequence[AnswerRequest]:
         drafting = drafting_of(asked.speculation, asked.prediction, engine.open_drafters)
@@ -67,6 +69,7 @@ def plan_of(asked: CompletionRequest, limits: Limits) -> Plan:
                 num_top_logprobs=top,
                 drafting=drafting,
                 response_format=format_of(asked),
+                priority=priority,
             )
             for prompt in prompts
             for i in range(num_each)

@@ -21,6 +21,7 @@ class AnswerRequest:
     prefill: The beginning of the answer, which the model continues.
     response_format: What the answer has to match, as the OpenAI API states it.
     whole_tool_calls: Give calls once they are whole.
+    priority: Answers of a lower one wait for it.
     num_top_logprobs: Likeliest tokens to give beside each token; None for no log-probabilities.
     """
 
@@ -35,6 +36,7 @@ class AnswerRequest:
     response_format: Mapping[str, Any] | None = None
     tool_use: ToolUse | None = None
     whole_tool_calls: bool = False
+    priority: int = 0
 
 
 class OpenAnswer(NamedTuple):
@@ -62,6 +64,7 @@ async def open_answer(engine: Engine, request: AnswerRequest) -> OpenAnswer:
         tool_choice=use.choice if use else None,
         parallel_tool_calls=use.is_parallel if use else True,
         whole_tool_calls=request.whole_tool_calls,
+        priority=request.priority,
     )
     return OpenAnswer(stream.prompt_tokens, chunks_of(lambda: stream))
 

@@ -88,6 +88,7 @@ class SamplingFields(ModelRequest):
     seed: int | None = None
     logit_bias: dict[str, float] | None = None
     speculation: SpeculationField | None = None
+    priority: int | None = None
     stream: bool | None = None
 
 

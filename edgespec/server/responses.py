@@ -20,6 +20,7 @@ from edgespec.server.errors import ApiError
 from edgespec.server.identity import Identity, new_identity
 from edgespec.server.limits import Limits
 from edgespec.server.logprobs import TokenWords, token_entries
+from edgespec.server.priority import priority_of
 from edgespec.server.protocol import (
     ChatMessage,
     Content,
@@ -57,6 +58,7 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
     max_tokens = answer_length("max_output_tokens", asked.max_output_tokens, limits)
     top = within("top_logprobs", asked.top_logprobs, 0, limits.num_top_logprobs)
     messages, prefill = conversation_of(list(_stated_messages(asked)))
+    priority = priority_of(asked)
 
     def requests(engine: Engine) -> Sequence[AnswerRequest]:
         return [
@@ -70,6 +72,7 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
                 response_format=asked.text.format if asked.text else None,
                 tool_use=use,
                 whole_tool_calls=not asked.stream,
+                priority=priority,
             )
         ]
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgespec.errors import UsageError
 from edgespec.tools.call_events import CallEvent, CallStart, TextPart
 from edgespec.tools.call_parser import CallParser
 from edgespec.tools.formats import CallFormat
@@ -26,6 +25,11 @@ class ToolUse:
     tools: tuple[Tool, ...]
     choice: str = "auto"
     is_parallel: bool = True
+
+    @property
+    def is_ensured(self) -> bool:
+        """Whether a grammar has to ensure calls: one is demanded, or a tool is strict."""
+        return self.choice != "auto" or any(tool.strict for tool in self.tools)
 
 
 def parse_tool_use(tools: Any, choice: Any = None, *, is_parallel: bool = True) -> ToolUse | None:
@@ -79,13 +83,3 @@ class CallReader:
 def make_call_id() -> str:
     """A name for a call that no other has."""
     return "call_" + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(24))
-
-
-def require_free_choice(use: ToolUse) -> None:
-    """Raises UsageError: A call is demanded, or has to follow a schema, which nothing here ensures."""
-    if use.choice != "auto":
-        raise UsageError(
-            f"tool_choice is '{use.choice}', and no grammar ensures a call here; say auto, or leave it out"
-        )
-    if strict := [tool.name for tool in use.tools if tool.strict]:
-        raise UsageError(f"the tool '{strict[0]}' is strict, and no grammar ensures that here; leave strict out")

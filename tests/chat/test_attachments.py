@@ -19,7 +19,7 @@ from edgespec.chat.attachments import (
     read_attachment,
     split_message,
 )
-from edgespec.chat.commands import run_command
+from edgespec.chat.commands import describe_resumed, run_command
 from edgespec.chat.session import ChatSession
 from edgespec.chat.text_block import block_text, is_open_block
 from edgespec.cli.main import main
@@ -204,7 +204,16 @@ def test_files_are_attached_listed_replaced_and_dropped(session: ChatSession, tm
         run_command(session, "/detach")
 
 
-def test_a_file_goes_with_one_message_and_stays_in_the_conversation(session: ChatSession, tmp_path: Path) -> None:
+def past(session: ChatSession, capfd: pytest.CaptureFixture[str]) -> str:
+    """What /history shows."""
+    capfd.readouterr()
+    run_command(session, "/history")
+    return capfd.readouterr().err
+
+
+def test_a_file_goes_with_one_message_and_stays_in_the_conversation(
+    session: ChatSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     output(session, f"/attach {written(tmp_path, 'a.txt', 'the in')}")
     session.send("an on").completion()
     session.save()
@@ -214,7 +223,9 @@ def test_a_file_goes_with_one_message_and_stays_in_the_conversation(session: Cha
     saved = find_latest(tmp_path / "chats")
     assert saved is not None
     assert read_transcript(saved).messages[0].content == message
+    assert "> [a.txt, 1 line] an on" in past(session, capfd)
     run_command(session, "/undo")
+    assert "your last message: '[a.txt, 1 line] an on'" in describe_resumed(session)
     assert run_command(session, "/edit").edit == "an on"
     assert session.attachments == [Attachment("a.txt", "the in")]
 

@@ -189,3 +189,16 @@ def test_stop_button_and_closing_end_answers(display: None, tiny_model: Path) ->
         window.button.invoke()
         run_until(window, decoder.has_begun.is_set)
     assert decoder.is_interrupted.is_set()
+
+
+def test_code_is_shown_without_its_fences_in_letters_of_one_width(display: None, tiny_model: Path) -> None:
+    from tkinter import font
+
+    with window_of(tiny_model, table()) as window:
+        for text in ("See:\n``", "`py\nx = 1\n", "```\nDone."):
+            window._show(Event("text", text))
+        window._show(Event("done", "stop"))
+        assert window.log.get("1.0", "end").startswith("See:\nx = 1\nDone.")
+        begin, end = map(str, window.log.tag_ranges("code"))
+        assert window.log.get(begin, end) == "x = 1\n"
+        assert font.Font(font=window.log.tag_cget("code", "font")).metrics("fixed")

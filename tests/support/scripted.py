@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer as Library
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer as Library
 from edgespec import Engine
 from edgespec.manifest import read_manifest
 from edgespec.policy.speculation import Speculation
-from edgespec.runtimes.table import HeldTokens
+from edgespec.runtimes.table import HeldTokens, TableDecoder
 from edgespec.tokenization.prompt_encoder import PromptEncoder
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.types import Logits, TokenIds
@@ -66,18 +67,23 @@ def scripted_engine(
     answer: Callable[[str], str],
     template: str | None = TOOL_TEMPLATE,
     special: tuple[str, ...] = (),
+    *,
+    seed: int | None = None,
 ) -> Engine:
     """An engine with the tokenizer of a model folder, and further special tokens.
 
     Args:
         folder: Takes the tokenizer.
+        seed: Write what a table of this seed says, and not the answer.
     """
     library = Library.from_file(str(model / "tokenizer.json"))
     library.add_special_tokens(list(special))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(json.loads(library.to_str())))
     tokenizer = Tokenizer(folder / "tokenizer.json")
-    decoder = ScriptedDecoder(tokenizer, answer)
+    decoder: Any = ScriptedDecoder(tokenizer, answer)
+    if seed is not None:
+        decoder = TableDecoder(decoder.vocab_size, seed=seed, context_length=decoder.context_length)
     manifest = replace(read_manifest(model), vocab_size=decoder.vocab_size, context_length=decoder.context_length)
     return Engine(
         manifest=manifest,

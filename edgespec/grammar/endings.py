@@ -1,0 +1,185 @@
+"""Texts that end a value which a grammar bounds: short matches of patterns and formats, and the names of keys.
+
+Without them nothing tells how a text comes to match, once a model has begun one that does not yet.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from re import _constants as codes  # type: ignore[attr-defined]
+from re import _parser as parser  # type: ignore[attr-defined]
+from typing import Any, NamedTuple
+
+from edgespec.grammar.response_format import ResponseFormat
+from edgespec.grammar.schema import subschemas
+
+_FORMATS = {
+    "date-time": "2000-01-01T00:00:00Z",
+    "date": "2000-01-01",
+    "time": "00:00:00Z",
+    "duration": "P1D",
+    "email": "a@b.co",
+    "hostname": "a.co",
+    "ipv4": "0.0.0.0",
+    "ipv6": "::",
+    "uuid": "00000000-0000-0000-0000-000000000000",
+    "uri": "http://a",
+}
+_MAX_ENDINGS = 1000
+_LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)+"')
+
+
+class Endings(NamedTuple):
+    """What to try where a text or a number has to be ended, those first that are to be tried first."""
+
+    texts: list[str]
+    numbers: list[str]
+
+
+def endings_of(wanted: ResponseFormat) -> Endings:
+    """The ends of short matches.
+
+    Of the schema `{"pattern": "^[A-Z]-[0-9]$"}` they are `0"`, `-0"` and `A-0"`.
+    """
+    match wanted.kind:
+        case "json_schema":
+            schema = json.loads(wanted.source)
+            texts = [f'{json.dumps(text)[1:-1]}"' for text in dict.fromkeys(_texts_in(schema))]
+            numbers = [number + end for number in dict.fromkeys(_numbers_in(schema)) for end in ",}]"]
+            return Endings(_ends(texts, min_length=2), _ends(numbers, min_length=2))
+        case "regex":
+            return Endings(_ends(_matches(wanted.source), min_length=1), [])
+    return Endings(_ends(dict.fromkeys(_literals(wanted.source)), min_length=1), [])
+
+
+def _ends(texts: Any, min_length: int) -> list[str]:
+    """All ends of texts, each text's from the shortest to the longest."""
+    found = dict.fromkeys(text[start:] for text in texts for start in range(len(text) - min_length, -1, -1))
+    return [*found][:_MAX_ENDINGS]
+
+
+def _texts_in(schema: Any) -> Iterator[str]:
+    parts = [part for _, part in subschemas(schema) if isinstance(part, Mapping)]
+    for part in parts:
+        yield from (name for name in part.get("required", ()) if isinstance(name, str))
+    for part in parts:
+        if isinstance(pattern := part.get("pattern"), str):
+            yield from _matches(pattern)
+        if (example := _FORMATS.get(str(part.get("format")))) is not None:
+            yield example
+        values = part.get("enum") or [part.get("const")]
+        yield from (value for value in values if isinstance(value, str))
+        properties = part.get("patternProperties", {})
+        yield from (text for pattern in properties for text in _matches(str(pattern)))
+
+
+def _numbers_in(schema: Any) -> Iterator[str]:
+    """A short number for each schema that bounds numbers, and 0."""
+    yield "0"
+    for _, part in subschemas(schema):
+        if isinstance(part, Mapping) and not _BOUNDS.isdisjoint(part):
+            step = _bound(part, "multipleOf") or 1
+            low, high = _bound(part, "minimum"), _bound(part, "maximum")
+            above, below = _bound(part, "exclusiveMinimum"), _bound(part, "exclusiveMaximum")
+            lows = [each for each in (low, None if above is None else above + step) if each is not None]
+            highs = [each for each in (high, None if below is None else below - step) if each is not None]
+            number = min([max([0, *lows]), *highs])
+            number = math.ceil(number / step) * step if number > 0 else math.floor(number / step) * step
+            yield f"{number:.10g}"
+
+
+_BOUNDS = {"multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+
+
+def _bound(schema: Mapping[str, Any], name: str) -> float | None:
+    value = schema.get(name)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) < _LARGEST else None  # type: ignore[arg-type]
+
+
+_LARGEST = 1e9
+
+
+def _literals(grammar: str) -> Iterator[str]:
+    """The quoted texts of a grammar, and short matches of its regular expressions."""
+    for quoted in _LITERAL.findall(grammar):
+        try:
+            yield str(json.loads(quoted))
+        except ValueError:
+            continue
+
+
+def _matches(pattern: str) -> list[str]:
+    """A short text that a regular expression matches; none where it is of a dialect that Python does not read."""
+    try:
+        return [_match_of(parser.parse(pattern))]
+    except (re.error, RecursionError, OverflowError, ValueError, NotImplementedError):
+        return []
+
+
+_MAX_MATCH = 200  # characters; longer texts are made of the tokens that fit
+
+
+def _match_of(parsed: Any) -> str:
+    text = "".join(_match_of_part(code, argument) for code, argument in parsed)
+    if len(text) > _MAX_MATCH:
+        raise NotImplementedError("a match is too long to be of use")
+    return text
+
+
+def _match_of_part(code: Any, argument: Any) -> str:
+    if code is codes.LITERAL:
+        return chr(argument)
+    if code is codes.NOT_LITERAL:
+        return "a" if argument != ord("a") else "b"
+    if code is codes.ANY:
+        return "a"
+    if code is codes.IN:
+        return _member_of(argument)
+    if code in (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT):
+        least, _, inner = argument
+        if least > _MAX_MATCH:
+            raise NotImplementedError("a match is too long to be of use")
+        return _match_of(inner) * least if least else ""
+    if code is codes.SUBPATTERN:
+        return _match_of(argument[-1])
+    if code is codes.BRANCH:
+        return min((_match_of(branch) for branch in argument[1]), key=len)
+    if code is codes.AT:
+        return ""
+    raise NotImplementedError(str(code))
+
+
+_CATEGORIES = {codes.CATEGORY_DIGIT: "0", codes.CATEGORY_WORD: "a", codes.CATEGORY_SPACE: " "}
+
+
+def _member_of(members: Any) -> str:
+    """A character of a set; letters and digits rather than others."""
+    is_negated = members[0][0] is codes.NEGATE
+    if is_negated:
+        pattern = re.compile(_set_text(members))
+        return next(each for each in "a0 -_.,!Z~" if pattern.match(each))
+    code, argument = members[0]
+    if code is codes.LITERAL:
+        return chr(argument)
+    if code is codes.RANGE:
+        return chr(argument[0])
+    if code is codes.CATEGORY and argument in _CATEGORIES:
+        return _CATEGORIES[argument]
+    raise NotImplementedError(str(code))
+
+
+def _set_text(members: Any) -> str:
+    """A negated set as a regular expression."""
+    parts = []
+    for code, argument in members[1:]:
+        if code is codes.LITERAL:
+            parts.append(re.escape(chr(argument)))
+        elif code is codes.RANGE:
+            parts.append("-".join(re.escape(chr(each)) for each in argument))
+        elif code is codes.CATEGORY and argument in _CATEGORIES:
+            parts.append({"0": r"\d", "a": r"\w", " ": r"\s"}[_CATEGORIES[argument]])
+        else:
+            raise NotImplementedError(str(code))
+    return f"[^{''.join(parts)}]"
