@@ -72,7 +72,7 @@ class BackgroundChat:
         try:
             with self._load_engine(self._report_stage) as engine:
                 self._report("ready", engine.manifest.name)
-                conversation = engine.chat(overflow="drop-oldest", max_tokens=MAX_TOKENS)
+                conversation = engine.chat(overflow="drop-oldest", max_tokens=MAX_TOKENS, ends_loops=True)
                 while (question := self._questions.get()) is not None and not self._is_closed:
                     self._answer(conversation, question)
         except _Closed:

@@ -3,8 +3,9 @@
     python demos/web_chat.py
     python demos/web_chat.py --model my-model --port 8080 --open
 
-Open the address that it prints; Ctrl-C ends the server. Pages of other sites can neither ask nor read: the server
-refuses requests to any other host name, and requests that come from any other page.
+Open the address that it prints; Ctrl-C ends the server. Other users of this machine cannot use it, since the
+address has a token that only you see. Pages of other sites can neither ask nor read: the server refuses requests
+to any other host name, and requests that come from any other page.
 """
 
 import argparse
@@ -15,18 +16,20 @@ import socket
 import sys
 import webbrowser
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from typing import Any
 
-from edgespec import AnswerStream, Chunk, EdgeSpecError, Engine, load
+from edgespec import AnswerStream, Chunk, EdgeSpecError, Engine, SamplingParams, load
 
 PAGE = Path(__file__).with_suffix(".html")
 MAX_TOKENS = 800
 MAX_BYTES = 1 << 20  # of a conversation
+_REST_S, _MOST_REST = 5.0, 64 << 20  # for and of what is still sent once a request is refused
 
 
 class Refused(Exception):
@@ -44,6 +47,7 @@ class ChatServer(ThreadingHTTPServer):
 
     def __init__(self, engine: Engine, port: int = 0) -> None:
         self.engine = engine
+        self.token = secrets.token_urlsafe(24)
         self._connections: set[Any] = set()
         super().__init__(("127.0.0.1", port), _Handler)
 
@@ -53,7 +57,7 @@ class ChatServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://{self.hosts[0]}/"
+        return f"http://{self.hosts[0]}/{self.token}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self._connections.add(request)
@@ -82,24 +86,38 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:
-        self._serve({"/": self._page, "/about": self._about})
+        self._serve({"": self._page, "about": self._about})
 
     def do_POST(self) -> None:
-        self._serve({"/chat": self._chat})
+        self._serve({"chat": self._chat})
 
     def _serve(self, pages: Mapping[str, Any]) -> None:
         try:
             self._require_own_page()
-            if self.path not in pages:
-                raise Refused(HTTPStatus.NOT_FOUND, f"there is no {self.path} on this server")
-            pages[self.path]()
+            _, token, name = [*self.path.split("/", 2), "", ""][:3]
+            if not secrets.compare_digest(token.encode(errors="replace"), self.server.token.encode()):
+                raise Refused(HTTPStatus.FORBIDDEN, "open the whole address that web_chat.py has printed")
+            if name not in pages:
+                raise Refused(HTTPStatus.NOT_FOUND, f"there is no {name} on this server")
+            pages[name]()
         except Refused as refusal:
             self._send(refusal.status, "text/plain; charset=utf-8", str(refusal).encode())
+            self._read_rest()
+
+    def _read_rest(self) -> None:
+        """Read what the browser still sends: it would take a connection that is closed meanwhile for a failure."""
+        self.connection.settimeout(_REST_S)
+        with suppress(OSError):
+            self.wfile.flush()
+            self.connection.shutdown(socket.SHUT_WR)
+            for _ in range(_MOST_REST // MAX_BYTES):
+                if not self.rfile.read1(MAX_BYTES):
+                    break
 
     def _require_own_page(self) -> None:
         """Refuse other sites, which can point a host name here (DNS rebinding) or link to this server."""
         if self.headers.get_all("Host", []) not in [[host] for host in self.server.hosts]:
-            raise Refused(HTTPStatus.FORBIDDEN, f"wrong host name; open {self.server.url}")
+            raise Refused(HTTPStatus.FORBIDDEN, "wrong host name; open the address that web_chat.py has printed")
         if self.headers.get_all("Origin", []) not in [[], *([f"http://{host}"] for host in self.server.hosts)]:
             raise Refused(HTTPStatus.FORBIDDEN, "pages of other sites may not use this server")
 
@@ -120,7 +138,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _chat(self) -> None:
         """Send a line of JSON for each chunk; the last one has the stats, or an error."""
         try:
-            chunks = self.server.engine.stream(self._conversation(), max_tokens=MAX_TOKENS)
+            engine = self.server.engine
+            sampling = engine.model_sampling or SamplingParams()
+            chunks = engine.stream(self._conversation(), sampling=sampling, max_tokens=MAX_TOKENS)
         except EdgeSpecError as error:
             raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from None
         self._begin(HTTPStatus.OK, "application/x-ndjson")
@@ -133,7 +153,10 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the content type must be application/json")
         length = self.headers.get("Content-Length", "")
         if not length.isascii() or not length.isdecimal() or int(length) > MAX_BYTES:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {MAX_BYTES} bytes are allowed")
+            raise Refused(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"the conversation is too long; at most {MAX_BYTES >> 10} KiB are taken",
+            )
         try:
             return json.loads(self.rfile.read(int(length)))["messages"]
         except (ValueError, LookupError, TypeError, RecursionError):
@@ -204,6 +227,17 @@ def _has_left(connection: socket.socket) -> bool:
         return True
 
 
+@contextmanager
+def opened(url: str) -> Iterator[None]:
+    """Open a page in the browser, by a file that leads there: others can see the arguments of a program."""
+    page = f'<!doctype html><meta http-equiv="refresh" content="0;url={url}">'
+    with TemporaryDirectory(prefix="edgespec-") as folder:  # which only its owner may read
+        path = Path(folder) / "chat.html"
+        path.write_text(page, encoding="utf-8")
+        webbrowser.open(path.as_uri())
+        yield
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Chat in your browser.")
     parser.add_argument("--model", default="smollm2-135m")
@@ -216,9 +250,7 @@ def main() -> int:
             ChatServer(engine, options.port) as server,
         ):
             print(f"chat with {engine.manifest.name} at {server.url} (Ctrl-C ends the server)", flush=True)
-            if options.open:
-                webbrowser.open(server.url)
-            with suppress(KeyboardInterrupt):
+            with opened(server.url) if options.open else nullcontext(), suppress(KeyboardInterrupt):
                 server.serve_forever()
     except EdgeSpecError as error:
         print(f"web_chat: {error}", file=sys.stderr)

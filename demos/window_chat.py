@@ -15,11 +15,17 @@ from queue import Empty
 from tkinter import font, ttk
 
 from background_chat import BackgroundChat, Event
+from code_fences import CodeFences
 
 from edgespec import Engine, Stats, load
 
 _POLL_MS = 30  # only the main thread may call Tk, so it polls the queue of events
-_ENDINGS = {"length": "token limit reached, ", "context": "context is full, ", "cancelled": "stopped, "}
+_ENDINGS = {
+    "length": "token limit reached, ",
+    "context": "context is full, ",
+    "cancelled": "stopped, ",
+    "loop": "it repeated itself, ",
+}
 _SHIFT = 1
 
 
@@ -30,6 +36,7 @@ class Window:
         self.root = root
         self._lay_out()
         self.chat = BackgroundChat(load_engine)
+        self._fences = CodeFences()
         self._is_ready = self._is_answering = False
         self._refresh()
         root.protocol("WM_DELETE_WINDOW", self.close)
@@ -46,7 +53,9 @@ class Window:
         self.root.configure(background=ttk.Style().lookup("TFrame", "background"))
         letters = font.nametofont("TkTextFont").copy()
         letters.configure(size=11)
-        self._fonts = (letters,)  # Tk frees a font without a reference
+        fixed = font.nametofont("TkFixedFont").copy()
+        fixed.configure(size=10)
+        self._fonts = (letters, fixed)  # Tk frees a font without a reference
         self.log = tk.Text(
             self.root,
             wrap="word",
@@ -59,6 +68,7 @@ class Window:
             highlightthickness=0,
         )
         self.log.tag_configure("user", foreground="#2459d3", spacing1=14, spacing3=4)
+        self.log.tag_configure("code", font=fixed, background="#f1f3f6", lmargin1=12, lmargin2=12, wrap="none")
         self.log.tag_configure("note", foreground="#697586", font=("TkSmallCaptionFont",), spacing1=4)
         bar = ttk.Scrollbar(self.root, command=self.log.yview)
         self.log.configure(yscrollcommand=bar.set)
@@ -118,7 +128,7 @@ class Window:
 
     def _show(self, event: Event) -> None:
         if event.kind == "text":
-            self._write(event.text)
+            self._write_answer(self._fences.push(event.text))
             return
         if event.kind == "stage":
             self.status["text"] = event.text
@@ -127,6 +137,8 @@ class Window:
             self.root.title(event.text)
             self.status["text"] = f"{event.text} is ready. Enter sends, Escape stops."
         else:
+            self._write_answer(self._fences.end())
+            self._fences = CodeFences()
             text = event.text if event.stats is None else _ENDINGS.get(event.text, "") + summary(event.stats)
             self._write(f"\n{text}\n", "note")
             if not self._is_ready:
@@ -137,6 +149,10 @@ class Window:
     def _refresh(self) -> None:
         self.button["text"] = "Stop" if self._is_answering else "Send"
         self.button["state"] = "normal" if self._is_ready else "disabled"
+
+    def _write_answer(self, pieces: list[tuple[str, bool]]) -> None:
+        for text, is_code in pieces:
+            self._write(text, "code" if is_code else "")
 
     def _write(self, text: str, tag: str = "") -> None:
         """Append text, and keep the end in sight if it was in sight before."""

@@ -18,11 +18,13 @@ from edgespec.system.signals import defer_signals
 if TYPE_CHECKING:
     from edgespec.decoding.logprobs import TokenLogprob
     from edgespec.decoding.sampling import SamplingParams
+    from edgespec.drafters.timeline import Interval
     from edgespec.engine.answers import AnswerStream, Chunk, Completion
-    from edgespec.engine.conversation import Conversation
+    from edgespec.engine.conversation import Conversation, Reply, Round
     from edgespec.engine.drafting import Drafting
     from edgespec.engine.engine import Engine
     from edgespec.engine.load import load
+    from edgespec.engine.request import AnswerOptions
     from edgespec.engine.stats import Stats
     from edgespec.errors import (
         ContextOverflow,
@@ -38,15 +40,24 @@ if TYPE_CHECKING:
         UsageError,
         VocabularyMismatch,
     )
+    from edgespec.policy.acceptance_rates import AcceptanceChange
+    from edgespec.policy.measured_gain import Gain
     from edgespec.system.progress import LoadProgress
     from edgespec.tokenization.chat_template import Message
+    from edgespec.tools.call_events import CallArguments, CallEnd, CallStart
+    from edgespec.tools.tool import ToolCall
 
 __version__ = "0.1.0"
 
 logging.getLogger("edgespec").addHandler(logging.NullHandler())  # silent unless somebody listens
 
 __all__ = [
+    "AcceptanceChange",
+    "AnswerOptions",
     "AnswerStream",
+    "CallArguments",
+    "CallEnd",
+    "CallStart",
     "Chunk",
     "Completion",
     "ContextOverflow",
@@ -57,33 +68,48 @@ __all__ = [
     "EdgeSpecError",
     "Engine",
     "ExportMismatch",
+    "Gain",
     "IntegrityError",
+    "Interval",
     "LoadProgress",
     "ManifestError",
     "MemoryExhausted",
     "Message",
     "ModelError",
+    "Reply",
+    "Round",
     "SamplingParams",
     "SourceError",
     "Stats",
     "TokenLogprob",
+    "ToolCall",
     "UsageError",
     "VocabularyMismatch",
     "load",
 ]
 
 _HOMES = {
+    "AcceptanceChange": "policy.acceptance_rates",
+    "AnswerOptions": "engine.request",
     "AnswerStream": "engine.answers",
+    "CallArguments": "tools.call_events",
+    "CallEnd": "tools.call_events",
+    "CallStart": "tools.call_events",
     "Chunk": "engine.answers",
     "Completion": "engine.answers",
     "Conversation": "engine.conversation",
     "Drafting": "engine.drafting",
     "Message": "tokenization.chat_template",
     "Engine": "engine.engine",
+    "Gain": "policy.measured_gain",
+    "Interval": "drafters.timeline",
+    "Reply": "engine.conversation",
+    "Round": "engine.conversation",
     "load": "engine.load",
     "LoadProgress": "system.progress",
     "SamplingParams": "decoding.sampling",
     "TokenLogprob": "decoding.logprobs",
+    "ToolCall": "tools.tool",
     "Stats": "engine.stats",
 }
 

@@ -106,6 +106,18 @@ class OnnxDecoder:
         return True
 
     @property
+    def can_exchange(self) -> bool:
+        """Whether this decoder and a fork can exchange their caches: not where hidden states belong to its own."""
+        return self._hidden is None
+
+    def exchange(self, other: Self) -> None:
+        """Exchange caches with a fork, and what they hold, while neither runs passes."""
+        assert self.can_exchange
+        with self._lock, other._lock:
+            self._passes.exchange(other._passes)
+            self._held, other._held = other._held, self._held
+
+    @property
     def hidden_states(self) -> HiddenStates | None:
         """Hidden states of the tokens whose keys and values are held; None where none were asked for."""
         return self._hidden

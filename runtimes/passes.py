@@ -124,6 +124,12 @@ class Passes:
         fork._start()
         return fork
 
+    def exchange(self, other: "Passes") -> None:
+        """Exchange caches with a fork, each with the binding that it is bound to."""
+        self.cache, other.cache = other.cache, self.cache
+        self._binding, other._binding = other._binding, self._binding
+        self._bound, other._bound = other._bound, self._bound
+
     def share(self, max_callers: int, may_join: Callable[[], bool], *, is_exact: bool) -> None:
         """Let passes of this and of its forks take turns, or run as one where the graph can be taken apart.
 

@@ -80,6 +80,16 @@ class OnnxTreeDecoder(ForwardingDecoder):
             self._tree = trees.HeldTree()
             return self._chain.copy_prefix(other._chain, tokens)
 
+    @property
+    def can_exchange(self) -> bool:
+        return self._chain.can_exchange
+
+    def exchange(self, other: Self) -> None:
+        """Exchange caches with a fork, as the decoder of chains does, while neither runs passes."""
+        with self._lock, other._lock:
+            self._chain.exchange(other._chain)
+            self._tree, other._tree = other._tree, self._tree
+
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         with self._lock:
             self._settle(tokens)

@@ -7,7 +7,11 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from edgespec.chat.attaching import attach, detach
+from edgespec.chat.attachments import brief_message, split_message
 from edgespec.chat.clipboard import copy
+from edgespec.chat.live_line import switch_figures
+from edgespec.chat.past_rounds import show_last, show_rounds
 from edgespec.chat.session import VIEWS, ChatSession
 from edgespec.chat.settings import apply_setting, format_settings
 from edgespec.chat.status import format_report
@@ -15,6 +19,7 @@ from edgespec.chat.trace_file import TraceFile
 from edgespec.engine.conversation import Reply
 from edgespec.engine.transcript import read_transcript, save_transcript
 from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.system.disk import has_content
 from edgespec.system.printable import one_line
 
 
@@ -28,7 +33,10 @@ class Argument(Enum):
     DRAFTER = "[DRAFTER]"
     SETTING = "[NAME VALUE]"
     VIEW = "VIEW"
+    COUNT = "[N]"
     PART = "[code|all]"
+    ATTACHED = "[NAME]"
+    SWITCH = "[on|off]"
 
 
 class Next(NamedTuple):
@@ -110,7 +118,7 @@ def describe_resumed(session: ChatSession) -> str:
         hint = " It has no answer yet; /retry asks for one."
     elif (num - 1, "cancelled") in session.conversation.transcript().cut_short:
         hint = " Its answer was cut off; /retry asks for a new one."
-    return f"{num} messages; your last message: {one_line(rounds[-1].user, 60)!r}.{hint}"
+    return f"{num} messages; your last message: {one_line(brief_message(rounds[-1].user), 60)!r}.{hint}"
 
 
 def code_blocks(text: str) -> list[str]:
@@ -182,20 +190,35 @@ def _undo(session: ChatSession, argument: str) -> None:
     if (removed := session.conversation.undo()) is None:
         raise UsageError("there is nothing to undo")
     session.save()
-    session.info(f"removed: {one_line(removed.user, 60)}")
+    session.info(f"removed: {one_line(brief_message(removed.user), 60)}")
 
 
 @_command("edit", Argument.NONE, "change the last message and send it again")
 def _edit(session: ChatSession, argument: str) -> Next:
     if not (rounds := session.conversation.rounds):
         raise UsageError("there is nothing to edit yet")
-    return Next(edit=rounds[-1].user)
+    files, text = split_message(rounds[-1].user)
+    session.attachments = list(files)
+    return Next(edit=text)
+
+
+_command("attach", Argument.PATH, "send a file's text with your next message; alone, list them")(attach)
+_command("detach", Argument.ATTACHED, "drop an attached file; alone, all of them")(detach)
 
 
 @_command("save", Argument.PATH, "save the conversation to a file (JSON Lines)")
 def _save(session: ChatSession, argument: str) -> None:
-    path = _parse_path(argument, "save")
+    _save_to(session, _parse_new_path(session, argument, "save"))
+
+
+@_command("save!", Argument.PATH, "save it, also over a file that is there already")
+def _save_over(session: ChatSession, argument: str) -> None:
+    _save_to(session, _parse_path(argument, "save!"))
+
+
+def _save_to(session: ChatSession, path: Path) -> None:
     save_transcript(path, session.conversation.transcript(session.model))
+    session.written.add(path.absolute())
     session.info(f"{len(session.conversation.messages)} messages saved to {one_line(str(path), 200)}")
 
 
@@ -204,6 +227,8 @@ def _load(session: ChatSession, argument: str) -> None:
     session.conversation.restore(read_transcript(_parse_path(argument, "load")))
     session.start_new_file()
     session.save()
+    show_last(session.conversation.rounds, session.info)
+    session.info("")
     session.info(describe_resumed(session))
 
 
@@ -214,6 +239,27 @@ def _parse_path(argument: str, name: str) -> Path:
         return Path(argument).expanduser()
     except RuntimeError as error:
         raise UsageError(f"{argument}: {error}") from None
+
+
+def _parse_new_path(session: ChatSession, argument: str, name: str) -> Path:
+    """The path of a file to write. Raises UsageError: a file is there that this chat has not written."""
+    path = _parse_path(argument, name)
+    if path.absolute() not in session.written and has_content(path):
+        shown = one_line(str(path), 200)
+        raise UsageError(f"{shown} is there already, and stays as it is; /{name}! {shown} writes over it")
+    return path
+
+
+@_command("history", Argument.COUNT, "show the whole conversation, or its last N messages with their answers")
+def _history(session: ChatSession, argument: str) -> None:
+    rounds = session.conversation.rounds
+    if argument and not (argument.isascii() and argument.isdigit() and int(argument[:9]) > 0):
+        raise UsageError(f"/history takes how many messages to show, not '{one_line(argument, 40)}'")
+    if session.conversation.system is not None:
+        session.info(f"system message: {session.conversation.system}")
+    show_rounds(rounds[-int(argument[:9]) :] if argument else rounds, session.info)
+    if not rounds:
+        session.info("the conversation is empty")
 
 
 @_command("clear", Argument.NONE, "start a new conversation; the system message stays")
@@ -269,14 +315,19 @@ def _context(session: ChatSession, argument: str) -> None:
     session.info("\n".join([*lines, f"when it is full: {policy}"]))
 
 
-@_command("stats", Argument.NONE, "show whether drafting helps, and what is off and why")
+@_command("stats", Argument.SWITCH, "show whether drafting helps, and what is off and why; on: live figures")
 def _stats(session: ChatSession, argument: str) -> None:
+    if argument:
+        session.info(switch_figures(session, argument))
+        return
     if session.stats is None:
         name = one_line(session.engine.speculation.name)
         why = ", because of --drafter none or because no drafter could be loaded" if name == "none" else ""
         session.info(f"no answer yet; drafter: {name}{why}")
         return
-    session.info("\n".join(format_report(session.stats, session.downgrades, session.engine.device_names)))
+    devices = session.engine.device_names
+    report = format_report(session.stats, session.downgrades, devices, has_looped=session.has_looped)
+    session.info("\n".join(report))
 
 
 @_command("plan", Argument.NONE, "show which drafters suit this model here, and why")
@@ -286,10 +337,19 @@ def _plan(session: ChatSession, argument: str) -> None:
 
 @_command("trace", Argument.PATH, "save when model and drafter worked on the last answer")
 def _trace(session: ChatSession, argument: str) -> None:
-    path = _parse_path(argument, "trace")
+    _trace_to(session, _parse_new_path(session, argument, "trace"))
+
+
+@_command("trace!", Argument.PATH, "save it, also over a file that is there already")
+def _trace_over(session: ChatSession, argument: str) -> None:
+    _trace_to(session, _parse_path(argument, "trace!"))
+
+
+def _trace_to(session: ChatSession, path: Path) -> None:
     if session.last is None or not session.last.timeline:
         raise UsageError("there is no answer to trace yet")
     TraceFile(path).add(session.last.timeline)
+    session.written.add(path.absolute())
     session.info(f"saved to {one_line(str(path), 200)}; open it in chrome://tracing or Perfetto")
 
 

@@ -40,8 +40,8 @@ def _words(argument: Argument) -> Iterable[str]:
     if argument is Argument.DRAFTER:
         return [*TARGET, "none", *TEXT, SELF, *_model_names()]
     if argument is Argument.SETTING:
-        return [*SETTINGS, *(f"overflow {policy}" for policy in OVERFLOWS)]
-    return {Argument.VIEW: VIEWS, Argument.PART: ("code", "all")}.get(argument, ())
+        return [*SETTINGS, *(f"overflow {policy}" for policy in OVERFLOWS), "loops stop", "loops keep"]
+    return {Argument.VIEW: VIEWS, Argument.PART: ("code", "all"), Argument.SWITCH: ("on", "off")}.get(argument, ())
 
 
 def _model_names() -> list[str]:

@@ -2,10 +2,11 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import Application, create_app_session, get_app
-from prompt_toolkit.filters import Condition
+from prompt_toolkit.application import Application, create_app_session, get_app, get_app_session
+from prompt_toolkit.filters import Condition, is_searching
 from prompt_toolkit.history import History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import Output
@@ -17,8 +18,11 @@ from prompt_toolkit.utils import is_dumb_terminal
 from edgespec.chat.commands import is_command
 from edgespec.chat.completion import CommandCompleter
 from edgespec.chat.status import Status, format_status
+from edgespec.chat.text_block import is_open_block
+from edgespec.chat.type_ahead import TypeAhead
 
 _PROMPT = "> "
+_WAITS = "what you typed meanwhile waits here; Enter sends it"
 _STYLE = Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack", "prompt": "bold"})
 
 
@@ -29,13 +33,25 @@ def _create_output() -> Output:
 
 
 class ChatInput:
-    """Asks for messages; without a history it knows those of this chat alone. status is called before each."""
+    """Asks for messages; without a history it knows those of this chat alone. status is called before each.
 
-    def __init__(self, history: History | None, status: Callable[[], Status]) -> None:
+    A context manager: within it, what is typed between two messages waits in the next one's input. hide_keys keeps
+    it from being echoed.
+    """
+
+    def __init__(
+        self,
+        history: History | None,
+        status: Callable[[], Status],
+        hide_keys: Callable[[], None] = lambda: None,
+    ) -> None:
         self.is_multi_line = False
+        self._is_open = False
         self._status = status
         self._output = _create_output()
-        with create_app_session(output=self._output):
+        self._input = get_app_session().input
+        self._type_ahead = TypeAhead(self._input, self._output, hide_keys)
+        with create_app_session(self._input, self._output):
             self._session: PromptSession[str] = PromptSession(
                 history=history or InMemoryHistory(),
                 completer=CommandCompleter(),
@@ -44,10 +60,20 @@ class ChatInput:
                 prompt_continuation=" " * len(_PROMPT),
                 key_bindings=self._key_bindings(),
                 enable_open_in_editor=True,
+                enable_suspend=True,
                 tempfile_suffix=".md",
                 style=_STYLE,
                 include_default_pygments_style=False,
             )
+
+    def __enter__(self) -> "ChatInput":
+        self._is_open = True
+        self._type_ahead.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._is_open = False
+        self._type_ahead.end()
 
     def ask(self, default: str = "") -> str:
         """Return what the user types; default is there to be edited.
@@ -55,33 +81,44 @@ class ChatInput:
         Raises EOFError: Ctrl-D was typed, or the terminal is gone; KeyboardInterrupt: Ctrl-C, at an empty prompt.
         """
         status = self._status()  # which counts tokens: once, and not at each key
-        with create_app_session(output=self._output):
-            return self._session.prompt(
-                [("class:prompt", _PROMPT)],
-                default=default,
-                bottom_toolbar=lambda: format_status(status, get_app().output.get_size().columns),
-            )
+        if self._type_ahead.stop():
+            status = replace(status, hint=_WAITS)
+        try:
+            with create_app_session(self._input, self._output):
+                return self._session.prompt(
+                    [("class:prompt", _PROMPT)],
+                    default=default,
+                    bottom_toolbar=lambda: format_status(status, get_app().output.get_size().columns),
+                )
+        finally:
+            if self._is_open:
+                self._type_ahead.start()
 
     def _key_bindings(self) -> KeyBindings:
         keys = KeyBindings()
 
-        @keys.add("enter", filter=Condition(lambda: not self.is_multi_line))
+        # In a search (Ctrl-R), Enter takes the line that was found, and Ctrl-C leaves: prompt_toolkit does both.
+        @keys.add("enter", filter=Condition(lambda: not self.is_multi_line) & ~is_searching)
         @keys.add("escape", "enter", filter=Condition(lambda: self.is_multi_line))
         def send(event: KeyPressEvent) -> None:
             event.current_buffer.validate_and_handle()
 
-        @keys.add("enter", filter=Condition(lambda: self.is_multi_line))
+        @keys.add("enter", filter=Condition(lambda: self.is_multi_line) & ~is_searching)
         @keys.add("escape", "enter", filter=Condition(lambda: not self.is_multi_line))
         @keys.add("c-j")
         def break_line(event: KeyPressEvent) -> None:
             event.current_buffer.newline(copy_margin=False)
 
-        @keys.add("c-c")
+        @keys.add("c-c", filter=~is_searching)
         def clear_or_interrupt(event: KeyPressEvent) -> None:
             app: Application[str] = event.app
             if event.current_buffer.text:
                 event.current_buffer.reset()
             else:
                 app.exit(exception=KeyboardInterrupt, style="class:exiting")
+
+        @keys.add("enter", filter=Condition(lambda: is_open_block(get_app().current_buffer.text)))
+        def break_line_in_block(event: KeyPressEvent) -> None:
+            event.current_buffer.newline(copy_margin=False)
 
         return keys

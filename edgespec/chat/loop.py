@@ -6,13 +6,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from edgespec.chat.commands import NOTHING, Next, describe_resumed, is_command, run_command, unescape_message
 from edgespec.chat.interrupt import Leave, catch_ctrl_c
+from edgespec.chat.live_line import live_line
+from edgespec.chat.past_rounds import show_last
 from edgespec.chat.plain import PlainPrinter, Printer, Waiting, is_plain
 from edgespec.chat.session import ChatSession
+from edgespec.chat.settings import format_sampling
 from edgespec.chat.status import format_answer, format_origin_shares, format_stop
+from edgespec.chat.text_block import block_text
 from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Reply
 from edgespec.errors import ContextOverflow, EdgeSpecError
@@ -33,7 +37,7 @@ def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> 
 
     Raises KeyboardInterrupt: Ctrl-C ended it; what was made until then is printed.
     """
-    reply = session.conversation.stream(prompt)
+    reply = session.send(prompt)
     session.save()
     with _stop_on_ctrl_c(session, reply) as was_pressed:
         if as_json:
@@ -60,14 +64,16 @@ def converse(session: ChatSession, keeps_history: bool) -> int:
 
     if not session.is_quiet:
         session.info(
-            f"{session.engine.manifest.name} on {session.engine.device_names[0]}, {session.status().drafting}; "
-            "/help lists the commands"
+            f"{session.engine.manifest.name} on {session.engine.device_names[0]}, {session.status().drafting}"
+            f"{format_sampling(session.conversation.sampling)}; /help lists the commands"
         )
     if session.conversation.rounds:
+        show_last(session.conversation.rounds, session.info)
+        session.info("")
         session.info(f"continued: {describe_resumed(session)}")
     history = HistoryFile(default_home() / "history", session.info) if keeps_history else None
-    with hide_typed_keys():
-        return _run(session, ChatInput(history, session.status))
+    with hide_typed_keys() as hide_keys, ChatInput(history, session.status, hide_keys) as user:
+        return _run(session, user)
 
 
 def _run(session: ChatSession, user: "ChatInput") -> int:
@@ -92,15 +98,17 @@ def _run(session: ChatSession, user: "ChatInput") -> int:
         except EOFError:
             return 0
         except ContextOverflow as error:
-            session.info(f"edgespec: {error}; or use /undo, /clear or /set overflow drop-oldest")
+            drop = "/detach, " if session.attachments else ""
+            session.info(f"edgespec: {error}; or use {drop}/undo, /clear or /set overflow drop-oldest")
         except EdgeSpecError as error:
             session.info(f"edgespec: {error}")
 
 
 def _obey(session: ChatSession, line: str, is_edit: bool) -> Next:
-    if not line:
+    block = block_text(line)
+    if not line or block == "":
         return NOTHING
-    if is_command(line):
+    if block is None and is_command(line):
         following = run_command(session, line)
         if following.reply:
             _answer(session, following.reply)
@@ -110,7 +118,7 @@ def _obey(session: ChatSession, line: str, is_edit: bool) -> Next:
         return following
     removed = session.conversation.undo() if is_edit else None
     try:
-        reply = session.conversation.stream(unescape_message(line))
+        reply = session.send(unescape_message(line) if block is None else block)
     except EdgeSpecError:
         if removed:
             session.conversation.redo(removed)
@@ -132,7 +140,7 @@ def _answer(session: ChatSession, reply: Reply) -> None:
         origins = Counter(origin for chunk in session.answer for origin in chunk.origins)
         session.info("tokens from: " + "  ".join(share for _, share in format_origin_shares(origins)))
     if session.last and session.last.stats and not session.is_quiet:
-        parts = format_answer(session.last.stats, session.last.finish_reason)
+        parts = format_answer(session.last.stats, session.last.finish_reason, has_looped=session.has_looped)
         if is_plain(sys.stderr):  # which has no line below the input
             parts.append(session.status().context)
         session.info(" · ".join(parts))
@@ -159,13 +167,18 @@ def _stop_on_ctrl_c(session: ChatSession, reply: Reply) -> Iterator[Callable[[],
 def _print_reply(session: ChatSession, reply: Reply, report: Callable[[str], None]) -> tuple[Chunk, ...]:
     if reply.dropped:
         report(f"the context is full: the {len(reply.dropped)} oldest messages are no longer sent to the model")
-    return _print_chunks(session, _save_regularly(session, reply), _prompt_progress(session, reply))
+    with live_line(session, sys.stdout) as live:
+        chunks = live.watch(_save_regularly(session, reply))
+        return _print_chunks(session, chunks, _prompt_progress(session, reply), live.stream)
 
 
 def _print_chunks(
-    session: ChatSession, chunks: Iterable[Chunk], progress: Callable[[], str] = str
+    session: ChatSession,
+    chunks: Iterable[Chunk],
+    progress: Callable[[], str] = str,
+    stream: TextIO | None = None,
 ) -> tuple[Chunk, ...]:
-    printer, waiting = _make_printer(session), Waiting(sys.stdout, progress)
+    printer, waiting = _make_printer(session, stream or sys.stdout), Waiting(sys.stdout, progress)
     seen: list[Chunk] = []
     waiting.begin()
     try:
@@ -179,13 +192,13 @@ def _print_chunks(
     return tuple(seen)
 
 
-def _make_printer(session: ChatSession) -> Printer:
+def _make_printer(session: ChatSession, stream: TextIO) -> Printer:
     if is_plain(sys.stdout) or session.view == "plain":
-        return PlainPrinter(sys.stdout)
+        return PlainPrinter(stream)
     # 0.1 s that a pipe can do without.
     from edgespec.chat.printer import MarkdownPrinter, OriginPrinter, console_of
 
-    console = console_of(sys.stdout)
+    console = console_of(stream)
     if session.view == "drafted":
         return OriginPrinter(console, session.engine.tokenizer)
     return MarkdownPrinter(console)

@@ -7,6 +7,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.style import Style
@@ -14,6 +15,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from edgespec.chat.markdown.blocks import MarkdownStream, Piece, Table
+from edgespec.chat.markdown.column_widths import column_widths
 from edgespec.chat.markdown.inline import Span
 from edgespec.chat.markdown.line_wrap import LineWrap
 from edgespec.chat.plain import is_plain
@@ -28,6 +30,7 @@ _MAX_WIDTH = 100  # longer lines are hard to read
 _ORIGIN_STYLES = {"target": "", "suffix": "green", "ngram": "cyan", "answers": "yellow", "lookahead": "magenta"}
 _MODEL_STYLES = ("bright_blue", "bright_red", "bright_magenta")
 _BREAK = Span("\n")
+_BETWEEN = 3  # columns of the terminal that stand between two of a table
 
 
 def text_width(console: Console) -> int:
@@ -46,23 +49,41 @@ class MarkdownPrinter:
         self._console = console
         self._markdown = MarkdownStream(lambda: text_width(console))
         self._ends_line = True
+        self._progress = ""  # shown on the last line, which it has for itself
 
     def push(self, chunk: Chunk) -> None:
         self._print(self._markdown.push(chunk.text))
+        if (num := self._markdown.num_held_rows) and self._ends_line and self._console.is_terminal:
+            self._show_progress(f"… a table, {num} {'row' if num == 1 else 'rows'} so far")
 
     def end(self) -> None:
         self._print(self._markdown.end())
+        self._show_progress("")
         if not self._ends_line:
             print_spans(self._console, [_BREAK])
 
+    def _show_progress(self, text: str) -> None:
+        """Replace the text of progress, which stands for what is not shown yet."""
+        if text == self._progress:
+            return
+        erase = f"\r{' ' * cell_len(self._progress)}\r" if self._progress else ""
+        self._progress = text[: max(0, self._console.width - 1)]
+        self._console.file.write(erase + self._progress)
+        self._console.file.flush()
+
     def _print(self, pieces: Iterable[Piece]) -> None:
+        pieces = [*pieces]
+        if pieces:
+            self._show_progress("")
         spans: list[Span] = []
         for piece in pieces:
             if isinstance(piece, Span):
                 spans.append(piece)
                 continue
             print_spans(self._console, spans)
-            self._console.print(_rich_table(piece), soft_wrap=False, width=text_width(self._console))
+            self._console.print(
+                _rich_table(piece, text_width(self._console)), soft_wrap=False, width=text_width(self._console)
+            )
             self._ends_line, spans = True, []
         if text := print_spans(self._console, spans):
             self._ends_line = text.endswith("\n")
@@ -114,11 +135,13 @@ def print_spans(console: Console, spans: Iterable[Span]) -> str:
     return "".join(segment.text for segment in segments)
 
 
-def _rich_table(table: Table) -> RichTable:
+def _rich_table(table: Table, width: int) -> RichTable:
     drawn = RichTable(show_edge=False, pad_edge=False)
     header, *rows = ([Text.assemble(*cell) for cell in row] for row in table.rows)
-    for head, alignment in zip(header, table.alignments, strict=True):
-        drawn.add_column(head, justify=alignment, overflow="fold")  # type: ignore[arg-type]
+    texts = [[cell.plain for cell in row] for row in (header, *rows)]
+    widths = column_widths(texts, width - _BETWEEN * (len(header) - 1))
+    for head, alignment, columns in zip(header, table.alignments, widths, strict=True):
+        drawn.add_column(head, justify=alignment, overflow="fold", width=columns)  # type: ignore[arg-type]
     for row in rows:
         drawn.add_row(*row)
     return drawn

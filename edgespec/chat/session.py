@@ -1,12 +1,16 @@
 """What a chat holds between two lines of the user: conversation, engine, files, the last answer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from edgespec.chat.attachments import Attachment, join_message
 from edgespec.chat.status import Status
 from edgespec.chat.trace_file import TraceFile
+from edgespec.decoding.repetition import find_loop
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answers import Chunk
-from edgespec.engine.conversation import Conversation
+from edgespec.engine.conversation import Conversation, Reply
 from edgespec.engine.engine import Engine
 from edgespec.engine.stats import Stats
 from edgespec.engine.transcript import AutosaveFile
@@ -29,8 +33,12 @@ class ChatSession:
     trace: TraceFile | None = None  # for the timeline of every answer
     view: str = VIEWS[0]
     answer: tuple[Chunk, ...] = ()  # the last one, as far as it came
+    has_looped: bool = False  # the last answer ends with a span that came over and over
     downgrades: list[str] = field(default_factory=list)
+    written: set[Path] = field(default_factory=set)  # files that commands of this chat have written
+    attachments: list[Attachment] = field(default_factory=list)  # for the next message
     is_multi_line: bool = False
+    shows_figures: bool = False  # while an answer is written
     is_quiet: bool = False  # print only what was asked for, and problems
 
     @property
@@ -46,6 +54,12 @@ class ChatSession:
     def stats(self) -> Stats | None:
         return self.last.stats if self.last else None
 
+    def send(self, text: str) -> Reply:
+        """Send a message with the attached files; they stay attached if Conversation.stream refuses it."""
+        reply = self.conversation.stream(join_message(self.attachments, text))
+        self.attachments = []
+        return reply
+
     def save(self) -> None:
         if self.autosave:
             self.autosave.write(self.conversation.transcript(self.model))
@@ -59,6 +73,7 @@ class ChatSession:
     def record(self, answer: tuple[Chunk, ...]) -> None:
         """Record a finished answer as the last one, and write it to the files."""
         self.answer = answer
+        self.has_looped = find_loop([token for chunk in answer for token in chunk.token_ids]) is not None
         if self.stats:
             self.downgrades += self.stats.downgrades
         if self.trace and self.last:
@@ -71,6 +86,7 @@ class ChatSession:
         Raises EdgeSpecError: the other one cannot be loaded; the chat continues with the current one.
         """
         before = self.engine
+        is_default = self.conversation.sampling == _default_sampling(before)
         try:
             self.conversation.engine = self.open_engine(model, drafter)
             before.close()
@@ -83,6 +99,8 @@ class ChatSession:
                 self.conversation.engine = self.open_engine(self.model, self.drafter)
                 raise
         self.model, self.drafter = model, drafter
+        if is_default:
+            self.conversation.sampling = _default_sampling(self.engine)
         self.answer, self.downgrades = (), []
         self.save()
 
@@ -94,5 +112,16 @@ class ChatSession:
             num_context=self.conversation.num_tokens,
             context_length=self.engine.context_length,
             stats=self.stats,
-            hint="multi-line: Alt-Enter sends" if self.is_multi_line else "",
+            has_looped=self.has_looped,
+            hint=" · ".join(self._hints()),
         )
+
+    def _hints(self) -> Iterator[str]:
+        if self.is_multi_line:
+            yield "multi-line: Alt-Enter sends"
+        if num := len(self.attachments):
+            yield f"{num} file{'s' if num > 1 else ''} attached"
+
+
+def _default_sampling(engine: Engine) -> SamplingParams:
+    return engine.model_sampling or SamplingParams()

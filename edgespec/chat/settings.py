@@ -10,7 +10,7 @@ from edgespec.errors import UsageError
 from edgespec.system.printable import one_line
 
 _SAMPLING = tuple(each.name for each in fields(SamplingParams) if each.name != "logit_bias")
-SETTINGS = (*_SAMPLING, "max_tokens", "stop", "overflow")
+SETTINGS = (*_SAMPLING, "max_tokens", "stop", "overflow", "loops")
 
 
 def format_settings(conversation: Conversation) -> list[str]:
@@ -21,8 +21,16 @@ def format_settings(conversation: Conversation) -> list[str]:
         conversation.max_tokens or "- (until the context is full)",
         " ".join(map(repr, [stop] if isinstance(stop, str) else stop)) or "-",
         conversation.overflow,
+        "stop" if conversation.ends_loops else "keep",
     ]
     return [f"{name} {value}" for name, value in zip(SETTINGS, values, strict=True)]
+
+
+def format_sampling(sampling: SamplingParams) -> str:
+    """What differs from greedy decoding, behind a comma; empty where nothing does."""
+    plain = SamplingParams()
+    names = [name for name in _SAMPLING if getattr(sampling, name) != getattr(plain, name)]
+    return "".join(f", {name} {getattr(sampling, name):g}" for name in names)
 
 
 def apply_setting(conversation: Conversation, argument: str) -> str:
@@ -47,6 +55,10 @@ def _change(conversation: Conversation, name: str, value: str) -> None:
         conversation.sampling = replace(conversation.sampling, **changed)
     elif name == "overflow":
         conversation.overflow = value
+    elif name == "loops":
+        if value not in ("stop", "keep"):
+            raise UsageError(f"loops is {one_line(value, 40)!r}; wanted stop or keep")
+        conversation.ends_loops = value == "stop"
     elif name == "stop":
         conversation.stop = () if value == "-" else (value,)
     elif value == "-":

@@ -9,12 +9,14 @@ from edgespec.policy.measured_gain import Gain
 from edgespec.system.printable import one_line
 
 _NOT_DRAFTING = "none"
+_LOOPED = "drafting is not judged by an answer that repeats itself"
 
 
-def format_answer(stats: Stats, finish_reason: str | None) -> list[str]:
-    """How fast an answer came and what drafting did for it, in parts."""
+def format_answer(stats: Stats, finish_reason: str | None, *, has_looped: bool = False) -> list[str]:
+    """How fast an answer came and what drafting did for it, in parts; a loop is easy to draft."""
     speed = f"{format_speed(stats.decode_tokens_per_second)} tokens/s" if stats.decode_tokens_per_second else ""
-    return list(filter(None, [speed, _format_drafting(stats), format_stop(finish_reason)]))
+    drafting = _LOOPED if has_looped else _format_drafting(stats)
+    return list(filter(None, [speed, drafting, format_stop(finish_reason)]))
 
 
 def _format_drafting(stats: Stats) -> str:
@@ -34,6 +36,7 @@ def format_stop(finish_reason: str | None) -> str:
     return {
         "stop": "",
         "length": "stopped at the token limit (max-tokens)",
+        "loop": "stopped: it repeated itself (/retry tries again; /set loops keep lets such answers go on)",
         "context": "stopped because the context is full (/clear, or /set overflow drop-oldest)",
     }.get(finish_reason or "", "stopped")
 
@@ -66,6 +69,7 @@ class Status:
     num_context: int
     context_length: int
     stats: Stats | None = None
+    has_looped: bool = False
     hint: str = ""
 
     @property
@@ -77,6 +81,8 @@ class Status:
         if self.stats is None:
             off = self.drafter == _NOT_DRAFTING
             return "drafting is off" if off else f"drafter: {one_line(self.drafter, 60)}"
+        if self.has_looped:
+            return "the answer repeated itself"
         if not self.stats.num_drafted:
             return f"drafting is off: {reason_off(self.stats)}"
         names = "+".join(name for name, each in self.stats.sources.items() if each["drafted"])
@@ -94,7 +100,9 @@ def format_status(status: Status, columns: int) -> str:
         f"{one_line(status.model, 40)} on {status.devices[0]}",
         status.context,
         status.drafting,
-        f"{stats.gain.value:.2f}x speed" if stats and stats.gain else "",
+        f"{stats.gain.value:.2f}x speed ± {stats.gain.error:.2f}"
+        if stats and stats.gain and not status.has_looped
+        else "",
         f"{format_speed(speed, 0)} tokens/s" if speed else "",
     ]
     line = ""
@@ -106,9 +114,11 @@ def format_status(status: Status, columns: int) -> str:
     return line
 
 
-def format_report(stats: Stats, downgrades: Sequence[str], devices: tuple[str, str]) -> list[str]:
+def format_report(
+    stats: Stats, downgrades: Sequence[str], devices: tuple[str, str], *, has_looped: bool = False
+) -> list[str]:
     """Lines on whether drafting helps, what drafts, and what does not and why."""
-    lines = [_format_gain(stats)]
+    lines = [_LOOPED if has_looped else _format_gain(stats)]
     if stats.decode_tokens_per_second:
         lines.append(
             f"{format_speed(stats.decode_tokens_per_second)} tokens/s: the model ran {stats.passes} times for "

@@ -32,6 +32,7 @@ class TraceFile:
         except OSError as error:
             warn(f"cannot write {self._path}: {error.strerror}")
         if timeline:
+            print_stderr(f"the last {_NUM_SHOWN} passes of the target, and what was drafted meanwhile:")
             print_stderr(picture(latest(timeline, "target", _NUM_SHOWN)))
 
     def _write(self) -> None:

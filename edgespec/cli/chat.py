@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -9,9 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.arguments import add_file, add_model, add_options, attribute_name, decode_argument, load_engine
+from edgespec.cli.parser import PROMPT_WORDS
 from edgespec.config.options import DEFAULT_MODEL, OPTIONS
 from edgespec.errors import UsageError
 from edgespec.system.console import info, warn
+from edgespec.system.disk import has_content
+from edgespec.system.printable import one_line
 
 if TYPE_CHECKING:
     from edgespec.chat.session import ChatSession
@@ -26,12 +30,25 @@ _SAMPLING = [name for name, option in OPTIONS.items() if option.group == "sampli
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
     add_model(parser, DEFAULT_MODEL)
+    parser.add_argument("--model", "-m", dest="named_model", metavar="MODEL", help=argparse.SUPPRESS)
     parser.add_argument(
+        PROMPT_WORDS, metavar="PROMPT", nargs="?", help="answer it and exit, as --prompt does; in quotes"
+    )
+    parser.add_argument(
+        "-p",
         "--prompt",
         action="append",
         metavar="TEXT",
         help="answer TEXT and exit; - reads stdin; several are joined by blank lines (default: stdin, or a chat "
         "if stdin is a terminal)",
+    )
+    add_file(
+        parser,
+        "--attach",
+        "send the text of FILE with the prompt, or with the first message: text, code, Markdown, CSV or PDF; "
+        "repeatable",
+        action="append",
+        default=[],
     )
     parser.add_argument(
         "--continue", dest="continues", action="store_true", help="continue the last chat, with its model"
@@ -44,20 +61,32 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     advanced = parser.add_argument_group("advanced")
     add_file(advanced, "--log-rounds", "write one JSON line per target pass: expected gain, tokens accepted")
     add_file(advanced, "--trace", "write when target and drafter worked, for Perfetto or chrome://tracing")
+    advanced.add_argument(
+        "--overwrite", action="store_true", help="let --log-rounds and --trace write over a file that is there"
+    )
     parser.set_defaults(run=_chat, transcript=None)
 
 
 def _chat(options: argparse.Namespace) -> int:
+    from edgespec.chat.attaching import add_files, read_files
+    from edgespec.chat.first_model import load_first
     from edgespec.chat.loop import answer_once, converse
     from edgespec.chat.trace_file import TraceFile
     from edgespec.system.terminal import has_unread_data
 
+    _tell_model_from_prompt(options)
     stated = _stated_sampling(options)
     if options.max_tokens is not None and options.max_tokens < 1:
         raise UsageError(f"--max-tokens is {options.max_tokens}; wanted at least 1")
     if "" in options.stop:
         raise UsageError("--stop is empty; give the text before which an answer is to end")
+    for flag, path in (("--log-rounds", options.log_rounds), ("--trace", options.trace)):
+        if path and not options.overwrite and has_content(path):
+            raise UsageError(
+                f"{flag} {path}: the file is there already and stays as it is; name another, or give --overwrite"
+            )
     prompt = _prompt(options)
+    files = read_files(options.attach) if not options.transcript else []  # sent before a crash
     wanted = _read_schema(options.schema) if options.schema else None
     if wanted and prompt is None:
         raise UsageError("--schema answers one prompt; give it with --prompt or on stdin")
@@ -66,21 +95,26 @@ def _chat(options: argparse.Namespace) -> int:
     trace = TraceFile(options.trace) if options.trace else None
     autosave, last = _open_transcripts(options)
     with ExitStack() as engines:
-        engine = engines.enter_context(load_engine(options, answer_cache=_uses_answer_cache(options)))
+        engine = engines.enter_context(_load(options) if prompt else load_first(options, _load))
         conversation = engine.chat(
             options.system,
             overflow=options.overflow,
             sampling=_sampling(options, stated, engine),
             max_tokens=options.max_tokens,
             stop=options.stop,
+            ends_loops=(options.loops or ("stop" if options.max_tokens is None else "keep")) == "stop",
             response_format=wanted,
         )
         engines.callback(lambda: conversation.engine.close())  # looked up at the end: /model replaces it
         if last:
+            sampling = conversation.sampling
             conversation.restore(last)
+            is_named = _names_model_sampling(options)
+            conversation.sampling = sampling if is_named else replace(conversation.sampling, **stated)
             if options.system is not None:
                 conversation.system = options.system
         session = _session(options, conversation, autosave if prompt is None or last else None, trace)
+        add_files(session, files, info)
         if wanted:
             session.view = "plain"
         if prompt is None:
@@ -89,6 +123,28 @@ def _chat(options: argparse.Namespace) -> int:
         if "-" not in (options.prompt or "-") and has_unread_data(sys.stdin):
             info("stdin is not read, as --prompt is given; to answer both, add --prompt -")
         return answer_once(session, prompt, as_json=options.json)
+
+
+def _tell_model_from_prompt(options: argparse.Namespace) -> None:
+    """Take MODEL for the prompt if it has a space and is no file, or if --model names another one.
+
+    Raises UsageError: There are two prompts, or two models.
+    """
+    default = options.parser.get_default("model")
+    is_text = options.model is not default and " " in options.model.strip() and not os.path.exists(options.model)
+    if is_text or (options.named_model and options.model is not default):
+        if options.words is not None:
+            raise UsageError(
+                f"there is no model '{one_line(options.model, 40)}'; give a model and then one prompt, in quotes"
+            )
+        options.words, options.model = options.model, default
+    options.model = options.named_model or options.model
+    if options.words is not None:
+        options.prompt = [options.words, *(options.prompt or [])]
+
+
+def _load(options: argparse.Namespace) -> "Engine":
+    return load_engine(options, answer_cache=_uses_answer_cache(options))
 
 
 def _read_schema(path: Path) -> dict[str, Any]:
@@ -123,20 +179,27 @@ def _stated_sampling(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _sampling(options: argparse.Namespace, stated: dict[str, Any], engine: "Engine") -> "SamplingParams":
-    """How tokens are chosen: as stated, and for the rest as the model suggests if asked for, or greedily."""
+    """How tokens are chosen: as stated, and for the rest as the model suggests, or greedily."""
     from edgespec.decoding.sampling import SamplingParams
 
-    if not options.model_sampling:
-        return SamplingParams(**stated)
     suggested, name = engine.model_sampling, engine.manifest.name
-    if suggested is None:
-        info(f"the files of {name} suggest no sampling; --model-sampling has no effect")
+    is_asked_for = _names_model_sampling(options)
+    if not options.model_sampling or options.exact or suggested is None:
+        if is_asked_for and options.model_sampling:
+            why = "--exact is for greedy text" if options.exact else f"the files of {name} suggest no sampling"
+            info(f"{why}; --model-sampling has no effect")
         return SamplingParams(**stated)
     sampling = replace(suggested, **stated)
-    values = {option: getattr(sampling, attribute_name(option)) for option in _SAMPLING}
-    changed = [f"{option} {value}" for option, value in values.items() if value != OPTIONS[option].default]
-    info(f"sampling as {name} suggests: {', '.join(changed) or 'greedy'}")
+    if is_asked_for:
+        values = {option: getattr(sampling, attribute_name(option)) for option in _SAMPLING}
+        changed = [f"{option} {value}" for option, value in values.items() if value != OPTIONS[option].default]
+        info(f"sampling as {name} suggests: {', '.join(changed) or 'greedy'}")
     return sampling
+
+
+def _names_model_sampling(options: argparse.Namespace) -> bool:
+    """Whether the command line has --model-sampling or --no-model-sampling."""
+    return "model_sampling" in vars(options).get("switches", {})
 
 
 def _prompt(options: argparse.Namespace) -> str | None:
@@ -200,6 +263,7 @@ def _session(
         autosave=autosave,
         trace=trace,
         is_quiet=options.quiet,
+        shows_figures=options.stats,
     )
 
 

@@ -52,6 +52,7 @@ def _completer(command: str, name: str, parser: CommandParser) -> Completer | No
         ("edgespec config set", "value"): _config_values,
         ("edgespec help", "words"): lambda parsed_args, **_: _commands_below(parser, parsed_args.words or ()),
         ("edgespec export", "drafter"): None,
+        ("edgespec chat", "words"): lambda **_: (),
     }
     return special.get((command, name), _COMPLETERS.get(name))
 
@@ -104,7 +105,7 @@ def _drafters(**_: Any) -> Iterable[str]:
 
 
 _COMPLETERS: dict[str, Completer] = {
-    **dict.fromkeys(("model", "models", "target", "exactness"), _models),
+    **dict.fromkeys(("model", "named_model", "models", "target", "exactness"), _models),
     **dict.fromkeys(("device", "drafter_device"), _devices),
     **dict.fromkeys(("drafter", "compare"), _drafters),
     **dict.fromkeys(("learn", "domain"), _domains),

@@ -2,10 +2,15 @@
 
 import argparse
 import json
+import os
+import shlex
+import subprocess
 
-from edgespec.cli.arguments import print_result
+from edgespec.cli.arguments import model_home, print_result
 from edgespec.cli.parser import CommandParser
 from edgespec.config.options import OPTIONS
+from edgespec.errors import UsageError
+from edgespec.system.console import info, warn
 
 _DEFAULT = "default"
 
@@ -16,12 +21,15 @@ def add_config(parser: CommandParser) -> None:
         "path": ("print where the configuration file is", _path),
         "set": ("set an option in the file", _change),
         "unset": ("remove an option from the file, so that its default holds", _change),
+        "edit": ("open the file in $VISUAL or $EDITOR, and check it afterwards", _edit),
+        "reset": ("begin with an empty file; the present one is kept beside it", _reset),
     }
     for name, (what, run) in described.items():
         action = parser.add_command(name, what)
         action.set_defaults(run=run, value=None)
         if name in ("set", "unset"):
-            action.add_argument("key", metavar="KEY", choices=list(OPTIONS), help=f"one of: {', '.join(OPTIONS)}")
+            choices = list(OPTIONS) if name == "set" else None  # a line of the file may be of no option
+            action.add_argument("key", metavar="KEY", choices=choices, help=f"one of: {', '.join(OPTIONS)}")
         if name == "set":
             action.add_argument("value", metavar="VALUE", help="text, number, true or false")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -30,10 +38,19 @@ def add_config(parser: CommandParser) -> None:
     parser.commands.required = False
 
 
-def _show(options: argparse.Namespace) -> None:
-    from edgespec.config.config_file import Setting, config_path, default_home, read_settings
+def _show(options: argparse.Namespace) -> int:
+    from edgespec.config.config_file import (
+        Setting,
+        config_path,
+        default_home,
+        read_environment,
+        read_what_is_valid,
+    )
 
-    found = {"home": Setting(str(default_home()), _DEFAULT)} | read_settings()
+    path = config_path()
+    in_file, problems = read_what_is_valid(path)
+    home = str(default_home()) if not problems else in_file.get("home", Setting("", _DEFAULT)).value
+    found = {"home": Setting(home, _DEFAULT)} | in_file | read_environment(os.environ)
     settings = {name: found.get(name, Setting(option.default, _DEFAULT)) for name, option in OPTIONS.items()}
     settings |= {
         name: each._replace(value="…") for name, each in settings.items() if OPTIONS[name].is_secret and each.value
@@ -45,9 +62,18 @@ def _show(options: argparse.Namespace) -> None:
     widths = max(map(len, values)), max(map(len, values.values()))
     print_result(
         options,
-        {"path": str(config_path()), "options": {name: each._asdict() for name, each in settings.items()}},
+        {
+            "path": str(path),
+            "problems": problems,
+            "options": {name: each._asdict() for name, each in settings.items()},
+        },
         *(f"{name:<{widths[0]}}  {text:<{widths[1]}}  {settings[name].origin}" for name, text in values.items()),
     )
+    for problem in problems:
+        warn(problem)
+    if problems:
+        info(f"such lines have no effect here, and end other commands: edgespec config edit opens {path}")
+    return UsageError.exit_code if problems else 0
 
 
 def _path(options: argparse.Namespace) -> None:
@@ -61,6 +87,59 @@ def _change(options: argparse.Namespace) -> None:
     from edgespec.config.config_file import config_path, set_option
 
     path = config_path()
-    value = set_option(path, options.key, options.value)
+    text = options.value and _check_name(options.key, options.value)
+    value = set_option(path, options.key, text)
     text = f"{options.key} is {'not set' if value is None else json.dumps(value)} in {path}"
     print_result(options, {"path": str(path), options.key: value}, text)
+
+
+def _check_name(key: str, value: str) -> str:
+    """The value as it is to be stored: a file or folder by its whole path, since the file serves every folder.
+
+    Raises EdgeSpecError: It names a model, a drafter or a device that does not exist.
+    """
+    if key in ("device", "drafter-device"):
+        from edgespec.runtimes.device_names import parse_device_name
+
+        parse_device_name(value)
+    if key not in ("model", "drafter"):
+        return value
+    if os.path.exists(os.path.expanduser(value)):
+        return os.path.abspath(os.path.expanduser(value))
+    from edgespec.config.drafter_names import SELF, parse
+
+    names = [value] if key == "model" else [name for each in parse(value).cascades for name in each.models]
+    for name in names:
+        if name != SELF:
+            model_home().find(name)
+    return value
+
+
+def _edit(options: argparse.Namespace) -> int:
+    from edgespec.config.config_file import COMMENT, config_path, read_what_is_valid
+
+    path = config_path()
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or ("notepad" if os.name == "nt" else "vi")
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(COMMENT, encoding="utf-8")
+        subprocess.run([*shlex.split(editor), str(path)], check=True)
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        raise UsageError(
+            f"cannot edit {path} with '{editor}' ({error}); set EDITOR to a program that edits text"
+        ) from None
+    _, problems = read_what_is_valid(path)
+    for problem in problems:
+        warn(problem)
+    print_result(options, {"path": str(path), "problems": problems}, path)
+    return UsageError.exit_code if problems else 0
+
+
+def _reset(options: argparse.Namespace) -> None:
+    from edgespec.config.config_file import config_path, reset_file
+
+    path = config_path()
+    kept = reset_file(path)
+    text = f"every option has its default; what was set is in {kept}" if kept else f"there is no {path}"
+    print_result(options, {"path": str(path), "kept": str(kept) if kept else None}, text)

@@ -9,7 +9,7 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from edgespec import __version__
 from edgespec.cli.arguments import attribute_name
@@ -54,7 +54,8 @@ _COMMANDS: dict[str, tuple[Callable[[CommandParser], None], str, str]] = {
         "talk to a model, or answer one prompt",
         """\
   edgespec chat                                    download a small model, talk
-  edgespec chat --prompt "Why is the sky blue?"    print one answer
+  edgespec chat "Why is the sky blue?"             print one answer
+  edgespec chat my-model "Why is the sky blue?"    by this model
   git diff | edgespec chat --system "Write a commit message."
   edgespec chat big --drafter small                a smaller model drafts
   edgespec chat my-model --temperature 0.8         sampled
@@ -173,10 +174,11 @@ def main(
     """Run the command of these arguments, or of this process; prepare gets its options first. Its exit code."""
     if arguments is None:
         _keep_stdout_for_data()
+    origins: dict[str, str] = {}  # what the configuration file and the environment set, and where
     try:
         _prepare_streams()
         exit_on_signals()
-        options, notes = _parse(arguments)
+        options, notes = _parse(arguments, origins)
         with log_to_stderr(quiet=options.quiet, verbose=options.verbose):
             for line in notes:
                 _LOG.debug("%s", line)
@@ -192,7 +194,7 @@ def main(
             raise SystemExit(_report_failure(problem, EdgeSpecError.exit_code)) from None
         raise
     except EdgeSpecError as error:
-        return _report_failure(str(error), error.exit_code)
+        return _report_failure(str(error) + _origin_note(str(error), origins), error.exit_code)
     except KeyboardInterrupt:
         ignore_ctrl_c()  # once is enough
         return _report_failure("interrupted", _INTERRUPTED)
@@ -208,6 +210,12 @@ def main(
         message = _stdout_problem() or str(error)
         discard_output(sys.stdout)
         return _report_failure(message, EdgeSpecError.exit_code)
+
+
+def _origin_note(message: str, origins: Mapping[str, str]) -> str:
+    """Where a value that a message quotes was set, if not on the command line."""
+    notes = [origin for value, origin in origins.items() if f"'{value}'" in message]
+    return f" ({'; '.join(notes)})" if notes else ""
 
 
 def _stdout_problem() -> str:
@@ -246,10 +254,15 @@ def _report_failure(message: str, code: int) -> int:
     return code
 
 
-def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """What a command line asks for, with the user's configuration as defaults, and one line per such default."""
+def _parse(arguments: Sequence[str] | None, origins: dict[str, str]) -> tuple[argparse.Namespace, list[str]]:
+    """What a command line asks for, with the user's configuration as defaults, and one line per such default.
+
+    origins gets the texts among these defaults, with what set each.
+    """
     parser = command_parser()
     answer_shell(parser)
+    if not (sys.argv[1:] if arguments is None else arguments):
+        arguments = ["--help"]
     options = parser.parse_args(arguments)
     if options.command.startswith(("completion", "config", "help")):
         return options, []
@@ -267,6 +280,9 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     if defaults:
         options.parser.set_defaults(**{attribute_name(name): each.value for name, each in defaults.items()})
         options = parser.parse_args(arguments)
+    for name, each in defaults.items():
+        if isinstance(each.value, str) and not OPTIONS[name].is_secret:
+            origins[each.value] = f"{name} is set in {each.origin}"
     options.stated = vars(options).get("stated", set()) | {attribute_name(name) for name in defaults}
     require_consistent(options, {name: each.origin for name, each in defaults.items()})
     shown = {name: "…" if OPTIONS[name].is_secret else each.value for name, each in defaults.items()}

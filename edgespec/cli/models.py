@@ -1,6 +1,7 @@
 """The command that manages prepared models: models list, pull, path, verify, remove, learned and forget."""
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -12,6 +13,7 @@ from edgespec.config.byte_size import format_bytes
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.models.catalog import CATALOG, CatalogEntry
 from edgespec.system.printable import printable
+from edgespec.system.terminal import terminal_width
 
 if TYPE_CHECKING:
     from edgespec.models.home import ModelHome
@@ -53,10 +55,12 @@ def _list(options: argparse.Namespace) -> None:
     found = list(prepared_models(model_home()))
     others = [name for name in CATALOG if name not in {model.name for model in found}]
     head = ["CAN BE PULLED", "DOWNLOAD", "MEMORY", "PRECISION", "DRAFTER", "LICENCE", "TESTED"]
-    lines = _table(head, *(_catalog_row(name, CATALOG[name]) for name in others))
+    width = terminal_width(sys.stdout)
+    lines = _table(width, [], head, *(_catalog_row(name, CATALOG[name]) for name in others))
     if found:
         head = ["PREPARED", "SIZE", "MEMORY", "FORM", "PRECISION", "LAST USED", "CHECK", "FROM"]
-        lines = [*_table(head, *map(_row, found)), "", *lines]
+        below = [f"  PROBLEM: {printable(each.problem, keep='')}" if each.problem else "" for each in found]
+        lines = [*_table(width, below, head, *map(_row, found)), "", *lines]
     catalogue = {name: _entry_document(entry) for name, entry in CATALOG.items()}
     print_result(options, {"prepared": [asdict(model) for model in found], "catalogue": catalogue}, *lines)
 
@@ -76,7 +80,7 @@ def _entry_document(entry: CatalogEntry) -> dict[str, Any]:
 
 def _row(model: "PreparedModel") -> list[str]:
     if model.problem is not None:
-        return [model.name, format_bytes(model.bytes), "", "", "", "", "", f"PROBLEM: {model.problem}"]
+        return [model.name, format_bytes(model.bytes), "", "", "", "", "", ""]
     return [
         model.name,
         format_bytes(model.bytes),
@@ -103,10 +107,19 @@ def _catalog_row(name: str, entry: CatalogEntry) -> list[str]:
     ]
 
 
-def _table(*rows: Sequence[str]) -> list[str]:
-    rows = tuple([printable(cell, keep="") for cell in row] for row in rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+def _table(width: int | None, below: Sequence[str], head: Sequence[str], *rows: Sequence[str]) -> list[str]:
+    """Lines of a table without its last columns that do not fit, a line on these, and lines below its rows."""
+    printed = [[printable(cell, keep="") for cell in row] for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*printed, strict=True)]
+    num = len(widths)
+    while width and num > 1 and sum(widths[:num]) + 2 * (num - 1) > width:
+        num -= 1
+    lines = []
+    for row, note in zip(printed, ["", *(below or [""] * len(rows))], strict=True):
+        lines.append("  ".join(cell.ljust(size) for cell, size in zip(row[:num], widths, strict=False)).rstrip())
+        lines += [note] if note else []
+    left_out = f"(a wider window, or --json, also shows {', '.join(head[num:]).lower()})"
+    return lines if num == len(widths) else [*lines, left_out]
 
 
 def _pull(options: argparse.Namespace) -> None:
@@ -173,7 +186,11 @@ def _learned(options: argparse.Namespace) -> None:
     names = [options.model] if options.model else [model.name for model in prepared_models(home)]
     found = [each for name in names for each in _learned_of(home, name)]
     head = ["MODEL", "NAME", "ROWS", "WITHOUT", "WITH", "IN USE SINCE", "ON TRIAL", "SIZE"]
-    lines = _table(head, *map(_learned_row, found)) if found else ["no drafting head has learned from use yet"]
+    lines = (
+        _table(None, [], head, *map(_learned_row, found))
+        if found
+        else ["no drafting head has learned from use yet"]
+    )
     print_result(options, found, *lines)
 
 

@@ -3,13 +3,17 @@
 import argparse
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from edgespec.config.options import OLD_NAMES
+from edgespec.errors import EdgeSpecError
+from edgespec.system.console import discard_output
 
+PROMPT_WORDS = "words"  # the attribute of a prompt that is given without a flag
 _WIDEST = 110
 _CUTOFF, _VALUE_CUTOFF = 0.5, 0.75  # how near a word is to one that is suggested
 _CHOICE = re.compile(r"argument (?P<what>.+?): invalid choice: '?(?P<word>.*?)'? \(choose from (?P<known>.*)\)")
@@ -54,7 +58,8 @@ class CommandParser(argparse.ArgumentParser):
     commands: "argparse._SubParsersAction[CommandParser] | None" = None
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"formatter_class": _Formatter, **settings})
+        # Without abbreviations: --model would stand for --model-sampling.
+        super().__init__(**{"formatter_class": _Formatter, "allow_abbrev": False, **settings})
         self.suggest_on_error = False  # newer versions of argparse would suggest a word too
 
     def add_command(self, name: str, what: str, **settings: Any) -> "CommandParser":
@@ -78,14 +83,44 @@ class CommandParser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """Refuse unknown arguments in the command that they were given to, which knows the nearest flag."""
+        given = sys.argv[1:] if args is None else args
+        if self.commands and given and given[0].startswith("-") and given[0] not in self._option_string_actions:
+            self._refuse_flag(given[0])
         found, extras = super().parse_known_args(args, namespace)
+        if len(extras) == 1 and not extras[0].startswith("-") and vars(found).get(PROMPT_WORDS, "") is None:
+            setattr(found, PROMPT_WORDS, extras.pop())  # argparse leaves it where options stand before it
         if extras:
             flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
             hint = _suggest(extras[0].partition("=")[0], flags) if extras[0].startswith("-") else ""
-            if not hint and "--prompt" in flags:
-                hint = "; a prompt goes behind --prompt, in quotes"
+            if extras[0].partition("=")[0] in ("--model", "-m") and any(
+                each.metavar == "MODEL" for each in self._get_positional_actions()
+            ):
+                hint = f"; the model needs no flag: {self.prog} MODEL"
+            elif not hint and "--prompt" in flags:
+                hint = "; a prompt is one argument, in quotes"
             self.error(f"unrecognized arguments: {' '.join(extras)}{hint}")
         return found, extras
+
+    def _refuse_flag(self, flag: str) -> NoReturn:
+        """Refuse a flag in the place of a command, with the nearest one, or with a command that has it."""
+        name = flag.partition("=")[0]
+        commands = self.commands.choices if self.commands else {}
+        owner = next((each.prog for each in commands.values() if name in each._option_string_actions), "")
+        hint = f"; it is a flag of {owner}" if owner else _suggest(name, [*self._option_string_actions])
+        self.error(f"unrecognized arguments: {flag}{hint}")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Write help or an error, which argparse takes for written where the disk is full.
+
+        Raises EdgeSpecError: It cannot be written.
+        """
+        try:
+            print(message, end="", file=file or sys.stderr)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            discard_output(sys.stdout)
+            raise EdgeSpecError(f"cannot write to stdout ({error.strerror})") from None
 
     def error(self, message: str) -> NoReturn:
         """Print one line on what is wrong and one on where to find help, and exit."""

@@ -74,12 +74,16 @@ def _require_server() -> None:
 
 def _require_sense(options: argparse.Namespace) -> None:
     """Raises UsageError: A number is out of range."""
+    from edgespec.engine.load_options import MAX_ANSWERS
+
     if not 0 <= options.port <= 65535:
         raise UsageError(f"--port is {options.port}; wanted 0 to 65535")
     if options.max_tokens is not None and options.max_tokens < 1:
         raise UsageError(f"--max-tokens is {options.max_tokens}; wanted at least 1")
     if options.max_models < 1:
         raise UsageError(f"--max-models is {options.max_models}; wanted at least 1")
+    if options.max_parallel is not None and not 1 <= options.max_parallel <= MAX_ANSWERS:
+        raise UsageError(f"--max-parallel is {options.max_parallel}; wanted 1 to {MAX_ANSWERS}")
     if not 0 <= options.idle_timeout < 1e9:
         raise UsageError(f"--idle-timeout is {options.idle_timeout}; wanted seconds, or 0 to keep models")
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from edgespec.training.train import TrainingReport
     from edgespec.types import TokenIds
 
+_AT_ONCE = 8  # prompts that are answered at once; passes that are shared read the weights once
 _LEAST_MINUTES, _MOST_MINUTES = 0.1, 100_000.0
 
 
@@ -82,7 +83,7 @@ def _train(options: argparse.Namespace) -> None:
         settings,
         prompts=prompts,
         stored=stored,
-        open_engine=partial(load_engine, options, drafter="auto", answer_cache=False),
+        open_engine=partial(load_engine, options, drafter="auto", answer_cache=False, max_parallel=_AT_ONCE),
         report=info,
     )
     print_result(options, asdict(report), *_format(report))

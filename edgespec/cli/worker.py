@@ -42,6 +42,7 @@ def prepare(options: argparse.Namespace, note: Note, again: str) -> None:
         return
     if options.drafter != "none":
         options.drafter = "suffix"  # most likely a device has crashed it
+    options.overwrite = True  # the files that the first worker began
     if transcript := again.partition(" ")[2]:
         options.transcript = Path(transcript)
         options.model = options.parser.get_default("model")  # the transcript has it, as /model may have changed it

@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ _WANTED = {
 }
 _LARGEST_BYTES = 1 << 20
 _LARGEST_NUMBER = 1e300
-_COMMENT = "# Options of edgespec; `edgespec config` lists them all.\n"
+COMMENT = "# Options of edgespec; `edgespec config` lists them all.\n"
 
 
 class Setting(NamedTuple):
@@ -70,15 +71,31 @@ def read_file(path: Path) -> dict[str, Setting]:
 
     Raises UsageError: The file cannot be read, is no TOML, or has an unknown option or an invalid value.
     """
+    return {name: Setting(_check_value(name, value, where), where) for name, value, where in _entries(path)}
+
+
+def read_what_is_valid(path: Path) -> tuple[dict[str, Setting], list[str]]:
+    """Every option that a file sets validly, and a line on each problem of the file."""
+    found, problems = {}, []
+    try:
+        for name, value, where in _entries(path):
+            try:
+                found[name] = Setting(_check_value(name, value, where), where)
+            except UsageError as error:
+                problems.append(str(error))
+    except UsageError as error:
+        problems.append(str(error))
+    return found, problems
+
+
+def _entries(path: Path) -> list[tuple[str, object, str]]:
+    """The options of a file, unchecked: name, value, and file with line."""
     text = _read(path)
     with _toml_errors(path):
         document = tomllib.loads(text)
-    found = {}
-    for key, value in document.items():
-        where = f"{path}:{_line_number(text, key)}"
-        name = OLD_NAMES.get(key, key)
-        found[name] = Setting(_check_value(name, value, where), where)
-    return found
+    return [
+        (OLD_NAMES.get(key, key), value, f"{path}:{_line_number(text, key)}") for key, value in document.items()
+    ]
 
 
 def read_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
@@ -193,7 +210,10 @@ def _toml_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, RecursionError) as error:  # a plain ValueError for a number of thousands of digits
-        raise UsageError(f"{path} is no TOML: {error}; correct that line") from None
+        raise UsageError(
+            f"{path} is no TOML: {error}; correct that line (edgespec config edit), or begin "
+            "anew (edgespec config reset)"
+        ) from None
 
 
 def set_option(path: Path, name: str, text: str | None) -> Value:
@@ -203,11 +223,12 @@ def set_option(path: Path, name: str, text: str | None) -> Value:
     """
     import tomlkit  # takes 30 ms to import, which other commands do not need
 
-    _find_option(name, "edgespec config")
+    if text is not None or not path.exists():
+        _find_option(name, "edgespec config")  # while a line of an unknown option may be removed
     value = None if text is None else parse_value(name, text, "edgespec config set")
     if value is None and not path.exists():
         return None
-    before = _read(path) if path.exists() else _COMMENT
+    before = _read(path) if path.exists() else COMMENT
     with _toml_errors(path):
         tomllib.loads(before)  # tomlkit lets some invalid files pass, and fails later
         document = tomlkit.parse(before)
@@ -215,7 +236,8 @@ def set_option(path: Path, name: str, text: str | None) -> Value:
         if new_name == name:
             document.pop(old_name, None)
     if value is None:
-        document.pop(name, None)
+        if document.pop(name, None) is None:
+            _find_option(name, "edgespec config unset")
     else:
         document[name] = value
     try:
@@ -226,3 +248,20 @@ def set_option(path: Path, name: str, text: str | None) -> Value:
             f"cannot write {path} ({error.strerror}); set EDGESPEC_CONFIG to a file that you may write"
         ) from None
     return value
+
+
+def reset_file(path: Path) -> Path | None:
+    """Put the file aside under a new name, which is returned, and begin another; None where there is no file.
+
+    Raises UsageError: It cannot be renamed.
+    """
+    if not path.exists():
+        return None
+    names = (f"{path.name}.bak{number or ''}" for number in count())
+    kept = next(place for name in names if not (place := path.with_name(name)).exists())
+    try:
+        os.rename(path, kept)
+        replace_file(path, COMMENT.encode(), 0o666)
+    except OSError as error:
+        raise UsageError(f"cannot rename {path} to {kept.name} ({error.strerror}); remove it by hand") from None
+    return kept

@@ -13,6 +13,7 @@ from edgespec.errors import UsageError
 TEXT = ("ngram", "suffix")  # drafters that repeat earlier text, for any target
 TARGET = ("auto", "lookahead")  # what depends on the target
 SELF = "self"  # a drafter model of the target's own layers
+WORDS = (*TARGET, *TEXT, SELF, "none")  # all that are no models
 
 
 class Cascade(NamedTuple):

@@ -18,7 +18,8 @@ _DEVICES = "devices and memory"
 _STORAGE = "conversation and stored data"
 _SERVER = "server"
 GROUPS = {
-    _SAMPLING: "How the next token is chosen. The default is greedy: always the most likely one.",
+    _SAMPLING: "How the next token is chosen: by default as the files of MODEL suggest, and where they suggest "
+    "nothing greedily, always the most likely one.",
     _SPECULATION: "A drafter guesses the next tokens; the target, which is MODEL, checks all of them in one pass "
     "and keeps those that it would have written itself.",
     _DEVICES: None,
@@ -86,8 +87,8 @@ OPTIONS: Mapping[str, Option] = {
     "model-sampling": _sampling(
         "switch",
         "choose tokens as the files of MODEL suggest (their temperature, top-k, top-p, min-p and repetition "
-        "penalty); other options of this group override single values",
-        False,
+        "penalty); other options of this group override single values. --no-model-sampling is greedy",
+        True,
     ),
     "temperature": _sampling("number", "0 is greedy; higher values vary the text more", 0.0, metavar="T"),
     "top-k": _sampling("whole", "keep the K most likely tokens; 0 keeps all", 0, metavar="K"),
@@ -197,6 +198,12 @@ OPTIONS: Mapping[str, Option] = {
         "error",
         choices=("error", "drop-oldest"),
     ),
+    "loops": _storage(
+        "text",
+        "when an answer repeats one span of text over and over: stop it, or let it go on (default: stop, unless "
+        "--max-tokens bounds it)",
+        choices=("stop", "keep"),
+    ),
     "no-answer-cache": _storage(
         "switch", "do not store answers to draft from later, and do not draft from stored ones", False
     ),
@@ -218,8 +225,19 @@ OPTIONS: Mapping[str, Option] = {
         is_secret=True,
     ),
     "max-models": _server("whole", "how many models may be loaded at once", 1, metavar="N"),
+    "max-parallel": _server(
+        "whole",
+        "how many requests one model answers at once, 1 to 16 (default: 4, or as many as there is memory for)",
+        metavar="N",
+    ),
     "idle-timeout": _server(
         "number", "close a model that nobody has used for S seconds; 0 keeps models", 900.0, metavar="S"
+    ),
+    "stats": Option(
+        "switch",
+        "while an answer is written, show its speed, who drafted, devices and memory in a line below it",
+        False,
+        commands=("chat",),
     ),
     "color": Option(
         "text",
@@ -235,5 +253,5 @@ OLD_NAMES = {"no-memory": "no-answer-cache"}
 LOAD_PARAMETERS = {
     name: {"threads": "num_threads", "memory": "memory_limit"}.get(name, name.replace("-", "_"))
     for name, option in OPTIONS.items()
-    if option.group in (_SPECULATION, _DEVICES) or name in ("home", "offline")
+    if option.group in (_SPECULATION, _DEVICES) or name in ("home", "offline", "max-parallel")
 }

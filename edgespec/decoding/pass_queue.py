@@ -107,6 +107,13 @@ class ForkingDecoder(Decoder, Protocol):
         where caches cannot be copied.
         """
 
+    @property
+    def can_exchange(self) -> bool:
+        """Whether this decoder and a fork can exchange their caches."""
+
+    def exchange(self, other: Any) -> None:
+        """Exchange caches with a fork, while neither runs passes."""
+
 
 class Joiner(Protocol[Given, Made]):
     """Runs passes of several texts as one."""

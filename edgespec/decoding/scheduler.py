@@ -24,7 +24,7 @@ class Expectation(NamedTuple):
 
     source: str
     num_tokens: int
-    tokens_per_second: float
+    speed_over_plain: float  # 1 is the speed of plain decoding
 
 
 class Round(NamedTuple):

@@ -75,7 +75,7 @@ def latest(intervals: Sequence[Interval], lane: str, num_intervals: int) -> list
 
 
 def picture(intervals: Sequence[Interval], width: int = 72) -> str:
-    """A line of width cells for each lane and a line with their length and overlap; empty without intervals.
+    """A line of width cells for each lane, one with their length and overlap, a legend; empty without intervals.
 
     A lane works throughout `█`, for a part of `▒` and not at all in `·`.
     """
@@ -95,6 +95,7 @@ def picture(intervals: Sequence[Interval], width: int = 72) -> str:
     lines.append(
         f"{'':<{label}} {1e3 * cell_s * width:.0f} ms, {overlap(intervals):.0%} of it in both lanes at once"
     )
+    lines.append(f"{'':<{label}} {_FULL} at work  {_PART} for a part of the time  {_IDLE} waiting")
     return "\n".join(lines)
 
 

@@ -5,12 +5,12 @@ Knows nothing of models: a generator makes the chunks.
 
 import weakref
 from _thread import start_new_thread
-from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Lock, get_ident
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.drafters.timeline import Interval
@@ -18,6 +18,8 @@ from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.stats import Stats
 from edgespec.errors import MemoryExhausted
 from edgespec.system.owner_process import Owner
+from edgespec.tools.call_events import CallEvent, join_calls
+from edgespec.tools.tool import ToolCall
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -34,14 +36,17 @@ class Chunk:
 
     origins: For each token "target", or who drafted it: suffix, ngram, answers, lookahead, or the name of a model.
     logprobs: For each token, if they were asked for.
-    finish_reason: stop (an end token or a stop string), length (max_tokens), context (no room left), cancelled,
-        timeout (timeout_s).
+    tool_calls: What it adds to the calls of tools: CallStart, CallArguments and CallEnd.
+    finish_reason: stop (an end token or a stop string), tool_calls (the same, with calls of tools), length
+        (max_tokens), context (no room left), cancelled, timeout (timeout_s), or loop (it repeated itself, in a
+        conversation that ends loops).
     """
 
     text: str
     token_ids: tuple[int, ...]
     origins: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    tool_calls: tuple[CallEvent, ...] = ()
     finish_reason: str | None = None
     stats: Stats | None = None
     timeline: tuple[Interval, ...] = ()
@@ -49,7 +54,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """A whole answer. token_ids end with the token that completed a stop string, if one did."""
+    """A whole answer. token_ids end with the token that completed a stop string, if one did.
+
+    tool_calls: Calls of tools that it asks for; text is what it says beside them.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -59,6 +67,13 @@ class Completion:
     stats: Stats
     timeline: tuple[Interval, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message of the conversation that goes on, with its calls."""
+        calls = {"tool_calls": [call.as_dict() for call in self.tool_calls]} if self.tool_calls else {}
+        return {"role": "assistant", "content": self.text, **calls}
 
 
 def join_chunks(chunks: Sequence[Chunk], prompt_tokens: int) -> Completion:
@@ -75,11 +90,12 @@ def join_chunks(chunks: Sequence[Chunk], prompt_tokens: int) -> Completion:
         stats=last.stats,
         timeline=last.timeline,
         logprobs=tuple(each for chunk in chunks for each in chunk.logprobs),
+        tool_calls=join_calls(each for chunk in chunks for each in chunk.tool_calls),
     )
 
 
-class AnswerStream(Iterator[Chunk]):
-    """The chunks of an answer, a pass of the target each.
+class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
+    """The chunks of an answer, a pass of the target each; read by one thread, or by one task of asyncio.
 
     Once the first is asked for, passes go on while their chunks wait for the reader: 256 of them, or for a
     second in which none is asked for. The answer ends at once, even within a pass and before the first chunk,
@@ -90,6 +106,8 @@ class AnswerStream(Iterator[Chunk]):
         with engine.stream("Why is the sky blue?") as answer:
             for chunk in answer:
                 print(chunk.text, end="")
+
+    A task reads with async with and async for; to cancel it cancels the answer.
     """
 
     def __init__(
@@ -135,6 +153,24 @@ class AnswerStream(Iterator[Chunk]):
             raise
         if chunk is None:
             raise StopIteration
+        return chunk
+
+    async def __aenter__(self) -> "AnswerStream":
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._close(0.0)  # the event loop must not wait
+
+    async def __anext__(self) -> Chunk:
+        self._owner.require_here()
+        try:
+            chunk = self._unpack(await self._maker.next_chunk_for_task())
+        except BaseException:  # the task was cancelled, or the answer's own error
+            self._is_interrupted = True
+            self._close(0.0)
+            raise
+        if chunk is None:
+            raise StopAsyncIteration
         return chunk
 
     def cancel(self) -> None:
@@ -183,12 +219,9 @@ async def chunks_of(open_stream: Callable[[], AnswerStream]) -> AsyncGenerator[C
     """
     import asyncio  # takes 50 ms
 
-    stream = await asyncio.to_thread(open_stream)
-    try:
-        while (chunk := stream._unpack(await stream._maker.next_chunk_for_task())) is not None:
+    async with await asyncio.to_thread(open_stream) as stream:
+        async for chunk in stream:
             yield chunk
-    finally:
-        stream._close(0.0)  # the event loop must not wait
 
 
 class _Made(NamedTuple):

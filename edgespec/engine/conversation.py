@@ -1,13 +1,17 @@
 """A conversation with an engine: messages, streamed answers, a full context. Knows nothing of terminals."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from threading import RLock
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
+from weakref import ref
 
+from edgespec.decoding.repetition import Repetition, find_loop
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answers import AnswerStream, Chunk, Completion, join_chunks
+from edgespec.engine.drafting import Drafting
 from edgespec.engine.transcript import Transcript, read_transcript, save_transcript
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.tokenization.chat_template import Message
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
 OVERFLOWS = ("error", "drop-oldest")
 # Dropping rounds frees this share of the context at once, since the model must read the rest again each time.
 _FREED_SHARE = 0.25
+_LOOK_AFTER = 64  # tokens, between two looks for a loop
 
 
 class Round(NamedTuple):
@@ -27,6 +32,27 @@ class Round(NamedTuple):
     answer: str | None
 
 
+class Settings(TypedDict, total=False):
+    """How a conversation is to be answered; Conversation explains each."""
+
+    overflow: str
+    sampling: SamplingParams | None
+    max_tokens: int | None
+    stop: str | Sequence[str] | None
+    ends_loops: bool
+    response_format: Mapping[str, Any] | None
+
+
+class ReplyOptions(TypedDict, total=False):
+    """How one message is to be answered, beside what its conversation says; Engine.stream explains each."""
+
+    drafting: Drafting | None
+    logprobs: int | None
+    banned: str | Sequence[str] | None
+    timeout_s: float | None
+    priority: int
+
+
 class Conversation:
     """Messages and an engine that answers them. Engine.chat() makes one.
 
@@ -34,12 +60,14 @@ class Conversation:
             talk = engine.chat("You answer in one sentence.", overflow="drop-oldest")
             print(talk.say("Why is the sky blue?").text)
 
-    One answer is generated at a time; the next can begin when it is over or closed. The attributes may be changed
-    between answers.
+    One answer is generated at a time; the next can begin when it is over or closed, and raises UsageError until
+    then, in any thread. The attributes may be changed between answers.
 
     overflow: When the conversation outgrows the context, "error" refuses the new message and "drop-oldest" stops
         sending the oldest rounds to the model. They stay in messages, and num_dropped counts them.
-    sampling, max_tokens, stop, response_format: Arguments of Engine.stream for each answer.
+    sampling, max_tokens, stop, response_format: Arguments of Engine.stream for each answer. Without a sampling,
+        the one that the model's files suggest; greedy where they suggest none.
+    ends_loops: Whether an answer that repeats one span of tokens over and over ends, with the finish reason loop.
     """
 
     def __init__(
@@ -51,6 +79,7 @@ class Conversation:
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
+        ends_loops: bool = False,
         response_format: Mapping[str, Any] | None = None,
     ) -> None:
         if system is not None and not isinstance(system, str):
@@ -58,15 +87,18 @@ class Conversation:
         self.engine = engine
         self.system = system
         self.overflow = overflow
-        self.sampling = sampling or SamplingParams()
+        self.sampling = sampling or engine.model_sampling or SamplingParams()
         self.max_tokens = max_tokens
         self.stop = stop
+        self.ends_loops = ends_loops
         self.response_format = response_format
         self._rounds: list[Round] = []
         self._num_dropped = 0  # rounds
         self._cut_short: dict[int, str] = {}  # by round
         self._num_tries = 0  # of the last round
         self._chunks: list[Chunk] = []  # of the current answer, filled by its reply
+        self._reply: Callable[[], Reply | None] = lambda: None  # which fills it, weakly
+        self._lock = RLock()  # held while a message is added or taken back
 
     @property
     def overflow(self) -> str:
@@ -104,8 +136,16 @@ class Conversation:
         """The messages that the model would be sent now."""
         return self._sent(self._rounds[self._num_dropped :])
 
-    def stream(self, text: str) -> "Reply":
-        """Send a message; return its answer as a stream.
+    def count_room(self, text: str = "") -> int:
+        """Tokens left for what follows text in the next message, and for its answer; maybe negative.
+
+        With drop-oldest all other messages could make room.
+        """
+        num_dropped = len(self._rounds) if self._overflow == "drop-oldest" else self._num_dropped
+        return self.engine.context_length - self._count([*self._rounds, Round(text, None)], num_dropped)
+
+    def stream(self, text: str, **options: Unpack[ReplyOptions]) -> "Reply":
+        """Send a message; return its answer as a stream. Options are those of Engine.stream, for this answer.
 
         An earlier message without an answer stays, but is not sent to the model: chat templates want user and
         assistant to alternate.
@@ -116,29 +156,34 @@ class Conversation:
         """
         if not isinstance(text, str):
             raise UsageError(f"the message is {text!r}; wanted a text")
-        return self._begin([*self._rounds, Round(text, None)], num_tries=0)
+        with self._lock:
+            self._require_idle()
+            return self._begin([*self._rounds, Round(text, None)], 0, options)
 
-    def say(self, text: str) -> Completion:
-        """Send a message; return the whole answer. Raises what stream raises."""
-        return self.stream(text).completion()
+    def say(self, text: str, **options: Unpack[ReplyOptions]) -> Completion:
+        """Send a message; return the whole answer. Options and errors as in stream."""
+        return self.stream(text, **options).completion()
 
-    def retry(self) -> "Reply":
+    def retry(self, **options: Unpack[ReplyOptions]) -> "Reply":
         """Answer the last message again with the next seed. Raises UsageError: there is no message yet."""
-        if not self._rounds:
-            raise UsageError("there is nothing to answer yet; send a message first")
-        tries = self._num_tries + (not self._is_unanswered)
-        return self._begin([*self._rounds[:-1], Round(self._rounds[-1].user, None)], num_tries=tries)
+        with self._lock:
+            self._require_idle()
+            if not self._rounds:
+                raise UsageError("there is nothing to answer yet; send a message first")
+            tries = self._num_tries + (not self._is_unanswered)
+            return self._begin([*self._rounds[:-1], Round(self._rounds[-1].user, None)], tries, options)
 
     def undo(self) -> Round | None:
         """Remove and return the last message and its answer; None if there is none."""
-        if not self._rounds:
-            return None
-        removed = self._rounds.pop()
-        self._chunks = []
-        self._cut_short.pop(len(self._rounds), None)
-        self._num_dropped = min(self._num_dropped, len(self._rounds))
-        self._num_tries = 0
-        return removed
+        with self._lock:
+            if not self._rounds:
+                return None
+            removed = self._rounds.pop()
+            self._chunks, self._reply = [], lambda: None
+            self._cut_short.pop(len(self._rounds), None)
+            self._num_dropped = min(self._num_dropped, len(self._rounds))
+            self._num_tries = 0
+            return removed
 
     def redo(self, removed: Round) -> None:
         """Put back what undo removed."""
@@ -161,13 +206,18 @@ class Conversation:
             messages=self._messages(rounds),
             model=model or self.engine.manifest.name,
             num_dropped=self.num_dropped,
+            sampling=self.sampling,
             cut_short=tuple((len(self._messages(rounds[: i + 1])) - 1, cut_short[i]) for i in sorted(cut_short)),
         )
 
     def restore(self, transcript: Transcript) -> None:
-        """Continue another conversation here. Raises UsageError: a message is neither a user's nor its answer."""
+        """Continue another conversation here, with its sampling.
+
+        Raises UsageError: A message is neither a user's nor its answer.
+        """
         system, rounds, cut_short = _parse_transcript(transcript)
         self.system = system
+        self.sampling = transcript.sampling or self.sampling
         sizes = [len(_flatten(rounds[:i])) for i in range(len(rounds) + 1)]
         self._restore(rounds, cut_short, bisect_left(sizes, transcript.num_dropped))
 
@@ -176,13 +226,17 @@ class Conversation:
         save_transcript(Path(path), self.transcript())
 
     @classmethod
-    def load(cls, engine: "Engine", path: str | Path, **settings: object) -> "Conversation":
-        """Read what save wrote; settings are overflow, sampling, max_tokens and stop, which it does not hold.
+    def load(cls, engine: "Engine", path: str | Path, **settings: Unpack[Settings]) -> "Conversation":
+        """Read what save wrote; settings are those of __init__ that it does not hold.
+
+        A sampling among the settings comes before the one in the file.
 
         Raises UsageError: the file cannot be read, is damaged, or is no conversation.
         """
-        loaded = cls(engine, **settings)  # type: ignore[arg-type]  # checked by __init__
+        loaded = cls(engine, **settings)
         loaded.restore(read_transcript(Path(path)))
+        if isinstance(sampling := settings.get("sampling"), SamplingParams):
+            loaded.sampling = sampling
         return loaded
 
     @property
@@ -190,8 +244,19 @@ class Conversation:
         return bool(self._rounds) and self._rounds[-1].answer is None
 
     def _restore(self, rounds: list[Round], cut_short: dict[int, str], num_dropped: int) -> None:
-        self._rounds, self._cut_short, self._num_dropped = rounds, cut_short, num_dropped
-        self._num_tries, self._chunks = 0, []
+        with self._lock:
+            self._rounds, self._cut_short, self._num_dropped = rounds, cut_short, num_dropped
+            self._num_tries, self._chunks, self._reply = 0, [], lambda: None
+
+    def _require_idle(self) -> None:
+        """Take what was read of an answer that its reader let go; raises UsageError: one is being read."""
+        reply = self._reply()
+        if reply is not None and not reply.is_over:
+            raise UsageError(
+                "this conversation is being answered; read that answer to its end or close it, and ask again then"
+            )
+        if reply is None and self._is_unanswered and self._chunks:
+            self._finish("".join(chunk.text for chunk in self._chunks), "cancelled")
 
     def _messages(self, rounds: Sequence[Round]) -> tuple[Message, ...]:
         system = [Message("system", self.system)] if self.system is not None else []
@@ -200,7 +265,12 @@ class Conversation:
     def _sent(self, rounds: Sequence[Round]) -> tuple[Message, ...]:
         return self._messages([*_answered_rounds(rounds[:-1]), *rounds[-1:]])
 
-    def _begin(self, rounds: list[Round], num_tries: int) -> "Reply":
+    def _begin(self, rounds: list[Round], num_tries: int, options: ReplyOptions) -> "Reply":
+        if unknown := options.keys() - ReplyOptions.__annotations__.keys():
+            raise UsageError(
+                f"a message of a conversation has no option '{min(unknown)}'; wanted "
+                f"{', '.join(ReplyOptions.__annotations__)}, or an attribute of the conversation"
+            )
         num_dropped = self._choose_num_dropped(rounds)
         sampling = replace(self.sampling, seed=(self.sampling.seed + num_tries) % 2**64)
         sent = self._sent(rounds[num_dropped:])
@@ -211,13 +281,16 @@ class Conversation:
             max_tokens=self.max_tokens,
             stop=self.stop,
             response_format=self.response_format,
+            **options,
         )
         dropped = _flatten(_answered_rounds(rounds[self._num_dropped : num_dropped]))
         # From here on the message is part of the conversation, even if its answer fails.
         self._cut_short.pop(len(rounds) - 1, None)
         self._rounds, self._num_dropped, self._num_tries = rounds, num_dropped, num_tries
         self._chunks = []
-        return Reply(num_prompt, tuple(dropped), self, stream, self._chunks)
+        reply = Reply(num_prompt, tuple(dropped), self, stream, self._chunks)
+        self._reply = ref(reply)
+        return reply
 
     def _choose_num_dropped(self, rounds: Sequence[Round]) -> int:
         """How many of the oldest rounds not to send. Raises ContextOverflow: dropping is off or does not help."""
@@ -240,7 +313,7 @@ class Conversation:
 
     def _finish(self, answer: str, finish_reason: str) -> None:
         """Take the answer of a reply; a message that got no word of one stays unanswered."""
-        if not answer and finish_reason == "cancelled":
+        if not answer and finish_reason in ("cancelled", "timeout"):
             return
         self._rounds[-1] = Round(self._rounds[-1].user, answer)
         if finish_reason != "stop":
@@ -248,8 +321,8 @@ class Conversation:
 
 
 @dataclass(eq=False)
-class Reply(Iterator[Chunk]):
-    """An answer as a stream of chunks, and a context manager that closes it.
+class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
+    """An answer as a stream of chunks, for a thread or a task, and a context manager that closes it.
 
     However it ends, the conversation has the answer as far as it came. Errors are those of Engine.stream.
     """
@@ -259,7 +332,9 @@ class Reply(Iterator[Chunk]):
     _conversation: Conversation
     _stream: AnswerStream
     _chunks: list[Chunk]
-    _is_over: bool = False
+    is_over: bool = False
+    _loop: Repetition | None = None
+    _num_since: int = 0  # tokens since a loop was looked for
 
     def __next__(self) -> Chunk:
         try:
@@ -267,10 +342,31 @@ class Reply(Iterator[Chunk]):
         except BaseException:
             self.close()
             raise
+        return self._take(chunk)
+
+    async def __anext__(self) -> Chunk:
+        try:
+            chunk = await anext(self._stream)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self._take(chunk)
+
+    def _take(self, chunk: Chunk) -> Chunk:
+        self._look_for_loop(chunk)
+        if chunk.finish_reason == "cancelled" and self._loop:
+            chunk = replace(chunk, finish_reason="loop")
         self._chunks.append(chunk)
         if chunk.finish_reason is not None:
             self._finish(chunk.finish_reason)
         return chunk
+
+    async def __aenter__(self) -> "Reply":
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stream.__aexit__()
+        self._finish("cancelled")
 
     def __enter__(self) -> "Reply":
         return self
@@ -286,7 +382,9 @@ class Reply(Iterator[Chunk]):
     @property
     def last(self) -> Chunk | None:
         """The last chunk, once there is one: also if the answer was closed before it was read."""
-        return self._stream.last
+        last = self._stream.last
+        is_loop = last is not None and last.finish_reason == "cancelled" and self._loop is not None
+        return replace(last, finish_reason="loop") if last and is_loop else last
 
     def cancel(self) -> None:
         """End the answer at once, from any thread or a signal handler; a last chunk says that it was cancelled."""
@@ -303,10 +401,20 @@ class Reply(Iterator[Chunk]):
             pass
         return join_chunks(self._chunks, self.prompt_tokens)
 
+    def _look_for_loop(self, chunk: Chunk) -> None:
+        self._num_since += len(chunk.token_ids)
+        if self._num_since < _LOOK_AFTER or not self._conversation.ends_loops or self._loop:
+            return
+        self._num_since = 0
+        self._loop = find_loop([token for each in (*self._chunks, chunk) for token in each.token_ids])
+        if self._loop:
+            self.cancel()
+
     def _finish(self, finish_reason: str) -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._conversation._finish(self.text, finish_reason)
+        with self._conversation._lock:
+            if not self.is_over and self._conversation._reply() is self:  # else its message was taken back
+                self._conversation._finish(self.text, finish_reason)
+            self.is_over = True
 
 
 def _flatten(rounds: Sequence[Round]) -> list[Message]:

@@ -24,13 +24,15 @@ from edgespec.engine.request import (
     AnswerOptions,
     Request,
     check_count,
+    check_flag,
     check_priority,
     check_seconds,
     check_texts,
 )
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.target_caches import TargetCaches, answer_decoder
-from edgespec.errors import ContextOverflow, EdgeSpecError, ManifestError, ModelError, UsageError
+from edgespec.engine.tool_calls import call_reading, format_with_calls
+from edgespec.errors import ContextOverflow, EdgeSpecError, FormatError, ManifestError, ModelError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import return_freed
 from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
@@ -39,6 +41,7 @@ from edgespec.system.owner_process import Owner
 from edgespec.tokenization.banned_texts import BannedTexts, SpellingIndex
 from edgespec.tokenization.prompt_encoder import Prompt, PromptEncoder
 from edgespec.tokenization.token_ids import parse_ids
+from edgespec.tools.tool_use import parse_tool_use
 from edgespec.types import TokenIds, TokenMask, append
 
 if TYPE_CHECKING:
@@ -146,6 +149,10 @@ class Engine:
             shared=self._shared,
         )
 
+    def forget_prompts(self) -> None:
+        """Free the memory of texts that were kept in case they go on; only the first cache keeps its text."""
+        self._shared.caches.forget(self._shared.queue.is_held)
+
     @property
     def max_parallel(self) -> int:
         """How many answers are made at once; further ones wait."""
@@ -206,6 +213,10 @@ class Engine:
         response_format: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
         priority: int = 0,
+        tools: Sequence[Any] | None = None,
+        tool_choice: Any = None,
+        parallel_tool_calls: bool = True,
+        whole_tool_calls: bool = False,
     ) -> AnswerStream:
         """An answer as it is made, a chunk per pass of the target.
 
@@ -235,6 +246,12 @@ class Engine:
                 reason is "timeout" then, and it consists of the chunks that were read.
             priority: Where several answers are made at once, one of a lower priority waits between two passes
                 until those of a higher one are done; equal ones share.
+            tools: What the model may call: functions of Python, of whose signature and docstring it is told, or
+                dicts in the form of OpenAI's API.
+            tool_choice: "auto", "none", "required", or the name of the tool that must be called.
+            parallel_tool_calls: The answer may have several calls; otherwise it ends with the first one.
+            whole_tool_calls: Give calls once they are whole, and what turns out to be none as text. Otherwise
+                arguments are given as they come.
 
         Raises:
             ContextOverflow: The prompt does not fit.
@@ -244,7 +261,11 @@ class Engine:
                 response_format.
         """
         self._require_open()
-        tokens = self._encoder.encode_fitting(prompt, system, raw=raw)
+        use = parse_tool_use(
+            tools, tool_choice, is_parallel=check_flag("parallel_tool_calls", parallel_tool_calls)
+        )
+        calls = call_reading(use, self._encoder.tool_template.format, whole=whole_tool_calls) if use else None
+        tokens = self._encoder.encode_fitting(prompt, system, raw=raw, tools=use.tools if use else ())
         begun = self._encoder.encode_prefill(() if prefill is None else prefill)
         request = Request(
             prompt=tokens,
@@ -257,9 +278,16 @@ class Engine:
             mask=self._mask_of(check_texts("banned", banned)),
             timeout_s=check_seconds("timeout_s", timeout_s),
             priority=check_priority(priority),
+            calls=calls,
         )
         self._require_possible(request)
-        return self._stream(self._constrained(request, response_format))
+        if calls is None:
+            return self._stream(self._constrained(request, response_format))
+        try:
+            response_format = format_with_calls(calls, response_format, self.tokenizer.special_tokens)
+            return self._stream(self._constrained(request, response_format))
+        except FormatError as error:
+            raise UsageError(f"tools cannot be ensured as they are asked for: {error}") from None
 
     def astream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AsyncGenerator[Chunk, None]:
         """Stream an answer to an asyncio task; arguments and errors as in stream, errors with the first chunk.
@@ -276,7 +304,7 @@ class Engine:
 
     def generate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Completion:
         """A whole answer; arguments and errors as in stream."""
-        stream = self.stream(prompt, **options)
+        stream = self.stream(prompt, **options, whole_tool_calls=True)
         return join_chunks(list(stream), stream.prompt_tokens)
 
     def chat(
@@ -287,9 +315,12 @@ class Engine:
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
+        ends_loops: bool = False,
         response_format: Mapping[str, Any] | None = None,
     ) -> "Conversation":
         """A conversation that remembers its messages; arguments as in Conversation and stream.
+
+        Without a sampling its tokens are chosen as model_sampling says, greedily where that is None.
 
         Raises:
             UsageError: The overflow policy does not exist, or system is no text.
@@ -303,6 +334,7 @@ class Engine:
             sampling=sampling,
             max_tokens=max_tokens,
             stop=stop,
+            ends_loops=ends_loops,
             response_format=response_format,
         )
 
@@ -353,6 +385,12 @@ class Engine:
         """
         self._require_open()
         return self._encoder.count(prompt, system, raw=raw)
+
+    @property
+    def tool_format(self) -> str:
+        """How the model is told of tools and writes calls, such as "hermes, by the chat template"."""
+        self._require_open()
+        return self._encoder.tool_template.description
 
     def _choose(self, drafting: Drafting | None, prompt: TokenIds) -> DraftChoice:
         if drafting is None:

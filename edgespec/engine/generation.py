@@ -4,7 +4,7 @@ Passes run in one thread, with what must be known before the next pass: what was
 Their text, and all that is made of it, is made in another.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,6 +35,8 @@ from edgespec.policy.acceptance_rates import AcceptanceChange
 from edgespec.policy.draft_choice import DraftChoice
 from edgespec.policy.speculation import Speculation
 from edgespec.tokenization.tokenizer import TextStream, Tokenizer
+from edgespec.tools.call_events import CallEvent
+from edgespec.tools.tool_use import CallReader
 from edgespec.types import Acceptance, Logits, TokenIds, append
 
 # Rounds from which the thread of the passes has not learned, as the reader's thread may do it for them meanwhile.
@@ -96,7 +98,13 @@ class Generation:
             ContextOverflow: The prompt does not fit.
             MemoryExhausted: Not even a pass without a draft is given memory.
         """
-        writing = _Writing(_text_behind(request.prefill, self.tokenizer), TextStop(request.stop))
+        calls = request.calls
+        shown = self.tokenizer.special_within(calls.format.marks()) if calls else frozenset()
+        writing = _Writing(
+            _text_behind(request.prefill, self.tokenizer, shown),
+            TextStop(request.stop),
+            calls.reader() if calls else None,
+        )
         drafting: list[Interval] = []
         acceptance: dict[str, AcceptanceChange] = {}
         passes = RunAhead(
@@ -239,18 +247,19 @@ class _Writing:
 
     text_stream: TextStream
     text_stop: TextStop
+    calls: CallReader | None = None  # where the answer may call tools
     tokens: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
     tally: Tally = field(default_factory=Tally)
     timeline: list[Interval] = field(default_factory=list)
     reruns: Reruns = field(default_factory=Reruns)
-    is_cut: bool = False  # by a stop string
+    is_cut: bool = False  # by a stop string, or behind the one call that it may have
 
     def add(self, new: _Pass) -> Chunk:
         if not self.tally.passes:
             self.tally.add_prompt(new.num_fed, new.made_s)
         block = new.block
         self.tokens = append(self.tokens, new.kept)
-        text, num_shown = self._text_of(new.kept)
+        text, events, num_shown = self._text_of(new.kept)
         self.tally.add(block, num_shown)
         self.timeline.append(_interval(block))
         self.reruns = new.reruns
@@ -259,34 +268,52 @@ class _Writing:
             token_ids=tuple(new.kept[:num_shown].tolist()),
             origins=_origins(block, num_shown),
             logprobs=new.logprobs[:num_shown],
+            tool_calls=events,
             finish_reason="stop" if self.is_cut else new.finish_reason,
         )
 
     def finish(self, last: Chunk) -> Chunk:
         """The last chunk with the text that was held back."""
-        if self.is_cut:
-            return last
-        rest, is_cut = self.text_stop.push(self.text_stream.flush())
-        rest = rest if is_cut else rest + self.text_stop.flush()
-        return replace(last, text=last.text + rest, finish_reason="stop" if is_cut else last.finish_reason)
+        reason, rest = last.finish_reason, ""
+        if not self.is_cut:
+            rest, is_cut = self.text_stop.push(self.text_stream.flush())
+            rest = rest if is_cut else rest + self.text_stop.flush()
+            reason = "stop" if is_cut else reason
+        text, events = self._find_calls(rest)
+        if self.calls:
+            more, behind = self.calls.flush()
+            text, events = text + more, events + behind
+            reason = "tool_calls" if reason == "stop" and self.calls.has_calls else reason
+        return replace(last, text=last.text + text, tool_calls=last.tool_calls + events, finish_reason=reason)
 
-    def _text_of(self, tokens: TokenIds) -> tuple[str, int]:
-        """The text of tokens up to a stop string, and how many tokens that took.
+    def _text_of(self, tokens: TokenIds) -> tuple[str, tuple[CallEvent, ...], int]:
+        """The text of tokens up to a stop string, the calls in it, and how many tokens that took.
 
         Token by token, so that where the answer ends does not depend on how tokens came in blocks.
         """
         text = ""
+        events: list[CallEvent] = []
         for i, token in enumerate(tokens):
             piece, self.is_cut = self.text_stop.push(self.text_stream.push([token]))
+            piece, found = self._find_calls(piece)
             text += piece
+            events += found
+            self.is_cut = self.is_cut or (self.calls is not None and self.calls.is_over)
             if self.is_cut:
-                return text, i + 1
-        return text, len(tokens)
+                return text, tuple(events), i + 1
+        return text, tuple(events), len(tokens)
+
+    def _find_calls(self, text: str) -> tuple[str, tuple[CallEvent, ...]]:
+        return self.calls.push(text) if self.calls else (text, ())
 
 
-def _text_behind(prefill: TokenIds, tokenizer: Tokenizer) -> TextStream:
-    """A stream of the text behind prefill, from a character on that prefill left incomplete."""
-    stream = TextStream(tokenizer)
+def _text_behind(prefill: TokenIds, tokenizer: Tokenizer, shown: Collection[int] = ()) -> TextStream:
+    """A stream of the text behind prefill, from a character on that prefill left incomplete.
+
+    Args:
+        shown: Special tokens that are text.
+    """
+    stream = TextStream(tokenizer, shown)
     for token in prefill.tolist():
         stream.push([token])
     return stream

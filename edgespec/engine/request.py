@@ -10,6 +10,8 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.drafting import Drafting
 from edgespec.errors import UsageError
 from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
+from edgespec.tools.formats import CallFormat
+from edgespec.tools.tool_use import CallReader, ToolUse
 from edgespec.types import TokenConstraint, TokenIds, TokenMask, append
 
 
@@ -28,6 +30,23 @@ class AnswerOptions(TypedDict, total=False):
     response_format: Mapping[str, Any] | None
     timeout_s: float | None
     priority: int
+    tools: Sequence[Any] | None
+    tool_choice: Any
+    parallel_tool_calls: bool
+
+
+class CallReading(NamedTuple):
+    """The tools that an answer may call, and how its calls are found.
+
+    holds_arguments: Pass on whole calls alone.
+    """
+
+    use: ToolUse
+    format: CallFormat
+    holds_arguments: bool = False
+
+    def reader(self) -> CallReader:
+        return CallReader(self.use, self.format, holds_arguments=self.holds_arguments)
 
 
 class Request(NamedTuple):
@@ -39,6 +58,7 @@ class Request(NamedTuple):
     constraint: What the answer has to match, prefill included; None for any text.
     timeout_s: When to end the answer, in seconds from now; inf for never.
     priority: Answers of a lower one wait for it between two passes.
+    calls: Which tools it may call; None for none.
     """
 
     prompt: TokenIds  # [num_tokens]
@@ -52,6 +72,7 @@ class Request(NamedTuple):
     constraint: TokenConstraint | None = None
     timeout_s: float = math.inf
     priority: int = 0
+    calls: CallReading | None = None
 
     @property
     def reads_logits(self) -> bool:
@@ -76,6 +97,13 @@ def check_count(name: str, given: int | None, least: int) -> int | None:
     """Raises UsageError: it is no whole number, or too small."""
     if given is not None and (type(given) is not int or given < least):
         raise UsageError(f"{name} is {given!r}; wanted a whole number from {least}")
+    return given
+
+
+def check_flag(name: str, given: bool) -> bool:
+    """Raises UsageError: it is neither True nor False."""
+    if type(given) is not bool:
+        raise UsageError(f"{name} is {given!r}; wanted True or False")
     return given
 
 

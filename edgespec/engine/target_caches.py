@@ -1,7 +1,9 @@
 """The caches of a target, each of which serves one answer at a time, and the target as one answer sees it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from threading import Lock
 from typing import Any
 
@@ -18,17 +20,27 @@ from edgespec.decoders import (
 from edgespec.decoding.cached_prefix import reusable_prefix
 from edgespec.decoding.pass_queue import ForkingDecoder
 from edgespec.engine.request_queue import Ticket
-from edgespec.errors import Cancelled
+from edgespec.errors import Cancelled, MemoryExhausted
 from edgespec.types import Logits, TokenIds
 
-# Fewer tokens than these are read again: to copy them is a call for each layer.
+# Fewer tokens than these are read again: to copy them is a call for each layer, to keep them a cache.
 _LEAST_COPIED = 16
+
+
+@dataclass(slots=True)
+class _Slot:
+    """What a cache holds or is to hold, and when that was last used."""
+
+    text: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
+    used_at: int = -1
 
 
 class TargetCaches:
     """A target and its forks, which are made when answers need them.
 
-    A text stays in its cache until another one takes that cache, so that a text which goes on is not read again.
+    A text stays in its cache until another one takes that cache, so that a text which goes on is not read again,
+    and several texts may go on by turns. Drafter models draft for the first cache: an answer has that one wherever
+    it is free, and what it held then moves to another.
     """
 
     def __init__(self, target: Decoder, num_caches: int = 1, may_join: Callable[[], bool] = lambda: False) -> None:
@@ -39,41 +51,58 @@ class TargetCaches:
             may_join: Whether there is memory for what passes of several answers take.
         """
         self.num_caches = num_caches if isinstance(target, ForkingDecoder) else 1
+        self._can_exchange = isinstance(target, ForkingDecoder) and target.can_exchange
         self._may_join = may_join
         self._decoders = [target]  # as many as were needed so far
-        self._texts = [np.zeros(0, np.int32)]  # what each holds or is to hold
-        self._num_uses = [0]  # how often each was given to an answer
-        self._used: list[int] = []  # the caches, the last used one at the end
+        self._slots = [_Slot()]  # at least as many
+        self._num_uses = [0]  # how often each was given to an answer, or exchanged
+        self._exchanges: list[tuple[int, int]] = []  # of caches, which their decoders have yet to do
+        self._clock = count()
         self._lock = Lock()
 
     def choose(self, prompt: TokenIds, free: Sequence[int]) -> int:
-        """A cache for a prompt: one whose text the prompt goes on, else the one that was used the longest ago.
+        """A cache for a prompt: one whose text the prompt goes on, else a new one, else the longest unused one.
 
-        A further one is made only where none is free.
+        Where caches can be exchanged, what it holds comes to the first cache instead, if that is free.
         """
         with self._lock:
-            made = [number for number in free if number < len(self._decoders)]
-            if not made:
-                return min(free)
-            best = max(made, key=lambda number: reusable_prefix(self._texts[number], prompt, 0))
-            num_held = len(self._texts[best])
-            if 2 * reusable_prefix(self._texts[best], prompt, 0) < num_held or not num_held:
-                best = min(made, key=lambda number: self._used.index(number) if number in self._used else -1)
+            source = self._choose_text(prompt, free)
+            while source >= len(self._slots):
+                self._slots.append(_Slot())
+                self._num_uses.append(0)
+            number = min(free) if self._can_exchange and min(free) == 0 else source
+            if number != source:
+                self._exchanges.append((number, source))
+                self._slots[number], self._slots[source] = self._slots[source], self._slots[number]
+            self._slots[number].used_at = next(self._clock)
+            return number
+
+    def _choose_text(self, prompt: TokenIds, free: Sequence[int]) -> int:
+        """The cache whose text a prompt goes on, or may be overwritten."""
+        made = [number for number in free if number < len(self._slots)]
+        if not made:
+            return min(free)
+        best = max(made, key=lambda number: reusable_prefix(self._slots[number].text, prompt, 0))
+        num_held = len(self._slots[best].text)
+        if num_held and 2 * reusable_prefix(self._slots[best].text, prompt, 0) >= num_held:
             return best
+        worth_keeping = [number for number in made if len(self._slots[number].text) >= _LEAST_COPIED]
+        if self._can_exchange and len(worth_keeping) < len(made):
+            return min(number for number in made if number not in worth_keeping)
+        if self._can_exchange and len(made) < len(free):
+            return min(number for number in free if number not in made)
+        return min(made, key=lambda number: self._slots[number].used_at)
 
     def give(self, number: int, prompt: TokenIds) -> Decoder:
         """The decoder of a cache that an answer was given, with as much of the prompt as another cache holds."""
         with self._lock:
             if not self._decoders:
                 raise Cancelled("the engine was closed")
-            while number >= len(self._decoders):
-                self._decoders.append(self._fork())
-                self._texts.append(np.zeros(0, np.int32))
-                self._num_uses.append(0)
-            self._used = [*(each for each in self._used if each != number), number]
+            self._exchange()
+            self._make(number)
             self._num_uses[number] += 1
             decoder = self._decoders[number]
-            num_own = reusable_prefix(self._texts[number], prompt, 1)
+            num_own = reusable_prefix(self._slots[number].text, prompt, 1)
             source, num_tokens, num_uses = self._find_source(number, prompt)
         if num_tokens >= num_own + _LEAST_COPIED and isinstance(decoder, ForkingDecoder):
             has_copied = decoder.copy_prefix(self._decoders[source], prompt[:num_tokens])
@@ -84,9 +113,31 @@ class TargetCaches:
                 decoder.forget()
         return decoder
 
+    def _exchange(self) -> None:
+        """Exchange what decoders hold, as was decided when their caches were chosen: no answer had these then."""
+        while self._exchanges:
+            number, other = self._exchanges.pop(0)
+            try:
+                self._make(max(number, other))
+            except MemoryExhausted:  # the text that was to move is overwritten
+                self._slots[other] = _Slot()
+                continue
+            ours, theirs = self._decoders[number], self._decoders[other]
+            assert isinstance(ours, ForkingDecoder)
+            ours.exchange(theirs)
+            for each in (number, other):
+                self._num_uses[each] += 1
+
+    def _make(self, number: int) -> None:
+        while number >= len(self._decoders):
+            self._decoders.append(self._fork())
+        while number >= len(self._slots):
+            self._slots.append(_Slot())
+            self._num_uses.append(0)
+
     def note(self, number: int, text: TokenIds) -> None:
         """Record the text that a cache is to hold from now on."""
-        self._texts[number] = text
+        self._slots[number].text = text
 
     @property
     def decoders(self) -> Sequence[Decoder]:
@@ -101,11 +152,17 @@ class TargetCaches:
         """Free the memory of forks that no answer has; returns which."""
         emptied = []
         for number, decoder in list(enumerate(self._decoders))[1:]:
-            if len(self._texts[number]) and not is_held(number) and isinstance(decoder, PretendingDecoder):
-                self._texts[number] = self._texts[number][:0]
+            if len(self._slots[number].text) and not is_held(number) and isinstance(decoder, PretendingDecoder):
+                self._slots[number].text = self._slots[number].text[:0]
                 decoder.forget()
                 emptied.append(number)
         return emptied
+
+    def forget(self, is_held: Callable[[int], bool]) -> None:
+        """Reuse nothing of the texts that no answer makes; the first cache keeps its memory."""
+        self.empty(is_held)
+        if not is_held(0):
+            self._slots[0].text = self._slots[0].text[:0]
 
     def close(self) -> None:
         """Let all decoders go."""
@@ -121,7 +178,7 @@ class TargetCaches:
     def _find_source(self, number: int, prompt: TokenIds) -> tuple[int, int, int]:
         """The other cache that holds most of a prompt, how many tokens that are, and how often it was given."""
         found = [
-            (_num_run(decoder, self._texts[at], prompt), at)
+            (_num_run(decoder, self._slots[at].text, prompt), at)
             for at, decoder in enumerate(self._decoders)
             if at != number
         ]

@@ -1,6 +1,7 @@
 """Conversations as files: JSON Lines, a header and then one message a line. Each write is whole or not at all.
 
-    {"format": "edgespec conversation", "version": 1, "model": "smollm2-135m", "num_dropped": 0}
+    {"format": "edgespec conversation", "version": 1, "model": "smollm2-135m", "num_dropped": 0,
+     "sampling": {"temperature": 0.2, …}}
     {"role": "user", "content": "Why is the sky blue?"}
     {"role": "assistant", "content": "Because …", "finish_reason": "cancelled"}
 
@@ -11,11 +12,12 @@ import json
 import secrets
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.disk import replace_file
 from edgespec.system.signals import defer_signals
@@ -24,6 +26,7 @@ from edgespec.tokenization.chat_template import ROLES, Message
 FORMAT, VERSION = "edgespec conversation", 1
 SUFFIX = ".jsonl"
 _MAX_BYTES = 64 << 20
+_SAMPLING = tuple(each.name for each in fields(SamplingParams) if each.name != "logit_bias")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +35,20 @@ class Transcript:
 
     messages: tuple[Message, ...] = ()
     model: str | None = None  # the user's name for it
+    sampling: SamplingParams | None = None  # without logit_bias
     num_dropped: int = 0  # messages after the system message that are no longer sent to the model
     cut_short: tuple[tuple[int, str], ...] = ()  # positions of answers that did not end by themselves, and why
 
     def lines(self) -> list[str]:
         reasons = dict(self.cut_short)
-        header = {"format": FORMAT, "version": VERSION, "model": self.model, "num_dropped": self.num_dropped}
+        header: dict[str, Any] = {
+            "format": FORMAT,
+            "version": VERSION,
+            "model": self.model,
+            "num_dropped": self.num_dropped,
+        }
+        if self.sampling:
+            header["sampling"] = {name: getattr(self.sampling, name) for name in _SAMPLING}
         documents: list[dict[str, Any]] = [header]
         for i, message in enumerate(self.messages):
             documents.append(message._asdict() | ({"finish_reason": reasons[i]} if i in reasons else {}))
@@ -87,6 +98,7 @@ def read_transcript(path: Path) -> Transcript:
     return Transcript(
         messages=messages,
         model=model if isinstance(model, str) else None,
+        sampling=_parse_sampling(path, header.get("sampling")),
         num_dropped=num_dropped,
         cut_short=tuple((i, str(each["finish_reason"])) for i, each in enumerate(rest) if "finish_reason" in each),
     )
@@ -113,6 +125,15 @@ def _parse_message(path: Path, number: int, document: dict[str, Any]) -> Message
             f"line {number} of {path} is no message; wanted a role ({', '.join(ROLES)}) and a content"
         )
     return Message(role, content)
+
+
+def _parse_sampling(path: Path, found: object) -> SamplingParams | None:
+    if found is None:
+        return None
+    try:
+        return SamplingParams(**{name: value for name, value in found.items() if name in _SAMPLING})  # type: ignore[attr-defined]
+    except (UsageError, AttributeError) as error:
+        raise UsageError(f"{path} has a sampling that makes no sense: {error}; it is damaged") from None
 
 
 def find_latest(folder: Path) -> Path | None:

@@ -116,8 +116,9 @@ def pass_costs(curve: Sequence[tuple[int, float]], points: Sequence[Point], titl
     curve: Width and estimated cost; may be empty.
     points: Widths that were run.
     """
-    plot, bars, top = 170, 60, 12
-    chart = _chart(top + plot + bars + 74, title)
+    plot, bars, top = 170, 60, 30
+    chart = _chart(top + plot + bars + 90, title)
+    _text(chart, "time of a pass, in passes of one token", 0, 12, "tick")
     widest = max([2, *(width for width, _ in curve), *(point.width for point in points)])
     dearest = max([2.0, *(cost for _, cost in curve), *(point.cost for point in points)]) * 1.05
 
@@ -133,7 +134,8 @@ def pass_costs(curve: Sequence[tuple[int, float]], points: Sequence[Point], titl
     _line(chart, across(1), down(1), across(end), down(end), "even")
     for (width, cost), (next_width, next_cost) in pairwise(curve):
         _line(chart, across(width), down(cost), across(next_width), down(next_cost), "curve")
-    base = top + plot + 28 + bars
+    base = top + plot + 44 + bars
+    _text(chart, "share of the passes", 0, base - bars - 12, "tick")
     column = min(7.0, 70 / widest)
     most = max((point.share for point in points), default=1.0) or 1.0
     for point in points:
@@ -147,7 +149,7 @@ def pass_costs(curve: Sequence[tuple[int, float]], points: Sequence[Point], titl
     _line(chart, 0, base, 100, base, "axis")
     for width in range(1, widest + 1, max(1, -(-(widest - 1) // 10))):
         _text(chart, str(width), across(width), base + 16, "tick", anchor="middle")
-    _text(chart, "tokens in the pass", 50, base + 36, "tick", anchor="middle")
+    _text(chart, "tokens in the pass (the last one and the drafted ones)", 50, base + 36, "tick", anchor="middle")
     return _svg(chart)
 
 

@@ -169,6 +169,7 @@ class Sample(TypedDict):
     prompt: str
     answer: str
     ratio: Figure
+    tokens_per_pass: NotRequired[Figure]
     plain: list[Work]
     speculative: list[Work]
 

@@ -8,11 +8,13 @@ from importlib import resources
 from edgespec.evaluation import figures
 from edgespec.evaluation.charts import Bar, Point, Range, grouped_bars, lanes, pass_costs, position_bars, ranges
 from edgespec.evaluation.document import BenchDocument, Passes, RatioInterval, Summary
+from edgespec.system.printable import one_line
 
 _NUM_PEER_STYLES = 5
 # The mean of fewer passes says little on a machine that other programs use.
 _FEW = 5
 _SHORTEST_CURVE = 8  # tokens
+_CATEGORY_CHARACTERS = 22  # before the count, which a chart must have room for
 _MOST_BEYOND = 1.25  # how far an interval is drawn beyond the answers
 
 
@@ -74,7 +76,7 @@ def _charts(document: BenchDocument) -> dict[str, str]:
 def _gains(document: BenchDocument) -> list[Range]:
     """The mean of all categories and each of them: the interval is thick, the range of answers thin."""
     known = [
-        (name, row["ratio"], row.get("ratio_interval"), row.get("ratios"))
+        (_with_count(name, row.get("prompts")), row["ratio"], row.get("ratio_interval"), row.get("ratios"))
         for name, row in document["categories"].items()
     ]
     mean = document["mean_ratio"]
@@ -82,6 +84,12 @@ def _gains(document: BenchDocument) -> list[Range]:
         interval = document.get("mean_ratio_interval")
         known.insert(0, ("mean of the categories", mean, interval, document.get("ratios")))
     return [_gain(name, ratio, interval, found) for name, ratio, interval, found in known if found]
+
+
+def _with_count(name: str, num_prompts: int | None) -> str:
+    if not num_prompts:
+        return name
+    return f"{one_line(name, _CATEGORY_CHARACTERS)} ({num_prompts} prompt{'' if num_prompts == 1 else 's'})"
 
 
 def _gain(name: str, ratio: float, interval: RatioInterval, found: Summary) -> Range:
@@ -96,13 +104,13 @@ def _speed_chart(document: BenchDocument) -> str:
     for name, row in document["categories"].items():
         plain, fast = row["plain_tokens_per_second"], row["speculative_tokens_per_second"]
         bars = [
-            Bar("plain", plain, f"{plain:.0f}"),
-            Bar("fast", fast, f"{fast:.0f} · {figures.ratio_text(row['ratio'])}"),
+            Bar("plain", plain, f"{plain:.0f} tokens/s"),
+            Bar("fast", fast, f"{fast:.0f} tokens/s · {figures.ratio_text(row['ratio'])}"),
         ]
         for i, peer in enumerate(document.get("peers", ())):
             if speed := peer["categories"].get(name):
-                bars.append(Bar(f"peer{1 + i % _NUM_PEER_STYLES}", speed, f"{speed:.0f}"))
-        groups[name] = bars
+                bars.append(Bar(f"peer{1 + i % _NUM_PEER_STYLES}", speed, f"{speed:.0f} tokens/s"))
+        groups[_with_count(name, row.get("prompts"))] = bars
     return grouped_bars(groups, "Tokens per second by category")
 
 

@@ -58,7 +58,7 @@ def _verdict_lines(document: BenchDocument) -> Iterator[str]:
             yield text
     if found := document.get("ratios"):
         half = figures.middle_half(found)
-        yield f"median of {found['count']} answers {found['median']:.3f}, middle half {half}"
+        yield f"median of {found['count']} answers {found['median']:.3f}; the middle half of them is within {half}"
     if ratio := document.get("ratio_in_passes"):
         yield f"counting only passes and drafts, without text and handover: {ratio:.3f}"
     for text in (figures.texts_text(document), figures.setup_text(document)):

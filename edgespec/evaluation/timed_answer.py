@@ -68,7 +68,8 @@ def time_answer(
 
 
 def clear_cache(engine: Engine) -> None:
-    """Run a pass over a token that no prompt begins with, so that nothing of a prompt is cached."""
+    """Have nothing of a prompt cached: forget texts, and run a token that none begins with in the first cache."""
+    engine.forget_prompts()
     other = 1 + (engine.plain().encode("a")[0] % (engine.target.vocab_size - 1))
     engine.target.logits(np.array([other], np.int32), 1)
 

@@ -11,6 +11,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from edgespec.config.config_file import default_home as default_home
+from edgespec.config.drafter_names import WORDS as DRAFTER_WORDS
 from edgespec.errors import DeviceUnavailable, ModelError, UsageError
 from edgespec.manifest import FILE_NAME, read_manifest
 from edgespec.models import genai
@@ -130,6 +131,8 @@ class ModelHome:
         prepared = [folder.name for folder in self.models.glob("[!.]*") if _is_ready(folder)]
         near = difflib.get_close_matches(model, [*CATALOG, *prepared], n=3, cutoff=0.4)
         meant = f"did you mean {' or '.join(near)}? " if near else ""
+        if drafter := difflib.get_close_matches(model, DRAFTER_WORDS, n=1, cutoff=0.75):
+            meant = f"did you mean the drafter {drafter[0]}? {meant}"
         return (
             f"no model '{model}': {meant}edgespec models list has the names; or give a model folder, a .gguf "
             "file, a safetensors folder or a hub id (org/name)"

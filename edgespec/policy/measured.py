@@ -110,7 +110,7 @@ class MeasuredPolicy:
             draft,
             "" if len(draft.tokens) else self._reason(options),
             _offers(options, chosen, draft),
-            tuple(map(_expectation, (plain, *options))) if logs_rounds() else (),
+            tuple(_expectation(option, plain) for option in (plain, *options)) if logs_rounds() else (),
             self.clock() - started,
             max([option.contention for option in options], default=1.0),
             chosen.is_ahead,
@@ -212,6 +212,6 @@ def _is_free(option: Option) -> bool:
     return option.source is not None and option.source.drafter.is_free
 
 
-def _expectation(option: Option) -> Expectation:
+def _expectation(option: Option, plain: Option) -> Expectation:
     source = option.source.drafter.name if option.source else "none"
-    return Expectation(source, option.num_tokens, option.rate)
+    return Expectation(source, option.num_tokens, option.rate / plain.rate)

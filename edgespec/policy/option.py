@@ -10,7 +10,7 @@ from edgespec.types import NO_DRAFT, Draft, Drafter, DraftRequest, Sampler, Toke
 class Option(NamedTuple):
     """A source, a draft length, and the speed that they promise."""
 
-    rate: float  # expected tokens a second
+    rate: float  # expected tokens a second, or in the time of a plain pass until that is known
     num_tokens: int = 0  # tokens to draft
     source: "Source | None" = None  # None for plain decoding
     offer: Draft = NO_DRAFT  # what the source has drafted already

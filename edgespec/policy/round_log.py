@@ -25,7 +25,7 @@ def log_round(number: int, round: Round, num_accepted: int, verify_s: float) -> 
         "verify_ms": _rounded(1e3 * verify_s),
         "ahead": round.is_ahead,
         "expected": {
-            each.source: {"num_draft": each.num_tokens, "tokens_per_second": _rounded(each.tokens_per_second)}
+            each.source: {"num_draft": each.num_tokens, "speed_over_plain": _rounded(each.speed_over_plain)}
             for each in round.expectations
         },
     }

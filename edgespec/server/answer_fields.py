@@ -60,9 +60,16 @@ def drafting_of(
     """How an answer is drafted for; None for all that is open.
 
     Raises:
-        ApiError: 400, speculation names a drafter that is not open, or a length of another kind.
+        ApiError: 400, speculation names a drafter that is not open, or a length of another kind, or the prediction
+            is no text.
         UsageError: The length is out of range.
     """
+    if prediction is not None and prediction.type != "content":
+        raise ApiError(
+            400,
+            f"prediction is of the type '{prediction.type[:40]}'; wanted content, which is a text",
+            param="prediction",
+        )
     predicted = text_of(prediction.content, "prediction") if prediction else ""
     asked = asked or SpeculationField()
     if asked.off:

@@ -4,6 +4,7 @@ What the endpoints have in common; each says what it asks (a Plan) and writes th
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -58,14 +59,14 @@ class Answers:
     opened: Sequence[OpenAnswer]
     prompt_tokens: int
     stats: dict[int, Stats] = field(default_factory=dict)  # of those that have ended, by their index
-    num_tokens: int = 0  # that were made so far
+    num_tokens: Counter[int] = field(default_factory=Counter)  # that were made so far, by the index of the answer
 
     async def chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
         """Indices of answers and their chunks, as they come."""
         merged = merge([answer.chunks for answer in self.opened])
         try:
             async for i, chunk in merged:
-                self.num_tokens += len(chunk.token_ids)
+                self.num_tokens[i] += len(chunk.token_ids)
                 if chunk.stats is not None:
                     self.stats[i] = chunk.stats
                 yield i, chunk
@@ -114,11 +115,14 @@ async def _place(admission: Admission, num_answers: int) -> AsyncIterator[None]:
 
 def _record(metrics: Metrics, record: Record, answers: Answers) -> None:
     record.prompt_tokens = answers.prompt_tokens
-    record.completion_tokens = answers.num_tokens
+    record.completion_tokens = answers.num_tokens.total()
     if answers.stats:
         record.notes += notes_of(speculation_of(list(answers.stats.values())))
-    for i, stats in answers.stats.items():
-        metrics.count_answer(answers.model.name, answers.opened[i].prompt_tokens, stats)
+    for i, opened in enumerate(answers.opened):
+        if (stats := answers.stats.get(i)) is not None:
+            metrics.count_answer(answers.model.name, opened.prompt_tokens, stats)
+        elif num_tokens := answers.num_tokens[i]:
+            metrics.count_tokens(answers.model.name, opened.prompt_tokens, num_tokens)
 
 
 async def merge(streams: Sequence[AsyncGenerator[Chunk, None]]) -> AsyncGenerator[tuple[int, Chunk], None]:

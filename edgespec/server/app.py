@@ -47,7 +47,7 @@ def make_app(services: Services, host: str, key: str | None) -> Starlette:
         for method, endpoints in (("GET", _GET), ("POST", _POST))
         for path, endpoint in endpoints.items()
     ]
-    return Starlette(
+    app = Starlette(
         routes=routes,
         middleware=[
             Middleware(RequestLog, services.metrics),
@@ -61,6 +61,8 @@ def make_app(services: Services, host: str, key: str | None) -> Starlette:
             ClientGone: _forget,
         },
     )
+    app.router.redirect_slashes = False  # no client that posts follows one
+    return app
 
 
 class _Failures:
@@ -93,7 +95,7 @@ class _Failures:
 async def _refuse(request: Request, error: Exception) -> Response:
     told = explain(error)
     record_of(request.scope).notes.append(told.code or told.kind)
-    if told.status >= 500:
+    if told.status >= 500 and told is not error:
         log_failure(request.scope, error)
     return error_response(told)
 
@@ -103,7 +105,9 @@ async def _no_such_page(request: Request, error: Exception) -> Response:
     what = "does not take this method" if error.status_code == 405 else "is no address of this server"
     told = ApiError(
         error.status_code,
-        f"{request.scope['path'][:100]} {what}; there are {', '.join([*_GET, *_POST])}",
+        f"{request.scope['path'][:100]} {what}; there are {', '.join([*_GET, *_POST])}".replace(
+            "{model:path}", "NAME"
+        ),
         headers=dict(error.headers or {}),
     )
     return error_response(told)

@@ -8,36 +8,38 @@ from starlette.responses import JSONResponse, Response
 
 from edgespec.engine.answers import Chunk, Completion
 from edgespec.engine.engine import Engine
+from edgespec.errors import UsageError
 from edgespec.server.answer_fields import drafting_of, format_of, sampling_of
 from edgespec.server.answers import Answers, Plan, Services, open_answers
-from edgespec.server.client import read_body, run_for_client, run_until_closing
+from edgespec.server.client import read_request, run_for_client, run_until_closing
 from edgespec.server.engine_adapter import AnswerRequest, default_sampling, fingerprint
 from edgespec.server.errors import ApiError
 from edgespec.server.identity import Identity, new_identity
 from edgespec.server.limits import Limits
 from edgespec.server.logprobs import TokenWords, chat_logprobs
+from edgespec.server.priority import priority_of
 from edgespec.server.protocol import (
     ChatMessage,
     ChatRequest,
     answer_length,
-    parse,
-    require_no_forced_tool,
     stop_strings,
     text_of,
     within,
 )
 from edgespec.server.request_log import Record, record_of
 from edgespec.server.sse import DONE, EventStream, event
-from edgespec.tokenization.chat_template import Message
+from edgespec.server.tool_fields import call_deltas, tool_notes, tool_use_of
+from edgespec.tokenization.chat_template import Message, Turn
+from edgespec.tools.messages import CallMessage, ResultMessage, parse_calls, require_answerable
 
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
-_REASONS = {"stop": "stop"}  # of the end of an answer; any other is "length"
+_REASONS = {"stop": "stop", "tool_calls": "tool_calls"}  # of the end of an answer; any other is "length"
 
 
 async def chat_completions(services: Services, request: Request) -> Response:
-    asked = parse(ChatRequest, await read_body(request, services.limits))
+    asked = await read_request(ChatRequest, request, services.limits)
     plan, record = plan_of(asked, services.limits), record_of(request.scope)
-    identity = new_identity("chatcmpl")
+    identity = new_identity("chatcmpl-")
     if asked.stream:
         events = _events(services, plan, record, asked, identity)
         return EventStream(events, services.limits, services.drain.is_closing)
@@ -51,11 +53,12 @@ def plan_of(asked: ChatRequest, limits: Limits) -> Plan:
     top = within("top_logprobs", asked.top_logprobs, 0, limits.num_top_logprobs)
     if top is not None and not asked.logprobs:
         raise ApiError(400, "top_logprobs is given without logprobs; set logprobs to true", param="top_logprobs")
-    require_no_forced_tool(asked.tool_choice)
+    use = tool_use_of(asked)
     messages, prefill = conversation_of(asked.messages)
-    max_tokens = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
-    max_tokens = answer_length("max_tokens", max_tokens, limits)
+    name = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
+    max_tokens = answer_length(name, getattr(asked, name), limits)
     stop = stop_strings(asked.stop, limits)
+    priority = priority_of(asked)
 
     def requests(engine: Engine) -> Sequence[AnswerRequest]:
         drafting = drafting_of(asked.speculation, asked.prediction, engine.open_drafters)
@@ -69,6 +72,9 @@ def plan_of(asked: ChatRequest, limits: Limits) -> Plan:
                 num_top_logprobs=(top or 0) if asked.logprobs else None,
                 drafting=drafting,
                 response_format=format_of(asked),
+                tool_use=use,
+                whole_tool_calls=not asked.stream,
+                priority=priority,
             )
             for i in range(num_answers)
         ]
@@ -76,24 +82,37 @@ def plan_of(asked: ChatRequest, limits: Limits) -> Plan:
     return Plan(model=asked.model, num_answers=num_answers, requests=requests)
 
 
-def conversation_of(stated: Sequence[ChatMessage]) -> tuple[list[Message], str]:
+def conversation_of(stated: Sequence[ChatMessage]) -> tuple[list[Turn], str]:
     """The messages of a conversation, and the beginning of the answer: a last message of the assistant.
 
     Raises ApiError: 400, there is none, or one has a role or a part that models here cannot read.
     """
-    messages = []
-    for i, each in enumerate(stated):
-        if (role := _ROLES.get(each.role)) is None:
-            raise ApiError(
-                400,
-                f"messages[{i}] has the role '{each.role[:40]}'; models here know {', '.join(_ROLES)}",
-                param="messages",
-            )
-        messages.append(Message(role, text_of(each.content, "messages")))
-    prefill = messages.pop().content if messages and messages[-1].role == "assistant" else ""
+    try:
+        messages = [_turn(i, each) for i, each in enumerate(stated)]
+        require_answerable(messages)
+    except UsageError as error:
+        raise ApiError(400, str(error), param="messages") from None
+    prefill = ""
+    if messages and isinstance(messages[-1], Message) and messages[-1].role == "assistant":
+        prefill = messages.pop().content
     if not messages:
         raise ApiError(400, "messages has nothing to answer; give a message of the user", param="messages")
     return messages, prefill
+
+
+def _turn(i: int, stated: ChatMessage) -> Turn:
+    text = text_of(stated.content, "messages")
+    if stated.role == "tool":
+        return ResultMessage(text, stated.tool_call_id or "", stated.name or "")
+    if (role := _ROLES.get(stated.role)) is None:
+        raise ApiError(
+            400,
+            f"messages[{i}] has the role '{stated.role[:40]}'; models here know {', '.join(_ROLES)}, tool",
+            param="messages",
+        )
+    if role == "assistant" and stated.tool_calls:
+        return CallMessage(text, parse_calls(stated.tool_calls))
+    return Message(role, text)
 
 
 async def _document(
@@ -104,15 +123,19 @@ async def _document(
         choices = [_choice(i, each, words) for i, each in enumerate(await answers.complete())]
         return {
             **_head(identity, answers, "chat.completion"),
+            **tool_notes(answers.requests[0].tool_use, answers.model.engine),
             "choices": choices,
             "usage": answers.usage(),
         }
 
 
 def _choice(index: int, answer: Completion, words: TokenWords | None) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+    if answer.tool_calls:
+        message |= {"content": answer.text or None, "tool_calls": [call.as_dict() for call in answer.tool_calls]}
     return {
         "index": index,
-        "message": {"role": "assistant", "content": answer.text, "refusal": None},
+        "message": message,
         "logprobs": chat_logprobs(answer.logprobs, words) if words else None,
         "finish_reason": _REASONS.get(answer.finish_reason, "length"),
     }
@@ -122,7 +145,8 @@ async def _events(
     services: Services, plan: Plan, record: Record, asked: ChatRequest, identity: Identity
 ) -> AsyncGenerator[bytes, None]:
     async with open_answers(services, plan, record) as answers:
-        head = _head(identity, answers, "chat.completion.chunk")
+        notes = tool_notes(answers.requests[0].tool_use, answers.model.engine)
+        head = {**_head(identity, answers, "chat.completion.chunk"), **notes}
         words = _words(answers) if asked.logprobs else None
         has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
         nothing = {"usage": None} if has_usage else {}
@@ -146,6 +170,7 @@ def _deltas(index: int, chunk: Chunk, words: TokenWords | None) -> list[dict[str
     found = []
     if chunk.text or logprobs:
         found.append(_delta(index, {"content": chunk.text}, logprobs))
+    found += [_delta(index, {"tool_calls": [delta]}) for delta in call_deltas(chunk.tool_calls)]
     if chunk.finish_reason:
         found.append(_delta(index, {}, None, _REASONS.get(chunk.finish_reason, "length")))
     return found

@@ -9,12 +9,23 @@ from starlette.types import Receive
 
 from edgespec.server.errors import ApiError, closing
 from edgespec.server.limits import Limits
+from edgespec.server.protocol import ModelRequest, parse
 
 T = TypeVar("T")
+R = TypeVar("R", bound=ModelRequest)
+_LARGE_BYTES = 64 << 10  # a body beyond is read in a thread, so that others do not wait for it
 
 
 class ClientGone(Exception):
     """The client has closed its connection, or does not read what it is sent."""
+
+
+async def read_request(kind: type[R], request: Request, limits: Limits) -> R:
+    """A request from its body; raises what read_body and parse raise."""
+    body = await read_body(request, limits)
+    if len(body) <= _LARGE_BYTES:
+        return parse(kind, body)
+    return await asyncio.to_thread(parse, kind, body)
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
@@ -26,6 +37,8 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "the content type must be application/json")
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise ApiError(415, "the body is compressed (Content-Encoding); send it as it is")
     stated = request.headers.get("content-length", "0")
     if not (stated.isascii() and stated.isdecimal()) or int(stated) > limits.body_bytes:
         raise _too_large(limits)

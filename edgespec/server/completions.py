@@ -10,13 +10,14 @@ from edgespec.engine.answers import Chunk
 from edgespec.engine.engine import Engine
 from edgespec.server.answer_fields import drafting_of, format_of, sampling_of
 from edgespec.server.answers import Answers, Plan, Services, open_answers
-from edgespec.server.client import read_body, run_for_client, run_until_closing
+from edgespec.server.client import read_request, run_for_client, run_until_closing
 from edgespec.server.engine_adapter import AnswerRequest, default_sampling, fingerprint
 from edgespec.server.errors import ApiError
 from edgespec.server.identity import Identity, new_identity
 from edgespec.server.limits import Limits
 from edgespec.server.logprobs import TokenWords, completion_logprobs
-from edgespec.server.protocol import CompletionRequest, answer_length, parse, stop_strings, within
+from edgespec.server.priority import priority_of
+from edgespec.server.protocol import CompletionRequest, answer_length, stop_strings, within
 from edgespec.server.request_log import Record, record_of
 from edgespec.server.sse import DONE, EventStream, event
 
@@ -25,9 +26,9 @@ Text = str | list[int]
 
 
 async def completions(services: Services, request: Request) -> Response:
-    asked = parse(CompletionRequest, await read_body(request, services.limits))
+    asked = await read_request(CompletionRequest, request, services.limits)
     plan, record = plan_of(asked, services.limits), record_of(request.scope)
-    identity = new_identity("cmpl")
+    identity = new_identity("cmpl-")
     if asked.stream:
         events = _events(services, plan, record, asked, identity)
         return EventStream(events, services.limits, services.drain.is_closing)
@@ -40,7 +41,10 @@ def plan_of(asked: CompletionRequest, limits: Limits) -> Plan:
     prompts = prompts_of(asked.prompt)
     num_each = within("n", asked.n, 1, limits.num_choices) or 1
     num_answers = num_each * len(prompts)
-    within("prompt", num_answers, 1, limits.num_choices)
+    if num_answers > limits.num_choices:
+        raise ApiError(
+            400, f"prompt and n ask for {num_answers} answers; wanted at most {limits.num_choices}", param="prompt"
+        )
     top = within("logprobs", asked.logprobs, 0, limits.num_top_logprobs)
     if asked.suffix:
         raise ApiError(400, "suffix is given, and models here only write at the end; leave it out", param="suffix")
@@ -51,6 +55,7 @@ def plan_of(asked: CompletionRequest, limits: Limits) -> Plan:
     stated = _MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
     max_tokens = answer_length("max_tokens", stated, limits)
     stop = stop_strings(asked.stop, limits)
+    priority = priority_of(asked)
 
     def requests(engine: Engine) -> Sequence[AnswerRequest]:
         drafting = drafting_of(asked.speculation, asked.prediction, engine.open_drafters)
@@ -64,6 +69,7 @@ def plan_of(asked: CompletionRequest, limits: Limits) -> Plan:
                 num_top_logprobs=top,
                 drafting=drafting,
                 response_format=format_of(asked),
+                priority=priority,
             )
             for prompt in prompts
             for i in range(num_each)

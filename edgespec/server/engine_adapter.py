@@ -10,6 +10,7 @@ from edgespec.engine.answers import Chunk, chunks_of
 from edgespec.engine.drafting import Drafting
 from edgespec.engine.engine import Engine
 from edgespec.tokenization.prompt_encoder import Prompt
+from edgespec.tools.tool_use import ToolUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,8 @@ class AnswerRequest:
     raw: The prompt is continued as it is, without the chat template.
     prefill: The beginning of the answer, which the model continues.
     response_format: What the answer has to match, as the OpenAI API states it.
+    whole_tool_calls: Give calls once they are whole.
+    priority: Answers of a lower one wait for it.
     num_top_logprobs: Likeliest tokens to give beside each token; None for no log-probabilities.
     """
 
@@ -31,6 +34,9 @@ class AnswerRequest:
     num_top_logprobs: int | None = None
     drafting: Drafting | None = None
     response_format: Mapping[str, Any] | None = None
+    tool_use: ToolUse | None = None
+    whole_tool_calls: bool = False
+    priority: int = 0
 
 
 class OpenAnswer(NamedTuple):
@@ -42,6 +48,7 @@ class OpenAnswer(NamedTuple):
 
 async def open_answer(engine: Engine, request: AnswerRequest) -> OpenAnswer:
     """Encode and check a request, while other tasks run; raises what Engine.stream raises."""
+    use = request.tool_use
     stream = await asyncio.to_thread(
         engine.stream,
         request.prompt,
@@ -53,6 +60,11 @@ async def open_answer(engine: Engine, request: AnswerRequest) -> OpenAnswer:
         logprobs=request.num_top_logprobs,
         drafting=request.drafting,
         response_format=request.response_format,
+        tools=use.tools if use else None,
+        tool_choice=use.choice if use else None,
+        parallel_tool_calls=use.is_parallel if use else True,
+        whole_tool_calls=request.whole_tool_calls,
+        priority=request.priority,
     )
     return OpenAnswer(stream.prompt_tokens, chunks_of(lambda: stream))
 

@@ -4,12 +4,19 @@
 """
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import ContextOverflow, EdgeSpecError, FormatError, MemoryExhausted, UsageError
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {413: "too_large", 415: "unsupported_media_type", 429: "queue_full"}
+# Names that messages of the engine begin with, and the fields of a request that they are.
+_FIELDS = {each.name: each.name for each in fields(SamplingParams)} | {
+    "draft_length": "speculation",
+    "token_ids": "tokens",
+}
 RETRY_S = 5  # when a client may ask again where nobody can say
 
 
@@ -55,7 +62,7 @@ def explain(error: Exception) -> ApiError:
         case FormatError():
             return ApiError(400, str(error), param="response_format")
         case UsageError():
-            return ApiError(400, str(error))
+            return ApiError(400, str(error), param=_FIELDS.get(str(error).partition(" ")[0]))
         case MemoryExhausted():
             return ApiError(503, str(error), code="out_of_memory", headers={"Retry-After": str(RETRY_S)})
         case EdgeSpecError():

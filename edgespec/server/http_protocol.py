@@ -1,17 +1,24 @@
-"""HTTP/1.1 by uvicorn, with a limit on the time that the head of a request may take."""
+"""HTTP/1.1 by uvicorn, with limits on the time that clients have to send a head and to read a response."""
 
 import asyncio
+import json
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from edgespec.server.errors import ApiError
 
-def patient_for(headers_s: float) -> type[H11Protocol]:
-    """A protocol that closes connections on which no whole head came in so many seconds.
 
-    uvicorn limits the time between two requests alone, so a client that sends one byte now and then could hold a
-    connection for ever.
+def patient_for(headers_s: float, reader_s: float) -> type[H11Protocol]:
+    """A protocol that closes connections of clients that send or read nothing.
+
+    uvicorn limits the time between two requests alone. So a client that sends one byte now and then, or never
+    reads the end of a response, could hold a connection for ever.
+
+    Args:
+        headers_s: In which the whole head of a request has to come.
+        reader_s: In which a client has to take something of what is left of a response.
     """
 
     class PatientProtocol(H11Protocol):
@@ -31,6 +38,39 @@ def patient_for(headers_s: float) -> type[H11Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             self._end_deadline()
             super().connection_lost(exc)
+
+        def send_400_response(self, msg: str) -> None:
+            """Refuse what is no HTTP, in the shape of all refusals."""
+            if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # within a response
+                self.transport.close()
+                return
+            body = json.dumps(
+                ApiError(400, "this is no request in HTTP/1.1, or its head is too large").body()
+            ).encode()
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                (b"connection", b"close"),
+            ]
+            for event in (
+                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+            self.transport.close()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._await_reader()
+
+        def _await_reader(self, num_left_before: int | None = None) -> None:
+            """End a connection whose client takes nothing of what is left to send."""
+            num_left = self.transport.get_write_buffer_size()
+            if num_left and num_left_before is not None and num_left >= num_left_before:
+                self.transport.abort()
+            elif num_left:
+                self.loop.call_later(reader_s, self._await_reader, num_left)
 
         def _end_deadline(self) -> None:
             if self._deadline is not None:

@@ -11,5 +11,5 @@ class Identity(NamedTuple):
 
 
 def new_identity(kind: str) -> Identity:
-    """An id that begins with a kind, such as chatcmpl-1f3c…"""
-    return Identity(f"{kind}-{secrets.token_hex(12)}", int(time()))
+    """An id that begins with a kind, such as chatcmpl-1f3c… or resp_1f3c…"""
+    return Identity(f"{kind}{secrets.token_hex(12)}", int(time()))

@@ -50,8 +50,7 @@ class Metrics:
     def count_answer(self, model: str, prompt_tokens: int, stats: Stats) -> None:
         """Count an answer that has ended."""
         labels = (("model", model),)
-        self._count("prompt_tokens", labels, prompt_tokens)
-        self._count("completion_tokens", labels, stats.num_emitted)
+        self.count_tokens(model, prompt_tokens, stats.num_emitted)
         self._count("passes", labels, stats.passes)
         for drafter, counts in stats.sources.items():
             if counts["drafted"]:
@@ -60,6 +59,12 @@ class Metrics:
                 self._count("spec_accepted_tokens", drafted, counts["accepted"])
         if stats.time_to_first_token_s is not None:
             self._first_tokens.setdefault(labels, _Histogram()).add(stats.time_to_first_token_s)
+
+    def count_tokens(self, model: str, prompt_tokens: int, completion_tokens: int) -> None:
+        """Count what was read and written for an answer, which may have been cut short."""
+        labels = (("model", model),)
+        self._count("prompt_tokens", labels, prompt_tokens)
+        self._count("completion_tokens", labels, completion_tokens)
 
     def text(self, gauges: Iterable[tuple[str, str, float]]) -> str:
         """All figures in Prometheus' text format; gauges are names, explanations and values of this moment."""

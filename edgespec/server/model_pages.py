@@ -3,18 +3,19 @@
 import asyncio
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from edgespec.engine.engine import Engine
 from edgespec.server.answers import Services
 from edgespec.server.chat_completions import conversation_of
-from edgespec.server.client import read_body, run_for_client
+from edgespec.server.client import read_request, run_for_client
 from edgespec.server.errors import ApiError
 from edgespec.server.logprobs import TokenWords
 from edgespec.server.metrics import CONTENT_TYPE
 from edgespec.server.model_host import HostedModel
-from edgespec.server.protocol import DetokenizeRequest, EmbeddingsRequest, TokenizeRequest, parse
+from edgespec.server.protocol import DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from edgespec.server.request_log import record_of
 
 
@@ -23,6 +24,8 @@ async def list_models(services: Services, request: Request) -> Response:
 
 
 async def show_model(services: Services, request: Request) -> Response:
+    if not request.path_params["model"]:
+        raise HTTPException(404)
     name = await asyncio.to_thread(services.names.require, request.path_params["model"])
     documents = await asyncio.to_thread(_documents, services)
     return JSONResponse(next(each for each in documents if each["id"] == name))
@@ -39,7 +42,7 @@ def _documents(services: Services) -> list[dict[str, Any]]:
 
 
 async def embeddings(services: Services, request: Request) -> Response:
-    asked = parse(EmbeddingsRequest, await read_body(request, services.limits))
+    asked = await read_request(EmbeddingsRequest, request, services.limits)
     name = await asyncio.to_thread(services.names.require, asked.model)
     raise ApiError(
         400,
@@ -51,29 +54,32 @@ async def embeddings(services: Services, request: Request) -> Response:
 
 
 async def tokenize(services: Services, request: Request) -> Response:
-    asked = parse(TokenizeRequest, await read_body(request, services.limits))
-    return JSONResponse(await _with_model(services, request, asked.model, lambda model: _tokens(model, asked)))
+    asked = await read_request(TokenizeRequest, request, services.limits)
+    if len(asked.content or asked.prompt or "") > services.limits.tokenize_length:
+        raise ApiError(
+            413, f"the text has more than {services.limits.tokenize_length} characters; send it in parts"
+        )
+    return await _with_model(services, request, asked.model, lambda model: _tokens(model, asked))
 
 
 async def detokenize(services: Services, request: Request) -> Response:
-    asked = parse(DetokenizeRequest, await read_body(request, services.limits))
+    asked = await read_request(DetokenizeRequest, request, services.limits)
 
     def text(model: HostedModel) -> dict[str, Any]:
         return {"content": model.engine.detokenize(asked.tokens)}
 
-    return JSONResponse(await _with_model(services, request, asked.model, text))
+    return await _with_model(services, request, asked.model, text)
 
 
-async def _with_model(services: Services, request: Request, name: str | None, work: Any) -> dict[str, Any]:
-    """What work makes of a loaded model, in a thread."""
+async def _with_model(services: Services, request: Request, name: str | None, work: Any) -> Response:
+    """What work makes of a loaded model as JSON, in a thread."""
 
-    async def lend() -> dict[str, Any]:
+    async def lend() -> Response:
         found = await asyncio.to_thread(services.names.require, name)
         record_of(request.scope).model = found
         with services.admission.place(1):
             async with services.host.lease(found) as model:
-                made: dict[str, Any] = await asyncio.to_thread(work, model)
-                return made
+                return await asyncio.to_thread(lambda: JSONResponse(work(model)))
 
     return await run_for_client(request.receive, lend())
 

@@ -4,8 +4,10 @@ Fields that are not listed are ignored, as clients send many that mean nothing h
 of HTTP.
 """
 
+import json
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -14,6 +16,9 @@ from edgespec.server.limits import Limits
 from edgespec.system.typed_json import read_as, require_known_fields
 
 T = TypeVar("T", bound="ModelRequest")
+# No context has room for more, so that a longer list is refused before it makes work.
+MAX_TOKENS = 1 << 20
+MAX_MESSAGES = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +54,16 @@ class ContentPart:
 
 
 Content = str | list[ContentPart]
+_TEXTS = ("text", "input_text", "output_text")  # types of parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
     role: str
     content: Content | None = None
+    tool_calls: list[Any] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +88,7 @@ class SamplingFields(ModelRequest):
     seed: int | None = None
     logit_bias: dict[str, float] | None = None
     speculation: SpeculationField | None = None
+    priority: int | None = None
     stream: bool | None = None
 
 
@@ -106,24 +116,29 @@ class GenerationFields(SamplingFields):
 class ChatRequest(GenerationFields):
     """POST /v1/chat/completions"""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], msgspec.Meta(max_length=MAX_MESSAGES)]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(GenerationFields):
     """POST /v1/completions"""
 
-    prompt: str | list[Any]
+    prompt: str | Annotated[list[Any], msgspec.Meta(max_length=MAX_TOKENS)]
     max_tokens: int | None = None
     logprobs: int | None = None
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
+
+
+Metadata = Annotated[dict[str, Annotated[str, msgspec.Meta(max_length=512)]], msgspec.Meta(max_length=16)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +148,10 @@ class InputItem:
     type: str = "message"
     role: str | None = None
     content: Content | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: Content | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,14 +163,20 @@ class TextField:
 class ResponsesRequest(SamplingFields):
     """POST /v1/responses"""
 
-    input: str | list[InputItem]
+    input: str | Annotated[list[InputItem], msgspec.Meta(max_length=MAX_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: int | None = None
     previous_response_id: str | None = None
     text: TextField | None = None
-    tool_choice: str | dict[str, Any] | None = None
     top_logprobs: int | None = None
-    metadata: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: Metadata | None = None
+    include: list[str] | None = None
+    background: bool | None = None
+    conversation: Any = None
+    prompt: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +192,7 @@ class TokenizeRequest(ModelRequest):
 
     content: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Annotated[list[ChatMessage], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
     with_pieces: bool = False
 
 
@@ -175,18 +200,19 @@ class TokenizeRequest(ModelRequest):
 class DetokenizeRequest(ModelRequest):
     """POST /detokenize"""
 
-    tokens: list[int] = field(default_factory=list)
+    tokens: Annotated[list[int], msgspec.Meta(max_length=MAX_TOKENS)] = field(default_factory=list)
 
 
 def parse(kind: type[T], body: bytes) -> T:
     """A request from the body that a client sent.
 
-    Raises ApiError: 400, it is no JSON, or a field has a wrong type.
+    Raises ApiError: 400, it is no JSON, an object has a name twice, or a field has a wrong type.
     """
     try:
         stated = msgspec.json.decode(body)
         if not isinstance(stated, dict):
             raise ApiError(400, "the body is no JSON object; send the fields of the request as one")
+        _require_names_once(body)
         found = read_as(kind, stated)
         if isinstance(stated.get("speculation"), dict) and isinstance(found, SamplingFields):
             require_known_fields(stated["speculation"], found.speculation)
@@ -197,6 +223,18 @@ def parse(kind: type[T], body: bytes) -> T:
         raise ApiError(400, f"the body is no JSON in UTF-8 ({error}); send JSON") from None
     except ValueError as error:
         raise ApiError(400, str(error), param=_first_name(str(error))) from None
+
+
+def _require_names_once(body: bytes) -> None:
+    """Raises ApiError: 400, an object has a name twice, which programs on the way may read differently."""
+
+    def read(pairs: list[tuple[str, Any]]) -> None:
+        if len(names := dict(pairs)) < len(pairs):
+            counts = Counter(name for name, _ in pairs)
+            twice = next(name for name in names if counts[name] > 1)
+            raise ApiError(400, f"the name {twice[:40]!r} stands twice in one object; give it once")
+
+    json.loads(body, object_pairs_hook=read)
 
 
 def _first_name(message: str) -> str | None:
@@ -213,7 +251,11 @@ def text_of(content: Content | None, param: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     for part in content:
-        if part.text is None or part.type not in ("text", "input_text", "output_text"):
+        if part.type in _TEXTS and part.text is None:
+            raise ApiError(
+                400, f"{param} has a part of the type '{part.type}' without a text; give one", param=param
+            )
+        if part.type not in _TEXTS or part.text is None:
             raise ApiError(
                 400, f"{param} has a part of the type '{part.type[:40]}'; models here read text alone", param=param
             )
@@ -245,13 +287,3 @@ def answer_length(param: str, asked: int | None, limits: Limits) -> int | None:
     """The most tokens of an answer; None for as many as fit. Raises ApiError: 400, fewer than one is asked for."""
     bounds = [bound for bound in (within(param, asked, 1), limits.num_tokens) if bound is not None]
     return min(bounds, default=None)
-
-
-def require_no_forced_tool(choice: str | dict[str, Any] | None) -> None:
-    """Raises ApiError: 400, a tool must be called. Where it may be called, an answer in text serves too."""
-    if isinstance(choice, dict) or choice == "required":
-        raise ApiError(
-            400,
-            "tool_choice demands a call of a tool, which this server does not make; leave it out or say auto",
-            param="tool_choice",
-        )

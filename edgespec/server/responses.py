@@ -14,28 +14,33 @@ from edgespec.engine.engine import Engine
 from edgespec.server.answer_fields import drafting_of, sampling_of
 from edgespec.server.answers import Answers, Plan, Services, open_answers
 from edgespec.server.chat_completions import conversation_of
-from edgespec.server.client import read_body, run_for_client, run_until_closing
+from edgespec.server.client import read_request, run_for_client, run_until_closing
 from edgespec.server.engine_adapter import AnswerRequest, default_sampling
 from edgespec.server.errors import ApiError
 from edgespec.server.identity import Identity, new_identity
 from edgespec.server.limits import Limits
 from edgespec.server.logprobs import TokenWords, token_entries
+from edgespec.server.priority import priority_of
 from edgespec.server.protocol import (
     ChatMessage,
+    Content,
     ResponsesRequest,
     answer_length,
-    parse,
-    require_no_forced_tool,
     within,
 )
 from edgespec.server.request_log import Record, record_of
+from edgespec.server.response_items import ResponseItems
 from edgespec.server.sse import EventStream, event
+from edgespec.server.tool_fields import flat_choice, flat_tool, tool_notes, tool_use_of
+from edgespec.tools.tool_use import ToolUse
+
+_LOGPROBS = "message.output_text.logprobs"  # in include
 
 
 async def responses(services: Services, request: Request) -> Response:
-    asked = parse(ResponsesRequest, await read_body(request, services.limits))
+    asked = await read_request(ResponsesRequest, request, services.limits)
     plan, record = plan_of(asked, services.limits), record_of(request.scope)
-    writing = _Writing(asked, new_identity("resp"), new_identity("msg").id)
+    writing = _Writing(asked, new_identity("resp_"), tool_use_of(asked))
     if asked.stream:
         return EventStream(_events(services, plan, record, writing), services.limits, services.drain.is_closing)
     work = run_until_closing(services.drain.is_closing, _document(services, plan, record, writing))
@@ -44,15 +49,16 @@ async def responses(services: Services, request: Request) -> Response:
 
 def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
     """The answer that a request asks for. Raises ApiError: 400, it asks for what cannot be."""
-    if asked.previous_response_id is not None:
-        raise ApiError(
-            400, "previous_response_id is given, and nothing is stored here; send the whole conversation",
-            param="previous_response_id",
-        )  # fmt: skip
-    require_no_forced_tool(asked.tool_choice)
+    for name in ("previous_response_id", "conversation", "prompt", "background"):
+        if getattr(asked, name):
+            raise ApiError(
+                400, f"{name} is given, and nothing is stored here; send the whole conversation", param=name
+            )
+    use = tool_use_of(asked)
     max_tokens = answer_length("max_output_tokens", asked.max_output_tokens, limits)
     top = within("top_logprobs", asked.top_logprobs, 0, limits.num_top_logprobs)
     messages, prefill = conversation_of(list(_stated_messages(asked)))
+    priority = priority_of(asked)
 
     def requests(engine: Engine) -> Sequence[AnswerRequest]:
         return [
@@ -61,9 +67,12 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
                 sampling=sampling_of(asked, default_sampling(engine), limits),
                 max_tokens=max_tokens,
                 prefill=prefill,
-                num_top_logprobs=top or None,
+                num_top_logprobs=top or (0 if _LOGPROBS in (asked.include or ()) else None),
                 drafting=drafting_of(asked.speculation, None, engine.open_drafters),
                 response_format=asked.text.format if asked.text else None,
+                tool_use=use,
+                whole_tool_calls=not asked.stream,
+                priority=priority,
             )
         ]
 
@@ -77,16 +86,33 @@ def _stated_messages(asked: ResponsesRequest) -> Iterator[ChatMessage]:
     if isinstance(asked.input, str):
         yield ChatMessage(role="user", content=asked.input)
         return
+    said: Content | None = None  # by the assistant, before calls that belong to the same turn
+    calls: list[dict[str, Any]] = []
     for i, item in enumerate(asked.input):
         if item.type == "reasoning":  # of an earlier answer; no template here takes it
             continue
-        if item.type != "message" or item.role is None:
+        if item.type == "function_call":
+            function = {"name": item.name, "arguments": item.arguments or "{}"}
+            calls.append({"id": item.call_id, "type": "function", "function": function})
+            continue
+        if said is not None or calls:
+            yield ChatMessage(role="assistant", content=said, tool_calls=calls)
+            said, calls = None, []
+        if item.type == "function_call_output":
+            yield ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id)
+        elif item.type != "message" or item.role is None:
             raise ApiError(
                 400,
-                f"input[{i}] is of the type '{item.type[:40]}'; models here read messages alone",
+                f"input[{i}] is of the type '{item.type[:40]}'; models here read messages, function_call and "
+                "function_call_output",
                 param="input",
             )
-        yield ChatMessage(role=item.role, content=item.content)
+        elif item.role == "assistant":
+            said = item.content
+        else:
+            yield ChatMessage(role=item.role, content=item.content)
+    if said is not None or calls:
+        yield ChatMessage(role="assistant", content=said, tool_calls=calls)
 
 
 @dataclass(slots=True)
@@ -95,24 +121,25 @@ class _Writing:
 
     asked: ResponsesRequest
     identity: Identity
-    item_id: str
+    use: ToolUse | None
+    items: ResponseItems = field(default_factory=ResponseItems)
     model: str = ""
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    text: str = ""
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)  # edgespec's own fields
     reason: str | None = None  # why the answer ended
     usage: dict[str, Any] | None = None
 
     def begin(self, answers: Answers) -> None:
         self.model = answers.model.name
         self.sampling = answers.requests[0].sampling
+        self.notes = tool_notes(self.use, answers.model.engine)
 
     def end(self, answers: Answers) -> None:
         self.usage = _usage(answers.usage())
 
     @property
     def is_whole(self) -> bool:
-        return self.reason == "stop"
+        return self.reason in ("stop", "tool_calls")
 
     @property
     def status(self) -> str:
@@ -131,12 +158,12 @@ class _Writing:
             "model": self.model,
             "previous_response_id": None,
             "instructions": asked.instructions,
-            "output": [self.item()] if has_ended else [],
+            "output": self.items.items if has_ended else [],
             "error": None,
-            "tools": [],
-            "tool_choice": "auto",
+            "tools": [flat_tool(tool) for tool in self.use.tools] if self.use else [],
+            "tool_choice": flat_choice(self.use),
             "truncation": "disabled",
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": self.use.is_parallel if self.use else True,
             "text": {"format": (asked.text and asked.text.format) or {"type": "text"}},
             "top_p": self.sampling.top_p,
             "presence_penalty": self.sampling.presence_penalty,
@@ -153,21 +180,8 @@ class _Writing:
             "metadata": asked.metadata or {},
             "safety_identifier": None,
             "prompt_cache_key": None,
+            **self.notes,
         }
-
-    def item(self) -> dict[str, Any]:
-        """The message that is the answer; empty until it has ended."""
-        content = [] if self.reason is None else [self.part()]
-        return {
-            "type": "message",
-            "id": self.item_id,
-            "status": self.status,
-            "role": "assistant",
-            "content": content,
-        }
-
-    def part(self) -> dict[str, Any]:
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
@@ -186,8 +200,11 @@ async def _document(services: Services, plan: Plan, record: Record, writing: _Wr
     async with open_answers(services, plan, record) as answers:
         writing.begin(answers)
         (answer,) = await answers.complete()
-        writing.text, writing.reason = answer.text, answer.finish_reason
-        writing.logprobs = _entries(answer.logprobs, answers)
+        items, writing.reason = writing.items, answer.finish_reason
+        events = [items.add_text(answer.text, _entries(answer.logprobs, answers))]
+        events += [items.begin_call(call) for call in answer.tool_calls]
+        for each in (*events, items.finish(writing.status)):
+            list(each)  # nobody listens to the events
         writing.end(answers)
         return writing.document()
 
@@ -198,26 +215,25 @@ async def _events(
     async with open_answers(services, plan, record) as answers:
         writing.begin(answers)
         numbered = _Numbered()
-        place = {"item_id": writing.item_id, "output_index": 0, "content_index": 0}
         yield numbered("response.created", response=writing.document())
         yield numbered("response.in_progress", response=writing.document())
-        yield numbered("response.output_item.added", output_index=0, item=writing.item())
-        yield numbered("response.content_part.added", **place, part=writing.part())
+        items = writing.items
+        if writing.use is None:
+            for name, fields in items.begin_message():
+                yield numbered(name, **fields)
         chunks = answers.chunks()
         try:
             async for _, chunk in chunks:
-                entries = _entries(chunk.logprobs, answers)
-                writing.text += chunk.text
-                writing.logprobs += entries
                 writing.reason = chunk.finish_reason or writing.reason
-                if chunk.text or entries:
-                    yield numbered("response.output_text.delta", **place, delta=chunk.text, logprobs=entries)
+                for name, fields in items.add_text(chunk.text, _entries(chunk.logprobs, answers)):
+                    yield numbered(name, **fields)
+                for name, fields in items.add_calls(chunk.tool_calls):
+                    yield numbered(name, **fields)
         finally:
             await chunks.aclose()
         writing.end(answers)
-        yield numbered("response.output_text.done", **place, text=writing.text, logprobs=writing.logprobs)
-        yield numbered("response.content_part.done", **place, part=writing.part())
-        yield numbered("response.output_item.done", output_index=0, item=writing.item())
+        for name, fields in items.finish(writing.status):
+            yield numbered(name, **fields)
         ended = "response.completed" if writing.is_whole else "response.incomplete"
         yield numbered(ended, response=writing.document())
 
@@ -228,7 +244,7 @@ class _Numbered:
     def __init__(self) -> None:
         self._number = 0
 
-    def __call__(self, name: str, **fields: Any) -> bytes:
+    def __call__(self, name: str, /, **fields: Any) -> bytes:
         made = event({"type": name, "sequence_number": self._number, **fields}, name)
         self._number += 1
         return made

@@ -1,6 +1,7 @@
 """A server process: its socket, its signals and its end."""
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from edgespec.server.http_protocol import patient_for
 from edgespec.server.limits import Limits
 from edgespec.system.signals import ENDING
 
+_LOG = logging.getLogger("edgespec.server")
 _GRACE_S = 5.0  # beyond the time that answers have, for clients that do not read their end
 
 
@@ -76,6 +78,10 @@ class Server(uvicorn.Server):
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        num_left = len(self.server_state.tasks)
+        _LOG.info(
+            "shutting down; requests that are being answered: %d, with %g s to end", num_left, self._drain.drain_s
+        )
         self._drain.begin()
         try:
             await super().shutdown(sockets)
@@ -109,7 +115,7 @@ class Server(uvicorn.Server):
 def make_server(app: ASGIApp, drain: Drain, limits: Limits, on_ready: Callable[[], None] = lambda: None) -> Server:
     config = uvicorn.Config(
         app,
-        http=patient_for(limits.headers_s),
+        http=patient_for(limits.headers_s, limits.reader_s),
         ws="none",
         loop="asyncio",
         lifespan="off",

@@ -64,7 +64,7 @@ class EventStream(Response):
             raise
         except Exception as error:
             told = explain(error)
-            if told.status >= 500:
+            if told.status >= 500 and told is not error:
                 log_failure(scope, error)
             if not has_begun:
                 await error_response(told)(scope, receive, send)

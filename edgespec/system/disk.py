@@ -67,6 +67,11 @@ def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
         raise
 
 
+def has_content(path: Path) -> bool:
+    """Whether writing a file would lose what is in it; false for an empty file, a device and a pipe."""
+    return path.is_file() and path.stat().st_size > 0
+
+
 def sync(path: Path) -> None:
     """Wait until the content of a file, or the names in a folder, have reached the disk."""
     is_folder = path.is_dir()

@@ -1,9 +1,10 @@
 """The terminal that this process was started in: how it is set, who may use it, and whether stdin has input."""
 
 import os
+import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
@@ -51,27 +52,39 @@ def is_in_foreground() -> bool:
 
 
 @contextmanager
-def unseen_keys() -> Iterator[None]:
+def unseen_keys() -> Iterator[Callable[[], None]]:
     """Keys that are typed meanwhile are not echoed; whoever reads next gets them, key by key.
+
+    Yields a function that hides them again, for a process that was stopped: the shell sets the terminal meanwhile.
 
     Enter stays a carriage return: a prompt would take a line feed for Ctrl-J, and all that was typed for one
     message of several lines. Line editing is off as well: Ctrl-U would delete all of these lines.
     """
     modes = terminal_modes()
     if modes is None:  # Windows echoes only where somebody reads
-        yield
+        yield lambda: None
         return
     file, before = modes
     silent = [*before]
     silent[0] &= ~termios.ICRNL
     silent[3] &= ~(termios.ECHO | termios.ICANON)
+    silent[3] |= termios.NOFLSH  # else Ctrl-C deletes what was typed before it
     silent[6] = [*before[6]]
     silent[6][termios.VMIN], silent[6][termios.VTIME] = 1, 0
-    _set((file, silent), termios.TCSANOW)
+
+    def hide() -> None:
+        _set((file, silent), termios.TCSANOW)
+
+    hide()
     try:
-        yield
+        yield hide
     finally:
         _set(modes, termios.TCSANOW)
+
+
+def terminal_width(stream: TextIO) -> int | None:
+    """Columns of the terminal that a stream writes to; None where it writes elsewhere."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def has_unread_data(stream: TextIO) -> bool:

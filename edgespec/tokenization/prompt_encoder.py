@@ -1,21 +1,27 @@
 """A text, a conversation or token ids as the tokens of one model. Knows nothing of decoding."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.manifest import Manifest
-from edgespec.tokenization.chat_template import ROLES, Message, encode_chat
+from edgespec.tokenization.chat_template import ROLES, Message, Turn, encode_chat
 from edgespec.tokenization.template_process import TemplateProcess
 from edgespec.tokenization.token_ids import is_ids, parse_ids
 from edgespec.tokenization.tokenizer import Tokenizer
+from edgespec.tokenization.tool_template import ToolTemplate, probe_template
+from edgespec.tools.messages import CallMessage, ResultMessage, parse_calls, require_answerable
+from edgespec.tools.tool import Tool
 from edgespec.types import TokenIds
 
 _LONG = 16  # characters a token, more than nearly any text has
 
-Prompt = str | Sequence[Message | Mapping[str, str]] | Sequence[int] | TokenIds
-_Parsed = str | list[Message] | TokenIds  # a raw text, a conversation, or token ids
+Prompt = str | Sequence[Turn | Mapping[str, Any]] | Sequence[int] | TokenIds
+_Parsed = str | list[Turn] | TokenIds  # a raw text, a conversation, or token ids
 
 
 class PromptEncoder:
@@ -40,26 +46,36 @@ class PromptEncoder:
         """End the template's process."""
         self._renderer.close()
 
-    def encode(self, prompt: Prompt, system: str | None = None, *, raw: bool = False) -> TokenIds:
+    @cached_property
+    def tool_template(self) -> ToolTemplate:
+        """How the chat template takes tools, which is tried out once."""
+        return probe_template(self._template, self._renderer.render, self._special_tokens())
+
+    def encode(
+        self, prompt: Prompt, system: str | None = None, *, raw: bool = False, tools: Sequence[Tool] = ()
+    ) -> TokenIds:
         """Tokens of a prompt, [num_tokens]; token ids stay as they are.
 
         Args:
             raw: The prompt is a text that the model reads as it is, without the chat template. Special tokens that
                 it spells are special tokens.
+            tools: What the model may call.
 
         Raises UsageError: It is neither a text nor a list of messages nor token ids of the model.
         """
-        return self._encode(self._parse(prompt, system, raw=raw))
+        return self._encode(self._parse(prompt, system, raw=raw), tools)
 
-    def encode_fitting(self, prompt: Prompt, system: str | None = None, *, raw: bool = False) -> TokenIds:
+    def encode_fitting(
+        self, prompt: Prompt, system: str | None = None, *, raw: bool = False, tools: Sequence[Tool] = ()
+    ) -> TokenIds:
         """Encode a prompt unless a text in it is far too long, since 10 MB take 10 s and 2 GB to encode.
 
         Raises UsageError, as encode does, and ContextOverflow: one text alone exceeds the context.
         """
         parsed = self._parse(prompt, system, raw=raw)
-        for text in _texts(parsed):
+        for text in chain(_texts(parsed), (str(tool.as_dict()) for tool in tools)):
             self._require_short(text)
-        return self._encode(parsed)
+        return self._encode(parsed, tools)
 
     def encode_prefill(self, prefill: str | Sequence[int] | TokenIds) -> TokenIds:
         """Tokens of the beginning of an answer, [num_tokens]; raises as encode_fitting does."""
@@ -94,12 +110,24 @@ class PromptEncoder:
             if num_tokens > self.context_length:
                 raise ContextOverflow(num_tokens, self.context_length, self._manifest.context_length, is_all=False)
 
-    def _encode(self, parsed: _Parsed) -> TokenIds:
+    def _encode(self, parsed: _Parsed, tools: Sequence[Tool]) -> TokenIds:
+        if tools and not isinstance(parsed, list):
+            raise UsageError(
+                "tools have no place in a raw prompt or in token ids; give messages, or leave tools out"
+            )
         if isinstance(parsed, np.ndarray):
             return parsed
         if isinstance(parsed, str):
             return self.tokenizer.encode(parsed, special=True)
-        return encode_chat(self._template, self._renderer.render, parsed, self.tokenizer, self._special_tokens())
+        return encode_chat(
+            self._template,
+            self._renderer.render,
+            parsed,
+            self.tokenizer,
+            self._special_tokens(),
+            tools,
+            lambda: self.tool_template,
+        )
 
     def _special_tokens(self) -> dict[str, str]:
         names = {"bos_token": self._manifest.bos_token_id}
@@ -112,29 +140,51 @@ class PromptEncoder:
 def _texts(parsed: _Parsed) -> list[str]:
     if isinstance(parsed, np.ndarray):
         return []
-    return [parsed] if isinstance(parsed, str) else [message.content for message in parsed]
+    if isinstance(parsed, str):
+        return [parsed]
+    calls = [call.arguments for message in parsed if isinstance(message, CallMessage) for call in message.calls]
+    return [*(message.content for message in parsed), *calls]
 
 
-def _messages(prompt: Prompt, system: str | None) -> list[Message]:
+def _messages(prompt: Prompt, system: str | None) -> list[Turn]:
     if system is not None and not isinstance(system, str):
         raise UsageError(f"system is {system!r}; wanted a text")
     if isinstance(prompt, Mapping) or not isinstance(prompt, (str, Sequence)):
         raise UsageError(
             f"the prompt has the type {type(prompt).__name__}; wanted a text, a list of messages or token ids"
         )
-    messages = [Message("user", prompt)] if isinstance(prompt, str) else [_message(each) for each in prompt]
-    if unknown := [message.role for message in messages if message.role not in ROLES]:
-        raise UsageError(f"a message has the role '{unknown[0]}'; known are {', '.join(ROLES)}")
+    messages: list[Turn] = (
+        [Message("user", prompt)] if isinstance(prompt, str) else [_message(each) for each in prompt]
+    )
     if system is not None:
         messages.insert(0, Message("system", system))
+    require_answerable(messages)
     return messages
 
 
-def _message(each: object) -> Message:
+def _message(each: object) -> Turn:
+    if isinstance(each, (CallMessage, ResultMessage)):
+        return each
     if isinstance(each, Mapping):
+        if (role := each.get("role")) == "tool" or each.get("tool_calls"):
+            return _tool_message(role, each)
         if not {"role", "content"} <= each.keys():
             raise UsageError(f"a message has the keys {sorted(each)}; wanted role and content")
         each = Message(each["role"], each["content"])
     if not isinstance(each, tuple) or len(each) != 2 or not all(isinstance(part, str) for part in each):
         raise UsageError(f"a message is {each!r}; wanted a role and a content, both text")
+    if each[0] not in ROLES:
+        raise UsageError(f"a message has the role '{each[0]}'; known are {', '.join((*ROLES, 'tool'))}")
     return Message(*each)
+
+
+def _tool_message(role: object, stated: Mapping[str, Any]) -> Turn:
+    """A message with calls, or one with what a tool gave back."""
+    content = stated.get("content") or ""
+    if not isinstance(content, str):
+        raise UsageError(f"a message has the content {content!r}; wanted a text")
+    if role == "tool":
+        return ResultMessage(content, str(stated.get("tool_call_id") or ""), str(stated.get("name") or ""))
+    if role != "assistant":
+        raise UsageError(f"a message of the role {role!r} has tool_calls; only those of the assistant have them")
+    return CallMessage(content, parse_calls(stated["tool_calls"]))

@@ -19,10 +19,12 @@ from typing import Any, NoReturn
 
 from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
+from jinja2.filters import do_indent
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _MAX_OUTPUT = 10_000_000  # characters, beside those of the messages
 _MAX_VALUE = 1_000_000  # items or characters of a repeated value, and of whole numbers
+_MAX_INDENT = 16  # characters, of tojson and indent
 _GROWING_METHODS = ("center", "expandtabs", "ljust", "rjust", "zfill")
 _GROWING_FILTERS = ("center", "format", "indent", "wordwrap", "xmlattr")
 
@@ -52,11 +54,39 @@ def render(template: str, names: dict[str, Any]) -> str:
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     for name in _GROWING_FILTERS:
         environment.filters.pop(name, None)
+    environment.filters |= {"tojson": _tojson, "indent": _indent}
     parts = environment.from_string(template).generate(
         raise_exception=_refuse, strftime_now=lambda pattern: datetime.now().strftime(pattern), **names
     )
-    longest = _MAX_OUTPUT + sum(len(message["content"]) for message in names.get("messages", ()))
-    return "".join(_limit(parts, longest))
+    return "".join(_limit(parts, _MAX_OUTPUT + _num_characters(names)))
+
+
+def _num_characters(value: Any) -> int:
+    """Of all texts in a value that JSON can hold."""
+    if isinstance(value, str):
+        return len(value)
+    each = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(map(_num_characters, each))
+
+
+def _indent(text: str, width: int = 4, first: bool = False, blank: bool = False) -> str:
+    """The filter of Jinja's, for bounded widths and texts."""
+    if not isinstance(width, int) or not 0 <= width <= _MAX_INDENT or len(text) > _MAX_VALUE:
+        raise SecurityError(f"indent is given {width!r} for {len(text)} characters; wanted at most {_MAX_INDENT}")
+    return do_indent(str(text), width, first, blank)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as templates expect it from transformers; Jinja's own filter escapes it for HTML and sorts keys."""
+    if indent is not None and not 0 <= indent <= _MAX_INDENT:
+        raise SecurityError(f"tojson indents by {indent}; wanted 0 to {_MAX_INDENT}")
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _no_format(*_: Any, **__: Any) -> NoReturn:

@@ -6,7 +6,7 @@ Text never becomes a special token: only a chat template, or a caller who asks f
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,7 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         # Ids by spelling.
         self.special_tokens = {token.content: token_id for token_id, token in added.items() if token.special}
+        self._special_ids = frozenset(self.special_tokens.values())
         special = (token for token in added.values() if token.special)
         longest_first = sorted(special, key=lambda token: len(token.content), reverse=True)
         self._special_pattern = re.compile("(" + "|".join(map(_pattern, longest_first)) + ")")
@@ -189,9 +190,19 @@ class Tokenizer:
                 break
         return num_tokens
 
-    def decode(self, tokens: Iterable[int]) -> str:
-        """The text of tokens, without special tokens."""
-        return str(self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=True))
+    def decode(self, tokens: Iterable[int], shown: Collection[int] = ()) -> str:
+        """The text of tokens, without special tokens but for those that are to be shown."""
+        if not shown:
+            return str(self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=True))
+        kept = [int(token) for token in tokens if int(token) in shown or int(token) not in self._special_ids]
+        return str(self._tokenizer.decode(kept, skip_special_tokens=False))
+
+    def special_within(self, texts: Iterable[str]) -> frozenset[int]:
+        """The special tokens that some texts hold."""
+        whole = list(texts)
+        return frozenset(
+            token for spelling, token in self.special_tokens.items() if any(spelling in text for text in whole)
+        )
 
 
 class TextStream:
@@ -200,19 +211,26 @@ class TextStream:
     # Tokens before the new ones, enough for a decoder that looks back (leading spaces, byte runs).
     _NUM_CONTEXT = 8
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: Collection[int] = ()) -> None:
+        """shown: Special tokens that are text here."""
         self._tokenizer = tokenizer
+        self._shown_special = shown
         self._tokens: list[int] = []
         self._start = 0  # first token of the window that is decoded again
         self._shown = 0  # tokens whose text has been handed out
+
+    def _decode(self, tokens: Iterable[int]) -> str:
+        if not self._shown_special:
+            return self._tokenizer.decode(tokens)
+        return self._tokenizer.decode(tokens, self._shown_special)
 
     def push(self, tokens: Iterable[int]) -> str:
         """The text that these tokens complete; empty while a character is incomplete."""
         self._tokens += [int(token) for token in tokens]
         if self._tokenizer.ends_in_bytes(self._tokens):
             return ""  # a run of bytes is decoded as a whole, and may continue
-        before = self._tokenizer.decode(self._tokens[self._start : self._shown])
-        after = self._tokenizer.decode(self._tokens[self._start :])
+        before = self._decode(self._tokens[self._start : self._shown])
+        after = self._decode(self._tokens[self._start :])
         if after.endswith(_REPLACEMENT) or not after.startswith(before):
             return ""
         self._shown = len(self._tokens)
@@ -224,13 +242,13 @@ class TextStream:
         start = self._shown - self._NUM_CONTEXT
         if start <= self._start:
             return
-        whole = self._tokenizer.decode(self._tokens[self._start :])
-        if whole.endswith(self._tokenizer.decode(self._tokens[start:])):
+        whole = self._decode(self._tokens[self._start :])
+        if whole.endswith(self._decode(self._tokens[start:])):
             self._start = start
 
     def flush(self) -> str:
         """The rest of the text, with incomplete characters as U+FFFD."""
-        before = self._tokenizer.decode(self._tokens[self._start : self._shown])
-        after = self._tokenizer.decode(self._tokens[self._start :])
+        before = self._decode(self._tokens[self._start : self._shown])
+        after = self._decode(self._tokens[self._start :])
         self._shown = len(self._tokens)
         return after[len(before) :]

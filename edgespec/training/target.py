@@ -1,7 +1,10 @@
 """What training asks of the target: answers to prompts, and the hidden states of texts."""
 
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from itertools import islice
 from pathlib import Path
+from threading import Event
 from time import monotonic
 
 import numpy as np
@@ -26,27 +29,52 @@ def write_answers(
 ) -> None:
     """Let the target answer prompts that have no answer yet, first greedily, then all again at a temperature.
 
-    Ends after limit_s seconds, or with most_tokens tokens of texts; what is written stays after an interruption.
+    As many are answered at once as the engine can. Ends after limit_s seconds, or with most_tokens tokens of
+    texts; what is written stays after an interruption.
 
     Args:
         longest: The most tokens of an answer.
     """
-    began = monotonic()
-    for number in range(_NUM_ROUNDS * len(prompts)):
-        if number in texts.numbers:
-            continue
-        if monotonic() - began > limit_s or texts.num_tokens > most_tokens:
-            break
-        show_progress(f"the target answers: {len(texts.texts)} texts, {texts.num_answer_tokens} tokens of answers")
+    ends = monotonic() + limit_s
+    over = Event()
+
+    def answer(number: int) -> tuple[TokenIds, tuple[int, ...]] | None:
+        if over.is_set():
+            return None
         sampling = SamplingParams()
         if number >= len(prompts):
             sampling = SamplingParams(temperature=_TEMPERATURE, top_p=_TOP_P, seed=number)
         prompt = prompts[number % len(prompts)]
+        made: list[int] = []
         try:
-            answer = engine.generate(prompt, sampling=sampling, max_tokens=longest)
+            with engine.stream(prompt, sampling=sampling, max_tokens=longest) as chunks:
+                for chunk in chunks:
+                    if over.is_set():
+                        return None
+                    made += chunk.token_ids
         except ContextOverflow:  # of a user's own corpus; the other prompts count
-            continue
-        texts.add(number, engine.encode(prompt), answer.token_ids)
+            return None
+        return engine.encode(prompt), tuple(made)
+
+    wanted = iter([each for each in range(_NUM_ROUNDS * len(prompts)) if each not in texts.numbers])
+    with ThreadPoolExecutor(engine.max_parallel) as pool:
+        running: dict[Future[tuple[TokenIds, tuple[int, ...]] | None], int] = {}
+        try:
+            while True:
+                open_places = engine.max_parallel - len(running)
+                if monotonic() < ends and texts.num_tokens <= most_tokens:
+                    running |= {pool.submit(answer, each): each for each in islice(wanted, open_places)}
+                if not running:
+                    break
+                show_progress(
+                    f"the target answers: {len(texts.texts)} texts, {texts.num_answer_tokens} tokens of answers"
+                )
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    number = running.pop(future)
+                    if (text := future.result()) is not None:
+                        texts.add(number, *text)
+        finally:
+            over.set()
     show_progress("")
 
 

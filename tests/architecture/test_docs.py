@@ -93,9 +93,21 @@ def python_blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
+PROGRAMS = ROOT / "docs" / "in-your-app.md"  # whose blocks are files, which tests/demos runs
 EXAMPLES = [
-    pytest.param(block, id=f"{page.stem} {i}") for page in WRITTEN for i, block in enumerate(python_blocks(page))
+    pytest.param(block, id=f"{page.stem} {i}")
+    for page in WRITTEN
+    if page != PROGRAMS
+    for i, block in enumerate(python_blocks(page))
 ]
+
+
+def test_programs_are_printed_as_they_are() -> None:
+    files = {path.read_text("utf-8"): path.name for path in (ROOT / "demos").glob("*.py")}
+    names = [files[block] for block in python_blocks(PROGRAMS)]
+    tested = "".join(path.read_text("utf-8") for path in (ROOT / "tests" / "demos").glob("*.py"))
+    assert names
+    assert [name for name in names if f'"{name}"' not in tested] == []
 
 
 def test_there_are_examples() -> None:

@@ -12,9 +12,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = [
-    "system", "config", "tokenization", "grammar", "decoding", "policy", "memory", "profiling", "runtimes",
-    "export", "models", "loading", "drafters", "planning", "simulation", "engine", "evaluation", "training",
-    "server", "chat/markdown", "chat", "cli",
+    "system", "config", "tools", "tokenization", "grammar", "decoding", "policy", "memory", "profiling",
+    "runtimes", "export", "models", "loading", "drafters", "planning", "simulation", "engine", "evaluation",
+    "training", "server", "chat/markdown", "chat", "cli",
 ]  # fmt: skip
 FLAT = ("runtimes", "export")  # folders beside edgespec/, sub-packages by pyproject.toml
 HEAVY = {
@@ -23,6 +23,7 @@ HEAVY = {
     "onnx_ir": "export",
     "uvicorn": "edgespec/server",
     "starlette": "edgespec/server",
+    "pypdf": "edgespec/chat/pdf_text.py",
     "llguidance": "edgespec/grammar",
 }
 

@@ -3,6 +3,10 @@
 import asyncio
 import inspect
 import io
+import os
+import re
+import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -16,6 +20,7 @@ from edgespec import load
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
+ROOT = Path(__file__).parents[2]
 NAMED = [getattr(edgespec, name) for name in edgespec.__all__]
 SECTIONS = ("Args:", "Raises:", "Returns:")
 
@@ -84,3 +89,74 @@ def test_examples_run(name: str, tiny_model: Path, monkeypatch: pytest.MonkeyPat
 
 def test_every_public_name_is_listed() -> None:
     assert set(edgespec.__all__) <= set(dir(edgespec))
+
+
+# Objects that load makes, and what only the rest of edgespec calls.
+INTERNAL = {
+    "AnswerStream.__init__",
+    "Conversation.restore",
+    "Conversation.transcript",
+    "Engine.__init__",
+    "Engine.speculation",
+    "Engine.target",
+    "Reply.__init__",
+}
+
+
+def annotated() -> Iterator[tuple[str, str]]:
+    """Public functions, methods, properties and fields, with what their annotations say."""
+    for each in NAMED:
+        members = [("", each)]
+        for name, member in vars(each).items() if inspect.isclass(each) else ():
+            if not name.startswith("_") or name in ("__init__", "__enter__", "__next__"):
+                found = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+                members.append((f".{name}", found))
+        for name, member in members:
+            hints = inspect.get_annotations(member) if inspect.isclass(member) or callable(member) else {}
+            for field, hint in hints.items():
+                if not field.startswith("_"):
+                    yield f"{each.__name__}{name}", f"{hint}"
+
+
+def test_types_that_public_names_give_and_take_are_public() -> None:
+    ours = {
+        name
+        for path in (Path(edgespec.__file__).parent).rglob("*.py")
+        for name in re.findall(r"^class (\w+)", path.read_text("utf-8"), re.MULTILINE)
+    }
+    hidden = [
+        f"{owner}: {name}"
+        for owner, hint in annotated()
+        for name in re.findall(r"\w+", hint)
+        if owner not in INTERNAL and name in ours - set(edgespec.__all__)
+    ]
+    # TypedDicts of keywords, and messages with calls, which programs give as dicts.
+    exempt = {"Settings", "ReplyOptions", "CallMessage", "ResultMessage"}
+    assert {each.partition(": ")[2] for each in hidden} == exempt
+
+
+@pytest.mark.slow
+def test_examples_and_programs_pass_a_strict_type_checker(tmp_path: Path) -> None:
+    """As in an app, where edgespec is an installed package: what is wrong within it is not shown."""
+    named = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    blocks = [
+        block
+        for page in named
+        for block in re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    ]
+    assert len(blocks) > 20
+    for i, block in enumerate(blocks):
+        (tmp_path / f"example_{i}.py").write_text(block)
+    command = ["mypy", "--strict", "--follow-imports=silent", "--ignore-missing-imports", str(tmp_path)]
+    checked = subprocess.run(
+        [sys.executable, "-m", *command],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"MYPYPATH": f"{ROOT}:{ROOT / 'demos'}"},
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (Path(edgespec.__file__).parent / "py.typed").is_file()

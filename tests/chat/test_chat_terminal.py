@@ -17,13 +17,15 @@ pytest.importorskip("termios", reason="needs a pseudo-terminal, which Windows la
 import tiny
 from terminal import ALT_ENTER, COLUMNS, CTRL_C, CTRL_J, UP, Terminal
 
-from edgespec.engine.transcript import find_latest, read_transcript
+from edgespec import Message
+from edgespec.engine.transcript import Transcript, find_latest, read_transcript, save_transcript
 from edgespec.export.convert import export_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*forkpty.*")]
 
 SHORT = ("--max-tokens", 12, "--drafter", "none")
 PROMPT_LEFT = "\x1b[?2004l"  # pasted text is no longer bracketed
+RULE_CHAT = Path(__file__).parents[1] / "support" / "rule_chat.py"
 EDGESPEC = f"{sys.executable} -m edgespec"
 
 
@@ -33,12 +35,17 @@ def chat(model: object, home: Path, *arguments: object, **settings: str) -> Term
     return terminal
 
 
-def rule_chat(tmp_path: Path, answers: dict[str, Any], pause_s: float = 0.0, **settings: str) -> Terminal:
-    """A chat whose answers are given."""
+def rule_script(tmp_path: Path, answers: dict[str, Any], pause_s: float = 0.0) -> Path:
+    """The file of a chat whose answers are given."""
     script = tmp_path / "script.json"
     script.write_text(json.dumps({"answers": answers, "pause_s": pause_s}))
-    program = (sys.executable, str(Path(__file__).parents[1] / "support" / "rule_chat.py"))
-    terminal = Terminal(script, home=tmp_path, environment=settings, program=program)
+    return script
+
+
+def rule_chat(tmp_path: Path, answers: dict[str, Any], pause_s: float = 0.0, **settings: str) -> Terminal:
+    """A chat whose answers are given."""
+    script = rule_script(tmp_path, answers, pause_s)
+    terminal = Terminal(script, home=tmp_path, environment=settings, program=(sys.executable, str(RULE_CHAT)))
     if settings.get("TERM") != "dumb":
         terminal.ready()
     return terminal
@@ -89,17 +96,17 @@ def test_two_hundred_lines_are_pasted_as_one_message(tmp_path: Path) -> None:
     taken_s = time.monotonic() - started
     terminal.ask("", "It has 200 lines.")
     terminal.leave()
-    assert taken_s < 10  # 0.1 s on an idle machine
+    assert taken_s < 60  # 0.1 s on an idle machine
 
 
 def test_ctrl_c_stops_before_the_first_word_and_retry_asks_again(tmp_path: Path) -> None:
-    terminal = rule_chat(tmp_path, {"slow": ["never", " seen"]}, pause_s=30)
+    terminal = rule_chat(tmp_path, {"slow": ["never", " seen"]}, pause_s=120)
     terminal.enter("slow")
     terminal.wait_for("…")
     started = time.monotonic()
     terminal.type(CTRL_C)
     terminal.wait_for("there is no answer; /retry")
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     terminal.ready()
     terminal.enter("/retry")
     terminal.wait_for("…")
@@ -136,21 +143,166 @@ def test_keys_typed_during_an_answer_wait_for_the_next_message(tmp_path: Path) -
     terminal.wait_for("NEXT")
 
 
-def test_lines_typed_during_an_answer_are_messages_of_their_own(tmp_path: Path) -> None:
-    answers = {"count": ["one ", "two ", "three"], "next": ["NEXT"], "last": ["LAST"]}
-    terminal = rule_chat(tmp_path, answers, pause_s=0.3)
+def test_lines_typed_during_an_answer_are_neither_sent_nor_run(tmp_path: Path) -> None:
+    typed = "next\n/save talk\nlast"
+    terminal = rule_chat(tmp_path, {"count": ["one ", "two ", "three"], typed: ["GOT IT"]}, pause_s=0.3)
     terminal.enter("count")
     terminal.wait_for("one")
     terminal.enter("next")
-    terminal.enter("/nonsense")
+    terminal.enter("/save talk")
     terminal.enter("lasd\x7ft")
-    terminal.wait_for("NEXT")
-    terminal.wait_for("there is no command /nonsense")
-    terminal.wait_for("LAST")
     terminal.ready()
+    assert "what you typed meanwhile waits here" in terminal.settle()
+    assert [line.strip() for line in terminal.screen().splitlines() if "save" in line] == ["/save talk"]
+    terminal.ask("", "GOT IT")
     terminal.leave()
-    shown = terminal.written
-    assert shown.index("NEXT") < shown.index("there is no command /nonsense") < shown.index("LAST")
+
+
+def test_a_paste_during_an_answer_waits_in_the_input_as_one_message(tmp_path: Path) -> None:
+    lines = [f"line {i} of a paste that is longer than what a terminal keeps" for i in range(400)]
+    text = "\n".join([*lines[:200], f"/save {tmp_path / 'saved'}", *lines[200:]])
+    terminal = rule_chat(tmp_path, {"count": [f"n{i} " for i in range(2000)], text: ["GOT IT"]}, pause_s=0.05)
+    terminal.enter("count")
+    terminal.wait_for("n3")
+    terminal.paste(text)
+    terminal.type(CTRL_C)  # behind the paste, and once
+    terminal.ready()
+    assert "line 399" in terminal.settle()
+    assert not (tmp_path / "saved").exists()
+    terminal.ask("", "GOT IT")
+    terminal.leave()
+
+
+def test_a_paste_that_ends_after_the_answer_is_still_one_message(tmp_path: Path) -> None:
+    terminal = rule_chat(tmp_path, {"count": ["one ", "two"], "a\nb\nc": ["GOT IT"]}, pause_s=0.3)
+    terminal.enter("count")
+    terminal.wait_for("one")
+    terminal.tells_cursor = False  # no terminal would do that within a paste
+    terminal.type("\x1b[200~a\rb")
+    terminal.ready()
+    terminal.type("\rc\x1b[201~")
+    terminal.tells_cursor = True
+    terminal.ask("", "GOT IT")
+    terminal.leave()
+
+
+def test_enter_takes_what_a_search_found_and_ctrl_c_leaves_it(tmp_path: Path) -> None:
+    terminal = rule_chat(tmp_path, {"apple pie": ["APPLE"], "pear": ["PEAR"]})
+    terminal.ask("apple pie", "APPLE")
+    terminal.ask("pear", "PEAR")
+    terminal.type("\x12app")
+    terminal.settle()
+    terminal.enter("")
+    assert "search" not in terminal.settle()
+    terminal.ask("", "APPLE")
+    terminal.type("\x12pea")
+    assert "search" in terminal.settle()
+    terminal.type(CTRL_C)
+    assert "search" not in terminal.settle()
+    terminal.leave()
+
+
+def test_keys_are_not_echoed_after_a_stop_and_a_return(tmp_path: Path) -> None:
+    words = [f"word{i} " for i in range(400)]
+    script = rule_script(tmp_path, {"count": words, "hidden": ["FOUND"]}, pause_s=0.05)
+    terminal = Terminal("--norc", "-i", home=tmp_path, program=("/bin/bash",), environment={"PS1": "shell$ "})
+    terminal.enter(f"{sys.executable} {RULE_CHAT} {script}")
+    terminal.ready()
+    terminal.enter("count")
+    terminal.wait_for("word3")
+    terminal.type("\x1a")
+    terminal.wait_for("Stopped")
+    terminal.wait_for("shell$ ")
+    terminal.enter("fg")
+    at = terminal.wait_for("rule_chat")
+    terminal.wait_for("word")
+    terminal.type("hidden")
+    terminal.wait_for(" word", after=terminal.wait_for(" word") + 60)
+    terminal.type(CTRL_C)
+    ready = terminal.ready()
+    assert "hidden" not in terminal.written[at:ready]
+    terminal.ask("", "FOUND")
+
+
+def test_a_file_that_is_there_is_not_saved_over(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    terminal = rule_chat(tmp_path, {"hello": ["HELLO"]})
+    terminal.ask("hello", "HELLO")
+    terminal.ask(f"/save {tmp_path / 'notes'}", "is there already")
+    assert (tmp_path / "notes").read_text() == "mine"
+    terminal.ask(f"/save! {tmp_path / 'notes'}", "2 messages saved")
+    terminal.ask(f"/save {tmp_path / 'notes'}", "2 messages saved")  # which this chat has written
+    terminal.leave()
+    assert len(read_transcript(tmp_path / "notes").messages) == 2
+
+
+def test_what_was_said_is_shown_when_a_conversation_is_loaded_and_on_demand(tmp_path: Path) -> None:
+    talk = [("user", "first?"), ("assistant", "one **bold** word"), ("user", "second?"), ("assistant", "two")]
+    talk += [("user", "third?"), ("assistant", "\n\n".join(["a", *(f"row {i}" for i in range(40))]))]
+    messages = tuple(Message(*each) for each in talk)
+    save_transcript(tmp_path / "talk", Transcript(messages=messages))
+    terminal = rule_chat(tmp_path, {})
+    at = terminal.position
+    terminal.ask(f"/load {tmp_path / 'talk'}", "6 messages")
+    shown = terminal.written[at : terminal.position]
+    assert shown.index("> second?") < shown.index("two") < shown.index("> third?") < shown.index("row 39")
+    assert "first?" not in shown
+    assert "row 3\r" not in shown
+    at = terminal.position
+    terminal.ask("/history")
+    shown = terminal.written[at : terminal.position]
+    assert (
+        shown.index("> first?")
+        < shown.index("\x1b[1mbold\x1b[0m")
+        < shown.index("row 3\r")
+        < shown.index("row 39")
+    )
+    terminal.ask("/history 1")
+    assert "first?" not in terminal.written[at + len(shown) : terminal.position]
+    terminal.ask("/history none", "/history takes how many")
+    terminal.leave()
+
+
+def test_a_loop_is_said_and_ended_and_its_gain_is_not_praised(tmp_path: Path) -> None:
+    words = [f"word{i} " for i in range(20)]
+    terminal = rule_chat(tmp_path, {"loop": ["Well: ", *(words * 400)], "row": ["0, "] * 200})
+    terminal.ask("loop", "stopped: it")
+    screen = " ".join(terminal.settle().split())
+    assert "drafting is not judged by an answer that repeats itself" in screen
+    assert "the answer repeated itself" in screen
+    assert "/set loops keep" in screen
+    assert terminal.written.count("word7") < 40
+    terminal.ask("row", "drafting is off")
+    assert "repeated" not in terminal.settle()[-200:]
+    terminal.ask("/set loops keep")
+    terminal.ask("loop", "not judged")
+    assert terminal.written.count("word7") > 400
+    terminal.leave()
+
+
+def test_a_table_that_is_made_says_so_and_keeps_words_whole(tmp_path: Path) -> None:
+    long = "Jupiter is the largest of the planets and has a great red spot, a storm of centuries"
+    pieces = ["Here:\n\n", "| planet | what it is known for |\n", "|---|---|\n", f"| Jupiter | {long} |\n"]
+    pieces += ["| Neptune | blue |\n"] * 3
+    terminal = rule_chat(tmp_path, {"go": pieces}, pause_s=0.2)
+    terminal.enter("go")
+    terminal.wait_for("a table, 3 rows so far")
+    terminal.wait_for("a table, 6 rows so far")
+    terminal.ready()
+    screen = terminal.settle()
+    assert "so far" not in screen
+    words = set(screen.replace("│", " ").split())
+    assert {*long.split()} <= words
+    terminal.leave()
+
+
+def test_the_list_of_models_fits_80_columns(tmp_path: Path) -> None:
+    terminal = Terminal("models", "list", home=tmp_path)
+    assert terminal.exit_code() == 0
+    lines = terminal.written.splitlines()
+    assert max(map(len, lines)) <= COLUMNS
+    assert any(line.split()[:1] == ["smollm2-135m"] for line in lines)
+    assert "also shows" in terminal.written
 
 
 def test_wide_characters_are_never_broken_whatever_pieces_they_come_in(tmp_path: Path) -> None:
@@ -354,6 +506,7 @@ def test_a_chat_that_is_killed_goes_on_with_what_was_said(tiny_model: Path, tmp_
     terminal = Terminal("chat", "--continue", *SHORT, home=tmp_path)
     terminal.ready()
     assert "your last message: 'an on'. Its answer was cut off" in " ".join(terminal.screen().split())
+    assert "> the in" in terminal.written
     killed = read_transcript(path)
     assert (user_messages(tmp_path), killed.cut_short[-1]) == (["the in", "an on"], (4, "cancelled"))
     terminal.ask("/retry", "tokens/s")

@@ -11,6 +11,7 @@ from rich.cells import cell_len
 
 from edgespec.chat.markdown.blocks import MarkdownStream, Table
 from edgespec.chat.markdown.code_lines import CodeLines
+from edgespec.chat.markdown.column_widths import column_widths
 from edgespec.chat.markdown.inline import InlineStream, Span
 from edgespec.chat.markdown.line_wrap import LineWrap
 
@@ -170,6 +171,26 @@ def test_table_comes_as_one_with_its_alignments() -> None:
         ("center", "right", "left"),
     )
     assert text_of(pieces) == "\nafter"
+
+
+@pytest.mark.parametrize(
+    ("width", "widths"),
+    [(40, [6, 19, 5]), (24, [6, 13, 5]), (14, [4, 4, 4]), (2, [1, 1, 1])],
+)
+def test_columns_keep_words_whole_where_they_fit(width: int, widths: list[int]) -> None:
+    rows = [["planet", "what it has for one", "moons"], ["Saturn", "a great many rings", "274"]]
+    assert column_widths(rows, width) == widths
+
+
+@given(
+    st.lists(st.lists(st.text("ab 世", max_size=30), min_size=3, max_size=3), min_size=1, max_size=4),
+    st.integers(3, 90),
+)
+def test_columns_fit_and_break_words_only_where_these_do_not(rows: list[list[str]], width: int) -> None:
+    found = column_widths(rows, width)
+    assert sum(found) <= width
+    words = [max([1, *(cell_len(word) for row in rows for word in row[i].split())]) for i in range(3)]
+    assert sum(words) > width or all(has >= wants for has, wants in zip(found, words, strict=True))
 
 
 def test_rows_without_a_delimiter_are_text() -> None:

@@ -92,8 +92,9 @@ def test_model_sampling_is_that_of_the_models_files_but_for_what_is_stated(
         found: list[int] = json.loads(out)["token_ids"]
         return found
 
-    assert tokens("--model-sampling") == tokens("--temperature", 0.9, "--top-k", 20) != tokens()
-    assert tokens("--model-sampling", "--temperature", 0) == tokens()
+    assert tokens("--model-sampling") == tokens("--temperature", 0.9, "--top-k", 20) == tokens()
+    assert tokens("--model-sampling", "--temperature", 0) == tokens("--no-model-sampling") != tokens()
+    assert tokens("--exact") == tokens("--no-model-sampling")
     assert tokens("--model-sampling", "--top-k", 2) == tokens("--temperature", 0.9, "--top-k", 2)
 
 
@@ -102,6 +103,34 @@ def test_a_model_that_suggests_no_sampling_is_said_to(
 ) -> None:
     code, _, err = run(capsys, "chat", tiny_model, "--prompt", "the", "--max-tokens", 2, "--model-sampling")
     assert (code, "the files of tiny suggest no sampling" in err) == (0, True)
+
+
+def test_a_prompt_needs_no_flag(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--max-tokens", 8, "--drafter", "none", "--json"]
+
+    def tokens(*words: object) -> list[int]:
+        code, out, err = run(capsys, "chat", *words, *options)
+        assert code == 0, err
+        found: list[int] = json.loads(out)["token_ids"]
+        return found
+
+    wanted = tokens(tiny_model, "--prompt", "the in")
+    assert tokens(tiny_model, "the in") == tokens(tiny_model, "-p", "the in") == wanted
+    assert tokens("the in", "--model", tiny_model) == tokens("-m", tiny_model, "the in") == wanted
+    assert tokens(tiny_model, "-q", "the in") == wanted
+    monkeypatch.setenv("EDGESPEC_MODEL", str(tiny_model))
+    assert tokens("the in") == wanted
+
+
+def test_words_that_are_neither_model_nor_prompt_are_refused(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path
+) -> None:
+    code, _, err = run(capsys, "chat", "no model", "a prompt")
+    assert (code, "there is no model 'no model'" in err) == (2, True)
+    code, _, err = run(capsys, "chat", tiny_model, "a prompt", "--drafter", "sufix")
+    assert (code, "did you mean the drafter suffix?" in err) == (3, True)
 
 
 def test_piped_text_is_the_prompt(
@@ -232,7 +261,6 @@ def test_export_json_is_the_manifest(capsys: pytest.CaptureFixture[str], tiny_gg
         (["score", "{model}", "--file", "/nowhere.txt"], 2, "/nowhere.txt"),
         (["score", "{model}", "--file", "{empty}"], 2, "at least 2"),
         (["frobnicate"], 2, "no command 'frobnicate'"),
-        ([], 2, "required"),
     ],
 )
 def test_bad_input_gets_one_message_and_its_exit_code(
@@ -457,7 +485,22 @@ def test_rounds_are_logged_with_what_was_expected(tiny_model: Path, tmp_path: Pa
     rounds = [json.loads(line) for line in path.read_text().splitlines()]
     assert [each["round"] for each in rounds] == list(range(1, len(rounds) + 1))
     assert sum(each["num_accepted"] + 1 for each in rounds) >= 20
-    assert "none" in rounds[0]["expected"]
+    assert rounds[0]["expected"]["none"] == {"num_draft": 0, "speed_over_plain": 1.0}
+
+
+@pytest.mark.parametrize("flag", ["--log-rounds", "--trace"])
+def test_a_file_that_is_there_is_not_written_over_unasked(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    path = tmp_path / "mine"
+    path.write_text("mine")
+    options = ["--prompt", "the", "--max-tokens", "2", flag, str(path)]
+    code, out, err = run(capsys, "chat", str(tiny_model), *options)
+    assert (code, out, path.read_text()) == (2, "", "mine")
+    assert "--overwrite" in err
+    with rounds_logged():
+        assert main(["chat", str(tiny_model), *options, "--overwrite"]) == 0
+    assert path.read_text() != "mine"
 
 
 def test_a_real_run_is_replayed_with_its_tokens_a_pass(

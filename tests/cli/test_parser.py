@@ -31,7 +31,11 @@ from edgespec.system.console import info, log_to_stderr, warn
         ("export x --output y --block-size 33", "edgespec export: no --block-size '33'. Known are 32, 64, 128"),
         ("chat --max-tokens many", "edgespec chat: --max-tokens is 'many'; wanted a whole number"),
         ("chat --top-p many", "edgespec chat: --top-p is 'many'; wanted a number"),
-        ("chat m why is it", "edgespec chat: unrecognized arguments: why is it; a prompt goes behind --prompt"),
+        ("chat m why is it", "edgespec chat: unrecognized arguments: is it; a prompt is one argument, in quotes"),
+        ("chat --promt why", "edgespec chat: unrecognized arguments: --promt; did you mean --prompt?"),
+        ("bench --model m", "edgespec bench: unrecognized arguments: --model; the model needs no flag"),
+        ("--verison", "edgespec: unrecognized arguments: --verison; did you mean --version?"),
+        ("-p hello", "edgespec: unrecognized arguments: -p; it is a flag of edgespec chat"),
         ("devices extra", "edgespec devices: unrecognized arguments: extra\n"),
         ("chat --schedule pipline", "edgespec chat: no --schedule 'pipline'; did you mean pipelined?"),
         ("models", "edgespec models: the following arguments are required: ACTION"),
@@ -44,6 +48,13 @@ def test_mistyped_words_get_the_nearest_one(line: str, message: str, capsys: pyt
     assert ended.value.code == 2
     assert message in error
     assert error.count("\n") == 2
+
+
+def test_no_command_is_a_question_for_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 0
+    assert "talk to a model" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("columns", [80, 100, 200])

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import sys
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -211,6 +212,81 @@ def test_config_says_where_each_value_comes_from(path: Path, capsys: pytest.Capt
     assert str(path) in capsys.readouterr().out.splitlines()[0]
     assert main(["config", "path"]) == 0
     assert capsys.readouterr().out == f"{path}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [("threads = 3\nthreads = = 4\n", "is no TOML"), ('threads = 3\nsead = 4\ntemperature = "hot"\n', "sead")],
+)
+def test_a_broken_file_is_shown_edited_and_reset(
+    path: Path,
+    tmp_path: Path,
+    text: str,
+    word: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    path.write_text(text)
+    assert main(["config"]) == 2
+    shown = capfd.readouterr()
+    assert word in shown.err
+    assert "config edit" in shown.err
+    assert "temperature" in shown.out
+    rows = [line.split() for line in shown.out.splitlines()]
+    assert (["threads", "3", f"{path}:1"] in rows) == ("sead" in text)
+    assert main(["config", "path"]) == 0
+    monkeypatch.setenv(
+        "VISUAL", f'{sys.executable} -c \'import sys; open(sys.argv[1], "w").write("threads = 4")\''
+    )
+    assert main(["config", "edit"]) == 0
+    assert read_settings()["threads"].value == 4
+    path.write_text(text)
+    assert main(["config", "reset"]) == 0
+    assert (read_file(path), path.with_name("config.toml.bak").read_text()) == ({}, text)
+    path.write_text("seed = 1")
+    assert main(["config", "reset"]) == 0
+    assert path.with_name("config.toml.bak1").read_text() == "seed = 1"
+    assert main(["config"]) == 0
+
+
+def test_an_unknown_line_may_be_removed(path: Path) -> None:
+    path.write_text("sead = 4\nthreads = 3\n")
+    assert main(["config", "unset", "sead"]) == 0
+    assert path.read_text() == "threads = 3\n"
+    assert main(["config", "unset", "sead"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "code"),
+    [("model", "nope", 3), ("drafter", "suffix+nope", 3), ("device", "cup", 4), ("drafter-device", "gpx", 4)],
+)
+def test_names_of_nothing_are_not_stored(
+    path: Path, key: str, value: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "set", key, value]) == code
+    assert not path.exists()
+    assert value.split("+")[-1] in capsys.readouterr().err
+
+
+def test_names_that_may_be_are_stored_and_folders_by_their_whole_path(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    wanted = {"model": "mine", "drafter": "suffix", "device": "webgpu"}
+    for key, value in wanted.items():
+        assert main(["config", "set", key, value]) == 0
+    assert {key: read_settings()[key].value for key in wanted} == {**wanted, "model": str(tmp_path / "mine")}
+    assert main(["config", "set", "model", "smollm2-360m"]) == 0
+    assert main(["config", "set", "drafter", "self"]) == 0
+
+
+def test_a_later_error_names_the_line_that_set_the_value(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path.write_text('seed = 1\nmodel = "gone"\n')
+    assert main(["chat", "--prompt", "hello", "--offline"]) == 3
+    assert f"model is set in {path}:2" in capsys.readouterr().err
+    assert main(["chat", "other", "--prompt", "hello", "--offline"]) == 3
+    assert "is set in" not in capsys.readouterr().err
 
 
 def test_home_may_be_configured(

@@ -20,7 +20,7 @@ PARAMETERS = inspect.signature(edgespec.engine.load.load).parameters
 
 
 def test_options_have_the_parameters_and_defaults_of_load() -> None:
-    of_programs = {"model", "answer_cache", "max_parallel", "report", "progress"}
+    of_programs = {"model", "answer_cache", "report", "progress"}
     assert PARAMETERS.keys() - {*LOAD_PARAMETERS.values()} == of_programs
     assert {name: OPTIONS[name].default for name in LOAD_PARAMETERS} == {
         name: PARAMETERS[parameter].default for name, parameter in LOAD_PARAMETERS.items()
@@ -28,7 +28,7 @@ def test_options_have_the_parameters_and_defaults_of_load() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "num_given"), [("chat", 16), ("bench", 15), ("serve", 15), ("score --file f", 6)]
+    ("command", "num_given"), [("chat", 16), ("bench", 15), ("serve", 16), ("score --file f", 6)]
 )
 def test_every_flag_of_a_command_reaches_load(
     command: str, num_given: int, monkeypatch: pytest.MonkeyPatch

@@ -52,7 +52,7 @@ def server(tiny_model: Path) -> Iterator[ChatServer]:
 
 def ask(server: ChatServer, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, str, Any]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
-    connection.request(method, path, body, headers)
+    connection.request(method, f"/{server.token}{path}", body, headers)
     response = connection.getresponse()
     text = response.read().decode()
     connection.close()
@@ -111,11 +111,43 @@ def test_pages_of_others_are_refused(server: ChatServer, name: str, value: str) 
         assert ask(server, method, path, b"{}", **{name: value})[0] == 403, path
 
 
+def test_an_address_without_its_token_is_refused(server: ChatServer) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    wrong = server.token[:-1] + ("a" if server.token[-1] != "a" else "b")
+    for path in (
+        "/",
+        "/about",
+        "/chat",
+        f"/{wrong}/",
+        f"/{wrong}/about",
+        f"/{server.token[:-1]}/",
+    ):
+        for method in ("GET", "POST"):
+            connection.request(method, path)
+            response = connection.getresponse()
+            assert (response.status, server.token in response.read().decode()) == (403, False), path
+            connection.close()
+    assert ask(server, "GET", "/about")[0] == 200
+
+
+def test_a_browser_that_still_sends_gets_to_know_why_it_was_refused(server: ChatServer) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "the " * (MAX_BYTES // 2)}]}).encode()
+    with socket.create_connection(server.server_address, timeout=30) as raw:
+        raw.sendall(
+            f"POST /{server.token}/chat HTTP/1.1\r\nHost: {server.hosts[0]}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n".encode()
+        )
+        assert raw.recv(12) == b"HTTP/1.0 413"
+        raw.sendall(body)
+        raw.shutdown(socket.SHUT_WR)
+        assert b"too long" in raw.makefile("rb").read()
+
+
 def test_two_hosts_or_none_are_refused(server: ChatServer) -> None:
     own = f"Host: {server.hosts[0]}\r\n"
     for hosts in ("", own + own, own + "Host: evil.example\r\n"):
         with socket.create_connection(server.server_address, timeout=30) as raw:
-            raw.sendall(f"GET /about HTTP/1.0\r\n{hosts}\r\n".encode())
+            raw.sendall(f"GET /{server.token}/about HTTP/1.0\r\n{hosts}\r\n".encode())
             assert raw.makefile("rb").readline().split()[1] == b"403", hosts
 
 
@@ -160,7 +192,7 @@ def begin(server: ChatServer) -> socket.socket:
     raw = socket.create_connection(server.server_address, timeout=30)
     body = json.dumps({"messages": QUESTION})
     raw.sendall(
-        f"POST /chat HTTP/1.1\r\nHost: {server.hosts[0]}\r\nContent-Type: application/json\r\n"
+        f"POST /{server.token}/chat HTTP/1.1\r\nHost: {server.hosts[0]}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
     )
     return raw
@@ -230,13 +262,27 @@ class ScriptedAnswer:
         self.is_cancelled.set()
 
 
+class WholeAnswer(ScriptedAnswer):
+    """An answer that ends by itself."""
+
+    def __init__(self, chunks: list[Any]) -> None:
+        super().__init__([])
+        self._all = chunks
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._all
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(chromium.PROGRAM is None, reason="needs Chromium on the PATH (Debian: chromium)")
 def test_page_in_a_browser_shows_markup_as_text_and_stops(tmp_path: Path) -> None:
     markup = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
     answer = ScriptedAnswer(["see: ", markup])
     scripted = SimpleNamespace(
-        manifest=SimpleNamespace(name="<b>scripted</b>"), context_length=100, stream=lambda *_, **__: answer
+        manifest=SimpleNamespace(name="<b>scripted</b>"),
+        context_length=100,
+        model_sampling=None,
+        stream=lambda *_, **__: answer,
     )
     with serving(scripted) as server, chromium.browser(tmp_path) as page:
         page.open(server.url)
@@ -254,6 +300,39 @@ def test_page_in_a_browser_shows_markup_as_text_and_stops(tmp_path: Path) -> Non
             "<b>scripted</b>",
             False,
         ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(chromium.PROGRAM is None, reason="needs Chromium on the PATH (Debian: chromium)")
+def test_page_in_a_browser_shows_code_keeps_the_chat_over_a_reload_and_gives_a_refused_message_back(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    code = "See:\n```python\nx = 1\n```\nDone."
+    stats = SimpleNamespace(as_dict=lambda: {"tokens_per_pass": 1.0, "acceptance_rate": None})
+    chunks = [Chunk(text=code, token_ids=(1,), origins=("target",))]
+    last = SimpleNamespace(text="", token_ids=(), origins=(), finish_reason="stop", stats=stats)
+    scripted = SimpleNamespace(
+        manifest=SimpleNamespace(name="scripted"),
+        context_length=100,
+        model_sampling=None,
+        stream=lambda *_, **__: WholeAnswer([*chunks, last]),
+    )
+    with serving(scripted) as server, chromium.browser(tmp_path) as page:
+        page.open(server.url)
+        page.wait_for("document.title === 'scripted'")
+        page.type("code?\n")
+        page.wait_for("document.querySelector('.note')?.textContent.includes('tokens per pass')")
+        assert page.evaluate("document.querySelector('.assistant pre').textContent") == "x = 1\n"
+        assert "```" not in page.evaluate("document.querySelector('.assistant').textContent")
+        family = page.evaluate("getComputedStyle(document.querySelector('.assistant pre')).fontFamily")
+        assert "monospace" in family
+        page.evaluate("location.reload()")
+        page.wait_for("document.querySelector('.assistant pre')?.textContent === 'x = 1\\n'")
+        assert page.evaluate("turns.map(turn => turn.content)") == ["code?", code]
+        page.evaluate(f"$('text').value = 'long '.repeat({MAX_BYTES // 4})")
+        page.evaluate("$('form').requestSubmit()")
+        page.wait_for("!$('alert').hidden && $('alert').textContent.includes('too long')")
+        assert page.evaluate("[$('text').value.slice(0, 9), turns.length]") == ["long long", 2]
 
 
 @pytest.mark.model

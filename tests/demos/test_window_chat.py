@@ -1,9 +1,6 @@
 """The demo with a window: the events of its thread and, where there is a display, the texts of its widgets."""
 
 import gc
-import os
-import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -137,35 +134,13 @@ def test_dropped_messages_are_reported(tiny_model: Path) -> None:
     assert "2 earlier messages no longer fit the context" in shown
 
 
-@pytest.fixture(scope="module")
-def display() -> Iterator[None]:
-    """The desktop's display, or one that exists in memory only."""
-    pytest.importorskip(
-        "tkinter", reason="the window wants Tk, which this Python was built without (Debian: python3-tk)"
-    )
-    if os.environ.get("DISPLAY") or os.name == "nt":
-        yield
-        return
-    if shutil.which("Xvfb") is None:
-        pytest.skip("the window wants a display, and there is neither one nor Xvfb (Debian: xvfb)")
-    ours, theirs = os.pipe()
-    command = ["Xvfb", "-displayfd", str(theirs), "-screen", "0", "800x600x24", "-nolisten", "tcp"]
-    server = subprocess.Popen(command, pass_fds=[theirs], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    os.close(theirs)
-    with os.fdopen(ours) as numbers, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DISPLAY", f":{numbers.readline().strip()}")
-        yield
-    gc.collect()  # an interpreter of Tk that still knows the display would end this process with it
-    server.terminate()
-    server.wait(10)
-
-
 @contextmanager
 def window_of(folder: Path, decoder: Decoder) -> Iterator[Any]:
     import tkinter
 
     from window_chat import Window
 
+    gc.collect()  # Tk ends a process where another thread frees a window that was closed before
     window = Window(tkinter.Tk(), lambda report: engine_of(folder, decoder))
     try:
         run_until(window, lambda: str(window.button["state"]) == "normal")
@@ -214,3 +189,16 @@ def test_stop_button_and_closing_end_answers(display: None, tiny_model: Path) ->
         window.button.invoke()
         run_until(window, decoder.has_begun.is_set)
     assert decoder.is_interrupted.is_set()
+
+
+def test_code_is_shown_without_its_fences_in_letters_of_one_width(display: None, tiny_model: Path) -> None:
+    from tkinter import font
+
+    with window_of(tiny_model, table()) as window:
+        for text in ("See:\n``", "`py\nx = 1\n", "```\nDone."):
+            window._show(Event("text", text))
+        window._show(Event("done", "stop"))
+        assert window.log.get("1.0", "end").startswith("See:\nx = 1\nDone.")
+        begin, end = map(str, window.log.tag_ranges("code"))
+        assert window.log.get(begin, end) == "x = 1\n"
+        assert font.Font(font=window.log.tag_cget("code", "font")).metrics("fixed")

@@ -63,11 +63,11 @@ def test_a_job_is_cancelled_within_a_step_and_its_worker_goes() -> None:
     def steps(cancel: Flag) -> Iterator[int]:
         yield 0
         held.set()
-        interrupted.wait(10)
+        interrupted.wait(60)
         yield 1
 
     lane.start(Job(steps, interrupt=interrupted.set))
-    held.wait(10)
+    held.wait(60)
     lane.start(Job(counting(2)))
     assert lane.wait(2) == [0, 1], "nothing of the cancelled job is seen"
     lane.stop()
@@ -80,7 +80,7 @@ def test_an_error_is_raised_unless_its_job_is_cancelled(is_cancelled: bool) -> N
 
     def steps(cancel: Flag) -> Iterator[int]:
         yield 0
-        go.wait(10)
+        go.wait(60)
         raise ValueError("broken")
 
     lane.start(Job(steps, interrupt=go.set))
@@ -100,7 +100,7 @@ def test_an_error_is_raised_unless_its_job_is_cancelled(is_cancelled: bool) -> N
 
 def test_a_wait_ends_at_its_timeout() -> None:
     lane, go = ThreadLane("drafter"), Event()
-    lane.start(Job(counting(1, lambda: go.wait(10)), interrupt=go.set))
+    lane.start(Job(counting(1, lambda: go.wait(60)), interrupt=go.set))
     assert lane.wait(1, 0.05) == []
     assert lane.step_s >= 0.05
     lane.stop()
@@ -140,7 +140,7 @@ def test_a_wait_for_a_cancelled_job_gives_its_finished_steps() -> None:
 
     def steps(cancel: Flag) -> Iterator[int]:
         yield 0
-        go.wait(10)
+        go.wait(60)
         yield 1
 
     lane.start(Job(steps, interrupt=go.set))

@@ -35,7 +35,7 @@ class Slow:
             if name in self.machine.opened:
                 self.begun.set()
                 with cancel.on_set(self.may_end.set if self.heeds_cancel else int):
-                    assert self.may_end.wait(10)
+                    assert self.may_end.wait(60)
                 if self.heeds_cancel:
                     cancel.require_unset()
             return quick.open(cancel, report)
@@ -50,7 +50,7 @@ class Slow:
         self.machine.look(pool, 0)
         for after_s in (0.2, 3.0, 3.0, 3.0):
             self.machine.look(pool, PLENTY, after_s)
-        assert self.begun.wait(10)
+        assert self.begun.wait(60)
         return pool
 
 

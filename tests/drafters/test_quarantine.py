@@ -136,13 +136,13 @@ def test_it_is_not_taken_away_while_it_drafts() -> None:
     class Slow(Stub):
         def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
             entered.set()
-            assert may_end.wait(5)
+            assert may_end.wait(60)
             return GOOD
 
     drafter = GuardedDrafter(Slow(), VOCAB, lambda *fault: None)
     drafting = threading.Thread(target=drafter.draft, args=(TEXT, DraftRequest(4), SAMPLER))
     drafting.start()
-    assert entered.wait(5)
+    assert entered.wait(60)
     taking = threading.Thread(target=drafter.take)
     taking.start()
     taking.join(0.05)

@@ -72,6 +72,7 @@ def test_picture_has_a_line_for_each_lane() -> None:
         "target  ████··██",
         "drafter ··████··",
         "        2000 ms, 25% of it in both lanes at once",
+        "        █ at work  ▒ for a part of the time  · waiting",
     ]
 
 
@@ -81,7 +82,7 @@ def test_picture_shows_parts_of_a_cell() -> None:
 
 @given(anything, st.integers(1, 30))
 def test_lines_of_a_picture_have_its_width(intervals: list[Interval], width: int) -> None:
-    lines = picture(intervals, width).splitlines()[:-1]
+    lines = picture(intervals, width).splitlines()[:-2]
     assert [len(line) for line in lines] == [2 + width] * len({each.lane for each in intervals})
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import tiny
 
-from edgespec import Chunk, Engine, SamplingParams
+from edgespec import AnswerStream, Chunk, Engine, Reply, SamplingParams
 from edgespec.drafters.drafter_sets import Candidate, OpenModel, drafter_sets
 from edgespec.drafters.lane_drafter import LaneDrafter
 from edgespec.drafters.lanes import ThreadLane
@@ -39,8 +39,8 @@ from edgespec.types import Logits, TokenIds
 
 HOT = SamplingParams(temperature=1.0, seed=3)
 PROMPT = "the in the an"
-LONGEST_S = 20.0  # of a pass that nobody ends
-SOON_S = 5.0  # on a busy machine
+SOON_S = 60.0  # on a busy machine
+LONGEST_S = 2 * SOON_S  # of a pass that nobody ends
 
 
 class StuckDecoder:
@@ -110,7 +110,7 @@ def stuck(request: pytest.FixtureRequest) -> StuckDecoder:
 def no_thread_stays() -> Iterator[None]:
     before = num_threads()
     yield
-    deadline = monotonic() + 1.0
+    deadline = monotonic() + SOON_S
     while num_threads() > before and monotonic() < deadline:
         sleep(0.001)  # one that was told to go
     assert num_threads() <= before
@@ -219,13 +219,21 @@ def test_closing_from_another_thread_ends_it_without_a_last_chunk(
     assert engine.generate(PROMPT, sampling=HOT, max_tokens=20).token_ids == whole
 
 
+@pytest.mark.parametrize("way", ["astream", "stream", "chat"])
 def test_cancelling_a_task_ends_its_answer(
-    engine_of: EngineOf, stuck: StuckDecoder, whole: tuple[int, ...]
+    engine_of: EngineOf, stuck: StuckDecoder, whole: tuple[int, ...], way: str
 ) -> None:
     engine = engine_of(stuck)
 
     async def read() -> list[Chunk]:
-        return [chunk async for chunk in engine.astream(PROMPT, sampling=HOT, max_tokens=20)]
+        if way == "astream":
+            return [chunk async for chunk in engine.astream(PROMPT, sampling=HOT, max_tokens=20)]
+        if way == "stream":
+            stream: AnswerStream | Reply = engine.stream(PROMPT, sampling=HOT, max_tokens=20)
+        else:
+            stream = engine.chat(sampling=HOT, max_tokens=20).stream(PROMPT)
+        async with stream as answer:
+            return [chunk async for chunk in answer]
 
     async def cancelled() -> None:
         task = asyncio.create_task(read())
@@ -241,6 +249,31 @@ def test_cancelling_a_task_ends_its_answer(
     started = monotonic()
     assert asyncio.run(whole_again()) == whole
     assert monotonic() - started < SOON_S
+
+
+def test_a_task_that_stops_reading_ends_its_answer_and_a_conversation_keeps_what_it_read(
+    engine_of: EngineOf, whole: tuple[int, ...]
+) -> None:
+    engine = engine_of(StuckDecoder())
+    conversation = engine.chat(sampling=HOT, max_tokens=20)
+
+    async def begin() -> str:
+        async with conversation.stream(PROMPT) as reply:
+            async for chunk in reply:
+                assert chunk.token_ids == whole[: len(chunk.token_ids)]
+                break
+        assert reply.last is not None or reply.is_over
+        return reply.text
+
+    async def go_on() -> list[Chunk]:
+        async with conversation.retry() as reply:
+            return [chunk async for chunk in reply]
+
+    begun = asyncio.run(begin())
+    assert [each.answer for each in conversation.rounds] == [begun or None]
+    asyncio.run(go_on())
+    assert len(conversation.rounds) == 1
+    assert engine.generate(PROMPT, sampling=HOT, max_tokens=20).token_ids == whole
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer, which Windows lacks")

@@ -1,6 +1,9 @@
 """Conversations on an engine that answers by rule, a token a word."""
 
-from collections.abc import Generator, Sequence
+import gc
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +20,8 @@ from edgespec.engine.request_queue import RequestQueue, Ticket
 
 class WordEngine:
     """Answers with the seed and the last message, word by word. A message is its words and one token more."""
+
+    model_sampling: SamplingParams | None = None
 
     def __init__(self, context_length: int = 100) -> None:
         self.context_length = context_length
@@ -88,6 +93,69 @@ def test_a_turn_that_is_closed_keeps_what_there_was_of_it() -> None:
         next(reply)
     assert contents(conversation.messages) == ["a b c d", "0: a "]
     assert conversation.transcript().cut_short == ((1, "cancelled"),)
+
+
+def test_one_answer_is_made_at_a_time_also_from_several_threads() -> None:
+    conversation, engine = talk()
+    reply = conversation.stream("a b c d")
+    next(reply)
+    with ThreadPoolExecutor() as pool:
+        for ask in (partial(conversation.stream, "e"), partial(conversation.say, "f"), conversation.retry):
+            with pytest.raises(UsageError, match="is being answered"):
+                pool.submit(ask).result()
+    assert [*reply]
+    assert answer(conversation, "g") == "0: g"
+    assert contents(conversation.messages) == ["a b c d", "0: a b c d", "g", "0: g"]
+    assert len(engine.asked) == 2
+
+
+def test_options_of_one_answer_are_those_of_the_engine(engine: Engine) -> None:
+    conversation = engine.chat(max_tokens=6)
+    plain = conversation.say("the in")
+    with conversation.retry(logprobs=2, banned=plain.text[:1], priority=-1, timeout_s=1e6) as reply:
+        other = reply.completion()
+    messages = [Message("user", "the in")]
+    wanted = engine.generate(
+        messages, sampling=SamplingParams(seed=1), max_tokens=6, logprobs=2, banned=plain.text[:1]
+    )
+    assert (other.token_ids, other.logprobs) == (wanted.token_ids, wanted.logprobs)
+    assert len(other.logprobs[0].top) == 2
+    for wrong in ({"system": "be brief"}, {"raw": True}):
+        with pytest.raises(UsageError, match="has no option"):
+            conversation.say("the", **wrong)  # type: ignore[arg-type]
+    assert len(conversation.rounds) == 1
+
+
+def test_a_message_that_gets_no_word_in_time_stays_unanswered(engine: Engine) -> None:
+    conversation = engine.chat(max_tokens=6)
+    reply = conversation.say("the in", timeout_s=1e-9)
+    assert (reply.text, reply.finish_reason) == ("", "timeout")
+    assert conversation.rounds == (("the in", None),)
+
+
+def test_what_was_read_of_an_answer_that_nobody_reads_on_stays() -> None:
+    conversation, _ = talk()
+    for chunk in conversation.stream("a b c d"):
+        if "a" in chunk.text:
+            break
+    gc.collect()
+    answer(conversation, "e")
+    assert contents(conversation.messages) == ["a b c d", "0: a ", "e", "0: e"]
+    assert conversation.transcript().cut_short == ((1, "cancelled"),)
+
+
+@pytest.mark.parametrize("take_back", [Conversation.undo, Conversation.clear])
+def test_a_message_may_be_taken_back_while_it_is_answered(take_back: Callable[[Conversation], Any]) -> None:
+    conversation, _ = talk()
+    answer(conversation, "a")
+    reply = conversation.stream("b c d")
+    next(reply)
+    take_back(conversation)
+    kept = conversation.messages
+    assert [*reply]
+    assert conversation.messages == kept
+    assert answer(conversation, "e") == "0: e"
+    assert contents(conversation.messages)[-2:] == ["e", "0: e"]
 
 
 def test_an_answer_that_is_made_is_in_the_transcript_as_if_it_were_cancelled() -> None:
@@ -233,3 +301,45 @@ def test_context_ends_an_answer_and_the_next_message_makes_room(engine: Engine) 
     assert num_dropped[0] == 0
     assert num_dropped[-1] > 0
     assert conversation.engine.context_length == tiny.CONTEXT
+
+
+class LoopEngine(WordEngine):
+    """Repeats twenty words for ever."""
+
+    model_sampling = SamplingParams(temperature=0.2, top_p=0.9)
+
+    def stream(self, messages: Sequence[Message], *, sampling: SamplingParams, **limits: Any) -> AnswerStream:
+        ticket = Ticket(lambda: None)
+        return AnswerStream(self._endless(ticket), RequestQueue(), ticket)
+
+    def _endless(self, ticket: Ticket) -> Generator[Chunk, None, None]:
+        for i in range(5000):
+            if ticket.is_cancelled:
+                break
+            yield Chunk(text=f"w{i % 20} ", token_ids=(i % 20,))
+        yield Chunk(text="", token_ids=(), finish_reason="cancelled" if ticket.is_cancelled else "length")
+
+
+def test_a_loop_ends_with_a_reason_of_its_own_where_that_is_asked_for() -> None:
+    conversation = Conversation(LoopEngine(), ends_loops=True)  # type: ignore[arg-type]
+    reply = conversation.stream("go")
+    assert [*reply][-1].finish_reason == "loop"
+    assert reply.last is not None
+    assert reply.last.finish_reason == "loop"
+    assert conversation.transcript().cut_short == ((1, "loop"),)
+    assert [*Conversation(LoopEngine()).stream("go")][-1].finish_reason == "length"  # type: ignore[arg-type]
+
+
+def test_the_sampling_is_the_models_unless_stated_and_goes_with_the_conversation(tmp_path: Path) -> None:
+    engine: Any = LoopEngine()
+    assert Conversation(engine).sampling == LoopEngine.model_sampling
+    warm = SamplingParams(temperature=0.7, seed=3)
+    conversation = Conversation(engine, sampling=warm)
+    answer(conversation, "go")
+    conversation.save(tmp_path / "talk")
+    assert Conversation.load(engine, tmp_path / "talk").sampling == warm
+    assert Conversation.load(engine, tmp_path / "talk", sampling=SamplingParams()).sampling == SamplingParams()
+    damaged = (tmp_path / "talk").read_text().replace('"temperature": 0.7', '"temperature": -1')
+    (tmp_path / "talk").write_text(damaged)
+    with pytest.raises(UsageError, match="sampling that makes no sense"):
+        Conversation.load(engine, tmp_path / "talk")

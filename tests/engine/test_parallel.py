@@ -203,7 +203,7 @@ def test_a_conversation_finds_its_text_again_after_answers_at_once(tiny_model: P
         all_at_once(engine, [0, 1, 2, 3])
         caches = engine._shared.caches
         first = engine.generate("an other one " * 9, max_tokens=8)
-        held = [len(text) for text in caches._texts]
+        held = [len(slot.text) for slot in caches._slots]
         fed = sum(decoder.num_fed for decoder in caches._decoders)
         again = engine.generate("an other one " * 9, max_tokens=8)
         assert again.token_ids == first.token_ids
@@ -252,9 +252,9 @@ def test_closing_frees_all_caches(tiny_model: Path) -> None:
 def test_caches_that_no_answer_has_are_emptied_where_memory_is_short(tiny_model: Path) -> None:
     with open_joined(tiny_model, drafter="none") as engine:
         all_at_once(engine, [1, 3])
-        held = [number for number, text in enumerate(engine._shared.caches._texts) if len(text) and number]
+        held = [number for number, slot in enumerate(engine._shared.caches._slots) if len(slot.text) and number]
         assert engine._pool.relieve() == bool(held)
-        assert not any(len(text) for text in engine._shared.caches._texts[1:])
+        assert not any(len(slot.text) for slot in engine._shared.caches._slots[1:])
         assert not engine._pool.relieve()
 
 

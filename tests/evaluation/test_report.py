@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -11,12 +12,14 @@ import pytest
 
 from edgespec import SamplingParams, UsageError, load
 from edgespec.cli.main import main
+from edgespec.drafters.timeline import Interval
 from edgespec.evaluation.benchmark import measure
 from edgespec.evaluation.charts import Bar, Point, Range, grouped_bars, lanes, pass_costs, position_bars, ranges
 from edgespec.evaluation.document import LARGEST_FIGURE, read_document
 from edgespec.evaluation.page import page
 from edgespec.evaluation.prompts import BenchPrompt
 from edgespec.evaluation.results import build_document
+from edgespec.evaluation.sample import AnsweredTurn, choose_sample
 from edgespec.evaluation.table import table
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
@@ -342,3 +345,38 @@ def test_model_and_report_exclude_each_other(tmp_path: Path) -> None:
     assert main(["bench", "--report", str(tmp_path / "x"), "--json"]) == 2
     assert main(["bench"]) == 2
     assert main(["bench", "model", "--report", str(tmp_path / "x")]) == 2
+
+
+def test_a_sample_is_one_whose_gain_its_passes_explain() -> None:
+    def turn(ratio: float, per_pass: float) -> Any:
+        record = {
+            "category": f"{ratio} {per_pass}",
+            "plain": {"decoded": 100, "decode_s": ratio},
+            "speculative": {"decoded": 100, "decode_s": 1.0},
+        }
+        stats = SimpleNamespace(passes=1 + round(100 / per_pass))
+        timeline = [Interval("target", "verify", 0.0, 1.0, 1)]
+        answer = SimpleNamespace(
+            completion=SimpleNamespace(text="", timeline=timeline, stats=stats), num_decoded=100
+        )
+        return AnsweredTurn(record, "", answer, answer)  # type: ignore[arg-type]
+
+    noisy, modest, most = turn(1.65, 1.02), turn(1.1, 1.5), turn(2.1, 2.5)
+    chosen = choose_sample([noisy, modest, most])
+    assert chosen is not None
+    assert chosen["category"] == "2.1 2.5"
+    assert choose_sample([noisy]) is not None
+
+
+def test_the_page_explains_its_figures(document: dict[str, Any]) -> None:
+    text = " ".join(Page(page(document)).texts)
+    num_prompts = document["categories"]["a"]["prompts"]
+    assert f"a ({num_prompts} prompt" in text
+    for words in (
+        "tokens/s",
+        "time of a pass, in passes of one token",
+        "share of the passes",
+        "One answer, timed once",
+    ):
+        assert words in text
+    assert "half of the answers, those in the middle" in text

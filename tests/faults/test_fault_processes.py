@@ -144,14 +144,14 @@ def test_a_signal_ends_the_command_with_its_code(
         process.send_signal(getattr(signal, number))
         started = time.monotonic()
         try:
-            _, error = process.communicate(timeout=30)
+            _, error = process.communicate(timeout=120)
         finally:
             process.kill()
     # Before the command is there, other signals than Ctrl-C end Python itself.
     assert process.returncode in ((code, 128 - code) if moment == "import" else (code,))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
     assert b"Traceback" not in error
-    _, alive = psutil.wait_procs(inner, timeout=5)
+    _, alive = psutil.wait_procs(inner, timeout=60)
     assert alive == []
 
 

@@ -94,13 +94,13 @@ def test_a_long_pause_is_made_up_for_once() -> None:
 
 
 def test_a_pass_that_runs_can_be_interrupted() -> None:
-    decoder = PacedDecoder(TableDecoder(9, seed=1), lambda num_fed, num_rows: 10.0)
+    decoder = PacedDecoder(TableDecoder(9, seed=1), lambda num_fed, num_rows: 120.0)
     decoder.interrupt()  # none runs
     Timer(0.05, decoder.interrupt).start()
     started = perf_counter()
     with pytest.raises(EdgeSpecError, match="interrupted"):
         decoder.logits(TEXT, 1)
-    assert perf_counter() - started < 1.0
+    assert perf_counter() - started < 60
 
 
 def test_real_passes_take_their_time() -> None:

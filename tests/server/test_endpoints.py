@@ -119,7 +119,7 @@ def test_messages_may_have_parts_and_a_developer(served: Served) -> None:
 def test_fields_that_are_unknown_or_mean_nothing_here_change_nothing(served: Served) -> None:
     more = {
         "user": "u", "store": True, "metadata": {"a": "b"}, "parallel_tool_calls": True, "modalities": ["text"],
-        "audio": {"voice": "x"}, "tools": [{"type": "function"}], "tool_choice": "auto", "service_tier": "auto",
+        "audio": {"voice": "x"}, "tools": [], "tool_choice": "auto", "service_tier": "auto",
         "response_format": {"type": "text"}, "verbosity": "low", "no_such_field": [1, {"deep": None}],
     }  # fmt: skip
     assert served.chat(**more)["choices"] == served.chat()["choices"]

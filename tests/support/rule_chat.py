@@ -25,7 +25,7 @@ class _Tokenizer:
     """Makes a token of each piece of the answers, in order."""
 
     def __init__(self) -> None:
-        self.pieces: list[str] = []
+        self.pieces: list[str] = []  # of the tokens, by their ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(self.pieces[token] for token in tokens)
@@ -38,6 +38,7 @@ class RuleEngine:
     """Answers the last message as a script has it; a message has a token for each word, and one more."""
 
     context_length = 10_000
+    model_sampling = None
 
     def __init__(self, script: dict[str, Sequence[str]], pause_s: float) -> None:
         self.manifest = SimpleNamespace(name="rule\x1b]0;evil\x07", context_length=self.context_length)
@@ -49,6 +50,9 @@ class RuleEngine:
 
     def count(self, messages: Sequence[Message]) -> int:
         return sum(1 + len(each.content.split()) for each in messages)
+
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        return tuple(range(len(text.split())))
 
     def stream(self, messages: Sequence[Message], *, sampling: SamplingParams, **limits: Any) -> AnswerStream:
         ticket = Ticket(lambda: None)
@@ -65,8 +69,9 @@ class RuleEngine:
                 time.sleep(0.005)
             if ticket.is_cancelled:
                 break
-            self.tokenizer.pieces.append(piece)
-            yield Chunk(text=piece, token_ids=(len(self.tokenizer.pieces) - 1,), origins=("suffix",))
+            if piece not in self.tokenizer.pieces:
+                self.tokenizer.pieces.append(piece)
+            yield Chunk(text=piece, token_ids=(self.tokenizer.pieces.index(piece),), origins=("suffix",))
         stats = Tally().stats(drafter="none", draft_length="auto", target_device="cpu", drafter_device=None)
         reason = "cancelled" if ticket.is_cancelled else "stop"
         yield Chunk(text="", token_ids=(), finish_reason=reason, stats=stats)
@@ -76,7 +81,7 @@ def main() -> int:
     script = json.loads(Path(sys.argv[1]).read_text())
     engine: Any = RuleEngine(script["answers"], script.get("pause_s", 0.0))
     session = ChatSession(
-        conversation=Conversation(engine),
+        conversation=Conversation(engine, ends_loops=True),
         model="rule",
         drafter="none",
         open_engine=lambda model, drafter: engine,

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pexpect
+import psutil
 import pyte
 
 COLUMNS, ROWS = 80, 30
-_WAIT_S = 60
+_WAIT_S, _MOST_BUSY = 120, 10.0
 UP, ALT_ENTER, CTRL_C, CTRL_D, CTRL_J = "\x1b[A", "\x1b\r", "\x03", "\x04", "\n"
 
 
@@ -40,6 +41,7 @@ class Terminal:
         self._display = pyte.Screen(COLUMNS, ROWS)
         self._stream = pyte.Stream(self._display)
         self.written = ""
+        self.tells_cursor = True  # where it is, when asked for it
         self.position = 0  # in what was written, behind the last text that was waited for
 
     def type(self, text: str) -> None:
@@ -67,8 +69,8 @@ class Terminal:
         return self.position
 
     def ready(self, *, after: int | None = None) -> int:
-        """Read until it asks for input (and has asked the terminal to bracket pasted text)."""
-        return self.wait_for("\x1b[?2004h", after=after)
+        """Read until it asks for input: where the cursor is, and that pasted text be bracketed."""
+        return self.wait_for("\x1b[6n\x1b[?2004h", after=after)
 
     def ask(self, text: str, expected: str = "") -> None:
         """Enter a line, wait for its answer, and for the next prompt."""
@@ -81,7 +83,8 @@ class Terminal:
         assert self.exit_code() == 0
 
     def settle(self, quiet_s: float = 0.3) -> str:
-        """Read until nothing more is written; return the screen."""
+        """Read until nothing more is written, for longer where the machine is busy; return the screen."""
+        quiet_s *= min(max(1.0, psutil.getloadavg()[0] / (os.cpu_count() or 1)), _MOST_BUSY)
         before = -1
         while before != len(self.written):
             before = len(self.written)
@@ -109,6 +112,6 @@ class Terminal:
             return False
         self.written += piece
         self._stream.feed(piece)
-        if "\x1b[6n" in piece:  # it asks where the cursor is
+        if "\x1b[6n" in piece and self.tells_cursor:
             self.type(f"\x1b[{self._display.cursor.y + 1};{self._display.cursor.x + 1}R")
         return True

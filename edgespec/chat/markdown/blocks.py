@@ -51,6 +51,11 @@ class MarkdownStream:
         self._return = ""
         self._is_blank_due = self._has_begun = False
 
+    @property
+    def num_held_rows(self) -> int:
+        """Rows of a table that is not complete, so that nothing of it is shown yet."""
+        return len(self._rows)
+
     def push(self, text: str) -> list[Piece]:
         text = self._return + text
         self._return = "\r" if text.endswith("\r") else ""  # half a line break, perhaps

@@ -1,0 +1,180 @@
+"""Files whose text goes to the model with a message: read or refused, and put into the message."""
+
+import re
+import shlex
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from edgespec.config.byte_size import format_bytes
+from edgespec.errors import UsageError
+from edgespec.system.printable import one_line
+
+MAX_TEXT_BYTES = 1 << 20  # about 250,000 tokens, which take 2 s to count
+MAX_PDF_BYTES = 64 << 20
+_PDF = b"%PDF-"
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_HEAD = re.compile(r"File: ([^\n]+)\n(`{3,})[^`\n]*\n")
+_MIN_FENCE = 3
+# What a fence is called where that is not the end of the file's name.
+_LANGUAGES = {
+    "py": "python",
+    "js": "javascript",
+    "ts": "typescript",
+    "rs": "rust",
+    "rb": "ruby",
+    "sh": "bash",
+    "yml": "yaml",
+    "md": "markdown",
+    "h": "c",
+    "hpp": "cpp",
+    "cc": "cpp",
+    "cs": "csharp",
+    "pdf": "text",
+    "txt": "text",
+    "log": "text",
+}
+_IS_LANGUAGE = re.compile(r"[a-z0-9+#]{1,12}").fullmatch
+
+
+class Attachment(NamedTuple):
+    """The text of a file, and what the model is told as its name."""
+
+    name: str
+    text: str
+
+
+def join_message(files: Sequence[Attachment], text: str) -> str:
+    """A message with the text of files before it, each with its name and in a fence that its text cannot end.
+
+    Example: File: a.py, a line with ```python, the text, a line with ```, an empty line, and then the message.
+    """
+    return "".join(_fenced(file) for file in files) + text
+
+
+def split_message(message: str) -> tuple[tuple[Attachment, ...], str]:
+    """The files that join_message put before a message, and the message."""
+    files = []
+    while head := _HEAD.match(message):
+        end = f"\n{head[2]}\n\n"
+        at = message.find(end, head.end() - 1)  # the text may be empty
+        if at < 0:
+            break
+        files.append(Attachment(head[1], message[head.end() : max(at, head.end())]))
+        message = message[at + len(end) :]
+    return tuple(files), message
+
+
+def brief_message(message: str) -> str:
+    """A message as its user wrote it, behind the names of its files: [notes.md, 12 lines] What is new?"""
+    files, text = split_message(message)
+    named = (f"[{file.name}, {_num_lines(file.text)}] " for file in files)
+    return "".join(named) + text
+
+
+def _num_lines(text: str) -> str:
+    num = text.count("\n") + 1
+    return f"{num} line{'s' if num > 1 else ''}"
+
+
+def _fenced(file: Attachment) -> str:
+    fence = "`" * max(_MIN_FENCE, 1 + max(map(len, re.findall("`+", file.text)), default=0))
+    ending = Path(file.name).suffix.lower().removeprefix(".")
+    language = _LANGUAGES.get(ending, ending if _IS_LANGUAGE(ending) else "text")
+    text = f"{file.text}\n" if file.text else ""
+    return f"File: {file.name}\n{fence}{language}\n{text}{fence}\n\n"
+
+
+def find_paths(argument: str) -> list[Path]:
+    """The files that a user named: one whose name may have spaces, or several, quoted as in a shell.
+
+    Raises UsageError: one of them is missing.
+    """
+    if _exists(path := _expand(argument)):
+        return [path]
+    try:
+        words = shlex.split(argument)
+    except ValueError:  # a quote that is not closed
+        words = [argument]
+    paths = [_expand(word) for word in words]
+    for path in paths:
+        if not _exists(path):
+            raise UsageError(f"there is no file {one_line(str(path), 200)}; nothing was attached")
+    return paths
+
+
+def _expand(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{one_line(name, 200)}: {error}") from None
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that is too long, or has a NUL
+        return False
+
+
+def read_attachment(path: Path) -> Attachment:
+    """Read a file of text, or the text of a PDF. Line ends become those of Unix.
+
+    Raises UsageError: it is missing, no file, too large, binary or empty, its encoding is unknown, or it may not
+    be read; EdgeSpecError: the library that reads PDFs is missing.
+    """
+    shown = one_line(str(path), 200)
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise UsageError(f"{shown} is a folder; attach the files in it that you need")
+        if not stat.S_ISREG(status.st_mode):
+            raise UsageError(f"{shown} is no regular file but a pipe or a device; save its text and attach that")
+        with path.open("rb") as file:
+            start = file.read(len(_PDF))
+            most = MAX_PDF_BYTES if start == _PDF else MAX_TEXT_BYTES
+            data = start + file.read(most + 1 - len(start))
+    except FileNotFoundError:
+        raise UsageError(f"there is no file {shown}") from None
+    except (OSError, ValueError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise UsageError(f"cannot read {shown}: {reason}") from None
+    if len(data) > most:
+        size = max(status.st_size, len(data))
+        raise UsageError(
+            f"{shown} has {format_bytes(size)}; at most {format_bytes(most)} can be attached: take a part of it"
+        )
+    if start == _PDF:
+        from edgespec.chat.pdf_text import read_pdf
+
+        text = read_pdf(data, shown, MAX_TEXT_BYTES)
+    else:
+        text = _decode(data, shown)
+    text = text.replace("\r\n", "\n").strip("\n")
+    if not text.strip():
+        raise UsageError(f"{shown} is empty; there is nothing to attach")
+    return Attachment(_name_of(path), text)
+
+
+def _name_of(path: Path) -> str:
+    """A relative path as it is, else the name alone: the model need not know the user's folders."""
+    is_inside = not path.is_absolute() and ".." not in path.parts
+    return one_line(path.as_posix() if is_inside else path.name, 200)
+
+
+def _decode(data: bytes, shown: str) -> str:
+    if data.startswith(_UTF16):
+        encoding = "utf-16"
+    elif b"\0" in data:
+        raise UsageError(f"{shown} is binary, not text; text, code, Markdown, CSV and PDF can be attached")
+    else:
+        encoding = "utf-8-sig"
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        near = f"the byte 0x{data[error.start]:02x} at {error.start}" if error.start < len(data) else "its end"
+        raise UsageError(
+            f"{shown} is no text in UTF-8 ({near} is not); save it as UTF-8, for example with: "
+            "iconv -f WINDOWS-1252 -t UTF-8"
+        ) from None

@@ -1,0 +1,170 @@
+"""A line below the text that is being written to a terminal, taken away before more text and at the end.
+
+The text is written as it would be without the line. Nothing above the cursor is touched, so a window may change
+its size at any time: all that is below the cursor is erased with the line.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from io import TextIOBase
+from time import monotonic
+from typing import TextIO, cast
+
+from rich.cells import cell_len
+
+from edgespec.chat.live_figures import LiveFigures
+from edgespec.chat.plain import is_plain
+from edgespec.chat.session import ChatSession
+from edgespec.engine.answers import Chunk
+from edgespec.errors import UsageError
+from edgespec.system.clock import Clock
+from edgespec.system.printable import one_line
+
+_MIN_COLUMNS, _MIN_ROWS = 20, 4
+_RENEW_S = 0.25  # more often than this nobody can read it
+_TAB = 8
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+# Terminals that know this draw all in between at once; others ignore it.
+_BEGIN_UPDATE, _END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"
+_ERASE_BELOW = "\x1b[J"
+# One row down, in the same column and scrolling if need be, and up again: there is a row below now.
+_MAKE_ROOM = "\x1bD\x1b[A"
+_SAVE_CURSOR, _RESTORE_CURSOR = "\x1b7", "\x1b8"
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+class LiveLine(TextIOBase):
+    """A stream to a terminal with a line below its text, drawn again after each flush."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        format_line: Callable[[int], str],
+        size: Callable[[], os.terminal_size],
+        clock: Clock = monotonic,
+    ) -> None:
+        """format_line gets the columns that the line may have."""
+        self._stream, self._format, self._size, self._clock = stream, format_line, size, clock
+        self._line, self._columns, self._due_s = "", 0, 0.0
+        self._is_shown = self._is_updating = self._is_over = False
+        self._column = 0  # of the cursor, in a line that no window breaks
+        self._is_ascii = True  # that line, so that it is known where a window breaks it
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self._erase()
+        self._follow(text)
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        if not self._is_over:
+            self._draw()
+        self._stream.flush()
+
+    def renew(self) -> None:
+        """Draw the line again if it is due and no text has done so."""
+        if self._is_shown and self._clock() >= self._due_s:
+            self._erase()
+            self.flush()
+
+    def take_away(self) -> None:
+        """Erase the line for good."""
+        self._erase()
+        self._is_over = True
+        self._end_update()
+        self._stream.flush()
+
+    def _erase(self) -> None:
+        if self._is_shown:
+            self._begin_update()
+            self._stream.write(_ERASE_BELOW)
+            self._is_shown = False
+
+    def _draw(self) -> None:
+        columns, rows = self._size()
+        # In the last column a terminal waits with the break for the next character, and forgets that if moved.
+        is_at_edge = self._column >= columns and (not self._is_ascii or self._column % columns == 0)
+        if columns >= _MIN_COLUMNS and rows >= _MIN_ROWS and not is_at_edge and not self._is_shown:
+            self._format_line(columns)
+            self._begin_update()
+            self._stream.write(f"{_MAKE_ROOM}{_SAVE_CURSOR}\x1b[B\r{_DIM}{self._line}{_PLAIN}{_RESTORE_CURSOR}")
+            self._is_shown = True
+        self._end_update()
+
+    def _format_line(self, columns: int) -> None:
+        now_s = self._clock()
+        if now_s >= self._due_s or columns != self._columns:
+            self._line, self._columns, self._due_s = self._format(columns - 1), columns, now_s + _RENEW_S
+
+    def _begin_update(self) -> None:
+        if not self._is_updating:
+            self._stream.write(_BEGIN_UPDATE)
+            self._is_updating = True
+
+    def _end_update(self) -> None:
+        if self._is_updating:
+            self._stream.write(_END_UPDATE)
+            self._is_updating = False
+
+    def _follow(self, text: str) -> None:
+        *before, last = _CONTROL.sub("", text).replace("\r", "\n").split("\n")
+        column = 0 if before else self._column
+        self._is_ascii = (self._is_ascii or bool(before)) and last.isascii() and "\t" not in last
+        for i, part in enumerate(last.split("\t")):
+            if i:
+                column += _TAB - column % _TAB
+            column += cell_len(part)
+        self._column = column
+
+
+class Watched:
+    """An answer to be shown: where its text is written, and its chunks, whose figures are shown meanwhile."""
+
+    def __init__(self, stream: TextIO, line: LiveLine | None = None, figures: LiveFigures | None = None) -> None:
+        self.stream, self._line, self._figures = stream, line, figures
+
+    def watch(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        for chunk in chunks:
+            if self._figures and self._line:
+                self._figures.add(chunk)
+                yield chunk
+                self._line.renew()
+            else:
+                yield chunk
+
+
+@contextmanager
+def live_line(session: ChatSession, stream: TextIO) -> Iterator[Watched]:
+    """Show live figures below an answer if the chat is to, and the stream is a terminal that can erase them."""
+    if not session.shows_figures or is_plain(stream) or not stream.isatty() or sys.platform == "win32":
+        yield Watched(stream)
+        return
+    figures = LiveFigures(session.engine.device_names)
+    line = LiveLine(stream, figures.format_line, lambda: os.get_terminal_size(stream.fileno()))
+    try:
+        yield Watched(cast(TextIO, line), line, figures)
+    finally:
+        line.take_away()
+
+
+def switch_figures(session: ChatSession, argument: str) -> str:
+    """Show live figures from the next answer on, or no longer; return a line that says so."""
+    if argument not in ("on", "off"):
+        raise UsageError(f"/stats takes on, off or nothing, not '{one_line(argument, 40)}'")
+    session.shows_figures = argument == "on"
+    return "figures are shown below the next answers" if session.shows_figures else "no figures below answers"

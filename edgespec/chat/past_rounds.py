@@ -1,0 +1,57 @@
+"""Shows messages and answers of before, as they were when they were typed and made, on stderr."""
+
+import sys
+from collections.abc import Callable, Sequence
+
+from edgespec.chat.attachments import brief_message
+from edgespec.chat.plain import PlainPrinter, Printer, is_plain
+from edgespec.engine.answers import Chunk
+from edgespec.engine.conversation import Round
+from edgespec.system.printable import printable
+
+_NUM_LAST, _MAX_LINES = 2, 24  # what a chat that goes on begins with: rounds, and lines of each answer
+
+
+def show_last(rounds: Sequence[Round], info: Callable[[str], None]) -> None:
+    """Show the last two rounds; of a long answer its end, and the line that tells how to see the rest."""
+    last = rounds[-_NUM_LAST:]
+    short = [each._replace(answer=each.answer and last_lines(each.answer, _MAX_LINES)) for each in last]
+    if len(rounds) > len(last) or short != [*last]:
+        info("(earlier text: /history)")
+    show_rounds(short, info)
+
+
+def show_rounds(rounds: Sequence[Round], info: Callable[[str], None]) -> None:
+    for each in rounds:
+        _show_message(brief_message(each.user))
+        if each.answer is None:
+            info("(no answer)")
+            continue
+        printer = _printer()
+        printer.push(Chunk(text=each.answer, token_ids=()))
+        printer.end()
+
+
+def last_lines(text: str, num: int) -> str:
+    """The last lines of a Markdown text, behind "…" where some are missing; a block of code stays one."""
+    lines = text.split("\n")
+    if len(lines) <= num:
+        return text
+    missing, kept = lines[:-num], lines[-num:]
+    is_code = sum(line.lstrip().startswith("```") for line in missing) % 2
+    return "\n".join(["…", "", *(["```"] if is_code else []), *kept])
+
+
+def _show_message(text: str) -> None:
+    shown = "\n".join(f"> {line}" if i == 0 else f"  {line}" for i, line in enumerate(text.split("\n")))
+    bold, end = ("", "") if is_plain(sys.stderr) else ("\x1b[1m", "\x1b[0m")
+    sys.stderr.write(f"\n{bold}{printable(shown)}{end}\n\n")
+    sys.stderr.flush()
+
+
+def _printer() -> Printer:
+    if is_plain(sys.stderr):
+        return PlainPrinter(sys.stderr)
+    from edgespec.chat.printer import MarkdownPrinter, console_of
+
+    return MarkdownPrinter(console_of(sys.stderr))

@@ -1,0 +1,44 @@
+"""Whether a text has run into a loop: its last tokens are one span, again and again. Knows nothing of text."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_LONGEST_SPAN = 256
+# Rows of a table, zeros of an array and lines of a drawing repeat too, but consist of few different tokens, unlike
+# sentences. For so many distinct tokens of a span, or more: how often it comes in a loop, and in how many tokens.
+_LIMITS = ((12, 8, 192), (4, 24, 384), (1, 48, 768))
+
+
+class Repetition(NamedTuple):
+    """A span of span_length tokens that ends a text num_times in a row."""
+
+    span_length: int
+    num_times: int
+
+
+def find_loop(tokens: Sequence[int]) -> Repetition | None:
+    """The loop that the tokens end with; None where they end with none.
+
+    Exact repetition alone counts: a list whose numbers rise, or a refrain between other verses, is no loop.
+    """
+    for span_length in range(1, min(_LONGEST_SPAN, len(tokens) // 2) + 1):
+        if tokens[-1] != tokens[-1 - span_length]:
+            continue
+        num_distinct = len({*tokens[-span_length:]})
+        num_times, num_tokens = next((times, num) for least, times, num in _LIMITS if num_distinct >= least)
+        wanted = max(num_times * span_length, num_tokens)
+        if len(tokens) >= wanted and _repeats(tokens, span_length, wanted):
+            return Repetition(span_length, _num_times(tokens, span_length))
+    return None
+
+
+def _repeats(tokens: Sequence[int], span_length: int, num_tokens: int) -> bool:
+    tail = tokens[-num_tokens:]
+    return tail[span_length:] == tail[:-span_length]
+
+
+def _num_times(tokens: Sequence[int], span_length: int) -> int:
+    span, num_times = tokens[-span_length:], 0
+    while tokens[len(tokens) - (num_times + 1) * span_length : len(tokens) - num_times * span_length] == span:
+        num_times += 1
+    return num_times

@@ -1,0 +1,47 @@
+"""What the tools of an answer ask of its grammar and of its reader."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from edgespec.engine.request import CallReading
+from edgespec.errors import UsageError
+from edgespec.tools.formats import CallFormat
+from edgespec.tools.tool_use import ToolUse
+
+
+def call_reading(use: ToolUse, format: CallFormat, *, whole: bool) -> CallReading:
+    """How the calls of an answer are found; whole: given once they are whole."""
+    if use.is_ensured:
+        from edgespec.grammar.call_grammar import constrained_format
+
+        format = constrained_format(format)
+    return CallReading(use, format, whole)
+
+
+def format_with_calls(
+    calls: CallReading, response_format: Mapping[str, Any] | None, special: Mapping[str, int]
+) -> Mapping[str, Any] | None:
+    """What an answer has to match that may have calls, or else has to match a response_format.
+
+    Args:
+        special: Special tokens by their spelling.
+
+    Raises UsageError: The format is one that no grammar of calls can hold.
+    """
+    if not (calls.use.is_ensured or response_format):
+        return None
+    from edgespec.grammar.call_grammar import call_grammar, constrained_format
+    from edgespec.grammar.response_format import read_format
+
+    wanted = read_format(response_format)
+    if wanted is None and not calls.use.is_ensured:
+        return None
+    if wanted is not None and wanted.kind != "json_schema":
+        raise UsageError(
+            f"tools are given with a response_format of the type {wanted.kind}; leave one of them out, or give a "
+            "JSON schema"
+        )
+    schema = None if wanted is None else json.loads(wanted.source)
+    grammar = call_grammar(calls.use, constrained_format(calls.format), special, schema)
+    return {"type": "grammar", "grammar": grammar}

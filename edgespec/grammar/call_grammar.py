@@ -1,0 +1,210 @@
+"""The grammar of answers that call tools, from the declaration of a family's format.
+
+In the Lark dialect of llguidance, in which <[7]> is the token 7 and %json a value of a schema.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from edgespec.errors import UsageError
+from edgespec.grammar.schema import prepare_schema
+from edgespec.tools.formats import CallFormat, JsonBody, NamedBody, TagBody
+from edgespec.tools.tool import Tool
+from edgespec.tools.tool_use import ToolUse
+
+_ANY_TEXT = "(?s:.*)"
+# The white space that templates put into JSON, from which models learned it, and no other.
+_SPACED: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Any white space that is not too much.
+_JSON_GAP = r"\s{0,9}"
+_SPACED_FREELY = {"whitespace_pattern": r"[ \t\n]{0,20}"}
+
+
+def constrained_format(format: CallFormat) -> CallFormat:
+    """The format of calls that a grammar lets through: as templates write them, or without a frame."""
+    return replace(format, frames=format.frames[:1])
+
+
+def call_grammar(
+    use: ToolUse, format: CallFormat, special: Mapping[str, int], text_schema: Mapping[str, Any] | None = None
+) -> str:
+    """A grammar of answers that call tools of use, or may, as their choice has it.
+
+    Args:
+        special: Special tokens by their spelling.
+        text_schema: What an answer without calls has to match; None for any text, also before calls.
+
+    Raises UsageError: There is no grammar for the format.
+    """
+    return _Writer(use, format, special).grammar(text_schema)
+
+
+class _Writer:
+    def __init__(self, use: ToolUse, format: CallFormat, special: Mapping[str, int]) -> None:
+        self._use, self._format = use, format
+        self._chosen = [tool for tool in use.tools if use.choice in (tool.name, "auto", "required")]
+        self._special = dict(special)
+        names = sorted(special, key=len, reverse=True)
+        self._cut = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
+
+    def grammar(self, text_schema: Mapping[str, Any] | None) -> str:
+        chosen = self._chosen
+        rules = ["tool: " + " | ".join(f"tool_{i}" for i in range(len(chosen)))]
+        for i, tool in enumerate(chosen):
+            rules += self._tool_rules(f"tool_{i}", tool)
+        opening = self._format.outer[0] + self._format.frames[0][0]
+        if self._format.is_open:  # the prompt has it
+            rules.append(f"calls: {self._calls('')}")
+            return "\n".join([*self._start_behind(opening, text_schema), *rules, ""])
+        rules.append(f"calls: {self._calls(opening)}")
+        trigger = opening.strip()
+        if trigger and self._literal(trigger)[0] != "<":
+            rules.append(f"rest: {self._calls(opening[len(trigger) :])}")
+        return "\n".join([*self._start(trigger, text_schema), *rules, ""])
+
+    def _calls(self, opening: str) -> str:
+        """One call, or several, behind what opens the first."""
+        begin, end = self._format.frames[0]
+        body, behind = self._format.body, self._literal(self._format.outer[1])
+        if isinstance(body, JsonBody) and body.is_list:
+            several = '(", " tool)*' if self._use.is_parallel else ""
+            return _join(self._literal(opening + "["), "tool", several, self._literal("]" + end), behind)
+        more = _join(self._literal(self._format.joint + begin), "tool", self._literal(end))
+        several = f"({more})*" if self._use.is_parallel else ""
+        return _join(self._literal(opening), "tool", self._literal(end), several, behind)
+
+    def _start(self, trigger: str, text_schema: Mapping[str, Any] | None) -> list[str]:
+        """What the answer is: calls, or text, or text before calls."""
+        if self._use.choice != "auto":
+            return ["start: calls"]
+        if text_schema is not None:
+            return ["start: calls | text", f"text: {_json(text_schema)}"]
+        if not trigger:  # calls stand alone, as JSON
+            return ["start: calls | TEXT?", rf"TEXT: /[^{{\[\s]{_ANY_TEXT}/"]
+        bare, text = "", ""
+        rules = []
+        if isinstance(self._format.body, JsonBody) and self._format.is_bare:
+            bare, text = " | bare", f" & ~/{self._bare_head(self._chosen)}{_ANY_TEXT}/"
+            rules = self._bare_rules(self._format.body)
+        if self._literal(trigger)[0] == "<":  # a token, which no text holds
+            return [f"start: TEXT? calls{bare} | TEXT?", f"TEXT: /(?s:.+)/{text}", *rules]
+        return [
+            f"start: before rest{bare} | TEXT?",
+            f"before[lazy]: /{_ANY_TEXT}{_escape(trigger)}/{text}",
+            f"TEXT: {_without(trigger)}{text}",
+            *rules,
+        ]
+
+    def _bare_rules(self, body: JsonBody) -> list[str]:
+        """A call without its frame, which some models write in its place: with any white space, perhaps fenced."""
+        end = r"/\s{0,9}\}\s{0,9}\]?\s{0,9}(```)?\s{0,9}/"
+        rules = ["bare: " + " | ".join(f"bare_{i}" for i in range(len(self._chosen)))]
+        for i, tool in enumerate(self._chosen):
+            given = _JSON_GAP.join(["", ",", f'"{body.arguments[0]}"', ":", ""])
+            head = f"/{self._bare_head([tool])}{given}/"
+            rules.append(f"bare_{i}: {head} {_json(_closed(tool.parameters), _SPACED_FREELY)} {end}")
+        return rules
+
+    def _bare_head(self, tools: Sequence[Tool]) -> str:
+        """What a call without a frame begins with, as a regular expression."""
+        assert isinstance(self._format.body, JsonBody)
+        key = self._format.body.names[0]
+        names = "|".join(tool.name for tool in tools)
+        opening = _JSON_GAP.join(["", "(```(json)?)?", r"\[?", r"\{", f'"{key}"', ":", ""])
+        return f'{opening}"({names})"'
+
+    def _start_behind(self, opening: str, text_schema: Mapping[str, Any] | None) -> list[str]:
+        """The same where the prompt ends in what opens a call, or a text under a name of its own."""
+        if self._use.choice != "auto":
+            return ["start: calls"]
+        assert isinstance(self._format.body, NamedBody)
+        name = self._literal(f"{self._format.body.text_name}\n")
+        if text_schema is not None:
+            return ["start: calls | text", f"text: {name} {_json(text_schema)}"]
+        before = f"before[lazy]: /{_ANY_TEXT}{_escape(opening)}/"
+        return [f"start: calls | {name} before calls | {name} TEXT?", before, f"TEXT: {_without(opening)}"]
+
+    def _tool_rules(self, rule: str, tool: Tool) -> list[str]:
+        body = self._format.body
+        arguments = f"{rule}_arguments"
+        stated = [f"{arguments}: {_json(_closed(tool.parameters))}"]
+        match body:
+            case JsonBody(is_keyed=True):
+                parts = [self._literal(f'{{"{tool.name}": '), arguments, self._literal("}")]
+            case JsonBody():
+                name, given = body.names[0], body.arguments[0]
+                begin = f'{{"{name}": "{tool.name}", "{given}": '
+                parts = [self._literal(begin), arguments, self._literal("}")]
+            case NamedBody():
+                before = body.before[0] if body.before else ""
+                parts = [self._literal(before + tool.name + body.between[0]), arguments, self._literal(body.after)]
+            case TagBody():
+                return self._tag_rules(rule, tool, body)
+            case _:
+                raise UsageError(
+                    f"tool_choice and strict need a grammar, and there is none for calls of the form "
+                    f"'{self._format.name}'; say auto, and leave strict out"
+                )
+        return [f"{rule}: {_join(*parts)}", *stated]
+
+    def _tag_rules(self, rule: str, tool: Tool, body: TagBody) -> list[str]:
+        """Arguments in the order of the schema, each between its tags."""
+        schema = _closed(tool.parameters)
+        required, parts, rules = schema.get("required", ()), [], []
+        for i, (key, inner) in enumerate(schema["properties"].items()):
+            begin = body.key + key + body.key_end + ("\n" + body.value if body.value else "") + body.space
+            value = f"{rule}_{i}"
+            kind = inner.get("type") if isinstance(inner, Mapping) else None
+            if kind == "string" and "enum" in inner:
+                end = self._literal(body.space + body.value_end)
+                words = " | ".join(self._literal(str(each)) for each in inner["enum"])
+                rules.append(f"{value}: ({words}) {end}")
+            elif kind == "string":
+                rules.append(f"{value}[lazy]: /{_ANY_TEXT}{_escape(body.space + body.value_end)}/")
+            else:
+                shared = {each: schema[each] for each in ("$defs", "definitions") if each in schema}
+                stated = {**shared, **inner} if isinstance(inner, Mapping) else {}
+                rules.append(f"{value}: {_json(stated)} {self._literal(body.space + body.value_end)}")
+            part = _join(self._literal(begin), value, self._literal("\n"))
+            parts.append(part if key in required else f"({part})?")
+        head = self._literal(body.begin + tool.name + body.name_end + "\n")
+        return [f"{rule}: {_join(head, *parts, self._literal(body.end))}", *rules]
+
+    def _literal(self, text: str) -> str:
+        """A text as it has to stand, with special tokens where it spells them."""
+        pieces = self._cut.split(text) if self._cut else [text]
+        return _join(
+            *(
+                f"<[{self._special[piece]}]>" if piece in self._special else json.dumps(piece, ensure_ascii=False)
+                for piece in pieces
+                if piece
+            )
+        )
+
+
+def _join(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
+
+
+def _json(schema: Mapping[str, Any], spaced: Mapping[str, Any] = _SPACED) -> str:
+    prepared = prepare_schema(dict(schema))
+    return "%json " + json.dumps({"x-guidance": spaced, **prepared}, ensure_ascii=False)
+
+
+def _closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema whose object has no other arguments than are stated, unless it says that it may."""
+    return {"additionalProperties": False, "type": "object", "properties": {}, **parameters}
+
+
+def _without(text: str) -> str:
+    """A terminal: any text in which another one does not occur."""
+    return f"/(?s:.+)/ & ~/{_ANY_TEXT}{_escape(text)}{_ANY_TEXT}/"
+
+
+def _escape(text: str) -> str:
+    """A text as a regular expression."""
+    special = ".+*?()|[]{}^$/\\"
+    return "".join("\\n" if each == "\n" else f"\\{each}" if each in special else each for each in text)

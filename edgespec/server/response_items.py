@@ -1,0 +1,103 @@
+"""The output of a response as it comes: a message, calls of tools, and the events that tell of them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from edgespec.server.identity import new_identity
+from edgespec.tools.call_events import CallArguments, CallEvent, CallStart
+from edgespec.tools.tool import ToolCall
+
+NamedEvent = tuple[str, dict[str, Any]]  # the type of an event and its fields
+
+
+class ResponseItems:
+    """Items in their order; the last one may be open."""
+
+    def __init__(self) -> None:
+        self.items: list[dict[str, Any]] = []
+        self._is_open = False
+
+    def add_text(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[NamedEvent]:
+        """Add to the message, which begins if none is open."""
+        if not self._is_message_open:
+            if not text:
+                return
+            yield from self.begin_message()
+        part = self._part
+        part["text"] += text
+        part["logprobs"] += logprobs
+        if text or logprobs:
+            yield "response.output_text.delta", {**self._place, "delta": text, "logprobs": logprobs}
+
+    def add_calls(self, events: Sequence[CallEvent]) -> Iterator[NamedEvent]:
+        for event in events:
+            if isinstance(event, CallStart):
+                yield from self.begin_call(ToolCall(id=event.id, name=event.name, arguments=""))
+            elif isinstance(event, CallArguments):
+                self.items[-1]["arguments"] += event.text
+                yield "response.function_call_arguments.delta", {**self._item_place, "delta": event.text}
+            else:
+                yield from self.close("completed")
+
+    def begin_message(self) -> Iterator[NamedEvent]:
+        item: dict[str, Any] = {
+            "type": "message",
+            "id": new_identity("msg_").id,
+            "role": "assistant",
+            "content": [],
+        }
+        yield from self._begin(item)
+        part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        yield "response.content_part.added", {**self._place, "part": dict(part)}
+        item["content"] = [part]
+
+    def begin_call(self, call: ToolCall) -> Iterator[NamedEvent]:
+        stated = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
+        yield from self._begin({"type": "function_call", "id": new_identity("fc_").id, **stated})
+
+    def close(self, status: str) -> Iterator[NamedEvent]:
+        """End the open item, if one is."""
+        if not self._is_open:
+            return
+        item, self._is_open = self.items[-1], False
+        item["status"] = status
+        if item["type"] == "message":
+            part = item["content"][0]
+            said = {"text": part["text"], "logprobs": part["logprobs"]}
+            yield "response.output_text.done", {**self._place, **said}
+            yield "response.content_part.done", {**self._place, "part": part}
+        else:
+            said = {"name": item["name"], "arguments": item["arguments"]}
+            yield "response.function_call_arguments.done", {**self._item_place, **said}
+        yield "response.output_item.done", {"output_index": len(self.items) - 1, "item": item}
+
+    def finish(self, status: str) -> Iterator[NamedEvent]:
+        """End the output; one without an item becomes an empty message."""
+        if not self.items:
+            yield from self.begin_message()
+        yield from self.close(status)
+        self.items[-1]["status"] = status
+
+    def _begin(self, item: dict[str, Any]) -> Iterator[NamedEvent]:
+        yield from self.close("completed")
+        item["status"] = "in_progress"
+        self.items.append(item)
+        self._is_open = True
+        yield "response.output_item.added", {"output_index": len(self.items) - 1, "item": dict(item)}
+
+    @property
+    def _is_message_open(self) -> bool:
+        return self._is_open and self.items[-1]["type"] == "message"
+
+    @property
+    def _part(self) -> dict[str, Any]:
+        part: dict[str, Any] = self.items[-1]["content"][0]
+        return part
+
+    @property
+    def _item_place(self) -> dict[str, Any]:
+        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {**self._item_place, "content_index": 0}

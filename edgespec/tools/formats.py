@@ -1,0 +1,293 @@
+"""How models write calls of tools: a declaration for each family, found by what its chat template says.
+
+CallFormat is data; call_parser.py reads by it, and call_writer.py writes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonBody:
+    """Calls as JSON: an object with name and arguments, or a list of them.
+
+    names, arguments: Keys of both; the first of each is what templates write, others are read too.
+    is_keyed: The object has one key, the name, whose value is the arguments.
+    is_list: Templates write a list.
+    """
+
+    names: tuple[str, ...] = ("name", "tool_name", "function")
+    arguments: tuple[str, ...] = ("arguments", "parameters", "args")
+    is_keyed: bool = False
+    is_list: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedBody:
+    """The name, then its arguments as a JSON object.
+
+    before: Texts of which one may come before the name.
+    between: The first is between name and arguments, others may come before it.
+    after: What comes behind the arguments.
+    text_name: A name that stands for text, which follows.
+    """
+
+    between: tuple[str, ...]
+    before: tuple[str, ...] = ()
+    after: str = ""
+    text_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagBody:
+    """The name, then each argument between tags. Texts stand as they are, other values as JSON.
+
+    begin, name_end: Around the name. A name_end of "" ends at the white space or the tag behind it.
+    key, key_end, value, value_end: Around each argument's name and value.
+    end: Behind the last argument.
+    space: Around values.
+    """
+
+    begin: str
+    name_end: str
+    key: str
+    key_end: str
+    value_end: str
+    value: str = ""
+    end: str = ""
+    space: str = "\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonBody:
+    """Calls as Python writes them, in a list or not: [name(key="value")]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairsBody:
+    """call:name{key:value}, with quote around texts."""
+
+    quote: str
+
+
+Body = JsonBody | NamedBody | TagBody | PythonBody | PairsBody
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFormat:
+    """How one family of models writes calls.
+
+    signs: Texts that tell the family's chat templates: all of one of these rows are in them.
+    frames: What stands before and behind a call, or a list of calls; the first is what templates write. A frame
+        without an end lasts as long as its calls. White space within frames may be missing.
+    noise: Texts that may stand around frames and mean nothing.
+    is_bare: JSON that is a call counts without a frame too, as the first thing of an answer.
+    is_open: The prompt ends in the beginning of a frame.
+    joint: What templates write between two frames.
+    outer: What templates write around all frames.
+    """
+
+    name: str
+    signs: tuple[tuple[str, ...], ...]
+    frames: tuple[tuple[str, str], ...]
+    body: Body
+    noise: tuple[str, ...] = ()
+    is_bare: bool = False
+    is_open: bool = False
+    joint: str = "\n"
+    outer: tuple[str, str] = ("", "")
+
+    def marks(self) -> Iterator[str]:
+        """The texts that a parser has to see, also where they are special tokens."""
+        for pair in (*self.frames, self.outer):
+            yield from pair
+        yield from self.noise
+        if isinstance(self.body, NamedBody):
+            yield from (*self.body.before, *self.body.between, self.body.after)
+        if isinstance(self.body, PairsBody):
+            yield self.body.quote
+
+
+_QWEN_CODER = TagBody(
+    begin="<function=", name_end=">", key="<parameter=", key_end=">", value_end="</parameter>", end="</function>"
+)
+_GLM = TagBody(
+    begin="", name_end="", key="<arg_key>", key_end="</arg_key>", value="<arg_value>",
+    value_end="</arg_value>", space="",
+)  # fmt: skip
+_BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL, _SEP, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+
+HERMES = CallFormat(
+    name="hermes",
+    signs=(("<tool_call>",), ("xml_tools",)),
+    # The others are what small models of the family write in its place.
+    frames=(
+        ("<tool_call>\n", "\n</tool_call>"),
+        ("<tools>\n", "\n</tools>"),
+        ("<function_call>", "</function_call>"),
+    ),
+    body=JsonBody(),
+    is_bare=True,
+)
+
+FORMATS = (
+    CallFormat(
+        name="deepseek",
+        signs=((_CALL, "```json"),),
+        frames=((_CALL, _CALL_END),),
+        body=NamedBody(before=("function" + _SEP,), between=("\n```json\n",), after="\n```"),
+        outer=(_BEGIN, _END),
+    ),
+    CallFormat(
+        name="deepseek-v3.1",
+        signs=((_CALL,),),
+        frames=((_CALL, _CALL_END),),
+        body=NamedBody(between=(_SEP,)),
+        joint="",
+        outer=(_BEGIN, _END),
+    ),
+    CallFormat(
+        name="kimi",
+        signs=(("<|tool_call_argument_begin|>",),),
+        frames=(("<|tool_call_begin|>", "<|tool_call_end|>"),),
+        body=NamedBody(before=("functions.",), between=("<|tool_call_argument_begin|>",)),
+        joint="",
+        outer=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    ),
+    CallFormat(
+        name="seed",
+        signs=(("<seed:tool_call>",),),
+        frames=(("<seed:tool_call>\n", "\n</seed:tool_call>"),),
+        body=_QWEN_CODER,
+    ),
+    CallFormat(
+        name="qwen3-coder",
+        signs=(("<function=", "<parameter="),),
+        frames=(("<tool_call>\n", "\n</tool_call>"), ("<function=", "")),
+        body=_QWEN_CODER,
+        noise=("</tool_call>",),
+    ),
+    CallFormat(
+        name="functionary",
+        signs=(("<function=",),),
+        frames=(("<function=", "</function>"),),
+        body=NamedBody(between=(">",)),
+        joint="",
+    ),
+    CallFormat(
+        name="functionary-v3.2",
+        signs=((">>>", "recipient==all"),),
+        frames=((">>>", ""),),
+        body=NamedBody(between=("\n",), text_name="all"),
+        is_open=True,
+        joint="",
+    ),
+    CallFormat(
+        name="glm",
+        signs=(("<arg_key>",),),
+        frames=(("<tool_call>", "</tool_call>"),),
+        body=_GLM,
+    ),
+    CallFormat(
+        name="mistral-args",
+        signs=(("[TOOL_CALLS]", "[ARGS]"),),
+        frames=(("[TOOL_CALLS]", ""),),
+        body=NamedBody(between=("[ARGS]", "[CALL_ID]")),
+        joint="",
+    ),
+    CallFormat(
+        name="mistral",
+        signs=(("[TOOL_CALLS]",),),
+        frames=(("[TOOL_CALLS]", ""),),
+        body=JsonBody(is_list=True),
+        is_bare=True,
+    ),
+    CallFormat(
+        name="command-r7b",
+        signs=(("<|START_ACTION|>",),),
+        frames=(("<|START_ACTION|>", "<|END_ACTION|>"),),
+        body=JsonBody(names=("tool_name",), arguments=("parameters",), is_list=True),
+    ),
+    CallFormat(
+        name="command-r",
+        signs=(("Action:", "tool_name"),),
+        frames=(("Action:\n```json\n", "\n```"), ("Action: ```json\n", "\n```"), ("Action:```json\n", "\n```")),
+        body=JsonBody(names=("tool_name",), arguments=("parameters",), is_list=True),
+    ),
+    CallFormat(
+        name="nemotron",
+        signs=(("<TOOLCALL>",),),
+        frames=(("<TOOLCALL>", "</TOOLCALL>"),),
+        body=JsonBody(is_list=True),
+    ),
+    CallFormat(
+        name="phi-4-mini",
+        signs=(("<|tool|>",),),
+        frames=(("<|tool_call|>", "<|/tool_call|>"), ("functools", "")),
+        body=JsonBody(is_list=True),
+        is_bare=True,
+    ),
+    CallFormat(
+        name="granite",
+        signs=(("<|tool_call|>",),),
+        frames=(("<|tool_call|>", ""), ("<tool_call>", "")),
+        body=JsonBody(is_list=True),
+        is_bare=True,
+    ),
+    CallFormat(
+        name="gigachat",
+        signs=(("<|function_call|>",),),
+        frames=(("<|function_call|>", ""),),
+        body=JsonBody(),
+    ),
+    CallFormat(
+        name="function-gemma",
+        signs=(("<start_function_call>",),),
+        frames=(("<start_function_call>", "<end_function_call>"),),
+        body=PairsBody(quote="<escape>"),
+        joint="",
+    ),
+    CallFormat(
+        name="gemma4",
+        signs=(("<|tool_call>",),),
+        frames=(("<|tool_call>", "<tool_call|>"),),
+        body=PairsBody(quote='<|"|>'),
+        joint="",
+    ),
+    CallFormat(
+        name="lfm2",
+        signs=(("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: [",)),
+        frames=(("<|tool_call_start|>", "<|tool_call_end|>"),),
+        body=PythonBody(),
+    ),
+    CallFormat(
+        name="apertus",
+        signs=(("<|tools_prefix|>",),),
+        frames=(("<|tools_prefix|>", "<|tools_suffix|>"),),
+        body=JsonBody(is_keyed=True, is_list=True),
+    ),
+    CallFormat(
+        name="apriel",
+        signs=(("<tool_calls>",),),
+        frames=(("<tool_calls>", "</tool_calls>"),),
+        body=JsonBody(is_list=True),
+    ),
+    CallFormat(
+        name="llama3",
+        signs=(('{"name": function name, "parameters":',), ("<|python_tag|>",)),
+        frames=(("", ""), ("<|python_tag|>", "")),
+        body=JsonBody(arguments=("parameters", "arguments")),
+        is_bare=True,
+        joint="; ",
+    ),
+    HERMES,
+)
+
+
+def find_format(template: str) -> CallFormat | None:
+    """The format that a chat template states; None where it states none that is known."""
+    for each in FORMATS:
+        if any(all(text in template for text in row) for row in each.signs):
+            return each
+    return None

@@ -1,0 +1,86 @@
+"""The JSON schema of a Python function's arguments, from its signature and its docstring."""
+
+import inspect
+import re
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from edgespec.errors import UsageError
+
+_SECTION = re.compile(r"(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*")
+_ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
+_FIELD = re.compile(r":param\s+(?:[^:]*\s)?(\w+):\s*(.*)")
+
+
+def describe_function(function: Callable[..., Any]) -> str:
+    """The docstring up to its sections."""
+    lines = []
+    for line in inspect.cleandoc(function.__doc__ or "").splitlines():
+        if _SECTION.fullmatch(line) or line.startswith(":"):
+            break
+        lines.append(line)
+    return "\n".join(lines).strip()
+
+
+def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The JSON schema of a function's arguments.
+
+    Types become schemas as msgspec makes them: numbers, texts, lists, dicts, Literal, Enum, Optional, TypedDict,
+    dataclasses. What the docstring says of an argument, under "Args:" or as ":param name:", describes it. An
+    argument without a default is required; one without a type may be anything.
+
+    Raises UsageError: An argument cannot be given by name, or its type has no JSON schema.
+    """
+    name = getattr(function, "__name__", "the function")
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError, NameError) as error:
+        raise UsageError(f"the signature of {name} cannot be read ({error}); give its tool as a dict") from None
+    for each in parameters:
+        if each.kind not in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
+            raise UsageError(f"{name} has the argument {each}; wanted arguments that can be given by name")
+    described = _described(function)
+    properties, shared = {}, {}
+    for each in parameters:
+        schema, parts = _schema(hints.get(each.name, Any), f"{name} has the argument '{each.name}'")
+        shared.update(parts)
+        said = described.get(each.name)
+        properties[each.name] = {**schema, "description": said} if said else schema
+    found: dict[str, Any] = {"type": "object", "properties": properties}
+    if required := [each.name for each in parameters if each.default is each.empty]:
+        found["required"] = required
+    return found | ({"$defs": shared} if shared else {})
+
+
+def _schema(hint: Any, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    try:
+        (schema,), shared = msgspec.json.schema_components([hint], ref_template="#/$defs/{name}")
+    except (TypeError, RuntimeError) as error:
+        raise UsageError(f"{where} of the type {hint}, which has no JSON schema ({error}); use another") from None
+    return dict(schema), dict(shared)
+
+
+def _described(function: Callable[..., Any]) -> dict[str, str]:
+    """What a docstring says of each argument; lines that are indented deeper continue one."""
+    found: dict[str, list[str]] = {}
+    lines = inspect.cleandoc(function.__doc__ or "").splitlines()
+    in_section, width, current = False, 0, ""
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        if field := _FIELD.fullmatch(line.strip()):
+            current, width = field[1], indent
+            found[current] = [field[2]]
+        elif section := _SECTION.fullmatch(line):
+            in_section, width, current = section[1] in ("Args", "Arguments", "Parameters"), 0, ""
+        elif current and line.strip() and indent > width:
+            found[current].append(line.strip())
+        elif in_section and indent and (entry := _ENTRY.fullmatch(line.strip())):
+            current, width = entry[1], indent
+            found[current] = [entry[2]]
+        else:
+            current = ""
+    return {name: " ".join(parts).strip() for name, parts in found.items()}

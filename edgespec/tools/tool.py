@@ -1,0 +1,168 @@
+"""Tools that a model may call, and its calls, in the shape of OpenAI's API. Knows nothing of models."""
+
+import json
+import re
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgespec.errors import UsageError
+from edgespec.tools.function_schema import describe_function, schema_of
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+CHOICES = ("auto", "none", "required")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function that a model may ask its caller to run.
+
+    parameters: JSON schema of its arguments, an object.
+    strict: Calls have to follow the schema.
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = False
+
+    def as_dict(self, *, describes_all: bool = False) -> dict[str, Any]:
+        """As chat templates take it; describes_all: each argument has a description, if an empty one."""
+        parameters = dict(self.parameters)
+        if describes_all:
+            properties = parameters.get("properties", {})
+            parameters["properties"] = {
+                key: {"type": "string", "description": "", **each} if isinstance(each, Mapping) else each
+                for key, each in properties.items()
+            }
+        function = {"name": self.name, "description": self.description, "parameters": parameters}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call that a model asks for.
+
+    id: Names the call in the message with its result.
+    arguments: A JSON object, as text.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+    def parse(self) -> dict[str, Any]:
+        """The arguments by their names. Raises ValueError: the text is no JSON object."""
+        found = json.loads(self.arguments)
+        if not isinstance(found, dict):
+            raise ValueError(f"the arguments of {self.name} are {reprlib.repr(found)}; wanted a JSON object")
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """As a message of the assistant has it."""
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
+
+
+def parse_tools(given: Any) -> tuple[Tool, ...]:
+    """Tools from functions of Python and from dicts, in the form of chat completions or of responses.
+
+    Raises UsageError: One is no tool, or two have one name.
+    """
+    if given is None:
+        return ()
+    if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
+        raise UsageError(f"tools is {reprlib.repr(given)}; wanted a list of tools")
+    tools = tuple(_parse_tool(each, f"tools[{i}]") for i, each in enumerate(given))
+    names = [tool.name for tool in tools]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"tools has two tools named '{twice}'; give each a name of its own")
+    return tools
+
+
+def _parse_tool(given: Any, where: str) -> Tool:
+    if isinstance(given, Tool):
+        return given
+    if isinstance(given, Callable):  # type: ignore[arg-type]
+        name = _require_name(getattr(given, "__name__", ""), where)
+        return Tool(name=name, description=describe_function(given), parameters=schema_of(given))
+    if not isinstance(given, Mapping):
+        raise UsageError(
+            f"{where} is {reprlib.repr(given)}; wanted an object with type and function, or a function"
+        )
+    if given.get("type", "function") != "function":
+        raise UsageError(
+            f"{where} is of the type {reprlib.repr(given['type'])}; models here call functions alone: leave it out"
+        )
+    stated = given.get("function", given)
+    if not isinstance(stated, Mapping):
+        raise UsageError(f"{where}.function is {reprlib.repr(stated)}; wanted an object with name and parameters")
+    return Tool(
+        name=_require_name(stated.get("name"), where),
+        description=_require_text(stated.get("description"), f"{where}.description"),
+        parameters=_require_schema(stated.get("parameters"), f"{where}.parameters"),
+        strict=stated.get("strict") is True,
+    )
+
+
+def _require_name(name: Any, where: str) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{where} has the name {reprlib.repr(name)}; wanted 1 to 64 letters, digits, underscores and hyphens"
+        )
+    return name
+
+
+def _require_text(text: Any, where: str) -> str:
+    if text is not None and not isinstance(text, str):
+        raise UsageError(f"{where} is {reprlib.repr(text)}; wanted a text")
+    return text or ""
+
+
+def _require_schema(schema: Any, where: str) -> dict[str, Any]:
+    if schema is None:
+        return {"type": "object", "properties": {}}
+    if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
+        raise UsageError(f"{where} is {reprlib.repr(schema)}; wanted a JSON schema of the type object")
+    properties = schema.get("properties", {})
+    if not isinstance(properties, Mapping) or not all(
+        isinstance(each, (Mapping, bool)) for each in properties.values()
+    ):
+        raise UsageError(f"{where}.properties is {reprlib.repr(properties)}; wanted an object of JSON schemas")
+    return {"type": "object", "properties": {}, **schema}
+
+
+def parse_choice(given: Any, tools: Sequence[Tool]) -> str:
+    """Which tool to call: one of CHOICES, or the name of the one that must be.
+
+    Raises UsageError: It is none of these.
+    """
+    if given is None:
+        return "auto"
+    if isinstance(given, Mapping):
+        given = _named(given)
+    elif given in CHOICES:
+        if given == "required" and not tools:
+            raise UsageError("tool_choice is 'required', and there are no tools; give tools, or leave it out")
+        return str(given)
+    names = [tool.name for tool in tools]
+    if not isinstance(given, str) or given not in names:
+        raise UsageError(
+            f"tool_choice is {reprlib.repr(given)}; wanted {', '.join(CHOICES)} or the name of a tool, of which "
+            f"there are: {', '.join(names) or 'none'}"
+        )
+    return given
+
+
+def _named(given: Mapping[str, Any]) -> Any:
+    """The name in a choice of one function, in the form of chat completions or of responses."""
+    stated = given.get("function", given)
+    if given.get("type") != "function" or not isinstance(stated, Mapping) or "name" not in stated:
+        raise UsageError(
+            f"tool_choice is {reprlib.repr(dict(given))}; wanted a type 'function' with the name of a tool"
+        )
+    return stated["name"]

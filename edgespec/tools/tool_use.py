@@ -1,0 +1,85 @@
+"""Which tools an answer may call, and how: what is asked, and what that makes of the answer's text."""
+
+import secrets
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from edgespec.tools.call_events import CallEvent, CallStart, TextPart
+from edgespec.tools.call_parser import CallParser
+from edgespec.tools.formats import CallFormat
+from edgespec.tools.tool import Tool, parse_choice, parse_tools
+
+_ID_CHARACTERS = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """The tools of an answer.
+
+    choice: auto, required, or the name of the tool that must be called.
+    is_parallel: The answer may call several; otherwise it ends with its first call.
+    """
+
+    tools: tuple[Tool, ...]
+    choice: str = "auto"
+    is_parallel: bool = True
+
+    @property
+    def is_ensured(self) -> bool:
+        """Whether a grammar has to ensure calls: one is demanded, or a tool is strict."""
+        return self.choice != "auto" or any(tool.strict for tool in self.tools)
+
+
+def parse_tool_use(tools: Any, choice: Any = None, *, is_parallel: bool = True) -> ToolUse | None:
+    """What a caller gives as tools and tool_choice; None where no tool may be called.
+
+    Raises UsageError: The tools or the choice are wrong.
+    """
+    parsed = parse_tools(tools)
+    chosen = parse_choice(choice, parsed)
+    if not parsed or chosen == "none":
+        return None
+    return ToolUse(tools=parsed, choice=chosen, is_parallel=is_parallel)
+
+
+class CallReader:
+    """Text of an answer in, its text without calls and its calls out."""
+
+    def __init__(self, use: ToolUse, format: CallFormat, *, holds_arguments: bool) -> None:
+        """holds_arguments: As CallParser has it."""
+        self._parser = CallParser(format, use.tools, holds_arguments=holds_arguments)
+        self._is_parallel = use.is_parallel
+        self.has_calls = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer has all the calls that it may have."""
+        return not self._is_parallel and self._parser.num_calls > 0
+
+    def push(self, text: str) -> tuple[str, tuple[CallEvent, ...]]:
+        """What a piece of the answer adds to its text and to its calls."""
+        return self._take(self._parser.push(text))
+
+    def flush(self) -> tuple[str, tuple[CallEvent, ...]]:
+        """What was held back, when no more text comes."""
+        return self._take(self._parser.flush())
+
+    def _take(self, found: Sequence[TextPart | CallEvent]) -> tuple[str, tuple[CallEvent, ...]]:
+        events: list[CallEvent] = []
+        text = ""
+        for event in found:
+            if isinstance(event, TextPart):
+                text += event.text
+            elif isinstance(event, CallStart):
+                self.has_calls = True
+                events.append(replace(event, id=make_call_id()))
+            else:
+                events.append(event)
+        return text, tuple(events)
+
+
+def make_call_id() -> str:
+    """A name for a call that no other has."""
+    return "call_" + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(24))

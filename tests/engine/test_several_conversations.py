@@ -1,0 +1,171 @@
+"""Several conversations on one engine: switching between them reads no message again."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec import Conversation, Engine, MemoryExhausted, SamplingParams, load
+from edgespec.engine.target_caches import TargetCaches
+from edgespec.evaluation.timed_answer import clear_cache
+from edgespec.types import TokenIds
+
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
+HOT = SamplingParams(temperature=0.9, seed=5)
+TOPICS = ["the in the " * 20, "an other on " * 20, "one re the " * 20]
+TURNS = ["an in", "on the", "re"]
+
+
+def open_engine(model: Path, **options: Any) -> Engine:
+    return load(model, **{"drafter": "none", "deterministic": True} | options)
+
+
+def num_fed(engine: Engine) -> int:
+    """How many tokens the target has read, in all of its caches."""
+    return sum(decoder.num_fed for decoder in engine._shared.caches.decoders)
+
+
+def begin(engine: Engine, topic: str) -> Conversation:
+    return engine.chat(topic, sampling=HOT, max_tokens=6)
+
+
+def talk(engine: Engine, conversations: Sequence[Conversation], order: Sequence[int]) -> list[tuple[str, int]]:
+    """Each answer, with how many tokens were read for it, by conversation and turn."""
+    found, turns = [], [0] * len(conversations)
+    for i in order:
+        before = num_fed(engine)
+        answer = conversations[i].say(TURNS[turns[i]])
+        turns[i] += 1
+        found.append((answer.text, num_fed(engine) - before))
+    return found
+
+
+def talk_alone(model: Path, **options: Any) -> list[list[tuple[str, int]]]:
+    """The answers of each conversation in an engine of its own, and what was read for them."""
+    found = []
+    for topic in TOPICS:
+        with open_engine(model, max_parallel=1, **options) as engine:
+            found.append(talk(engine, [begin(engine, topic)], [0] * len(TURNS)))
+    return found
+
+
+@pytest.mark.parametrize("drafter", ["none", "suffix", "model", "lookahead"])
+def test_switching_between_conversations_reads_what_each_alone_reads(
+    tiny_model: Path, tiny_drafter: Path, drafter: str
+) -> None:
+    options: dict[str, Any] = {"drafter": str(tiny_drafter) if drafter == "model" else drafter}
+    if drafter == "model":
+        options |= {"draft_length": 2, "schedule": "serial"}
+    if drafter == "lookahead":
+        options["deterministic"] = False  # trees
+    alone = talk_alone(tiny_model, **options)
+    with open_engine(tiny_model, **options) as engine:
+        conversations = [begin(engine, topic) for topic in TOPICS]
+        order = [0, 1, 2, 1, 0, 2, 0, 1, 2]
+        found = talk(engine, conversations, order)
+    for i in range(len(TOPICS)):
+        mine = [each for each, at in zip(found, order, strict=True) if at == i]
+        assert [text for text, _ in mine] == [text for text, _ in alone[i]]
+        if drafter in ("none", "model"):  # others draft more or less by what they learned in between
+            assert [num for _, num in mine] == [num for _, num in alone[i]]
+        assert max(num for _, num in mine[1:]) < mine[0][1]
+
+
+def test_drafter_models_draft_for_the_conversation_that_goes_on(tiny_model: Path, tiny_drafter: Path) -> None:
+    with open_engine(tiny_model, drafter=str(tiny_drafter), draft_length=2, schedule="serial") as engine:
+        conversations = [begin(engine, topic) for topic in TOPICS]
+        for i in (0, 1, 2, 0, 1, 2):
+            assert conversations[i].say("the").stats.num_drafted > 0
+
+
+def test_the_conversation_that_rested_the_longest_is_read_again(tiny_model: Path) -> None:
+    with open_engine(tiny_model, max_parallel=2) as engine:
+        conversations = [begin(engine, topic) for topic in TOPICS]
+        found = [num for _, num in talk(engine, conversations, [0, 1, 2, 1, 2, 0, 2, 1])]
+        whole = [conversation.num_tokens for conversation in conversations]
+    is_whole = [num > len(TOPICS[0].split()) for num in found]
+    assert is_whole == [True, True, True, False, False, True, False, True]
+    assert min(whole) > len(TOPICS[0].split())
+
+
+def test_one_conversation_takes_one_cache(tiny_model: Path) -> None:
+    with open_engine(tiny_model) as engine:
+        conversation = begin(engine, TOPICS[0])
+        for turn in TURNS:
+            conversation.say(turn)
+        conversation.retry().completion()
+        assert len(engine._shared.caches.decoders) == 1
+
+
+def test_conversations_in_threads_have_the_texts_of_each_alone(tiny_model: Path) -> None:
+    alone = talk_alone(tiny_model)
+    with open_engine(tiny_model) as engine, ThreadPoolExecutor(6) as pool:
+
+        def run(i: int) -> list[str]:
+            conversation = begin(engine, TOPICS[i % len(TOPICS)])
+            return [conversation.say(turn).text for turn in TURNS]
+
+        found = list(pool.map(run, range(6)))
+    assert found == [[text for text, _ in alone[i % len(TOPICS)]] for i in range(6)]
+
+
+def test_a_measured_answer_reads_its_whole_prompt(tiny_model: Path) -> None:
+    with open_engine(tiny_model) as engine:
+        for topic in [*TOPICS, *TOPICS]:
+            clear_cache(engine)
+            before = num_fed(engine)
+            answer = engine.generate(topic, max_tokens=1)
+            assert num_fed(engine) - before == answer.prompt_tokens
+        assert len(engine._shared.caches.decoders) == 1
+
+
+class Forking:
+    """A decoder that remembers which text it holds, and makes so many forks."""
+
+    vocab_size, context_length, num_fed, can_exchange = 9, 99, 0, True
+
+    def __init__(self, num_forks: int) -> None:
+        self.num_forks, self.held_tokens = num_forks, np.zeros(0, np.int32)
+
+    def fork(self) -> "Forking":
+        if not self.num_forks:
+            raise MemoryExhausted("none is left")
+        self.num_forks -= 1
+        return Forking(0)
+
+    def exchange(self, other: "Forking") -> None:
+        self.held_tokens, other.held_tokens = other.held_tokens, self.held_tokens
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Any: ...
+    def share(self, max_callers: int, may_join: Any) -> None: ...
+    def serve(self, caller: Any) -> None: ...
+    def copy_prefix(self, other: Any, tokens: Any) -> bool:
+        return False
+
+
+def answer(caches: TargetCaches, text: TokenIds) -> bool:
+    """Answer alone; returns whether the first cache had it, and held it."""
+    number = caches.choose(text, range(caches.num_caches))
+    decoder: Any = caches.give(number, text)
+    is_held = number == 0 and np.array_equal(decoder.held_tokens, text)
+    caches.note(number, text)
+    decoder.held_tokens = text
+    return is_held
+
+
+@pytest.mark.parametrize(("num_forks", "num_kept"), [(0, 1), (1, 2), (2, 3), (9, 3)])
+def test_as_many_texts_are_kept_as_there_is_memory_for(num_forks: int, num_kept: int) -> None:
+    caches = TargetCaches(Forking(num_forks), 3)
+    texts = [np.full(40, i, np.int32) for i in range(num_kept)]
+    assert [answer(caches, text) for text in texts * 3] == [False] * num_kept + [True] * num_kept * 2
+
+
+def test_a_text_of_a_few_tokens_is_not_kept() -> None:
+    caches = TargetCaches(Forking(9), 3)
+    for i in range(4):
+        answer(caches, np.full(8, i, np.int32))
+    assert len(caches.decoders) == 1

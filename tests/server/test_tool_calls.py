@@ -1,0 +1,162 @@
+"""Calls of tools over HTTP, from a decoder that answers by rule."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import scripted_engine
+from served import Served, home_with, serving
+
+from edgespec.server.model_names import ModelNames
+
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"name": "get_weather", "description": "Of a city.", "parameters": SCHEMA}
+TOOLS = [{"type": "function", "function": WEATHER}]
+FLAT = [{"type": "function", **WEATHER}]
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+ASK = [{"role": "user", "content": "Weather in Rome?"}]
+
+
+def answer(prompt: str) -> str:
+    if "sunny" in prompt:
+        return "It is sunny."
+    if "both" in prompt:
+        return f"I look.\n{CALL}\n{CALL}"
+    if "broken" in prompt:
+        return CALL.replace('"Rome"', "Rome")
+    return CALL
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    names = ModelNames(home_with(tmp_path_factory.mktemp("home"), tiny=tiny_model))
+    folder = tmp_path_factory.mktemp("tokenizer")
+    with serving(names, lambda name: scripted_engine(tiny_model, folder, answer)) as found:
+        yield found
+
+
+def asked(text: str = "Weather in Rome?", **fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": text}], "tools": TOOLS, **fields}
+
+
+def choice(served: Served, **fields: Any) -> dict[str, Any]:
+    found = served.post(CHAT, asked(**fields))
+    assert found.status_code == 200, found.text
+    (only,) = found.json()["choices"]
+    return dict(only)
+
+
+def test_a_call_is_answered_and_its_result_read(served: Served) -> None:
+    found = served.post(CHAT, asked()).json()
+    assert found["tool_format"] == "hermes, by the chat template"
+    (first,) = found["choices"]
+    assert first["finish_reason"] == "tool_calls"
+    assert first["message"]["content"] is None
+    (call,) = first["message"]["tool_calls"]
+    assert call["type"] == "function"
+    assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Rome"}'}
+    result = {"role": "tool", "tool_call_id": call["id"], "content": [{"type": "text", "text": "sunny"}]}
+    second = choice(served, messages=[*ASK, first["message"], result])
+    assert second["message"] == {"role": "assistant", "content": "It is sunny.", "refusal": None}
+    assert second["finish_reason"] == "stop"
+
+
+def test_text_stands_beside_calls_and_one_call_can_be_asked_for(served: Served) -> None:
+    found = choice(served, text="both")
+    assert found["message"]["content"] == "I look."
+    assert [each["function"]["name"] for each in found["message"]["tool_calls"]] == ["get_weather"] * 2
+    assert len(choice(served, text="both", parallel_tool_calls=False)["message"]["tool_calls"]) == 1
+
+
+def test_a_stream_gives_id_and_name_first_and_arguments_in_pieces(served: Served) -> None:
+    events = served.events(CHAT, asked("both"))
+    choices = [each["choices"][0] for each in events[:-1]]
+    assert "".join(each["delta"].get("content") or "" for each in choices) == "I look."
+    deltas = [each["delta"]["tool_calls"][0] for each in choices if "tool_calls" in each["delta"]]
+    for index in (0, 1):
+        first, *rest = [each for each in deltas if each["index"] == index]
+        assert (first["type"], first["function"]) == ("function", {"name": "get_weather", "arguments": ""})
+        assert first["id"].startswith("call_")
+        assert all(each.keys() == {"index", "function"} for each in rest)
+        assert len(rest) > 2
+        assert json.loads("".join(each["function"]["arguments"] for each in rest)) == {"city": "Rome"}
+    assert choices[-1]["finish_reason"] == "tool_calls"
+    assert events[0]["tool_format"]
+
+
+def test_what_is_no_call_stays_text(served: Served) -> None:
+    found = choice(served, text="broken")
+    assert found["finish_reason"] == "stop"
+    assert found["message"]["content"] == CALL.replace('"Rome"', "Rome")
+    assert "tool_calls" not in found["message"]
+    assert choice(served, tool_choice="none")["message"]["content"] == CALL
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"tools": {}}, "tools", "array"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "'a b'"),
+        ({"tools": TOOLS * 2}, "tools", "two tools named 'get_weather'"),
+        ({"tools": [{"function": {"name": "f", "parameters": [1]}}]}, "tools", "JSON schema"),
+        ({"tool_choice": "sometimes"}, "tool_choice", "'sometimes'"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "get_weather"),
+        ({"tools": None, "tool_choice": "required"}, "tool_choice", "no tools"),
+        ({"messages": [*ASK, {"role": "tool", "tool_call_id": "a", "content": ""}]}, "messages", "'a'"),
+        ({"messages": [*ASK, {"role": "assistant", "tool_calls": [3]}]}, "messages", "tool_calls has 3"),
+    ],
+)
+def test_wrong_tools_are_refused_in_words(served: Served, fields: dict[str, Any], param: str, said: str) -> None:
+    found = served.post(CHAT, asked(**fields))
+    assert found.status_code == 400
+    error = found.json()["error"]
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert said in error["message"]
+
+
+def test_responses_have_calls_as_items(served: Served) -> None:
+    found = served.post(RESPONSES, {"model": "tiny", "input": "both", "tools": FLAT}).json()
+    assert found["status"] == "completed"
+    message, call, _ = found["output"]
+    assert message["content"][0]["text"] == "I look."
+    assert (call["type"], call["status"], call["name"]) == ("function_call", "completed", "get_weather")
+    assert call["arguments"] == '{"city": "Rome"}'
+    assert found["tools"] == [{**FLAT[0], "strict": False}]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+    items = [{"role": "user", "content": "Weather?"}, message, call, result]
+    again = served.post(RESPONSES, {"model": "tiny", "input": items, "tools": FLAT}).json()
+    assert [item["type"] for item in again["output"]] == ["message"]
+    assert again["output"][0]["content"][0]["text"] == "It is sunny."
+
+
+def test_a_stream_of_a_response_tells_of_each_item(served: Served) -> None:
+    events = served.events(RESPONSES, {"model": "tiny", "input": "both", "tools": FLAT})
+    kinds = [each["type"].removeprefix("response.") for each in events]
+    assert [each["sequence_number"] for each in events] == list(range(len(events)))
+    assert [each for i, each in enumerate(kinds) if i == 0 or kinds[i - 1] != each] == [
+        "created", "in_progress",
+        "output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done",
+        "output_item.done",
+        *["output_item.added", "function_call_arguments.delta", "function_call_arguments.done",
+          "output_item.done"] * 2,
+        "completed",
+    ]  # fmt: skip
+    done = [each for each in events if each["type"] == "response.output_item.done"]
+    assert [each["output_index"] for each in done] == [0, 1, 2]
+    assert [each["item"] for each in done] == events[-1]["response"]["output"]
+    deltas = [
+        each["delta"] for each in events if each["type"].endswith("arguments.delta") and each["output_index"] == 1
+    ]
+    assert "".join(deltas) == '{"city": "Rome"}'
+
+
+def test_an_answer_cut_within_a_call_says_so(served: Served) -> None:
+    events = served.events(CHAT, asked(max_tokens=50))
+    assert events[-2]["choices"][0]["finish_reason"] == "length"
+    found = served.post(RESPONSES, {"model": "tiny", "input": "x", "tools": FLAT, "max_output_tokens": 50}).json()
+    assert found["status"] == "incomplete"
+    assert found["output"][-1]["status"] == "incomplete"

@@ -1,0 +1,281 @@
+"""What comes over the wire that is no plain request: odd JSON, odd HTTP, and clients that leave in odd ways."""
+
+import json
+import logging
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import Served, home_with, serving, table_engine
+from stuck import StuckDecoder
+
+from edgespec.server.limits import Limits
+from edgespec.server.model_names import ModelNames
+
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+HI: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "in the an"}], "max_tokens": 5}
+QUICK = Limits(drain_s=0.3, headers_s=0.3, body_s=0.3, reader_s=0.3, body_bytes=4 << 20, tokenize_length=300_000)
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture
+def names(tiny_model: Path, tmp_path: Path) -> ModelNames:
+    return ModelNames(home_with(tmp_path, tiny=tiny_model))
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    names = ModelNames(home_with(tmp_path_factory.mktemp("home"), tiny=tiny_model))
+    with serving(names, lambda name: table_engine(tiny_model), limits=QUICK, send_bytes=4096) as found:
+        yield found
+
+
+def error_of(served: Served, path: str, body: dict[str, Any] | bytes, **headers: str) -> dict[str, Any]:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = served.client.post(path, content=content, headers={**JSON, **headers})
+    assert answer.status_code == 400, answer.text
+    found: dict[str, Any] = answer.json()["error"]
+    return found
+
+
+def head_of(path: str, size: int, *lines: str) -> bytes:
+    first = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {size}",
+    ]
+    return "\r\n".join([*first, *lines, "", ""]).encode()
+
+
+def ask_raw(served: Served, *parts: bytes) -> bytes:
+    """What comes back until the server closes the connection."""
+    with served.raw() as connection:
+        for part in parts:
+            connection.sendall(part)
+        found = b""
+        while part := connection.recv(1 << 16):
+            found += part
+        return found
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "tiny", "max_tokens": 3, "messages": [{"role": "user", "content": "a"}], "max_tokens": 4}',
+        b'{"model": "tiny", "messages": [{"role": "user", "content": "a", "role": "system"}]}',
+        b'{"model": "tiny", "messages": [{"role": "user", "content": "a"}], "metadata": {"x": {"y": 1, "y": 1}}}',
+        b'{"model": "tiny", "messages": [{"role": "user", "content": "a"}], "m\\u006fdel": "tiny"}',
+    ],
+    ids=["a field", "a message", "an unknown field", "an escaped name"],
+)
+def test_names_that_stand_twice_are_refused(served: Served, body: bytes) -> None:
+    """A proxy on the way may read the first where this server would read the last."""
+    assert "stands twice" in error_of(served, CHAT, body)["message"]
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", "0x1", "01", "'a'"])
+def test_numbers_that_json_lacks_are_refused(served: Served, value: str) -> None:
+    for field in ("temperature", "seed", "no_such_field"):
+        body = json.dumps(HI).removesuffix("}") + f', "{field}": {value}}}'
+        assert "JSON" in error_of(served, CHAT, body.encode())["message"]
+
+
+def test_seeds_beyond_64_bits_are_other_seeds(served: Served) -> None:
+    def text(seed: int) -> str:
+        return str(served.chat(temperature=1.5, seed=seed, max_tokens=20)["choices"][0]["message"]["content"])
+
+    assert text(7) == text(7 + 2**64) == text(7 - 2**70)
+    assert text(7) != text(8)
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "param"),
+    [
+        (CHAT, {"min_p": -1}, "min_p"),
+        (CHAT, {"temperature": 1e300}, "temperature"),
+        (CHAT, {"logit_bias": {"999999": 1}}, "logit_bias"),
+        (CHAT, {"speculation": {"length": 0}}, "speculation"),
+        (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
+        (CHAT, {"prediction": {"type": "audio", "content": "x"}}, "prediction"),
+        (CHAT, {"stream_options": [1], "stream": True}, "stream_options"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
+        (CHAT, {"messages": [HI["messages"][0]] * 10_001}, "messages"),
+        (COMPLETIONS, {"prompt": ["a"] * 5, "n": 5}, "prompt"),
+        (COMPLETIONS, {"prompt": [1] * ((1 << 20) + 1)}, "prompt"),
+        (RESPONSES, {"conversation": "conv_1"}, "conversation"),
+        (RESPONSES, {"conversation": {"id": "conv_1"}}, "conversation"),
+        (RESPONSES, {"background": True}, "background"),
+        (RESPONSES, {"prompt": {"id": "pmpt_1"}}, "prompt"),
+        (RESPONSES, {"metadata": {"a": {"b": 1}}}, "metadata"),
+        (RESPONSES, {"metadata": {str(i): "x" for i in range(17)}}, "metadata"),
+        (RESPONSES, {"metadata": {"a": "x" * 513}}, "metadata"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+    ],
+)
+def test_refusals_name_the_field(served: Served, path: str, field: dict[str, Any], param: str) -> None:
+    base = {CHAT: HI, COMPLETIONS: {"model": "tiny"}, RESPONSES: {"model": "tiny", "input": "a"}}
+    assert error_of(served, path, {**base.get(path, {"model": "tiny"}), **field})["param"] == param
+
+
+def test_stream_options_mean_nothing_without_a_stream(served: Served) -> None:
+    assert "usage" in served.chat(stream_options={"include_usage": False})
+
+
+def test_compressed_bodies_are_refused_in_words(served: Served) -> None:
+    answer = served.client.post(CHAT, content=b"\x1f\x8b", headers={**JSON, "Content-Encoding": "gzip"})
+    assert answer.status_code == 415
+    assert "compressed" in answer.json()["error"]["message"]
+
+
+def test_texts_that_are_only_counted_have_a_bound(served: Served) -> None:
+    answer = served.post("/tokenize", {"model": "tiny", "content": "a" * 300_001})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+
+
+@pytest.mark.parametrize("path", ["/v1/models/", "/v1/chat/completions/", "/v1", "/v1/nope", "/V1/models", "/"])
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
+def test_unknown_addresses_are_not_found_and_lead_nowhere(served: Served, path: str, method: str) -> None:
+    if (method, path) in [("POST", "/v1/models/"), ("OPTIONS", "/v1/models/")]:
+        return  # the address of a model, which takes no such method
+    answer = served.client.request(method, path, headers=JSON)
+    assert answer.status_code == 404
+    message = answer.json()["error"]["message"]
+    assert "/v1/models/NAME" in message
+    assert "{" not in message
+
+
+def test_wrong_methods_are_told_the_right_ones(served: Served) -> None:
+    for method, path, allowed in (
+        ("GET", CHAT, {"POST"}), ("OPTIONS", CHAT, {"POST"}), ("HEAD", CHAT, {"POST"}),
+        ("PUT", RESPONSES, {"POST"}),
+        ("POST", "/v1/models", {"GET", "HEAD"}), ("DELETE", "/v1/models/tiny", {"GET", "HEAD"}),
+    ):  # fmt: skip
+        answer = served.client.request(method, path)
+        assert answer.status_code == 405
+        assert set(answer.headers["Allow"].split(", ")) == allowed
+    assert served.client.head("/v1/models").status_code == 200
+
+
+def test_model_names_with_slashes_are_compared_and_not_opened(served: Served) -> None:
+    for name in ("a%2Fb", "..%2Ftiny", "tiny%2F", "%2e%2e%2ftiny", "%00", "%ff"):
+        answer = served.client.get(f"/v1/models/{name}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert served.client.get("/v1/models/%74iny").json()["id"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n123456",
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: " + b"a" * 40_000,
+    ],
+    ids=["tls", "no host", "two hosts", "two lengths", "a negative length", "gzip", "a bad chunk", "a long head"],
+)
+def test_what_is_no_http_is_refused_in_the_shape_of_all_refusals(served: Served, request_bytes: bytes) -> None:
+    head, _, body = ask_raw(served, request_bytes).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"application/json" in head
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+def test_bytes_behind_a_broken_stream_end_it(served: Served) -> None:
+    body = json.dumps({**HI, "max_tokens": 2, "stream": True}).encode()
+    found = ask_raw(served, head_of(CHAT, len(body)) + body + b"\x00\x01 no request\r\n\r\n")
+    assert found.startswith(b"HTTP/1.1 ")
+    assert served.client.get("/health").status_code == 200
+
+
+def test_a_client_may_wait_to_be_asked_for_its_body(served: Served) -> None:
+    body = json.dumps(HI).encode()
+    with served.raw() as connection:
+        connection.sendall(head_of(CHAT, len(body), "Expect: 100-continue", "Connection: close"))
+        assert connection.recv(4096).startswith(b"HTTP/1.1 100 ")
+        connection.sendall(body)
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+
+
+def test_requests_in_one_write_are_answered_in_their_order(served: Served) -> None:
+    bodies = [json.dumps({**HI, "max_tokens": number}).encode() for number in (2, 5, 3)]
+    last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    found = ask_raw(served, b"".join(head_of(CHAT, len(body)) + body for body in bodies) + last)
+    assert found.count(b"HTTP/1.1 200 ") == 4
+    counts = [int(part.partition(b",")[0]) for part in found.split(b'"completion_tokens":')[1:]]
+    assert counts == [2, 5, 3]
+    assert found.endswith(b'{"status":"ok"}')
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streaming", "whole"])
+def test_a_client_that_closes_its_side_counts_as_gone(names: ModelNames, tiny_model: Path, stream: bool) -> None:
+    """Nothing tells it from one that has left, whose pass must not go on."""
+    decoder = StuckDecoder()
+    with serving(names, lambda name: table_engine(tiny_model, decoder), limits=QUICK) as served:
+        with served.raw() as connection:
+            body = json.dumps({**HI, "stream": stream}).encode()
+            connection.sendall(head_of(CHAT, len(body)) + body)
+            assert decoder.has_begun.wait(30)
+            connection.shutdown(socket.SHUT_WR)
+            assert decoder.is_interrupted.wait(30)
+            while connection.recv(4096):
+                pass  # the role, which a stream begins with
+        served.wait_until(lambda: served.services.admission.num_taken == 0)
+
+
+def test_a_client_that_never_reads_a_whole_answer_is_left(served: Served) -> None:
+    """The rest of a response waits for it no longer than limits.reader_s."""
+    with served.raw(4096) as connection:
+        body = json.dumps({"model": "tiny", "content": "a b " * 70_000}).encode()
+        connection.sendall(head_of("/tokenize", len(body)) + body)
+        own = connection.getsockname()
+        served.wait_until(lambda: own in [each.client for each in list(served.server.server_state.connections)])
+        served.wait_until(
+            lambda: own not in [each.client for each in list(served.server.server_state.connections)]
+        )
+
+
+def test_metrics_count_answers_that_were_cut_short(names: ModelNames, tiny_model: Path) -> None:
+    def counted(name: str) -> int:
+        lines = served.client.get("/metrics").text.splitlines()
+        found = [line for line in lines if line.startswith(f'edgespec_{name}_total{{model="tiny"}}')]
+        return int(found[0].rsplit(" ", 1)[1]) if found else 0
+
+    with serving(names, lambda name: table_engine(tiny_model), limits=QUICK) as served:
+        with served.client.stream("POST", CHAT, json={**HI, "max_tokens": 600, "stream": True}) as answer:
+            lines = answer.iter_lines()
+            assert sum(1 for _, line in zip(range(40), lines, strict=False) if line)
+        served.wait_until(lambda: served.services.admission.num_taken == 0)
+        assert counted("completion_tokens") > 0
+        assert counted("prompt_tokens") == served.chat()["usage"]["prompt_tokens"]
+
+
+def test_responses_give_logprobs_where_they_are_included(served: Served) -> None:
+    fields = {"model": "tiny", "input": "in the an", "max_output_tokens": 3}
+    found = served.post(RESPONSES, {**fields, "include": ["message.output_text.logprobs"]}).json()
+    assert len(found["output"][0]["content"][0]["logprobs"]) == 3
+    assert served.post(RESPONSES, fields).json()["output"][0]["content"][0]["logprobs"] == []
+    assert found["id"].startswith("resp_")
+    assert found["output"][0]["id"].startswith("msg_")
+
+
+def test_the_log_says_that_the_server_ends(
+    names: ModelNames, tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.INFO, "edgespec.server"),
+        serving(names, lambda name: table_engine(tiny_model, StuckDecoder()), limits=QUICK) as served,
+        served.client.stream("POST", CHAT, json={**HI, "stream": True}) as answer,
+    ):
+        served.server.should_exit = True
+        answer.read()
+    lines = [each.getMessage() for each in caplog.records]
+    assert any(line.startswith("shutting down; requests that are being answered: 1") for line in lines)
+    assert not any("failed" in line for line in lines)

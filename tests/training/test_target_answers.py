@@ -1,0 +1,54 @@
+"""The target answers several prompts at once, and another run goes on where one ended."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edgespec import load
+from edgespec.training import target
+from edgespec.training.texts_file import TextsFile
+
+PROMPTS = ["one", "two two", "three three three", "four"]
+
+
+def answers(model: Path, file: Path, at_once: int, *, most_tokens: int = 10_000) -> dict[int, list[int]]:
+    texts = TextsFile(file)
+    with load(model, drafter="none", deterministic=True, max_parallel=at_once) as engine:
+        target.write_answers(engine, PROMPTS, texts, longest=6, limit_s=600.0, most_tokens=most_tokens)
+    again = TextsFile(file)
+    assert again.numbers == texts.numbers
+    return dict(zip(_numbers(file), (text.tokens.tolist() for text in again.texts), strict=True))
+
+
+def _numbers(file: Path) -> list[int]:
+    return [json.loads(line)["number"] for line in file.read_text().splitlines()]
+
+
+def test_texts_do_not_depend_on_how_many_are_made_at_once(tiny_model: Path, tmp_path: Path) -> None:
+    alone = answers(tiny_model, tmp_path / "alone", 1)
+    assert sorted(alone) == list(range(2 * len(PROMPTS)))  # greedy, then sampled
+    assert answers(tiny_model, tmp_path / "together", 3) == alone
+
+
+def test_another_run_writes_only_what_is_missing(tiny_model: Path, tmp_path: Path) -> None:
+    first = answers(tiny_model, tmp_path / "texts", 2, most_tokens=1)
+    assert 0 < len(first) < 2 * len(PROMPTS)
+    whole = answers(tiny_model, tmp_path / "texts", 2)
+    assert sorted(whole) == list(range(2 * len(PROMPTS)))
+    assert {number: whole[number] for number in first} == first
+
+
+def test_interruption_ends_the_answers_that_run_and_keeps_those_written(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts, file = TextsFile(tmp_path / "texts"), tmp_path / "texts"
+
+    def interrupt(line: str) -> None:
+        if texts.texts:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(target, "show_progress", interrupt)
+    with load(tiny_model, drafter="none", max_parallel=2) as engine, pytest.raises(KeyboardInterrupt):
+        target.write_answers(engine, PROMPTS, texts, longest=10_000, limit_s=600.0, most_tokens=10_000)
+    assert 1 <= len(TextsFile(file).texts) <= 2
