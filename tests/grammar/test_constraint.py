@@ -126,6 +126,7 @@ def test_random_answers_to_schemas_of_all_kinds_are_valid(
         (regex("a[bc]+d"), "abd"),
         (regex("(x|y|xy)*z"), "z"),
         (grammar('start: "a" /[bc]+/ "d"'), "abd"),
+        (grammar('start: "<" %json {"type": "string", "pattern": "REF[0-9]+"} ">"'), '<"REF0">'),
         (grammar('start: head "!" %json {"const": 1}\nhead[suffix="<call>"]: /(.|\\n)*/'), "<call>!1"),
     ],
 )
