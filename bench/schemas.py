@@ -73,8 +73,7 @@ class _Maker:
         self.rng = random.Random(seed)
 
     def text(self) -> tuple[str, Schema]:
-        rng = self.rng
-        schema: Schema = {"type": "string"}
+        rng, schema = self.rng, Schema(type="string")
         if rng.random() < 0.4:
             schema |= {"minLength": rng.randint(1, 8), "maxLength": rng.randint(10, 60)}
         return rng.choice(_TEXTS), schema

@@ -5,7 +5,7 @@ In the Lark dialect of llguidance, in which <[7]> is the token 7 and %json a val
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +17,15 @@ from edgespec.tools.tool_use import ToolUse
 
 _ANY_TEXT = "(?s:.*)"
 # The white space that templates put into JSON, from which models learned it, and no other.
-_SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_SPACED: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Any white space that is not too much.
+_JSON_GAP = r"\s{0,9}"
+_SPACED_FREELY = {"whitespace_pattern": r"[ \t\n]{0,20}"}
 
 
 def constrained_format(format: CallFormat) -> CallFormat:
-    """The format of calls that a grammar lets through: as templates write them, and no other way."""
-    return replace(format, frames=format.frames[:1], is_bare=not format.frames[0][0])
+    """The format of calls that a grammar lets through: as templates write them, or without a frame."""
+    return replace(format, frames=format.frames[:1])
 
 
 def call_grammar(
@@ -42,12 +45,13 @@ def call_grammar(
 class _Writer:
     def __init__(self, use: ToolUse, format: CallFormat, special: Mapping[str, int]) -> None:
         self._use, self._format = use, format
+        self._chosen = [tool for tool in use.tools if use.choice in (tool.name, "auto", "required")]
         self._special = dict(special)
         names = sorted(special, key=len, reverse=True)
         self._cut = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
 
     def grammar(self, text_schema: Mapping[str, Any] | None) -> str:
-        chosen = [tool for tool in self._use.tools if self._use.choice in (tool.name, "auto", "required")]
+        chosen = self._chosen
         rules = ["tool: " + " | ".join(f"tool_{i}" for i in range(len(chosen)))]
         for i, tool in enumerate(chosen):
             rules += self._tool_rules(f"tool_{i}", tool)
@@ -80,13 +84,37 @@ class _Writer:
             return ["start: calls | text", f"text: {_json(text_schema)}"]
         if not trigger:  # calls stand alone, as JSON
             return ["start: calls | TEXT?", rf"TEXT: /[^{{\[\s]{_ANY_TEXT}/"]
+        bare, text = "", ""
+        rules = []
+        if isinstance(self._format.body, JsonBody) and self._format.is_bare:
+            bare, text = " | bare", f" & ~/{self._bare_head(self._chosen)}{_ANY_TEXT}/"
+            rules = self._bare_rules(self._format.body)
         if self._literal(trigger)[0] == "<":  # a token, which no text holds
-            return ["start: TEXT? calls | TEXT?", "TEXT: /(?s:.+)/"]
+            return [f"start: TEXT? calls{bare} | TEXT?", f"TEXT: /(?s:.+)/{text}", *rules]
         return [
-            "start: before rest | TEXT?",
-            f"before[lazy]: /{_ANY_TEXT}{_escape(trigger)}/",
-            f"TEXT: {_without(trigger)}",
+            f"start: before rest{bare} | TEXT?",
+            f"before[lazy]: /{_ANY_TEXT}{_escape(trigger)}/{text}",
+            f"TEXT: {_without(trigger)}{text}",
+            *rules,
         ]
+
+    def _bare_rules(self, body: JsonBody) -> list[str]:
+        """A call without its frame, which some models write in its place: with any white space, perhaps fenced."""
+        end = r"/\s{0,9}\}\s{0,9}\]?\s{0,9}(```)?\s{0,9}/"
+        rules = ["bare: " + " | ".join(f"bare_{i}" for i in range(len(self._chosen)))]
+        for i, tool in enumerate(self._chosen):
+            given = _JSON_GAP.join(["", ",", f'"{body.arguments[0]}"', ":", ""])
+            head = f"/{self._bare_head([tool])}{given}/"
+            rules.append(f"bare_{i}: {head} {_json(_closed(tool.parameters), _SPACED_FREELY)} {end}")
+        return rules
+
+    def _bare_head(self, tools: Sequence[Tool]) -> str:
+        """What a call without a frame begins with, as a regular expression."""
+        assert isinstance(self._format.body, JsonBody)
+        key = self._format.body.names[0]
+        names = "|".join(tool.name for tool in tools)
+        opening = _JSON_GAP.join(["", "(```(json)?)?", r"\[?", r"\{", f'"{key}"', ":", ""])
+        return f'{opening}"({names})"'
 
     def _start_behind(self, opening: str, text_schema: Mapping[str, Any] | None) -> list[str]:
         """The same where the prompt ends in what opens a call, or a text under a name of its own."""
@@ -161,9 +189,9 @@ def _join(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _json(schema: Mapping[str, Any]) -> str:
+def _json(schema: Mapping[str, Any], spaced: Mapping[str, Any] = _SPACED) -> str:
     prepared = prepare_schema(dict(schema))
-    return "%json " + json.dumps({"x-guidance": _SPACED, **prepared}, ensure_ascii=False)
+    return "%json " + json.dumps({"x-guidance": spaced, **prepared}, ensure_ascii=False)
 
 
 def _closed(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ Ids = npt.NDArray[np.intp]
 
 # What ends a value; within a free text a quotation mark alone does. And what begins a short one.
 _CLOSERS = (b"}", b"]", b'"', b")", b">", b",")
-_VALUES = (*(b"%d" % digit for digit in range(10)), b"null", b"true", b"[", b"{", b"-")
+_VALUES = (*(b"%d" % digit for digit in range(10)), b"null", b"n", b"true", b"t", b"[", b"{", b"-")
 _FREE_SHARE = 8  # a text is free where more than an eighth of the vocabulary may follow
 _BEAM, _PREFERRED = 6, 5  # states of each length that are followed, and tokens that come first in each
 _FEW = 16  # so many tokens are all tried
@@ -69,7 +69,12 @@ class _Endings(NamedTuple):
 
     @classmethod
     def of(cls, texts: Sequence[str], vocabulary: GrammarVocabulary) -> "_Endings":
-        found = [tokens for text in texts if (tokens := vocabulary.tokenizer.tokenize_str(text))]
+        ways = [vocabulary.tokenizer.tokenize_str(text) for text in texts]
+        # A grammar names a special token by its spelling, which is no text then.
+        special = [
+            vocabulary.tokenizer.tokenize_str(text, parse_special=True) for text in texts if text[-1:] == ">"
+        ]
+        found = [tokens for tokens in (*special, *ways) if tokens]
         return cls(found, np.array([tokens[0] for tokens in found], np.intp))
 
 
@@ -141,7 +146,7 @@ class Closer:
         tried = self._preferred(matcher, mask, _PREFERRED)
         if np.count_nonzero(mask) <= _FEW:
             tried += [[token] for token in np.flatnonzero(mask).tolist()]
-        elif not self._ends_by_quote(mask):
+        elif not self._ends_by_quote(matcher, mask):
             tried += [[token] for token in _allowed(self._tokens.single, mask)]
         return [list(step) for step in dict.fromkeys(map(tuple, tried))]
 
@@ -158,10 +163,10 @@ class Closer:
         """Steps of each kind, from what ends a value to what goes on with it."""
         tokens = self._tokens
         closers = [[token] for token in _allowed(tokens.closers, mask, 3)]
-        if self._ends_by_quote(mask):  # brackets are part of such a text
+        if self._ends_by_quote(matcher, mask):  # brackets are part of such a text
             yield [[tokens.quote]]
         elif _is_free(mask):
-            yield self._ending(matcher, mask, self._texts)
+            yield self._ending(matcher, mask, self._texts, is_free=True)
         elif tokens.quote >= 0 and mask[tokens.quote]:
             yield closers
         else:
@@ -172,18 +177,25 @@ class Closer:
         yield [[token] for token in _allowed(tokens.words, mask, 1)]
         yield [[token] for token in _allowed(tokens.short, mask, 2)]
 
-    @staticmethod
-    def _ending(matcher: Matcher, mask: Mask, endings: "_Endings") -> list[list[int]]:
-        """The first text that ends the value, if there is one."""
+    def _ending(
+        self, matcher: Matcher, mask: Mask, endings: "_Endings", *, is_free: bool = False
+    ) -> list[list[int]]:
+        """The first text that ends the value, if there is one; within a free text it must do so at once."""
         for i in np.flatnonzero(mask[endings.first]).tolist():
             copy = matcher.deep_copy()
-            if all(may_follow(copy, token) for token in endings.tokens[i]):
+            if all(may_follow(copy, token) for token in endings.tokens[i]) and not (
+                is_free and _is_free(mask_of(copy, self._vocab_size))
+            ):
                 return [endings.tokens[i]]
         return []
 
-    def _ends_by_quote(self, mask: Mask) -> bool:
+    def _ends_by_quote(self, matcher: Matcher, mask: Mask) -> bool:
         """Whether a text is free, and a quotation mark ends it."""
-        return bool(_is_free(mask) and self._tokens.quote >= 0 and mask[self._tokens.quote])
+        quote = self._tokens.quote
+        if quote < 0 or not mask[quote] or not _is_free(mask):
+            return False
+        behind = matcher.deep_copy()
+        return bool(behind.try_consume_tokens([quote])) and not _is_free(mask_of(behind, self._vocab_size))
 
 
 def _is_free(mask: Mask) -> bool:

@@ -22,7 +22,7 @@ _JSON_OPTIONS: Any = {"whitespace_flexible": False}
 _MAX_SYMBOLS = 200_000
 _MAX_LOCATED = 200  # parts of a schema that are tried to find the one that is wrong
 _MAX_COMPILED = 32  # grammars that are kept for later answers
-_OPENING = 64  # characters that a value of a grammar that is no schema is taken to need to end
+_OPENING = 64  # characters that a value of a grammar that is no schema is taken to need to end, at least
 _KINDS = {"json_schema": "JSON schema", "regex": "regular expression", "grammar": "grammar"}
 
 
@@ -70,7 +70,10 @@ class GrammarCompiler:
             reason = first_words(matcher.get_error())
             place = self._place(wanted, reason)
             raise FormatError(f"the {_KINDS[wanted.kind]} of response_format cannot be used: {reason}{place}")
-        opening = largest_opening(json.loads(wanted.source)) if wanted.kind == "json_schema" else _OPENING
+        # A grammar may hold schemas; half of its characters are more than one of their values needs.
+        opening = max(_OPENING, len(wanted.source) // 2)
+        if wanted.kind == "json_schema":
+            opening = largest_opening(json.loads(wanted.source))
         closer = Closer(self._vocabulary, self._closing_tokens, *endings_of(wanted))
         return CompiledGrammar(matcher, self._vocabulary, closer, opening)
 

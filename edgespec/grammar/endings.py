@@ -27,6 +27,7 @@ _FORMATS = {
     "uri": "http://a",
 }
 _MAX_ENDINGS = 1000
+_SPECIAL = re.compile(r"<[^<>\s\"]+>")
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)+"')
 
 
@@ -46,7 +47,9 @@ def endings_of(wanted: ResponseFormat) -> Endings:
         case "json_schema":
             schema = json.loads(wanted.source)
             texts = [f'{json.dumps(text)[1:-1]}"' for text in dict.fromkeys(_texts_in(schema))]
-            numbers = [number + end for number in dict.fromkeys(_numbers_in(schema)) for end in ",}]"]
+            numbers = [
+                number + end for number in dict.fromkeys(_numbers_in(schema)) for end in (",", "}", "]", "")
+            ]
             return Endings(_ends(texts, min_length=2), _ends(numbers, min_length=2))
         case "regex":
             return Endings(_ends(_matches(wanted.source), min_length=1), [])
@@ -79,14 +82,20 @@ def _numbers_in(schema: Any) -> Iterator[str]:
     yield "0"
     for _, part in subschemas(schema):
         if isinstance(part, Mapping) and not _BOUNDS.isdisjoint(part):
-            step = _bound(part, "multipleOf") or 1
-            low, high = _bound(part, "minimum"), _bound(part, "maximum")
-            above, below = _bound(part, "exclusiveMinimum"), _bound(part, "exclusiveMaximum")
-            lows = [each for each in (low, None if above is None else above + step) if each is not None]
-            highs = [each for each in (high, None if below is None else below - step) if each is not None]
-            number = min([max([0, *lows]), *highs])
-            number = math.ceil(number / step) * step if number > 0 else math.floor(number / step) * step
-            yield f"{number:.10g}"
+            yield f"{_number_in(part):.10g}"
+
+
+def _number_in(schema: Mapping[str, Any]) -> float:
+    """A number near 0 that the bounds of a schema allow, if their multiples are not far apart."""
+    step = _bound(schema, "multipleOf") or 1
+    low, high = _bound(schema, "minimum"), _bound(schema, "maximum")
+    above, below = _bound(schema, "exclusiveMinimum"), _bound(schema, "exclusiveMaximum")
+    if above is not None:
+        low = (math.floor(above / step) + 1) * step
+    if below is not None:
+        high = (math.ceil(below / step) - 1) * step
+    number = max(0.0, low or 0.0) if high is None else min(max(0.0, low or 0.0), high)
+    return math.ceil(number / step) * step if number > 0 else math.floor(number / step) * step
 
 
 _BOUNDS = {"multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
@@ -102,7 +111,8 @@ _LARGEST = 1e9
 
 
 def _literals(grammar: str) -> Iterator[str]:
-    """The quoted texts of a grammar, and short matches of its regular expressions."""
+    """The quoted texts of a grammar, and its special tokens."""
+    yield from _SPECIAL.findall(grammar)
     for quoted in _LITERAL.findall(grammar):
         try:
             yield str(json.loads(quoted))

@@ -48,13 +48,13 @@ def _bits(matcher: Matcher) -> npt.NDArray[np.uint8]:
 
 
 def require_sound(matcher: Matcher) -> None:
-    """Raises FormatError: The grammar takes more work than is allowed for a token."""
+    """Raises FormatError: The grammar takes more work than is allowed for a token, or the library fails at it."""
     if matcher.is_error():
         raise FormatError(
-            f"the response_format takes too much work here ({first_words(matcher.get_error())}); make it simpler"
+            f"the response_format cannot be followed here ({first_words(matcher.get_error())}); make it simpler"
         )
 
 
 def first_words(error: str) -> str:
     """The beginning of a message of the library, in one line."""
-    return " ".join(error.split())[:300]
+    return " ".join(error.partition("<backtrace>")[0].split())[:300]

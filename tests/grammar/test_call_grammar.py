@@ -15,7 +15,7 @@ from edgespec.grammar.call_grammar import call_grammar, constrained_format
 from edgespec.grammar.vocabulary import GrammarVocabulary
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.tools.call_writer import write_calls
-from edgespec.tools.formats import FORMATS, HERMES, CallFormat, PairsBody, PythonBody
+from edgespec.tools.formats import FORMATS, HERMES, CallFormat, JsonBody, PairsBody, PythonBody
 from edgespec.tools.notations import WrittenCall
 from edgespec.tools.tool import parse_tools
 from edgespec.tools.tool_use import ToolUse
@@ -117,6 +117,12 @@ def test_each_familys_calls_match_and_wrong_ones_do_not(
     if format.frames[0][0]:
         assert matches(said + one, closed=False)
         assert not matches(said + wrong, closed=False)
+    if format.is_bare and isinstance(format.body, JsonBody) and format.frames[0][0]:
+        head = f'{{\n  "{format.body.names[0]}": "set_light",\n  "{format.body.arguments[0]}": '
+        for begin, end in (("", ""), ("```json\n", "\n```")):
+            assert matches(begin + head + '{\n    "color": "red",\n    "level": 3\n  }\n}' + end)
+            assert not matches(begin + head + '{\n    "color": "green"')
+            assert matches(begin + '{"name": "Ada"}' + end)
 
 
 @pytest.mark.parametrize("name", ["hermes", "granite", "qwen3-coder", "functionary-v3.2"])

@@ -1,0 +1,137 @@
+"""What callers state, read and bounded; and what is worked out from schemas."""
+
+from typing import Any
+
+import pytest
+
+from edgespec.errors import FormatError
+from edgespec.grammar.endings import endings_of
+from edgespec.grammar.response_format import MAX_CHARACTERS, ResponseFormat, read_format
+from edgespec.grammar.schema import largest_opening, prepare_schema
+
+OBJECT = {"type": "object"}
+
+
+def tagged(kind: str, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"], **more}
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": OBJECT}},
+        {"type": "json_schema", "name": "x", "schema": OBJECT},
+        {"type": "json_object"},
+        {"type": "json_object", "schema": OBJECT},
+    ],
+)
+def test_a_schema_may_be_stated_in_several_ways(stated: dict[str, Any]) -> None:
+    assert read_format(stated) == ResponseFormat("json_schema", '{"type": "object"}')
+
+
+@pytest.mark.parametrize("stated", [None, {"type": "text"}])
+def test_any_text_needs_no_format(stated: dict[str, Any] | None) -> None:
+    assert read_format(stated) is None
+
+
+@pytest.mark.parametrize(
+    ("stated", "reason"),
+    [
+        ({}, "type"),
+        ({"type": "xml"}, "'xml'"),
+        ("json", "an object"),
+        ({"type": "json_schema"}, "no schema"),
+        ({"type": "json_schema", "json_schema": []}, "no schema"),
+        ({"type": "json_schema", "schema": {"enum": [object()]}}, "no JSON"),
+        ({"type": "regex"}, "under regex"),
+        ({"type": "regex", "regex": ""}, "under regex"),
+        ({"type": "grammar", "grammar": 3}, "under grammar"),
+        ({"type": "regex", "regex": "a" * (MAX_CHARACTERS + 1)}, "characters"),
+        ({"type": "json_schema", "schema": {"enum": ["a" * MAX_CHARACTERS]}}, "characters"),
+    ],
+)
+def test_what_is_no_format_is_refused(stated: Any, reason: str) -> None:
+    with pytest.raises(FormatError, match=reason):
+        read_format(stated)
+
+
+def test_gbnf_is_translated() -> None:
+    found = read_format({"type": "grammar", "grammar": 'root ::= "yes" | "no"'})
+    assert found
+    assert "start:" in found.source
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        [{"type": "string"}, {"type": "integer"}, {"type": "null"}],
+        [{"const": "a"}, {"enum": ["b", 3]}],
+        [{"const": 1}, {"const": True}],
+        [tagged("a"), tagged("b"), {"type": "array"}],
+        [{"$ref": "#/$defs/a"}, tagged("b")],
+        [tagged("a"), {"type": "object", "properties": {"other": OBJECT}, "additionalProperties": False}],
+    ],
+)
+def test_branches_that_exclude_each_other_are_alternatives(branches: list[Any]) -> None:
+    definitions = {"a": tagged("a")}
+    assert prepare_schema({"oneOf": branches, "$defs": definitions}) == {"anyOf": branches, "$defs": definitions}
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        [{"type": "string"}, {"type": "string", "maxLength": 3}],
+        [{"type": "integer"}, {"type": "number"}],
+        [OBJECT, tagged("a")],
+        [{}, {"type": "null"}],
+        [{"const": 1}, {"const": 1.0}],
+    ],
+)
+def test_branches_that_may_both_match_are_refused(branches: list[Any]) -> None:
+    with pytest.raises(FormatError, match="#/properties/x/oneOf"):
+        prepare_schema({"properties": {"x": {"oneOf": branches}}})
+
+
+def test_names_of_keywords_in_values_stay_as_they_are() -> None:
+    schema = {"const": {"oneOf": [1, 1]}, "properties": {"oneOf": {"type": "string"}}}
+    assert prepare_schema(schema) == schema
+
+
+def test_the_largest_opening_counts_what_a_value_requires() -> None:
+    item = {
+        "type": "object",
+        "properties": {"street": {"type": "string", "minLength": 20}},
+        "required": ["street"],
+    }
+    small, large = {"type": "string"}, {"type": "array", "items": item}
+    assert largest_opening({"properties": {"a": small}}) < 10
+    assert 30 < largest_opening({"properties": {"a": large}}) < 60
+    node = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
+    assert largest_opening(node) > 8
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("^[A-Z]{2}-[0-9]+$", 'A'),
+        ("a|bcd", "a"),
+        ("(foo)?[^a0]x{3}", " xxx"),
+        (r"\d\w\s", "0a "),
+    ],
+)  # fmt: skip
+def test_short_matches_end_values(pattern: str, text: str) -> None:
+    texts = endings_of(
+        ResponseFormat("json_schema", f'{{"pattern": {pattern!r}}}'.replace("'", '"').replace("\\\\", "\\\\"))
+    )
+    assert any(each.startswith(text) and each.endswith('"') for each in texts.texts)
+
+
+@pytest.mark.parametrize("pattern", ["(?=a)b", "[", r"\p{L}+", "a{100000}"])
+def test_patterns_that_python_does_not_read_give_none(pattern: str) -> None:
+    assert endings_of(ResponseFormat("regex", pattern)).texts == []
+
+
+def test_bounds_of_numbers_give_numbers() -> None:
+    numbers = endings_of(ResponseFormat("json_schema", '{"exclusiveMinimum": 17, "multipleOf": 5}')).numbers
+    assert "20," in numbers
+    assert "0}" in numbers
