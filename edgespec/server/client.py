@@ -13,8 +13,8 @@ from edgespec.server.protocol import ModelRequest, parse
 
 T = TypeVar("T")
 R = TypeVar("R", bound=ModelRequest)
-# A body of up to so many times the limit is taken and thrown away: a client that still sends when its connection is
-# closed does not read why.
+# A body of up to so many times the limit is taken and thrown away. A client that still sends when its connection
+# is closed does not read why.
 _DISCARDED = 4
 _LARGE_BYTES = 64 << 10  # a body beyond is read in a thread, so that others do not wait for it
 
