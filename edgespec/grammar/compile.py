@@ -51,6 +51,10 @@ class GrammarCompiler:
         self._compiled: OrderedDict[ResponseFormat, CompiledGrammar] = OrderedDict()
         self._lock = Lock()
 
+    def special_among(self, tokens: Mapping[str, int]) -> dict[str, int]:
+        """As GrammarVocabulary has it."""
+        return self._vocabulary.special_among(tokens)
+
     def compile(self, wanted: ResponseFormat) -> CompiledGrammar:
         """Raises FormatError: The grammar is wrong, or more than is worked on."""
         with self._lock:
@@ -71,7 +75,7 @@ class GrammarCompiler:
             place = self._place(wanted, reason)
             raise FormatError(f"the {_KINDS[wanted.kind]} of response_format cannot be used: {reason}{place}")
         # A grammar may hold schemas; half of its characters are more than one of their values needs.
-        opening = max(_OPENING, len(wanted.source) // 2)
+        opening = wanted.opening or max(_OPENING, len(wanted.source) // 2)
         if wanted.kind == "json_schema":
             opening = largest_opening(json.loads(wanted.source))
         closer = Closer(self._vocabulary, self._closing_tokens, *endings_of(wanted))

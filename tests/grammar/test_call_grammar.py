@@ -94,7 +94,8 @@ def test_each_familys_calls_match_and_wrong_ones_do_not(
 
     def matches(text: str, *, closed: bool = True, **settings: Any) -> bool:
         use = ToolUse(tools=parse_tools(TOOLS), **settings)
-        lark = call_grammar(use, constrained_format(format), tokenizer.special_tokens)
+        named = grammars.special_among(tokenizer.added_tokens)
+        lark = call_grammar(use, constrained_format(format), named).source
         matcher = LLMatcher(grammars.tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0)
         assert not matcher.is_error(), matcher.get_error()
         text = text.removeprefix(format.frames[0][0]) if format.is_open and closed else text
