@@ -80,6 +80,7 @@ def vocabulary(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
     """Tokens of a tiny model, and the special ones of all families."""
     library = Library.from_file(str(tiny_model / "tokenizer.json"))
     library.add_special_tokens(sorted({mark for format in WITH_GRAMMAR for mark in special_marks(format)}))
+    library.add_tokens(["<tool_call>", "</tool_call>"])  # as in Qwen's, where they are shown too
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     library.save(str(path))
     tokenizer = Tokenizer(path)
