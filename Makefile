@@ -3,6 +3,7 @@
 # make test-optimum  exports through optimum-onnx, in an environment of its own with torch
 # make test-train    training of drafting heads, in an environment of its own with torch
 # make test-serve    the server asked by openai, LiteLLM, LangChain and LlamaIndex, in an environment of its own
+# make test-suites   tests of openai-python, Open Responses and llama.cpp for servers; SUITES=FOLDER has copies
 # make test-npu      an emulator of an NPU, and OpenVINO on an Intel processor, in an environment of their own
 # make test-webgpu   the WebGPU provider on a GPU in software, which it fetches
 # make check         formatting, lint, types
@@ -15,7 +16,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: chat test test-serve test-optimum test-train test-webgpu test-npu check types bench check-models wheel clean
+.PHONY: chat test test-serve test-suites test-optimum test-train test-webgpu test-npu check types bench check-models wheel clean
 
 chat: $(VENV)/.cpu
 	@$(BIN)/edgespec chat
@@ -25,6 +26,10 @@ test: $(VENV)/.test
 
 test-serve: $(VENV)-serve/.test
 	$(VENV)-serve/bin/pytest -m clients -n 0
+
+# The suites are cloned by git, or read from a folder that has openai-python, openresponses and llama.cpp.
+test-suites: $(VENV)-suites/.test
+	$(VENV)-suites/bin/python scripts/foreign_suites.py $(if $(SUITES),--sources $(SUITES))
 
 test-optimum: $(VENV)-optimum/.test
 	$(VENV)-optimum/bin/pytest -m optimum
@@ -67,7 +72,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.cpu: $(VENV)/bin/python pyproject.toml
 	@echo "installing into $(VENV), which takes a minute or two"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[cpu]"
+	@$(BIN)/python scripts/pip_install.py -e ".[cpu]"
 	@touch $@
 
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml
@@ -91,10 +96,16 @@ $(VENV)-serve/.test: pyproject.toml
 		openai litellm langchain-openai llama-index-llms-openai-like
 	@touch $@
 
+$(VENV)-suites/.test: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-suites
+	$(VENV)-suites/bin/python -m pip install --quiet --disable-pip-version-check -e ".[test]" \
+		openai pytest-asyncio respx rich requests aiohttp
+	@touch $@
+
 $(VENV)-npu/.test: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-npu
 	$(VENV)-npu/bin/python -m pip install --quiet --disable-pip-version-check -e ".[qnn,openvino,test]"
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-optimum $(VENV)-train $(VENV)-npu $(VENV)-serve .types build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-optimum $(VENV)-train $(VENV)-npu $(VENV)-serve $(VENV)-suites .types build dist *.egg-info

@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 from edgespec.chat.attaching import attach, detach
 from edgespec.chat.attachments import brief_message, split_message
+from edgespec.chat.chat_commands import branch, delete_saved, name_chat, open_chat, show_chats
 from edgespec.chat.clipboard import copy
 from edgespec.chat.live_line import switch_figures
 from edgespec.chat.past_rounds import show_last, show_rounds
+from edgespec.chat.saved_chats import export_text
 from edgespec.chat.session import VIEWS, ChatSession
 from edgespec.chat.settings import apply_setting, format_settings
 from edgespec.chat.status import format_report
@@ -19,7 +21,7 @@ from edgespec.chat.trace_file import TraceFile
 from edgespec.engine.conversation import Reply
 from edgespec.engine.transcript import read_transcript, save_transcript
 from edgespec.errors import EdgeSpecError, UsageError
-from edgespec.system.disk import has_content
+from edgespec.system.disk import has_content, replace_file
 from edgespec.system.printable import one_line
 
 
@@ -37,6 +39,7 @@ class Argument(Enum):
     PART = "[code|all]"
     ATTACHED = "[NAME]"
     SWITCH = "[on|off]"
+    CHAT = "NAME"
 
 
 class Next(NamedTuple):
@@ -46,6 +49,7 @@ class Next(NamedTuple):
     edit: str = ""
     shows_last: bool = False
     is_exit: bool = False
+    edits_answer: bool = False  # edit is the last answer
 
 
 NOTHING = Next()
@@ -117,7 +121,7 @@ def describe_resumed(session: ChatSession) -> str:
     if rounds[-1].answer is None:
         hint = " It has no answer yet; /retry asks for one."
     elif (num - 1, "cancelled") in session.conversation.transcript().cut_short:
-        hint = " Its answer was cut off; /retry asks for a new one."
+        hint = " Its answer was cut off; /go continues it, /retry asks for a new one."
     return f"{num} messages; your last message: {one_line(brief_message(rounds[-1].user), 60)!r}.{hint}"
 
 
@@ -217,14 +221,15 @@ def _save_over(session: ChatSession, argument: str) -> None:
 
 
 def _save_to(session: ChatSession, path: Path) -> None:
-    save_transcript(path, session.conversation.transcript(session.model))
+    save_transcript(path, session.transcript())
     session.written.add(path.absolute())
     session.info(f"{len(session.conversation.messages)} messages saved to {one_line(str(path), 200)}")
 
 
 @_command("load", Argument.PATH, "continue a saved conversation")
 def _load(session: ChatSession, argument: str) -> None:
-    session.conversation.restore(read_transcript(_parse_path(argument, "load")))
+    transcript = read_transcript(_parse_path(argument, "load"))
+    session.conversation.restore(transcript)
     session.start_new_file()
     session.save()
     show_last(session.conversation.rounds, session.info)
@@ -232,18 +237,18 @@ def _load(session: ChatSession, argument: str) -> None:
     session.info(describe_resumed(session))
 
 
-def _parse_path(argument: str, name: str) -> Path:
+def _parse_path(argument: str, name: str, example: str = "talk.jsonl") -> Path:
     if not argument:
-        raise UsageError(f"/{name} needs a file name, for example /{name} talk.jsonl")
+        raise UsageError(f"/{name} needs a file name, for example /{name} {example}")
     try:
         return Path(argument).expanduser()
     except RuntimeError as error:
         raise UsageError(f"{argument}: {error}") from None
 
 
-def _parse_new_path(session: ChatSession, argument: str, name: str) -> Path:
+def _parse_new_path(session: ChatSession, argument: str, name: str, example: str = "talk.jsonl") -> Path:
     """The path of a file to write. Raises UsageError: a file is there that this chat has not written."""
-    path = _parse_path(argument, name)
+    path = _parse_path(argument, name, example)
     if path.absolute() not in session.written and has_content(path):
         shown = one_line(str(path), 200)
         raise UsageError(f"{shown} is there already, and stays as it is; /{name}! {shown} writes over it")
@@ -260,6 +265,81 @@ def _history(session: ChatSession, argument: str) -> None:
     show_rounds(rounds[-int(argument[:9]) :] if argument else rounds, session.info)
     if not rounds:
         session.info("the conversation is empty")
+
+
+@_command("answer", Argument.NONE, "change the last answer; /go continues the changed one")
+def _answer(session: ChatSession, argument: str) -> Next:
+    if not (rounds := session.conversation.rounds) or not rounds[-1].answer:
+        raise UsageError("there is no answer to change yet")
+    return Next(edit=rounds[-1].answer, edits_answer=True)
+
+
+@_command("go", Argument.NONE, "go on with the last answer, which was stopped, cut at a limit or changed")
+def _go(session: ChatSession, argument: str) -> Next:
+    return Next(reply=session.conversation.go_on())
+
+
+@_command("prefill", Argument.TEXT, "set how the next answer begins; alone, leave that to the model again")
+def _prefill(session: ChatSession, argument: str) -> None:
+    session.prefill = argument
+    session.info(f"the next answer begins with: {argument}" if argument else "the model begins the next answer")
+
+
+@_command("branch", Argument.COUNT, "go on in a copy of the chat, with its first N messages")
+def _branch(session: ChatSession, argument: str) -> None:
+    branch(session, argument)
+
+
+@_command("name", Argument.TEXT, "name this chat; alone, show its name")
+def _name(session: ChatSession, argument: str) -> None:
+    name_chat(session, argument)
+
+
+@_command("chats", Argument.TEXT, "list the saved chats, or those with some words in them")
+def _chats(session: ChatSession, argument: str) -> None:
+    show_chats(session, argument)
+
+
+@_command("open", Argument.CHAT, "continue another chat, by its name or its number in /chats")
+def _open(session: ChatSession, argument: str) -> None:
+    model = open_chat(session, argument).transcript.model
+    session.info("")
+    hint = (
+        f" It was held with {one_line(model, 60)}; /model loads that."
+        if model not in (None, session.model)
+        else ""
+    )
+    session.info(describe_resumed(session) + hint)
+
+
+@_command("delete", Argument.CHAT, "delete a saved chat, once you confirm it with /delete!")
+def _delete(session: ChatSession, argument: str) -> None:
+    delete_saved(session, argument, is_sure=False)
+
+
+@_command("delete!", Argument.CHAT, "delete a saved chat for good")
+def _delete_surely(session: ChatSession, argument: str) -> None:
+    delete_saved(session, argument, is_sure=True)
+
+
+@_command("export", Argument.PATH, "write the chat to be read elsewhere, as .md or .json")
+def _export(session: ChatSession, argument: str) -> None:
+    _export_to(session, _parse_new_path(session, argument, "export", "talk.md"))
+
+
+@_command("export!", Argument.PATH, "write it, also over a file that is there already")
+def _export_over(session: ChatSession, argument: str) -> None:
+    _export_to(session, _parse_path(argument, "export!", "talk.md"))
+
+
+def _export_to(session: ChatSession, path: Path) -> None:
+    text = export_text(session.transcript(), path)
+    try:
+        replace_file(path, text.encode(errors="replace"), 0o666)
+    except OSError as error:
+        raise EdgeSpecError(f"cannot write {path}: {error.strerror}") from None
+    session.written.add(path.absolute())
+    session.info(f"{len(session.conversation.messages)} messages written to {one_line(str(path), 200)}")
 
 
 @_command("clear", Argument.NONE, "start a new conversation; the system message stays")

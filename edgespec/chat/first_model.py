@@ -140,7 +140,7 @@ def _may_ask(options: argparse.Namespace) -> bool:
     """Whether a person is there to be asked who has named neither a model nor a drafter for one."""
     is_seen = all(each.isatty() for each in (sys.stdin, sys.stdout, sys.stderr))
     is_named = options.model is not options.parser.get_default("model") or {"model", "drafter"} & options.stated
-    goes_on = options.continues or options.transcript
+    goes_on = options.continues is not None or options.transcript
     return is_seen and not (is_named or goes_on or options.quiet)
 
 

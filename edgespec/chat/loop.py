@@ -22,6 +22,7 @@ from edgespec.engine.conversation import Reply
 from edgespec.errors import ContextOverflow, EdgeSpecError
 from edgespec.models.home import default_home
 from edgespec.system.console import info, warn
+from edgespec.system.printable import printable
 from edgespec.system.terminal import unseen_keys as hide_typed_keys
 
 if TYPE_CHECKING:
@@ -77,23 +78,22 @@ def converse(session: ChatSession, keeps_history: bool) -> int:
 
 
 def _run(session: ChatSession, user: "ChatInput") -> int:
-    edit, is_leaving = "", False
+    before, is_leaving = NOTHING, False
     while True:
         try:
             user.is_multi_line = session.is_multi_line
             session.info("")
-            line = user.ask(edit).strip()
-            is_edit, edit, is_leaving = bool(edit), "", False
-            following = _obey(session, line, is_edit)
-            if following.is_exit:
+            line = user.ask(before.edit).strip()
+            asked, before, is_leaving = before, NOTHING, False
+            before = _obey(session, line, asked)
+            if before.is_exit:
                 return 0
-            edit = following.edit
         except Leave:
             raise
         except KeyboardInterrupt:
             if is_leaving:
                 raise
-            edit, is_leaving = "", True
+            before, is_leaving = NOTHING, True
             session.info("(press Ctrl-C again or Ctrl-D to leave)")
         except EOFError:
             return 0
@@ -104,7 +104,14 @@ def _run(session: ChatSession, user: "ChatInput") -> int:
             session.info(f"edgespec: {error}")
 
 
-def _obey(session: ChatSession, line: str, is_edit: bool) -> Next:
+def _obey(session: ChatSession, line: str, before: Next) -> Next:
+    """Do what a line says, which may be a text that the command before it has put into the input."""
+    if before.edits_answer:
+        if line:
+            session.conversation.rewrite(line)
+            session.save()
+            session.info("the answer is changed; /go continues it, or send your next message")
+        return NOTHING
     block = block_text(line)
     if not line or block == "":
         return NOTHING
@@ -116,7 +123,7 @@ def _obey(session: ChatSession, line: str, is_edit: bool) -> Next:
             session.info("")
             _print_chunks(session, session.answer)
         return following
-    removed = session.conversation.undo() if is_edit else None
+    removed = session.conversation.undo() if before.edit else None
     try:
         reply = session.send(unescape_message(line) if block is None else block)
     except EdgeSpecError:
@@ -124,15 +131,16 @@ def _obey(session: ChatSession, line: str, is_edit: bool) -> Next:
             session.conversation.redo(removed)
         raise
     session.save()  # the message is saved even if its answer fails
-    _answer(session, reply)
+    _answer(session, reply, shows_begun=True)
     return NOTHING
 
 
-def _answer(session: ChatSession, reply: Reply) -> None:
+def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) -> None:
+    """Print an answer; what it was given to begin with is on the screen already where it goes on."""
     session.info("")
     try:
         with _stop_on_ctrl_c(session, reply):
-            session.record(_print_reply(session, reply, session.info))
+            session.record(_print_reply(session, reply, session.info, reply.begun if shows_begun else ""))
     finally:
         session.save()
     session.info("")
@@ -164,12 +172,14 @@ def _stop_on_ctrl_c(session: ChatSession, reply: Reply) -> Iterator[Callable[[],
             raise
 
 
-def _print_reply(session: ChatSession, reply: Reply, report: Callable[[str], None]) -> tuple[Chunk, ...]:
+def _print_reply(
+    session: ChatSession, reply: Reply, report: Callable[[str], None], begun: str = ""
+) -> tuple[Chunk, ...]:
     if reply.dropped:
         report(f"the context is full: the {len(reply.dropped)} oldest messages are no longer sent to the model")
     with live_line(session, sys.stdout) as live:
         chunks = live.watch(_save_regularly(session, reply))
-        return _print_chunks(session, chunks, _prompt_progress(session, reply), live.stream)
+        return _print_chunks(session, chunks, _prompt_progress(session, reply), live.stream, begun)
 
 
 def _print_chunks(
@@ -177,19 +187,32 @@ def _print_chunks(
     chunks: Iterable[Chunk],
     progress: Callable[[], str] = str,
     stream: TextIO | None = None,
+    begun: str = "",
 ) -> tuple[Chunk, ...]:
+    """Print chunks behind the text that an answer was given to begin with; return them."""
     printer, waiting = _make_printer(session, stream or sys.stdout), Waiting(sys.stdout, progress)
     seen: list[Chunk] = []
     waiting.begin()
     try:
         for chunk in chunks:
             waiting.end()
+            if begun and not seen:
+                _print_begun(printer, begun, stream or sys.stdout)
             seen.append(chunk)
             printer.push(chunk)
     finally:
         waiting.end()
         printer.end()
     return tuple(seen)
+
+
+def _print_begun(printer: Printer, begun: str, stream: TextIO) -> None:
+    from edgespec.chat.printer import OriginPrinter
+
+    if isinstance(printer, OriginPrinter):  # which shows tokens, and this text has none
+        stream.write(printable(begun))
+    else:
+        printer.push(Chunk(text=begun, token_ids=()))
 
 
 def _make_printer(session: ChatSession, stream: TextIO) -> Printer:

@@ -18,12 +18,13 @@ def show_last(rounds: Sequence[Round], info: Callable[[str], None]) -> None:
     short = [each._replace(answer=each.answer and last_lines(each.answer, _MAX_LINES)) for each in last]
     if len(rounds) > len(last) or short != [*last]:
         info("(earlier text: /history)")
-    show_rounds(short, info)
+    show_rounds(short, info, 1 + len(rounds) - len(last))
 
 
-def show_rounds(rounds: Sequence[Round], info: Callable[[str], None]) -> None:
-    for each in rounds:
-        _show_message(brief_message(each.user))
+def show_rounds(rounds: Sequence[Round], info: Callable[[str], None], first: int = 1) -> None:
+    """Show rounds, of which the first has a number."""
+    for number, each in enumerate(rounds, first):
+        _show_message(number, brief_message(each.user))
         if each.answer is None:
             info("(no answer)")
             continue
@@ -42,10 +43,11 @@ def last_lines(text: str, num: int) -> str:
     return "\n".join(["…", "", *(["```"] if is_code else []), *kept])
 
 
-def _show_message(text: str) -> None:
-    shown = "\n".join(f"> {line}" if i == 0 else f"  {line}" for i, line in enumerate(text.split("\n")))
-    bold, end = ("", "") if is_plain(sys.stderr) else ("\x1b[1m", "\x1b[0m")
-    sys.stderr.write(f"\n{bold}{printable(shown)}{end}\n\n")
+def _show_message(number: int, text: str) -> None:
+    mark = f"{number} > "
+    shown = text.replace("\n", f"\n{' ' * len(mark)}")
+    dim, bold, end = ("", "", "") if is_plain(sys.stderr) else ("\x1b[2m", "\x1b[0;1m", "\x1b[0m")
+    sys.stderr.write(f"\n{dim}{mark}{bold}{printable(shown)}{end}\n\n")
     sys.stderr.flush()
 
 

@@ -1,7 +1,7 @@
 """What a chat holds between two lines of the user: conversation, engine, files, the last answer."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgespec.chat.attachments import Attachment, join_message
@@ -13,7 +13,7 @@ from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Conversation, Reply
 from edgespec.engine.engine import Engine
 from edgespec.engine.stats import Stats
-from edgespec.engine.transcript import AutosaveFile
+from edgespec.engine.transcript import AutosaveFile, Transcript
 from edgespec.errors import EdgeSpecError, MemoryExhausted
 
 VIEWS = ("markdown", "plain", "drafted")
@@ -34,6 +34,8 @@ class ChatSession:
     view: str = VIEWS[0]
     answer: tuple[Chunk, ...] = ()  # the last one, as far as it came
     has_looped: bool = False  # the last answer ends with a span that came over and over
+    name: str | None = None  # of the conversation
+    prefill: str = ""  # how the next answer is to begin
     downgrades: list[str] = field(default_factory=list)
     written: set[Path] = field(default_factory=set)  # files that commands of this chat have written
     attachments: list[Attachment] = field(default_factory=list)  # for the next message
@@ -56,19 +58,33 @@ class ChatSession:
 
     def send(self, text: str) -> Reply:
         """Send a message with the attached files; they stay attached if Conversation.stream refuses it."""
-        reply = self.conversation.stream(join_message(self.attachments, text))
-        self.attachments = []
+        reply = self.conversation.stream(join_message(self.attachments, text), begun=self.prefill)
+        self.attachments, self.prefill = [], ""
         return reply
 
     def save(self) -> None:
         if self.autosave:
-            self.autosave.write(self.conversation.transcript(self.model))
+            self.autosave.write(self.transcript())
+
+    @property
+    def file(self) -> Path | None:
+        """The file that the conversation is saved in, once it has one."""
+        return self.autosave.path if self.autosave else None
+
+    def transcript(self) -> Transcript:
+        return replace(self.conversation.transcript(self.model), name=self.name)
 
     def start_new_file(self) -> None:
-        """Leave the file as it is and go on in another one, without a last answer."""
+        """Leave the file as it is and go on in another one, without a name and a last answer."""
         if self.autosave:
             self.autosave.start_new_file()
-        self.answer = ()
+        self.answer, self.name = (), None
+
+    def open_file(self, path: Path, transcript: Transcript) -> None:
+        """Go on in the file of another conversation, which was restored."""
+        if self.autosave:
+            self.autosave.go_on_in(path)
+        self.answer, self.name = (), transcript.name
 
     def record(self, answer: tuple[Chunk, ...]) -> None:
         """Record a finished answer as the last one, and write it to the files."""
@@ -119,6 +135,8 @@ class ChatSession:
     def _hints(self) -> Iterator[str]:
         if self.is_multi_line:
             yield "multi-line: Alt-Enter sends"
+        if self.prefill:
+            yield "the answer's beginning is set"
         if num := len(self.attachments):
             yield f"{num} file{'s' if num > 1 else ''} attached"
 

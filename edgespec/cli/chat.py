@@ -51,7 +51,12 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
         default=[],
     )
     parser.add_argument(
-        "--continue", dest="continues", action="store_true", help="continue the last chat, with its model"
+        "--continue",
+        dest="continues",
+        nargs="?",
+        const="",
+        metavar="NAME",
+        help="continue the last chat, or the one of that name, with its model",
     )
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT; repeatable"
@@ -114,6 +119,7 @@ def _chat(options: argparse.Namespace) -> int:
             if options.system is not None:
                 conversation.system = options.system
         session = _session(options, conversation, autosave if prompt is None or last else None, trace)
+        session.name = last.name if last else None
         add_files(session, files, info)
         if wanted:
             session.view = "plain"
@@ -219,12 +225,17 @@ def _prompt(options: argparse.Namespace) -> str | None:
 
 def _open_transcripts(options: argparse.Namespace) -> tuple["AutosaveFile | None", "Transcript | None"]:
     """The file that saves this conversation, and the one to continue, whose model is used unless one is named."""
+    from edgespec.chat.saved_chats import find_chat
     from edgespec.engine.transcript import AutosaveFile, find_latest, read_transcript
     from edgespec.models.home import default_home
 
     folder = default_home() / "chats"
-    path = options.transcript or (find_latest(folder) if options.continues else None)
+    path = options.transcript
     if options.continues and path is None:
+        path = find_chat(folder, options.continues).path
+    if options.continues == "" and path is None:
+        path = find_latest(folder)
+    if options.continues is not None and path is None:
         raise UsageError(f"there is no conversation to continue in {folder}; leave out --continue")
     last = read_transcript(path) if path else None
     if last and last.model and options.model is options.parser.get_default("model"):

@@ -96,6 +96,7 @@ class Conversation:
         self._num_dropped = 0  # rounds
         self._cut_short: dict[int, str] = {}  # by round
         self._num_tries = 0  # of the last round
+        self._begun = ""  # what the current answer was given to begin with
         self._chunks: list[Chunk] = []  # of the current answer, filled by its reply
         self._reply: Callable[[], Reply | None] = lambda: None  # which fills it, weakly
         self._lock = RLock()  # held while a message is added or taken back
@@ -144,8 +145,10 @@ class Conversation:
         num_dropped = len(self._rounds) if self._overflow == "drop-oldest" else self._num_dropped
         return self.engine.context_length - self._count([*self._rounds, Round(text, None)], num_dropped)
 
-    def stream(self, text: str, **options: Unpack[ReplyOptions]) -> "Reply":
+    def stream(self, text: str, *, begun: str = "", **options: Unpack[ReplyOptions]) -> "Reply":
         """Send a message; return its answer as a stream. Options are those of Engine.stream, for this answer.
+
+        begun is the beginning of the answer, which the model continues.
 
         An earlier message without an answer stays, but is not sent to the model: chat templates want user and
         assistant to alternate.
@@ -158,7 +161,7 @@ class Conversation:
             raise UsageError(f"the message is {text!r}; wanted a text")
         with self._lock:
             self._require_idle()
-            return self._begin([*self._rounds, Round(text, None)], 0, options)
+            return self._begin([*self._rounds, Round(text, None)], 0, options, begun)
 
     def say(self, text: str, **options: Unpack[ReplyOptions]) -> Completion:
         """Send a message; return the whole answer. Options and errors as in stream."""
@@ -173,13 +176,45 @@ class Conversation:
             tries = self._num_tries + (not self._is_unanswered)
             return self._begin([*self._rounds[:-1], Round(self._rounds[-1].user, None)], tries, options)
 
+    def go_on(self, **options: Unpack[ReplyOptions]) -> "Reply":
+        """Continue the last answer behind its end, with the same seed; the reply streams what is new.
+
+        Raises UsageError: there is no answer yet.
+        """
+        with self._lock:
+            self._require_idle()
+            if not self._rounds or not (begun := self._rounds[-1].answer):
+                raise UsageError("there is no answer to go on with; retry() makes one")
+            return self._begin(
+                [*self._rounds[:-1], Round(self._rounds[-1].user, None)], self._num_tries, options, begun
+            )
+
+    def rewrite(self, answer: str) -> None:
+        """Put a text in the place of the last answer, or give one to an unanswered message.
+
+        Raises UsageError: there is no message yet, or the text is empty.
+        """
+        with self._lock:
+            self._require_idle()
+            if not self._rounds or not answer:
+                raise UsageError("an answer needs a message and a text; there is no message, or the text is empty")
+            self._cut_short.pop(len(self._rounds) - 1, None)
+            self._rounds[-1] = Round(self._rounds[-1].user, answer)
+
+    def keep(self, num_rounds: int) -> None:
+        """Forget all but the first messages and their answers."""
+        with self._lock:
+            self._require_idle()
+            cut_short = {i: reason for i, reason in self._cut_short.items() if i < num_rounds}
+            self._restore(self._rounds[:num_rounds], cut_short, min(self._num_dropped, num_rounds))
+
     def undo(self) -> Round | None:
         """Remove and return the last message and its answer; None if there is none."""
         with self._lock:
             if not self._rounds:
                 return None
             removed = self._rounds.pop()
-            self._chunks, self._reply = [], lambda: None
+            self._begun, self._chunks, self._reply = "", [], lambda: None
             self._cut_short.pop(len(self._rounds), None)
             self._num_dropped = min(self._num_dropped, len(self._rounds))
             self._num_tries = 0
@@ -199,8 +234,8 @@ class Conversation:
         An answer that is being generated is in it as far as it came, as if it were cancelled.
         """
         rounds, cut_short = self._rounds, self._cut_short
-        if self._is_unanswered and (begun := "".join(chunk.text for chunk in self._chunks)):
-            rounds = [*rounds[:-1], Round(rounds[-1].user, begun)]
+        if self._is_unanswered and (made := self._made):
+            rounds = [*rounds[:-1], Round(rounds[-1].user, made)]
             cut_short = {**cut_short, len(rounds) - 1: "cancelled"}
         return Transcript(
             messages=self._messages(rounds),
@@ -243,10 +278,15 @@ class Conversation:
     def _is_unanswered(self) -> bool:
         return bool(self._rounds) and self._rounds[-1].answer is None
 
+    @property
+    def _made(self) -> str:
+        """The current answer as far as it came."""
+        return self._begun + "".join(chunk.text for chunk in self._chunks)
+
     def _restore(self, rounds: list[Round], cut_short: dict[int, str], num_dropped: int) -> None:
         with self._lock:
             self._rounds, self._cut_short, self._num_dropped = rounds, cut_short, num_dropped
-            self._num_tries, self._chunks, self._reply = 0, [], lambda: None
+            self._num_tries, self._begun, self._chunks, self._reply = 0, "", [], lambda: None
 
     def _require_idle(self) -> None:
         """Take what was read of an answer that its reader let go; raises UsageError: one is being read."""
@@ -256,7 +296,7 @@ class Conversation:
                 "this conversation is being answered; read that answer to its end or close it, and ask again then"
             )
         if reply is None and self._is_unanswered and self._chunks:
-            self._finish("".join(chunk.text for chunk in self._chunks), "cancelled")
+            self._finish(self._made, "cancelled")
 
     def _messages(self, rounds: Sequence[Round]) -> tuple[Message, ...]:
         system = [Message("system", self.system)] if self.system is not None else []
@@ -265,7 +305,7 @@ class Conversation:
     def _sent(self, rounds: Sequence[Round]) -> tuple[Message, ...]:
         return self._messages([*_answered_rounds(rounds[:-1]), *rounds[-1:]])
 
-    def _begin(self, rounds: list[Round], num_tries: int, options: ReplyOptions) -> "Reply":
+    def _begin(self, rounds: list[Round], num_tries: int, options: ReplyOptions, begun: str = "") -> "Reply":
         if unknown := options.keys() - ReplyOptions.__annotations__.keys():
             raise UsageError(
                 f"a message of a conversation has no option '{min(unknown)}'; wanted "
@@ -281,14 +321,15 @@ class Conversation:
             max_tokens=self.max_tokens,
             stop=self.stop,
             response_format=self.response_format,
+            prefill=begun or None,
             **options,
         )
         dropped = _flatten(_answered_rounds(rounds[self._num_dropped : num_dropped]))
         # From here on the message is part of the conversation, even if its answer fails.
         self._cut_short.pop(len(rounds) - 1, None)
         self._rounds, self._num_dropped, self._num_tries = rounds, num_dropped, num_tries
-        self._chunks = []
-        reply = Reply(num_prompt, tuple(dropped), self, stream, self._chunks)
+        self._begun, self._chunks = begun, []
+        reply = Reply(num_prompt, tuple(dropped), self, stream, self._chunks, begun)
         self._reply = ref(reply)
         return reply
 
@@ -332,6 +373,7 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
     _conversation: Conversation
     _stream: AnswerStream
     _chunks: list[Chunk]
+    begun: str = ""  # the beginning of the answer, which was given
     is_over: bool = False
     _loop: Repetition | None = None
     _num_since: int = 0  # tokens since a loop was looked for
@@ -376,8 +418,8 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
 
     @property
     def text(self) -> str:
-        """The answer so far."""
-        return "".join(chunk.text for chunk in self._chunks)
+        """The answer so far, with what it was given to begin with."""
+        return self.begun + "".join(chunk.text for chunk in self._chunks)
 
     @property
     def last(self) -> Chunk | None:

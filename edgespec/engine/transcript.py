@@ -35,6 +35,7 @@ class Transcript:
 
     messages: tuple[Message, ...] = ()
     model: str | None = None  # the user's name for it
+    name: str | None = None  # that the user gave the conversation
     sampling: SamplingParams | None = None  # without logit_bias
     num_dropped: int = 0  # messages after the system message that are no longer sent to the model
     cut_short: tuple[tuple[int, str], ...] = ()  # positions of answers that did not end by themselves, and why
@@ -47,6 +48,8 @@ class Transcript:
             "model": self.model,
             "num_dropped": self.num_dropped,
         }
+        if self.name:
+            header["name"] = self.name
         if self.sampling:
             header["sampling"] = {name: getattr(self.sampling, name) for name in _SAMPLING}
         documents: list[dict[str, Any]] = [header]
@@ -90,7 +93,7 @@ def read_transcript(path: Path) -> Transcript:
             f"{path} is of version {header.get('version')!r} and this edgespec reads {VERSION}; use a newer one"
         )
     messages = tuple(_parse_message(path, number, each) for number, each in enumerate(rest, 2))
-    num_dropped, model = header.get("num_dropped", 0), header.get("model")
+    num_dropped, model, name = header.get("num_dropped", 0), header.get("model"), header.get("name")
     if type(num_dropped) is not int or not 0 <= num_dropped <= len(messages):
         raise UsageError(
             f"{path} says that {num_dropped!r} of {len(messages)} messages were dropped; it is damaged"
@@ -98,6 +101,7 @@ def read_transcript(path: Path) -> Transcript:
     return Transcript(
         messages=messages,
         model=model if isinstance(model, str) else None,
+        name=name if isinstance(name, str) else None,
         sampling=_parse_sampling(path, header.get("sampling")),
         num_dropped=num_dropped,
         cut_short=tuple((i, str(each["finish_reason"])) for i, each in enumerate(rest) if "finish_reason" in each),
@@ -171,6 +175,11 @@ class AutosaveFile:
             if not self._has_failed:
                 self._has_failed = True
                 self.report(f"this conversation is not saved: cannot write {self.folder} ({error.strerror})")
+
+    def go_on_in(self, path: Path) -> None:
+        """Write another file from now on."""
+        self.path, self._seen = path, _fingerprint(path)
+        self.on_path(path)
 
     def start_new_file(self) -> None:
         """Leave the file as it is; the next write makes another one."""

@@ -18,6 +18,7 @@ import tiny
 from terminal import ALT_ENTER, COLUMNS, CTRL_C, CTRL_J, UP, Terminal
 
 from edgespec import Message
+from edgespec.chat.saved_chats import list_chats
 from edgespec.engine.transcript import Transcript, find_latest, read_transcript, save_transcript
 from edgespec.export.convert import export_model
 
@@ -35,16 +36,18 @@ def chat(model: object, home: Path, *arguments: object, **settings: str) -> Term
     return terminal
 
 
-def rule_script(tmp_path: Path, answers: dict[str, Any], pause_s: float = 0.0) -> Path:
+def rule_script(tmp_path: Path, answers: dict[str, Any], pause_s: float = 0.0, *, saves: bool = False) -> Path:
     """The file of a chat whose answers are given."""
     script = tmp_path / "script.json"
-    script.write_text(json.dumps({"answers": answers, "pause_s": pause_s}))
+    script.write_text(json.dumps({"answers": answers, "pause_s": pause_s, "saves": saves}))
     return script
 
 
-def rule_chat(tmp_path: Path, answers: dict[str, Any], pause_s: float = 0.0, **settings: str) -> Terminal:
+def rule_chat(
+    tmp_path: Path, answers: dict[str, Any], pause_s: float = 0.0, *, saves: bool = False, **settings: str
+) -> Terminal:
     """A chat whose answers are given."""
-    script = rule_script(tmp_path, answers, pause_s)
+    script = rule_script(tmp_path, answers, pause_s, saves=saves)
     terminal = Terminal(script, home=tmp_path, environment=settings, program=(sys.executable, str(RULE_CHAT)))
     if settings.get("TERM") != "dumb":
         terminal.ready()
@@ -245,17 +248,14 @@ def test_what_was_said_is_shown_when_a_conversation_is_loaded_and_on_demand(tmp_
     at = terminal.position
     terminal.ask(f"/load {tmp_path / 'talk'}", "6 messages")
     shown = terminal.written[at : terminal.position]
-    assert shown.index("> second?") < shown.index("two") < shown.index("> third?") < shown.index("row 39")
+    assert shown.index("second?") < shown.index("two") < shown.index("third?") < shown.index("row 39")
     assert "first?" not in shown
     assert "row 3\r" not in shown
     at = terminal.position
     terminal.ask("/history")
     shown = terminal.written[at : terminal.position]
     assert (
-        shown.index("> first?")
-        < shown.index("\x1b[1mbold\x1b[0m")
-        < shown.index("row 3\r")
-        < shown.index("row 39")
+        shown.index("first?") < shown.index("\x1b[1mbold\x1b[0m") < shown.index("row 3\r") < shown.index("row 39")
     )
     terminal.ask("/history 1")
     assert "first?" not in terminal.written[at + len(shown) : terminal.position]
@@ -303,6 +303,68 @@ def test_the_list_of_models_fits_80_columns(tmp_path: Path) -> None:
     assert max(map(len, lines)) <= COLUMNS
     assert any(line.split()[:1] == ["smollm2-135m"] for line in lines)
     assert "also shows" in terminal.written
+
+
+def test_chats_are_named_listed_opened_branched_and_deleted(tmp_path: Path) -> None:
+    answers = {"first": ["FIRST"], "second": ["SECOND"], "other": ["OTHER"], "more": ["MORE"]}
+    terminal = rule_chat(tmp_path, answers, saves=True)
+    terminal.ask("first", "FIRST")
+    terminal.ask("second", "SECOND")
+    terminal.ask("/name rivers", "'rivers' opens it again")
+    terminal.ask("/clear", "a new conversation")
+    terminal.ask("other", "OTHER")
+    terminal.ask("/chats", "/open NAME or NUMBER")
+    rows = [line.split() for line in terminal.settle().splitlines()]
+    assert any(row[:3] == ["*1", "other", "2"] for row in rows)
+    assert any(row[:3] == ["2", "rivers", "4"] for row in rows)
+    terminal.ask("/chats SECOND", "rivers")
+    terminal.ask("/chats nowhere", "no chat has 'nowhere'")
+    terminal.ask("/open river", "second")
+    terminal.ask("/branch 1", "a branch with the first 1 of 2")
+    terminal.ask("more", "MORE")
+    terminal.ask("/delete other", "/delete! other deletes")
+    terminal.ask("/delete! other", "deleted 'other'")
+    terminal.leave()
+    chats = {chat.title: chat.transcript for chat in list_chats(tmp_path / "chats")}
+    assert {title: len(each.messages) for title, each in chats.items()} == {"first": 4, "rivers": 4}
+    assert [each.content for each in chats["first"].messages] == ["first", "FIRST", "more", "MORE"]
+
+
+def test_an_answer_is_changed_continued_begun_and_exported(tmp_path: Path) -> None:
+    answers = {"count": ["one "], "count|one, two,": [" three"], "list|1.": [" apples"]}
+    terminal = rule_chat(tmp_path, answers)
+    terminal.ask("count", "one")
+    terminal.enter("/answer")
+    terminal.ready()
+    terminal.type("\x7f, two,")
+    terminal.ask("", "the answer is changed")
+    terminal.ask("/go", "three")
+    terminal.ask("/prefill 1.", "begins with")
+    terminal.ask("list", "apples")
+    assert "1. apples" in terminal.settle()
+    terminal.ask(f"/export {tmp_path / 'talk.md'}", "4 messages written")
+    terminal.ask(f"/export {tmp_path / 'talk.txt'}", "names no format")
+    terminal.leave()
+    written = (tmp_path / "talk.md").read_text()
+    assert "## You\n\ncount\n\n## Answer\n\none, two, three\n" in written
+    assert "1. apples" in written
+
+
+def test_a_chat_is_continued_by_its_name(tiny_model: Path, tmp_path: Path) -> None:
+    terminal = chat(tiny_model, tmp_path, *SHORT)
+    terminal.ask("the in", "tokens/s")
+    terminal.ask("/name mine", "called mine")
+    terminal.ask("/clear")
+    terminal.ask("an on", "tokens/s")
+    terminal.leave()
+    terminal = Terminal("chat", "--continue", "mine", *SHORT, home=tmp_path)
+    terminal.ready()
+    assert "the in" in terminal.written
+    assert "an on" not in terminal.written
+    terminal.leave()
+    terminal = Terminal("chat", "--continue", "nine", home=tmp_path)
+    assert terminal.exit_code() == 2
+    assert "did you mean 'mine'?" in terminal.written
 
 
 def test_wide_characters_are_never_broken_whatever_pieces_they_come_in(tmp_path: Path) -> None:
@@ -506,7 +568,7 @@ def test_a_chat_that_is_killed_goes_on_with_what_was_said(tiny_model: Path, tmp_
     terminal = Terminal("chat", "--continue", *SHORT, home=tmp_path)
     terminal.ready()
     assert "your last message: 'an on'. Its answer was cut off" in " ".join(terminal.screen().split())
-    assert "> the in" in terminal.written
+    assert "the in" in terminal.written
     killed = read_transcript(path)
     assert (user_messages(tmp_path), killed.cut_short[-1]) == (["the in", "an on"], (4, "cancelled"))
     terminal.ask("/retry", "tokens/s")

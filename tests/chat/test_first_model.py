@@ -36,7 +36,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 
 def options(**changed: Any) -> Any:
-    plain = {"stated": set(), "continues": False, "transcript": None, "quiet": False, "offline": False}
+    plain = {"stated": set(), "continues": None, "transcript": None, "quiet": False, "offline": False}
     parser = SimpleNamespace(get_default=lambda name: DEFAULT_MODEL)
     return SimpleNamespace(**{"model": DEFAULT_MODEL, "memory": None, "parser": parser, **plain, **changed})
 

@@ -485,7 +485,7 @@ def test_rounds_are_logged_with_what_was_expected(tiny_model: Path, tmp_path: Pa
     rounds = [json.loads(line) for line in path.read_text().splitlines()]
     assert [each["round"] for each in rounds] == list(range(1, len(rounds) + 1))
     assert sum(each["num_accepted"] + 1 for each in rounds) >= 20
-    assert {each["expected"]["none"]["speed_over_plain"] for each in rounds} == {1.0}
+    assert rounds[0]["expected"]["none"] == {"num_draft": 0, "speed_over_plain": 1.0}
 
 
 @pytest.mark.parametrize("flag", ["--log-rounds", "--trace"])
@@ -543,10 +543,11 @@ def test_trace_holds_the_work_of_both_lanes(
     events = json.loads(path.read_text())["traceEvents"]
     assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {"target", "drafter"}
     assert sum(event["args"].get("num_tokens", 0) for event in events if event["name"] == "verify") >= 12
-    target, drafter, whole = err.splitlines()[-3:]
+    target, drafter, whole, legend = err.splitlines()[-4:]
     assert target.startswith("target  ")
     assert drafter.startswith("drafter ")
     assert "in both lanes at once" in whole
+    assert legend.endswith("· waiting")
 
 
 @pytest.fixture

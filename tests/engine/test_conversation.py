@@ -27,12 +27,14 @@ class WordEngine:
         self.context_length = context_length
         self.manifest = SimpleNamespace(name="words", context_length=context_length)
         self.asked: list[tuple[Message, ...]] = []
+        self.begun: str | None = None
 
     def count(self, messages: Sequence[Message]) -> int:
         return sum(1 + len(each.content.split()) for each in messages)
 
     def stream(self, messages: Sequence[Message], *, sampling: SamplingParams, **limits: Any) -> AnswerStream:
         self.asked.append(tuple(messages))
+        self.begun = limits.get("prefill")
         queue = RequestQueue()
         return AnswerStream(self._chunks(messages, sampling), queue, Ticket(lambda: None))
 
@@ -343,3 +345,42 @@ def test_the_sampling_is_the_models_unless_stated_and_goes_with_the_conversation
     (tmp_path / "talk").write_text(damaged)
     with pytest.raises(UsageError, match="sampling that makes no sense"):
         Conversation.load(engine, tmp_path / "talk")
+
+
+def test_an_answer_is_given_its_beginning_goes_on_and_is_changed() -> None:
+    conversation, engine = talk()
+    reply = conversation.stream("one", begun="Well, ")
+    assert "".join(chunk.text for chunk in reply) == "0: one"
+    assert (engine.begun, conversation.rounds[-1].answer) == ("Well, ", "Well, 0: one")
+    conversation.go_on().close()
+    assert conversation.rounds[-1].answer == "Well, 0: one"
+    assert [*conversation.go_on()][-1].finish_reason == "stop"
+    assert (engine.begun, conversation.rounds[-1].answer) == ("Well, 0: one", "Well, 0: one0: one")
+    assert conversation.transcript().cut_short == ()
+    conversation.rewrite("changed ")
+    reply = conversation.go_on()
+    next(reply)
+    assert conversation.transcript().messages[-1].content == "changed 0: "
+    reply.close()
+    assert contents(conversation.messages) == ["one", "changed 0: "]
+    answer(conversation, "two")
+    assert contents(engine.asked[-1]) == ["one", "changed 0: ", "two"]
+    assert engine.begun is None
+
+
+def test_nothing_goes_on_or_is_changed_before_there_is_an_answer() -> None:
+    conversation, _ = talk()
+    with pytest.raises(UsageError, match="no answer to go on with"):
+        conversation.go_on()
+    with pytest.raises(UsageError, match="needs a message"):
+        conversation.rewrite("text")
+
+
+def test_a_conversation_is_cut_to_its_first_messages() -> None:
+    conversation, engine = talk()
+    for text in ("one", "two", "three"):
+        answer(conversation, text)
+    conversation.keep(1)
+    assert contents(conversation.messages) == ["one", "0: one"]
+    answer(conversation, "other")
+    assert contents(engine.asked[-1]) == ["one", "0: one", "other"]

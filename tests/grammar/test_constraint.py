@@ -37,6 +37,9 @@ PERSON = {
 }
 
 
+SMALL = {"type": "array", "items": {"enum": ["up", "down", 30]}, "minItems": 1}
+
+
 @pytest.fixture(scope="module")
 def compiler(tiny_model: Path) -> GrammarCompiler:
     return GrammarCompiler(tiny_model / "tokenizer.json", tiny.VOCAB, (END, OTHER_END))
@@ -90,8 +93,8 @@ def answer_at_random(constraint: GrammarConstraint, seed: int) -> TokenIds:
     return answer
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("max_tokens", [75, 90, 200])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("max_tokens", [75, 90])
 def test_an_answer_that_nears_its_limit_ends_validly(
     compiler: GrammarCompiler, tokenizer: Tokenizer, seed: int, max_tokens: int
 ) -> None:
@@ -100,13 +103,13 @@ def test_an_answer_that_nears_its_limit_ends_validly(
     jsonschema.validate(json.loads(tokenizer.decode(answer)), PERSON)
 
 
-@pytest.mark.parametrize("number", range(34))
+@pytest.mark.parametrize("number", range(17))
 def test_random_answers_to_schemas_of_all_kinds_are_valid(
     compiler: GrammarCompiler, tokenizer: Tokenizer, number: int
 ) -> None:
-    case = make_schemas(34, seed=1)[number]
-    answer = answer_at_random(constraint_of(compiler, schema(case.schema), 260), number)
-    assert len(answer) <= 260
+    case = make_schemas(17, seed=1)[number]
+    answer = answer_at_random(constraint_of(compiler, schema(case.schema), 140), number)
+    assert len(answer) <= 140
     checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
     jsonschema.Draft202012Validator(case.schema, format_checker=checker).validate(
         json.loads(tokenizer.decode(answer))
@@ -130,7 +133,7 @@ def test_texts_that_go_on_end_where_few_tokens_are_left(
     compiler: GrammarCompiler, tokenizer: Tokenizer, stated: dict[str, Any], text: str | None
 ) -> None:
     tokens = 30
-    for seed in range(3):
+    for seed in range(2):
         answer = answer_at_random(constraint_of(compiler, stated, tokens), seed)
         assert len(answer) <= tokens
         assert answer[-1] in (END, OTHER_END)
@@ -177,12 +180,12 @@ def test_every_prefix_gives_the_same_whatever_was_asked_before(
     compiler: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
     """It is a pure function of the answer: asked in any order, behind branches too, and in another thread."""
-    answer = answer_at_random(constraint_of(compiler, schema(PERSON), 90), 5)
+    answer = answer_at_random(constraint_of(compiler, schema(SMALL), 26), 5)
     wanted = []
     for i in range(len(answer)):
-        fresh = constraint_of(compiler, schema(PERSON), 90)
+        fresh = constraint_of(compiler, schema(SMALL), 26)
         wanted.append((allowed(fresh, answer[:i]), fresh.leaves_room(answer[:i], int(answer[i]))))
-    constraint, rng = constraint_of(compiler, schema(PERSON), 90), np.random.default_rng(0)
+    constraint, rng = constraint_of(compiler, schema(SMALL), 26), np.random.default_rng(0)
     found: dict[int, tuple[list[int], bool]] = {}
 
     def ask(order: list[int]) -> None:

@@ -286,3 +286,18 @@ def test_smollm2_in_the_source_precision_says_what_the_cpu_says(
         assert rows.max() - rows[0, chosen.ids[0]] < 0.1
         tokens = append(tokens, chosen.ids)
     assert are_close(there.logits(tokens, 3), here.logits(tokens, 3))
+
+
+def test_conversations_that_go_on_by_turns_are_not_read_again(folder_of: Callable[[str], Path]) -> None:
+    with load(folder_of("fp32"), drafter="none", device="webgpu") as engine:
+        conversations = [engine.chat(topic * 30, max_tokens=4) for topic in ("the in ", "an on ")]
+        num_read = []
+        for conversation in [*conversations, *conversations]:
+            decoders = engine._shared.caches.decoders
+            before = sum(decoder.num_fed for decoder in decoders)
+            told = conversation.say("the")
+            num_read.append(sum(decoder.num_fed for decoder in decoders) - before)
+        assert max(num_read[2:]) < min(num_read[:2]) / 2
+        engine.forget_prompts()
+        sent = conversation.messages[:-1]
+        assert engine.generate(sent, max_tokens=4).text == told.text

@@ -1,6 +1,8 @@
 """A chat with an engine that answers by rule, to be run in a terminal: python rule_chat.py SCRIPT.
 
-The script is JSON: from messages to the pieces of their answers, with a pause in seconds before each piece.
+The script is JSON: from messages to the pieces of their answers, with a pause in seconds before each piece, and
+whether the chat is saved in the model home. A message is followed by | and the beginning of its answer, if one is
+given.
 """
 
 import json
@@ -19,6 +21,8 @@ from edgespec.engine.answers import AnswerStream, Chunk
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.stats import Tally
+from edgespec.engine.transcript import AutosaveFile
+from edgespec.models.home import default_home
 
 
 class _Tokenizer:
@@ -56,7 +60,8 @@ class RuleEngine:
 
     def stream(self, messages: Sequence[Message], *, sampling: SamplingParams, **limits: Any) -> AnswerStream:
         ticket = Ticket(lambda: None)
-        return AnswerStream(self._chunks(messages[-1].content, ticket), RequestQueue(), ticket)
+        begun = f"|{limits['prefill']}" if limits.get("prefill") else ""
+        return AnswerStream(self._chunks(messages[-1].content + begun, ticket), RequestQueue(), ticket)
 
     def close(self) -> None:
         pass
@@ -87,6 +92,7 @@ def main() -> int:
         open_engine=lambda model, drafter: engine,
         describe_plan=lambda model, drafter: "no plan",
         info=print_line,
+        autosave=AutosaveFile(default_home() / "chats", print_line) if script.get("saves") else None,
     )
     return converse(session, keeps_history=False)
 

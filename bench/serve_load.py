@@ -1,0 +1,165 @@
+"""Several requests at once to a server: tokens a second together, and passes until a short one has a token.
+
+    python bench/serve_load.py MODEL [--requests 1,2,4,8] [--rounds 3] [--beside llama.cpp=URL] [-- SERVE OPTIONS]
+
+Requests have prompts and answers of mixed lengths. In each round each server answers them one after another and
+all at once, in alternating order, so that ratios compare neighbours in time. Texts are greedy, and each is
+compared with that of its request alone on the same server. A short request beside three long ones is timed in
+passes: in events of the long answer that had most of them until the short one's first. --beside adds a server
+that runs already, such as that of bench/llama_server.py, as often as it is given.
+"""
+
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+from threading import Barrier, Event
+from time import perf_counter
+from typing import NamedTuple
+
+import httpx2
+from interleaved import measure_in_turn
+from load import read_requests
+from server_process import TIMEOUT_S, Answered, Asked, ask, served
+
+from edgespec.evaluation.intervals import mean_of
+
+_PROMPTS = Path(__file__).with_name("prompts.jsonl")
+_LONG, _SHORT = 200, Asked("Why?", 1)
+_NUM_LONG = 3
+
+
+class Outcome(NamedTuple):
+    """What several requests took together, and their answers."""
+
+    seconds: float
+    answers: tuple[Answered, ...]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(each.num_tokens for each in self.answers) / self.seconds
+
+
+def run(client: httpx2.Client, requests: Sequence[Asked], num_at_once: int) -> Outcome:
+    with ThreadPoolExecutor(num_at_once) as pool:
+        started = perf_counter()
+        answers = tuple(pool.map(lambda asked: ask(client, asked), requests))
+        return Outcome(perf_counter() - started, answers)
+
+
+def _measure(client: httpx2.Client, requests: Sequence[Asked], num_at_once: int, number: int) -> Outcome:
+    return run(client, requests, num_at_once)
+
+
+def passes_to_first_token(client: httpx2.Client, prompts: Sequence[str]) -> tuple[int, float]:
+    """Passes and seconds until a short request has its first token beside long ones that are being answered."""
+    counts, is_over = [0] * _NUM_LONG, Event()
+    all_run = Barrier(_NUM_LONG + 1, timeout=TIMEOUT_S)
+
+    def answer(number: int) -> None:
+        def count() -> None:
+            counts[number] += 1
+            if counts[number] == 1:
+                all_run.wait()
+            if is_over.is_set():
+                raise _Over
+
+        try:
+            ask(client, Asked(prompts[number], _LONG), count)
+        except _Over:
+            return
+
+    with ThreadPoolExecutor(_NUM_LONG) as pool:
+        try:
+            running = [pool.submit(answer, number) for number in range(_NUM_LONG)]
+            all_run.wait()
+            before = list(counts)
+            short = ask(client, _SHORT)
+            passes = max(now - then for now, then in zip(counts, before, strict=True))
+        finally:
+            is_over.set()
+            all_run.abort()
+        for each in running:
+            each.result()
+    return passes, short.first_s
+
+
+class _Over(Exception):
+    """A long answer is left."""
+
+
+def compare(
+    clients: dict[str, httpx2.Client], requests: Sequence[Asked], counts: Sequence[int], num_rounds: int
+) -> bool:
+    """Print the figures of each server; whether all texts of the first one are those of its requests alone."""
+    alone = {name: run(client, requests[: max(counts)], 1) for name, client in clients.items()}
+    print("| server | requests | one after another | at once | ratio | 95 % interval | texts equal |")
+    print("|---|---|---|---|---|---|---|")
+    all_equal = True
+    for count in counts:
+        asked = requests[:count]
+        measures = {
+            (name, at_once): partial(_measure, client, asked, count if at_once else 1)
+            for name, client in clients.items()
+            for at_once in (False, True)
+        }
+        found = measure_in_turn(measures, num_rounds)
+        for name in clients:
+            turns, together = found[name, False], found[name, True]
+            ratios = [one.tokens_per_s / other.tokens_per_s for one, other in zip(together, turns, strict=True)]
+            interval = mean_of(ratios).interval()
+            equal = [
+                one.text == wanted.text
+                for outcome in (*turns, *together)
+                for one, wanted in zip(outcome.answers, alone[name].answers, strict=False)
+            ]
+            all_equal &= all(equal) or name != next(iter(clients))
+            shown = "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
+            speeds = [median(each.tokens_per_s for each in outcomes) for outcomes in (turns, together)]
+            print(
+                f"| {name} | {count} | {speeds[0]:.1f} | {speeds[1]:.1f} | {mean_of(ratios).ratio:.2f} | {shown} "
+                f"| {sum(equal)} of {len(equal)} |",
+                flush=True,
+            )
+    for name, client in clients.items():
+        passes, seconds = passes_to_first_token(client, [each.prompt for each in requests])
+        print(f"{name}: a short request beside {_NUM_LONG} long ones has its first token in {passes} passes, "
+              f"{seconds:.2f} s")  # fmt: skip
+    return all_equal
+
+
+def main() -> None:
+    own, served_by = sys.argv[1:], list[str]()
+    if "--" in own:
+        own, served_by = own[: own.index("--")], own[own.index("--") + 1 :]
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="as `edgespec serve` takes it")
+    parser.add_argument("--requests", default="1,2,4,8")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--beside", action="append", default=[], metavar="NAME=URL")
+    parser.add_argument("--prompts", type=Path, default=_PROMPTS)
+    asked = parser.parse_args(own)
+    counts = [int(each) for each in asked.requests.split(",")]
+    if wrong := [each for each in asked.beside if "=http" not in each]:
+        parser.error(
+            f"--beside is {wrong[0]!r}; wanted a name and a URL, such as llama.cpp=http://127.0.0.1:8081/v1"
+        )
+    options = served_by or ["--max-parallel", str(min(16, max(*counts, _NUM_LONG + 1)))]
+    with ExitStack() as stack:
+        url, _ = stack.enter_context(served(asked.model, options))
+        urls = {"edgespec": url, **dict(each.split("=", 1) for each in asked.beside)}
+        clients = {
+            name: stack.enter_context(httpx2.Client(base_url=f"{each.rstrip('/')}/", timeout=TIMEOUT_S))
+            for name, each in urls.items()
+        }
+        requests = [Asked(*each) for each in read_requests(asked.prompts, max(*counts, _NUM_LONG))]
+        if not compare(clients, requests, counts, asked.rounds):
+            sys.exit("a text differs from that of its request alone")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The programs that load a server with many requests, against one that runs passes of several texts as one."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+import serve_endurance
+import serve_load
+from serve_endurance import Call, Endurance, Use, calls, endure, growth
+from served import Served, home_with, serving
+from server_process import Asked
+
+from edgespec import load
+from edgespec.server.model_names import ModelNames
+
+PROMPTS = ("the in", "an other", "on re the", "in an", "re re re", "other")
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    names = ModelNames(home_with(tmp_path_factory.mktemp("home")), own=str(tiny_model))
+    engine = load(tiny_model, deterministic=True, max_parallel=4, offline=True)
+    with serving(names, lambda name: engine, first=(str(names.own_name), engine)) as found:
+        yield found
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=f"{served.url}/", timeout=30) as found:
+        yield found
+
+
+def test_load_is_compared_and_texts_are_equal(
+    client: httpx2.Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serve_load, "_LONG", 100)
+    requests = [Asked(prompt, 6 + i) for i, prompt in enumerate(PROMPTS)]
+    assert serve_load.compare({"edgespec": client, "again": client}, requests, [1, 3], 2)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.rpartition("| ")[2] for line in lines if line.startswith(("| edgespec", "| again"))] == [
+        "4 of 4 |", "4 of 4 |", "12 of 12 |", "12 of 12 |",
+    ]  # fmt: skip
+    assert sum("has its first token in" in line for line in lines) == 2
+
+
+def test_texts_that_differ_are_told(client: httpx2.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask_other(client: httpx2.Client, requests: list[Asked], num_at_once: int) -> serve_load.Outcome:
+        answers = [serve_load.Answered(f"{num_at_once}", 1, 0.0) for _ in requests]
+        return serve_load.Outcome(1.0, tuple(answers))
+
+    monkeypatch.setattr(serve_load, "run", ask_other)
+    monkeypatch.setattr(serve_load, "passes_to_first_token", lambda *given: (1, 0.0))
+    assert not serve_load.compare({"edgespec": client}, [Asked("a", 1)] * 2, [2], 1)
+
+
+def test_many_requests_leave_nothing_and_mix_nothing_up(served: Served, client: httpx2.Client) -> None:
+    endurance = Endurance(client, [Asked(prompt, 60) for prompt in PROMPTS])
+    lines = list[str]()
+    wrong = endure(client, endurance, os.getpid(), 40, 4, 0.5, 1, lines.append)
+    assert [fault for fault in wrong if not fault.startswith(("memory", "threads", "open files"))] == []
+    assert len(lines) == 11
+    assert served.services.admission.num_taken == 0
+
+
+def test_a_text_that_is_another_ones_is_a_fault(client: httpx2.Client) -> None:
+    endurance = Endurance(client, [Asked(prompt, 60) for prompt in PROMPTS[:2]])
+    texts = endurance._texts
+    texts[0, "completions"], texts[1, "completions"] = texts[1, "completions"], texts[0, "completions"] + "x"
+    for is_stream in (True, False):
+        endurance.make(Call(0, "completions", is_stream, None))
+    endurance.make(Call(1, "completions", True, 40))
+    assert len(endurance.faults) >= 2
+
+
+def test_what_grows_is_told() -> None:
+    flat = [Use(100 << 20, 20, 30)] * 10
+    assert growth(flat) == []
+    assert growth([Use(300 << 20, 90, 90), *flat[:9]]) == []
+    assert growth([*flat[:7], *[Use(400 << 20, 20, 30)] * 3]) == ["memory grew from 100 to 400 MiB"]
+    assert len(growth([*flat[:7], *[Use(400 << 20, 40, 50)] * 3])) == 3
+    assert growth([*flat[:7], Use(400 << 20, 40, 50), *flat[:2]]) == []
+
+
+def test_calls_are_the_same_each_time_and_mixed() -> None:
+    found = list(calls(200, 0.4, 3))
+    assert found == list(calls(200, 0.4, 3))
+    assert {each.path for each in found} == set(serve_endurance._PATHS)
+    assert 50 < sum(each.leaves_after is not None for each in found) < 110
