@@ -109,7 +109,8 @@ class Endurance:
 
     def _whole(self, call: Call) -> str:
         answer = self._client.post(call.path, json=self._document(call))
-        answer.raise_for_status()
+        if answer.status_code != 200:
+            raise RuntimeError(f"{answer.status_code}: {answer.text}")
         (choice,) = answer.json()["choices"]
         return str(choice["text"] if call.path == "completions" else choice["message"]["content"])
 

@@ -129,6 +129,11 @@ class MemoryWatch:
         """Note that a cache of the target holds nothing any more."""
         self._num_held.pop(cache, None)
 
+    def exchange(self, cache: int, other: int) -> None:
+        """Note that two caches of the target have exchanged what they hold, and the memory for it."""
+        held = {number: self._num_held.pop(number, 0) for number in (cache, other)}
+        self._num_held[cache], self._num_held[other] = held[other], held[cache]
+
     def require_growth(self, num_tokens: int, relieve: Callable[[], bool], cache: int = 0) -> None:
         """Make sure that the next pass can grow a cache of the target, which no system might refuse in time.
 

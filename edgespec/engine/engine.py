@@ -98,6 +98,8 @@ class Engine:
         self.is_deterministic = is_deterministic  # one text, to the byte, whatever drafts
         self._near_tie = near_tie  # as Generation has it
         self._shared = shared or _Shared.make(decoders[0], max_parallel, may_join)
+        if shared is None:
+            self._shared.caches.report_exchange = self._pool.watch.exchange
         self._pool.free_caches = self._shared.empty
         self._learner = learner
         self._owner = Owner()

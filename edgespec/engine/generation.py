@@ -256,7 +256,7 @@ class _Writing:
 
     def add(self, new: _Pass) -> Chunk:
         if not self.tally.passes:
-            self.tally.add_prompt(new.num_fed, new.made_s)
+            self.tally.add_prompt(max(0, new.num_fed - new.block.num_draft), new.made_s)
         block = new.block
         self.tokens = append(self.tokens, new.kept)
         text, events, num_shown = self._text_of(new.kept)

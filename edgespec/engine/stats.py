@@ -45,6 +45,7 @@ class Stats:
     gain: Gain | None = None  # over plain decoding, measured against passes without a draft; None where it was not
     acceptance: dict[str, AcceptanceChange] = field(default_factory=dict)  # of each source, now and before
     undrafted: dict[str, int] = field(default_factory=dict)  # why passes had no draft, and how many
+    num_read: int = 0  # tokens of the prompt that the first pass ran, as no cache held them
     num_redecided: int = 0  # near-ties that were decided as in plain decoding, with --exact
     num_reruns: int = 0  # passes of one token that this took, which passes does not count
     downgrades: tuple[str, ...] = ()  # drafters closed for lack of memory or a fault, and those that came back
@@ -74,7 +75,7 @@ class Tally:
     undrafted: dict[str, int] = field(default_factory=dict)
 
     def add_prompt(self, num_read: int, first_s: float) -> None:
-        """Count the first pass, which ran num_read tokens, the others being cached, and took first_s."""
+        """Count the first pass, which read num_read tokens, the others being cached, and took first_s."""
         self.num_read, self.first_s = num_read, first_s
 
     def add(self, block: Block, num_kept: int) -> None:
@@ -132,6 +133,7 @@ class Tally:
             counts_by_position=by_position,
             widths=self.widths,
             undrafted=self.undrafted,
+            num_read=self.num_read,
             **setup,
         )
 

@@ -57,6 +57,7 @@ class TargetCaches:
         self._slots = [_Slot()]  # at least as many
         self._num_uses = [0]  # how often each was given to an answer, or exchanged
         self._exchanges: list[tuple[int, int]] = []  # of caches, which their decoders have yet to do
+        self.report_exchange: Callable[[int, int], None] = lambda number, other: None  # once it is decided
         self._clock = count()
         self._lock = Lock()
 
@@ -74,6 +75,7 @@ class TargetCaches:
             if number != source:
                 self._exchanges.append((number, source))
                 self._slots[number], self._slots[source] = self._slots[source], self._slots[number]
+                self.report_exchange(number, source)
             self._slots[number].used_at = next(self._clock)
             return number
 

@@ -52,14 +52,27 @@ class Plan:
 
 @dataclass(slots=True)
 class Answers:
-    """The answers to a request, which are being made."""
+    """The answers to a request, which are being made.
+
+    firsts: The index of the first answer to each prompt.
+    """
 
     model: HostedModel
     requests: Sequence[AnswerRequest]
     opened: Sequence[OpenAnswer]
-    prompt_tokens: int
+    firsts: Sequence[int]
     stats: dict[int, Stats] = field(default_factory=dict)  # of those that have ended, by their index
     num_tokens: Counter[int] = field(default_factory=Counter)  # that were made so far, by the index of the answer
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(self.opened[i].prompt_tokens for i in self.firsts)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompts that were not read, as a cache held them."""
+        ended = [(self.opened[i], self.stats[i]) for i in self.firsts if i in self.stats]
+        return sum(max(0, opened.prompt_tokens - stats.num_read) for opened, stats in ended)
 
     async def chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
         """Indices of answers and their chunks, as they come."""
@@ -81,7 +94,7 @@ class Answers:
         return [join_chunks(chunks, self.opened[i].prompt_tokens) for i, chunks in enumerate(parts)]
 
     def usage(self) -> dict[str, object]:
-        return usage_of(self.prompt_tokens, list(self.stats.values()))
+        return usage_of(self.prompt_tokens, self.cached_tokens, list(self.stats.values()))
 
 
 @asynccontextmanager
@@ -97,8 +110,7 @@ async def open_answers(services: Services, plan: Plan, record: Record) -> AsyncI
     async with _place(services.admission, plan.num_answers), services.host.lease(name) as model:
         requests = await asyncio.to_thread(plan.requests, model.engine)
         opened = [await open_answer(model.engine, request) for request in requests]
-        first_of_each = opened[:: len(opened) // plan.num_prompts]
-        answers = Answers(model, requests, opened, sum(each.prompt_tokens for each in first_of_each))
+        answers = Answers(model, requests, opened, range(0, len(opened), len(opened) // plan.num_prompts))
         try:
             yield answers
         finally:

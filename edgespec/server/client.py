@@ -13,6 +13,9 @@ from edgespec.server.protocol import ModelRequest, parse
 
 T = TypeVar("T")
 R = TypeVar("R", bound=ModelRequest)
+# A body of up to so many times the limit is taken and thrown away. A client that still sends when its connection
+# is closed does not read why.
+_DISCARDED = 4
 _LARGE_BYTES = 64 << 10  # a body beyond is read in a thread, so that others do not wait for it
 
 
@@ -40,7 +43,9 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise ApiError(415, "the body is compressed (Content-Encoding); send it as it is")
     stated = request.headers.get("content-length", "0")
-    if not (stated.isascii() and stated.isdecimal()) or int(stated) > limits.body_bytes:
+    # A client that asks first, or would send on and on, is refused at once.
+    most = limits.body_bytes if "expect" in request.headers else _DISCARDED * limits.body_bytes
+    if not (stated.isascii() and stated.isdecimal()) or int(stated) > most:
         raise _too_large(limits)
     try:
         async with asyncio.timeout(limits.body_s):
@@ -55,15 +60,20 @@ async def read_body(request: Request, limits: Limits) -> bytes:
 
 
 async def _read_at_most(limits: Limits, request: Request) -> bytes:
-    body = bytearray()
+    body, num_bytes = bytearray(), 0
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
-        body += message.get("body", b"")
-        if len(body) > limits.body_bytes:
+        num_bytes += len(message.get("body", b""))
+        if num_bytes <= limits.body_bytes:
+            body += message.get("body", b"")
+        else:
+            body.clear()
+        has_more = message.get("more_body", False)
+        if num_bytes > limits.body_bytes and (not has_more or num_bytes > _DISCARDED * limits.body_bytes):
             raise _too_large(limits)
-        if not message.get("more_body", False):
+        if not has_more:
             return bytes(body)
 
 

@@ -134,9 +134,10 @@ async def _events(
 
 
 def _part(index: int, chunk: Chunk, words: TokenWords | None, offsets: list[int]) -> dict[str, Any]:
-    """What a chunk adds to a choice; offsets are where the text of each choice has come to."""
+    """What a chunk adds to a choice; offsets are where the next token of each choice begins in the text."""
     logprobs = completion_logprobs(chunk.logprobs, words, offsets[index]) if words and chunk.logprobs else None
-    offsets[index] += len(chunk.text)
+    if words:
+        offsets[index] += sum(len(words.text(each.token_id)) for each in chunk.logprobs)
     reason = chunk.finish_reason and ("stop" if chunk.finish_reason == "stop" else "length")
     return _choice(index, chunk.text, logprobs, reason)
 

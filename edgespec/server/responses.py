@@ -188,7 +188,7 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
     """The usage of completions under the names that responses have."""
     return {
         "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": usage["prompt_tokens_details"],
         "output_tokens": usage["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage["total_tokens"],

@@ -8,8 +8,13 @@ from edgespec.engine.stats import Stats
 from edgespec.policy.reasons import ENDING
 
 
-def usage_of(prompt_tokens: int, answers: Sequence[Stats]) -> dict[str, Any]:
-    """The `usage` of a request, over all answers to it; prompt_tokens are those of all its prompts."""
+def usage_of(prompt_tokens: int, cached_tokens: int, answers: Sequence[Stats]) -> dict[str, Any]:
+    """The `usage` of a request, over all answers to it.
+
+    Args:
+        prompt_tokens: Of all its prompts.
+        cached_tokens: Those of them that were not read, as a cache held them.
+    """
     completion_tokens = sum(stats.num_emitted for stats in answers)
     predicted = [stats.sources.get(PredictionDrafter.name, {}) for stats in answers]
     accepted = sum(counts.get("accepted", 0) for counts in predicted)
@@ -18,6 +23,7 @@ def usage_of(prompt_tokens: int, answers: Sequence[Stats]) -> dict[str, Any]:
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,

@@ -543,10 +543,11 @@ def test_trace_holds_the_work_of_both_lanes(
     events = json.loads(path.read_text())["traceEvents"]
     assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {"target", "drafter"}
     assert sum(event["args"].get("num_tokens", 0) for event in events if event["name"] == "verify") >= 12
-    target, drafter, whole = err.splitlines()[-3:]
+    target, drafter, whole, legend = err.splitlines()[-4:]
     assert target.startswith("target  ")
     assert drafter.startswith("drafter ")
     assert "in both lanes at once" in whole
+    assert legend.endswith("· waiting")
 
 
 @pytest.fixture

@@ -92,6 +92,20 @@ def test_the_conversation_that_rested_the_longest_is_read_again(tiny_model: Path
     assert min(whole) > len(TOPICS[0].split())
 
 
+def test_memory_is_counted_where_the_texts_are(tiny_model: Path) -> None:
+    with open_engine(tiny_model) as engine:
+        watch = engine._pool.watch
+        long, short = engine.chat("the in " * 200, max_tokens=6), engine.chat("an on " * 20, max_tokens=6)
+        long.say("the")
+        num_long = watch._num_held[0]
+        short.say("the")
+        num_short = watch._num_held[0]
+        assert num_short < long.num_tokens <= num_long == watch._num_held[1]
+        long.say("an")
+        assert watch._num_held[1] == num_short
+        assert watch._num_held[0] >= long.num_tokens
+
+
 def test_one_conversation_takes_one_cache(tiny_model: Path) -> None:
     with open_engine(tiny_model) as engine:
         conversation = begin(engine, TOPICS[0])

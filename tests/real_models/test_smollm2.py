@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -191,3 +192,32 @@ def test_threads_have_the_text_that_each_would_have_alone(smollm2: Path, smollm2
         with ThreadPoolExecutor(3) as pool:
             asked = [pool.submit(engine.generate, prompt, max_tokens=32) for prompt in prompts]
             assert [answer.result().token_ids for answer in asked] == alone
+
+
+def test_answers_match_their_schemas_with_any_drafter(smollm2: Path) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "title": {"type": "string"},
+            "year": {"type": "integer", "minimum": 1900, "maximum": 2030},
+            "genres": {
+                "type": "array",
+                "items": {"enum": ["drama", "comedy", "crime"]},
+                "minItems": 1,
+                "maxItems": 3,
+            },
+            "released": {"type": "string", "format": "date"},
+        },
+        "required": ["title", "year", "genres", "released"],
+        "additionalProperties": False,
+    }
+    options = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    prompt = "Describe a film as JSON."
+    with edgespec.load(smollm2, deterministic=True) as engine:
+        for max_tokens in (40, 100):
+            plain = engine.plain().generate(prompt, max_tokens=max_tokens, **options)
+            drafted = engine.generate(prompt, max_tokens=max_tokens, **options)
+            assert drafted.token_ids == plain.token_ids
+            assert "grammar" in drafted.origins
+            jsonschema.validate(json.loads(plain.text), schema)
+            assert plain.finish_reason == "stop"

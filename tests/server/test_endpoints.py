@@ -153,6 +153,7 @@ def test_logprobs_of_a_completion_have_their_places_in_the_text(served: Served) 
     events = served.events(COMPLETIONS, fields)
     parts = [each["choices"][0]["logprobs"] for each in events[:-1] if each["choices"][0]["logprobs"]]
     assert [token for part in parts for token in part["tokens"]] == found["tokens"]
+    assert [offset for part in parts for offset in part["text_offset"]] == found["text_offset"]
 
 
 def test_a_completion_continues_texts_and_tokens_alike(served: Served, engine: Engine) -> None:

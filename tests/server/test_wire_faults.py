@@ -130,6 +130,20 @@ def test_compressed_bodies_are_refused_in_words(served: Served) -> None:
     assert "compressed" in answer.json()["error"]["message"]
 
 
+def test_clients_that_send_too_much_read_why(names: ModelNames, tiny_model: Path) -> None:
+    """Also those that send all of it before they read."""
+    limits = Limits(drain_s=0.3, body_bytes=4 << 20)
+    with serving(names, lambda name: table_engine(tiny_model), limits=limits) as served:
+        large = b"x" * (15 << 20)
+        assert b" 413 " in ask_raw(served, head_of(CHAT, len(large)), large)
+        chunked = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        chunks = b"100000\r\n" + b"x" * (1 << 20) + b"\r\n"
+        sent = [chunked + b"Transfer-Encoding: chunked\r\n\r\n", chunks * 12, b"0\r\n\r\n"]
+        assert b" 413 " in ask_raw(served, *sent)
+        asking = head_of(CHAT, len(large), "Expect: 100-continue")
+        assert ask_raw(served, asking).startswith(b"HTTP/1.1 413 ")
+
+
 def test_texts_that_are_only_counted_have_a_bound(served: Served) -> None:
     answer = served.post("/tokenize", {"model": "tiny", "content": "a" * 300_001})
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
