@@ -48,6 +48,7 @@ from edgespec.types import TokenIds, TokenMask, append
 if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation
     from edgespec.grammar.compile import GrammarCompiler
+    from edgespec.grammar.response_format import ResponseFormat
 
 
 _TAIL = 8  # tokens of a prompt, in which a template opens the reasoning
@@ -293,10 +294,10 @@ class Engine:
         )
         self._require_possible(request)
         if calls is None:
-            return self._stream(self._constrained(request, response_format))
+            return self._stream(self._constrained(request, self._read_format(response_format)))
         try:
-            response_format = format_with_calls(calls, response_format, self.tokenizer.special_tokens)
-            return self._stream(self._constrained(request, response_format))
+            wanted = format_with_calls(calls, response_format, self._named_tokens)
+            return self._stream(self._constrained(request, wanted))
         except FormatError as error:
             raise UsageError(f"tools cannot be ensured as they are asked for: {error}") from None
 
@@ -432,23 +433,35 @@ class Engine:
     def _spelling_index(self) -> SpellingIndex:
         return SpellingIndex(self.tokenizer.spellings, self.manifest.vocab_size)
 
-    def _constrained(self, request: Request, response_format: Mapping[str, Any] | None) -> Request:
-        """A request whose answer has to match a format, if one is given; raises what stream raises of it."""
-        if response_format is None:
-            return request
-        from edgespec.grammar.constraint import GrammarConstraint  # takes 20 ms, and few answers need it
+    @staticmethod
+    def _read_format(stated: Mapping[str, Any] | None) -> "ResponseFormat | None":
+        if stated is None:
+            return None
         from edgespec.grammar.response_format import read_format
 
-        if (wanted := read_format(response_format)) is None:
+        return read_format(stated)
+
+    def _constrained(self, request: Request, wanted: "ResponseFormat | None") -> Request:
+        """A request whose answer has to match a format, if one is given; raises what stream raises of it."""
+        if wanted is None:
             return request
-        with self._grammar_lock:
-            compiler = self._grammar_compiler
+        from edgespec.grammar.constraint import GrammarConstraint  # takes 20 ms, and few answers need it
+
+        compiler = self._compiler()
         # A pass over the whole context still gives the token that follows it.
         left = min(self.context_length, self.target.context_length) + 1 - len(request.tokens)
         max_tokens = min(request.max_tokens, left)
         constraint = GrammarConstraint(compiler.compile(wanted), max_tokens, request.prefill)
         drafters = under_constraint(request.drafters, constraint, len(request.prompt))
         return request._replace(constraint=constraint, drafters=drafters)
+
+    def _compiler(self) -> "GrammarCompiler":
+        with self._grammar_lock:
+            return self._grammar_compiler
+
+    def _named_tokens(self) -> Mapping[str, int]:
+        """Tokens that grammars have to name, by their spelling."""
+        return self._compiler().special_among(self.tokenizer.added_tokens)
 
     @cached_property
     def _grammar_compiler(self) -> "GrammarCompiler":

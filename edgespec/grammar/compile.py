@@ -11,7 +11,7 @@ import llguidance
 
 from edgespec.errors import FormatError
 from edgespec.grammar.closing import Closer, ClosingTokens
-from edgespec.grammar.endings import endings_of
+from edgespec.grammar.endings import endings_of, schemas_in
 from edgespec.grammar.mask import first_words
 from edgespec.grammar.response_format import ResponseFormat
 from edgespec.grammar.schema import largest_opening, subschemas
@@ -51,6 +51,10 @@ class GrammarCompiler:
         self._compiled: OrderedDict[ResponseFormat, CompiledGrammar] = OrderedDict()
         self._lock = Lock()
 
+    def special_among(self, tokens: Mapping[str, int]) -> dict[str, int]:
+        """As GrammarVocabulary has it."""
+        return self._vocabulary.special_among(tokens)
+
     def compile(self, wanted: ResponseFormat) -> CompiledGrammar:
         """Raises FormatError: The grammar is wrong, or more than is worked on."""
         with self._lock:
@@ -70,10 +74,13 @@ class GrammarCompiler:
             reason = first_words(matcher.get_error())
             place = self._place(wanted, reason)
             raise FormatError(f"the {_KINDS[wanted.kind]} of response_format cannot be used: {reason}{place}")
-        # A grammar may hold schemas; half of its characters are more than one of their values needs.
-        opening = max(_OPENING, len(wanted.source) // 2)
         if wanted.kind == "json_schema":
             opening = largest_opening(json.loads(wanted.source))
+        elif wanted.opening is not None:
+            opening = wanted.opening
+        else:  # a token may begin a whole value of a schema in it
+            schemas = schemas_in(wanted.source)
+            opening = _OPENING + max((largest_opening(each, is_part=True) for each in schemas), default=0)
         closer = Closer(self._vocabulary, self._closing_tokens, *endings_of(wanted))
         return CompiledGrammar(matcher, self._vocabulary, closer, opening)
 

@@ -6,7 +6,7 @@ Without them nothing tells how a text comes to match, once a model has begun one
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ _FORMATS = {
 }
 _MAX_ENDINGS = 1000
 _SPECIAL = re.compile(r"<[^<>\s\"]+>")
+_SCHEMA = re.compile(r"%json\s*(?=[{\w])")
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)+"')
 
 
@@ -45,21 +46,36 @@ def endings_of(wanted: ResponseFormat) -> Endings:
     """
     match wanted.kind:
         case "json_schema":
-            schema = json.loads(wanted.source)
-            texts = [f'{json.dumps(text)[1:-1]}"' for text in dict.fromkeys(_texts_in(schema))]
-            numbers = [
-                number + end for number in dict.fromkeys(_numbers_in(schema)) for end in (",", "}", "]", "")
-            ]
-            return Endings(_ends(texts, min_length=2), _ends(numbers, min_length=2))
+            return _endings_in([json.loads(wanted.source)])
         case "regex":
             return Endings(_ends(_matches(wanted.source), min_length=1), [])
-    return Endings(_ends(dict.fromkeys(_literals(wanted.source)), min_length=1), [])
+    within = _endings_in(list(schemas_in(wanted.source)))
+    literals = _ends(dict.fromkeys(_literals(wanted.source)), min_length=1)
+    return Endings([*within.texts, *literals][:_MAX_ENDINGS], within.numbers)
+
+
+def schemas_in(grammar: str) -> Iterator[Any]:
+    """The JSON schemas that a grammar holds, each behind %json."""
+    for found in _SCHEMA.finditer(grammar):
+        try:
+            yield json.JSONDecoder().raw_decode(grammar, found.end())[0]
+        except (ValueError, RecursionError):
+            continue  # the library refuses it
+
+
+def _endings_in(schemas: Sequence[Any]) -> Endings:
+    texts = dict.fromkeys(text for schema in schemas for text in _texts_in(schema))
+    numbers = dict.fromkeys(text for schema in schemas for text in _numbers_in(schema))
+    quoted = [f'{json.dumps(text)[1:-1]}"' for text in texts]
+    ended = [number + end for number in numbers for end in (",", "}", "]", "")]
+    return Endings(_ends(quoted, min_length=2), _ends(ended, min_length=2))
 
 
 def _ends(texts: Any, min_length: int) -> list[str]:
     """All ends of texts, each text's from the shortest to the longest."""
     found = dict.fromkeys(text[start:] for text in texts for start in range(len(text) - min_length, -1, -1))
-    return [*found][:_MAX_ENDINGS]
+    # White space goes on where any amount of it may stand, and ends nothing.
+    return [text for text in found if not text.isspace()][:_MAX_ENDINGS]
 
 
 def _texts_in(schema: Any) -> Iterator[str]:

@@ -206,13 +206,17 @@ def _is_same(one: Any, other: Any) -> bool:
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
-def largest_opening(schema: Any) -> int:
-    """A bound of the characters that the shortest value of any schema within a schema has, itself left out.
+def largest_opening(schema: Any, *, is_part: bool = False) -> int:
+    """A bound of the characters that the shortest value of any schema within a schema has.
 
     As much more may be wanted to end an answer once a single token has begun such a value.
+
+    Args:
+        is_part: The whole schema may come in the middle of an answer, too.
     """
     root, known = schema, dict[int, int]()
-    parts = [part for pointer, part in subschemas(schema) if pointer != "#" or _holds_itself(schema)]
+    has_whole = is_part or _holds_itself(schema)
+    parts = [part for pointer, part in subschemas(schema) if pointer != "#" or has_whole]
     return max((_least_characters(part, root, known) for part in parts), default=2)
 
 
