@@ -11,6 +11,7 @@ from edgespec.chat.attaching import attach, detach
 from edgespec.chat.attachments import brief_message, split_message
 from edgespec.chat.chat_commands import branch, delete_saved, name_chat, open_chat, show_chats
 from edgespec.chat.clipboard import copy
+from edgespec.chat.compacting import begin_compacting, undo_compacting
 from edgespec.chat.live_line import switch_figures
 from edgespec.chat.past_rounds import show_last, show_rounds
 from edgespec.chat.saved_chats import export_text
@@ -41,6 +42,7 @@ class Argument(Enum):
     ATTACHED = "[NAME]"
     SWITCH = "[on|off]"
     CHAT = "NAME"
+    UNDO = "[undo]"
     THINKING = "[WORD]"
 
 
@@ -52,6 +54,7 @@ class Next(NamedTuple):
     shows_last: bool = False
     is_exit: bool = False
     edits_answer: bool = False  # edit is the last answer
+    compacts: bool = False  # the reply is a summary of the conversation
 
 
 NOTHING = Next()
@@ -420,6 +423,16 @@ def _context(session: ChatSession, argument: str) -> None:
         "drop-oldest": "the oldest messages are left out",
     }[conversation.overflow]
     session.info("\n".join([*lines, f"when it is full: {policy}"]))
+
+
+@_command("compact", Argument.UNDO, "shorten the conversation to a summary by the model and your last message")
+def _compact(session: ChatSession, argument: str) -> Next | None:
+    if argument == "undo":
+        undo_compacting(session)
+        return None
+    if argument:
+        raise UsageError(f"/compact takes undo or nothing, not '{one_line(argument, 40)}'")
+    return Next(reply=begin_compacting(session), compacts=True)
 
 
 @_command("stats", Argument.SWITCH, "show whether drafting helps, and what is off and why; on: live figures")

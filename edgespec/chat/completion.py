@@ -46,7 +46,12 @@ def _words(argument: Argument) -> Iterable[str]:
         return [each.title for each in list_chats(default_home() / "chats")]
     if argument is Argument.SETTING:
         return [*SETTINGS, *(f"overflow {policy}" for policy in OVERFLOWS), "loops stop", "loops keep"]
-    return {Argument.VIEW: VIEWS, Argument.PART: ("code", "all"), Argument.SWITCH: ("on", "off")}.get(argument, ())
+    return {
+        Argument.VIEW: VIEWS,
+        Argument.PART: ("code", "all"),
+        Argument.UNDO: ("undo",),
+        Argument.SWITCH: ("on", "off"),
+    }.get(argument, ())
 
 
 def _model_names() -> list[str]:

@@ -9,6 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
 from edgespec.chat.commands import NOTHING, Next, describe_resumed, is_command, run_command, unescape_message
+from edgespec.chat.compacting import finish_compacting
 from edgespec.chat.interrupt import Leave, catch_ctrl_c
 from edgespec.chat.live_line import live_line
 from edgespec.chat.past_rounds import show_last
@@ -103,7 +104,7 @@ def _run(session: ChatSession, user: "ChatInput") -> int:
             return 0
         except ContextOverflow as error:
             drop = "/detach, " if session.attachments else ""
-            session.info(f"edgespec: {error}; or use {drop}/undo, /clear or /set overflow drop-oldest")
+            session.info(f"edgespec: {error}; or use {drop}/undo, /compact, /clear or /set overflow drop-oldest")
         except EdgeSpecError as error:
             session.info(f"edgespec: {error}")
 
@@ -123,6 +124,8 @@ def _obey(session: ChatSession, line: str, before: Next) -> Next:
         following = run_command(session, line)
         if following.reply:
             _answer(session, following.reply)
+        if following.compacts:
+            finish_compacting(session)
         if following.shows_last:
             session.info("")
             _print_chunks(session, session.answer)

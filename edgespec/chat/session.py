@@ -39,6 +39,7 @@ class ChatSession:
     thinking_view: str = THINKING_VIEWS[0]  # how reasoning is printed, one of THINKING_VIEWS
     thinking_budget: int | None = None  # tokens of reasoning in an answer
     opens_reasoning: bool = False  # the prompt of the current answer does, so that its text begins with reasoning
+    before_compacting: tuple[Transcript, Path | None, str | None] | None = None  # with its file and name
     is_over_budget: bool = False  # the current answer was ended for it
     prefill: str = ""  # how the next answer is to begin
     downgrades: list[str] = field(default_factory=list)
@@ -91,13 +92,13 @@ class ChatSession:
         """Leave the file as it is and go on in another one, without a name and a last answer."""
         if self.autosave:
             self.autosave.start_new_file()
-        self.answer, self.name = (), None
+        self.answer, self.name, self.before_compacting = (), None, None
 
     def open_file(self, path: Path, transcript: Transcript) -> None:
         """Go on in the file of another conversation, which was restored."""
         if self.autosave:
             self.autosave.go_on_in(path)
-        self.answer, self.name = (), transcript.name
+        self.answer, self.name, self.before_compacting = (), transcript.name, None
 
     def record(self, answer: tuple[Chunk, ...]) -> None:
         """Record a finished answer as the last one, and write it to the files."""

@@ -18,6 +18,7 @@ import tiny
 from terminal import ALT_ENTER, COLUMNS, CTRL_C, CTRL_J, UP, Terminal
 
 from edgespec import Message
+from edgespec.chat.compacting import _REQUEST
 from edgespec.chat.saved_chats import list_chats
 from edgespec.engine.transcript import Transcript, find_latest, read_transcript, save_transcript
 from edgespec.export.convert import export_model
@@ -389,6 +390,39 @@ def test_reasoning_is_dimmed_folded_hidden_switched_off_and_bounded(tmp_path: Pa
     terminal.ask("why", "BRIEF")
     terminal.ask("/think nonsense", "/think takes on, off")
     terminal.leave()
+
+
+def test_a_conversation_is_shortened_to_a_summary_and_back(tmp_path: Path) -> None:
+    summary = ["We ", "spoke ", "of rivers."]
+    answers = {"one": ["ONE " * 50], "two": ["TWO"], "three": ["THREE"], _REQUEST: summary}
+    terminal = rule_chat(tmp_path, answers, saves=True)
+    terminal.ask("/compact", "there is nothing to shorten yet")
+    terminal.ask("one", "ONE")
+    terminal.ask("two", "TWO")
+    terminal.ask("/compact", "tokens became")
+    assert "We spoke of rivers." in terminal.written
+    terminal.ask("three", "THREE")
+    contents = [each.content for each in list_chats(tmp_path / "chats")[0].transcript.messages]
+    assert contents == [_REQUEST, "We spoke of rivers.", "two", "TWO", "three", "THREE"]
+    terminal.ask("/compact undo", "4 messages")
+    assert user_messages(tmp_path) == ["one", "two"]
+    terminal.ask("/compact undo", "was not shortened here")
+    terminal.leave()
+    assert sorted(len(each.transcript.messages) for each in list_chats(tmp_path / "chats")) == [4, 6]
+
+
+def test_a_summary_that_is_stopped_changes_nothing(tmp_path: Path) -> None:
+    answers = {"one": ["ONE"], "two": ["TWO"], _REQUEST: [f"s{i} " for i in range(400)]}
+    terminal = rule_chat(tmp_path, answers, pause_s=0.03, saves=True)
+    terminal.ask("one", "ONE")
+    terminal.ask("two", "TWO")
+    terminal.enter("/compact")
+    terminal.wait_for("s3")
+    terminal.type(CTRL_C)
+    terminal.wait_for("nothing has changed")
+    terminal.ready()
+    terminal.leave()
+    assert user_messages(tmp_path) == ["one", "two"]
 
 
 def test_wide_characters_are_never_broken_whatever_pieces_they_come_in(tmp_path: Path) -> None:
