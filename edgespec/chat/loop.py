@@ -19,6 +19,7 @@ from edgespec.chat.status import format_answer, format_origin_shares, format_sto
 from edgespec.chat.text_block import block_text
 from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Reply
+from edgespec.engine.reasoning import CLOSE, ReasoningStream
 from edgespec.errors import ContextOverflow, EdgeSpecError
 from edgespec.models.home import default_home
 from edgespec.system.console import info, warn
@@ -40,6 +41,7 @@ def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> 
     """
     reply = session.send(prompt)
     session.save()
+    session.begin_answer(reply)
     with _stop_on_ctrl_c(session, reply) as was_pressed:
         if as_json:
             answer = tuple(_save_regularly(session, reply))
@@ -52,6 +54,8 @@ def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> 
         done = reply.completion()
         names = ("text", "token_ids", "finish_reason", "prompt_tokens")
         document = {name: getattr(done, name) for name in names} | {"stats": done.stats.as_dict()}
+        if done.reasoning:
+            document |= {"reasoning": done.reasoning, "answer": done.answer}
         print(json.dumps(document), flush=True)
     if was_pressed():
         raise KeyboardInterrupt
@@ -138,12 +142,18 @@ def _obey(session: ChatSession, line: str, before: Next) -> Next:
 def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) -> None:
     """Print an answer; what it was given to begin with is on the screen already where it goes on."""
     session.info("")
+    session.begin_answer(reply)
     try:
-        with _stop_on_ctrl_c(session, reply):
+        with _stop_on_ctrl_c(session, reply) as was_pressed:
             session.record(_print_reply(session, reply, session.info, reply.begun if shows_begun else ""))
     finally:
         session.save()
     session.info("")
+    if session.is_over_budget and not was_pressed():
+        session.info(f"(it thought for {session.thinking_budget} tokens, which is its budget, and answers now)")
+        session.conversation.rewrite(f"{reply.text.rstrip()}\n{CLOSE}\n\n")
+        _answer(session, session.conversation.go_on())
+        return
     if session.view == "drafted" and is_plain(sys.stdout):
         origins = Counter(origin for chunk in session.answer for origin in chunk.origins)
         session.info("tokens from: " + "  ".join(share for _, share in format_origin_shares(origins)))
@@ -178,7 +188,7 @@ def _print_reply(
     if reply.dropped:
         report(f"the context is full: the {len(reply.dropped)} oldest messages are no longer sent to the model")
     with live_line(session, sys.stdout) as live:
-        chunks = live.watch(_save_regularly(session, reply))
+        chunks = live.watch(_bound_thinking(session, reply, _save_regularly(session, reply)))
         return _print_chunks(session, chunks, _prompt_progress(session, reply), live.stream, begun)
 
 
@@ -224,7 +234,24 @@ def _make_printer(session: ChatSession, stream: TextIO) -> Printer:
     console = console_of(stream)
     if session.view == "drafted":
         return OriginPrinter(console, session.engine.tokenizer)
-    return MarkdownPrinter(console)
+    from edgespec.chat.thinking_printer import ThinkingPrinter
+
+    answer, view = MarkdownPrinter(console), session.thinking_view
+    return ThinkingPrinter(answer, console, view, is_open=session.opens_reasoning)
+
+
+def _bound_thinking(session: ChatSession, reply: Reply, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """Pass the chunks on; end the answer once its reasoning has as many tokens as it may have."""
+    stream = ReasoningStream(is_open=session.opens_reasoning)
+    stream.push(reply.begun)
+    num_tokens = 0
+    for chunk in chunks:
+        yield chunk
+        stream.push(chunk.text)
+        num_tokens += len(chunk.token_ids) if stream.is_reasoning else 0
+        if session.thinking_budget is not None and num_tokens >= session.thinking_budget and stream.is_reasoning:
+            session.is_over_budget = True
+            reply.cancel()
 
 
 def _save_regularly(session: ChatSession, reply: Reply) -> Iterator[Chunk]:

@@ -17,6 +17,7 @@ from edgespec.engine.transcript import AutosaveFile, Transcript
 from edgespec.errors import EdgeSpecError, MemoryExhausted
 
 VIEWS = ("markdown", "plain", "drafted")
+THINKING_VIEWS = ("show", "fold", "hide")  # dimmed, as a count of tokens, or not at all
 
 
 @dataclass(slots=True)
@@ -35,6 +36,10 @@ class ChatSession:
     answer: tuple[Chunk, ...] = ()  # the last one, as far as it came
     has_looped: bool = False  # the last answer ends with a span that came over and over
     name: str | None = None  # of the conversation
+    thinking_view: str = THINKING_VIEWS[0]  # how reasoning is printed, one of THINKING_VIEWS
+    thinking_budget: int | None = None  # tokens of reasoning in an answer
+    opens_reasoning: bool = False  # the prompt of the current answer does, so that its text begins with reasoning
+    is_over_budget: bool = False  # the current answer was ended for it
     prefill: str = ""  # how the next answer is to begin
     downgrades: list[str] = field(default_factory=list)
     written: set[Path] = field(default_factory=set)  # files that commands of this chat have written
@@ -61,6 +66,14 @@ class ChatSession:
         reply = self.conversation.stream(join_message(self.attachments, text), begun=self.prefill)
         self.attachments, self.prefill = [], ""
         return reply
+
+    def begin_answer(self, reply: Reply) -> None:
+        """Find out what the text of an answer begins with."""
+        self.is_over_budget = False
+        engine, conversation = self.engine, self.conversation
+        self.opens_reasoning = not reply.begun and engine.opens_reasoning(
+            conversation.sent, thinking=conversation.thinking
+        )
 
     def save(self) -> None:
         if self.autosave:

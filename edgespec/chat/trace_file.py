@@ -37,8 +37,4 @@ class TraceFile:
 
     def _write(self) -> None:
         document = json.dumps(chrome_trace(self._intervals)).encode()
-        place = self._path.resolve()  # a link stays one
-        if place.exists() and not place.is_file():  # a pipe or a terminal
-            place.write_bytes(document)
-        else:
-            replace_file(place, document, 0o666)
+        replace_file(self._path, document, 0o666)

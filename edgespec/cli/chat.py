@@ -62,6 +62,12 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
         "--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT; repeatable"
     )
     add_file(parser, "--schema", "answer --prompt with JSON that matches the JSON schema in FILE")
+    parser.add_argument(
+        "--think",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="let MODEL reason before it answers, or not, if its chat template has that switch",
+    )
     add_options(parser)
     advanced = parser.add_argument_group("advanced")
     add_file(advanced, "--log-rounds", "write one JSON line per target pass: expected gain, tokens accepted")
@@ -110,6 +116,7 @@ def _chat(options: argparse.Namespace) -> int:
             ends_loops=(options.loops or ("stop" if options.max_tokens is None else "keep")) == "stop",
             response_format=wanted,
         )
+        conversation.thinking = options.think
         engines.callback(lambda: conversation.engine.close())  # looked up at the end: /model replaces it
         if last:
             sampling = conversation.sampling

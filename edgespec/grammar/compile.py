@@ -54,6 +54,10 @@ class GrammarCompiler:
         self._compiled: OrderedDict[ResponseFormat, CompiledGrammar] = OrderedDict()
         self._lock = Lock()
 
+    def special_among(self, tokens: Mapping[str, int]) -> dict[str, int]:
+        """As GrammarVocabulary has it."""
+        return self._vocabulary.special_among(tokens)
+
     def compile(self, wanted: ResponseFormat) -> CompiledGrammar:
         """Raises FormatError: The grammar is wrong, or more than is worked on."""
         with self._lock:
@@ -75,6 +79,8 @@ class GrammarCompiler:
             raise FormatError(f"the {_KINDS[wanted.kind]} of response_format cannot be used: {reason}{place}")
         if wanted.kind == "json_schema":
             opening = largest_opening(json.loads(wanted.source))
+        elif wanted.opening is not None:
+            opening = wanted.opening
         else:  # a token may begin a whole value of a schema in it
             schemas = schemas_in(wanted.source)
             opening = _OPENING + max((largest_opening(each, is_part=True) for each in schemas), default=0)

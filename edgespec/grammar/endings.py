@@ -74,7 +74,8 @@ def _endings_in(schemas: Sequence[Any]) -> Endings:
 def _ends(texts: Any, min_length: int) -> list[str]:
     """All ends of texts, each text's from the shortest to the longest."""
     found = dict.fromkeys(text[start:] for text in texts for start in range(len(text) - min_length, -1, -1))
-    return [*found][:_MAX_ENDINGS]
+    # White space goes on where any amount of it may stand, and ends nothing.
+    return [text for text in found if not text.isspace()][:_MAX_ENDINGS]
 
 
 def _texts_in(schema: Any) -> Iterator[str]:

@@ -22,10 +22,13 @@ class ResponseFormat(NamedTuple):
 
     kind: json_schema, regex or grammar.
     source: The schema as JSON, the regular expression, or the grammar in the Lark dialect of llguidance.
+    opening: Tokens that a single token may add to what an answer needs to end, at most; None where that is
+        unknown.
     """
 
     kind: str
     source: str
+    opening: int | None = None
 
 
 def read_format(stated: Mapping[str, Any] | None) -> ResponseFormat | None:

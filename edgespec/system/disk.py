@@ -53,9 +53,17 @@ def install_folder(folder: Path, place: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Write a file at once: it has its old content until it has all of the new one. The umask narrows mode."""
+    """Write a file at once: it has its old content until it has all of the new one. The umask narrows mode.
+
+    A link stays one: the file that it leads to is written. A device or a pipe is written to, never replaced.
+    """
+    if path.is_symlink():
+        path = Path(os.path.realpath(path))
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file() and not path.is_dir():
+        path.write_bytes(data)
+        return
     name = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
     try:

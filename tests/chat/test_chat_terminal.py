@@ -367,6 +367,30 @@ def test_a_chat_is_continued_by_its_name(tiny_model: Path, tmp_path: Path) -> No
     assert "did you mean 'mine'?" in terminal.written
 
 
+def test_reasoning_is_dimmed_folded_hidden_switched_off_and_bounded(tmp_path: Path) -> None:
+    thought = [f"idea{i} " for i in range(40)]
+    answers: dict[str, Any] = {"why": ["<think>\n", *thought, "\n</think>\n\n", "BECAUSE"], "why|off": ["BRIEF"]}
+    cut = "".join(["<think>\n", *thought[:9]]).rstrip()
+    answers[f"why|{cut}\n</think>\n\n"] = ["EARLY"]
+    terminal = rule_chat(tmp_path, answers)
+    terminal.ask("why", "drafting is off")
+    assert "\x1b[2midea0" in terminal.written
+    assert "think>" not in terminal.written.split("drafting is off")[1]
+    assert "BECAUSE" in terminal.settle()
+    terminal.ask("/think fold")
+    at = terminal.position
+    terminal.ask("why", "thought for 4")
+    assert "idea7" not in terminal.written[at:]
+    assert "BECAUSE" in terminal.settle()
+    terminal.ask("/think 10")
+    terminal.ask("why", "EARLY")
+    assert "which is its budget" in terminal.settle()
+    terminal.ask("/think off")
+    terminal.ask("why", "BRIEF")
+    terminal.ask("/think nonsense", "/think takes on, off")
+    terminal.leave()
+
+
 def test_wide_characters_are_never_broken_whatever_pieces_they_come_in(tmp_path: Path) -> None:
     text = "表情 👍🏽 と 👩‍💻 と é と 한국어 문장이 계속 이어집니다 " * 6 + "终。"
     terminal = rule_chat(tmp_path, {"wide": list(text)})

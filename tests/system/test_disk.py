@@ -1,0 +1,65 @@
+"""Files that are written whole or not at all."""
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgespec.system.disk import replace_file
+
+unix_only = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files")
+
+
+@unix_only
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        replace_file(pipe, b"words")
+        assert os.read(reader, 100) == b"words"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+@unix_only
+def test_a_device_is_written_to_and_stays_one() -> None:
+    main, terminal = os.openpty()
+    try:
+        replace_file(Path(os.ttyname(terminal)), b"words")
+        assert os.read(main, 100) == b"words"
+        assert stat.S_ISCHR(os.stat(os.ttyname(terminal)).st_mode)
+    finally:
+        os.close(main)
+        os.close(terminal)
+
+
+@unix_only
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    file, link = tmp_path / "folder" / "file", tmp_path / "link"
+    file.write_bytes(b"old")
+    link.symlink_to("folder/file")
+    replace_file(link, b"new")
+    assert link.is_symlink()
+    assert file.read_bytes() == b"new"
+
+
+@unix_only
+def test_a_link_to_a_file_that_is_not_there_yet_makes_it(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("file")
+    replace_file(link, b"new")
+    assert link.is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
+@unix_only
+def test_a_link_to_itself_is_replaced(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("link")
+    replace_file(link, b"new")
+    assert link.read_bytes() == b"new"
