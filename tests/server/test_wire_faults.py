@@ -231,6 +231,20 @@ def test_what_is_no_http_is_refused_in_the_shape_of_all_refusals(served: Served,
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("http://localhost/health", 200), ("HTTP://127.0.0.1:80/v1/models", 200), ("http://localhost", 404),
+        ("http://evil.example/health", 403), ("http://localhost@evil.example/health", 403),
+        ("http:///health", 403), ("http://evil.example/v1/../health", 403),
+    ],
+)  # fmt: skip
+def test_a_whole_address_is_asked_for_by_its_own_host(served: Served, target: str, status: int) -> None:
+    """As RFC 9112 has it: the Host header beside it does not count."""
+    asked = f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    assert ask_raw(served, asked.encode()).startswith(f"HTTP/1.1 {status} ".encode())
+
+
 def test_bytes_behind_a_broken_stream_end_it(served: Served) -> None:
     body = json.dumps({**HI, "max_tokens": 2, "stream": True}).encode()
     found = ask_raw(served, head_of(CHAT, len(body)) + body + b"\x00\x01 no request\r\n\r\n")
