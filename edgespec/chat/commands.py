@@ -64,7 +64,22 @@ class Command(NamedTuple):
 
 
 COMMANDS: list[Command] = []  # filled once, below
-_OTHER_NAMES = {"quit": "exit", "bye": "exit", "?": "help", "regen": "retry"}
+# As other programs call them.
+_OTHER_NAMES = {
+    "quit": "exit",
+    "bye": "exit",
+    "?": "help",
+    "regen": "retry",
+    "new": "clear",
+    "reset": "clear",
+    "rename": "name",
+    "continue": "go",
+    "resume": "open",
+    "list": "chats",
+    "file": "attach",
+    "read": "attach",
+}
+_MANY_LINES = (Argument.TEXT, Argument.SETTING)  # what follows may have them
 _KEYS = (
     ("Enter", "send"),
     ("Alt-Enter, Ctrl-J", "make a new line"),
@@ -104,6 +119,12 @@ def run_command(session: ChatSession, line: str) -> Next:
     """Do what a command asks for. Raises EdgeSpecError: it cannot be done; nothing has changed then."""
     name, argument = split_command(line)
     if command := find_command(name):
+        num_lines = len(line.strip().splitlines())
+        if num_lines > 1 and command.argument not in _MANY_LINES:
+            raise UsageError(
+                f"/{name} takes one line, and {num_lines} were given; nothing was done. To send a text that "
+                "begins with /, type //"
+            )
         return command.action(session, argument) or NOTHING
     name = one_line(name, 40)
     near = difflib.get_close_matches(name, [command.name for command in COMMANDS], n=1)
@@ -336,8 +357,9 @@ def _export_to(session: ChatSession, path: Path) -> None:
     text = export_text(session.transcript(), path)
     try:
         replace_file(path, text.encode(errors="replace"), 0o666)
-    except OSError as error:
-        raise EdgeSpecError(f"cannot write {path}: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise EdgeSpecError(f"cannot write {path}: {reason}") from None
     session.written.add(path.absolute())
     session.info(f"{len(session.conversation.messages)} messages written to {one_line(str(path), 200)}")
 

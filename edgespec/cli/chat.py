@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.cli.arguments import add_file, add_model, add_options, attribute_name, decode_argument, load_engine
 from edgespec.cli.parser import PROMPT_WORDS
 from edgespec.config.options import DEFAULT_MODEL, OPTIONS
-from edgespec.errors import UsageError
+from edgespec.errors import FormatError, UsageError
 from edgespec.system.console import info, warn
 from edgespec.system.disk import has_content
 from edgespec.system.printable import one_line
@@ -128,7 +128,10 @@ def _chat(options: argparse.Namespace) -> int:
             return converse(session, keeps_history=not options.no_history)
         if "-" not in (options.prompt or "-") and has_unread_data(sys.stdin):
             info("stdin is not read, as --prompt is given; to answer both, add --prompt -")
-        return answer_once(session, prompt, as_json=options.json)
+        try:
+            return answer_once(session, prompt, as_json=options.json)
+        except FormatError as error:
+            raise FormatError(f"{options.schema}: {error}") from None
 
 
 def _tell_model_from_prompt(options: argparse.Namespace) -> None:
@@ -165,8 +168,13 @@ def _read_schema(path: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no JSON ({error}); give a file with a JSON schema") from None
+    if not isinstance(schema, (dict, bool)):
+        raise UsageError(f'{path} holds no JSON schema, which is an object, such as {{"type": "object"}}')
     stated = {"type": "json_schema", "schema": schema}
-    read_format(stated)  # what is wrong in itself is said before a model is loaded
+    try:
+        read_format(stated)  # what is wrong in itself is said before a model is loaded
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
     return stated
 
 

@@ -310,7 +310,7 @@ def test_chats_are_named_listed_opened_branched_and_deleted(tmp_path: Path) -> N
     terminal = rule_chat(tmp_path, answers, saves=True)
     terminal.ask("first", "FIRST")
     terminal.ask("second", "SECOND")
-    terminal.ask("/name rivers", "'rivers' opens it again")
+    terminal.ask("/name rivers", "--continue rivers opens it again")
     terminal.ask("/clear", "a new conversation")
     terminal.ask("other", "OTHER")
     terminal.ask("/chats", "/open NAME or NUMBER")
