@@ -77,7 +77,7 @@ def _chat(options: argparse.Namespace) -> int:
     from edgespec.chat.first_model import load_first
     from edgespec.chat.loop import answer_once, converse
     from edgespec.chat.trace_file import TraceFile
-    from edgespec.system.terminal import has_unread_data
+    from edgespec.system.terminal import has_unread_data, unseen_keys
 
     _tell_model_from_prompt(options)
     stated = _stated_sampling(options)
@@ -100,7 +100,12 @@ def _chat(options: argparse.Namespace) -> int:
     trace = TraceFile(options.trace) if options.trace else None
     autosave, last = _open_transcripts(options)
     with ExitStack() as engines:
-        engine = engines.enter_context(_load(options) if prompt else load_first(options, _load))
+
+        def load_unseen(options: argparse.Namespace) -> "Engine":
+            engines.enter_context(unseen_keys())  # what is typed from here on waits in the first input
+            return _load(options)
+
+        engine = engines.enter_context(_load(options) if prompt else load_first(options, load_unseen))
         conversation = engine.chat(
             options.system,
             overflow=options.overflow,
