@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgespec.chat.attaching import attach, detach
-from edgespec.chat.attachments import brief_message, split_message
+from edgespec.chat.attachments import Attachment, brief_message, split_message
 from edgespec.chat.chat_commands import branch, delete_saved, name_chat, open_chat, show_chats
 from edgespec.chat.clipboard import copy
 from edgespec.chat.live_line import switch_figures
@@ -50,6 +50,7 @@ class Next(NamedTuple):
     shows_last: bool = False
     is_exit: bool = False
     edits_answer: bool = False  # edit is the last answer
+    attached: tuple[Attachment, ...] = ()  # what is attached again if the edit of a message is given up
 
 
 NOTHING = Next()
@@ -223,8 +224,10 @@ def _edit(session: ChatSession, argument: str) -> Next:
     if not (rounds := session.conversation.rounds):
         raise UsageError("there is nothing to edit yet")
     files, text = split_message(rounds[-1].user)
-    session.attachments = list(files)
-    return Next(edit=text)
+    before = tuple(session.attachments)
+    names = {file.name for file in before}
+    session.attachments = [*(file for file in files if file.name not in names), *before]
+    return Next(edit=text, attached=before)
 
 
 _command("attach", Argument.PATH, "send a file's text with your next message; alone, list them")(attach)

@@ -367,6 +367,25 @@ def test_chats_are_named_listed_opened_branched_and_deleted(tmp_path: Path) -> N
     assert [each.content for each in chats["first"].messages] == ["first", "FIRST", "more", "MORE"]
 
 
+def test_ctrl_c_gives_up_an_edit_and_what_is_typed_then_is_a_new_message(tmp_path: Path) -> None:
+    terminal = rule_chat(tmp_path, {"first": ["FIRST"], "second": ["SECOND"], "third": ["THIRD"]}, saves=True)
+    terminal.ask("first", "FIRST")
+    for command, what in (("/edit", "your last message"), ("/answer", "the answer")):
+        terminal.enter(command)
+        terminal.ready()
+        terminal.wait_for(f"you change {what}; Ctrl-C leaves it as it was")
+        terminal.type("x" + CTRL_C)
+        terminal.wait_for("(nothing was changed)")
+        terminal.ready()
+    terminal.ask("second", "SECOND")
+    terminal.type("a line" + CTRL_C)  # elsewhere it only empties the input
+    terminal.ask("third", "THIRD")
+    terminal.leave()
+    (chat,) = list_chats(tmp_path / "chats")
+    said = ["first", "FIRST", "second", "SECOND", "third", "THIRD"]
+    assert [each.content for each in chat.transcript.messages] == said
+
+
 def test_an_answer_is_changed_continued_begun_and_exported(tmp_path: Path) -> None:
     answers = {"count": ["one "], "count|one, two,": [" three"], "list|1.": [" apples"]}
     terminal = rule_chat(tmp_path, answers)
