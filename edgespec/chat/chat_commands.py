@@ -1,5 +1,6 @@
 """What the commands on whole conversations do: name, list, open, delete, export, branch, and edit an answer."""
 
+import shutil
 from datetime import datetime
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from edgespec.chat.past_rounds import show_last
 from edgespec.chat.saved_chats import SavedChat, delete_chat, describe_chats, find_chat, list_chats
 from edgespec.chat.session import ChatSession
 from edgespec.errors import UsageError
+from edgespec.system.command_line import join_words
 from edgespec.system.printable import one_line
 
 _MOST_LISTED = 20
@@ -24,7 +26,8 @@ def name_chat(session: ChatSession, name: str) -> None:
         raise UsageError(f"another chat is called {name}; take another name, or /delete {name}")
     session.name = name
     session.save()
-    session.info(f"this chat is called {name}; edgespec chat --continue '{name}' opens it again")
+    again = join_words(["edgespec", "chat", "--continue", name])
+    session.info(f"this chat is called {name}; {again} opens it again")
 
 
 def show_chats(session: ChatSession, words: str) -> None:
@@ -34,7 +37,10 @@ def show_chats(session: ChatSession, words: str) -> None:
         session.info(f"no chat has '{one_line(words, 40)}'" if words else "there are no saved chats yet")
         return
     shown = found[:_MOST_LISTED]
-    lines = describe_chats([each for _, each in shown], [i for i, _ in shown], datetime.now(), session.file)
+    session.listed = tuple(each.path for each in chats)
+    columns = shutil.get_terminal_size().columns - 1
+    numbers, listed = [i for i, _ in shown], [each for _, each in shown]
+    lines = describe_chats(listed, numbers, datetime.now(), session.file, columns)
     if len(found) > len(shown):
         lines.append(f"and {len(found) - len(shown)} older ones; /chats WORDS searches them")
     session.info("\n".join([*lines, "/open NAME or NUMBER continues one"]))
@@ -44,7 +50,7 @@ def open_chat(session: ChatSession, wanted: str) -> SavedChat:
     """Continue another conversation in its own file. Raises UsageError: there is none of that name."""
     if not wanted:
         raise UsageError("/open needs the name of a chat or its number; /chats lists them")
-    chat = find_chat(require_folder(session), wanted)
+    chat = find_chat(require_folder(session), wanted, session.listed)
     session.conversation.restore(chat.transcript)
     session.open_file(chat.path, chat.transcript)
     show_last(session.conversation.rounds, session.info)
@@ -54,7 +60,11 @@ def open_chat(session: ChatSession, wanted: str) -> SavedChat:
 def delete_saved(session: ChatSession, wanted: str, *, is_sure: bool) -> None:
     if not wanted:
         raise UsageError("/delete needs the name of a chat or its number; /chats lists them")
-    chat = find_chat(require_folder(session), wanted)
+    folder = require_folder(session)
+    chat = find_chat(folder, wanted, session.listed)
+    num_named = sum(each.transcript.name == wanted for each in list_chats(folder))
+    if num_named > 1:
+        raise UsageError(f"{num_named} chats are called {wanted}; /delete one by its number in /chats")
     title = one_line(chat.title, 60)
     if chat.path == session.file:
         raise UsageError("this chat is open; /clear begins another one, and /delete can remove this one then")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgespec.chat.attaching import attach, detach
-from edgespec.chat.attachments import brief_message, split_message
+from edgespec.chat.attachments import Attachment, brief_message, split_message
 from edgespec.chat.chat_commands import branch, delete_saved, name_chat, open_chat, show_chats
 from edgespec.chat.clipboard import copy
 from edgespec.chat.compacting import begin_compacting, undo_compacting
@@ -55,6 +55,7 @@ class Next(NamedTuple):
     is_exit: bool = False
     edits_answer: bool = False  # edit is the last answer
     compacts: bool = False  # the reply is a summary of the conversation
+    attached: tuple[Attachment, ...] = ()  # what is attached again if the edit of a message is given up
 
 
 NOTHING = Next()
@@ -69,7 +70,22 @@ class Command(NamedTuple):
 
 
 COMMANDS: list[Command] = []  # filled once, below
-_OTHER_NAMES = {"quit": "exit", "bye": "exit", "?": "help", "regen": "retry"}
+# As other programs call them.
+_OTHER_NAMES = {
+    "quit": "exit",
+    "bye": "exit",
+    "?": "help",
+    "regen": "retry",
+    "new": "clear",
+    "reset": "clear",
+    "rename": "name",
+    "continue": "go",
+    "resume": "open",
+    "list": "chats",
+    "file": "attach",
+    "read": "attach",
+}
+_MANY_LINES = (Argument.TEXT, Argument.SETTING)  # what follows may have them
 _KEYS = (
     ("Enter", "send"),
     ("Alt-Enter, Ctrl-J", "make a new line"),
@@ -109,6 +125,12 @@ def run_command(session: ChatSession, line: str) -> Next:
     """Do what a command asks for. Raises EdgeSpecError: it cannot be done; nothing has changed then."""
     name, argument = split_command(line)
     if command := find_command(name):
+        num_lines = len(line.strip().splitlines())
+        if num_lines > 1 and command.argument not in _MANY_LINES:
+            raise UsageError(
+                f"/{name} takes one line, and {num_lines} were given; nothing was done. To send a text that "
+                "begins with /, type //"
+            )
         return command.action(session, argument) or NOTHING
     name = one_line(name, 40)
     near = difflib.get_close_matches(name, [command.name for command in COMMANDS], n=1)
@@ -207,8 +229,10 @@ def _edit(session: ChatSession, argument: str) -> Next:
     if not (rounds := session.conversation.rounds):
         raise UsageError("there is nothing to edit yet")
     files, text = split_message(rounds[-1].user)
-    session.attachments = list(files)
-    return Next(edit=text)
+    before = tuple(session.attachments)
+    names = {file.name for file in before}
+    session.attachments = [*(file for file in files if file.name not in names), *before]
+    return Next(edit=text, attached=before)
 
 
 _command("attach", Argument.PATH, "send a file's text with your next message; alone, list them")(attach)
@@ -341,8 +365,9 @@ def _export_to(session: ChatSession, path: Path) -> None:
     text = export_text(session.transcript(), path)
     try:
         replace_file(path, text.encode(errors="replace"), 0o666)
-    except OSError as error:
-        raise EdgeSpecError(f"cannot write {path}: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise EdgeSpecError(f"cannot write {path}: {reason}") from None
     session.written.add(path.absolute())
     session.info(f"{len(session.conversation.messages)} messages written to {one_line(str(path), 200)}")
 

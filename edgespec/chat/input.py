@@ -47,6 +47,7 @@ class ChatInput:
     ) -> None:
         self.is_multi_line = False
         self._is_open = False
+        self._edits = False  # the input began with a text to change
         self._status = status
         self._output = _create_output()
         self._input = get_app_session().input
@@ -75,12 +76,16 @@ class ChatInput:
         self._is_open = False
         self._type_ahead.end()
 
-    def ask(self, default: str = "") -> str:
-        """Return what the user types; default is there to be edited.
+    def ask(self, default: str = "", edited: str = "") -> str:
+        """Return what the user types; default is there to be edited, and edited says what that is.
 
-        Raises EOFError: Ctrl-D was typed, or the terminal is gone; KeyboardInterrupt: Ctrl-C, at an empty prompt.
+        Raises EOFError: Ctrl-D was typed, or the terminal is gone; KeyboardInterrupt: Ctrl-C, at an empty prompt
+        or while default is edited, which is then given up.
         """
         status = self._status()  # which counts tokens: once, and not at each key
+        self._edits = bool(default)
+        if self._edits:
+            status = replace(status, hint=f"you change {edited}; Ctrl-C leaves it as it was")
         if self._type_ahead.stop():
             status = replace(status, hint=_WAITS)
         try:
@@ -112,7 +117,7 @@ class ChatInput:
         @keys.add("c-c", filter=~is_searching)
         def clear_or_interrupt(event: KeyPressEvent) -> None:
             app: Application[str] = event.app
-            if event.current_buffer.text:
+            if event.current_buffer.text and not self._edits:
                 event.current_buffer.reset()
             else:
                 app.exit(exception=KeyboardInterrupt, style="class:exiting")

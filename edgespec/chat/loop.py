@@ -88,7 +88,7 @@ def _run(session: ChatSession, user: "ChatInput") -> int:
         try:
             user.is_multi_line = session.is_multi_line
             session.info("")
-            line = user.ask(before.edit).strip()
+            line = user.ask(before.edit, "the answer" if before.edits_answer else "your last message").strip()
             asked, before, is_leaving = before, NOTHING, False
             before = _obey(session, line, asked)
             if before.is_exit:
@@ -96,6 +96,12 @@ def _run(session: ChatSession, user: "ChatInput") -> int:
         except Leave:
             raise
         except KeyboardInterrupt:
+            if before.edit:
+                if not before.edits_answer:
+                    session.attachments = list(before.attached)
+                before = NOTHING
+                session.info("(nothing was changed)")
+                continue
             if is_leaving:
                 raise
             before, is_leaving = NOTHING, True

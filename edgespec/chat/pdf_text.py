@@ -42,8 +42,10 @@ def read_pdf(data: bytes, shown: str, most_bytes: int) -> str:
 
 @contextmanager
 def _explain(shown: str) -> Iterator[None]:
-    log = logging.getLogger("pypdf")
-    before, log.disabled = log.disabled, True  # it warns of each fault that it can repair
+    # It warns of each fault that it can repair, by loggers below this one, whose records pass here.
+    log, nowhere = logging.getLogger("pypdf"), logging.NullHandler()
+    before, log.propagate = log.propagate, False
+    log.addHandler(nowhere)
     try:
         yield
     except EdgeSpecError:
@@ -52,4 +54,5 @@ def _explain(shown: str) -> Iterator[None]:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UsageError(f"{shown} is a PDF that cannot be read ({reason}); save it again, or as text") from None
     finally:
-        log.disabled = before
+        log.removeHandler(nowhere)
+        log.propagate = before

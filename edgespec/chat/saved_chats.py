@@ -13,6 +13,9 @@ from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.printable import one_line
 
 _TITLE_CHARACTERS = 44
+# In the list: the cell of the title, the cells (model, length) that are left out for it if it has fewer columns
+# than the minimum, the columns that it has in any case, and the columns between two cells.
+_TITLE, _LEFT_OUT_FIRST, _MIN_TITLE, _SHORTEST_TITLE, _BETWEEN = 1, (4, 2), 30, 8, 2
 
 
 class SavedChat(NamedTuple):
@@ -55,18 +58,25 @@ def _read_all(folder: Path) -> Iterator[SavedChat]:
             continue
 
 
-def find_chat(folder: Path, wanted: str) -> SavedChat:
-    """A conversation by its name, by the beginning of its title, or by its number in the list.
+def find_chat(folder: Path, wanted: str, listed: Sequence[Path] = ()) -> SavedChat:
+    """A conversation by its name, by the beginning of its title, or by its number.
+
+    Numbers are those of the list that the user saw, listed: other chats may have changed places since. Without one
+    they are those of the list now.
 
     Raises UsageError: There is none, or there are several.
     """
     chats = list_chats(folder)
+    numbered = [next((each for each in chats if each.path == path), None) for path in listed] or chats
     named = [each for each in chats if each.transcript.name == wanted]
     if named:
         return named[0]
-    if wanted.isascii() and wanted.isdigit() and 0 < int(wanted[:9]) <= len(chats):
-        return chats[int(wanted[:9]) - 1]
-    found = [each for each in chats if each.title.lower().startswith(wanted.lower())]
+    if wanted.isascii() and wanted.isdigit() and 0 < int(wanted[:9]) <= len(numbered):
+        if (chosen := numbered[int(wanted[:9]) - 1]) is None:
+            raise UsageError(f"chat {wanted} of the list was deleted meanwhile; /chats lists what is there now")
+        return chosen
+    beginning = wanted.removesuffix("…").lower()  # as titles are cut in the list
+    found = [each for each in chats if each.title.lower().startswith(beginning)]
     if len(found) == 1:
         return found[0]
     shown = one_line(wanted, 40)
@@ -81,21 +91,41 @@ def find_chat(folder: Path, wanted: str) -> SavedChat:
 
 
 def describe_chats(
-    chats: Sequence[SavedChat], numbers: Sequence[int], now: datetime, current: Path | None
+    chats: Sequence[SavedChat], numbers: Sequence[int], now: datetime, current: Path | None, columns: int
 ) -> list[str]:
-    """A line for each chat: number, title, length, when it was changed, model; * marks the current one."""
+    """A line for each chat: number, title, length, when it was changed, model; * marks the current one.
+
+    Where columns are few, the model and the length are left out, and then titles are cut.
+    """
+    from rich.cells import cell_len, set_cell_size
+
     rows = [
         (
             f"{'*' if each.path == current else ' '}{number}",
             each.title,
             f"{len(each.transcript.messages)} messages",
             _when(each.changed, now),
-            one_line(each.transcript.model or "", 24),
+            _brief_model(each.transcript.model or ""),
         )
         for number, each in zip(numbers, chats, strict=True)
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    widths = {i: max(map(cell_len, column)) for i, column in enumerate(zip(*rows, strict=True))}
+    title = widths.pop(_TITLE)
+    for left_out in _LEFT_OUT_FIRST:
+        if sum(widths.values()) + _BETWEEN * len(widths) + min(title, _MIN_TITLE) > columns:
+            del widths[left_out]
+    room = columns - sum(widths.values()) - _BETWEEN * len(widths)
+    widths[_TITLE] = min(title, max(_SHORTEST_TITLE, room))
+
+    def fit(cell: str, width: int) -> str:
+        return set_cell_size(cell, width) if cell_len(cell) <= width else f"{set_cell_size(cell, width - 1)}…"
+
+    return [(" " * _BETWEEN).join(fit(row[i], widths[i]) for i in sorted(widths)).rstrip() for row in rows]
+
+
+def _brief_model(model: str) -> str:
+    """A path by its last part, which tells most."""
+    return one_line(model.rstrip("/\\").replace("\\", "/").rpartition("/")[2], 24)
 
 
 def _when(changed: datetime, now: datetime) -> str:

@@ -44,6 +44,7 @@ class ChatSession:
     prefill: str = ""  # how the next answer is to begin
     downgrades: list[str] = field(default_factory=list)
     written: set[Path] = field(default_factory=set)  # files that commands of this chat have written
+    listed: tuple[Path, ...] = ()  # the saved chats as the user saw them last, by their numbers
     attachments: list[Attachment] = field(default_factory=list)  # for the next message
     is_multi_line: bool = False
     shows_figures: bool = False  # while an answer is written

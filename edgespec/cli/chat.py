@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.cli.arguments import add_file, add_model, add_options, attribute_name, decode_argument, load_engine
 from edgespec.cli.parser import PROMPT_WORDS
 from edgespec.config.options import DEFAULT_MODEL, OPTIONS
-from edgespec.errors import UsageError
+from edgespec.errors import FormatError, UsageError
 from edgespec.system.console import info, warn
 from edgespec.system.disk import has_content
 from edgespec.system.printable import one_line
@@ -83,7 +83,7 @@ def _chat(options: argparse.Namespace) -> int:
     from edgespec.chat.first_model import load_first
     from edgespec.chat.loop import answer_once, converse
     from edgespec.chat.trace_file import TraceFile
-    from edgespec.system.terminal import has_unread_data
+    from edgespec.system.terminal import has_unread_data, unseen_keys
 
     _tell_model_from_prompt(options)
     stated = _stated_sampling(options)
@@ -106,7 +106,12 @@ def _chat(options: argparse.Namespace) -> int:
     trace = TraceFile(options.trace) if options.trace else None
     autosave, last = _open_transcripts(options)
     with ExitStack() as engines:
-        engine = engines.enter_context(_load(options) if prompt else load_first(options, _load))
+
+        def load_unseen(options: argparse.Namespace) -> "Engine":
+            engines.enter_context(unseen_keys())  # what is typed from here on waits in the first input
+            return _load(options)
+
+        engine = engines.enter_context(_load(options) if prompt else load_first(options, load_unseen))
         conversation = engine.chat(
             options.system,
             overflow=options.overflow,
@@ -135,7 +140,10 @@ def _chat(options: argparse.Namespace) -> int:
             return converse(session, keeps_history=not options.no_history)
         if "-" not in (options.prompt or "-") and has_unread_data(sys.stdin):
             info("stdin is not read, as --prompt is given; to answer both, add --prompt -")
-        return answer_once(session, prompt, as_json=options.json)
+        try:
+            return answer_once(session, prompt, as_json=options.json)
+        except FormatError as error:
+            raise FormatError(f"{options.schema}: {error}") from None
 
 
 def _tell_model_from_prompt(options: argparse.Namespace) -> None:
@@ -172,8 +180,13 @@ def _read_schema(path: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no JSON ({error}); give a file with a JSON schema") from None
+    if not isinstance(schema, (dict, bool)):
+        raise UsageError(f'{path} holds no JSON schema, which is an object, such as {{"type": "object"}}')
     stated = {"type": "json_schema", "schema": schema}
-    read_format(stated)  # what is wrong in itself is said before a model is loaded
+    try:
+        read_format(stated)  # what is wrong in itself is said before a model is loaded
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
     return stated
 
 

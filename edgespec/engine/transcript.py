@@ -192,6 +192,8 @@ class AutosaveFile:
             path = self.folder / f"{datetime.now():%Y-%m-%d-%H%M%S}-{secrets.token_hex(2)}{SUFFIX}"
         write_transcript(path, transcript)
         if path != self.path:
+            if self.path:
+                self.report("another program changed or deleted the file of this chat, which goes on in a new one")
             self.path = path
             self.on_path(path)
         self._seen = _fingerprint(path)

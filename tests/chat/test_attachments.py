@@ -1,6 +1,7 @@
 """Files for the model: read, refused, written into a message, found in it again, attached and dropped."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,6 +134,21 @@ def test_the_text_of_a_pdf_is_read_page_by_page(tmp_path: Path) -> None:
     assert read_attachment(path) == Attachment("two.pdf", "The first page.\n\nThe last page.")
 
 
+def test_what_the_library_warns_of_is_not_written_into_the_chat(tmp_path: Path) -> None:
+    pytest.importorskip("pypdf")
+    program = f"""
+from pathlib import Path
+from edgespec.chat.attachments import read_attachment
+from edgespec.errors import UsageError
+try:
+    read_attachment(Path({str(written(tmp_path, "fake.pdf", b"%PDF-1.4 nothing"))!r}))
+except UsageError:
+    print("refused")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("refused\n", "")
+
+
 def test_a_pdf_that_has_no_text_or_is_damaged_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("pypdf")
     with pytest.raises(UsageError, match="has no text on 2 pages; pictures of text"):
@@ -228,6 +244,9 @@ def test_a_file_goes_with_one_message_and_stays_in_the_conversation(
     assert "your last message: '[a.txt, 1 line] an on'" in describe_resumed(session)
     assert run_command(session, "/edit").edit == "an on"
     assert session.attachments == [Attachment("a.txt", "the in")]
+    session.attachments = [Attachment("b.txt", "on")]
+    assert run_command(session, "/edit").attached == (Attachment("b.txt", "on"),)
+    assert session.attachments == [Attachment("a.txt", "the in"), Attachment("b.txt", "on")]
 
 
 @pytest.mark.parametrize("overflow", ["error", "drop-oldest"])

@@ -162,6 +162,43 @@ def test_lines_typed_during_an_answer_are_neither_sent_nor_run(tmp_path: Path) -
     terminal.leave()
 
 
+_LOADS_SLOWLY = """
+import fcntl, sys, termios, time
+from edgespec.cli import chat
+from edgespec.cli.main import main
+
+def echoes():
+    return bool(termios.tcgetattr(0)[3] & termios.ECHO)
+
+def load_engine(options, **settings):
+    print(f"loads, echo {echoes()}", flush=True)
+    while fcntl.ioctl(0, termios.FIONREAD, bytes(4))[0] < 17:
+        time.sleep(0.01)
+    return load(options, **settings)
+
+load, chat.load_engine = chat.load_engine, load_engine
+main(sys.argv[1:])
+print(f"left, echo {echoes()}")
+"""
+
+
+def test_what_is_typed_while_a_model_loads_is_not_echoed_and_waits(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "chat.py").write_text(_LOADS_SLOWLY)
+    program = (sys.executable, str(tmp_path / "chat.py"))
+    terminal = Terminal("chat", tiny_model, *SHORT, home=tmp_path, program=program)
+    terminal.wait_for("loads, echo False")
+    terminal.type("the in\r/save file\r")
+    terminal.ready()
+    screen = terminal.settle()
+    assert screen.count("the in") == 1
+    assert "> the in\n  /save file" in screen
+    assert not (tmp_path / "chats").exists()
+    terminal.type(CTRL_C)
+    terminal.ask("the", "tokens/s")
+    terminal.type("\x04")
+    terminal.wait_for("left, echo True")
+
+
 def test_a_paste_during_an_answer_waits_in_the_input_as_one_message(tmp_path: Path) -> None:
     lines = [f"line {i} of a paste that is longer than what a terminal keeps" for i in range(400)]
     text = "\n".join([*lines[:200], f"/save {tmp_path / 'saved'}", *lines[200:]])
@@ -311,7 +348,7 @@ def test_chats_are_named_listed_opened_branched_and_deleted(tmp_path: Path) -> N
     terminal = rule_chat(tmp_path, answers, saves=True)
     terminal.ask("first", "FIRST")
     terminal.ask("second", "SECOND")
-    terminal.ask("/name rivers", "'rivers' opens it again")
+    terminal.ask("/name rivers", "--continue rivers opens it again")
     terminal.ask("/clear", "a new conversation")
     terminal.ask("other", "OTHER")
     terminal.ask("/chats", "/open NAME or NUMBER")
@@ -329,6 +366,25 @@ def test_chats_are_named_listed_opened_branched_and_deleted(tmp_path: Path) -> N
     chats = {chat.title: chat.transcript for chat in list_chats(tmp_path / "chats")}
     assert {title: len(each.messages) for title, each in chats.items()} == {"first": 4, "rivers": 4}
     assert [each.content for each in chats["first"].messages] == ["first", "FIRST", "more", "MORE"]
+
+
+def test_ctrl_c_gives_up_an_edit_and_what_is_typed_then_is_a_new_message(tmp_path: Path) -> None:
+    terminal = rule_chat(tmp_path, {"first": ["FIRST"], "second": ["SECOND"], "third": ["THIRD"]}, saves=True)
+    terminal.ask("first", "FIRST")
+    for command, what in (("/edit", "your last message"), ("/answer", "the answer")):
+        terminal.enter(command)
+        terminal.ready()
+        terminal.wait_for(f"you change {what}; Ctrl-C leaves it as it was")
+        terminal.type("x" + CTRL_C)
+        terminal.wait_for("(nothing was changed)")
+        terminal.ready()
+    terminal.ask("second", "SECOND")
+    terminal.type("a line" + CTRL_C)  # elsewhere it only empties the input
+    terminal.ask("third", "THIRD")
+    terminal.leave()
+    (chat,) = list_chats(tmp_path / "chats")
+    said = ["first", "FIRST", "second", "SECOND", "third", "THIRD"]
+    assert [each.content for each in chat.transcript.messages] == said
 
 
 def test_an_answer_is_changed_continued_begun_and_exported(tmp_path: Path) -> None:

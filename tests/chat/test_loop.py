@@ -14,7 +14,7 @@ import pytest
 import tiny
 from rich.console import Console
 
-from edgespec import ModelError, SamplingParams, UsageError, load
+from edgespec import Message, ModelError, SamplingParams, UsageError, load
 from edgespec.chat.clipboard import find_commands, osc52
 from edgespec.chat.commands import (
     COMMANDS,
@@ -33,7 +33,7 @@ from edgespec.chat.status import Status, format_answer, format_report, format_st
 from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.stats import Stats, Tally
-from edgespec.engine.transcript import AutosaveFile, read_transcript
+from edgespec.engine.transcript import AutosaveFile, Transcript, read_transcript, save_transcript
 from edgespec.errors import MemoryExhausted
 from edgespec.policy.measured_gain import Gain
 from edgespec.system.clock import VirtualClock
@@ -77,6 +77,38 @@ def test_every_command_is_explained_and_does_something(session: ChatSession) -> 
     assert all(f"/{command.name}" in listed for command in COMMANDS)
     assert run_command(session, "/exit").is_exit
     assert run_command(session, "/quit").is_exit
+
+
+@pytest.mark.parametrize("command", ["/save FILE\nfrom a text", "/clear\nmore", "/delete! 1\n2"])
+def test_a_text_of_several_lines_is_no_command_that_takes_one(
+    session: ChatSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer(session, "Hi")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(UsageError, match="takes one line, and 2 were given; nothing was done"):
+        run_command(session, command)
+    assert sorted(tmp_path.iterdir()) == before
+    assert len(session.conversation.rounds) == 1
+
+
+def test_of_chats_with_one_name_none_is_deleted_by_it(session: ChatSession) -> None:
+    answer(session, "Hi")
+    assert session.autosave
+    folder = session.autosave.folder
+    message = Message("user", "Hi")
+    for stem in ("a", "b"):
+        save_transcript(folder / f"{stem}.jsonl", Transcript(messages=(message,), name="same"))
+        os.utime(folder / f"{stem}.jsonl", (4e9, 4e9))
+    with pytest.raises(UsageError, match="2 chats are called same"):
+        run_command(session, "/delete! same")
+    assert "deleted 'same'" in output(session, "/delete! 1")
+    assert len([*folder.iterdir()]) == 2
+
+
+def test_commands_have_the_names_that_other_programs_give_them(session: ChatSession) -> None:
+    assert "a new conversation" in output(session, "/new")
+    assert "/attach FILE" in output(session, "/file")
 
 
 @pytest.mark.parametrize(

@@ -448,7 +448,7 @@ def test_an_answer_matches_the_schema_of_a_file(
     [
         (None, "cannot read"),
         ("{", "no JSON"),
-        ("[]", "no schema"),
+        ("[]", "holds no JSON schema"),
         ('{"$ref": "https://a.b/c"}', "within the schema"),
         ('{"properties": {"x": {"type": "strin"}}}', "#/properties/x"),
     ],
@@ -462,6 +462,7 @@ def test_a_schema_that_cannot_be_used_is_refused_with_the_reason(
     code, out, err = run(capsys, "chat", tiny_model, "--prompt", "the in", "--schema", path)
     assert (code, out) == (2, "")
     assert reason in err
+    assert str(path) in err
 
 
 @contextmanager

@@ -99,7 +99,8 @@ def test_a_conversation_is_saved_from_its_first_message_on(tmp_path: Path) -> No
 
 
 def test_two_chats_that_continue_one_conversation_lose_nothing(tmp_path: Path) -> None:
-    first = AutosaveFile(tmp_path, pytest.fail)
+    lines: list[str] = []
+    first = AutosaveFile(tmp_path, lines.append)
     first.write(TALK)
     second = AutosaveFile(tmp_path, pytest.fail, first.path)
     longer = Transcript(messages=(*TALK.messages, Message("user", "more of the second")))
@@ -107,6 +108,8 @@ def test_two_chats_that_continue_one_conversation_lose_nothing(tmp_path: Path) -
     assert second.path == first.path
     first.write(TALK)
     assert first.path != second.path
+    assert len(lines) == 1
+    assert "goes on in a new one" in lines[0]
     assert [read_transcript(path) for path in (second.path, first.path) if path] == [longer, TALK]
 
 

@@ -1,0 +1,58 @@
+"""The list of saved chats, and how one of them is found."""
+
+import os
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from edgespec import Message
+from edgespec.chat.saved_chats import describe_chats, find_chat, list_chats
+from edgespec.engine.transcript import Transcript, save_transcript
+from edgespec.errors import UsageError
+
+LONG = "How do the rivers of the north find their way to the warm sea?"
+NOW = datetime(2026, 1, 2, 3, 4)
+
+
+def keep(folder: Path, stem: str, text: str, time_s: int, name: str | None = None) -> Path:
+    path = folder / f"{stem}.jsonl"
+    messages = (Message("user", text), Message("assistant", "Yes."))
+    save_transcript(path, Transcript(messages=messages, model="/home/me/models/tiny-model", name=name))
+    os.utime(path, (time_s, time_s))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    keep(tmp_path, "a", LONG, 1_000)
+    keep(tmp_path, "b", "Hello", 2_000, name="海と川の話")
+    return tmp_path
+
+
+def test_a_number_means_the_chat_that_was_seen_beside_it(folder: Path) -> None:
+    seen = [each.path for each in list_chats(folder)]
+    keep(folder, "c", "Newer", 3_000)
+    assert find_chat(folder, "2", seen).path.stem == "a"
+    assert find_chat(folder, "2").path.stem == "b"
+    seen[1].unlink()
+    with pytest.raises(UsageError, match="chat 2 of the list was deleted meanwhile"):
+        find_chat(folder, "2", seen)
+
+
+def test_a_title_may_be_given_as_the_list_cuts_it(folder: Path) -> None:
+    title = list_chats(folder)[1].title
+    assert title.endswith("…")
+    assert find_chat(folder, title).path.stem == "a"
+
+
+@pytest.mark.parametrize("columns", [25, 30, 60, 80, 120])
+def test_the_list_fits_its_columns(folder: Path, columns: int) -> None:
+    from rich.cells import cell_len
+
+    lines = describe_chats(list_chats(folder), [1, 2], NOW, folder / "a.jsonl", columns)
+    assert all(cell_len(line) <= columns for line in lines)
+    assert lines[1].startswith("*2  How do")
+    assert ("2 messages" in lines[1]) == (columns >= 60)
+    assert ("tiny-model" in lines[1]) == (columns >= 80)
+    assert len({cell_len(line[: line.index("1970")]) for line in lines}) == 1  # also beside wide characters
