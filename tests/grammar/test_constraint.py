@@ -244,3 +244,24 @@ def test_a_tokenizer_that_the_library_cannot_take_is_refused(tmp_path: Path) -> 
 def test_a_model_without_an_end_token_is_refused(tiny_model: Path) -> None:
     with pytest.raises(FormatError, match="no end token"):
         GrammarCompiler(tiny_model / "tokenizer.json", tiny.VOCAB, ())
+
+
+@pytest.mark.parametrize("pattern", [r".+@.+\..+", r"(?s:.*)END", ".*a.{30}", r"[^!]*!END"])
+def test_a_way_to_the_end_is_found_behind_any_text(compiler: GrammarCompiler, pattern: str) -> None:
+    assert allowed(constraint_of(compiler, regex(pattern), max_tokens=40), np.zeros(0, np.int32))
+
+
+def test_references_through_thousands_of_levels_are_followed(compiler: GrammarCompiler) -> None:
+    """Without a stack of their own the library would end the process."""
+    levels = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(3000)}
+    stated = {"$defs": {**levels, "d3000": {"const": "x"}}, "$ref": "#/$defs/d0"}
+    constraint = constraint_of(compiler, schema(stated), max_tokens=5)
+    assert len(allowed(constraint, np.zeros(0, np.int32))) == 1
+
+
+def test_values_that_the_library_does_not_read_are_refused(compiler: GrammarCompiler) -> None:
+    deep: list[Any] = []
+    for _ in range(300):
+        deep = [deep]
+    with pytest.raises(FormatError, match="recursion"):
+        constraint_of(compiler, schema({"const": deep}))
