@@ -16,9 +16,13 @@ from edgespec.grammar.mask import first_words
 from edgespec.grammar.response_format import ResponseFormat
 from edgespec.grammar.schema import largest_opening, subschemas
 from edgespec.grammar.vocabulary import GrammarVocabulary
+from edgespec.system.stack import run_with_stack
 
 # No white space between the tokens of JSON: a small model may write blanks for ever, and it costs tokens.
 _JSON_OPTIONS: Any = {"whitespace_flexible": False}
+# The library follows a schema's references by recursion, and ends the process where its stack ends: behind some
+# 900 of them in 8 MB. 131,072 characters hold no more than 13,000.
+_STACK_BYTES = 256 << 20
 _MAX_SYMBOLS = 200_000
 _MAX_LOCATED = 200  # parts of a schema that are tried to find the one that is wrong
 _MAX_COMPILED = 32  # grammars that are kept for later answers
@@ -64,7 +68,7 @@ class GrammarCompiler:
             if wanted in self._compiled:
                 self._compiled.move_to_end(wanted)
                 return self._compiled[wanted]
-        made = self._compile(wanted)
+        made = run_with_stack(lambda: self._compile(wanted), _STACK_BYTES)
         with self._lock:
             self._compiled[wanted] = made
             while len(self._compiled) > _MAX_COMPILED:
@@ -73,8 +77,8 @@ class GrammarCompiler:
 
     def _compile(self, wanted: ResponseFormat) -> CompiledGrammar:
         matcher = self._matcher(wanted)
-        if matcher.is_error():
-            reason = first_words(matcher.get_error())
+        if isinstance(matcher, str) or matcher.is_error():
+            reason = matcher if isinstance(matcher, str) else first_words(matcher.get_error())
             place = self._place(wanted, reason)
             raise FormatError(f"the {_KINDS[wanted.kind]} of response_format cannot be used: {reason}{place}")
         if wanted.kind == "json_schema":
@@ -88,9 +92,15 @@ class GrammarCompiler:
         return CompiledGrammar(wanted.kind, matcher, self._vocabulary, closer, opening)
 
     def _matcher(self, wanted: ResponseFormat) -> Any:
+        """The library's matcher, or what it said of a source that it does not even read."""
         limits = llguidance.LLParserLimits(max_grammar_size=_MAX_SYMBOLS, verbose_errors=False)
-        grammar = _library_grammar(wanted)
-        return llguidance.LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=limits)
+        try:
+            grammar = _library_grammar(wanted)
+            return llguidance.LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=limits)
+        except BaseException as error:  # a panic of the library is no Exception
+            if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
+                raise
+            return first_words(str(error))
 
     def _place(self, wanted: ResponseFormat, reason: str) -> str:
         """Where in a schema the first innermost part is that is refused for the same reason."""
@@ -105,7 +115,8 @@ class GrammarCompiler:
                 break
             if i and pointer.startswith(place) and isinstance(part, Mapping):
                 alone = ResponseFormat("json_schema", json.dumps({**named, **part}))
-                if first_words(self._matcher(alone).get_error()) == reason:
+                matcher = self._matcher(alone)
+                if (matcher if isinstance(matcher, str) else first_words(matcher.get_error())) == reason:
                     place = pointer
         return f" (at {place})"
 

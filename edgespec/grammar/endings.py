@@ -73,9 +73,14 @@ def _endings_in(schemas: Sequence[Any]) -> Endings:
 
 def _ends(texts: Any, min_length: int) -> list[str]:
     """All ends of texts, each text's from the shortest to the longest."""
-    found = dict.fromkeys(text[start:] for text in texts for start in range(len(text) - min_length, -1, -1))
-    # White space goes on where any amount of it may stand, and ends nothing.
-    return [text for text in found if not text.isspace()][:_MAX_ENDINGS]
+    found: dict[str, None] = {}
+    for text in texts:
+        for start in range(len(text) - min_length, -1, -1):
+            if len(found) == _MAX_ENDINGS:  # the ends of a long text are too many to make all of them
+                return [*found]
+            if not text[start:].isspace():  # which goes on where any amount of it may stand
+                found[text[start:]] = None
+    return [*found]
 
 
 def _texts_in(schema: Any) -> Iterator[str]:
@@ -106,11 +111,13 @@ def _number_in(schema: Mapping[str, Any]) -> float:
     step = _bound(schema, "multipleOf") or 1
     low, high = _bound(schema, "minimum"), _bound(schema, "maximum")
     above, below = _bound(schema, "exclusiveMinimum"), _bound(schema, "exclusiveMaximum")
-    if above is not None:
+    if above is not None and math.isfinite(above / step):
         low = (math.floor(above / step) + 1) * step
-    if below is not None:
+    if below is not None and math.isfinite(below / step):
         high = (math.ceil(below / step) - 1) * step
     number = max(0.0, low or 0.0) if high is None else min(max(0.0, low or 0.0), high)
+    if not math.isfinite(number / step):
+        return number
     return math.ceil(number / step) * step if number > 0 else math.floor(number / step) * step
 
 
@@ -177,6 +184,7 @@ def _match_of_part(code: Any, argument: Any) -> str:
     raise NotImplementedError(str(code))
 
 
+_CHARACTERS = 'a0 -_.,!Z~"#$%&()*+/:;<=>?@[]^`{|}\n\téßяλ中あ한ا😀'  # one of which most sets have
 _CATEGORIES = {codes.CATEGORY_DIGIT: "0", codes.CATEGORY_WORD: "a", codes.CATEGORY_SPACE: " "}
 
 
@@ -185,7 +193,9 @@ def _member_of(members: Any) -> str:
     is_negated = members[0][0] is codes.NEGATE
     if is_negated:
         pattern = re.compile(_set_text(members))
-        return next(each for each in "a0 -_.,!Z~" if pattern.match(each))
+        if (found := next((each for each in _CHARACTERS if pattern.match(each)), None)) is None:
+            raise NotImplementedError("a set without any of the characters that are tried")
+        return found
     code, argument = members[0]
     if code is codes.LITERAL:
         return chr(argument)

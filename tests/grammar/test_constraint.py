@@ -291,9 +291,32 @@ def test_answers_match_with_sentencepiece_too(tmp_path: Path, strips: bool) -> N
 def test_a_grammar_whose_end_cannot_be_foreseen_is_followed_without(
     compiler: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
-    """Any text without a brace may come before the end, which only a brace begins."""
-    constraint = constraint_of(compiler, grammar("start: TEXT BRACE\nTEXT: /[^{]+/\nBRACE: /[{]q[}]/"), 30)
+    """Any text without k, l and m may come before the end, which takes several letters that nothing names."""
+    constraint = constraint_of(
+        compiler, grammar("start: TEXT LAST\nTEXT: /[^k-m]+/\nLAST: /[k-m][t-w][k-m][t-w]qz/"), 30
+    )
     begun = tokenizer.encode("the in")
     assert constraint.has_ample_room(begun)
     assert all(constraint.leaves_room(begun, token) for token in allowed(constraint, begun))
-    assert constraint.forced(tokenizer.encode("the in{"), 5).tolist() == [*tokenizer.encode("q}"), END]
+    assert constraint.forced(tokenizer.encode("the inktkt"), 5).tolist() == [*tokenizer.encode("qz"), END]
+
+
+@pytest.mark.parametrize("pattern", [r".+@.+\..+", r"(?s:.*)END", ".*a.{30}", r"[^!]*!END"])
+def test_a_way_to_the_end_is_found_behind_any_text(compiler: GrammarCompiler, pattern: str) -> None:
+    assert allowed(constraint_of(compiler, regex(pattern), max_tokens=40), np.zeros(0, np.int32))
+
+
+def test_references_through_thousands_of_levels_are_followed(compiler: GrammarCompiler) -> None:
+    """Without a stack of their own the library would end the process."""
+    levels = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(3000)}
+    stated = {"$defs": {**levels, "d3000": {"const": "x"}}, "$ref": "#/$defs/d0"}
+    constraint = constraint_of(compiler, schema(stated), max_tokens=5)
+    assert len(allowed(constraint, np.zeros(0, np.int32))) == 1
+
+
+def test_values_that_the_library_does_not_read_are_refused(compiler: GrammarCompiler) -> None:
+    deep: list[Any] = []
+    for _ in range(300):
+        deep = [deep]
+    with pytest.raises(FormatError, match="recursion"):
+        constraint_of(compiler, schema({"const": deep}))
