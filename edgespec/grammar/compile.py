@@ -29,11 +29,14 @@ _KINDS = {"json_schema": "JSON schema", "regex": "regular expression", "grammar"
 class CompiledGrammar:
     """A grammar over the tokens of one model.
 
+    kind: That of its ResponseFormat.
     largest_opening: Tokens that a single token may add to what an answer needs to end, at most.
     """
 
-    def __init__(self, matcher: Any, vocabulary: GrammarVocabulary, closer: Closer, largest_opening: int) -> None:
-        self._matcher = matcher
+    def __init__(
+        self, kind: str, matcher: Any, vocabulary: GrammarVocabulary, closer: Closer, largest_opening: int
+    ) -> None:
+        self.kind, self._matcher = kind, matcher
         self.vocabulary, self.closer, self.largest_opening = vocabulary, closer, largest_opening
 
     def start(self) -> Any:
@@ -82,7 +85,7 @@ class GrammarCompiler:
             schemas = schemas_in(wanted.source)
             opening = _OPENING + max((largest_opening(each, is_part=True) for each in schemas), default=0)
         closer = Closer(self._vocabulary, self._closing_tokens, *endings_of(wanted))
-        return CompiledGrammar(matcher, self._vocabulary, closer, opening)
+        return CompiledGrammar(wanted.kind, matcher, self._vocabulary, closer, opening)
 
     def _matcher(self, wanted: ResponseFormat) -> Any:
         limits = llguidance.LLParserLimits(max_grammar_size=_MAX_SYMBOLS, verbose_errors=False)

@@ -286,3 +286,14 @@ def test_answers_match_with_sentencepiece_too(tmp_path: Path, strips: bool) -> N
             token = next((each for each in tried if constraint.leaves_room(answer, each)), None)
             answer = np.append(answer, np.int32(constraint.way_out(answer) if token is None else token))
         jsonschema.validate(json.loads(tokenizer.decode(answer)), PERSON)
+
+
+def test_a_grammar_whose_end_cannot_be_foreseen_is_followed_without(
+    compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    """Any text without a brace may come before the end, which only a brace begins."""
+    constraint = constraint_of(compiler, grammar("start: TEXT BRACE\nTEXT: /[^{]+/\nBRACE: /[{]q[}]/"), 30)
+    begun = tokenizer.encode("the in")
+    assert constraint.has_ample_room(begun)
+    assert all(constraint.leaves_room(begun, token) for token in allowed(constraint, begun))
+    assert constraint.forced(tokenizer.encode("the in{"), 5).tolist() == [*tokenizer.encode("q}"), END]
