@@ -409,6 +409,8 @@ class Engine:
 
     def opens_reasoning(self, prompt: Prompt, *, thinking: bool | None = None) -> bool:
         """Whether the chat template begins the reasoning, so that an answer has only the mark of its end."""
+        if not self._encoder.spells_in_template(OPEN):
+            return False
         tokens = self._encoder.encode_fitting(prompt, thinking=thinking)
         pieces = [self.tokenizer.piece(token) or "" for token in tokens[-_TAIL:].tolist()]
         return "".join(pieces).rpartition(OPEN)[1] != "" and CLOSE not in "".join(pieces)

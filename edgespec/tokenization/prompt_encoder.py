@@ -55,7 +55,11 @@ class PromptEncoder:
     @property
     def can_switch_thinking(self) -> bool:
         """Whether the chat template asks if the model is to reason first."""
-        return self._template is not None and _THINKING in self._template
+        return self.spells_in_template(_THINKING)
+
+    def spells_in_template(self, text: str) -> bool:
+        """Whether the chat template has a text in it."""
+        return self._template is not None and text in self._template
 
     def encode(
         self,
