@@ -158,6 +158,8 @@ def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) ->
         if is_plain(sys.stderr):  # which has no line below the input
             parts.append(session.status().context)
         session.info(" · ".join(parts))
+    if reply.begun and not shows_begun and not "".join(chunk.text for chunk in session.answer):
+        session.info("the model ends the answer here; nothing was added")
     if not reply.text:
         session.info("there is no answer; /retry asks again, or send another message instead of this one")
 

@@ -387,7 +387,7 @@ def test_ctrl_c_gives_up_an_edit_and_what_is_typed_then_is_a_new_message(tmp_pat
 
 
 def test_an_answer_is_changed_continued_begun_and_exported(tmp_path: Path) -> None:
-    answers = {"count": ["one "], "count|one, two,": [" three"], "list|1.": [" apples"]}
+    answers = {"count": ["one "], "count|one, two,": [" three"], "list|1.": [" apples"], "list|1. apples": []}
     terminal = rule_chat(tmp_path, answers)
     terminal.ask("count", "one")
     terminal.enter("/answer")
@@ -398,6 +398,7 @@ def test_an_answer_is_changed_continued_begun_and_exported(tmp_path: Path) -> No
     terminal.ask("/prefill 1.", "begins with")
     terminal.ask("list", "apples")
     assert "1. apples" in terminal.settle()
+    terminal.ask("/go", "the model ends the answer here; nothing was added")
     terminal.ask(f"/export {tmp_path / 'talk.md'}", "4 messages written")
     terminal.ask(f"/export {tmp_path / 'talk.txt'}", "names no format")
     terminal.leave()
