@@ -4,7 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
@@ -21,6 +21,7 @@ from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Reply
 from edgespec.errors import ContextOverflow, EdgeSpecError
 from edgespec.models.home import default_home
+from edgespec.system.command_line import join_words
 from edgespec.system.console import info, warn
 from edgespec.system.printable import printable
 from edgespec.system.terminal import unseen_keys as hide_typed_keys
@@ -74,7 +75,12 @@ def converse(session: ChatSession, keeps_history: bool) -> int:
         session.info(f"continued: {describe_resumed(session)}")
     history = HistoryFile(default_home() / "history", session.info) if keeps_history else None
     with hide_typed_keys() as hide_keys, ChatInput(history, session.status, hide_keys) as user:
-        return _run(session, user)
+        code = _run(session, user)
+    if session.file and session.conversation.rounds and not session.is_quiet:
+        again = join_words(["edgespec", "chat", "--continue", *([session.name] if session.name else [])])
+        with suppress(OSError):  # the terminal is gone
+            session.info(f"{again} goes on with this chat")
+    return code
 
 
 def _run(session: ChatSession, user: "ChatInput") -> int:
@@ -105,7 +111,10 @@ def _run(session: ChatSession, user: "ChatInput") -> int:
             return 0
         except ContextOverflow as error:
             drop = "/detach, " if session.attachments else ""
-            session.info(f"edgespec: {error}; or use {drop}/undo, /clear or /set overflow drop-oldest")
+            session.info(
+                f"edgespec: {error}; or use {drop}/undo, /clear or /set overflow drop-oldest; Up brings back what "
+                "you typed"
+            )
         except EdgeSpecError as error:
             session.info(f"edgespec: {error}")
 

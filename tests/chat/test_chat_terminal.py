@@ -361,10 +361,12 @@ def test_chats_are_named_listed_opened_branched_and_deleted(tmp_path: Path) -> N
     terminal.ask("more", "MORE")
     terminal.ask("/delete other", "/delete! other deletes")
     terminal.ask("/delete! other", "deleted 'other'")
+    terminal.ask("/name two words", "this chat is called")
     terminal.leave()
+    assert terminal.screen().endswith("edgespec chat --continue 'two words' goes on with this chat")
     chats = {chat.title: chat.transcript for chat in list_chats(tmp_path / "chats")}
-    assert {title: len(each.messages) for title, each in chats.items()} == {"first": 4, "rivers": 4}
-    assert [each.content for each in chats["first"].messages] == ["first", "FIRST", "more", "MORE"]
+    assert {title: len(each.messages) for title, each in chats.items()} == {"two words": 4, "rivers": 4}
+    assert [each.content for each in chats["two words"].messages] == ["first", "FIRST", "more", "MORE"]
 
 
 def test_ctrl_c_gives_up_an_edit_and_what_is_typed_then_is_a_new_message(tmp_path: Path) -> None:

@@ -92,6 +92,11 @@ def test_a_text_of_several_lines_is_no_command_that_takes_one(
     assert len(session.conversation.rounds) == 1
 
 
+def test_go_without_an_answer_says_what_to_do_here(session: ChatSession) -> None:
+    with pytest.raises(UsageError, match="no answer to go on with; send a message"):
+        run_command(session, "/go")
+
+
 @pytest.mark.parametrize("name", ["12", "-x", "-", "a" * 61, "a\nb"])
 def test_a_name_is_one_that_can_be_given_to_continue(session: ChatSession, name: str) -> None:
     answer(session, "Hi")
