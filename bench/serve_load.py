@@ -5,8 +5,8 @@
 Requests have prompts and answers of mixed lengths. In each round each server answers them one after another and
 all at once, in alternating order, so that ratios compare neighbours in time. Texts are greedy, and each is
 compared with that of its request alone on the same server. A short request beside three long ones is timed in
-passes: in events of the long answer that had most of them until the short one's first. --beside adds a server
-that runs already, such as that of bench/llama_server.py, as often as it is given.
+passes, as the server counts them, else in events of the long answer that had most of them meanwhile. --beside
+adds a server that runs already, such as that of bench/llama_server.py, as often as it is given.
 """
 
 import sys
@@ -79,7 +79,8 @@ def passes_to_first_token(client: httpx2.Client, prompts: Sequence[str]) -> tupl
             all_run.wait()
             before = list(counts)
             short = ask(client, _SHORT)
-            passes = max(now - then for now, then in zip(counts, before, strict=True))
+            events = max(now - then for now, then in zip(counts, before, strict=True))
+            passes = events if short.waited_passes is None else short.waited_passes
         finally:
             is_over.set()
             all_run.abort()

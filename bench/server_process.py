@@ -25,11 +25,16 @@ class Asked(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """An answer. first_s: Seconds until its first text."""
+    """An answer.
+
+    first_s: Seconds until its first text.
+    waited_passes: Passes that ended until its own had, if the server counts them.
+    """
 
     text: str
     num_tokens: int
     first_s: float
+    waited_passes: int | None = None
 
 
 @contextmanager
@@ -57,18 +62,19 @@ def ask(
         "messages": [{"role": "user", "content": asked.prompt}], "max_tokens": asked.max_tokens, "temperature": 0,
         "stream": True, "stream_options": {"include_usage": True}, **fields,
     }  # fmt: skip
-    texts, num_tokens, started, first_s = list[str](), 0, perf_counter(), 0.0
+    texts, num_tokens, waited, started, first_s = list[str](), 0, None, perf_counter(), 0.0
     with client.stream("POST", "chat/completions", json=document) as answer:
         if answer.status_code != 200:
             raise RuntimeError(f"{answer.status_code}: {answer.read().decode('utf-8', 'replace')}")
         for each in events(answer.iter_lines()):
             if each.get("usage"):
                 num_tokens = int(each["usage"]["completion_tokens"])
+                waited = each["usage"].get("speculation", {}).get("waited_passes")
             if text := "".join(choice["delta"].get("content") or "" for choice in each["choices"]):
                 first_s = first_s or perf_counter() - started
                 texts.append(text)
                 on_text()
-    return Answered("".join(texts), num_tokens, first_s)
+    return Answered("".join(texts), num_tokens, first_s, waited)
 
 
 def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:

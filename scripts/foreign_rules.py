@@ -71,7 +71,6 @@ LLAMA = (
     Rule(r"::test_chat_completion_cached_tokens$", _OWN_TEXT),
     Rule(r"::test_context_size_exceeded", "expects llama.cpp's own type of error"),
     Rule(r"::test_tokenize_with_bos$", _OWN_TEXT),
-    Rule(r"::test_completion_with_response_format\[response_format[0-3]-", _GRAMMAR),
     Rule(
         r"::test_completion_with_(?:json_schema|grammar|invalid_grammar)",
         "sends llama.cpp's own fields for grammars",

@@ -11,14 +11,16 @@ from edgespec.chat.attaching import attach, detach
 from edgespec.chat.attachments import Attachment, brief_message, split_message
 from edgespec.chat.chat_commands import branch, delete_saved, name_chat, open_chat, show_chats
 from edgespec.chat.clipboard import copy
+from edgespec.chat.compacting import begin_compacting, undo_compacting
 from edgespec.chat.live_line import switch_figures
 from edgespec.chat.past_rounds import show_last, show_rounds
 from edgespec.chat.saved_chats import export_text
-from edgespec.chat.session import VIEWS, ChatSession
+from edgespec.chat.session import THINKING_VIEWS, VIEWS, ChatSession
 from edgespec.chat.settings import apply_setting, format_settings
 from edgespec.chat.status import format_report
 from edgespec.chat.trace_file import TraceFile
 from edgespec.engine.conversation import Reply
+from edgespec.engine.reasoning import split_reasoning
 from edgespec.engine.transcript import read_transcript, save_transcript
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.disk import has_content, replace_file
@@ -40,6 +42,8 @@ class Argument(Enum):
     ATTACHED = "[NAME]"
     SWITCH = "[on|off]"
     CHAT = "NAME"
+    UNDO = "[undo]"
+    THINKING = "[WORD]"
 
 
 class Next(NamedTuple):
@@ -50,6 +54,7 @@ class Next(NamedTuple):
     shows_last: bool = False
     is_exit: bool = False
     edits_answer: bool = False  # edit is the last answer
+    compacts: bool = False  # the reply is a summary of the conversation
     attached: tuple[Attachment, ...] = ()  # what is attached again if the edit of a message is given up
 
 
@@ -371,6 +376,30 @@ def _export_to(session: ChatSession, path: Path) -> None:
     session.info(f"{len(session.conversation.messages)} messages written to {one_line(str(path), 200)}")
 
 
+@_command("think", Argument.THINKING, "on or off: reason first; show, fold or hide it; N: tokens it may take")
+def _think(session: ChatSession, argument: str) -> None:
+    conversation = session.conversation
+    if argument in ("on", "off"):
+        if not session.engine.can_switch_thinking:
+            raise UsageError(f"{one_line(session.engine.manifest.name)} has no switch for its reasoning")
+        conversation.thinking = argument == "on"
+    elif argument == "auto":
+        conversation.thinking = None
+    elif argument in THINKING_VIEWS:
+        session.thinking_view = argument
+    elif argument == "-":
+        session.thinking_budget = None
+    elif argument.isascii() and argument.isdigit() and int(argument[:9]) > 0:
+        session.thinking_budget = int(argument[:9])
+    elif argument:
+        raise UsageError(
+            f"/think takes on, off, auto, {', '.join(THINKING_VIEWS)}, a number of tokens or - for no bound"
+        )
+    switch = {None: "as its template says", True: "on", False: "off"}[conversation.thinking]
+    budget = "no bound" if session.thinking_budget is None else f"at most {session.thinking_budget} tokens"
+    session.info(f"reasoning: {switch}, {budget}; /think {session.thinking_view}")
+
+
 @_command("clear", Argument.NONE, "start a new conversation; the system message stays")
 def _clear(session: ChatSession, argument: str) -> None:
     session.conversation.clear()
@@ -396,9 +425,10 @@ def _text_to_copy(session: ChatSession, part: str) -> str:
     answers = [each.answer for each in session.conversation.rounds if each.answer]
     if not answers:
         raise UsageError("there is no answer to copy yet")
+    answer = split_reasoning(answers[-1])[1] or answers[-1]
     if not part:
-        return answers[-1]
-    if not (blocks := code_blocks(answers[-1])):
+        return answer
+    if not (blocks := code_blocks(answer)):
         raise UsageError("the last answer has no code block; /copy copies the whole answer")
     return blocks[-1]
 
@@ -422,6 +452,16 @@ def _context(session: ChatSession, argument: str) -> None:
         "drop-oldest": "the oldest messages are left out",
     }[conversation.overflow]
     session.info("\n".join([*lines, f"when it is full: {policy}"]))
+
+
+@_command("compact", Argument.UNDO, "shorten the conversation to a summary by the model and your last message")
+def _compact(session: ChatSession, argument: str) -> Next | None:
+    if argument == "undo":
+        undo_compacting(session)
+        return None
+    if argument:
+        raise UsageError(f"/compact takes undo or nothing, not '{one_line(argument, 40)}'")
+    return Next(reply=begin_compacting(session), compacts=True)
 
 
 @_command("stats", Argument.SWITCH, "show whether drafting helps, and what is off and why; on: live figures")

@@ -7,7 +7,7 @@ from prompt_toolkit.document import Document
 
 from edgespec.chat.commands import COMMANDS, Argument, find_command, is_command
 from edgespec.chat.saved_chats import list_chats
-from edgespec.chat.session import VIEWS
+from edgespec.chat.session import THINKING_VIEWS, VIEWS
 from edgespec.chat.settings import SETTINGS
 from edgespec.config.drafter_names import SELF, TARGET, TEXT
 from edgespec.engine.conversation import OVERFLOWS
@@ -40,11 +40,18 @@ def _words(argument: Argument) -> Iterable[str]:
         return _model_names()
     if argument is Argument.DRAFTER:
         return [*TARGET, "none", *TEXT, SELF, *_model_names()]
+    if argument is Argument.THINKING:
+        return ["on", "off", "auto", *THINKING_VIEWS]
     if argument is Argument.CHAT:
         return [each.title for each in list_chats(default_home() / "chats")]
     if argument is Argument.SETTING:
         return [*SETTINGS, *(f"overflow {policy}" for policy in OVERFLOWS), "loops stop", "loops keep"]
-    return {Argument.VIEW: VIEWS, Argument.PART: ("code", "all"), Argument.SWITCH: ("on", "off")}.get(argument, ())
+    return {
+        Argument.VIEW: VIEWS,
+        Argument.PART: ("code", "all"),
+        Argument.UNDO: ("undo",),
+        Argument.SWITCH: ("on", "off"),
+    }.get(argument, ())
 
 
 def _model_names() -> list[str]:

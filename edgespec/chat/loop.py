@@ -9,6 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
 from edgespec.chat.commands import NOTHING, Next, describe_resumed, is_command, run_command, unescape_message
+from edgespec.chat.compacting import finish_compacting
 from edgespec.chat.interrupt import Leave, catch_ctrl_c
 from edgespec.chat.live_line import live_line
 from edgespec.chat.past_rounds import show_last
@@ -19,6 +20,7 @@ from edgespec.chat.status import format_answer, format_origin_shares, format_sto
 from edgespec.chat.text_block import block_text
 from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Reply
+from edgespec.engine.reasoning import CLOSE, ReasoningStream
 from edgespec.errors import ContextOverflow, EdgeSpecError
 from edgespec.models.home import default_home
 from edgespec.system.command_line import join_words
@@ -41,6 +43,7 @@ def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> 
     """
     reply = session.send(prompt)
     session.save()
+    session.begin_answer(reply)
     with _stop_on_ctrl_c(session, reply) as was_pressed:
         if as_json:
             answer = tuple(_save_regularly(session, reply))
@@ -53,6 +56,8 @@ def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> 
         done = reply.completion()
         names = ("text", "token_ids", "finish_reason", "prompt_tokens")
         document = {name: getattr(done, name) for name in names} | {"stats": done.stats.as_dict()}
+        if done.reasoning:
+            document |= {"reasoning": done.reasoning, "answer": done.answer}
         print(json.dumps(document), flush=True)
     if was_pressed():
         raise KeyboardInterrupt
@@ -112,8 +117,8 @@ def _run(session: ChatSession, user: "ChatInput") -> int:
         except ContextOverflow as error:
             drop = "/detach, " if session.attachments else ""
             session.info(
-                f"edgespec: {error}; or use {drop}/undo, /clear or /set overflow drop-oldest; Up brings back what "
-                "you typed"
+                f"edgespec: {error}; or use {drop}/undo, /compact, /clear or /set overflow drop-oldest; Up brings "
+                "back what you typed"
             )
         except EdgeSpecError as error:
             session.info(f"edgespec: {error}")
@@ -134,6 +139,8 @@ def _obey(session: ChatSession, line: str, before: Next) -> Next:
         following = run_command(session, line)
         if following.reply:
             _answer(session, following.reply)
+        if following.compacts:
+            finish_compacting(session)
         if following.shows_last:
             session.info("")
             _print_chunks(session, session.answer)
@@ -153,12 +160,18 @@ def _obey(session: ChatSession, line: str, before: Next) -> Next:
 def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) -> None:
     """Print an answer; what it was given to begin with is on the screen already where it goes on."""
     session.info("")
+    session.begin_answer(reply)
     try:
-        with _stop_on_ctrl_c(session, reply):
+        with _stop_on_ctrl_c(session, reply) as was_pressed:
             session.record(_print_reply(session, reply, session.info, reply.begun if shows_begun else ""))
     finally:
         session.save()
     session.info("")
+    if session.is_over_budget and not was_pressed():
+        session.info(f"(it thought for {session.thinking_budget} tokens, which is its budget, and answers now)")
+        session.conversation.rewrite(f"{reply.text.rstrip()}\n{CLOSE}\n\n")
+        _answer(session, session.conversation.go_on())
+        return
     if session.view == "drafted" and is_plain(sys.stdout):
         origins = Counter(origin for chunk in session.answer for origin in chunk.origins)
         session.info("tokens from: " + "  ".join(share for _, share in format_origin_shares(origins)))
@@ -167,7 +180,8 @@ def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) ->
         if is_plain(sys.stderr):  # which has no line below the input
             parts.append(session.status().context)
         session.info(" · ".join(parts))
-    if reply.begun and not shows_begun and not "".join(chunk.text for chunk in session.answer):
+    ended = session.last is not None and session.last.finish_reason == "stop"
+    if ended and reply.begun and not shows_begun and not "".join(chunk.text for chunk in session.answer):
         session.info("the model ends the answer here; nothing was added")
     if not reply.text:
         session.info("there is no answer; /retry asks again, or send another message instead of this one")
@@ -195,7 +209,7 @@ def _print_reply(
     if reply.dropped:
         report(f"the context is full: the {len(reply.dropped)} oldest messages are no longer sent to the model")
     with live_line(session, sys.stdout) as live:
-        chunks = live.watch(_save_regularly(session, reply))
+        chunks = live.watch(_bound_thinking(session, reply, _save_regularly(session, reply)))
         return _print_chunks(session, chunks, _prompt_progress(session, reply), live.stream, begun)
 
 
@@ -241,7 +255,24 @@ def _make_printer(session: ChatSession, stream: TextIO) -> Printer:
     console = console_of(stream)
     if session.view == "drafted":
         return OriginPrinter(console, session.engine.tokenizer)
-    return MarkdownPrinter(console)
+    from edgespec.chat.thinking_printer import ThinkingPrinter
+
+    answer, view = MarkdownPrinter(console), session.thinking_view
+    return ThinkingPrinter(answer, console, view, is_open=session.opens_reasoning)
+
+
+def _bound_thinking(session: ChatSession, reply: Reply, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """Pass the chunks on; end the answer once its reasoning has as many tokens as it may have."""
+    stream = ReasoningStream(is_open=session.opens_reasoning)
+    stream.push(reply.begun)
+    num_tokens = 0
+    for chunk in chunks:
+        yield chunk
+        stream.push(chunk.text)
+        num_tokens += len(chunk.token_ids) if stream.is_reasoning else 0
+        if session.thinking_budget is not None and num_tokens >= session.thinking_budget and stream.is_reasoning:
+            session.is_over_budget = True
+            reply.cancel()
 
 
 def _save_regularly(session: ChatSession, reply: Reply) -> Iterator[Chunk]:

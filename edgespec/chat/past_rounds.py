@@ -7,6 +7,7 @@ from edgespec.chat.attachments import brief_message
 from edgespec.chat.plain import PlainPrinter, Printer, is_plain
 from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Round
+from edgespec.engine.reasoning import split_reasoning
 from edgespec.system.printable import printable
 
 _NUM_LAST, _MAX_LINES = 2, 24  # what a chat that goes on begins with: rounds, and lines of each answer
@@ -29,7 +30,10 @@ def show_rounds(rounds: Sequence[Round], info: Callable[[str], None], first: int
             info("(no answer)")
             continue
         printer = _printer()
-        printer.push(Chunk(text=each.answer, token_ids=()))
+        reasoning, answer = split_reasoning(each.answer)
+        if reasoning:
+            info("(its reasoning is left out here)")
+        printer.push(Chunk(text=answer if reasoning else each.answer, token_ids=()))
         printer.end()
 
 

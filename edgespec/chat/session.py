@@ -17,6 +17,7 @@ from edgespec.engine.transcript import AutosaveFile, Transcript
 from edgespec.errors import EdgeSpecError, MemoryExhausted
 
 VIEWS = ("markdown", "plain", "drafted")
+THINKING_VIEWS = ("show", "fold", "hide")  # dimmed, as a count of tokens, or not at all
 
 
 @dataclass(slots=True)
@@ -35,6 +36,11 @@ class ChatSession:
     answer: tuple[Chunk, ...] = ()  # the last one, as far as it came
     has_looped: bool = False  # the last answer ends with a span that came over and over
     name: str | None = None  # of the conversation
+    thinking_view: str = THINKING_VIEWS[0]  # how reasoning is printed, one of THINKING_VIEWS
+    thinking_budget: int | None = None  # tokens of reasoning in an answer
+    opens_reasoning: bool = False  # the prompt of the current answer does, so that its text begins with reasoning
+    before_compacting: tuple[Transcript, Path | None, str | None] | None = None  # with its file and name
+    is_over_budget: bool = False  # the current answer was ended for it
     prefill: str = ""  # how the next answer is to begin
     downgrades: list[str] = field(default_factory=list)
     written: set[Path] = field(default_factory=set)  # files that commands of this chat have written
@@ -63,6 +69,14 @@ class ChatSession:
         self.attachments, self.prefill = [], ""
         return reply
 
+    def begin_answer(self, reply: Reply) -> None:
+        """Find out what the text of an answer begins with."""
+        self.is_over_budget = False
+        engine, conversation = self.engine, self.conversation
+        self.opens_reasoning = not reply.begun and engine.opens_reasoning(
+            conversation.sent, thinking=conversation.thinking
+        )
+
     def save(self) -> None:
         if self.autosave:
             self.autosave.write(self.transcript())
@@ -79,13 +93,13 @@ class ChatSession:
         """Leave the file as it is and go on in another one, without a name and a last answer."""
         if self.autosave:
             self.autosave.start_new_file()
-        self.answer, self.name = (), None
+        self.answer, self.name, self.before_compacting = (), None, None
 
     def open_file(self, path: Path, transcript: Transcript) -> None:
         """Go on in the file of another conversation, which was restored."""
         if self.autosave:
             self.autosave.go_on_in(path)
-        self.answer, self.name = (), transcript.name
+        self.answer, self.name, self.before_compacting = (), transcript.name, None
 
     def record(self, answer: tuple[Chunk, ...]) -> None:
         """Record a finished answer as the last one, and write it to the files."""

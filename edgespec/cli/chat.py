@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.cli.arguments import add_file, add_model, add_options, attribute_name, decode_argument, load_engine
 from edgespec.cli.parser import PROMPT_WORDS
 from edgespec.config.options import DEFAULT_MODEL, OPTIONS
-from edgespec.errors import FormatError, UsageError
+from edgespec.errors import FormatError, ModelError, UsageError
 from edgespec.system.console import info, warn
 from edgespec.system.disk import has_content
 from edgespec.system.printable import one_line
@@ -62,6 +62,12 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
         "--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT; repeatable"
     )
     add_file(parser, "--schema", "answer --prompt with JSON that matches the JSON schema in FILE")
+    parser.add_argument(
+        "--think",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="let MODEL reason before it answers, or not, if its chat template has that switch",
+    )
     add_options(parser)
     advanced = parser.add_argument_group("advanced")
     add_file(advanced, "--log-rounds", "write one JSON line per target pass: expected gain, tokens accepted")
@@ -115,6 +121,7 @@ def _chat(options: argparse.Namespace) -> int:
             ends_loops=(options.loops or ("stop" if options.max_tokens is None else "keep")) == "stop",
             response_format=wanted,
         )
+        conversation.thinking = options.think
         engines.callback(lambda: conversation.engine.close())  # looked up at the end: /model replaces it
         if last:
             sampling = conversation.sampling
@@ -158,7 +165,13 @@ def _tell_model_from_prompt(options: argparse.Namespace) -> None:
 
 
 def _load(options: argparse.Namespace) -> "Engine":
-    return load_engine(options, answer_cache=_uses_answer_cache(options))
+    try:
+        return load_engine(options, answer_cache=_uses_answer_cache(options))
+    except ModelError as error:
+        is_word = options.model.isalpha() and f"no model '{options.model}'" in str(error)
+        if not is_word or options.named_model or options.words or options.prompt:
+            raise
+        raise ModelError(f"{error}; to ask the default model: edgespec chat -p {options.model}") from None
 
 
 def _read_schema(path: Path) -> dict[str, Any]:
@@ -245,7 +258,10 @@ def _open_transcripts(options: argparse.Namespace) -> tuple["AutosaveFile | None
     folder = default_home() / "chats"
     path = options.transcript
     if options.continues and path is None:
-        path = find_chat(folder, options.continues).path
+        try:
+            path = find_chat(folder, options.continues).path
+        except UsageError as error:
+            raise UsageError(f"{error}; a prompt goes behind --prompt") from None
     if options.continues == "" and path is None:
         path = find_latest(folder)
     if options.continues is not None and path is None:

@@ -192,6 +192,13 @@ OPTIONS: Mapping[str, Option] = {
         commands=(*_SPECULATING, "plan"),
         metavar="BYTES",
     ),
+    "context": _devices(
+        "whole",
+        "the most tokens of a conversation with its answer; a shorter context takes less memory (default: the "
+        "context of MODEL)",
+        commands=_SPECULATING,
+        metavar="N",
+    ),
     "overflow": _storage(
         "text",
         "when the conversation outgrows the context: refuse the message, or leave out the oldest messages",

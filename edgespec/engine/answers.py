@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.drafters.timeline import Interval
+from edgespec.engine.reasoning import CLOSE, OPEN, split_reasoning
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.stats import Stats
 from edgespec.errors import MemoryExhausted
@@ -68,6 +69,22 @@ class Completion:
     timeline: tuple[Interval, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def reasoning(self) -> str:
+        """What a thinking model reasoned before it answered; empty where it did not."""
+        return self._parts[0]
+
+    @property
+    def answer(self) -> str:
+        """The text behind the reasoning; all of it where there is none."""
+        return self._parts[1]
+
+    @property
+    def _parts(self) -> tuple[str, str]:
+        # Where the prompt has opened the reasoning, its end alone is in the text.
+        head, mark, _ = self.text.partition(CLOSE)
+        return split_reasoning(self.text, is_open=bool(mark) and OPEN not in head)
 
     @property
     def message(self) -> dict[str, Any]:

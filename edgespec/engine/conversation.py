@@ -53,6 +53,12 @@ class ReplyOptions(TypedDict, total=False):
     priority: int
 
 
+class Switches(TypedDict, total=False):
+    """What the chat template is told."""
+
+    thinking: bool
+
+
 class Conversation:
     """Messages and an engine that answers them. Engine.chat() makes one.
 
@@ -67,6 +73,7 @@ class Conversation:
         sending the oldest rounds to the model. They stay in messages, and num_dropped counts them.
     sampling, max_tokens, stop, response_format: Arguments of Engine.stream for each answer. Without a sampling,
         the one that the model's files suggest; greedy where they suggest none.
+    thinking: Whether the model reasons before each answer; an attribute alone. None leaves it to its template.
     ends_loops: Whether an answer that repeats one span of tokens over and over ends, with the finish reason loop.
     """
 
@@ -92,6 +99,7 @@ class Conversation:
         self.stop = stop
         self.ends_loops = ends_loops
         self.response_format = response_format
+        self.thinking: bool | None = None  # argument of Engine.stream for each answer
         self._rounds: list[Round] = []
         self._num_dropped = 0  # rounds
         self._cut_short: dict[int, str] = {}  # by round
@@ -130,7 +138,7 @@ class Conversation:
     @property
     def num_tokens(self) -> int:
         """Tokens of the messages that the model would be sent now."""
-        return self.engine.count(sent) if (sent := self.sent) else 0
+        return self.engine.count(sent, **self._switches()) if (sent := self.sent) else 0
 
     @property
     def sent(self) -> tuple[Message, ...]:
@@ -314,7 +322,7 @@ class Conversation:
         num_dropped = self._choose_num_dropped(rounds)
         sampling = replace(self.sampling, seed=(self.sampling.seed + num_tries) % 2**64)
         sent = self._sent(rounds[num_dropped:])
-        num_prompt = self.engine.count(sent)
+        num_prompt = self.engine.count(sent, **self._switches())
         stream = self.engine.stream(
             sent,
             sampling=sampling,
@@ -322,6 +330,7 @@ class Conversation:
             stop=self.stop,
             response_format=self.response_format,
             prefill=begun or None,
+            **self._switches(),
             **options,
         )
         dropped = _flatten(_answered_rounds(rounds[self._num_dropped : num_dropped]))
@@ -350,7 +359,10 @@ class Conversation:
         return num_dropped
 
     def _count(self, rounds: Sequence[Round], num_dropped: int) -> int:
-        return self.engine.count(self._sent(rounds[num_dropped:]))
+        return self.engine.count(self._sent(rounds[num_dropped:]), **self._switches())
+
+    def _switches(self) -> Switches:
+        return {} if self.thinking is None else {"thinking": self.thinking}
 
     def _finish(self, answer: str, finish_reason: str) -> None:
         """Take the answer of a reply; a message that got no word of one stays unanswered."""

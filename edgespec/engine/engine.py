@@ -20,6 +20,7 @@ from edgespec.engine.answers import AnswerStream, Chunk, Completion, chunks_of, 
 from edgespec.engine.drafting import Drafting, choose_drafters, under_constraint
 from edgespec.engine.generation import Generation
 from edgespec.engine.idle_learner import IdleLearner
+from edgespec.engine.reasoning import CLOSE, OPEN
 from edgespec.engine.request import (
     AnswerOptions,
     Request,
@@ -47,6 +48,10 @@ from edgespec.types import TokenIds, TokenMask, append
 if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation
     from edgespec.grammar.compile import GrammarCompiler
+    from edgespec.grammar.response_format import ResponseFormat
+
+
+_TAIL = 8  # tokens of a prompt, in which a template opens the reasoning
 
 
 class Engine:
@@ -219,6 +224,7 @@ class Engine:
         tool_choice: Any = None,
         parallel_tool_calls: bool = True,
         whole_tool_calls: bool = False,
+        thinking: bool | None = None,
     ) -> AnswerStream:
         """An answer as it is made, a chunk per pass of the target.
 
@@ -254,6 +260,8 @@ class Engine:
             parallel_tool_calls: The answer may have several calls; otherwise it ends with the first one.
             whole_tool_calls: Give calls once they are whole, and what turns out to be none as text. Otherwise
                 arguments are given as they come.
+            thinking: Whether the model is to reason before it answers, if its chat template has a switch for that;
+                None leaves it to the template. The reasoning is part of the text: Completion.reasoning tells it.
 
         Raises:
             ContextOverflow: The prompt does not fit.
@@ -267,7 +275,9 @@ class Engine:
             tools, tool_choice, is_parallel=check_flag("parallel_tool_calls", parallel_tool_calls)
         )
         calls = call_reading(use, self._encoder.tool_template.format, whole=whole_tool_calls) if use else None
-        tokens = self._encoder.encode_fitting(prompt, system, raw=raw, tools=use.tools if use else ())
+        tokens = self._encoder.encode_fitting(
+            prompt, system, raw=raw, tools=use.tools if use else (), thinking=thinking
+        )
         begun = self._encoder.encode_prefill(() if prefill is None else prefill)
         request = Request(
             prompt=tokens,
@@ -284,10 +294,10 @@ class Engine:
         )
         self._require_possible(request)
         if calls is None:
-            return self._stream(self._constrained(request, response_format))
+            return self._stream(self._constrained(request, self._read_format(response_format)))
         try:
-            response_format = format_with_calls(calls, response_format, self.tokenizer.special_tokens)
-            return self._stream(self._constrained(request, response_format))
+            wanted = format_with_calls(calls, response_format, self._named_tokens)
+            return self._stream(self._constrained(request, wanted))
         except FormatError as error:
             raise UsageError(f"tools cannot be ensured as they are asked for: {error}") from None
 
@@ -340,7 +350,9 @@ class Engine:
             response_format=response_format,
         )
 
-    def encode(self, prompt: Prompt, system: str | None = None, *, raw: bool = False) -> TokenIds:
+    def encode(
+        self, prompt: Prompt, system: str | None = None, *, raw: bool = False, thinking: bool | None = None
+    ) -> TokenIds:
         """The tokens that a prompt becomes, [num_tokens]; chat template included, unless it is raw.
 
         Raises:
@@ -348,7 +360,7 @@ class Engine:
             UsageError: The prompt is no text, no list of messages and no token ids.
         """
         self._require_open()
-        return self._encoder.encode(prompt, system, raw=raw)
+        return self._encoder.encode(prompt, system, raw=raw, thinking=thinking)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """The ids of a text's tokens; special tokens are not recognised, they are text too.
@@ -380,13 +392,28 @@ class Engine:
             "another program for them"
         )
 
-    def count(self, prompt: Prompt, system: str | None = None, *, raw: bool = False) -> int:
+    def count(
+        self, prompt: Prompt, system: str | None = None, *, raw: bool = False, thinking: bool | None = None
+    ) -> int:
         """How many tokens of the context a prompt takes, chat template included; errors as in encode.
 
         A message many times longer than the context is counted only until it exceeds the context.
         """
         self._require_open()
-        return self._encoder.count(prompt, system, raw=raw)
+        return self._encoder.count(prompt, system, raw=raw, thinking=thinking)
+
+    @property
+    def can_switch_thinking(self) -> bool:
+        """Whether the model's chat template has a switch for reasoning, which thinking=True or False sets."""
+        return self._encoder.can_switch_thinking
+
+    def opens_reasoning(self, prompt: Prompt, *, thinking: bool | None = None) -> bool:
+        """Whether the chat template begins the reasoning, so that an answer has only the mark of its end."""
+        if not self._encoder.spells_in_template(OPEN):
+            return False
+        tokens = self._encoder.encode_fitting(prompt, thinking=thinking)
+        pieces = [self.tokenizer.piece(token) or "" for token in tokens[-_TAIL:].tolist()]
+        return "".join(pieces).rpartition(OPEN)[1] != "" and CLOSE not in "".join(pieces)
 
     @property
     def tool_format(self) -> str:
@@ -408,23 +435,35 @@ class Engine:
     def _spelling_index(self) -> SpellingIndex:
         return SpellingIndex(self.tokenizer.spellings, self.manifest.vocab_size)
 
-    def _constrained(self, request: Request, response_format: Mapping[str, Any] | None) -> Request:
-        """A request whose answer has to match a format, if one is given; raises what stream raises of it."""
-        if response_format is None:
-            return request
-        from edgespec.grammar.constraint import GrammarConstraint  # takes 20 ms, and few answers need it
+    @staticmethod
+    def _read_format(stated: Mapping[str, Any] | None) -> "ResponseFormat | None":
+        if stated is None:
+            return None
         from edgespec.grammar.response_format import read_format
 
-        if (wanted := read_format(response_format)) is None:
+        return read_format(stated)
+
+    def _constrained(self, request: Request, wanted: "ResponseFormat | None") -> Request:
+        """A request whose answer has to match a format, if one is given; raises what stream raises of it."""
+        if wanted is None:
             return request
-        with self._grammar_lock:
-            compiler = self._grammar_compiler
+        from edgespec.grammar.constraint import GrammarConstraint  # takes 20 ms, and few answers need it
+
+        compiler = self._compiler()
         # A pass over the whole context still gives the token that follows it.
         left = min(self.context_length, self.target.context_length) + 1 - len(request.tokens)
         max_tokens = min(request.max_tokens, left)
         constraint = GrammarConstraint(compiler.compile(wanted), max_tokens, request.prefill)
         drafters = under_constraint(request.drafters, constraint, len(request.prompt))
         return request._replace(constraint=constraint, drafters=drafters)
+
+    def _compiler(self) -> "GrammarCompiler":
+        with self._grammar_lock:
+            return self._grammar_compiler
+
+    def _named_tokens(self) -> Mapping[str, int]:
+        """Tokens that grammars have to name, by their spelling."""
+        return self._compiler().special_among(self.tokenizer.added_tokens)
 
     @cached_property
     def _grammar_compiler(self) -> "GrammarCompiler":

@@ -133,8 +133,7 @@ class Generation:
         chunk = writing.finish(chunk)
         ended = writing.timeline[-1].end_s if writing.timeline else 0.0
         timeline = [*writing.timeline, *(each for each in drafting if each.start_s <= ended)]
-        is_shared = ticket.caller.waited_s > 0 or ticket.caller.num_joined > 0
-        stats = self._stats(writing, timeline, acceptance, request.drafters, is_shared=is_shared)
+        stats = self._stats(writing, timeline, acceptance, request.drafters, ticket.caller)
         yield replace(chunk, stats=stats, timeline=tuple(timeline))
 
     def _passes(
@@ -218,10 +217,10 @@ class Generation:
         timeline: Sequence[Interval],
         acceptance: dict[str, AcceptanceChange],
         choice: DraftChoice,
-        *,
-        is_shared: bool,
+        caller: Caller,
     ) -> Stats:
-        """Figures of an answer; is_shared: its passes waited for others, and do not show a gain."""
+        """Figures of an answer; those whose passes waited for others, or ran as one with them, show no gain."""
+        is_shared = caller.waited_s > 0 or caller.num_joined > 0
         length = choice.draft_length or self.speculation.draft_length
         tally, drafters = writing.tally, choice.select(self.speculation.drafters())
         costs = self.speculation.costs()
@@ -238,6 +237,7 @@ class Generation:
             overlap=overlap(timeline),
             gain=None if is_shared else tally.gain(costs),
             acceptance=acceptance,
+            waited_passes=caller.waited_passes,
         )
 
 

@@ -72,6 +72,7 @@ def load(
     learn: str | None = None,
     memory_limit: int | str | None = None,
     max_parallel: int | None = None,
+    context: int | None = None,
     home: str | Path | None = None,
     report: Callable[[str], None] = lambda line: None,
     progress: Callable[[LoadProgress], None] = lambda progress: None,
@@ -116,6 +117,8 @@ def load(
             than is free: where memory is short fewer drafters are open, and the text stays the same.
         max_parallel: How many answers are made at once, from threads or tasks of the program; by default four, or
             as many as there is memory for. Further ones wait.
+        context: The most tokens of a prompt and its answer; by default the model's own context. A shorter one
+            takes less memory.
         home: The model home; by default EDGESPEC_HOME or the platform's data folder.
         report: Takes a line for each stage of a preparation, and for drafters that are closed or opened again.
         progress: Takes numbers for a bar of progress: how much is downloaded, exported, and read to be opened. It
@@ -135,6 +138,7 @@ def load(
         answer_cache=answer_cache,
         deterministic=deterministic,
         max_parallel=max_parallel,
+        context=context,
         learn=learn,
     )
     require_texts(drafter=drafter, device=device, drafter_device=drafter_device)
@@ -220,6 +224,7 @@ def _require_possible(resolved: Resolved, placement: Placement) -> None:
 def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Engine:
     """Open the models in a placement."""
     _require_possible(resolved, placement)
+    resolved = replace(resolved, target=_limit_context(resolved.target, options.context))
     stated, names, report = resolved.target, resolved.names, resolved.home.report
     if options.schedule in ("pipelined", "hedged") and not resolved.drafters:
         report(
@@ -290,6 +295,19 @@ def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Eng
         pool.watch_while_idle()
         undone.pop_all()  # the engine closes them from here on
         return engine
+
+
+def _limit_context(target: ModelFolder, context: int | None) -> ModelFolder:
+    """The target with the context that the user wants. Raises UsageError: The model has a shorter one."""
+    manifest = target.manifest
+    if context is None:
+        return target
+    if context > manifest.context_length:
+        raise UsageError(
+            f"context is {context}, but {manifest.name} has a context of {manifest.context_length} tokens; give "
+            "at most that"
+        )
+    return target._replace(manifest=replace(manifest, context_length=context))
 
 
 def _chain(

@@ -15,6 +15,7 @@ from edgespec.policy.limits import MAX_DRAFT_TOKENS, MAX_FIXED_TOKENS
 ACCEPTANCES = {"equality": equality, "rejection": rejection}
 # Answers that are made at once, at most and where nothing is said.
 MAX_ANSWERS, _ANSWERS = 16, 4
+_LEAST_CONTEXT = 16  # tokens; fewer hold no message
 
 
 class LoadOptions(NamedTuple):
@@ -27,6 +28,7 @@ class LoadOptions(NamedTuple):
     deterministic: bool | None  # as asked
     domain: str | None  # in which a drafting head learns
     max_parallel: int | None  # answers at once, if the user says
+    context: int | None  # the most tokens of prompt and answer, if the user says
 
     @property
     def max_answers(self) -> int:
@@ -47,6 +49,7 @@ def check_options(
     deterministic: bool | None,
     learn: str | None,
     max_parallel: int | None = None,
+    context: int | None = None,
 ) -> LoadOptions:
     """The options as load() uses them.
 
@@ -60,6 +63,8 @@ def check_options(
     is_number = type(max_parallel) is int and 1 <= max_parallel <= MAX_ANSWERS
     if max_parallel is not None and not is_number:
         raise UsageError(f"max_parallel is {max_parallel!r}; wanted 1 to {MAX_ANSWERS} answers at once, or None")
+    if context is not None and not (type(context) is int and context >= _LEAST_CONTEXT):
+        raise UsageError(f"context is {context!r}; wanted at least {_LEAST_CONTEXT} tokens, or None")
     if learn is not None:
         require_domain(learn)
         if acceptance == "rejection":
@@ -69,7 +74,7 @@ def check_options(
             )
     # Drafts of a fixed length are the same each time.
     choice = "serial" if schedule == "auto" and length is not None else cast(ScheduleChoice, schedule)
-    return LoadOptions(choice, length, acceptance, answer_cache, deterministic, learn, max_parallel)
+    return LoadOptions(choice, length, acceptance, answer_cache, deterministic, learn, max_parallel, context)
 
 
 def require_texts(**settings: str) -> None:

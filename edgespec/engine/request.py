@@ -33,6 +33,7 @@ class AnswerOptions(TypedDict, total=False):
     tools: Sequence[Any] | None
     tool_choice: Any
     parallel_tool_calls: bool
+    thinking: bool | None
 
 
 class CallReading(NamedTuple):

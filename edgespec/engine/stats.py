@@ -46,6 +46,7 @@ class Stats:
     acceptance: dict[str, AcceptanceChange] = field(default_factory=dict)  # of each source, now and before
     undrafted: dict[str, int] = field(default_factory=dict)  # why passes had no draft, and how many
     num_read: int = 0  # tokens of the prompt that the first pass ran, as no cache held them
+    waited_passes: int = 0  # that ended from when one of its own was asked for to when that had ended
     num_redecided: int = 0  # near-ties that were decided as in plain decoding, with --exact
     num_reruns: int = 0  # passes of one token that this took, which passes does not count
     downgrades: tuple[str, ...] = ()  # drafters closed for lack of memory or a fault, and those that came back

@@ -1,13 +1,16 @@
 """What the tools of an answer ask of its grammar and of its reader."""
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from edgespec.engine.request import CallReading
 from edgespec.errors import UsageError
 from edgespec.tools.formats import CallFormat
 from edgespec.tools.tool_use import ToolUse
+
+if TYPE_CHECKING:
+    from edgespec.grammar.response_format import ResponseFormat
 
 
 def call_reading(use: ToolUse, format: CallFormat, *, whole: bool) -> CallReading:
@@ -20,12 +23,12 @@ def call_reading(use: ToolUse, format: CallFormat, *, whole: bool) -> CallReadin
 
 
 def format_with_calls(
-    calls: CallReading, response_format: Mapping[str, Any] | None, special: Mapping[str, int]
-) -> Mapping[str, Any] | None:
+    calls: CallReading, response_format: Mapping[str, Any] | None, find_special: Callable[[], Mapping[str, int]]
+) -> "ResponseFormat | None":
     """What an answer has to match that may have calls, or else has to match a response_format.
 
     Args:
-        special: Special tokens by their spelling.
+        find_special: Gives the tokens that grammars have to name, by their spelling.
 
     Raises UsageError: The format is one that no grammar of calls can hold.
     """
@@ -43,5 +46,4 @@ def format_with_calls(
             "JSON schema"
         )
     schema = None if wanted is None else json.loads(wanted.source)
-    grammar = call_grammar(calls.use, constrained_format(calls.format), special, schema)
-    return {"type": "grammar", "grammar": grammar}
+    return call_grammar(calls.use, constrained_format(calls.format), find_special(), schema)

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from edgespec.errors import UsageError
-from edgespec.grammar.schema import prepare_schema
+from edgespec.grammar.response_format import ResponseFormat
+from edgespec.grammar.schema import largest_opening, prepare_schema
 from edgespec.tools.formats import CallFormat, JsonBody, NamedBody, TagBody
 from edgespec.tools.tool import Tool
 from edgespec.tools.tool_use import ToolUse
@@ -19,8 +20,9 @@ _ANY_TEXT = "(?s:.*)"
 # The white space that templates put into JSON, from which models learned it, and no other.
 _SPACED: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # Any white space that is not too much.
-_JSON_GAP = r"\s{0,9}"
+_JSON_GAP = r"[ \t\r\n]{0,9}"
 _SPACED_FREELY = {"whitespace_pattern": r"[ \t\n]{0,20}"}
+_MOST_AROUND = 120  # characters that stand around the name and the arguments of a call
 
 
 def constrained_format(format: CallFormat) -> CallFormat:
@@ -30,16 +32,24 @@ def constrained_format(format: CallFormat) -> CallFormat:
 
 def call_grammar(
     use: ToolUse, format: CallFormat, special: Mapping[str, int], text_schema: Mapping[str, Any] | None = None
-) -> str:
+) -> ResponseFormat:
     """A grammar of answers that call tools of use, or may, as their choice has it.
 
     Args:
-        special: Special tokens by their spelling.
+        special: Tokens that a grammar has to name, by their spelling.
         text_schema: What an answer without calls has to match; None for any text, also before calls.
 
     Raises UsageError: There is no grammar for the format.
     """
-    return _Writer(use, format, special).grammar(text_schema)
+    longest = max(_most_characters(tool, format) for tool in use.tools)
+    text = largest_opening({"anyOf": [text_schema]}) if text_schema else 0
+    return ResponseFormat("grammar", _Writer(use, format, special).grammar(text_schema), max(longest, text))
+
+
+def _most_characters(tool: Tool, format: CallFormat) -> int:
+    """A bound of the characters of a tool's shortest call."""
+    frame = sum(map(len, (*format.frames[0], *format.outer, format.joint)))
+    return frame + len(tool.name) + _MOST_AROUND + largest_opening({"anyOf": [_closed(tool.parameters)]})
 
 
 class _Writer:
@@ -100,7 +110,7 @@ class _Writer:
 
     def _bare_rules(self, body: JsonBody) -> list[str]:
         """A call without its frame, which some models write in its place: with any white space, perhaps fenced."""
-        end = r"/\s{0,9}\}\s{0,9}\]?\s{0,9}(```)?\s{0,9}/"
+        end = "/" + _JSON_GAP.join(["", r"\}", r"\]?", "(```)?", ""]) + "/"
         rules = ["bare: " + " | ".join(f"bare_{i}" for i in range(len(self._chosen)))]
         for i, tool in enumerate(self._chosen):
             given = _JSON_GAP.join(["", ",", f'"{body.arguments[0]}"', ":", ""])

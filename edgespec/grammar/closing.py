@@ -136,7 +136,12 @@ class Closer:
                     seen.add(key)
                     steps = self._steps(state.matcher, mask)
                     left -= len(steps)
-                    states += [found for rank, step in enumerate(steps) if (found := _behind(state, rank, step))]
+                    for rank, step in enumerate(steps):
+                        if (found := _behind(state, rank, step)) is None:
+                            continue
+                        if found.matcher.is_accepting() and len(found.tokens) < max_tokens:
+                            return (*found.tokens, self._end)
+                        states.append(found)
         return None
 
     def _steps(self, matcher: Matcher, mask: Mask) -> list[list[int]]:
@@ -183,8 +188,8 @@ class Closer:
         """The first text that ends the value, if there is one; within a free text it must do so at once."""
         for i in np.flatnonzero(mask[endings.first]).tolist():
             copy = matcher.deep_copy()
-            if all(may_follow(copy, token) for token in endings.tokens[i]) and not (
-                is_free and _is_free(mask_of(copy, self._vocab_size))
+            if all(may_follow(copy, token) for token in endings.tokens[i]) and (
+                not is_free or copy.is_accepting() or not _is_free(mask_of(copy, self._vocab_size))
             ):
                 return [endings.tokens[i]]
         return []

@@ -11,14 +11,18 @@ import llguidance
 
 from edgespec.errors import FormatError
 from edgespec.grammar.closing import Closer, ClosingTokens
-from edgespec.grammar.endings import endings_of
+from edgespec.grammar.endings import endings_of, schemas_in
 from edgespec.grammar.mask import first_words
 from edgespec.grammar.response_format import ResponseFormat
 from edgespec.grammar.schema import largest_opening, subschemas
 from edgespec.grammar.vocabulary import GrammarVocabulary
+from edgespec.system.stack import run_with_stack
 
 # No white space between the tokens of JSON: a small model may write blanks for ever, and it costs tokens.
 _JSON_OPTIONS: Any = {"whitespace_flexible": False}
+# The library follows a schema's references by recursion, and ends the process where its stack ends: behind some
+# 900 of them in 8 MB. 131,072 characters hold no more than 13,000.
+_STACK_BYTES = 256 << 20
 _MAX_SYMBOLS = 200_000
 _MAX_LOCATED = 200  # parts of a schema that are tried to find the one that is wrong
 _MAX_COMPILED = 32  # grammars that are kept for later answers
@@ -29,11 +33,14 @@ _KINDS = {"json_schema": "JSON schema", "regex": "regular expression", "grammar"
 class CompiledGrammar:
     """A grammar over the tokens of one model.
 
+    kind: That of its ResponseFormat.
     largest_opening: Tokens that a single token may add to what an answer needs to end, at most.
     """
 
-    def __init__(self, matcher: Any, vocabulary: GrammarVocabulary, closer: Closer, largest_opening: int) -> None:
-        self._matcher = matcher
+    def __init__(
+        self, kind: str, matcher: Any, vocabulary: GrammarVocabulary, closer: Closer, largest_opening: int
+    ) -> None:
+        self.kind, self._matcher = kind, matcher
         self.vocabulary, self.closer, self.largest_opening = vocabulary, closer, largest_opening
 
     def start(self) -> Any:
@@ -51,13 +58,17 @@ class GrammarCompiler:
         self._compiled: OrderedDict[ResponseFormat, CompiledGrammar] = OrderedDict()
         self._lock = Lock()
 
+    def special_among(self, tokens: Mapping[str, int]) -> dict[str, int]:
+        """As GrammarVocabulary has it."""
+        return self._vocabulary.special_among(tokens)
+
     def compile(self, wanted: ResponseFormat) -> CompiledGrammar:
         """Raises FormatError: The grammar is wrong, or more than is worked on."""
         with self._lock:
             if wanted in self._compiled:
                 self._compiled.move_to_end(wanted)
                 return self._compiled[wanted]
-        made = self._compile(wanted)
+        made = run_with_stack(lambda: self._compile(wanted), _STACK_BYTES)
         with self._lock:
             self._compiled[wanted] = made
             while len(self._compiled) > _MAX_COMPILED:
@@ -66,21 +77,30 @@ class GrammarCompiler:
 
     def _compile(self, wanted: ResponseFormat) -> CompiledGrammar:
         matcher = self._matcher(wanted)
-        if matcher.is_error():
-            reason = first_words(matcher.get_error())
+        if isinstance(matcher, str) or matcher.is_error():
+            reason = matcher if isinstance(matcher, str) else first_words(matcher.get_error())
             place = self._place(wanted, reason)
             raise FormatError(f"the {_KINDS[wanted.kind]} of response_format cannot be used: {reason}{place}")
-        # A grammar may hold schemas; half of its characters are more than one of their values needs.
-        opening = max(_OPENING, len(wanted.source) // 2)
         if wanted.kind == "json_schema":
             opening = largest_opening(json.loads(wanted.source))
+        elif wanted.opening is not None:
+            opening = wanted.opening
+        else:  # a token may begin a whole value of a schema in it
+            schemas = schemas_in(wanted.source)
+            opening = _OPENING + max((largest_opening(each, is_part=True) for each in schemas), default=0)
         closer = Closer(self._vocabulary, self._closing_tokens, *endings_of(wanted))
-        return CompiledGrammar(matcher, self._vocabulary, closer, opening)
+        return CompiledGrammar(wanted.kind, matcher, self._vocabulary, closer, opening)
 
     def _matcher(self, wanted: ResponseFormat) -> Any:
+        """The library's matcher, or what it said of a source that it does not even read."""
         limits = llguidance.LLParserLimits(max_grammar_size=_MAX_SYMBOLS, verbose_errors=False)
-        grammar = _library_grammar(wanted)
-        return llguidance.LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=limits)
+        try:
+            grammar = _library_grammar(wanted)
+            return llguidance.LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=limits)
+        except BaseException as error:  # a panic of the library is no Exception
+            if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
+                raise
+            return first_words(str(error))
 
     def _place(self, wanted: ResponseFormat, reason: str) -> str:
         """Where in a schema the first innermost part is that is refused for the same reason."""
@@ -95,7 +115,8 @@ class GrammarCompiler:
                 break
             if i and pointer.startswith(place) and isinstance(part, Mapping):
                 alone = ResponseFormat("json_schema", json.dumps({**named, **part}))
-                if first_words(self._matcher(alone).get_error()) == reason:
+                matcher = self._matcher(alone)
+                if (matcher if isinstance(matcher, str) else first_words(matcher.get_error())) == reason:
                     place = pointer
         return f" (at {place})"
 

@@ -47,7 +47,8 @@ class GrammarConstraint(TokenConstraint):
 
     An answer ends by an end token within its limit. Where few tokens are left, a token is only let through if a
     way to the end behind it is known that is short enough. How often that has to be checked follows from the most
-    that a token may add to such a way.
+    that a token may add to such a way. Where no way is known from the beginning, as of a grammar in which any text
+    comes before a rare word, nothing is checked, and an answer may be cut by its limit.
     """
 
     def __init__(self, grammar: CompiledGrammar, max_tokens: int, given: TokenIds = _NONE) -> None:
@@ -64,7 +65,7 @@ class GrammarConstraint(TokenConstraint):
         self._ends = np.array(grammar.vocabulary.end_tokens, np.int32)
         self._limit = len(given) + max_tokens
         self._threads = local()
-        self._require_possible(given, max_tokens)
+        self._is_foreseen = self._require_possible(given, max_tokens)
 
     def bias(self, answer: TokenIds) -> npt.NDArray[np.float32] | None:
         walk = self._walk_to(answer)
@@ -99,11 +100,11 @@ class GrammarConstraint(TokenConstraint):
         return len(tokens)
 
     def has_ample_room(self, answer: TokenIds) -> bool:
-        walk = self._checked_walk(answer)
+        walk = self._checked_walk(answer) if self._is_foreseen else None
         return walk is None or self._next_check(walk) > len(answer) + 1
 
     def leaves_room(self, answer: TokenIds, token: int) -> bool:
-        if token in self._vocabulary.end_tokens:
+        if token in self._vocabulary.end_tokens or not self._is_foreseen:
             return True
         walk = self._checked_walk(answer)
         if walk is None or self._next_check(walk) > len(answer) + 1:
@@ -122,18 +123,22 @@ class GrammarConstraint(TokenConstraint):
             return int(self._bias_of(walk.matcher).argmax())
         return way[0]
 
-    def _require_possible(self, given: TokenIds, max_tokens: int) -> None:
+    def _require_possible(self, given: TokenIds, max_tokens: int) -> bool:
+        """Whether a way to the end is known; raises FormatError: it is too long, or given does not match."""
         walk = self._walk_to(given)
         if walk is None:
             raise FormatError("the beginning of the answer does not match its response_format; change one of them")
         find = self._grammar.closer.find
-        if find(walk.matcher, max_tokens) is None:
-            shortest = find(walk.matcher, _MOST_NAMED)
-            needed = f"about {len(shortest)}" if shortest else f"more than {_MOST_NAMED}, or no end at all"
-            raise FormatError(
-                f"an answer may have {max_tokens} tokens here, and the shortest one found that matches its "
-                f"response_format has {needed}; allow more tokens or use a smaller format"
-            )
+        if find(walk.matcher, max_tokens) is not None:
+            return True
+        shortest = find(walk.matcher, _MOST_NAMED)
+        if shortest is None and self._grammar.kind != "json_schema":
+            return False
+        needed = f"about {len(shortest)}" if shortest else f"more than {_MOST_NAMED}, or no end at all"
+        raise FormatError(
+            f"an answer may have {max_tokens} tokens here, and the shortest one found that matches its "
+            f"response_format has {needed}; allow more tokens or use a smaller format"
+        )
 
     def _walk_to(self, answer: TokenIds) -> _Walk | None:
         """The grammar behind an answer; None where the answer has ended or does not match."""

@@ -6,7 +6,7 @@ Without them nothing tells how a text comes to match, once a model has begun one
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ _FORMATS = {
 }
 _MAX_ENDINGS = 1000
 _SPECIAL = re.compile(r"<[^<>\s\"]+>")
+_SCHEMA = re.compile(r"%json\s*(?=[{\w])")
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)+"')
 
 
@@ -45,21 +46,41 @@ def endings_of(wanted: ResponseFormat) -> Endings:
     """
     match wanted.kind:
         case "json_schema":
-            schema = json.loads(wanted.source)
-            texts = [f'{json.dumps(text)[1:-1]}"' for text in dict.fromkeys(_texts_in(schema))]
-            numbers = [
-                number + end for number in dict.fromkeys(_numbers_in(schema)) for end in (",", "}", "]", "")
-            ]
-            return Endings(_ends(texts, min_length=2), _ends(numbers, min_length=2))
+            return _endings_in([json.loads(wanted.source)])
         case "regex":
             return Endings(_ends(_matches(wanted.source), min_length=1), [])
-    return Endings(_ends(dict.fromkeys(_literals(wanted.source)), min_length=1), [])
+    within = _endings_in(list(schemas_in(wanted.source)))
+    literals = _ends(dict.fromkeys(_literals(wanted.source)), min_length=1)
+    return Endings([*within.texts, *literals][:_MAX_ENDINGS], within.numbers)
+
+
+def schemas_in(grammar: str) -> Iterator[Any]:
+    """The JSON schemas that a grammar holds, each behind %json."""
+    for found in _SCHEMA.finditer(grammar):
+        try:
+            yield json.JSONDecoder().raw_decode(grammar, found.end())[0]
+        except (ValueError, RecursionError):
+            continue  # the library refuses it
+
+
+def _endings_in(schemas: Sequence[Any]) -> Endings:
+    texts = dict.fromkeys(text for schema in schemas for text in _texts_in(schema))
+    numbers = dict.fromkeys(text for schema in schemas for text in _numbers_in(schema))
+    quoted = [f'{json.dumps(text)[1:-1]}"' for text in texts]
+    ended = [number + end for number in numbers for end in (",", "}", "]", "")]
+    return Endings(_ends(quoted, min_length=2), _ends(ended, min_length=2))
 
 
 def _ends(texts: Any, min_length: int) -> list[str]:
     """All ends of texts, each text's from the shortest to the longest."""
-    found = dict.fromkeys(text[start:] for text in texts for start in range(len(text) - min_length, -1, -1))
-    return [*found][:_MAX_ENDINGS]
+    found: dict[str, None] = {}
+    for text in texts:
+        for start in range(len(text) - min_length, -1, -1):
+            if len(found) == _MAX_ENDINGS:  # the ends of a long text are too many to make all of them
+                return [*found]
+            if not text[start:].isspace():  # which goes on where any amount of it may stand
+                found[text[start:]] = None
+    return [*found]
 
 
 def _texts_in(schema: Any) -> Iterator[str]:
@@ -90,11 +111,13 @@ def _number_in(schema: Mapping[str, Any]) -> float:
     step = _bound(schema, "multipleOf") or 1
     low, high = _bound(schema, "minimum"), _bound(schema, "maximum")
     above, below = _bound(schema, "exclusiveMinimum"), _bound(schema, "exclusiveMaximum")
-    if above is not None:
+    if above is not None and math.isfinite(above / step):
         low = (math.floor(above / step) + 1) * step
-    if below is not None:
+    if below is not None and math.isfinite(below / step):
         high = (math.ceil(below / step) - 1) * step
     number = max(0.0, low or 0.0) if high is None else min(max(0.0, low or 0.0), high)
+    if not math.isfinite(number / step):
+        return number
     return math.ceil(number / step) * step if number > 0 else math.floor(number / step) * step
 
 
@@ -161,6 +184,7 @@ def _match_of_part(code: Any, argument: Any) -> str:
     raise NotImplementedError(str(code))
 
 
+_CHARACTERS = 'a0 -_.,!Z~"#$%&()*+/:;<=>?@[]^`{|}\n\téßяλ中あ한ا😀'  # one of which most sets have
 _CATEGORIES = {codes.CATEGORY_DIGIT: "0", codes.CATEGORY_WORD: "a", codes.CATEGORY_SPACE: " "}
 
 
@@ -169,7 +193,9 @@ def _member_of(members: Any) -> str:
     is_negated = members[0][0] is codes.NEGATE
     if is_negated:
         pattern = re.compile(_set_text(members))
-        return next(each for each in "a0 -_.,!Z~" if pattern.match(each))
+        if (found := next((each for each in _CHARACTERS if pattern.match(each)), None)) is None:
+            raise NotImplementedError("a set without any of the characters that are tried")
+        return found
     code, argument = members[0]
     if code is codes.LITERAL:
         return chr(argument)

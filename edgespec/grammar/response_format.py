@@ -4,6 +4,7 @@ Knows neither tokens nor models.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from edgespec.grammar.schema import prepare_schema
 
 # Characters of a schema, a regular expression or a grammar; the largest tool schemas in use have some 50,000.
 MAX_CHARACTERS = 1 << 17
+_HALF = re.compile("[\ud800-\udfff]")
 _KINDS = ("text", "json_object", "json_schema", "regex", "grammar")
 
 
@@ -22,10 +24,13 @@ class ResponseFormat(NamedTuple):
 
     kind: json_schema, regex or grammar.
     source: The schema as JSON, the regular expression, or the grammar in the Lark dialect of llguidance.
+    opening: Tokens that a single token may add to what an answer needs to end, at most; None where that is
+        unknown.
     """
 
     kind: str
     source: str
+    opening: int | None = None
 
 
 def read_format(stated: Mapping[str, Any] | None) -> ResponseFormat | None:
@@ -84,7 +89,7 @@ def _lark_of(grammar: str) -> str:
 def _schema_text(schema: Mapping[str, Any] | bool) -> str:
     try:
         # First, as what follows walks through all of it.
-        _within_bounds(json.dumps(schema, ensure_ascii=False), "schema")
+        _within_bounds(json.dumps(schema, ensure_ascii=False, allow_nan=False), "schema")
         return json.dumps(prepare_schema(schema), ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise FormatError(
@@ -95,4 +100,6 @@ def _schema_text(schema: Mapping[str, Any] | bool) -> str:
 def _within_bounds(text: str, name: str) -> str:
     if len(text) > MAX_CHARACTERS:
         raise FormatError(f"the {name} has {len(text)} characters; wanted at most {MAX_CHARACTERS}")
+    if _HALF.search(text):
+        raise FormatError(f"the {name} has half of a surrogate pair, which is no character; give both halves")
     return text

@@ -1,7 +1,7 @@
 """What is checked of a JSON schema before it is compiled, and what is worked out from it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.errors import FormatError
@@ -32,7 +32,10 @@ def prepare_schema(schema: Any) -> Any:
     several branches may match.
     """
     for pointer, part in subschemas(schema):
-        if isinstance(part, Mapping) and "$ref" in part:
+        if not isinstance(part, Mapping):
+            continue
+        _require_shape(part, pointer)
+        if "$ref" in part:
             _require_reference(part["$ref"], pointer, schema)
     return _without_one_of(schema, _Comparison(schema), "#", 0)
 
@@ -69,6 +72,18 @@ def _escape(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
+def _require_shape(schema: Schema, pointer: str) -> None:
+    """Of the keywords that are looked at here; also in parts that nothing refers to."""
+    for keys, kind, wanted in ((_SCHEMAS, Mapping, "an object"), ((*_LISTS, "enum", "required"), list, "a list")):
+        for key in keys:
+            if key in schema and not isinstance(schema[key], kind):
+                raise FormatError(f"the schema has a {key} at {pointer[:200]} that is not {wanted}; give {wanted}")
+    types = schema.get("type", "")
+    names = [*schema.get("required", ()), *(types if isinstance(types, list) else [types])]
+    if not all(isinstance(name, str) for name in names):
+        raise FormatError(f"the schema has a required or a type at {pointer[:200]} that is no text; give texts")
+
+
 def _require_reference(reference: Any, pointer: str, root: Any) -> None:
     if not isinstance(reference, str) or not reference.startswith("#"):
         raise FormatError(
@@ -98,7 +113,9 @@ class _Comparison:
     """Tells whether schemas exclude each other, within a bound of work."""
 
     root: Any
-    num_left: int = 20_000
+    num_left: int = 60_000
+    types: dict[int, frozenset[str]] = field(default_factory=dict)  # by the identity of a schema, as are values
+    values: dict[int, frozenset[Any] | None] = field(default_factory=dict)
 
     def exclude(self, one: Any, other: Any, depth: int = 0) -> bool:
         """Whether surely no value matches both schemas."""
@@ -109,16 +126,29 @@ class _Comparison:
         is_plain = isinstance(one, Mapping) and isinstance(other, Mapping)
         if not is_plain or depth > _MAX_COMPARED or self.num_left < 0:
             return False
-        if not _types_of(one) & _types_of(other):
+        types = self._types_of(one), self._types_of(other)
+        if types[0].isdisjoint(types[1]):
             return True
-        ours, theirs = _values_of(one), _values_of(other)
-        if ours is not None and theirs is not None and not any(_is_same(a, b) for a in ours for b in theirs):
+        ours, theirs = self._values_of(one), self._values_of(other)
+        if ours is not None and theirs is not None and ours.isdisjoint(theirs):
             return True
-        is_object = _types_of(one) <= {"object"} or _types_of(other) <= {"object"}
+        is_object = types[0] <= {"object"} or types[1] <= {"object"}
         return is_object and any(
             self.exclude(_property(one, name), _property(other, name), depth + 1)
             for name in {*one.get("required", ()), *other.get("required", ())}
+            if self.num_left > 0
         )
+
+    def _types_of(self, schema: Schema) -> frozenset[str]:
+        if id(schema) not in self.types:
+            self.types[id(schema)] = _types_of(schema)
+        return self.types[id(schema)]
+
+    def _values_of(self, schema: Schema) -> frozenset[Any] | None:
+        if id(schema) not in self.values:
+            values = _values_of(schema)
+            self.values[id(schema)] = None if values is None else frozenset(map(_comparable, values))
+        return self.values[id(schema)]
 
 
 def _without_one_of(schema: Any, comparison: _Comparison, pointer: str, depth: int) -> Any:
@@ -202,18 +232,32 @@ def _values_of(schema: Schema) -> Sequence[Any] | None:
     return values if isinstance(values, list) else None
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+def _comparable(value: Any) -> Any:
+    """What values have in common exactly if JSON takes them for the same; 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, bool):
+        return "boolean", value
+    if isinstance(value, Mapping):
+        return "object", frozenset((name, _comparable(each)) for name, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return "array", tuple(map(_comparable, value))
+    return value
 
 
-def largest_opening(schema: Any) -> int:
-    """A bound of the characters that the shortest value of any schema within a schema has, itself left out.
+def largest_opening(schema: Any, *, is_part: bool = False) -> int:
+    """A bound of the characters that the shortest value of any schema within a schema has.
 
     As much more may be wanted to end an answer once a single token has begun such a value.
+
+    Args:
+        is_part: The whole schema may come in the middle of an answer, too.
     """
     root, known = schema, dict[int, int]()
-    parts = [part for pointer, part in subschemas(schema) if pointer != "#" or _holds_itself(schema)]
-    return max((_least_characters(part, root, known) for part in parts), default=2)
+    has_whole = is_part or _holds_itself(schema)
+    parts = [part for pointer, part in subschemas(schema) if pointer != "#" or has_whole]
+    try:
+        return max((_least_characters(part, root, known) for part in parts), default=2)
+    except RecursionError:  # references through hundreds of levels
+        return _ENDLESS
 
 
 def _holds_itself(schema: Any) -> bool:

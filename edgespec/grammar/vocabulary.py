@@ -1,6 +1,6 @@
 """A model's tokenizer as the grammar library reads it: the bytes of each token, and how texts become tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import llguidance
@@ -39,3 +39,7 @@ class GrammarVocabulary:
     def text_of(self, token: int) -> bytes:
         """The bytes of a token; those of a special token are its spelling."""
         return bytes(self.tokenizer.decode_bytes([token]))
+
+    def special_among(self, tokens: Mapping[str, int]) -> dict[str, int]:
+        """Those of some tokens, by their spelling, that a grammar has to name, as no text of it matches them."""
+        return {text: token for text, token in tokens.items() if self.tokenizer.is_special_token(token)}

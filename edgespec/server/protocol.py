@@ -215,7 +215,7 @@ def parse(kind: type[T], body: bytes) -> T:
         _require_names_once(body)
         found = read_as(kind, stated)
         if isinstance(stated.get("speculation"), dict) and isinstance(found, SamplingFields):
-            require_known_fields(stated["speculation"], found.speculation)
+            _require_known_speculation(stated["speculation"], found.speculation)
         return found
     except RecursionError:
         raise ApiError(400, "the body is nested too deep; send a flat request") from None
@@ -223,6 +223,13 @@ def parse(kind: type[T], body: bytes) -> T:
         raise ApiError(400, f"the body is no JSON in UTF-8 ({error}); send JSON") from None
     except ValueError as error:
         raise ApiError(400, str(error), param=_first_name(str(error))) from None
+
+
+def _require_known_speculation(stated: dict[str, Any], found: SpeculationField | None) -> None:
+    try:
+        require_known_fields(stated, found)
+    except ValueError as error:
+        raise ApiError(400, f"speculation has {str(error)[:200]}", param="speculation") from None
 
 
 def _require_names_once(body: bytes) -> None:

@@ -55,6 +55,7 @@ class Security:
                 message["headers"] = [*message.get("headers", []), *_SAFE_HEADERS]
             await send(message)
 
+        _read_whole_address(scope)
         try:
             self._require_allowed(scope["path"], Headers(scope=scope))
         except ApiError as error:
@@ -80,6 +81,18 @@ class Security:
         given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         assert self._key is not None
         return secrets.compare_digest(given.encode("latin-1", "replace"), self._key)
+
+
+def _read_whole_address(scope: Scope) -> None:
+    """Take host and path from a request for a whole address, as for a proxy; its Host header counts no more."""
+    scheme, _, rest = scope["path"].partition("://")
+    if scheme.lower() != "http":
+        return
+    host, _, path = rest.partition("/")
+    others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+    scope["headers"] = [(b"host", host.encode("latin-1", "replace")), *others]
+    scope["path"] = f"/{path}"
+    scope["raw_path"] = scope["path"].encode()
 
 
 def _host_name(host: str) -> str:

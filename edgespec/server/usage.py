@@ -58,6 +58,7 @@ def speculation_of(answers: Sequence[Stats]) -> dict[str, Any]:
         "schedule": first.schedule if first else "serial",
         "device": first.target_device if first else None,
         "drafter_device": first.drafter_device if first else None,
+        "waited_passes": sum(stats.waited_passes for stats in answers),
         "downgrades": [line for stats in answers for line in stats.downgrades],
     }
 

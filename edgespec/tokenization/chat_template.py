@@ -40,6 +40,7 @@ def encode_chat(
     messages: Sequence[Turn],
     tokenizer: Tokenizer,
     special: dict[str, str],
+    switches: dict[str, bool] | None = None,
     tools: Sequence[Tool] = (),
     find_tool_template: Callable[[], ToolTemplate] = ToolTemplate,
 ) -> TokenIds:
@@ -49,6 +50,7 @@ def encode_chat(
     special tokens by the names that templates use: bos_token, eos_token.
 
     Args:
+        switches: Further names that the template reads, such as enable_thinking.
         find_tool_template: How the template takes tools; asked where the conversation has some.
 
     Raises ModelError: the template does not render this conversation.
@@ -67,7 +69,7 @@ def encode_chat(
     if template is None:
         text = "\n\n".join(str(message["content"]) for message in names["messages"])
         return tokenizer.encode(text.replace(mark, ""))
-    text = render(template, **names, add_generation_prompt=True, **special)
+    text = render(template, **names, add_generation_prompt=True, **special, **(switches or {}))
     # Cut at the template's own special tokens first; the marks in messages are dropped after that.
     return tokenizer.encode(text, special=True, ignore=mark)
 

@@ -18,6 +18,7 @@ from edgespec.tools.messages import CallMessage, ResultMessage, parse_calls, req
 from edgespec.tools.tool import Tool
 from edgespec.types import TokenIds
 
+_THINKING = "enable_thinking"  # as the templates of Qwen3, SmolLM3 and others name their switch
 _LONG = 16  # characters a token, more than nearly any text has
 
 Prompt = str | Sequence[Turn | Mapping[str, Any]] | Sequence[int] | TokenIds
@@ -51,8 +52,23 @@ class PromptEncoder:
         """How the chat template takes tools, which is tried out once."""
         return probe_template(self._template, self._renderer.render, self._special_tokens())
 
+    @property
+    def can_switch_thinking(self) -> bool:
+        """Whether the chat template asks if the model is to reason first."""
+        return self.spells_in_template(_THINKING)
+
+    def spells_in_template(self, text: str) -> bool:
+        """Whether the chat template has a text in it."""
+        return self._template is not None and text in self._template
+
     def encode(
-        self, prompt: Prompt, system: str | None = None, *, raw: bool = False, tools: Sequence[Tool] = ()
+        self,
+        prompt: Prompt,
+        system: str | None = None,
+        *,
+        raw: bool = False,
+        tools: Sequence[Tool] = (),
+        thinking: bool | None = None,
     ) -> TokenIds:
         """Tokens of a prompt, [num_tokens]; token ids stay as they are.
 
@@ -60,13 +76,21 @@ class PromptEncoder:
             raw: The prompt is a text that the model reads as it is, without the chat template. Special tokens that
                 it spells are special tokens.
             tools: What the model may call.
+            thinking: Whether the model is to reason first; None leaves that to its chat template.
 
-        Raises UsageError: It is neither a text nor a list of messages nor token ids of the model.
+        Raises UsageError: It is neither a text nor a list of messages nor token ids of the model; or thinking is
+            given, and the chat template has no such switch.
         """
-        return self._encode(self._parse(prompt, system, raw=raw), tools)
+        return self._encode(self._parse(prompt, system, raw=raw), tools, thinking)
 
     def encode_fitting(
-        self, prompt: Prompt, system: str | None = None, *, raw: bool = False, tools: Sequence[Tool] = ()
+        self,
+        prompt: Prompt,
+        system: str | None = None,
+        *,
+        raw: bool = False,
+        tools: Sequence[Tool] = (),
+        thinking: bool | None = None,
     ) -> TokenIds:
         """Encode a prompt unless a text in it is far too long, since 10 MB take 10 s and 2 GB to encode.
 
@@ -75,7 +99,7 @@ class PromptEncoder:
         parsed = self._parse(prompt, system, raw=raw)
         for text in chain(_texts(parsed), (str(tool.as_dict()) for tool in tools)):
             self._require_short(text)
-        return self._encode(parsed, tools)
+        return self._encode(parsed, tools, thinking)
 
     def encode_prefill(self, prefill: str | Sequence[int] | TokenIds) -> TokenIds:
         """Tokens of the beginning of an answer, [num_tokens]; raises as encode_fitting does."""
@@ -84,10 +108,12 @@ class PromptEncoder:
         self._require_short(prefill)
         return self.tokenizer.encode(prefill)[len(self.tokenizer.encode("")) :]
 
-    def count(self, prompt: Prompt, system: str | None = None, *, raw: bool = False) -> int:
+    def count(
+        self, prompt: Prompt, system: str | None = None, *, raw: bool = False, thinking: bool | None = None
+    ) -> int:
         """The number of tokens of a prompt; a text far longer than the context is counted in part."""
         try:
-            return len(self.encode_fitting(prompt, system, raw=raw))
+            return len(self.encode_fitting(prompt, system, raw=raw, thinking=thinking))
         except ContextOverflow as error:
             return error.num_tokens
 
@@ -110,7 +136,12 @@ class PromptEncoder:
             if num_tokens > self.context_length:
                 raise ContextOverflow(num_tokens, self.context_length, self._manifest.context_length, is_all=False)
 
-    def _encode(self, parsed: _Parsed, tools: Sequence[Tool]) -> TokenIds:
+    def _encode(self, parsed: _Parsed, tools: Sequence[Tool], thinking: bool | None) -> TokenIds:
+        if thinking is not None and not (isinstance(thinking, bool) and self.can_switch_thinking):
+            raise UsageError(
+                f"thinking is {thinking!r}, but the chat template of {self._manifest.name} has no switch for it; "
+                "leave it out"
+            )
         if tools and not isinstance(parsed, list):
             raise UsageError(
                 "tools have no place in a raw prompt or in token ids; give messages, or leave tools out"
@@ -125,6 +156,7 @@ class PromptEncoder:
             parsed,
             self.tokenizer,
             self._special_tokens(),
+            {} if thinking is None else {_THINKING: thinking},
             tools,
             lambda: self.tool_template,
         )

@@ -118,6 +118,8 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         # Ids by spelling.
         self.special_tokens = {token.content: token_id for token_id, token in added.items() if token.special}
+        # Those that text becomes too, where it spells them, are among these.
+        self.added_tokens = {token.content: token_id for token_id, token in added.items()}
         self._special_ids = frozenset(self.special_tokens.values())
         special = (token for token in added.values() if token.special)
         longest_first = sorted(special, key=lambda token: len(token.content), reverse=True)

@@ -9,7 +9,7 @@ from edgespec.tokenization.tool_template import ToolTemplate
 from edgespec.tools.call_writer import describe_tools, write_calls
 from edgespec.tools.messages import CallMessage, ResultMessage
 from edgespec.tools.notations import WrittenCall
-from edgespec.tools.tool import Tool, ToolCall
+from edgespec.tools.tool import Tool, ToolCall, is_too_deep
 
 _BASE = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -84,9 +84,10 @@ def _call_message(
 def _arguments(call: ToolCall) -> dict[str, Any]:
     """The arguments of an earlier call; text that is no object, as one that was cut short, becomes one."""
     try:
-        return call.parse()
+        found = call.parse()
     except (ValueError, RecursionError):
         return {"arguments": call.arguments}
+    return {"arguments": call.arguments} if is_too_deep(found) else found
 
 
 def _instruct(messages: list[dict[str, Any]], text: str, *, takes_system: bool) -> list[dict[str, Any]]:

@@ -28,6 +28,8 @@ class JsonScanner:
 
         Raises ValueError: No JSON value goes on so.
         """
+        if self.is_done:
+            return None
         if self._scalar:
             if character not in _SPACE + ",]}":
                 return self._add_to_scalar(character)

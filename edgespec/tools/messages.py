@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edgespec.errors import UsageError
-from edgespec.tools.tool import ToolCall
+from edgespec.tools.tool import ToolCall, is_too_deep
 
 
 class CallMessage(NamedTuple):
@@ -50,6 +50,10 @@ def _parse_call(given: Any) -> ToolCall:
         )
     arguments = stated.get("arguments", "{}")
     if not isinstance(arguments, str):  # as some clients send them
+        if is_too_deep(arguments) or not isinstance(arguments, Mapping):
+            raise UsageError(
+                f"tool_calls has the arguments {reprlib.repr(arguments)}; wanted a JSON object as text"
+            )
         arguments = json.dumps(arguments, ensure_ascii=False)
     return ToolCall(id=str(given.get("id") or ""), name=stated["name"], arguments=arguments or "{}")
 

@@ -5,11 +5,13 @@ import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.tools.function_schema import describe_function, schema_of
 
+MAX_DEPTH = 64  # objects and lists within each other, in a schema or in arguments
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 CHOICES = ("auto", "none", "required")
 
@@ -128,12 +130,25 @@ def _require_schema(schema: Any, where: str) -> dict[str, Any]:
         return {"type": "object", "properties": {}}
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         raise UsageError(f"{where} is {reprlib.repr(schema)}; wanted a JSON schema of the type object")
+    if is_too_deep(schema):
+        raise UsageError(f"{where} is nested deeper than {MAX_DEPTH} levels; use a flatter schema")
     properties = schema.get("properties", {})
     if not isinstance(properties, Mapping) or not all(
         isinstance(each, (Mapping, bool)) for each in properties.values()
     ):
         raise UsageError(f"{where}.properties is {reprlib.repr(properties)}; wanted an object of JSON schemas")
     return {"type": "object", "properties": {}, **schema}
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether objects and lists lie within each other more than MAX_DEPTH times."""
+    level = [value] if isinstance(value, (Mapping, list, tuple)) else []
+    for _ in range(MAX_DEPTH + 1):
+        parts = chain.from_iterable(each.values() if isinstance(each, Mapping) else each for each in level)
+        level = [part for part in parts if isinstance(part, (Mapping, list, tuple))]
+        if not level:
+            return False
+    return True
 
 
 def parse_choice(given: Any, tools: Sequence[Tool]) -> str:

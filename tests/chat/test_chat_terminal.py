@@ -18,6 +18,7 @@ import tiny
 from terminal import ALT_ENTER, COLUMNS, CTRL_C, CTRL_J, UP, Terminal
 
 from edgespec import Message
+from edgespec.chat.compacting import _REQUEST
 from edgespec.chat.saved_chats import list_chats
 from edgespec.engine.transcript import Transcript, find_latest, read_transcript, save_transcript
 from edgespec.export.convert import export_model
@@ -424,6 +425,63 @@ def test_a_chat_is_continued_by_its_name(tiny_model: Path, tmp_path: Path) -> No
     terminal = Terminal("chat", "--continue", "nine", home=tmp_path)
     assert terminal.exit_code() == 2
     assert "did you mean 'mine'?" in terminal.written
+
+
+def test_reasoning_is_dimmed_folded_hidden_switched_off_and_bounded(tmp_path: Path) -> None:
+    thought = [f"idea{i} " for i in range(40)]
+    answers: dict[str, Any] = {"why": ["<think>\n", *thought, "\n</think>\n\n", "BECAUSE"], "why|off": ["BRIEF"]}
+    cut = "".join(["<think>\n", *thought[:9]]).rstrip()
+    answers[f"why|{cut}\n</think>\n\n"] = ["EARLY"]
+    terminal = rule_chat(tmp_path, answers)
+    terminal.ask("why", "drafting is off")
+    assert "\x1b[2midea0" in terminal.written
+    assert "think>" not in terminal.written.split("drafting is off")[1]
+    assert "BECAUSE" in terminal.settle()
+    terminal.ask("/think fold")
+    at = terminal.position
+    terminal.ask("why", "thought for 4")
+    assert "idea7" not in terminal.written[at:]
+    assert "BECAUSE" in terminal.settle()
+    terminal.ask("/think 10")
+    terminal.ask("why", "EARLY")
+    assert "which is its budget" in terminal.settle()
+    terminal.ask("/think off")
+    terminal.ask("why", "BRIEF")
+    terminal.ask("/think nonsense", "/think takes on, off")
+    terminal.leave()
+
+
+def test_a_conversation_is_shortened_to_a_summary_and_back(tmp_path: Path) -> None:
+    summary = ["We ", "spoke ", "of rivers."]
+    answers = {"one": ["ONE " * 50], "two": ["TWO"], "three": ["THREE"], _REQUEST: summary}
+    terminal = rule_chat(tmp_path, answers, saves=True)
+    terminal.ask("/compact", "there is nothing to shorten yet")
+    terminal.ask("one", "ONE")
+    terminal.ask("two", "TWO")
+    terminal.ask("/compact", "tokens became")
+    assert "We spoke of rivers." in terminal.written
+    terminal.ask("three", "THREE")
+    contents = [each.content for each in list_chats(tmp_path / "chats")[0].transcript.messages]
+    assert contents == [_REQUEST, "We spoke of rivers.", "two", "TWO", "three", "THREE"]
+    terminal.ask("/compact undo", "4 messages")
+    assert user_messages(tmp_path) == ["one", "two"]
+    terminal.ask("/compact undo", "was not shortened here")
+    terminal.leave()
+    assert sorted(len(each.transcript.messages) for each in list_chats(tmp_path / "chats")) == [4, 6]
+
+
+def test_a_summary_that_is_stopped_changes_nothing(tmp_path: Path) -> None:
+    answers = {"one": ["ONE"], "two": ["TWO"], _REQUEST: [f"s{i} " for i in range(400)]}
+    terminal = rule_chat(tmp_path, answers, pause_s=0.03, saves=True)
+    terminal.ask("one", "ONE")
+    terminal.ask("two", "TWO")
+    terminal.enter("/compact")
+    terminal.wait_for("s3")
+    terminal.type(CTRL_C)
+    terminal.wait_for("nothing has changed")
+    terminal.ready()
+    terminal.leave()
+    assert user_messages(tmp_path) == ["one", "two"]
 
 
 def test_wide_characters_are_never_broken_whatever_pieces_they_come_in(tmp_path: Path) -> None:

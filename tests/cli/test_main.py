@@ -125,10 +125,15 @@ def test_a_prompt_needs_no_flag(
 
 
 def test_words_that_are_neither_model_nor_prompt_are_refused(
-    capsys: pytest.CaptureFixture[str], tiny_model: Path
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, _, err = run(capsys, "chat", "no model", "a prompt")
     assert (code, "there is no model 'no model'" in err) == (2, True)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    code, _, err = run(capsys, "chat", "hello", "--offline")
+    assert (code, "to ask the default model: edgespec chat -p hello" in err) == (3, True)
+    code, _, err = run(capsys, "chat", "--continue", "And why?")
+    assert (code, "a prompt goes behind --prompt" in err) == (2, True)
     code, _, err = run(capsys, "chat", tiny_model, "a prompt", "--drafter", "sufix")
     assert (code, "did you mean the drafter suffix?" in err) == (3, True)
 

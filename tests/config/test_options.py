@@ -28,7 +28,7 @@ def test_options_have_the_parameters_and_defaults_of_load() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "num_given"), [("chat", 16), ("bench", 15), ("serve", 16), ("score --file f", 6)]
+    ("command", "num_given"), [("chat", 17), ("bench", 16), ("serve", 17), ("score --file f", 6)]
 )
 def test_every_flag_of_a_command_reaches_load(
     command: str, num_given: int, monkeypatch: pytest.MonkeyPatch

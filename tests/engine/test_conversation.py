@@ -384,3 +384,13 @@ def test_a_conversation_is_cut_to_its_first_messages() -> None:
     assert contents(conversation.messages) == ["one", "0: one"]
     answer(conversation, "other")
     assert contents(engine.asked[-1]) == ["one", "0: one", "other"]
+
+
+def test_a_context_that_the_user_bounds(tiny_model: Path, tmp_path: Path) -> None:
+    with load(tiny_model, drafter="none", context=40, home=tmp_path) as engine:
+        assert engine.context_length == 40
+        assert engine.generate("the in").finish_reason == "context"
+    with pytest.raises(UsageError, match="has a context of 700 tokens"):
+        load(tiny_model, drafter="none", context=701, home=tmp_path)
+    with pytest.raises(UsageError, match="wanted at least 16 tokens"):
+        load(tiny_model, drafter="none", context=3, home=tmp_path)

@@ -9,6 +9,7 @@ import jsonschema
 import numpy as np
 import pytest
 import tiny
+import tokenizers
 from schemas import make_schemas
 
 from edgespec.errors import FormatError
@@ -126,6 +127,7 @@ def test_random_answers_to_schemas_of_all_kinds_are_valid(
         (regex("a[bc]+d"), "abd"),
         (regex("(x|y|xy)*z"), "z"),
         (grammar('start: "a" /[bc]+/ "d"'), "abd"),
+        (grammar('start: "<" %json {"type": "string", "pattern": "REF[0-9]+"} ">"'), '<"REF0">'),
         (grammar('start: head "!" %json {"const": 1}\nhead[suffix="<call>"]: /(.|\\n)*/'), "<call>!1"),
     ],
 )
@@ -244,3 +246,77 @@ def test_a_tokenizer_that_the_library_cannot_take_is_refused(tmp_path: Path) -> 
 def test_a_model_without_an_end_token_is_refused(tiny_model: Path) -> None:
     with pytest.raises(FormatError, match="no end token"):
         GrammarCompiler(tiny_model / "tokenizer.json", tiny.VOCAB, ())
+
+
+def sentencepiece_file(path: Path, *, strips: bool) -> int:
+    """Write a tokenizer of SentencePiece's kind, with tokens of single bytes; returns how many tokens it has."""
+    pieces = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *map(chr, range(33, 127)), "▁"]
+    vocabulary = {piece: i for i, piece in enumerate(dict.fromkeys([*pieces, '":', '":"', "▁t", "he", "▁the"]))}
+    merges = [('"', ":"), ('":', '"'), ("▁", "t"), ("h", "e"), ("▁t", "he")]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>"))
+    spaces = tokenizers.normalizers.Replace(" ", "▁")
+    begin = [tokenizers.normalizers.Prepend("▁")] if strips else []
+    made.normalizer = tokenizers.normalizers.Sequence([*begin, spaces])
+    decoding = tokenizers.decoders
+    strip = [decoding.Strip(" ", 1, 0)] if strips else []
+    made.decoder = decoding.Sequence(
+        [decoding.Replace("▁", " "), decoding.ByteFallback(), decoding.Fuse(), *strip]
+    )
+    made.add_special_tokens([tokenizers.AddedToken(piece, special=True) for piece in SPECIAL])
+    made.save(str(path))
+    return int(made.get_vocab_size())
+
+
+SPECIAL = ("<unk>", "<s>", "</s>")
+
+
+@pytest.mark.parametrize("strips", [True, False])
+def test_answers_match_with_sentencepiece_too(tmp_path: Path, strips: bool) -> None:
+    size = sentencepiece_file(tmp_path / "tokenizer.json", strips=strips)
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json")
+    end = tokenizer.special_tokens["</s>"]
+    compiler = GrammarCompiler(tmp_path / "tokenizer.json", size + 5, (end,))
+    for seed in range(2):
+        constraint = constraint_of(compiler, schema(PERSON), 90)
+        rng, answer = np.random.default_rng(seed), np.zeros(0, np.int32)
+        while end not in answer:
+            bias = constraint.bias(answer)
+            assert bias is not None
+            tried = rng.permutation(np.flatnonzero(bias == 0))[:4].tolist()
+            token = next((each for each in tried if constraint.leaves_room(answer, each)), None)
+            answer = np.append(answer, np.int32(constraint.way_out(answer) if token is None else token))
+        jsonschema.validate(json.loads(tokenizer.decode(answer)), PERSON)
+
+
+def test_a_grammar_whose_end_cannot_be_foreseen_is_followed_without(
+    compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    """Any text without k, l and m may come before the end, which takes several letters that nothing names."""
+    constraint = constraint_of(
+        compiler, grammar("start: TEXT LAST\nTEXT: /[^k-m]+/\nLAST: /[k-m][t-w][k-m][t-w]qz/"), 30
+    )
+    begun = tokenizer.encode("the in")
+    assert constraint.has_ample_room(begun)
+    assert all(constraint.leaves_room(begun, token) for token in allowed(constraint, begun))
+    assert constraint.forced(tokenizer.encode("the inktkt"), 5).tolist() == [*tokenizer.encode("qz"), END]
+
+
+@pytest.mark.parametrize("pattern", [r".+@.+\..+", r"(?s:.*)END", ".*a.{30}", r"[^!]*!END"])
+def test_a_way_to_the_end_is_found_behind_any_text(compiler: GrammarCompiler, pattern: str) -> None:
+    assert allowed(constraint_of(compiler, regex(pattern), max_tokens=40), np.zeros(0, np.int32))
+
+
+def test_references_through_thousands_of_levels_are_followed(compiler: GrammarCompiler) -> None:
+    """Without a stack of their own the library would end the process."""
+    levels = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(3000)}
+    stated = {"$defs": {**levels, "d3000": {"const": "x"}}, "$ref": "#/$defs/d0"}
+    constraint = constraint_of(compiler, schema(stated), max_tokens=5)
+    assert len(allowed(constraint, np.zeros(0, np.int32))) == 1
+
+
+def test_values_that_the_library_does_not_read_are_refused(compiler: GrammarCompiler) -> None:
+    deep: list[Any] = []
+    for _ in range(300):
+        deep = [deep]
+    with pytest.raises(FormatError, match="recursion"):
+        constraint_of(compiler, schema({"const": deep}))

@@ -1,5 +1,7 @@
 """What callers state, read and bounded; and what is worked out from schemas."""
 
+import re
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -48,6 +50,13 @@ def test_any_text_needs_no_format(stated: dict[str, Any] | None) -> None:
         ({"type": "grammar", "grammar": 3}, "under grammar"),
         ({"type": "regex", "regex": "a" * (MAX_CHARACTERS + 1)}, "characters"),
         ({"type": "json_schema", "schema": {"enum": ["a" * MAX_CHARACTERS]}}, "characters"),
+        ({"type": "json_schema", "schema": {"enum": ["\ud800"]}}, "surrogate"),
+        ({"type": "regex", "regex": "\ud800"}, "surrogate"),
+        ({"type": "json_schema", "schema": {"const": float("inf")}}, "no JSON"),
+        ({"type": "json_schema", "schema": {"$defs": {"x": {"required": 5}}}}, "required at #/[$]defs/x"),
+        ({"type": "json_schema", "schema": {"$defs": {"x": {"required": [5]}}}}, "no text"),
+        ({"type": "json_schema", "schema": {"$defs": {"x": {"patternProperties": None}}}}, "an object"),
+        ({"type": "json_schema", "schema": {"$defs": {"x": {"prefixItems": 5}}}}, "a list"),
     ],
 )
 def test_what_is_no_format_is_refused(stated: Any, reason: str) -> None:
@@ -126,6 +135,27 @@ def test_short_matches_end_values(pattern: str, text: str) -> None:
     assert any(each.startswith(text) and each.endswith('"') for each in texts.texts)
 
 
+@pytest.mark.parametrize("pattern", [r"[^a0 \-_.,!Z~]", r"[^\x00-\x7f]", "[^a-zA-Z0-9_. ,!~-]"])
+def test_a_set_that_leaves_most_characters_out_has_a_short_match(pattern: str) -> None:
+    (text,) = endings_of(ResponseFormat("regex", pattern)).texts
+    assert re.fullmatch(pattern, text)
+
+
+def test_the_ends_of_a_long_text_take_little_memory() -> None:
+    tracemalloc.start()
+    try:
+        texts = endings_of(read_format({"type": "json_schema", "schema": {"enum": ["x" * 20_000]}})).texts
+        assert len(texts) == 1000
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000  # all ends together have 200 million characters
+    finally:
+        tracemalloc.stop()
+
+
+def test_multiples_too_fine_to_count_give_no_error() -> None:
+    stated = '{"multipleOf": 1e-308, "exclusiveMinimum": 10000000, "maximum": 100000000}'
+    assert "0," in endings_of(ResponseFormat("json_schema", stated)).numbers
+
+
 @pytest.mark.parametrize("pattern", ["(?=a)b", "[", r"\p{L}+", "a{100000}"])
 def test_patterns_that_python_does_not_read_give_none(pattern: str) -> None:
     assert endings_of(ResponseFormat("regex", pattern)).texts == []
@@ -135,3 +165,22 @@ def test_bounds_of_numbers_give_numbers() -> None:
     numbers = endings_of(ResponseFormat("json_schema", '{"exclusiveMinimum": 17, "multipleOf": 5}')).numbers
     assert "20," in numbers
     assert "0}" in numbers
+
+
+def test_large_enums_that_exclude_each_other_are_told_by_little_work() -> None:
+    one, other = [f"a{i}" for i in range(8000)], [*range(8000), True, [1, {"x": 2}]]
+    alike = [1.0, "b"]
+    assert "anyOf" in prepare_schema({"oneOf": [{"enum": one}, {"enum": other}]})
+    assert "anyOf" in prepare_schema({"oneOf": [{"enum": [1]}, {"enum": [True, "1", [1]]}]})
+    with pytest.raises(FormatError, match="both match"):
+        prepare_schema({"oneOf": [{"enum": other}, {"enum": alike}]})
+
+
+def test_many_branches_that_exclude_each_other_are_taken() -> None:
+    found = prepare_schema({"oneOf": [tagged(f"v{i}") for i in range(200)]})
+    assert len(found["anyOf"]) == 200
+
+
+def test_references_through_many_levels_have_a_bound() -> None:
+    levels = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(2000)}
+    assert largest_opening({"$defs": {**levels, "d2000": {"type": "string"}}, "$ref": "#/$defs/d0"}) > 1000

@@ -122,6 +122,35 @@ def test_a_model_that_everybody_has_left_while_it_loaded_is_closed_too() -> None
     run(work())
 
 
+def test_who_comes_while_an_idle_model_is_closed_gets_a_new_one() -> None:
+    """Never one that is being closed, and never two at once."""
+    done: list[str] = []
+    is_closing, may_close = Event(), Event()
+
+    def close() -> None:
+        is_closing.set()
+        assert may_close.wait(30)
+        done.append("-")
+
+    def open_engine(name: str) -> Engine:
+        done.append("+")
+        return cast(Engine, SimpleNamespace(close=close))
+
+    async def work() -> None:
+        host = ModelHost(open_engine, idle_s=0.001)
+        await use(host, "a")
+        await settled(is_closing.is_set)
+        coming = [asyncio.create_task(use(host, "a")) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        assert (done, host.loaded) == (["+"], [])
+        host.idle_s = None
+        may_close.set()
+        await asyncio.gather(*coming)
+        assert (done, host.loaded) == (["+", "-", "+"], ["a"])
+
+    run(work())
+
+
 def test_short_memory_closes_idle_models() -> None:
     engines = Engines()
 

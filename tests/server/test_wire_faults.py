@@ -4,15 +4,19 @@ import json
 import logging
 import socket
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from served import Served, home_with, serving, table_engine
 from stuck import StuckDecoder
 
 from edgespec.server.limits import Limits
 from edgespec.server.model_names import ModelNames
+from edgespec.server.protocol import ChatRequest, CompletionRequest, ResponsesRequest
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 HI: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "in the an"}], "max_tokens": 5}
@@ -99,6 +103,7 @@ def test_seeds_beyond_64_bits_are_other_seeds(served: Served) -> None:
         (CHAT, {"logit_bias": {"999999": 1}}, "logit_bias"),
         (CHAT, {"speculation": {"length": 0}}, "speculation"),
         (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
+        (CHAT, {"speculation": {"x" * 9000: 0}}, "speculation"),
         (CHAT, {"prediction": {"type": "audio", "content": "x"}}, "prediction"),
         (CHAT, {"stream_options": [1], "stream": True}, "stream_options"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
@@ -147,6 +152,30 @@ def test_clients_that_send_too_much_read_why(names: ModelNames, tiny_model: Path
 def test_texts_that_are_only_counted_have_a_bound(served: Served) -> None:
     answer = served.post("/tokenize", {"model": "tiny", "content": "a" * 300_001})
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+
+
+SCALARS = (
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(["", "a", "in the an", "<|im_end|>", "user", "text", "none", "auto", "suffix", "\0", "é"])
+)  # fmt: skip
+NAMES = sorted({each.name for kind in (ChatRequest, CompletionRequest, ResponsesRequest) for each in fields(kind)})
+INNER = st.sampled_from(
+    [*NAMES, "role", "content", "type", "text", "drafter", "length", "off", "format", "1", "a"]
+)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(INNER, inner, max_size=3), max_leaves=8
+)
+
+
+@given(
+    st.sampled_from([CHAT, COMPLETIONS, RESPONSES]), st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=3)
+)
+def test_any_fields_are_answered_or_refused(served: Served, path: str, more: dict[str, Any]) -> None:
+    base = {CHAT: HI, COMPLETIONS: {"model": "tiny", "prompt": "in"}, RESPONSES: {"model": "tiny", "input": "in"}}
+    answer = served.post(path, {**base[path], **more, "max_tokens": 2, "max_output_tokens": 2})
+    assert answer.status_code in (200, 400, 404), answer.text
+    if answer.status_code != 200:
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
 @pytest.mark.parametrize("path", ["/v1/models/", "/v1/chat/completions/", "/v1", "/v1/nope", "/V1/models", "/"])
@@ -200,6 +229,20 @@ def test_what_is_no_http_is_refused_in_the_shape_of_all_refusals(served: Served,
     assert head.startswith(b"HTTP/1.1 400 ")
     assert b"application/json" in head
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("http://localhost/health", 200), ("HTTP://127.0.0.1:80/v1/models", 200), ("http://localhost", 404),
+        ("http://evil.example/health", 403), ("http://localhost@evil.example/health", 403),
+        ("http:///health", 403), ("http://evil.example/v1/../health", 403),
+    ],
+)  # fmt: skip
+def test_a_whole_address_is_asked_for_by_its_own_host(served: Served, target: str, status: int) -> None:
+    """As RFC 9112 has it: the Host header beside it does not count."""
+    asked = f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    assert ask_raw(served, asked.encode()).startswith(f"HTTP/1.1 {status} ".encode())
 
 
 def test_bytes_behind_a_broken_stream_end_it(served: Served) -> None:

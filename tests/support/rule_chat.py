@@ -43,6 +43,7 @@ class RuleEngine:
 
     context_length = 10_000
     model_sampling = None
+    can_switch_thinking = True
 
     def __init__(self, script: dict[str, Sequence[str]], pause_s: float) -> None:
         self.manifest = SimpleNamespace(name="rule\x1b]0;evil\x07", context_length=self.context_length)
@@ -52,7 +53,7 @@ class RuleEngine:
         self.target = SimpleNamespace(num_fed=0)
         self._script, self._pause_s = script, pause_s
 
-    def count(self, messages: Sequence[Message]) -> int:
+    def count(self, messages: Sequence[Message], thinking: bool | None = None) -> int:
         return sum(1 + len(each.content.split()) for each in messages)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
@@ -61,7 +62,11 @@ class RuleEngine:
     def stream(self, messages: Sequence[Message], *, sampling: SamplingParams, **limits: Any) -> AnswerStream:
         ticket = Ticket(lambda: None)
         begun = f"|{limits['prefill']}" if limits.get("prefill") else ""
+        begun += "|off" if limits.get("thinking") is False else ""
         return AnswerStream(self._chunks(messages[-1].content + begun, ticket), RequestQueue(), ticket)
+
+    def opens_reasoning(self, messages: Sequence[Message], *, thinking: bool | None = None) -> bool:
+        return False
 
     def close(self) -> None:
         pass

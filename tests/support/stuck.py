@@ -34,12 +34,12 @@ class StuckDecoder:
         self.is_interrupted.set()
 
 
-def engine_of(folder: Path, decoder: Decoder) -> Engine:
-    """With the tokenizer of a model folder, plain and without a template."""
+def engine_of(folder: Path, decoder: Decoder, template: str | None = None) -> Engine:
+    """With the tokenizer of a model folder, plain and by default without a chat template."""
     manifest = read_manifest(folder)
     return Engine(
         manifest=manifest,
-        encoder=PromptEncoder(manifest, Tokenizer(folder / "tokenizer.json")),
+        encoder=PromptEncoder(manifest, Tokenizer(folder / "tokenizer.json"), template),
         decoders=[decoder],
         speculation=Speculation(),
     )

@@ -154,3 +154,11 @@ def test_json_of_templates_is_as_transformers_writes_it(process: TemplateProcess
     for hostile in ("{{ x | tojson(indent=1000000) }}", "{{ 'a' | indent(99999999, true) }}"):
         with pytest.raises(ModelError, match="wanted"):
             process.render(hostile, x=value)
+
+
+@pytest.mark.parametrize("arguments", ['{"what": "cut', "[1]", '{"a":' * 500 + "1" + "}" * 500, "[" * 90_000])
+def test_arguments_that_no_template_takes_are_given_as_a_text(arguments: str) -> None:
+    turns = [Message("user", "Q"), CallMessage("", (ToolCall(id="a", name="find", arguments=arguments),))]
+    how = ToolTemplate(writes_calls=True)
+    (call,) = names_for(how, turns, (), str)["messages"][-1]["tool_calls"]
+    assert call["function"]["arguments"] == {"arguments": arguments}

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgespec.tools.call_events import CallEnd, CallStart, TextPart, join_calls, join_text
 from edgespec.tools.call_parser import CallParser
@@ -225,3 +227,35 @@ def test_whole_calls_before_a_broken_one_are_kept() -> None:
     rest, found, _ = parse_everywhere(text, HERMES, holds=True)
     assert len(found) == 1
     assert rest == "\n<tool_call>\n{oh}\n</tool_call>"
+
+
+PIECES = [
+    "get_weather",
+    '{"name": "get_weather", "arguments": ',
+    '{"city": "Rom"}',
+    "}",
+    "{",
+    "[",
+    "]",
+    ",",
+    '"',
+    "x",
+    " ",
+    "\n",
+    "```json",
+]
+
+
+@given(st.sampled_from(FORMATS), st.data(), st.booleans())
+def test_any_text_is_read_alike_however_it_is_cut_and_none_is_lost(
+    format: CallFormat, data: st.DataObject, holds: bool
+) -> None:
+    pieces = data.draw(
+        st.lists(st.sampled_from([*PIECES, *(mark for mark in format.marks() if mark)]), max_size=9)
+    )
+    text = "".join(pieces)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
+    whole = parse(text, format, holds=holds)
+    assert parse(text, format, holds=holds, cuts=cuts) == whole
+    if not whole[1] and not (format.is_open and text.startswith("all")):
+        assert whole[0] == text

@@ -54,5 +54,5 @@ def test_line_ends_in_a_text_become_escapes() -> None:
 
 def test_a_number_ends_before_what_follows() -> None:
     scanner = JsonScanner()
-    assert [scanner.push(character) for character in "12,"] == ["1", "2", None]
+    assert [scanner.push(character) for character in "12,,"] == ["1", "2", None, None]
     assert scanner.is_done

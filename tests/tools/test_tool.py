@@ -31,6 +31,13 @@ class Span(TypedDict, total=False):
     start: int
 
 
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"x": schema}}
+    return schema
+
+
 def forecast(
     city: str, days: int = 1, units: Literal["C", "K"] | None = None, *, near: list[Place], **_: Any
 ) -> str:
@@ -129,6 +136,7 @@ def test_dicts_in_both_shapes_and_functions_are_tools() -> None:
         ([{**STATED, "parameters": {"type": "string"}}], "of the type object"),
         ([{**STATED, "parameters": {"type": "object", "properties": []}}], "properties"),
         ([{**STATED, "description": 3}], "description is 3"),
+        ([{**STATED, "parameters": nested(100)}], "deeper than 64"),
     ],
 )
 def test_what_is_no_tool_is_refused_with_what_was_wanted(given: Any, said: str) -> None:
@@ -161,7 +169,8 @@ def test_results_belong_to_calls_before_them() -> None:
         require_answerable([asked, ResultMessage("", "b")])
     with pytest.raises(UsageError, match="none"):
         require_answerable([ResultMessage("", "")])
-    for wrong in (3, "f", [3], [{"name": "f"}]):
+    deep = {"function": {"name": "f", "arguments": nested(100)}}
+    for wrong in (3, "f", [3], [{"name": "f"}], [deep], [{"function": {"name": "f", "arguments": 3}}]):
         with pytest.raises(UsageError, match="tool_calls"):
             parse_calls(wrong)
 

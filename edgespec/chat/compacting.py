@@ -1,0 +1,70 @@
+"""Shortens a long conversation: the model sums it up, and goes on with its summary and the last message."""
+
+from dataclasses import replace
+
+from edgespec.chat.session import ChatSession
+from edgespec.engine.conversation import Reply
+from edgespec.engine.reasoning import split_reasoning
+from edgespec.errors import UsageError
+from edgespec.tokenization.chat_template import Message
+
+_REQUEST = (
+    "Sum up our conversation so far for yourself, in at most 200 words: what I want, facts, names, numbers, "
+    "decisions, and what is still open. Write nothing else."
+)
+_FEWEST = 2  # messages that are worth a summary
+
+
+def begin_compacting(session: ChatSession) -> Reply:
+    """Ask the model for its summary.
+
+    Raises UsageError: There is too little to sum up; ContextOverflow: the request does not fit.
+    """
+    if len(session.conversation.rounds) < _FEWEST:
+        raise UsageError(f"there is nothing to shorten yet; /compact wants at least {_FEWEST} messages")
+    session.info("(summing up the conversation; Ctrl-C leaves it as it is)")
+    return session.conversation.stream(_REQUEST)
+
+
+def finish_compacting(session: ChatSession) -> None:
+    """Put the summary in the place of all messages but the last; without a whole one nothing changes."""
+    conversation = session.conversation
+    finish_reason = session.last.finish_reason if session.last else "cancelled"
+    asked = conversation.undo()
+    session.save()
+    summary = split_reasoning(asked.answer or "")[1].strip() if asked else ""
+    if finish_reason != "stop" or not summary:
+        session.info("the summary was not finished, so nothing has changed")
+        return
+    before, num_before = conversation.transcript(session.model), conversation.num_tokens
+    path, name = session.file, session.name
+    last = [message for message in before.messages if message.role != "system"][-_num_messages(before.messages) :]
+    system = [message for message in before.messages if message.role == "system"]
+    folded = (*system, Message("user", _REQUEST), Message("assistant", summary), *last)
+    session.start_new_file()
+    conversation.restore(replace(before, messages=folded, num_dropped=0, cut_short=()))
+    session.before_compacting = before, path, name
+    session.save()
+    session.info(
+        f"{num_before} tokens became {conversation.num_tokens}: the summary above, and your last message; "
+        "/compact undo brings the whole conversation back"
+    )
+
+
+def undo_compacting(session: ChatSession) -> None:
+    """Bring the conversation back as it was. Raises UsageError: it was not shortened, or has gone on since."""
+    if session.before_compacting is None:
+        raise UsageError("this conversation was not shortened here; /chats lists the earlier ones")
+    before, path, name = session.before_compacting
+    session.conversation.restore(before)
+    session.start_new_file()
+    if session.autosave and path:
+        session.autosave.go_on_in(path)
+    session.name, session.before_compacting = name, None
+    session.save()
+    session.info(f"the whole conversation is back: {len(session.conversation.messages)} messages")
+
+
+def _num_messages(messages: tuple[Message, ...]) -> int:
+    """Messages of the last round: two, or one that has no answer."""
+    return 2 if messages[-1].role == "assistant" else 1

@@ -1,0 +1,78 @@
+"""Tells what a thinking model reasons, between <think> and </think>, from what it answers.
+
+Reasoning stands at the beginning of an answer; the same marks later on are text. Knows nothing of models.
+"""
+
+from typing import NamedTuple
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+class Part(NamedTuple):
+    text: str
+    is_reasoning: bool
+
+
+class ReasoningStream:
+    """Takes the text of an answer in pieces and gives its parts, without the marks and the space around them.
+
+    is_open: The prompt has opened the reasoning already, as some chat templates do.
+    """
+
+    def __init__(self, *, is_open: bool = False) -> None:
+        self.is_reasoning = is_open
+        self._is_begun = is_open  # the answer or the reasoning has begun
+        self._skips_space = True
+        self._held = ""
+
+    def push(self, text: str) -> list[Part]:
+        """Return what is known by now; a mark that is not complete waits."""
+        self._held += text
+        if not self._is_begun:
+            stripped = self._held.lstrip()
+            if OPEN.startswith(stripped) and stripped != OPEN:  # also nothing at all
+                return []
+            self._is_begun = True
+            if stripped.startswith(OPEN):
+                self.is_reasoning, self._held = True, stripped.removeprefix(OPEN)
+            else:
+                self._skips_space = False
+        if not self.is_reasoning:
+            return self._take(self._held, is_reasoning=False)
+        reasoning, mark, rest = self._held.partition(CLOSE)
+        if mark:
+            parts = self._take(reasoning.rstrip(), is_reasoning=True)
+            self.is_reasoning, self._skips_space = False, True
+            return parts + self._take(rest, is_reasoning=False)
+        ready = self._held[: len(self._held) - _num_undecided(self._held)]
+        return self._take(ready, is_reasoning=True)
+
+    def end(self) -> list[Part]:
+        """Return what was held back."""
+        return self._take(self._held, is_reasoning=self.is_reasoning)
+
+    def _take(self, text: str, *, is_reasoning: bool) -> list[Part]:
+        self._held = self._held[len(text) :] if self._held.startswith(text) and is_reasoning else ""
+        if self._skips_space:
+            text = text.lstrip()
+        if text:
+            self._skips_space = False
+        return [Part(text, is_reasoning)] if text else []
+
+
+def split_reasoning(text: str, *, is_open: bool = False) -> tuple[str, str]:
+    """The reasoning and the answer of a whole text; is_open as for ReasoningStream."""
+    stream = ReasoningStream(is_open=is_open)
+    parts = [*stream.push(text), *stream.end()]
+    return (
+        "".join(part.text for part in parts if part.is_reasoning).rstrip(),
+        "".join(part.text for part in parts if not part.is_reasoning),
+    )
+
+
+def _num_undecided(text: str) -> int:
+    """Characters at the end that the closing mark, or the space before it, may take."""
+    for length in range(min(len(CLOSE) - 1, len(text)), 0, -1):
+        if text.endswith(CLOSE[:length]):
+            return length + len(text[:-length]) - len(text[:-length].rstrip())
+    return len(text) - len(text.rstrip())
