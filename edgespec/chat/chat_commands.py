@@ -19,8 +19,8 @@ def name_chat(session: ChatSession, name: str) -> None:
     if not name:
         session.info(f"this chat is called {session.name}" if session.name else "this chat has no name yet")
         return
-    if name.isdigit() or one_line(name, 60) != name:
-        raise UsageError("a name is one line of at most 60 characters, and not a number")
+    if name.isdigit() or name.startswith("-") or one_line(name, 60) != name:
+        raise UsageError("a name is one line of at most 60 characters, no number, and does not begin with -")
     others = [each for each in list_chats(folder) if each.transcript.name == name]
     if any(each.path != session.file for each in others):
         raise UsageError(f"another chat is called {name}; take another name, or /delete {name}")

@@ -305,6 +305,10 @@ def _answer(session: ChatSession, argument: str) -> Next:
 
 @_command("go", Argument.NONE, "go on with the last answer, which was stopped, cut at a limit or changed")
 def _go(session: ChatSession, argument: str) -> Next:
+    if not (rounds := session.conversation.rounds) or not rounds[-1].answer:
+        raise UsageError(
+            f"there is no answer to go on with; {'/retry asks for one' if rounds else 'send a message'}"
+        )
     return Next(reply=session.conversation.go_on())
 
 

@@ -4,7 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
@@ -23,6 +23,7 @@ from edgespec.engine.conversation import Reply
 from edgespec.engine.reasoning import CLOSE, ReasoningStream
 from edgespec.errors import ContextOverflow, EdgeSpecError
 from edgespec.models.home import default_home
+from edgespec.system.command_line import join_words
 from edgespec.system.console import info, warn
 from edgespec.system.printable import printable
 from edgespec.system.terminal import unseen_keys as hide_typed_keys
@@ -79,7 +80,12 @@ def converse(session: ChatSession, keeps_history: bool) -> int:
         session.info(f"continued: {describe_resumed(session)}")
     history = HistoryFile(default_home() / "history", session.info) if keeps_history else None
     with hide_typed_keys() as hide_keys, ChatInput(history, session.status, hide_keys) as user:
-        return _run(session, user)
+        code = _run(session, user)
+    if session.file and session.conversation.rounds and not session.is_quiet:
+        again = join_words(["edgespec", "chat", "--continue", *([session.name] if session.name else [])])
+        with suppress(OSError):  # the terminal is gone
+            session.info(f"{again} goes on with this chat")
+    return code
 
 
 def _run(session: ChatSession, user: "ChatInput") -> int:
@@ -110,7 +116,10 @@ def _run(session: ChatSession, user: "ChatInput") -> int:
             return 0
         except ContextOverflow as error:
             drop = "/detach, " if session.attachments else ""
-            session.info(f"edgespec: {error}; or use {drop}/undo, /compact, /clear or /set overflow drop-oldest")
+            session.info(
+                f"edgespec: {error}; or use {drop}/undo, /compact, /clear or /set overflow drop-oldest; Up brings "
+                "back what you typed"
+            )
         except EdgeSpecError as error:
             session.info(f"edgespec: {error}")
 
@@ -171,6 +180,9 @@ def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) ->
         if is_plain(sys.stderr):  # which has no line below the input
             parts.append(session.status().context)
         session.info(" · ".join(parts))
+    ended = session.last is not None and session.last.finish_reason == "stop"
+    if ended and reply.begun and not shows_begun and not "".join(chunk.text for chunk in session.answer):
+        session.info("the model ends the answer here; nothing was added")
     if not reply.text:
         session.info("there is no answer; /retry asks again, or send another message instead of this one")
 

@@ -86,8 +86,11 @@ def find_chat(folder: Path, wanted: str, listed: Sequence[Path] = ()) -> SavedCh
             f"'{shown}' fits {len(found)} chats: {titles}; write more of the name, or its number in /chats"
         )
     near = difflib.get_close_matches(wanted, [each.title for each in chats], n=1)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    raise UsageError(f"there is no chat '{shown}'; {hint}/chats in a chat lists all {len(chats)}")
+    if near:
+        hint = f"did you mean '{near[0]}'?"
+    else:
+        hint = f"the latest are {', '.join(repr(each.title) for each in chats[:3])}" if chats else "none is saved"
+    raise UsageError(f"there is no chat '{shown}'; {hint}")
 
 
 def describe_chats(

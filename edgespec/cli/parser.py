@@ -18,6 +18,22 @@ _WIDEST = 110
 _CUTOFF, _VALUE_CUTOFF = 0.5, 0.75  # how near a word is to one that is suggested
 _CHOICE = re.compile(r"argument (?P<what>.+?): invalid choice: '?(?P<word>.*?)'? \(choose from (?P<known>.*)\)")
 _NUMBER = re.compile(r"argument (?P<what>.+?): invalid (?P<kind>int|float) value: (?P<word>.*)")
+# Commands as other programs call them.
+_OTHER_NAMES = {
+    "run": "chat",
+    "chats": "chat, and then /chats",
+    "history": "chat, and then /chats",
+    "list": "models list",
+    "ls": "models list",
+    "pull": "models pull",
+    "download": "models pull",
+    "rm": "models remove",
+    "remove": "models remove",
+    "server": "serve",
+    "convert": "export",
+    "quantize": "export",
+    "perplexity": "score",
+}
 _NUMBERS = {"int": "a whole number", "float": "a number"}
 
 
@@ -129,7 +145,8 @@ class CommandParser(argparse.ArgumentParser):
             what = match["what"].lower() if match["what"].isupper() else match["what"]
             # A flag's values are few and alike, as int4 and int8: only a near one is a likely slip.
             cutoff = _VALUE_CUTOFF if what.startswith("-") else _CUTOFF
-            hint = _suggest(match["word"], known, cutoff) or "."
+            other = _OTHER_NAMES.get(match["word"]) if what == "command" else None
+            hint = f"; did you mean {other}?" if other else _suggest(match["word"], known, cutoff) or "."
             message = f"no {what} '{match['word']}'{hint} Known are {', '.join(known)}"
         if match := _NUMBER.fullmatch(message):
             message = f"{match['what']} is {match['word']}; wanted {_NUMBERS[match['kind']]}"

@@ -166,6 +166,11 @@ def _find_models(
     target_form, drafter_form = devices.forms(placement)
     finder = _Finder(models, placement.device, target_form, allow_fallback)
     drafter_finder = _Finder(models, placement.drafter_device, drafter_form, allow_fallback)
+    for name, form in (
+        (model, target_form),
+        *((name, drafter_form) for each in asked.cascades for name in each.models if name != SELF),
+    ):
+        models.find(name, form or "cpu")  # an unknown name is refused before any model is fetched
     target, pair = finder.find(model, TARGET)
     require_whole_model(target.manifest, model)
     names, has_drafter_of_pair = _name_drafters(models, model, asked, pair, drafter_form)

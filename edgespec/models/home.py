@@ -61,8 +61,6 @@ class ModelHome:
 
         Raises ModelError: There is nothing of that name, with similar known names; or the hub refuses it.
         """
-        if not model.strip():
-            raise ModelError("the name of the model is empty; edgespec models list has the names")
         return self._resolve(model, _Wanted(form, split_precision(model)[1], lacks_half_floats))
 
     def find(
@@ -76,6 +74,8 @@ class ModelHome:
             return None
 
     def _resolve(self, model: str, wanted: "_Wanted") -> Path:
+        if not model.strip():
+            raise ModelError("the name of the model is empty; edgespec models list has the names")
         name, _ = split_precision(model)
         try:
             path = Path(name).expanduser()

@@ -362,10 +362,12 @@ def test_chats_are_named_listed_opened_branched_and_deleted(tmp_path: Path) -> N
     terminal.ask("more", "MORE")
     terminal.ask("/delete other", "/delete! other deletes")
     terminal.ask("/delete! other", "deleted 'other'")
+    terminal.ask("/name two words", "this chat is called")
     terminal.leave()
+    assert terminal.screen().endswith("edgespec chat --continue 'two words' goes on with this chat")
     chats = {chat.title: chat.transcript for chat in list_chats(tmp_path / "chats")}
-    assert {title: len(each.messages) for title, each in chats.items()} == {"first": 4, "rivers": 4}
-    assert [each.content for each in chats["first"].messages] == ["first", "FIRST", "more", "MORE"]
+    assert {title: len(each.messages) for title, each in chats.items()} == {"two words": 4, "rivers": 4}
+    assert [each.content for each in chats["two words"].messages] == ["first", "FIRST", "more", "MORE"]
 
 
 def test_ctrl_c_gives_up_an_edit_and_what_is_typed_then_is_a_new_message(tmp_path: Path) -> None:
@@ -388,7 +390,7 @@ def test_ctrl_c_gives_up_an_edit_and_what_is_typed_then_is_a_new_message(tmp_pat
 
 
 def test_an_answer_is_changed_continued_begun_and_exported(tmp_path: Path) -> None:
-    answers = {"count": ["one "], "count|one, two,": [" three"], "list|1.": [" apples"]}
+    answers = {"count": ["one "], "count|one, two,": [" three"], "list|1.": [" apples"], "list|1. apples": []}
     terminal = rule_chat(tmp_path, answers)
     terminal.ask("count", "one")
     terminal.enter("/answer")
@@ -399,6 +401,7 @@ def test_an_answer_is_changed_continued_begun_and_exported(tmp_path: Path) -> No
     terminal.ask("/prefill 1.", "begins with")
     terminal.ask("list", "apples")
     assert "1. apples" in terminal.settle()
+    terminal.ask("/go", "the model ends the answer here; nothing was added")
     terminal.ask(f"/export {tmp_path / 'talk.md'}", "4 messages written")
     terminal.ask(f"/export {tmp_path / 'talk.txt'}", "names no format")
     terminal.leave()

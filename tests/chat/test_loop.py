@@ -92,6 +92,19 @@ def test_a_text_of_several_lines_is_no_command_that_takes_one(
     assert len(session.conversation.rounds) == 1
 
 
+def test_go_without_an_answer_says_what_to_do_here(session: ChatSession) -> None:
+    with pytest.raises(UsageError, match="no answer to go on with; send a message"):
+        run_command(session, "/go")
+
+
+@pytest.mark.parametrize("name", ["12", "-x", "-", "a" * 61, "a\nb"])
+def test_a_name_is_one_that_can_be_given_to_continue(session: ChatSession, name: str) -> None:
+    answer(session, "Hi")
+    with pytest.raises(UsageError, match="a name is one line"):
+        run_command(session, f"/name {name}")
+    assert "--continue 'it is' opens" in output(session, "/name it is")
+
+
 def test_of_chats_with_one_name_none_is_deleted_by_it(session: ChatSession) -> None:
     answer(session, "Hi")
     assert session.autosave

@@ -56,3 +56,12 @@ def test_the_list_fits_its_columns(folder: Path, columns: int) -> None:
     assert ("2 messages" in lines[1]) == (columns >= 60)
     assert ("tiny-model" in lines[1]) == (columns >= 80)
     assert len({cell_len(line[: line.index("1970")]) for line in lines}) == 1  # also beside wide characters
+
+
+def test_an_unknown_name_is_refused_with_those_that_there_are(folder: Path) -> None:
+    with pytest.raises(UsageError, match="there is no chat 'xyz'; the latest are '海と川の話', 'How do"):
+        find_chat(folder, "xyz")
+    with pytest.raises(UsageError, match=r"did you mean '海と川の話'\?"):
+        find_chat(folder, "海の川の話")
+    with pytest.raises(UsageError, match="there is no chat 'xyz'; none is saved"):
+        find_chat(folder / "empty", "xyz")

@@ -17,6 +17,9 @@ from edgespec.system.console import info, log_to_stderr, warn
     ("line", "message"),
     [
         ("caht", "edgespec: no command 'caht'; did you mean chat?"),
+        ("run smollm2-135m", "edgespec: no command 'run'; did you mean chat?"),
+        ("list", "edgespec: no command 'list'; did you mean models list?"),
+        ("rm smollm2-135m", "edgespec: no command 'rm'; did you mean models remove?"),
         ("models lits", "edgespec models: no action 'lits'; did you mean list?"),
         (
             "chat --temprature 1",

@@ -17,9 +17,10 @@ import edgespec.runtimes.devices
 from edgespec import load
 from edgespec.cli.main import main
 from edgespec.engine.resolve import Resolved, resolve
-from edgespec.errors import DeviceUnavailable, MemoryExhausted, UsageError
+from edgespec.errors import DeviceUnavailable, MemoryExhausted, ModelError, UsageError
 from edgespec.evaluation.pair_export import PairHalf, add_forms
 from edgespec.manifest import read_manifest
+from edgespec.models.home import ModelHome
 from edgespec.models.hub import LocalSource
 from edgespec.models.pair import Pair, PairCheck, read_pair, record_check
 from edgespec.runtimes.devices import Device, device_key, find_device
@@ -408,3 +409,12 @@ def test_models_are_pulled_for_a_device_and_listed_with_their_forms(
     assert (listed["path"], listed["form"]) == (str(folder), "gpu")
     assert main(["models", "list"]) == 0
     assert capsys.readouterr().out.split("\n")[1].split()[5] == "gpu"
+
+
+def test_an_unknown_drafter_is_refused_before_a_model_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelHome, "resolve", lambda *names, **settings: pytest.fail("a model is prepared"))
+    with pytest.raises(ModelError, match="no model 'sufix': did you mean the drafter suffix"):
+        load("smollm2-135m", drafter="ngram+sufix", home=tmp_path, offline=True)
+    assert not any(tmp_path.iterdir())
