@@ -20,8 +20,8 @@ from edgespec.system.stack import run_with_stack
 
 # No white space between the tokens of JSON: a small model may write blanks for ever, and it costs tokens.
 _JSON_OPTIONS: Any = {"whitespace_flexible": False}
-# The library follows a schema's references by recursion, and ends the process where its stack ends: behind some 900
-# of them in 8 MB. 131,072 characters hold no more than 13,000.
+# The library follows a schema's references by recursion, and ends the process where its stack ends: in 8 MB behind
+# some 900 of them. 131,072 characters hold no more than 13,000.
 _STACK_BYTES = 256 << 20
 _MAX_SYMBOLS = 200_000
 _MAX_LOCATED = 200  # parts of a schema that are tried to find the one that is wrong
