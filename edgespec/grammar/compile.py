@@ -24,6 +24,7 @@ _JSON_OPTIONS: Any = {"whitespace_flexible": False}
 # some 900 of them. 131,072 characters hold no more than 13,000.
 _STACK_BYTES = 256 << 20
 _MAX_SYMBOLS = 200_000
+_MAX_ITEMS = 20_000  # of the parser at one place; 4 for each optional property of an object
 _MAX_LOCATED = 200  # parts of a schema that are tried to find the one that is wrong
 _MAX_COMPILED = 32  # grammars that are kept for later answers
 _OPENING = 64  # characters that a value of a grammar that is no schema is taken to need to end, at least
@@ -83,7 +84,9 @@ class GrammarCompiler:
 
     def _matcher(self, wanted: ResponseFormat) -> Any:
         """The library's matcher, or what it said of a source that it does not even read."""
-        limits = llguidance.LLParserLimits(max_grammar_size=_MAX_SYMBOLS, verbose_errors=False)
+        limits = llguidance.LLParserLimits(
+            max_grammar_size=_MAX_SYMBOLS, max_items_in_row=_MAX_ITEMS, verbose_errors=False
+        )
         try:
             grammar = _library_grammar(wanted)
             return llguidance.LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=limits)
