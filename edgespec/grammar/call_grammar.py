@@ -16,6 +16,8 @@ from edgespec.tools.formats import CallFormat, JsonBody, NamedBody, TagBody
 from edgespec.tools.tool import Tool
 from edgespec.tools.tool_use import ToolUse
 
+# Keywords of texts that are values of JSON, and not of those that stand as they are.
+_TEXT_BOUNDS = ("format", "anyOf", "oneOf", "allOf", "$ref")
 _ANY_TEXT = "(?s:.*)"
 # The white space that templates put into JSON, from which models learned it, and no other.
 _SPACED: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -168,12 +170,21 @@ class _Writer:
             begin = body.key + key + body.key_end + ("\n" + body.value if body.value else "") + body.space
             value = f"{rule}_{i}"
             kind = inner.get("type") if isinstance(inner, Mapping) else None
-            if kind == "string" and "enum" in inner:
+            if kind == "string" and ("enum" in inner or "const" in inner):
                 end = self._literal(body.space + body.value_end)
-                words = " | ".join(self._literal(str(each)) for each in inner["enum"])
+                texts = [inner["const"]] if "const" in inner else inner["enum"]
+                texts = [each for each in texts if isinstance(each, str) and body.value_end not in each]
+                if not texts:
+                    raise UsageError(
+                        f"the tool '{tool.name}' has an argument '{key}' for which no text is left that may stand "
+                        f"between tags: one must not hold {body.value_end}; give others"
+                    )
+                words = " | ".join(self._literal(each) or '""' for each in texts)
                 rules.append(f"{value}: ({words}) {end}")
             elif kind == "string":
-                rules.append(f"{value}[lazy]: /{_ANY_TEXT}{_escape(body.space + body.value_end)}/")
+                _require_held(inner, tool, key)
+                end = _escape(body.space + body.value_end)
+                rules.append(f"{value}[lazy]: " + " & ".join(f"/{each}{end}/" for each in _texts(inner)))
             else:
                 shared = {each: schema[each] for each in ("$defs", "definitions") if each in schema}
                 stated = {**shared, **inner} if isinstance(inner, Mapping) else {}
@@ -192,6 +203,31 @@ class _Writer:
                 for piece in pieces
                 if piece
             )
+        )
+
+
+def _texts(schema: Mapping[str, Any]) -> list[str]:
+    """Regular expressions of a text, which has to match all of them."""
+    found = []
+    if "minLength" in schema or "maxLength" in schema:
+        found.append(f"(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})")
+    if isinstance(pattern := schema.get("pattern"), str):
+        # A search, as in JSON schemas; of what stands between anchors all.
+        before, behind = (_ANY_TEXT if not pattern.startswith("^") else ""), _ANY_TEXT
+        pattern = pattern.removeprefix("^")
+        if re.search(r"(?<!\\)(\\\\)*\$\Z", pattern):
+            pattern, behind = pattern[:-1], ""
+        inner = re.sub(r"\\.|/|\n", lambda part: {"/": "\\/", "\n": "\\n"}.get(part[0], part[0]), pattern)
+        found.append(f"{before}({inner}){behind}")
+    return found or [_ANY_TEXT]
+
+
+def _require_held(schema: Mapping[str, Any], tool: Tool, key: str) -> None:
+    """Raises UsageError: It bounds a text, which stands as it is, by what no regular expression holds."""
+    if bounds := [each for each in _TEXT_BOUNDS if each in schema]:
+        raise UsageError(
+            f"the tool '{tool.name}' bounds its argument '{key}' by {', '.join(bounds)}, which the grammar of "
+            "calls between tags cannot hold; state an enum or a pattern, or leave out strict and say auto"
         )
 
 

@@ -20,10 +20,11 @@ from edgespec.system.stack import run_with_stack
 
 # No white space between the tokens of JSON: a small model may write blanks for ever, and it costs tokens.
 _JSON_OPTIONS: Any = {"whitespace_flexible": False}
-# The library follows a schema's references by recursion, and ends the process where its stack ends: behind some
-# 900 of them in 8 MB. 131,072 characters hold no more than 13,000.
+# The library follows a schema's references by recursion, and ends the process where its stack ends: in 8 MB behind
+# some 900 of them. 131,072 characters hold no more than 13,000.
 _STACK_BYTES = 256 << 20
 _MAX_SYMBOLS = 200_000
+_MAX_ITEMS = 20_000  # of the parser at one place; 4 for each optional property of an object
 _MAX_LOCATED = 200  # parts of a schema that are tried to find the one that is wrong
 _MAX_COMPILED = 32  # grammars that are kept for later answers
 _OPENING = 64  # characters that a value of a grammar that is no schema is taken to need to end, at least
@@ -93,7 +94,9 @@ class GrammarCompiler:
 
     def _matcher(self, wanted: ResponseFormat) -> Any:
         """The library's matcher, or what it said of a source that it does not even read."""
-        limits = llguidance.LLParserLimits(max_grammar_size=_MAX_SYMBOLS, verbose_errors=False)
+        limits = llguidance.LLParserLimits(
+            max_grammar_size=_MAX_SYMBOLS, max_items_in_row=_MAX_ITEMS, verbose_errors=False
+        )
         try:
             grammar = _library_grammar(wanted)
             return llguidance.LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=limits)

@@ -29,6 +29,7 @@ _FORMATS = {
 _MAX_ENDINGS = 1000
 _SPECIAL = re.compile(r"<[^<>\s\"]+>")
 _SCHEMA = re.compile(r"%json\s*(?=[{\w])")
+_PATTERN = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)+"')
 
 
@@ -134,13 +135,15 @@ _LARGEST = 1e9
 
 
 def _literals(grammar: str) -> Iterator[str]:
-    """The quoted texts of a grammar, and its special tokens."""
+    """The quoted texts of a grammar, its special tokens, and short matches of its regular expressions."""
     yield from _SPECIAL.findall(grammar)
     for quoted in _LITERAL.findall(grammar):
         try:
             yield str(json.loads(quoted))
         except ValueError:
             continue
+    for pattern in _PATTERN.findall(grammar):
+        yield from _matches(pattern)
 
 
 def _matches(pattern: str) -> list[str]:

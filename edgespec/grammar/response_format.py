@@ -62,6 +62,8 @@ def read_format(stated: Mapping[str, Any] | None) -> ResponseFormat | None:
             return ResponseFormat("grammar", _lark_of(_text_of(stated, "grammar")))
         case other:
             raise FormatError(f"response_format has the type {str(other)[:40]!r}; wanted {', '.join(_KINDS)}")
+    if schema is False:
+        raise FormatError("the schema is false, which no value matches; give one that an answer can match")
     if not isinstance(schema, (Mapping, bool)):
         raise FormatError(
             'response_format has no schema; wanted {"type": "json_schema", "json_schema": {"schema": …}}'
@@ -90,7 +92,8 @@ def _schema_text(schema: Mapping[str, Any] | bool) -> str:
     try:
         # First, as what follows walks through all of it.
         _within_bounds(json.dumps(schema, ensure_ascii=False, allow_nan=False), "schema")
-        return json.dumps(prepare_schema(schema), ensure_ascii=False)
+        # The library reads objects alone.
+        return json.dumps({} if schema is True else prepare_schema(schema), ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise FormatError(
             f"the schema is no JSON ({error}); give one of objects, arrays, texts and numbers"

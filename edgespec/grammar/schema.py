@@ -1,5 +1,6 @@
 """What is checked of a JSON schema before it is compiled, and what is worked out from it."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -156,8 +157,8 @@ def _without_one_of(schema: Any, comparison: _Comparison, pointer: str, depth: i
         return [_without_one_of(each, comparison, f"{pointer}/{i}", depth + 1) for i, each in enumerate(schema)]
     if not isinstance(schema, Mapping):
         return schema
-    changed = {}
-    for key, value in schema.items():
+    changed: dict[str, Any] = {}
+    for key, value in _with_narrow_bounds(schema).items():
         if key in ("const", "enum", "default", "examples"):  # values, in which oneOf is a name like any other
             changed[key] = value
         elif key in _SCHEMAS and isinstance(value, Mapping):
@@ -177,6 +178,28 @@ def _without_one_of(schema: Any, comparison: _Comparison, pointer: str, depth: i
         else:
             changed[key] = _without_one_of(value, comparison, f"{pointer}/{key}", depth + 1)
     return changed
+
+
+def _with_narrow_bounds(schema: Schema) -> Schema:
+    """A schema whose numbers surely keep to bounds that are excluded.
+
+    llguidance 1.9 lets a whole number through that is excluded if the other bound is less than 1 further from 0,
+    as it does with 0 in {"exclusiveMinimum": 0, "maximum": 0.5}. A bound that is nearer by a millionth is kept.
+    """
+    low = schema.get("exclusiveMinimum", schema.get("minimum"))
+    high = schema.get("exclusiveMaximum", schema.get("maximum"))
+    if not (_is_number(low) and _is_number(high) and 1e-9 <= high - low < 1) or schema.get("type") == "integer":
+        return schema
+    step, changed = 10.0 ** (math.floor(math.log10(high - low)) - 6), dict(schema)
+    if "exclusiveMinimum" in changed and low >= 0 and low == int(low):
+        changed["minimum"] = max(round(changed.pop("exclusiveMinimum") + step, 15), schema.get("minimum", low))
+    if "exclusiveMaximum" in changed and high <= 0 and high == int(high):
+        changed["maximum"] = min(round(changed.pop("exclusiveMaximum") - step, 15), schema.get("maximum", high))
+    return changed
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _require_exclusive(branches: Sequence[Any], comparison: _Comparison, pointer: str) -> None:

@@ -103,7 +103,9 @@ def format_of(asked: GenerationFields) -> Mapping[str, Any] | None:
 
     Raises ApiError: 400, it is stated twice, or a field of another server's has no JSON.
     """
-    schema, grammar = asked.guided_json or asked.json_schema, asked.guided_grammar or asked.grammar
+    # An empty schema is one, too: any JSON.
+    schema = asked.json_schema if asked.guided_json is None else asked.guided_json
+    grammar = asked.guided_grammar or asked.grammar
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)

@@ -1,14 +1,15 @@
 """The one place where the server talks to an engine: from a request to the chunks of its answer."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answers import Chunk, chunks_of
 from edgespec.engine.drafting import Drafting
 from edgespec.engine.engine import Engine
+from edgespec.server.model_host import in_daemon
 from edgespec.tokenization.prompt_encoder import Prompt
 from edgespec.tools.tool_use import ToolUse
 
@@ -49,7 +50,7 @@ class OpenAnswer(NamedTuple):
 async def open_answer(engine: Engine, request: AnswerRequest) -> OpenAnswer:
     """Encode and check a request, while other tasks run; raises what Engine.stream raises."""
     use = request.tool_use
-    stream = await asyncio.to_thread(
+    ask = partial(
         engine.stream,
         request.prompt,
         sampling=request.sampling,
@@ -66,6 +67,8 @@ async def open_answer(engine: Engine, request: AnswerRequest) -> OpenAnswer:
         whole_tool_calls=request.whole_tool_calls,
         priority=request.priority,
     )
+    # In a thread of its own, as a grammar may take minutes to compile, and asyncio's threads are few.
+    stream = await in_daemon(ask)
     return OpenAnswer(stream.prompt_tokens, chunks_of(lambda: stream))
 
 

@@ -76,7 +76,6 @@ class ResponseItems:
         if not self.items:
             yield from self.begin_message()
         yield from self.close(status)
-        self.items[-1]["status"] = status
 
     def _begin(self, item: dict[str, Any]) -> Iterator[NamedEvent]:
         yield from self.close("completed")

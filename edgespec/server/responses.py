@@ -202,7 +202,8 @@ async def _document(services: Services, plan: Plan, record: Record, writing: _Wr
         (answer,) = await answers.complete()
         items, writing.reason = writing.items, answer.finish_reason
         events = [items.add_text(answer.text, _entries(answer.logprobs, answers))]
-        events += [items.begin_call(call) for call in answer.tool_calls]
+        for call in answer.tool_calls:  # whole ones alone
+            events += [items.begin_call(call), items.close("completed")]
         for each in (*events, items.finish(writing.status)):
             list(each)  # nobody listens to the events
         writing.end(answers)

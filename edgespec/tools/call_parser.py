@@ -13,7 +13,7 @@ from typing import Any
 from edgespec.tools.call_events import CallArguments, CallEnd, CallEvent, CallStart, TextPart
 from edgespec.tools.formats import CallFormat, JsonBody, NamedBody, PairsBody, PythonBody, TagBody
 from edgespec.tools.json_scanner import JsonScanner
-from edgespec.tools.notations import WrittenCall, parse_pairs, parse_python
+from edgespec.tools.notations import WrittenCall, escape_halves, load_json, parse_pairs, parse_python, write_json
 from edgespec.tools.text_reader import EndOfText, Reading, TextReader
 from edgespec.tools.tool import Tool
 
@@ -383,7 +383,7 @@ class CallParser:
         for call in calls:
             self._require_known(call.name)
         for call in calls:
-            self._pass_on(call.name, json.dumps(dict(call.arguments), ensure_ascii=False))
+            self._pass_on(call.name, write_json(dict(call.arguments)))
 
     # What is passed on
 
@@ -468,7 +468,7 @@ def _type_of(tool: Tool, key: str) -> Any:
 def _as_json(text: str) -> str:
     """A value that stands as JSON or, where it is none, as text."""
     try:
-        json.loads(text)
+        load_json(text)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
     return text.strip()
@@ -477,9 +477,9 @@ def _as_json(text: str) -> str:
 def _as_object(value: str) -> str:
     """Arguments as an object of JSON, from a value that is one, or null, or a text that holds one."""
     try:
-        found = json.loads(value)
+        found = load_json(value)
         if isinstance(found, str):
-            value, found = found, json.loads(found)
+            value, found = escape_halves(found), load_json(found)
     except (ValueError, RecursionError):
         raise _NoCall from None
     if found is None:

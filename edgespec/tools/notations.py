@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 _SCALAR = re.compile(r"[^,{}\[\]]*")
 _PAIRS_NAME = re.compile(r"\s*(?:call:)?([\w-]+)\s*(?=\{)")
+_HALF = re.compile("[\ud800-\udfff]")
 _KEY = re.compile(r"\s*([^:{},\[\]]+?)\s*:\s*")
 
 
@@ -16,6 +17,27 @@ class WrittenCall(NamedTuple):
 
     name: str
     arguments: Mapping[str, Any]
+
+
+def load_json(text: str) -> Any:
+    """A value of JSON. Raises ValueError: it is none, such as NaN, or a number too large to be written."""
+    found = json.loads(text, parse_constant=_refuse)
+    json.dumps(found, allow_nan=False)
+    return found
+
+
+def write_json(value: Any) -> str:
+    """JSON that UTF-8 can hold: half of a surrogate pair, which is no character, as its escape."""
+    return escape_halves(json.dumps(value, ensure_ascii=False))
+
+
+def escape_halves(text: str) -> str:
+    """JSON with each half of a surrogate pair as its escape."""
+    return _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
 
 
 def parse_python(text: str, argument_names: Mapping[str, Sequence[str]]) -> list[WrittenCall]:
@@ -84,7 +106,7 @@ def _pairs_value(text: str, at: int, quote: str, depth: int = 0) -> tuple[Any, i
     assert scalar
     word = scalar[0].strip()
     try:
-        return json.loads(word), scalar.end()
+        return load_json(word), scalar.end()
     except ValueError:
         return word, scalar.end()
 

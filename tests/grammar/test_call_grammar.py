@@ -1,6 +1,7 @@
 """Calls that a grammar ensures, in each family's form, from a model that writes at random."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -179,3 +180,27 @@ def test_what_no_grammar_ensures_is_refused(make: Make) -> None:
             engine.stream(ASK, tools=TOOLS, response_format={"type": "regex", "regex": "a"})
         with pytest.raises(UsageError, match="cannot be ensured"):
             engine.stream(ASK, tools=TOOLS, tool_choice="required", max_tokens=3)
+
+
+@pytest.mark.parametrize("family", ["qwen3-coder", "glm"])
+def test_texts_between_tags_keep_to_their_bounds(make: Make, family: str) -> None:
+    bounds = {
+        "fix": {"const": 'f"x'},
+        "size": {"minLength": 3, "maxLength": 5},
+        "shape": {"pattern": r"^[ab]/\d$"},
+    }
+    bounds |= {"end": {"pattern": "x$"}, "words": {"enum": ["", "a\nb", "</parameter></arg_value>"]}}
+    properties = {key: {"type": "string", **each} for key, each in bounds.items()}
+    parameters = {"type": "object", "properties": properties, "required": [*properties]}
+    engine = make(next(each for each in FORMATS if each.name == family), seed=1)
+    settings: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 400}
+    answer = engine.generate(ASK, tools=[{"name": "set", "parameters": parameters}], **settings)
+    found = answer.tool_calls[0].parse()
+    assert found["fix"] == 'f"x'
+    assert 3 <= len(found["size"]) <= 5
+    assert re.fullmatch(r"[ab]/\d", found["shape"])
+    assert found["end"].endswith("x")
+    assert found["words"] in ("", "a\nb")
+    properties["end"] = {"type": "string", "format": "date"}
+    with pytest.raises(UsageError, match="bounds its argument 'end' by format"):
+        engine.generate(ASK, tools=[{"name": "set", "parameters": parameters}], **settings)

@@ -291,9 +291,9 @@ def test_answers_match_with_sentencepiece_too(tmp_path: Path, strips: bool) -> N
 def test_a_grammar_whose_end_cannot_be_foreseen_is_followed_without(
     compiler: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
-    """Any text without k, l and m may come before the end, which takes several letters that nothing names."""
+    """Any text without k, l and m may come before the end, a pattern of a dialect of its own."""
     constraint = constraint_of(
-        compiler, grammar("start: TEXT LAST\nTEXT: /[^k-m]+/\nLAST: /[k-m][t-w][k-m][t-w]qz/"), 30
+        compiler, grammar("start: TEXT LAST\nTEXT: /[^k-m]+/\nLAST: /\\pN{0}[k-m][t-w][k-m][t-w]qz/"), 30
     )
     begun = tokenizer.encode("the in")
     assert constraint.has_ample_room(begun)
@@ -320,3 +320,37 @@ def test_values_that_the_library_does_not_read_are_refused(compiler: GrammarComp
         deep = [deep]
     with pytest.raises(FormatError, match="recursion"):
         constraint_of(compiler, schema({"const": deep}))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "within", "outside"),
+    [
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, ["0.5", "0.01"], ["0", "0.6", "0.0"]),
+        ({"exclusiveMinimum": 1, "exclusiveMaximum": 1.5}, ["1.4", "1.01"], ["1", "1.5"]),
+        ({"minimum": -0.5, "exclusiveMaximum": 0}, ["-0.5", "-0.1"], ["0", "-0"]),
+        ({"exclusiveMinimum": 0}, ["1", "0.5"], ["0", "-1"]),
+    ],
+)
+def test_excluded_bounds_are_left_out(
+    compiler: GrammarCompiler,
+    tokenizer: Tokenizer,
+    bounds: dict[str, float],
+    within: list[str],
+    outside: list[str],
+) -> None:
+    constraint = constraint_of(compiler, schema({"type": "number", **bounds}))
+    for text in (*within, *outside):
+        tokens = np.append(tokenizer.encode(text), np.int32(END))
+        assert (constraint.num_allowed(np.zeros(0, np.int32), tokens) == len(tokens)) == (text in within), text
+
+
+def test_an_object_may_have_many_properties_that_may_be_missing(compiler: GrammarCompiler) -> None:
+    stated = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(700)}}
+    constraint = constraint_of(compiler, schema(stated), max_tokens=10)
+    assert constraint.way_out(np.zeros(0, np.int32)) == constraint.forced(np.zeros(0, np.int32), 1)[0]
+
+
+def test_true_is_a_schema_and_false_is_refused(compiler: GrammarCompiler) -> None:
+    assert len(allowed(constraint_of(compiler, schema(True)), np.zeros(0, np.int32))) > 5
+    with pytest.raises(FormatError, match="no value"):
+        constraint_of(compiler, schema(False))

@@ -406,6 +406,12 @@ def test_an_answer_matches_its_schema(served: Served, fields: dict[str, Any]) ->
         assert len(choice["logprobs"]["content"]) > 10
 
 
+@pytest.mark.parametrize("fields", [{"guided_json": {}}, {"json_schema": {}}, {"guided_json": "{}"}])
+def test_an_empty_schema_is_one_too(served: Served, fields: dict[str, Any]) -> None:
+    (choice,) = served.chat(temperature=1.0, seed=3, **fields)["choices"]
+    json.loads(choice["message"]["content"])
+
+
 @pytest.mark.parametrize(
     ("fields", "wanted"),
     [

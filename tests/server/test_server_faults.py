@@ -5,9 +5,11 @@ import logging
 import socket
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, Semaphore
 from typing import Any
 
 import httpx2
@@ -414,3 +416,28 @@ def test_a_port_in_use_is_told(served: Served) -> None:
     assert raised.value.exit_code == 1
     with pytest.raises(EdgeSpecError, match="cannot listen"):
         open_socket("no such host.invalid", 0)
+
+
+def test_formats_that_take_long_hold_nobody_up(names: ModelNames, tiny_model: Path) -> None:
+    """More of them than asyncio has threads."""
+    engine, num_begun, may_end = table_engine(tiny_model), Semaphore(0), Event()
+    stream = engine.stream
+
+    def slow(*given: Any, **options: Any) -> Any:
+        if options.get("response_format"):
+            num_begun.release()
+            assert may_end.wait(60)
+        return stream(*given, **options)
+
+    engine.stream = slow  # type: ignore[method-assign]
+    prompt = {"model": "tiny", "prompt": "a", "max_tokens": 4}
+    with serving(names, lambda name: engine) as served:
+        with ThreadPoolExecutor(40) as clients:
+            try:
+                asked = {**prompt, "guided_regex": "[ab]"}
+                slow_ones = [clients.submit(served.post, "/v1/completions", asked) for _ in range(40)]
+                assert all(num_begun.acquire(timeout=60) for _ in range(40))
+                assert served.post("/v1/completions", prompt).status_code == 200
+            finally:
+                may_end.set()
+        assert {each.result().status_code for each in slow_ones} == {200}

@@ -160,3 +160,18 @@ def test_an_answer_cut_within_a_call_says_so(served: Served) -> None:
     found = served.post(RESPONSES, {"model": "tiny", "input": "x", "tools": FLAT, "max_output_tokens": 50}).json()
     assert found["status"] == "incomplete"
     assert found["output"][-1]["status"] == "incomplete"
+
+
+def test_a_whole_call_is_completed_in_a_response_that_ends_too_early(served: Served) -> None:
+    """With a stream as without."""
+    cut = {"model": "tiny", "input": "both", "tools": FLAT}
+    whole = served.post(RESPONSES, cut).json()["usage"]["output_tokens"]
+    for max_tokens in (whole - 3, whole + 1):
+        asked = {**cut, "max_output_tokens": max_tokens}
+        found = served.post(RESPONSES, asked).json()
+        last = served.events(RESPONSES, asked)[-1]["response"]
+        assert found["status"] == last["status"] == ("completed" if max_tokens > whole else "incomplete")
+        for response in (found, last):
+            calls = [each for each in response["output"] if each["type"] == "function_call"]
+            assert calls[0]["status"] == "completed"
+    assert all(each["status"] == "completed" for each in found["output"])

@@ -259,3 +259,23 @@ def test_any_text_is_read_alike_however_it_is_cut_and_none_is_lost(
     assert parse(text, format, holds=holds, cuts=cuts) == whole
     if not whole[1] and not (format.is_open and text.startswith("all")):
         assert whole[0] == text
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "value"),
+    [
+        ("qwen3-coder", "<tool_call><function=get_weather><parameter=days>\nNaN\n</parameter></function>", "NaN"),
+        ("gemma4", "<|tool_call>call:get_weather{days:NaN}<tool_call|>", "NaN"),
+        ("gemma4", "<|tool_call>call:get_weather{days:1e999}<tool_call|>", "1e999"),
+        ("lfm2", '<|tool_call_start|>[get_weather(days="\\ud800")]<|tool_call_end|>', "\ud800"),
+        ("hermes", r'{"name": "get_weather", "arguments": "{\"days\": \"\ud800\"}"}', "\ud800"),
+    ],
+)
+def test_arguments_are_json_in_utf_8_whatever_the_model_writes(family: str, text: str, value: str) -> None:
+    _, _, (arguments,) = parse_everywhere(text, NAMED[family], holds=True)
+    assert json.loads(arguments.encode(), parse_constant=float) == {"days": value}
+
+
+def test_what_json_cannot_hold_is_no_call() -> None:
+    text = r'<tool_call>{"name": "get_weather", "arguments": "{\"days\": NaN}"}</tool_call>'
+    assert parse(text, NAMED["hermes"])[:2] == (text, [])
