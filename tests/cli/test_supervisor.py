@@ -199,8 +199,9 @@ def test_crash_in_an_answer_keeps_what_was_shown(tiny_model: Path, tmp_path: Pat
         text, _ = whole.communicate(timeout=_WAIT_S)
     with started(*asked, home=tmp_path) as process:
         assert process.stdout is not None
+        worker = worker_of(process.pid)  # looked up before the answer, which is short
         shown = process.stdout.read(1)
-        worker_of(process.pid).send_signal(signal.SIGABRT)
+        worker.send_signal(signal.SIGABRT)
         rest, err = process.communicate(timeout=_WAIT_S)
     assert process.returncode == 1
     assert text.startswith(shown + rest)
