@@ -71,6 +71,9 @@ class RequestQueue:
         """Wait until the next step may run; a cancelled answer, which only has to end, does not wait."""
         with self._lock:
             ticket.asker = asker
+            # One that goes first may not have woken yet, and would find this answer at work again and again.
+            if ticket in self._holders and any(each.priority > ticket.priority for each in self._waiting):
+                self._take_back(ticket)
             if ticket not in self._holders:
                 self._wait(ticket)
             if not ticket.is_cancelled:
