@@ -44,6 +44,12 @@ class Outcome(NamedTuple):
         return sum(each.num_tokens for each in self.answers) / self.seconds
 
 
+def open_client(url: str) -> httpx2.Client:
+    """A client with a connection for each request: servers close one that rests while another server is asked."""
+    limits = httpx2.Limits(max_connections=100, max_keepalive_connections=0)
+    return httpx2.Client(base_url=f"{url.rstrip('/')}/", timeout=TIMEOUT_S, limits=limits)
+
+
 def run(client: httpx2.Client, requests: Sequence[Asked], num_at_once: int) -> Outcome:
     with ThreadPoolExecutor(num_at_once) as pool:
         started = perf_counter()
@@ -153,10 +159,7 @@ def main() -> None:
     with ExitStack() as stack:
         url, _ = stack.enter_context(served(asked.model, options))
         urls = {"edgespec": url, **dict(each.split("=", 1) for each in asked.beside)}
-        clients = {
-            name: stack.enter_context(httpx2.Client(base_url=f"{each.rstrip('/')}/", timeout=TIMEOUT_S))
-            for name, each in urls.items()
-        }
+        clients = {name: stack.enter_context(open_client(each)) for name, each in urls.items()}
         requests = [Asked(*each) for each in read_requests(asked.prompts, max(*counts, _NUM_LONG))]
         if not compare(clients, requests, counts, asked.rounds):
             sys.exit("a text differs from that of its request alone")
