@@ -2,7 +2,7 @@
 
     python demos/agent_loop.py demos/notes "When does the boat club meet? Remind me of it." --model qwen2.5-7b
 
-The model is told of two functions, and asks for calls of them. Each call is shown, and made if you say yes. What
+The model gets two functions, and asks for calls of them. Each call is shown, and made if you say yes. What
 it gives goes back to the model, until it answers without a call. Small models do this badly.
 """
 
@@ -20,7 +20,7 @@ Tools = dict[str, Callable[..., str]]
 
 
 def tools_for(folder: Path) -> Tools:
-    """What the model may do with a folder. Names, types and docstrings are what it is told."""
+    """What the model may do with a folder. It reads their names, types and docstrings."""
 
     def find_lines(word: str) -> str:
         """Find lines of the notes that have a word.

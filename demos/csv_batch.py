@@ -45,7 +45,7 @@ def sort_message(engine: Engine, row: Row) -> Row:
 
 
 def sort_table(engine: Engine, rows: Iterator[Row]) -> Iterator[Row]:
-    """As many rows at once as the engine answers, in their order."""
+    """Ask the model about each row, several at once, and give the rows with its answers in their order."""
     with ThreadPoolExecutor(engine.max_parallel) as pool:
         while batch := list(islice(rows, 100)):
             yield from pool.map(partial(sort_message, engine), batch)

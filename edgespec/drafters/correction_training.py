@@ -56,7 +56,7 @@ def train_correction(
 
 
 def _gradients(rows: VerifiedRows, batch: npt.NDArray[np.intp], added: Floats) -> Floats:
-    """Of the cross-entropy by the logits of the kept columns, to which the correction adds, [num_batch, width]."""
+    """How the cross-entropy changes with the logits of the kept columns, once corrected; [num_batch, width]."""
     logits, rest = rows.logits[batch].astype(np.float32) + added, rows.rest[batch][:, None]
     largest = np.maximum(logits.max(axis=1, keepdims=True), rest)
     weights = np.exp(logits - largest)

@@ -45,7 +45,7 @@ def choose_sample(turns: Sequence[AnsweredTurn]) -> Sample | None:
 
 
 def tokens_per_pass(turn: AnsweredTurn) -> float:
-    """Of the speculative answer, after its first pass, which reads the prompt."""
+    """Mean tokens in a pass of the speculative answer, without its first pass, which reads the prompt."""
     return turn.speculative.num_decoded / max(1, turn.speculative.completion.stats.passes - 1)
 
 

@@ -129,7 +129,7 @@ class _Writer:
         return f'{opening}"({names})"'
 
     def _start_behind(self, opening: str, text_schema: Mapping[str, Any] | None) -> list[str]:
-        """The same where the prompt ends in what opens a call, or a text under a name of its own."""
+        """The first rules where the prompt already ends in what opens a call, or a text with a name."""
         if self._use.choice != "auto":
             return ["start: calls"]
         assert isinstance(self._format.body, NamedBody)

@@ -217,6 +217,6 @@ def _behind(state: _State, rank: int, step: list[int]) -> _State | None:
 
 
 def _allowed(tokens: Ids, mask: Mask, num_tokens: int | None = None) -> list[int]:
-    """Those of tokens that may follow, or the first of them."""
+    """The first num_tokens of some tokens that may follow in a state, or all that may."""
     found: list[int] = tokens[mask[tokens]][:num_tokens].tolist()
     return found

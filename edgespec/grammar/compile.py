@@ -60,7 +60,7 @@ class GrammarCompiler:
         self._lock = Lock()
 
     def special_among(self, tokens: Mapping[str, int]) -> dict[str, int]:
-        """As GrammarVocabulary has it."""
+        """The tokens, by their spelling, that a grammar has to name because no text matches them."""
         return self._vocabulary.special_among(tokens)
 
     def compile(self, wanted: ResponseFormat) -> CompiledGrammar:

@@ -146,11 +146,15 @@ def _literals(grammar: str) -> Iterator[str]:
         yield from _matches(pattern)
 
 
+class _Unmatched(ValueError):
+    """No short match of a regular expression is made: it is too long, or of a part that is left out."""
+
+
 def _matches(pattern: str) -> list[str]:
     """A short text that a regular expression matches; none where it is of a dialect that Python does not read."""
     try:
         return [_match_of(parser.parse(pattern))]
-    except (re.error, RecursionError, OverflowError, ValueError, NotImplementedError):
+    except (re.error, RecursionError, OverflowError, ValueError):
         return []
 
 
@@ -160,7 +164,7 @@ _MAX_MATCH = 200  # characters; longer texts are made of the tokens that fit
 def _match_of(parsed: Any) -> str:
     text = "".join(_match_of_part(code, argument) for code, argument in parsed)
     if len(text) > _MAX_MATCH:
-        raise NotImplementedError("a match is too long to be of use")
+        raise _Unmatched("a match is too long to be of use")
     return text
 
 
@@ -176,7 +180,7 @@ def _match_of_part(code: Any, argument: Any) -> str:
     if code in (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT):
         least, _, inner = argument
         if least > _MAX_MATCH:
-            raise NotImplementedError("a match is too long to be of use")
+            raise _Unmatched("a match is too long to be of use")
         return _match_of(inner) * least if least else ""
     if code is codes.SUBPATTERN:
         return _match_of(argument[-1])
@@ -184,7 +188,7 @@ def _match_of_part(code: Any, argument: Any) -> str:
         return min((_match_of(branch) for branch in argument[1]), key=len)
     if code is codes.AT:
         return ""
-    raise NotImplementedError(str(code))
+    raise _Unmatched(str(code))
 
 
 _CHARACTERS = 'a0 -_.,!Z~"#$%&()*+/:;<=>?@[]^`{|}\n\téßяλ中あ한ا😀'  # one of which most sets have
@@ -197,7 +201,7 @@ def _member_of(members: Any) -> str:
     if is_negated:
         pattern = re.compile(_set_text(members))
         if (found := next((each for each in _CHARACTERS if pattern.match(each)), None)) is None:
-            raise NotImplementedError("a set without any of the characters that are tried")
+            raise _Unmatched("a set without any of the characters that are tried")
         return found
     code, argument = members[0]
     if code is codes.LITERAL:
@@ -206,7 +210,7 @@ def _member_of(members: Any) -> str:
         return chr(argument[0])
     if code is codes.CATEGORY and argument in _CATEGORIES:
         return _CATEGORIES[argument]
-    raise NotImplementedError(str(code))
+    raise _Unmatched(str(code))
 
 
 def _set_text(members: Any) -> str:
@@ -220,5 +224,5 @@ def _set_text(members: Any) -> str:
         elif code is codes.CATEGORY and argument in _CATEGORIES:
             parts.append({"0": r"\d", "a": r"\w", " ": r"\s"}[_CATEGORIES[argument]])
         else:
-            raise NotImplementedError(str(code))
+            raise _Unmatched(str(code))
     return f"[^{''.join(parts)}]"

@@ -74,7 +74,7 @@ def _escape(name: str) -> str:
 
 
 def _require_shape(schema: Schema, pointer: str) -> None:
-    """Of the keywords that are looked at here; also in parts that nothing refers to."""
+    """Refuse keywords whose value has the wrong type, also in parts that nothing refers to."""
     for keys, kind, wanted in ((_SCHEMAS, Mapping, "an object"), ((*_LISTS, "enum", "required"), list, "a list")):
         for key in keys:
             if key in schema and not isinstance(schema[key], kind):

@@ -41,5 +41,5 @@ class GrammarVocabulary:
         return bytes(self.tokenizer.decode_bytes([token]))
 
     def special_among(self, tokens: Mapping[str, int]) -> dict[str, int]:
-        """Those of some tokens, by their spelling, that a grammar has to name, as no text of it matches them."""
+        """The tokens, by their spelling, that a grammar has to name because no text matches them."""
         return {text: token for text, token in tokens.items() if self.tokenizer.is_special_token(token)}

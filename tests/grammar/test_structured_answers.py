@@ -141,6 +141,7 @@ def test_a_greedy_target_that_finds_the_likeliest_token_itself_is_masked_too(tin
     answer = engine_of(tiny_model, Finding(tiny.VOCAB, seed=3)).generate(
         PROMPT, raw=True, max_tokens=60, response_format=FORMAT
     )
+    assert answer.finish_reason == "stop"
     require_valid(answer.text)
 
 

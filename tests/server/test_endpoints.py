@@ -409,6 +409,7 @@ def test_an_answer_matches_its_schema(served: Served, fields: dict[str, Any]) ->
 @pytest.mark.parametrize("fields", [{"guided_json": {}}, {"json_schema": {}}, {"guided_json": "{}"}])
 def test_an_empty_schema_is_one_too(served: Served, fields: dict[str, Any]) -> None:
     (choice,) = served.chat(temperature=1.0, seed=3, **fields)["choices"]
+    assert choice["finish_reason"] == "stop"
     json.loads(choice["message"]["content"])
 
 
