@@ -293,13 +293,7 @@ class Engine:
             calls=calls,
         )
         self._require_possible(request)
-        if calls is None:
-            return self._stream(self._constrained(request, self._read_format(response_format)))
-        try:
-            wanted = format_with_calls(calls, response_format, self._named_tokens)
-            return self._stream(self._constrained(request, wanted))
-        except FormatError as error:
-            raise UsageError(f"tools cannot be ensured as they are asked for: {error}") from None
+        return self._stream(self._held_to_format(request, response_format))
 
     def astream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AsyncGenerator[Chunk, None]:
         """Stream an answer to an asyncio task; arguments and errors as in stream, errors with the first chunk.
@@ -442,6 +436,16 @@ class Engine:
         from edgespec.grammar.response_format import read_format
 
         return read_format(stated)
+
+    def _held_to_format(self, request: Request, response_format: Mapping[str, Any] | None) -> Request:
+        """The request, with what its answer has to match by response_format and by its tools."""
+        if request.calls is None:
+            return self._constrained(request, self._read_format(response_format))
+        try:
+            wanted = format_with_calls(request.calls, response_format, self._named_tokens)
+            return self._constrained(request, wanted)
+        except FormatError as error:
+            raise UsageError(f"tools cannot be ensured as they are asked for: {error}") from None
 
     def _constrained(self, request: Request, wanted: "ResponseFormat | None") -> Request:
         """A request whose answer has to match a format, if one is given; raises what stream raises of it."""

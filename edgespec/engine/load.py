@@ -1,7 +1,7 @@
 """Loads a model: from what a user names to an engine with its decoders and drafters."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -226,17 +226,9 @@ def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Eng
     _require_possible(resolved, placement)
     resolved = replace(resolved, target=_limit_context(resolved.target, options.context))
     stated, names, report = resolved.target, resolved.names, resolved.home.report
-    if options.schedule in ("pipelined", "hedged") and not resolved.drafters:
-        report(
-            f"--schedule {options.schedule} has no effect: no drafter model runs; name one with --drafter MODEL"
-        )
     learner = make_learner(options.domain, resolved.drafters, report)
     chains = [_chain(stated, drafter, placement, options, learner) for drafter in resolved.drafters]
-    if options.schedule in ("pipelined", "hedged") and any(chain.schedule == "serial" for chain in chains):
-        report(
-            f"the schedule is serial, not {options.schedule}: what a drafting head drafts ahead depends on time, "
-            "and --acceptance rejection with a fixed --draft-length has one text only if it does not"
-        )
+    _report_serial(options.schedule, [chain.schedule for chain in chains], report)
     layers = layers_read(model.manifest for chain in chains for model in chain.models)
     window = lookahead_window(names.simple, options.length, stated, placement)
     fit = fit_memory(stated, placement, resolved.free, report, options.max_draft_tokens)
@@ -295,6 +287,19 @@ def _open(resolved: Resolved, placement: Placement, options: LoadOptions) -> Eng
         pool.watch_while_idle()
         undone.pop_all()  # the engine closes them from here on
         return engine
+
+
+def _report_serial(asked: str, schedules: Sequence[str], report: Callable[[str], None]) -> None:
+    """Tell where an overlapping schedule was asked for and is not used; schedules are those of drafter models."""
+    if asked not in ("pipelined", "hedged"):
+        return
+    if not schedules:
+        report(f"--schedule {asked} has no effect: no drafter model runs; name one with --drafter MODEL")
+    elif "serial" in schedules:
+        report(
+            f"the schedule is serial, not {asked}: what a drafting head drafts ahead depends on time, and "
+            "--acceptance rejection with a fixed --draft-length has one text only if it does not"
+        )
 
 
 def _limit_context(target: ModelFolder, context: int | None) -> ModelFolder:
