@@ -12,18 +12,17 @@ from edgespec.chat.attachments import Attachment, brief_message, split_message
 from edgespec.chat.chat_commands import branch, delete_saved, name_chat, open_chat, show_chats
 from edgespec.chat.clipboard import copy
 from edgespec.chat.compacting import begin_compacting, undo_compacting
+from edgespec.chat.files import export_to, parse_new_path, parse_path, save_to
 from edgespec.chat.live_line import switch_figures
 from edgespec.chat.past_rounds import show_last, show_rounds
-from edgespec.chat.saved_chats import export_text
 from edgespec.chat.session import THINKING_VIEWS, VIEWS, ChatSession
 from edgespec.chat.settings import apply_setting, format_settings
 from edgespec.chat.status import format_report
 from edgespec.chat.trace_file import TraceFile
 from edgespec.engine.conversation import Reply
 from edgespec.engine.reasoning import split_reasoning
-from edgespec.engine.transcript import read_transcript, save_transcript
+from edgespec.engine.transcript import read_transcript
 from edgespec.errors import EdgeSpecError, UsageError
-from edgespec.system.disk import has_content, replace_file
 from edgespec.system.printable import one_line
 
 
@@ -241,47 +240,23 @@ _command("detach", Argument.ATTACHED, "drop an attached file; alone, all of them
 
 @_command("save", Argument.PATH, "save the conversation to a file (JSON Lines)")
 def _save(session: ChatSession, argument: str) -> None:
-    _save_to(session, _parse_new_path(session, argument, "save"))
+    save_to(session, parse_new_path(session, argument, "save"))
 
 
 @_command("save!", Argument.PATH, "save it, also over a file that is there already")
 def _save_over(session: ChatSession, argument: str) -> None:
-    _save_to(session, _parse_path(argument, "save!"))
-
-
-def _save_to(session: ChatSession, path: Path) -> None:
-    save_transcript(path, session.transcript())
-    session.written.add(path.absolute())
-    session.info(f"{len(session.conversation.messages)} messages saved to {one_line(str(path), 200)}")
+    save_to(session, parse_path(argument, "save!"))
 
 
 @_command("load", Argument.PATH, "continue a saved conversation")
 def _load(session: ChatSession, argument: str) -> None:
-    transcript = read_transcript(_parse_path(argument, "load"))
+    transcript = read_transcript(parse_path(argument, "load"))
     session.conversation.restore(transcript)
     session.start_new_file()
     session.save()
     show_last(session.conversation.rounds, session.info)
     session.info("")
     session.info(describe_resumed(session))
-
-
-def _parse_path(argument: str, name: str, example: str = "talk.jsonl") -> Path:
-    if not argument:
-        raise UsageError(f"/{name} needs a file name, for example /{name} {example}")
-    try:
-        return Path(argument).expanduser()
-    except RuntimeError as error:
-        raise UsageError(f"{argument}: {error}") from None
-
-
-def _parse_new_path(session: ChatSession, argument: str, name: str, example: str = "talk.jsonl") -> Path:
-    """The path of a file to write. Raises UsageError: a file is there that this chat has not written."""
-    path = _parse_path(argument, name, example)
-    if path.absolute() not in session.written and has_content(path):
-        shown = one_line(str(path), 200)
-        raise UsageError(f"{shown} is there already, and stays as it is; /{name}! {shown} writes over it")
-    return path
 
 
 @_command("history", Argument.COUNT, "show the whole conversation, or its last N messages with their answers")
@@ -357,23 +332,12 @@ def _delete_surely(session: ChatSession, argument: str) -> None:
 
 @_command("export", Argument.PATH, "write the chat to be read elsewhere, as .md or .json")
 def _export(session: ChatSession, argument: str) -> None:
-    _export_to(session, _parse_new_path(session, argument, "export", "talk.md"))
+    export_to(session, parse_new_path(session, argument, "export", "talk.md"))
 
 
 @_command("export!", Argument.PATH, "write it, also over a file that is there already")
 def _export_over(session: ChatSession, argument: str) -> None:
-    _export_to(session, _parse_path(argument, "export!", "talk.md"))
-
-
-def _export_to(session: ChatSession, path: Path) -> None:
-    text = export_text(session.transcript(), path)
-    try:
-        replace_file(path, text.encode(errors="replace"), 0o666)
-    except (OSError, ValueError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise EdgeSpecError(f"cannot write {path}: {reason}") from None
-    session.written.add(path.absolute())
-    session.info(f"{len(session.conversation.messages)} messages written to {one_line(str(path), 200)}")
+    export_to(session, parse_path(argument, "export!", "talk.md"))
 
 
 @_command("think", Argument.THINKING, "on or off: reason first; show, fold or hide it; N: tokens it may take")
@@ -486,12 +450,12 @@ def _plan(session: ChatSession, argument: str) -> None:
 
 @_command("trace", Argument.PATH, "save when model and drafter worked on the last answer")
 def _trace(session: ChatSession, argument: str) -> None:
-    _trace_to(session, _parse_new_path(session, argument, "trace"))
+    _trace_to(session, parse_new_path(session, argument, "trace"))
 
 
 @_command("trace!", Argument.PATH, "save it, also over a file that is there already")
 def _trace_over(session: ChatSession, argument: str) -> None:
-    _trace_to(session, _parse_path(argument, "trace!"))
+    _trace_to(session, parse_path(argument, "trace!"))
 
 
 def _trace_to(session: ChatSession, path: Path) -> None:
