@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from edgespec import Engine, load
-from edgespec.engine.answers import AnswerStream
+from edgespec.engine.answer_stream import AnswerStream
 
 _PROMPTS = Path(__file__).with_name("prompts.jsonl")
 _MAX_TOKENS = (32, 96, 64, 128)  # of the requests in turn

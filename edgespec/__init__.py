@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from edgespec.decoding.logprobs import TokenLogprob
     from edgespec.decoding.sampling import SamplingParams
     from edgespec.drafters.timeline import Interval
-    from edgespec.engine.answers import AnswerStream, Chunk, Completion
+    from edgespec.engine.answer_stream import AnswerStream
+    from edgespec.engine.answers import Chunk, Completion
     from edgespec.engine.conversation import Conversation, Reply, Round
     from edgespec.engine.drafting import Drafting
     from edgespec.engine.engine import Engine
@@ -91,7 +92,7 @@ __all__ = [
 _HOMES = {
     "AcceptanceChange": "policy.acceptance_rates",
     "AnswerOptions": "engine.request",
-    "AnswerStream": "engine.answers",
+    "AnswerStream": "engine.answer_stream",
     "CallArguments": "tools.call_events",
     "CallEnd": "tools.call_events",
     "CallStart": "tools.call_events",

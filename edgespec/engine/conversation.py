@@ -10,7 +10,8 @@ from weakref import ref
 
 from edgespec.decoding.repetition import Repetition, find_loop
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.answers import AnswerStream, Chunk, Completion, join_chunks
+from edgespec.engine.answer_stream import AnswerStream
+from edgespec.engine.answers import Chunk, Completion, join_chunks
 from edgespec.engine.drafting import Drafting
 from edgespec.engine.transcript import Transcript, read_transcript, save_transcript
 from edgespec.errors import ContextOverflow, UsageError

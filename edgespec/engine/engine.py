@@ -16,7 +16,8 @@ from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.pool import DrafterPool
-from edgespec.engine.answers import AnswerStream, Chunk, Completion, chunks_of, join_chunks
+from edgespec.engine.answer_stream import AnswerStream, chunks_of
+from edgespec.engine.answers import Chunk, Completion, join_chunks
 from edgespec.engine.drafting import Drafting, choose_drafters, under_constraint
 from edgespec.engine.generation import Generation
 from edgespec.engine.idle_learner import IdleLearner

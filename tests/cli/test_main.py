@@ -21,7 +21,8 @@ from edgespec.chat import interrupt
 from edgespec.chat.plain import PlainPrinter
 from edgespec.cli.main import main
 from edgespec.config.drafter_names import TARGET, TEXT
-from edgespec.engine.answers import AnswerStream, Chunk
+from edgespec.engine.answer_stream import AnswerStream
+from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Reply
 from edgespec.manifest import SuggestedSampling, read_manifest, write_manifest
 from edgespec.runtimes.onnx import OnnxDecoder
