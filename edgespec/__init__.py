@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from edgespec.drafters.timeline import Interval
     from edgespec.engine.answer_stream import AnswerStream
     from edgespec.engine.answers import Chunk, Completion
-    from edgespec.engine.conversation import Conversation, Reply, Round
+    from edgespec.engine.conversation import Conversation
     from edgespec.engine.drafting import Drafting
     from edgespec.engine.engine import Engine
     from edgespec.engine.load import load
+    from edgespec.engine.reply import Reply
     from edgespec.engine.request import AnswerOptions
+    from edgespec.engine.rounds import Round
     from edgespec.engine.stats import Stats
     from edgespec.errors import (
         ContextOverflow,
@@ -104,8 +106,8 @@ _HOMES = {
     "Engine": "engine.engine",
     "Gain": "policy.measured_gain",
     "Interval": "drafters.timeline",
-    "Reply": "engine.conversation",
-    "Round": "engine.conversation",
+    "Reply": "engine.reply",
+    "Round": "engine.rounds",
     "load": "engine.load",
     "LoadProgress": "system.progress",
     "SamplingParams": "decoding.sampling",

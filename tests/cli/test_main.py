@@ -23,7 +23,7 @@ from edgespec.cli.main import main
 from edgespec.config.drafter_names import TARGET, TEXT
 from edgespec.engine.answer_stream import AnswerStream
 from edgespec.engine.answers import Chunk
-from edgespec.engine.conversation import Reply
+from edgespec.engine.reply import Reply
 from edgespec.manifest import SuggestedSampling, read_manifest, write_manifest
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.system.command_line import quote
