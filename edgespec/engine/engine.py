@@ -16,6 +16,7 @@ from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.pool import DrafterPool
+from edgespec.engine.answer_decoder import answer_decoder
 from edgespec.engine.answer_grammars import AnswerGrammars
 from edgespec.engine.answer_stream import AnswerStream, chunks_of
 from edgespec.engine.answers import Chunk, Completion, join_chunks
@@ -34,7 +35,7 @@ from edgespec.engine.request import (
     require_answerable,
 )
 from edgespec.engine.request_queue import RequestQueue, Ticket
-from edgespec.engine.target_caches import TargetCaches, answer_decoder
+from edgespec.engine.target_caches import TargetCaches
 from edgespec.engine.tool_calls import call_reading
 from edgespec.errors import EdgeSpecError, ModelError, UsageError
 from edgespec.manifest import Manifest
