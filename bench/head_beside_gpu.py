@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 import numpy as np
 import replay
-from interleaved import command_line
+from command_line import command_line
 from paced_pair import (
     DraftPace,
     PacedDrafter,

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime
-from interleaved import command_line
+from command_line import command_line
 from onnx import helper
 from replay import COSTS, Answer, read_answers
 
