@@ -39,7 +39,7 @@ class TreeDecoder(Decoder, Protocol):
     def tree_logits(
         self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
     ) -> Logits:
-        """Logits behind the last of tokens and behind each node, [num_nodes + 1, vocab_size].
+        """Logits after the last of tokens and after each node, [num_nodes + 1, vocab_size].
 
         A node sees tokens, its ancestors and itself. The next call from the same thread may overwrite the array.
 
@@ -48,19 +48,19 @@ class TreeDecoder(Decoder, Protocol):
             nodes: The tokens of the tree, [num_nodes].
             parents: For each node the index of the one before it, -1 for the last of tokens.
             num_last: Give the rows of the last nodes alone, [num_last, vocab_size]: nodes that the previous call
-                ran behind tokens need not run again.
+                ran after tokens need not run again.
 
         Raises:
-            ContextOverflow: A branch behind tokens is longer than the context.
+            ContextOverflow: A branch after tokens is longer than the context.
         """
 
 
 @runtime_checkable
 class DraftDecoder(Decoder, Protocol):
-    """A decoder that is made for drafting: it is told where a draft begins, and behind it only drafts are run."""
+    """A decoder that is made for drafting: it is told where a draft begins, and after it only drafts are run."""
 
     def begin(self, tokens: TokenIds, num_tokens: int | None = None) -> bool:
-        """Prepare to draft behind tokens; False where it cannot, as where hidden states of them are not known.
+        """Prepare to draft after tokens; False where it cannot, as where hidden states of them are not known.
 
         Args:
             num_tokens: How many tokens are wanted, as far as that is known.
@@ -82,7 +82,7 @@ class BoundedDraftDecoder(DraftDecoder, Protocol):
 
     @property
     def max_draft_tokens(self) -> int:
-        """How many tokens it can draft behind the text that was begun last."""
+        """How many tokens it can draft after the text that was begun last."""
 
 
 @runtime_checkable
@@ -91,7 +91,7 @@ class ConfidentDecoder(DraftDecoder, Protocol):
 
     @property
     def confidence(self) -> float | None:
-        """The chance of the token behind the last row of the last call of logits; None where it is not known."""
+        """The chance of the token after the last row of the last call of logits; None where it is not known."""
 
 
 class Argmax(NamedTuple):
@@ -113,7 +113,7 @@ class ArgmaxDecoder(Decoder, Protocol):
         """Whether this model can on this device."""
 
     def argmax(self, tokens: TokenIds, num_last: int) -> Argmax:
-        """The likeliest token behind each of the last num_last tokens, [num_last]; raises what logits raises."""
+        """The likeliest token after each of the last num_last tokens, [num_last]; raises what logits raises."""
 
 
 @runtime_checkable
@@ -141,7 +141,7 @@ def pads_to_even(decoder: Decoder) -> bool:
 class PretendingDecoder(Decoder, Protocol):
     """A decoder that can pretend to have run tokens.
 
-    The time of a pass depends on how many tokens the cache holds, not on which, so passes behind a long text can
+    The time of a pass depends on how many tokens the cache holds, not on which, so passes after a long text can
     be timed without reading one.
     """
 

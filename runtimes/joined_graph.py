@@ -5,7 +5,7 @@ each text, over the cache of that text alone (Orca's selective batching: Yu et a
 computed from the numbers that it is computed from in a pass of its own, in the order of that pass.
 
 A text that has no rows in a pass gets the first row of all into a cache that nobody reads; what comes of it is
-dropped. Part r is one of the texts; its inputs and outputs have .r behind their names.
+dropped. Part r is one of the texts; its inputs and outputs have .r after their names.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -134,7 +134,7 @@ class Passes:
         output: str | None = None,
         inputs: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> Logits:
-        """Run tokens behind the first num_past slots; returns logits of the last num_rows, [num_rows, vocab_size].
+        """Run tokens after the first num_past slots; returns logits of the last num_rows, [num_rows, vocab_size].
 
         Args:
             output: Return rows of another of the graph's outputs, [num_rows, …]; no other is copied to the host

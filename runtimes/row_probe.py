@@ -121,7 +121,7 @@ def _as_proof(found: _Found, num_tokens: int, seconds: float) -> RowProof:
         )
     else:
         reason = (
-            f"{found.num_rows} rows behind up to {found.longest_past} positions are equal to the bit in all cuts "
+            f"{found.num_rows} rows after up to {found.longest_past} positions are equal to the bit in all cuts "
             f"of the text into passes of 1 to {_WIDEST} tokens and prompts"
         )
     return RowProof(

@@ -21,7 +21,7 @@ _UNBOUNDED = 1 << 30
 class HiddenStates:
     """Hidden states of some layers, a row for each slot, which grow by doubling.
 
-    layers: Whose states a row holds, one behind the other.
+    layers: Whose states a row holds, one after the other.
     hidden_size: Numbers of a layer's state.
     """
 
@@ -53,7 +53,7 @@ class HiddenStates:
         self.hold(tokens)
 
     def move(self, slots: Sequence[int], start: int) -> None:
-        """Copy slots, in rising order, to start and behind it, as a KV cache does for the branch of a tree."""
+        """Copy slots, in rising order, to start and after it, as a KV cache does for the branch of a tree."""
         with self._lock:
             self._rows[start : start + len(slots)] = self._rows[list(slots)]
 

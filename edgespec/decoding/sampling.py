@@ -145,7 +145,7 @@ class GumbelSampler:
         return self._choose(logits, tokens) if self.constraint is None else self._settle(logits, tokens).token
 
     def _settle(self, logits: Row, tokens: TokenIds) -> "_Settled":
-        """The first choice behind which a constrained answer can end.
+        """The first choice after which a constrained answer can end.
 
         One choice after another is tried, as it takes long to know of all tokens where they lead.
         """

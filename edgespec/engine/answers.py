@@ -58,7 +58,7 @@ class Completion:
 
     @property
     def answer(self) -> str:
-        """The text behind the reasoning; all of it where there is none."""
+        """The text after the reasoning; all of it where there is none."""
         return self._parts[1]
 
     @property

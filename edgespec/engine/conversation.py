@@ -178,7 +178,7 @@ class Conversation:
             return self._begin([*self._rounds[:-1], Round(self._rounds[-1].user, None)], tries, options)
 
     def go_on(self, **options: Unpack[ReplyOptions]) -> Reply:
-        """Continue the last answer behind its end, with the same seed; the reply streams what is new.
+        """Continue the last answer after its end, with the same seed; the reply streams what is new.
 
         Raises UsageError: there is no answer yet.
         """

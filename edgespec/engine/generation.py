@@ -243,7 +243,7 @@ class Generation:
 
 @dataclass(slots=True)
 class _Writing:
-    """The state of an answer: its tokens, with those behind a stop string, its text up to there, its figures."""
+    """The state of an answer: its tokens, with those after a stop string, its text up to there, its figures."""
 
     text_stream: TextStream
     text_stop: TextStop
@@ -252,7 +252,7 @@ class _Writing:
     tally: Tally = field(default_factory=Tally)
     timeline: list[Interval] = field(default_factory=list)
     reruns: Reruns = field(default_factory=Reruns)
-    is_cut: bool = False  # by a stop string, or behind the one call that it may have
+    is_cut: bool = False  # by a stop string, or after the one call that it may have
 
     def add(self, new: _Pass) -> Chunk:
         if not self.tally.passes:
@@ -308,7 +308,7 @@ class _Writing:
 
 
 def _text_behind(prefill: TokenIds, tokenizer: Tokenizer, shown: Collection[int] = ()) -> TextStream:
-    """A stream of the text behind prefill, from a character on that prefill left incomplete.
+    """A stream of the text after prefill, from a character on that prefill left incomplete.
 
     Args:
         shown: Special tokens that are text.
@@ -325,7 +325,7 @@ def _working_s(caller: Caller) -> float:
 
 
 def _with_waits(block: Block, before_s: float, after_s: float) -> Block:
-    """A block by the time of all, from seconds that the answer had waited before its pass and behind it."""
+    """A block by the time of all, from seconds that the answer had waited before its pass and after it."""
     if not after_s:
         return block
     return block._replace(started_s=block.started_s + before_s, verify_s=block.verify_s + after_s - before_s)

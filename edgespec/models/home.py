@@ -120,7 +120,7 @@ class ModelHome:
         return folder if is_name and _is_ready(folder := self.models / name) else None
 
     def _describe_unknown(self, model: str, path: Path) -> str:
-        """What is wrong with the name of a model, behind which path is what its name would be as a path."""
+        """What is wrong with the name of a model, after which path is what its name would be as a path."""
         own = None if _is_ready(path) else self._own_folder(split_precision(model)[0])
         if own is not None or (path / FILE_NAME).is_file():
             return (
@@ -332,7 +332,7 @@ def _hub_id(name: str) -> HubId | None:
 
 
 def split_precision(model: str) -> tuple[str, str | None]:
-    """The name of a model, and the precision behind it if there is one."""
+    """The name of a model, and the precision after it if there is one."""
     name, _, precision = model.rpartition(":")
     return (name, precision) if precision in _PRECISIONS else (model, None)
 

@@ -64,7 +64,7 @@ class _Count:
 class AcceptanceRates:
     """Running shares of accepted tokens: counts of this answer, with all earlier ones as their prior.
 
-    A token behind one that was not accepted was not judged and says nothing.
+    A token after one that was not accepted was not judged and says nothing.
 
     past: Tokens accepted and judged in earlier answers, by key.
     """

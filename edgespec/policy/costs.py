@@ -34,7 +34,7 @@ _ROUNDS = (2, 7)  # at least and at most
 class ContextCosts(NamedTuple):
     """What attention to a longer text adds to a pass.
 
-    base: length of the text behind which passes were measured without it.
+    base: length of the text after which passes were measured without it.
     added: for each token beyond, by the width of the pass from 0 on, in steps of one token at the base.
     """
 
@@ -43,7 +43,7 @@ class ContextCosts(NamedTuple):
 
     @classmethod
     def between(cls, base: int, near_s: PassTimes, far: int, far_s: PassTimes) -> "ContextCosts":
-        """From seconds of passes behind base tokens and behind far tokens, where fewer widths may be known."""
+        """From seconds of passes after base tokens and after far tokens, where fewer widths may be known."""
         near, behind = pass_costs(near_s), pass_costs(far_s)
         steps = (far - base) * near_s[1]
         widths = sorted(far_s)
@@ -77,8 +77,8 @@ def run_width(width: int) -> int:
 class PassCosts:
     """Seconds of a pass by its width: those of a step, a pass of one token, times a ratio.
 
-    ratios: a pass to a step, by width, behind a short text; width 1 has 1.
-    step_s: seconds of a step behind the present text; None until a pass was seen.
+    ratios: a pass to a step, by width, after a short text; width 1 has 1.
+    step_s: seconds of a step after the present text; None until a pass was seen.
     context_costs: what a longer text adds.
     context_length: tokens of the present text.
     warm: widths that the session has run, on a device whose first pass of a width loads or compiles kernels; such
@@ -161,7 +161,7 @@ class PassCosts:
         estimate = self.estimate or self._started()
         is_long = self._is_long
         if is_long:
-            # Seconds behind a short text, by what the present one is known to add.
+            # Seconds after a short text, by what the present one is known to add.
             taken_s /= 1 + self.context_costs.steps(width, self.context_length) / self._ratio(width)
         estimate.observe(width, taken_s)
         self._listed = _pair_up(estimate.ratios()) if self.is_padded else estimate.ratios()
@@ -193,7 +193,7 @@ class PassCosts:
         return self.estimate
 
     def ratio(self, width: int) -> float:
-        """A pass to a step, both behind the present text."""
+        """A pass to a step, both after the present text."""
         if self.beside.num_rows:
             times_s = self.pass_times_s(width)
             return times_s[-1] / times_s[0]
@@ -210,11 +210,11 @@ class PassCosts:
         return self.context_length > self.context_costs.base and self.context_costs is not NO_CONTEXT_COSTS
 
     def _step(self) -> float:
-        """A step behind the present text, in steps behind a short one."""
+        """A step after the present text, in steps after a short one."""
         return 1.0 + self.context_costs.steps(1, self.context_length)
 
     def _ratio(self, width: int) -> float:
-        """Ratio behind a short text, from the nearest narrower and wider widths that were measured."""
+        """Ratio after a short text, from the nearest narrower and wider widths that were measured."""
         if self._listed is not None:
             known = self._listed
             beyond = width - self._run_width(len(known))
@@ -370,7 +370,7 @@ def measure_passes(decoder: Decoder) -> PassCosts:
         if i > _ROUNDS[0] and perf_counter() - started > _MEASURE_S:
             break
         for width in widths:
-            # Another token behind the same past each time, so that the cache serves the past alone.
+            # Another token after the same past each time, so that the cache serves the past alone.
             new = (np.arange(width, dtype=np.int32) + len(past) + i + 1) % decoder.vocab_size
             begun = perf_counter()
             decoder.logits(append(past, new), width)

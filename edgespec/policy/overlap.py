@@ -49,7 +49,7 @@ class AheadPlan(NamedTuple):
 
 
 def max_ahead(length: Count) -> Count:
-    """Tokens behind the text at which a drafter rests: those of this pass, of the next, and the one between."""
+    """Tokens after the text at which a drafter rests: those of this pass, of the next, and the one between."""
     return 2 * length + 1
 
 

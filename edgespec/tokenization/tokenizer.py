@@ -36,7 +36,7 @@ def vocabulary_sha256(tokenizer: _Tokenizer) -> str:
 
 
 def _pattern(token: AddedToken) -> str:
-    """Matches a special token with the white space that it absorbs: phi3's absorb the space behind them."""
+    """Matches a special token with the white space that it absorbs: phi3's absorb the space after them."""
     before, after = (r"\s*" if takes else "" for takes in (token.lstrip, token.rstrip))
     return before + re.escape(token.content) + after
 

@@ -44,7 +44,7 @@ _BATCHES_UNTIL_RETURN = 4
 class Data(NamedTuple):
     """What a head is trained on.
 
-    rows: Hidden states of the texts' tokens, the last hidden_size numbers of a row those behind the final norm.
+    rows: Hidden states of the texts' tokens, the last hidden_size numbers of a row those after the final norm.
     texts, kept_aside: To train on, and to compare with.
     embedding: Of the target, [vocab_size, hidden_size].
     tokens: That can be drafted, [draft_vocab_size].
@@ -206,7 +206,7 @@ class Trainer:
         return self._tensor(self._data.rows[batch.stored][..., -self._shape.hidden_size :])
 
     def _after(self, batch: Batch) -> "Tensor":
-        """The target's probabilities behind the first token of each draft, [num_drafts, draft_vocab_size]."""
+        """The target's probabilities after the first token of each draft, [num_drafts, draft_vocab_size]."""
         import torch
 
         data = self._data

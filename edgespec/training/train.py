@@ -186,7 +186,7 @@ class _Folder:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Whose hidden states are stored: what the head's layer shall read, and behind the target's final norm."""
+        """Whose hidden states are stored: what the head's layer shall read, and after the target's final norm."""
         return joined_layer(self.loaded), self.loaded.config.num_layers
 
     @property

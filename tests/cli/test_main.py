@@ -134,7 +134,7 @@ def test_words_that_are_neither_model_nor_prompt_are_refused(
     code, _, err = run(capsys, "chat", "hello", "--offline")
     assert (code, "to ask the default model: edgespec chat -p hello" in err) == (3, True)
     code, _, err = run(capsys, "chat", "--continue", "And why?")
-    assert (code, "a prompt goes behind --prompt" in err) == (2, True)
+    assert (code, "a prompt goes after --prompt" in err) == (2, True)
     code, _, err = run(capsys, "chat", tiny_model, "a prompt", "--drafter", "sufix")
     assert (code, "did you mean the drafter suffix?" in err) == (3, True)
 
