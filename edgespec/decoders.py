@@ -57,10 +57,10 @@ class TreeDecoder(Decoder, Protocol):
 
 @runtime_checkable
 class DraftDecoder(Decoder, Protocol):
-    """A decoder that is made for drafting: it is told where a draft begins, and after it only drafts are run."""
+    """A decoder made for drafting. It is told where a draft begins, and runs nothing but drafts from there on."""
 
     def begin(self, tokens: TokenIds, num_tokens: int | None = None) -> bool:
-        """Prepare to draft after tokens; False where it cannot, as where hidden states of them are not known.
+        """Prepare to draft after tokens; False where it cannot, for example without their hidden states.
 
         Args:
             num_tokens: How many tokens are wanted, as far as that is known.
@@ -78,7 +78,7 @@ class BlockDraftDecoder(DraftDecoder, Protocol):
 
 @runtime_checkable
 class BoundedDraftDecoder(DraftDecoder, Protocol):
-    """A decoder whose drafts cannot be longer than what its graphs give."""
+    """A decoder whose graphs bound the length of its drafts."""
 
     @property
     def max_draft_tokens(self) -> int:
@@ -87,7 +87,7 @@ class BoundedDraftDecoder(DraftDecoder, Protocol):
 
 @runtime_checkable
 class ConfidentDecoder(DraftDecoder, Protocol):
-    """A decoder that knows the chance that a token which it drafts is accepted."""
+    """A decoder that estimates the chance that a token it drafts is accepted."""
 
     @property
     def confidence(self) -> float | None:
@@ -130,7 +130,7 @@ class PaddingDecoder(Decoder, Protocol):
 
     @property
     def pads_to_even(self) -> bool:
-        """Whether a pass over an odd number of tokens runs one more, and so takes what that takes."""
+        """Whether a pass over an odd number of tokens runs one more, and takes as long as that wider pass."""
 
 
 def pads_to_even(decoder: Decoder) -> bool:

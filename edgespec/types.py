@@ -75,7 +75,7 @@ class Draft(NamedTuple):
     growth: Growth | None = None
 
     def cut(self, num_tokens: int) -> "Draft":
-        """The first num_tokens tokens; of a tree that is a tree, for parents come before their children."""
+        """The first num_tokens tokens. Of a tree that is a tree too, since parents come before their children."""
         return self._replace(
             tokens=self.tokens[:num_tokens],
             buckets=self.buckets[:num_tokens],
@@ -123,7 +123,7 @@ class Branching:
 
 @dataclass(frozen=True, slots=True)
 class TreeWorth:
-    """What nodes of a tree of guesses are worth to a pass, and what they cost, in tokens that the time is worth.
+    """What nodes of a tree of guesses are worth to a pass, and what they cost, both in tokens.
 
     accepted: The chance that a drafted token is accepted if all before it were, by position; the last counts for
         all positions after it.
@@ -252,7 +252,7 @@ class TokenConstraint(Protocol):
         """Whether any token that may follow leaves enough tokens to end the answer."""
 
     def leaves_room(self, answer: TokenIds, token: int) -> bool:
-        """Whether the answer can still end within its limit after a token that may follow; true of way_out."""
+        """Whether the answer can still end within its limit after a token that may follow; way_out's can."""
 
     def way_out(self, answer: TokenIds) -> int:
         """The next token on the shortest known way to the end of the answer."""

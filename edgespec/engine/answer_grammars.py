@@ -63,7 +63,8 @@ class AnswerGrammars:
     def _held_compiler(self) -> "GrammarCompiler":
         from edgespec.grammar.compile import GrammarCompiler
 
-        return GrammarCompiler(self._tokenizer.path, self._manifest.vocab_size, tuple(self._manifest.eos_token_ids))
+        manifest = self._manifest
+        return GrammarCompiler(self._tokenizer.path, manifest.vocab_size, tuple(manifest.eos_token_ids))
 
     def _named_tokens(self) -> Mapping[str, int]:
         """Tokens that grammars have to name, by their spelling."""

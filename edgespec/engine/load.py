@@ -7,7 +7,13 @@ from functools import partial
 from pathlib import Path
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.load_options import LoadOptions, check_options, require_folder, require_switches, require_texts
+from edgespec.engine.load_options import (
+    LoadOptions,
+    check_options,
+    require_folder,
+    require_switches,
+    require_texts,
+)
 from edgespec.engine.open_engine import open_engine
 from edgespec.engine.resolve import Resolved, resolve
 from edgespec.errors import DeviceUnavailable, EdgeSpecError, MemoryExhausted

@@ -38,7 +38,9 @@ class MemoryFit:
 
     def fit_parallel(self, asked: int | None, max_answers: int) -> int:
         """How many answers memory allows at once, up to max_answers; a line is added where fewer than asked."""
-        fitting = fitting_caches(self.target.manifest, self.needed, self.target_place, self.free_memory, max_answers)
+        fitting = fitting_caches(
+            self.target.manifest, self.needed, self.target_place, self.free_memory, max_answers
+        )
         if asked is not None and fitting < asked:
             self.downgrades.append(
                 f"{fitting} of {asked} answers are made at once: memory has no space for more KV caches"

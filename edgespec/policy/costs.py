@@ -147,7 +147,7 @@ class PassCosts:
 
     @property
     def is_measured(self) -> bool:
-        """Some pass was seen."""
+        """Whether a pass was seen."""
         return self.estimate is not None and self.estimate.is_started
 
     def observe(self, width: int, taken_s: float, num_beside: int = 0) -> None:
@@ -168,7 +168,7 @@ class PassCosts:
         self.step_s = estimate.step_s * self._step() if is_long else estimate.step_s
 
     def known_ratios(self) -> dict[int, float]:
-        """Ratios as ratios holds them, with what passes have shown."""
+        """The field ratios, updated by what passes have shown."""
         if self._listed is None:
             return dict(self.ratios)
         change = self._listed[-1] / PassCosts(self.ratios, is_padded=self.is_padded).ratio(NUM_WIDTHS)
@@ -177,7 +177,7 @@ class PassCosts:
         return dict(enumerate(self._listed, 1)) | wider
 
     def known_spreads(self) -> dict[int, float]:
-        """Spreads as spreads holds them, with what passes have shown."""
+        """The field spreads, updated by what passes have shown."""
         if self.estimate is None:
             return dict(self.spreads)
         return {width: self.spread(width) for width in range(2, NUM_WIDTHS + 1)}
@@ -193,7 +193,7 @@ class PassCosts:
         return self.estimate
 
     def ratio(self, width: int) -> float:
-        """A pass to a step, both after the present text."""
+        """The time of a pass relative to a step, both after the present text."""
         if self.beside.num_rows:
             times_s = self.pass_times_s(width)
             return times_s[-1] / times_s[0]
@@ -210,7 +210,7 @@ class PassCosts:
         return self.context_length > self.context_costs.base and self.context_costs is not NO_CONTEXT_COSTS
 
     def _step(self) -> float:
-        """A step after the present text, in steps after a short one."""
+        """The time of a step after the present text, relative to one after a short text."""
         return 1.0 + self.context_costs.steps(1, self.context_length)
 
     def _ratio(self, width: int) -> float:
@@ -264,10 +264,10 @@ class PassCosts:
 
 
 def marginal_times(times_s: Sequence[float], beside: Beside) -> list[float]:
-    """What a text has to pay for passes that others share, by its own rows from 1 on.
+    """The time of passes that others share, as one text counts it, by its own rows from 1 on.
 
-    A row more pays if it yields more tokens in the time that it adds than the whole pass does in that time. So
-    what it adds counts in full; of the pass with one row of the text, as much as that pass takes for a token.
+    One more row pays if it yields more tokens in the time that it adds than the whole pass yields in that time. So
+    the time that it adds counts in full; of the pass with one row of the text, the time per token of all texts.
 
     Args:
         times_s: Seconds of passes by all of their rows, from 1 on.
@@ -278,7 +278,7 @@ def marginal_times(times_s: Sequence[float], beside: Beside) -> list[float]:
 
 
 def _pair_up(ratios: list[float]) -> list[float]:
-    """Ratios from width 1 on, each as of the even width that its pass is padded to; 1 for 1 and 2."""
+    """Ratios from width 1 on, each that of the even width to which its pass is padded; 1 for widths 1 and 2."""
     last = len(ratios)
     return [ratios[min(run_width(width), last) - 1] for width in range(1, last + 1)]
 
@@ -304,9 +304,9 @@ class DraftCosts:
 
 @dataclass(slots=True)
 class RowCosts:
-    """Time of a drafter's step by its rows, over that of a step of one.
+    """Time of a drafter's step by its rows, relative to a step of one row.
 
-    measured: What was measured at first, by rows, 1 among them; use only shows that rows are dearer than that.
+    measured: What was measured at first, by rows, 1 among them; use can only show that rows cost more than that.
     """
 
     measured: Mapping[int, float] = field(default_factory=lambda: {1: 1.0})
@@ -317,19 +317,19 @@ class RowCosts:
         return self._measured(num_rows) * self._known_excess(num_rows) if num_rows > 1 else 1.0
 
     def observe(self, num_rows: int, factor: float) -> float:
-        """Correct the cost of a step of num_rows by a factor; returns what of it does not lie in the rows."""
+        """Correct the cost of a step of num_rows by a factor; returns the part of it that rows do not explain."""
         self._excess.setdefault(_row_class(num_rows), self._known_excess(num_rows))
         raised = self._excess[_row_class(num_rows)] * factor
         self._excess[_row_class(num_rows)] = max(1.0, raised)
         return min(1.0, raised)
 
     def relax(self, factor: float) -> None:
-        """Steps of one row were dearer than expected by a factor: so far it was ascribed to rows."""
+        """Take back a factor that was ascribed to rows, as steps of one row turned out to cost it too."""
         for rows in self._excess:
             self._excess[rows] = max(1.0, self._excess[rows] / factor)
 
     def _known_excess(self, num_rows: int) -> float:
-        """How much dearer than measured a step of num_rows is, by the nearest number of rows that was observed."""
+        """The cost of a step of num_rows relative to what was measured, by the nearest number of rows observed."""
         if not self._excess:
             return 1.0
         rows = _row_class(num_rows)
@@ -342,7 +342,7 @@ class RowCosts:
 
 
 def _row_class(num_rows: int) -> int:
-    """Steps of nearly as many rows are learned as one: the power of two from num_rows on."""
+    """The class of a number of rows, by the next power of two: what was learned of one counts for all of it."""
     return int(num_rows - 1).bit_length()
 
 
