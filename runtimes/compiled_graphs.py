@@ -155,7 +155,7 @@ def _describe(manifest: Manifest, graphs: Sequence[str], device: Device) -> Reco
 
 
 def _place_in_home(manifest: Manifest) -> Path:
-    """For a model whose folder cannot be written."""
+    """Where to keep the compiled graphs of a model whose own folder cannot be written."""
     return default_home() / COMPILED / manifest.files[manifest.graph].sha256[:16]
 
 

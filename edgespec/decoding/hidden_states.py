@@ -42,7 +42,7 @@ class HiddenStates:
             self._rows[slot : slot + len(rows)] = rows
 
     def hold(self, tokens: TokenIds) -> None:
-        """Say which tokens the states in the first slots are of, [num_held]."""
+        """Set the tokens that the states in the first slots belong to, [num_held]."""
         with self._lock:
             assert len(tokens) <= len(self._rows) or not len(tokens)
             self._held = tokens
@@ -65,7 +65,7 @@ class HiddenStates:
         self.put(0, tokens, np.zeros((len(tokens), self.width), np.float32))
 
     def clear(self) -> None:
-        """Hold nothing, in no memory."""
+        """Forget all states, and free their memory."""
         with self._lock:
             self._held = self._held[:0]
             self._rows = self._rows[:0].copy()

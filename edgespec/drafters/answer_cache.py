@@ -149,7 +149,7 @@ class AnswerCache:
 
 
 def split_answers(tokens: TokenIds) -> list[TokenIds]:
-    """What read() gives as one text for each answer, with the end of its prompt."""
+    """The text of each answer, with the end of its prompt, from the tokens that read() gives."""
     return [part[part != _END] for part in np.split(tokens, np.flatnonzero(tokens == _END) + 1) if len(part)]
 
 

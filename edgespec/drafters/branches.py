@@ -193,7 +193,7 @@ class Branches:
 
     @property
     def chance_of_alternatives(self) -> float:
-        """That one of the alternatives comes true that the next step drafts on from."""
+        """The chance that the text takes one of the alternatives that the next step drafts on from."""
         return sum(branch.chance for branch in self._chosen if not branch.is_chain)
 
     def add(self, guesses: Sequence[Guess], nodes: Sequence[int], odds: Branching | None = None) -> Step:

@@ -22,7 +22,7 @@ _NONE = np.float16(-np.inf)
 
 
 class TargetRow(NamedTuple):
-    """The tokens that a target thought likely in one place, with their logits."""
+    """The tokens that a target thought likely at one position, with their logits."""
 
     ids: TokenIds
     logits: npt.NDArray[np.float32]
@@ -39,7 +39,7 @@ def likely_tokens(row: Row) -> TargetRow:
 
 @dataclass(slots=True)
 class AnswerLog:
-    """What the target has said after each token of an answer, as far as it goes.
+    """The target's likely tokens after each token of an answer, as far as they were noted.
 
     text: The prompt and the answer.
     rows: After the tokens of the text from `first` on, one for each.

@@ -44,7 +44,7 @@ _MAX_UNLEARNED = 3
 
 
 class _Pass(NamedTuple):
-    """A pass, what of it belongs to the answer, and how far the target was then."""
+    """A pass, the part of it that belongs to the answer, and the target's counts at that time."""
 
     block: Block  # without logits: many passes may wait, and a row has half a megabyte
     kept: TokenIds  # the block up to an end token or the count
@@ -204,7 +204,7 @@ class Generation:
 
     @contextmanager
     def _accepting(self) -> Iterator[Acceptance]:
-        """The rule that accepts drafts. Nothing is learned meanwhile, and afterwards from what it was given."""
+        """The rule that accepts drafts; a head learns nothing within the block, and from it afterwards."""
         if self.learner is None:
             yield self.speculation.accept
             return
@@ -320,12 +320,12 @@ def _text_behind(prefill: TokenIds, tokenizer: Tokenizer, shown: Collection[int]
 
 
 def _working_s(caller: Caller) -> float:
-    """The time without that in which an answer's passes waited for others, which is no cost of drafting."""
+    """The clock less the time in which an answer's passes waited for others, which is no cost of drafting."""
     return perf_counter() - caller.waited_s
 
 
 def _with_waits(block: Block, before_s: float, after_s: float) -> Block:
-    """A block by the time of all, from seconds that the answer had waited before its pass and after it."""
+    """A block in ordinary time, from seconds that the answer had waited before its pass and after it."""
     if not after_s:
         return block
     return block._replace(started_s=block.started_s + before_s, verify_s=block.verify_s + after_s - before_s)

@@ -133,7 +133,7 @@ class TargetCaches:
 
     @property
     def decoders(self) -> Sequence[Decoder]:
-        """The decoders of the caches that there are; more may come to be among them."""
+        """The decoders of all caches made so far; the sequence grows when another cache is made."""
         return self._decoders
 
     def decoder(self, number: int) -> Decoder | None:

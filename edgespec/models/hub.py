@@ -99,7 +99,7 @@ def _choose(hub_id: HubId, folder: Path, revision: str, offline: bool) -> tuple[
 
 @contextmanager
 def _lock(folder: Path, report: Report) -> Iterator[None]:
-    """Only one process at a time fetches into folder."""
+    """Hold the lock of a folder, since only one process at a time may fetch into it."""
     with ExitStack() as stack:
         with explain_folder_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
