@@ -26,10 +26,10 @@ def equality(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Rule) -> T
         Between 1 and num_draft + 1 token ids.
     """
     emitted = _of_chain(tokens, draft, logits, sampler)
-    row = row_behind(draft, 0, emitted[-1]) if draft.parents is not None else None
+    row = row_after(draft, 0, emitted[-1]) if draft.parents is not None else None
     while row is not None:
         emitted.append(sampler(logits[row], append(tokens, emitted)))
-        row = row_behind(draft, row, emitted[-1])
+        row = row_after(draft, row, emitted[-1])
     return np.array(emitted, np.int32)
 
 
@@ -47,7 +47,7 @@ def _of_chain(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Rule) -> 
     return emitted
 
 
-def row_behind(draft: Draft, row: int, token: int) -> int | None:
+def row_after(draft: Draft, row: int, token: int) -> int | None:
     """The row of logits after token, if the draft holds token after the token of row."""
     if draft.parents is None:
         return row + 1 if row < len(draft.tokens) and draft.tokens[row] == token else None

@@ -81,7 +81,7 @@ class GuessTree:
             self._children.setdefault(guess.after, []).append(len(self._guesses))
             self._guesses.append(guess)
 
-    def path_behind(self, tokens: TokenIds) -> list[Guess] | None:
+    def path_after(self, tokens: TokenIds) -> list[Guess] | None:
         """The first guess after tokens, the first after that, and so on; None where tokens leave the tree."""
         start, node, self.is_last_guessed = len(self._last), self._node, None
         if not np.array_equal(tokens[:start], self._last):
@@ -156,9 +156,9 @@ class Branches:
         self._chosen: list[_Branch] = []
         self.first = Step([self.extend(guess).guesses[0] for guess in chain], 0, text=tokens)
 
-    def chain_behind(self, tokens: TokenIds) -> list[Guess] | None:
+    def chain_after(self, tokens: TokenIds) -> list[Guess] | None:
         """The guesses after a longer text; None where it leaves the tree."""
-        return self._given.path_behind(tokens[len(self.tokens) :])
+        return self._given.path_after(tokens[len(self.tokens) :])
 
     def extend(self, guess: Guess) -> Step:
         """Put a guess at the end of the chain."""

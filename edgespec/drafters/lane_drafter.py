@@ -232,7 +232,7 @@ class LaneDrafter(Drafter):
             return self._found
         text, self._searched, self._found = self._text, tokens, None
         if text is not None and np.array_equal(tokens[: len(text)], text):
-            self._found = self._tree.path_behind(tokens[len(text) :])
+            self._found = self._tree.path_after(tokens[len(text) :])
             self._missed = self._tree.take_missed() or self._missed
             self._is_last_guessed = self._tree.is_last_guessed
         return self._found
@@ -309,7 +309,7 @@ class LaneDrafter(Drafter):
         guesses: Iterator[Guess] | None = None
         while goal := self._goal:
             if goal.tokens is not tree.tokens:
-                chain = tree.chain_behind(goal.tokens)
+                chain = tree.chain_after(goal.tokens)
                 if chain is None:
                     return
                 tree, guesses = Branches(goal.tokens, chain), None

@@ -92,7 +92,7 @@ class NgramTable:
         if len(tails) > self.max_tails:
             del tails[next(iter(tails))]
 
-    def behind(self, token: int) -> list[tuple[tuple[int, ...], int]]:
+    def continuations(self, token: int) -> list[tuple[tuple[int, ...], int]]:
         """The continuations of a token with their counts, the latest first."""
         return list(self._tails.get(token, {}).items())[::-1]
 
@@ -155,7 +155,7 @@ class Lookahead(Drafter):
         self._read(tokens)
         self._align(tokens)
         nodes = _Nodes()
-        for tail, num_seen in self._ngrams.behind(int(tokens[-1])):
+        for tail, num_seen in self._ngrams.continuations(int(tokens[-1])):
             nodes.add_guess(tail[: request.num_tokens], num_seen)
         self._add_window(nodes, request.num_tokens)
         return Draft(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding.acceptance import row_behind
+from edgespec.decoding.acceptance import row_after
 from edgespec.decoding.correction import Contexts, contexts_in
 from edgespec.types import Acceptance, Draft, Logits, Row, Sampler, TokenIds, append
 
@@ -71,7 +71,7 @@ class AnswerLog:
         for token in emitted.tolist():
             assert row is not None
             self.rows.append(likely_tokens(logits[row]))
-            row = row_behind(draft, row, token)
+            row = row_after(draft, row, token)
         self.text = append(tokens, emitted)
 
 
