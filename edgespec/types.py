@@ -294,7 +294,7 @@ class Drafter(Protocol):
 
     @property
     def is_free(self) -> bool:
-        """A draft costs next to nothing, so it is made before the policy decides."""
+        """Whether a draft costs next to nothing, so that it is made before the policy decides."""
         return True
 
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
@@ -312,7 +312,7 @@ class Drafter(Protocol):
 
     @property
     def can_run_ahead(self) -> bool:
-        """The drafter can go on while the target verifies."""
+        """Whether the drafter can go on while the target verifies."""
         return False
 
     @property

@@ -111,7 +111,7 @@ def _count_real(pieces: list[str], types: list[int]) -> int:
 
 
 def _is_control(piece: str, type_: int) -> bool:
-    """Some files declare <end_of_turn> as user-defined; gemma's </s> is HTML and really is user-defined."""
+    """Whether a token is a control token, which some files declare as user-defined (gemma's </s> really is HTML)."""
     return type_ == _CONTROL or (type_ == _USER_DEFINED and piece in END_OF_TURN and piece != "</s>")
 
 

@@ -125,7 +125,7 @@ def _read_record(folder: Path) -> Record:
 
 
 def _can_share(device: Device) -> bool:
-    """QNN's emulator compiles two graphs over one copy of the weights, and then does not load them."""
+    """Whether graphs can share their weights: QNN's emulator compiles such graphs, and then does not load them."""
     return not (device.provider == "QNNExecutionProvider" and device.is_software)
 
 

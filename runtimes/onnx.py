@@ -156,7 +156,7 @@ class OnnxDecoder:
             self._held = tokens
 
     def imitate(self, tokens: TokenIds, num_run: int, seed: int) -> bool:
-        """Hold tokens of which only the first num_run were run, with keys and values like those of these.
+        """Hold tokens of which only the first num_run were run; the others get keys and values like theirs.
 
         Returns False, and holds what it held, where the cache is no memory of the host that can be filled.
         """

@@ -150,7 +150,7 @@ def _starts(manifest: Manifest, num_tokens: int) -> list[int]:
 
 
 def _hold(decoder: Decoder, tokens: TokenIds) -> bool:
-    """Have tokens in the cache; False where that would take a long text."""
+    """Fill the cache with tokens; returns False where that would take a long text."""
     if len(tokens) <= _NUM_RUN:
         _forget(decoder)
         return True

@@ -73,7 +73,7 @@ class OnnxTreeDecoder(ForwardingDecoder):
         self._chain.serve(caller)
 
     def copy_prefix(self, other: Any, tokens: TokenIds) -> bool:
-        """Take over keys and values of tokens from another fork, as the decoder of chains does."""
+        """Copy keys and values of tokens from another fork, as OnnxDecoder does."""
         if not isinstance(other, OnnxTreeDecoder):
             return False
         with self._lock:
@@ -85,7 +85,7 @@ class OnnxTreeDecoder(ForwardingDecoder):
         return self._chain.can_exchange
 
     def exchange(self, other: Self) -> None:
-        """Exchange caches with a fork, as the decoder of chains does, while neither runs passes."""
+        """Exchange caches with a fork, as OnnxDecoder does, while neither runs passes."""
         with self._lock, other._lock:
             self._chain.exchange(other._chain)
             self._tree, other._tree = other._tree, self._tree

@@ -71,7 +71,7 @@ class HiddenStates:
             self._rows = self._rows[:0].copy()
 
     def known(self, tokens: TokenIds) -> int:
-        """For how many of the first tokens states are held."""
+        """How many of the first tokens have states here."""
         with self._lock:
             return reusable_prefix(self._held, tokens, 0)
 

@@ -167,7 +167,7 @@ def _is_inside(name: str) -> bool:
 
 
 def is_reachable(url: str, timeout_s: float) -> bool:
-    """True when anything answers in time; a name look-up that hangs is abandoned."""
+    """Whether anything answers in time; a name look-up that hangs is abandoned."""
     from huggingface_hub import get_session
 
     answered = threading.Event()

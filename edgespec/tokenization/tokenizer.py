@@ -154,7 +154,7 @@ class Tokenizer:
         return None if spelling is None else str(spelling)
 
     def ends_in_bytes(self, tokens: Sequence[int]) -> bool:
-        """True where the text ends in tokens of single bytes, with which SentencePiece spells rare characters."""
+        """Whether the text ends in tokens of single bytes, with which SentencePiece spells rare characters."""
         if not self._has_byte_tokens:
             return False
         last = next((token for token in reversed(tokens) if token not in self.special_tokens.values()), None)
