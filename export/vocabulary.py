@@ -111,7 +111,7 @@ def _count_real(pieces: list[str], types: list[int]) -> int:
 
 
 def _is_control(piece: str, type_: int) -> bool:
-    """Whether a token controls turns, also if a file calls it user-defined (as gemma's </s>, which is HTML, really is)."""
+    """Whether a token controls turns; some files declare <end_of_turn> as user-defined, as gemma's </s> really is."""
     return type_ == _CONTROL or (type_ == _USER_DEFINED and piece in END_OF_TURN and piece != "</s>")
 
 
