@@ -111,7 +111,8 @@ def _count_real(pieces: list[str], types: list[int]) -> int:
 
 
 def _is_control(piece: str, type_: int) -> bool:
-    """Whether a token controls turns; some files declare <end_of_turn> as user-defined, as gemma's </s> really is."""
+    """Whether a token controls turns; some files declare <end_of_turn> as user-defined."""
+    # gemma's </s> is HTML, and really is user-defined.
     return type_ == _CONTROL or (type_ == _USER_DEFINED and piece in END_OF_TURN and piece != "</s>")
 
 
