@@ -20,6 +20,7 @@ from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.pass_queue import Caller
 from edgespec.errors import ContextOverflow, MemoryExhausted
 from edgespec.manifest import Manifest
+from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.device_checks import DeviceCheck, DeviceChecks, is_same_row, row_sample
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.passes import Passes

@@ -17,6 +17,7 @@ from edgespec.decoding.correction import Correction, contexts_in, contexts_in_tr
 from edgespec.decoding.hidden_states import States
 from edgespec.decoding.whole_rows import WholeRows
 from edgespec.errors import ContextOverflow
+from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.head_parts import Features, HeadFolder, require_run
 from edgespec.runtimes.own_states import OwnStates
 from edgespec.runtimes.passes import Passes
