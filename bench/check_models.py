@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
 from command_line import command_line
 
 from edgespec.decoders import Decoder

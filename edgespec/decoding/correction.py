@@ -14,9 +14,7 @@ from edgespec.types import Logits, TokenIds, append
 
 _TOKEN_BITS = 20  # of an id; three times as many fit an int64
 
-Contexts = npt.NDArray[
-    np.int64
-]  # [num_rows, 2]: the token after which a row is alone, and with the one before it
+Contexts = npt.NDArray[np.int64]  # [num_rows, 2]: the token after which a row is alone, and with the one before it
 
 
 def contexts_of(before: TokenIds, tokens: TokenIds) -> Contexts:

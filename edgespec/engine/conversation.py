@@ -331,9 +331,7 @@ class Conversation:
         self._cut_short.pop(len(rounds) - 1, None)
         self._rounds, self._num_dropped, self._num_tries = rounds, num_dropped, num_tries
         self._begun, self._chunks = begun, []
-        reply = Reply(
-            num_prompt, tuple(dropped), stream, self._chunks, self._take_answer, self.ends_loops, begun
-        )
+        reply = Reply(num_prompt, tuple(dropped), stream, self._chunks, self._take_answer, self.ends_loops, begun)
         self._reply = ref(reply)
         return reply
 

@@ -220,4 +220,3 @@ def _require_possible(resolved: Resolved, placement: Placement) -> None:
             f"lookahead runs the target's other graph, so --exact cannot go with it on '{placement.device.name}', "
             "where deterministic mode is off; leave out one of them"
         )
-

@@ -1,4 +1,4 @@
-"""The state of an answer while it is written: from the tokens of its passes to text, calls of tools and figures."""
+"""The state of an answer while it is written: from tokens of its passes to text, calls of tools and figures."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace

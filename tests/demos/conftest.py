@@ -14,9 +14,7 @@ def display_name() -> Iterator[str | None]:
 
     It lasts as long as all tests: Tk ends a process whose display goes away.
     """
-    pytest.importorskip(
-        "tkinter", reason="needs Tk, which this Python was built without (Debian: python3-tk)"
-    )
+    pytest.importorskip("tkinter", reason="needs Tk, which this Python was built without (Debian: python3-tk)")
     if os.environ.get("DISPLAY") or os.name == "nt":
         yield None
         return

@@ -77,7 +77,9 @@ def test_rows_behind_the_window_become_ngrams() -> None:
         fed = append(tokens[-1:], draft.tokens)
         lookahead.learn(tokens, draft, np.eye(200, dtype=np.float32)[fed + 1])
         tokens = append(tokens, tokens[-1:] + 1)
-    right = [token for token in range(200) if (token + 1, token + 2) in dict(lookahead._ngrams.continuations(token))]
+    right = [
+        token for token in range(200) if (token + 1, token + 2) in dict(lookahead._ngrams.continuations(token))
+    ]
     assert len(right) >= 2
 
 
