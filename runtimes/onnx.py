@@ -22,7 +22,7 @@ from edgespec.errors import ContextOverflow, MemoryExhausted
 from edgespec.manifest import Manifest
 from edgespec.runtimes.device_checks import DeviceCheck, DeviceChecks, is_same_row, row_sample
 from edgespec.runtimes.devices import Device
-from edgespec.runtimes.passes import Passes, TreeLayout
+from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.row_rule import NO_RULE, next_pass, read_l2_bytes, row_rule
 from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
 from edgespec.runtimes.shared_cache import SharedCache

@@ -19,7 +19,7 @@ from edgespec.decoding.whole_rows import WholeRows
 from edgespec.errors import ContextOverflow
 from edgespec.runtimes.head_parts import Features, HeadFolder, require_run
 from edgespec.runtimes.own_states import OwnStates
-from edgespec.runtimes.passes import Passes, TreeLayout
+from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.row_rule import NO_RULE, next_pass, read_l2_bytes, row_rule
 from edgespec.runtimes.session import SessionOptions, translate_memory_errors
 from edgespec.runtimes.shared_cache import SharedCache

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from edgespec.manifest import Manifest
 from edgespec.runtimes.devices import Device, import_onnxruntime
-from edgespec.runtimes.passes import HIDDEN, is_hidden
+from edgespec.runtimes.attention_bias import HIDDEN, is_hidden
 from edgespec.types import Logits, TokenIds
 
 _log = logging.getLogger(__name__)

@@ -38,7 +38,7 @@ from edgespec.runtimes.device_checks import DeviceChecks
 from edgespec.runtimes.devices import Device, limit_arena
 from edgespec.runtimes.node_placement import find_strays, read_node_placement, request_device
 from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.runtimes.passes import TreeLayout
+from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.tree import tree_manifest
 
 _PROVIDER = "onnxruntime/capi/libonnxruntime_providers_cuda.so"

@@ -186,7 +186,7 @@ def test_graphs_that_cannot_be_taken_apart_are_refused(tiny_model: Path) -> None
 def test_a_session_whose_rows_are_wrong_is_not_used(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("edgespec.runtimes.passes.np.array_equal", lambda *rows: False)
+    monkeypatch.setattr("edgespec.runtimes.joined_check.np.array_equal", lambda *rows: False)
     root = decoder(tiny_model)
     root.share(2, lambda: True)
     assert root._passes.queue is not None
