@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.manifest import Manifest
-from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.runtimes.attention_bias import HIDDEN, is_hidden
+from edgespec.runtimes.devices import Device, import_onnxruntime
 from edgespec.types import Logits, TokenIds
 
 _log = logging.getLogger(__name__)

@@ -21,11 +21,11 @@ from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.pass_queue import Caller
 from edgespec.errors import ContextOverflow, DeviceUnavailable, ManifestError
 from edgespec.manifest import Manifest
+from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.cuda import PROVIDER
 from edgespec.runtimes.device_checks import DeviceChecks
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.session import SessionOptions, refuse_device
 from edgespec.runtimes.soundness import are_close, probe_tokens
 from edgespec.system.cancel import Cancel
