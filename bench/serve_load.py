@@ -11,7 +11,6 @@ adds a server that runs already, such as that of bench/llama_server.py, as often
 """
 
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 import httpx2
+from command_line import command_line, split_arguments
 from interleaved import measure_in_turn
 from load import read_requests
 from server_process import TIMEOUT_S, Answered, Asked, ask, served
@@ -142,10 +142,8 @@ def compare(
 
 
 def main() -> None:
-    own, served_by = sys.argv[1:], list[str]()
-    if "--" in own:
-        own, served_by = own[: own.index("--")], own[own.index("--") + 1 :]
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    own, served_by = split_arguments(sys.argv[1:])
+    parser = command_line(__doc__)
     parser.add_argument("model", help="as `edgespec serve` takes it")
     parser.add_argument("--requests", default="1,2,4,8")
     parser.add_argument("--rounds", type=int, default=3)

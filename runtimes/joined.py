@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class Part(NamedTuple):
-    """A pass of one text: tokens behind the first num_past slots of its cache, the last num_rows with logits.
+    """A pass of one text: tokens after the first num_past slots of its cache, the last num_rows with logits.
 
     num_padded: Tokens behind them that mean nothing, which a pass of its own would run to be of even width.
     token_widths: Outputs with a row for each token that the text wants, and how many numbers a row has.

@@ -6,7 +6,7 @@ computed from the numbers that it is computed from in a pass of its own, in the 
 
 Attention runs over rows that are gathered for it, part by part, so a row may be there twice: a pass that is padded
 to even width is so in its attention alone. A text that has no rows in a pass gets one of the others into a cache
-that nobody reads; what comes of it is dropped. Part r is one of the texts; its inputs and outputs have .r behind
+that nobody reads; what comes of it is dropped. Part r is one of the texts; its inputs and outputs have .r after
 their names.
 """
 

@@ -16,13 +16,13 @@ class Cache(Protocol):
         """Bind for a pass of num_new tokens that keeps the first num_past positions."""
 
     def collect(self) -> None:
-        """Hold what the pass has made."""
+        """Take over the keys and values that the pass has made."""
 
     def pretend(self, num_positions: int) -> None:
-        """Hold zeros, written as real values are: memory that was never written reads too fast."""
+        """Hold zeros that are really written: memory that was never written reads too fast to be timed."""
 
     def clear(self) -> None:
-        """Hold nothing, in no memory."""
+        """Forget everything, and free the memory."""
 
 
 def make_cache(session: Any, binding: Any, manifest: Manifest, device: Device) -> Cache:

@@ -135,7 +135,7 @@ class OnnxDecoder:
         return self._to_argmax(self._run(tokens, num_last, self._best_name))
 
     def tree_argmax(self, tokens: TokenIds, nodes: TokenIds, layout: TreeLayout) -> Argmax:
-        """The likeliest tokens behind the last of tokens and behind each of nodes, [num_nodes + 1]."""
+        """The likeliest tokens after the last of tokens and after each of nodes, [num_nodes + 1]."""
         return self._to_argmax(self.tree_rows(tokens, nodes, layout, output=self._best_name))
 
     def interrupt(self) -> None:
@@ -157,7 +157,7 @@ class OnnxDecoder:
             self._held = tokens
 
     def imitate(self, tokens: TokenIds, num_run: int, seed: int) -> bool:
-        """Hold tokens of which only the first num_run were run, with keys and values like those of these.
+        """Hold tokens of which only the first num_run were run; the others get keys and values like theirs.
 
         Returns False, and holds what it held, where the cache is no memory of the host that can be filled.
         """
@@ -197,9 +197,9 @@ class OnnxDecoder:
     def tree_rows(
         self, tokens: TokenIds, nodes: TokenIds, layout: TreeLayout, num_held: int = 0, output: str | None = None
     ) -> Logits:
-        """Logits behind the last of tokens and behind each of nodes, [num_nodes + 1, vocab_size].
+        """Logits after the last of tokens and after each of nodes, [num_nodes + 1, vocab_size].
 
-        The nodes are left in the slots behind tokens, which are held. Where the first num_held of them lie there
+        The nodes are left in the slots after tokens, which are held. Where the first num_held of them lie there
         already, only the others are run, [num_nodes - num_held, vocab_size].
 
         Args:
@@ -216,7 +216,7 @@ class OnnxDecoder:
                 rows = self._passes.run(nodes[num_held:], start, num_rows, layout, output)
                 self._store(start, num_rows)
                 self.num_fed -= num_held
-            elif len(before) == 0:  # ONNX Runtime's CPU provider reads positions only of passes behind a past
+            elif len(before) == 0:  # ONNX Runtime's CPU provider reads positions only of passes after a past
                 first = self._rows(tokens, 1, output).copy()
                 rows = np.concatenate([first, self._passes.run(nodes, 1, len(nodes), layout, output)])
                 self._store(1, len(nodes))
@@ -338,7 +338,7 @@ class OnnxDecoder:
         )
 
     def _fresh_rows(self, tokens: TokenIds, start: int, width: int) -> Logits:
-        """Rows behind all tokens but the first `start`, which the call before has run, in passes of a width."""
+        """Rows after all tokens but the first `start`, which the call before has run, in passes of a width."""
         self._hold(tokens[:start])
         self._chunk_tokens = width
         return self._rows(tokens, len(tokens) - start, self._logits_name).copy()

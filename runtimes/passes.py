@@ -135,7 +135,7 @@ class Passes:
         inputs: Mapping[str, npt.NDArray[Any]] | None = None,
         num_padded: int = 0,
     ) -> Logits:
-        """Run tokens behind the first num_past slots; returns logits of the last num_rows, [num_rows, vocab_size].
+        """Run tokens after the first num_past slots; returns logits of the last num_rows, [num_rows, vocab_size].
 
         Args:
             num_padded: Run so many tokens more that mean nothing; the slots behind tokens hold garbage then.

@@ -1,6 +1,6 @@
 """Heads that draft token by token with attention to the text (EAGLE: Li et al., arXiv:2401.15077; EAGLE-3; MTP).
 
-Slot i of the head's cache is of token i + 1 and of the state behind token i: of the target's hidden states, where
+Slot i of the head's cache is of token i + 1 and of the state after token i: of the target's hidden states, where
 they are known, or the state that the head gave itself in slot i - 1. Its row predicts token i + 2.
 """
 
@@ -28,7 +28,7 @@ from edgespec.runtimes.tree import tree_manifest
 from edgespec.types import Logits, TokenIds, append
 
 _CHUNK_TOKENS = 256
-# The most tokens behind the known hidden states whose states a draft begins by guessing, one pass after another.
+# The most tokens after the known hidden states whose states a draft begins by guessing, one pass after another.
 _MAX_GUESSED = 16
 _MOST_STATES = 64  # of a pass that are kept to go on from, as a tree does from each
 
@@ -37,7 +37,7 @@ class RecurrentHead:
     """A recurrent head as a function from tokens to logits, which reads a target's hidden states from their store.
 
     Slots whose tokens all have known hidden states are exact; the others are run again once these are known and a
-    draft begins. A row behind the first token, which has no state before it, is of zeros. In deterministic mode a
+    draft begins. A row after the first token, which has no state before it, is of zeros. In deterministic mode a
     row is equal to the bit however a text is cut into passes, but for trees.
 
     correction: Of its rows, learned from use; None for none.
@@ -139,7 +139,7 @@ class RecurrentHead:
             self._passes.cache.clear()
 
     def _hold(self, tokens: TokenIds) -> None:
-        """Count tokens as those that are held, without a tree behind them."""
+        """Count tokens as those that are held, without a tree after them."""
         self._tree, self._held = trees.HeldTree(), tokens
         self._num_exact = min(self._num_exact, max(0, len(tokens) - 1))
 
@@ -150,10 +150,10 @@ class RecurrentHead:
             self._hold(tokens[: self._num_exact + 1])
 
     def _settle(self, tokens: TokenIds) -> None:
-        """Forget the tree behind the text; a head without trees has none."""
+        """Forget the tree after the text; a head without trees has none."""
 
     def _rows(self, tokens: TokenIds, num_last: int) -> Logits:
-        """Rows behind the last num_last tokens, over the head's own columns."""
+        """Rows after the last num_last tokens, over the head's own columns."""
         num_slots = len(tokens) - 1
         first_wanted = num_slots - min(num_last, num_slots)
         start = min(max(0, reusable_prefix(self._held, tokens, 0) - 1), first_wanted)
@@ -264,7 +264,7 @@ class RecurrentTreeHead(RecurrentHead):
         self._held = append(held, tree.nodes[path])
 
     def _tree_rows(self, tokens: TokenIds, tree: trees.HeldTree, num_last: int | None) -> Logits:
-        """Rows behind all nodes, or at least behind the last num_last and the nodes that lie in no slot yet."""
+        """Rows after all nodes, or at least after the last num_last and the nodes that lie in no slot yet."""
         nodes, parents = tree
         num_held = 0
         if num_last is not None and self._own.has(len(tokens) - 2):
@@ -279,7 +279,7 @@ class RecurrentTreeHead(RecurrentHead):
         while num_held < len(nodes):
             stop = _end_of_level(parents, num_held)
             layout = TreeLayout(text_slot + below[: stop + 1], trees.attention_mask(parents[:stop]))
-            # The slot of a node is its number behind that of the last token.
+            # The slot of a node is its number after that of the last token.
             states = self._own.of([text_slot + 1 + parent for parent in parents[num_held:stop]])
             start = text_slot + 1 + num_held
             rows.append(self._run(nodes[num_held:stop], start, states, stop - num_held, layout).copy())

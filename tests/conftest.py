@@ -93,7 +93,7 @@ def template_process() -> Iterator[TemplateProcess]:
 @pytest.fixture
 def one_template_process(template_process: TemplateProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of many engines that are not about their processes: each takes 0.07 s to start."""
-    monkeypatch.setattr("edgespec.engine.load.TemplateProcess", lambda: LentProcess(template_process))
+    monkeypatch.setattr("edgespec.engine.open_engine.TemplateProcess", lambda: LentProcess(template_process))
 
 
 @pytest.fixture(scope="session")

@@ -101,7 +101,7 @@ class ForkingDecoder(Decoder, Protocol):
         """Run passes for another text from now on."""
 
     def copy_prefix(self, other: Any, tokens: Any) -> bool:
-        """Take over keys and values of tokens from another fork, whose cache begins with them.
+        """Copy keys and values of tokens from another fork, whose cache begins with them.
 
         The other one may run passes meanwhile, as long as its text goes on beginning with tokens. Returns False
         where caches cannot be copied.

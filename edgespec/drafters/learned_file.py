@@ -59,7 +59,7 @@ class LearnedFile:
             problem = error.strerror or "it cannot be read"
         except _DAMAGE:
             problem = "it is damaged"
-        report(f"{self.path} cannot be used ({problem}); learning starts anew")
+        report(f"{self.path} cannot be used ({problem}); learning starts again from nothing")
         return None
 
     def write(self, learned: LearnedHead) -> None:

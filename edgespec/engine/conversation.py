@@ -1,17 +1,18 @@
 """A conversation with an engine: messages, streamed answers, a full context. Knows nothing of terminals."""
 
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from weakref import ref
 
-from edgespec.decoding.repetition import Repetition, find_loop
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.answers import AnswerStream, Chunk, Completion, join_chunks
+from edgespec.engine.answers import Chunk, Completion
 from edgespec.engine.drafting import Drafting
+from edgespec.engine.reply import Reply
+from edgespec.engine.rounds import Round, answered_rounds, messages_of, read_rounds
 from edgespec.engine.transcript import Transcript, read_transcript, save_transcript
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.tokenization.chat_template import Message
@@ -22,14 +23,6 @@ if TYPE_CHECKING:
 OVERFLOWS = ("error", "drop-oldest")
 # Dropping rounds frees this share of the context at once, since the model must read the rest again each time.
 _FREED_SHARE = 0.25
-_LOOK_AFTER = 64  # tokens, between two looks for a loop
-
-
-class Round(NamedTuple):
-    """A message of the user and the answer to it; None where there is no word of an answer."""
-
-    user: str
-    answer: str | None
 
 
 class Settings(TypedDict, total=False):
@@ -133,7 +126,7 @@ class Conversation:
     @property
     def num_dropped(self) -> int:
         """How many of the oldest messages are no longer sent to the model."""
-        return len(_flatten(self._rounds[: self._num_dropped]))
+        return len(messages_of(self._rounds[: self._num_dropped]))
 
     @property
     def num_tokens(self) -> int:
@@ -153,7 +146,7 @@ class Conversation:
         num_dropped = len(self._rounds) if self._overflow == "drop-oldest" else self._num_dropped
         return self.engine.context_length - self._count([*self._rounds, Round(text, None)], num_dropped)
 
-    def stream(self, text: str, *, begun: str = "", **options: Unpack[ReplyOptions]) -> "Reply":
+    def stream(self, text: str, *, begun: str = "", **options: Unpack[ReplyOptions]) -> Reply:
         """Send a message; return its answer as a stream. Options are those of Engine.stream, for this answer.
 
         begun is the beginning of the answer, which the model continues.
@@ -175,7 +168,7 @@ class Conversation:
         """Send a message; return the whole answer. Options and errors as in stream."""
         return self.stream(text, **options).completion()
 
-    def retry(self, **options: Unpack[ReplyOptions]) -> "Reply":
+    def retry(self, **options: Unpack[ReplyOptions]) -> Reply:
         """Answer the last message again with the next seed. Raises UsageError: there is no message yet."""
         with self._lock:
             self._require_idle()
@@ -184,8 +177,8 @@ class Conversation:
             tries = self._num_tries + (not self._is_unanswered)
             return self._begin([*self._rounds[:-1], Round(self._rounds[-1].user, None)], tries, options)
 
-    def go_on(self, **options: Unpack[ReplyOptions]) -> "Reply":
-        """Continue the last answer behind its end, with the same seed; the reply streams what is new.
+    def go_on(self, **options: Unpack[ReplyOptions]) -> Reply:
+        """Continue the last answer after its end, with the same seed; the reply streams what is new.
 
         Raises UsageError: there is no answer yet.
         """
@@ -258,10 +251,10 @@ class Conversation:
 
         Raises UsageError: A message is neither a user's nor its answer.
         """
-        system, rounds, cut_short = _parse_transcript(transcript)
+        system, rounds, cut_short = read_rounds(transcript)
         self.system = system
         self.sampling = transcript.sampling or self.sampling
-        sizes = [len(_flatten(rounds[:i])) for i in range(len(rounds) + 1)]
+        sizes = [len(messages_of(rounds[:i])) for i in range(len(rounds) + 1)]
         self._restore(rounds, cut_short, bisect_left(sizes, transcript.num_dropped))
 
     def save(self, path: str | Path) -> None:
@@ -308,12 +301,12 @@ class Conversation:
 
     def _messages(self, rounds: Sequence[Round]) -> tuple[Message, ...]:
         system = [Message("system", self.system)] if self.system is not None else []
-        return (*system, *_flatten(rounds))
+        return (*system, *messages_of(rounds))
 
     def _sent(self, rounds: Sequence[Round]) -> tuple[Message, ...]:
-        return self._messages([*_answered_rounds(rounds[:-1]), *rounds[-1:]])
+        return self._messages([*answered_rounds(rounds[:-1]), *rounds[-1:]])
 
-    def _begin(self, rounds: list[Round], num_tries: int, options: ReplyOptions, begun: str = "") -> "Reply":
+    def _begin(self, rounds: list[Round], num_tries: int, options: ReplyOptions, begun: str = "") -> Reply:
         if unknown := options.keys() - ReplyOptions.__annotations__.keys():
             raise UsageError(
                 f"a message of a conversation has no option '{min(unknown)}'; wanted "
@@ -333,12 +326,12 @@ class Conversation:
             **self._switches(),
             **options,
         )
-        dropped = _flatten(_answered_rounds(rounds[self._num_dropped : num_dropped]))
+        dropped = messages_of(answered_rounds(rounds[self._num_dropped : num_dropped]))
         # From here on the message is part of the conversation, even if its answer fails.
         self._cut_short.pop(len(rounds) - 1, None)
         self._rounds, self._num_dropped, self._num_tries = rounds, num_dropped, num_tries
         self._begun, self._chunks = begun, []
-        reply = Reply(num_prompt, tuple(dropped), self, stream, self._chunks, begun)
+        reply = Reply(num_prompt, tuple(dropped), stream, self._chunks, self._take_answer, self.ends_loops, begun)
         self._reply = ref(reply)
         return reply
 
@@ -364,142 +357,17 @@ class Conversation:
     def _switches(self) -> Switches:
         return {} if self.thinking is None else {"thinking": self.thinking}
 
+    def _take_answer(self, reply: Reply, finish_reason: str) -> None:
+        """End a reply; its answer as far as it came is the conversation's, unless its message was taken back."""
+        with self._lock:
+            if not reply.is_over and self._reply() is reply:
+                self._finish(reply.text, finish_reason)
+            reply.is_over = True
+
     def _finish(self, answer: str, finish_reason: str) -> None:
-        """Take the answer of a reply; a message that got no word of one stays unanswered."""
+        """Record the answer to the last message; a message that got no word of one stays unanswered."""
         if not answer and finish_reason in ("cancelled", "timeout"):
             return
         self._rounds[-1] = Round(self._rounds[-1].user, answer)
         if finish_reason != "stop":
             self._cut_short[len(self._rounds) - 1] = finish_reason
-
-
-@dataclass(eq=False)
-class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
-    """An answer as a stream of chunks, for a thread or a task, and a context manager that closes it.
-
-    However it ends, the conversation has the answer as far as it came. Errors are those of Engine.stream.
-    """
-
-    prompt_tokens: int  # of all that the model was sent
-    dropped: tuple[Message, ...]  # which the model was sent the last time and is no longer
-    _conversation: Conversation
-    _stream: AnswerStream
-    _chunks: list[Chunk]
-    begun: str = ""  # the beginning of the answer, which was given
-    is_over: bool = False
-    _loop: Repetition | None = None
-    _num_since: int = 0  # tokens since a loop was looked for
-
-    def __next__(self) -> Chunk:
-        try:
-            chunk = next(self._stream)
-        except BaseException:
-            self.close()
-            raise
-        return self._take(chunk)
-
-    async def __anext__(self) -> Chunk:
-        try:
-            chunk = await anext(self._stream)
-        except BaseException:
-            await self.__aexit__()
-            raise
-        return self._take(chunk)
-
-    def _take(self, chunk: Chunk) -> Chunk:
-        self._look_for_loop(chunk)
-        if chunk.finish_reason == "cancelled" and self._loop:
-            chunk = replace(chunk, finish_reason="loop")
-        self._chunks.append(chunk)
-        if chunk.finish_reason is not None:
-            self._finish(chunk.finish_reason)
-        return chunk
-
-    async def __aenter__(self) -> "Reply":
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self._stream.__aexit__()
-        self._finish("cancelled")
-
-    def __enter__(self) -> "Reply":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    @property
-    def text(self) -> str:
-        """The answer so far, with what it was given to begin with."""
-        return self.begun + "".join(chunk.text for chunk in self._chunks)
-
-    @property
-    def last(self) -> Chunk | None:
-        """The last chunk, once there is one: also if the answer was closed before it was read."""
-        last = self._stream.last
-        is_loop = last is not None and last.finish_reason == "cancelled" and self._loop is not None
-        return replace(last, finish_reason="loop") if last and is_loop else last
-
-    def cancel(self) -> None:
-        """End the answer at once, from any thread or a signal handler; a last chunk says that it was cancelled."""
-        self._stream.cancel()
-
-    def close(self) -> None:
-        """End the answer, if it is not over; the conversation has it as far as it came."""
-        self._stream.close()
-        self._finish("cancelled")
-
-    def completion(self) -> Completion:
-        """Wait for the whole answer."""
-        for _ in self:
-            pass
-        return join_chunks(self._chunks, self.prompt_tokens)
-
-    def _look_for_loop(self, chunk: Chunk) -> None:
-        self._num_since += len(chunk.token_ids)
-        if self._num_since < _LOOK_AFTER or not self._conversation.ends_loops or self._loop:
-            return
-        self._num_since = 0
-        self._loop = find_loop([token for each in (*self._chunks, chunk) for token in each.token_ids])
-        if self._loop:
-            self.cancel()
-
-    def _finish(self, finish_reason: str) -> None:
-        with self._conversation._lock:
-            if not self.is_over and self._conversation._reply() is self:  # else its message was taken back
-                self._conversation._finish(self.text, finish_reason)
-            self.is_over = True
-
-
-def _flatten(rounds: Sequence[Round]) -> list[Message]:
-    messages = []
-    for each in rounds:
-        messages.append(Message("user", each.user))
-        if each.answer is not None:
-            messages.append(Message("assistant", each.answer))
-    return messages
-
-
-def _answered_rounds(rounds: Sequence[Round]) -> list[Round]:
-    return [each for each in rounds if each.answer is not None]
-
-
-def _parse_transcript(transcript: Transcript) -> tuple[str | None, list[Round], dict[int, str]]:
-    """System message, rounds, and why answers were cut short, by round."""
-    messages = transcript.messages
-    first = int(bool(messages) and messages[0].role == "system")
-    reasons = dict(transcript.cut_short)
-    rounds: list[Round] = []
-    cut_short = {}
-    for i, message in enumerate(messages[first:], first):
-        if message.role == "user":
-            rounds.append(Round(message.content, None))
-        elif message.role == "assistant" and rounds and rounds[-1].answer is None:
-            rounds[-1] = Round(rounds[-1].user, message.content)
-            if i in reasons:
-                cut_short[len(rounds) - 1] = reasons[i]
-        else:
-            raise UsageError(
-                f"message {i + 1} is of the role {message.role}; wanted a user's or the answer to one"
-            )
-    return messages[0].content if first else None, rounds, cut_short

@@ -16,8 +16,11 @@ from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.pool import DrafterPool
-from edgespec.engine.answers import AnswerStream, Chunk, Completion, chunks_of, join_chunks
-from edgespec.engine.drafting import Drafting, choose_drafters, under_constraint
+from edgespec.engine.answer_decoder import answer_decoder
+from edgespec.engine.answer_grammars import AnswerGrammars
+from edgespec.engine.answer_stream import AnswerStream, chunks_of
+from edgespec.engine.answers import Chunk, Completion, join_chunks
+from edgespec.engine.drafting import Drafting, choose_drafters
 from edgespec.engine.generation import Generation
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.engine.reasoning import CLOSE, OPEN
@@ -29,11 +32,12 @@ from edgespec.engine.request import (
     check_priority,
     check_seconds,
     check_texts,
+    require_answerable,
 )
 from edgespec.engine.request_queue import RequestQueue, Ticket
-from edgespec.engine.target_caches import TargetCaches, answer_decoder
-from edgespec.engine.tool_calls import call_reading, format_with_calls
-from edgespec.errors import ContextOverflow, EdgeSpecError, FormatError, ManifestError, ModelError, UsageError
+from edgespec.engine.target_caches import TargetCaches
+from edgespec.engine.tool_calls import call_reading
+from edgespec.errors import EdgeSpecError, ModelError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import return_freed
 from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
@@ -47,9 +51,6 @@ from edgespec.types import TokenIds, TokenMask, append
 
 if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation
-    from edgespec.grammar.compile import GrammarCompiler
-    from edgespec.grammar.response_format import ResponseFormat
-
 
 _TAIL = 8  # tokens of a prompt, in which a template opens the reasoning
 
@@ -106,7 +107,7 @@ class Engine:
         self._owner = Owner()
         self._streams: WeakSet[AnswerStream] = WeakSet()
         self._streams_lock = Lock()
-        self._grammar_lock = Lock()  # one thread reads the vocabulary
+        self._grammars = AnswerGrammars(encoder.tokenizer, manifest)
 
     def __enter__(self) -> "Engine":
         """Raises EdgeSpecError: the engine is closed."""
@@ -293,7 +294,8 @@ class Engine:
             calls=calls,
         )
         self._require_possible(request)
-        return self._stream(self._held_to_format(request, response_format))
+        context_length = min(self.context_length, self.target.context_length)
+        return self._stream(self._grammars.constrain(request, response_format, context_length))
 
     def astream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AsyncGenerator[Chunk, None]:
         """Stream an answer to an asyncio task; arguments and errors as in stream, errors with the first chunk.
@@ -429,75 +431,13 @@ class Engine:
     def _spelling_index(self) -> SpellingIndex:
         return SpellingIndex(self.tokenizer.spellings, self.manifest.vocab_size)
 
-    @staticmethod
-    def _read_format(stated: Mapping[str, Any] | None) -> "ResponseFormat | None":
-        if stated is None:
-            return None
-        from edgespec.grammar.response_format import read_format
-
-        return read_format(stated)
-
-    def _held_to_format(self, request: Request, response_format: Mapping[str, Any] | None) -> Request:
-        """The request, with what its answer has to match by response_format and by its tools."""
-        if request.calls is None:
-            return self._constrained(request, self._read_format(response_format))
-        try:
-            wanted = format_with_calls(request.calls, response_format, self._named_tokens)
-            return self._constrained(request, wanted)
-        except FormatError as error:
-            raise UsageError(f"tools cannot be ensured as they are asked for: {error}") from None
-
-    def _constrained(self, request: Request, wanted: "ResponseFormat | None") -> Request:
-        """A request whose answer has to match a format, if one is given; raises what stream raises of it."""
-        if wanted is None:
-            return request
-        from edgespec.grammar.constraint import GrammarConstraint  # takes 20 ms, and few answers need it
-
-        compiler = self._compiler()
-        # A pass over the whole context still gives the token that follows it.
-        left = min(self.context_length, self.target.context_length) + 1 - len(request.tokens)
-        max_tokens = min(request.max_tokens, left)
-        constraint = GrammarConstraint(compiler.compile(wanted), max_tokens, request.prefill)
-        drafters = under_constraint(request.drafters, constraint, len(request.prompt))
-        return request._replace(constraint=constraint, drafters=drafters)
-
-    def _compiler(self) -> "GrammarCompiler":
-        with self._grammar_lock:
-            return self._grammar_compiler
-
-    def _named_tokens(self) -> Mapping[str, int]:
-        """Tokens that grammars have to name, by their spelling."""
-        return self._compiler().special_among(self.tokenizer.added_tokens)
-
-    @cached_property
-    def _grammar_compiler(self) -> "GrammarCompiler":
-        from edgespec.grammar.compile import GrammarCompiler
-
-        return GrammarCompiler(self.tokenizer.path, self.manifest.vocab_size, tuple(self.manifest.eos_token_ids))
-
     def _require_possible(self, request: Request) -> None:
         """Raises what stream raises of a request that this engine cannot answer."""
-        sampling, tokens = request.sampling, request.tokens
-        if not isinstance(sampling, SamplingParams):
-            raise UsageError(f"sampling is {sampling!r}; wanted SamplingParams")
-        if self._near_tie is not None and not sampling.is_greedy:
+        require_answerable(request, self.manifest, self.context_length)
+        if self._near_tie is not None and not request.sampling.is_greedy:
             raise UsageError(
-                f"the temperature is {sampling.temperature}, and exact covers greedy text only on "
+                f"the temperature is {request.sampling.temperature}, and exact covers greedy text only on "
                 f"'{self.device_names[0]}', where deterministic mode is off; use temperature 0, or leave out exact"
-            )
-        if (largest := max(sampling.logit_bias, default=0)) >= self.manifest.vocab_size:
-            raise UsageError(
-                f"logit_bias has the token {largest}, which the model lacks; wanted ids from 0 to "
-                f"{self.manifest.vocab_size - 1}"
-            )
-        if not len(tokens):
-            raise UsageError("the prompt is empty; give at least one token")
-        if len(tokens) > self.context_length:
-            raise ContextOverflow(len(tokens), self.context_length, self.manifest.context_length)
-        if (last := int(tokens.max())) >= self.manifest.vocab_size:
-            raise ManifestError(
-                f"the tokenizer of {self.manifest.name} gives the token {last}, and the model has "
-                f"{self.manifest.vocab_size}; they are not of one model, export it again"
             )
 
     def _stream(self, request: Request) -> AnswerStream:

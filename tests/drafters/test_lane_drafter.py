@@ -24,7 +24,8 @@ from edgespec.drafters.ngram import NgramDrafter
 from edgespec.errors import DrafterFault
 from edgespec.policy import ahead_schedule
 from edgespec.policy.acceptance_rates import AcceptanceRates
-from edgespec.policy.costs import DraftCosts, PassCosts, RowCosts
+from edgespec.policy.costs import PassCosts
+from edgespec.policy.draft_costs import DraftCosts, RowCosts
 from edgespec.policy.draft_model import UNKNOWN_BRANCHING, DraftModelStats
 from edgespec.policy.fixed import FixedLength
 from edgespec.policy.limits import MAX_BRANCHES
