@@ -279,9 +279,9 @@ def test_a_client_that_closes_its_side_counts_as_gone(names: ModelNames, tiny_mo
         with served.raw() as connection:
             body = json.dumps({**HI, "stream": stream}).encode()
             connection.sendall(head_of(CHAT, len(body)) + body)
-            assert decoder.has_begun.wait(30)
+            assert decoder.has_begun.wait(120)
             connection.shutdown(socket.SHUT_WR)
-            assert decoder.is_interrupted.wait(30)
+            assert decoder.is_interrupted.wait(120)
             while connection.recv(4096):
                 pass  # the role, which a stream begins with
         served.wait_until(lambda: served.services.admission.num_taken == 0)
