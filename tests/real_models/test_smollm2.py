@@ -25,7 +25,7 @@ from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.tokenization.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.usefixtures("one_template_process")]
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "Write a Python function that counts the words of a text, then explain each line of the function."
