@@ -14,8 +14,8 @@ import pytest
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces a limit of the address space")
 
 PROMPT = "Write the numbers from 1 to 300 in words, each on a line of its own."
-# Another part of the program takes memory in the middle of an answer, and gives it back. Its reader then waits for the
-# drafter to come back: there must be room for two seconds before the ladder is climbed.
+# Another part of the program takes memory in the middle of an answer, and gives it back. Its reader then waits for
+# the drafter to come back: there must be room for two seconds before the ladder is climbed.
 ANSWER = """
 import json, resource, sys, time, weakref
 import numpy as np, psutil

@@ -49,7 +49,9 @@ def plain(model: Path) -> Iterator[Texts]:
         yield texts_of(engine)
 
 
-@pytest.mark.parametrize(("drafter", "length"), [(drafter, length) for drafter, lengths in LENGTHS.items() for length in lengths])
+@pytest.mark.parametrize(
+    ("drafter", "length"), [(drafter, length) for drafter, lengths in LENGTHS.items() for length in lengths]
+)
 def test_one_text_whatever_drafts_and_how_far(
     model: Path, smollm2_int4: Path, plain: Texts, drafter: str, length: int | str
 ) -> None:

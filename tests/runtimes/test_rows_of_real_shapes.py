@@ -25,7 +25,7 @@ SHAPES = [
     Shape(256, heads=4, kv_heads=1, hidden=640, inner=160, window=512, experts=32, used=5),
 ]
 
-# Sizes of heads and blocks of numbers choose the kernels, with what attention does to queries, keys and scores. Other
+# Sizes of heads and blocks choose the kernels, and so does what attention does to queries, keys and scores. Other
 # families differ from these in constants, biases and what a layer leaves out, so each has some of the shapes.
 KINDS_OF_ATTENTION = ("llama", "qwen3", "olmo2", "gemma2", "gemma3", "phi3")
 

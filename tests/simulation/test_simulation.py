@@ -113,7 +113,12 @@ def test_working_ahead_and_preparing_other_outcomes_pay_where_drafts_are_slow() 
 
 def test_real_threads_keep_virtual_time() -> None:
     for schedule in ("serial", "pipelined"):
-        for target_s in (0.02, 0.1, 0.5, 2.5):  # where the machine is busy, what it takes more is small beside that
+        for target_s in (
+            0.02,
+            0.1,
+            0.5,
+            2.5,
+        ):  # where the machine is busy, what it takes more is small beside that
             machine = Machine(target_s=target_s, draft_s=target_s / 5, ratios=(1, 1.03))
             each = Scenario(machine=machine, acceptance=0.8, draft_length=3, num_tokens=60)
             virtual = run_one(each, schedule, virtual_devices()).tokens_per_second

@@ -80,7 +80,11 @@ def targets(folder: Path) -> list[Target]:
         ),
         Target("recording", _reading(folder / "rounds.jsonl", read_recording), (_ROUNDS,)),
         Target("prompts", _reading(folder / "p.jsonl", lambda path: read_prompts(path, None)), (_PROMPTS,)),
-        Target("command line", partial(_take_arguments, command_parser()), (b"chat m --prompt hi --top-k 4", b"export a --output b")),
+        Target(
+            "command line",
+            partial(_take_arguments, command_parser()),
+            (b"chat m --prompt hi --top-k 4", b"export a --output b"),
+        ),
         Target("sampling", _take_sampling, (b'{"temperature": 0.8, "top_k": 4, "seed": 7}',)),
     ]
 
