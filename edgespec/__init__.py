@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from edgespec.engine.stats import Stats
     from edgespec.errors import (
         ContextOverflow,
+        ConversationError,
         DeviceUnavailable,
         DiskFull,
         EdgeSpecError,
@@ -62,6 +63,7 @@ __all__ = [
     "Completion",
     "ContextOverflow",
     "Conversation",
+    "ConversationError",
     "DeviceUnavailable",
     "DiskFull",
     "Drafting",

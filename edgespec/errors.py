@@ -3,6 +3,7 @@
 EdgeSpecError                 1  anything else that went wrong
 ├── DiskFull                  1  no room for what is to be written
 ├── UsageError                2  an argument that makes no sense
+│   ├── ConversationError     2  messages that the chat template of the model refuses
 │   └── FormatError           2  a response_format that is wrong, or that no answer of the length allowed can match
 ├── ModelError                3  model missing or invalid
 │   ├── SourceError           3  a file to export from is broken, foreign or unsupported
@@ -49,6 +50,10 @@ class UsageError(EdgeSpecError):
     """An argument makes no sense."""
 
     exit_code = 2
+
+
+class ConversationError(UsageError):
+    """The chat template of the model refuses the messages, such as a system message or two of the user in a row."""
 
 
 class FormatError(UsageError):

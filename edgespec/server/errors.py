@@ -8,7 +8,14 @@ from dataclasses import fields
 from typing import Any
 
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.errors import ContextOverflow, EdgeSpecError, FormatError, MemoryExhausted, UsageError
+from edgespec.errors import (
+    ContextOverflow,
+    ConversationError,
+    EdgeSpecError,
+    FormatError,
+    MemoryExhausted,
+    UsageError,
+)
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {413: "too_large", 415: "unsupported_media_type", 429: "queue_full"}
@@ -59,6 +66,8 @@ def explain(error: Exception) -> ApiError:
             return error
         case ContextOverflow():
             return ApiError(400, str(error), param="messages", code="context_length_exceeded")
+        case ConversationError():
+            return ApiError(400, str(error), param="messages", code="messages_refused")
         case FormatError():
             return ApiError(400, str(error), param="response_format")
         case UsageError():
