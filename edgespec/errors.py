@@ -4,7 +4,8 @@ EdgeSpecError                 1  anything else that went wrong
 ├── DiskFull                  1  no room for what is to be written
 ├── UsageError                2  an argument that makes no sense
 │   ├── ConversationError     2  messages that the chat template of the model refuses
-│   └── FormatError           2  a response_format that is wrong, or that no answer of the length allowed can match
+│   ├── FormatError           2  a response_format that is wrong, or that no answer of the length allowed can match
+│   └── ToolError             2  a tool that is wrong, or whose schema no grammar can ensure
 ├── ModelError                3  model missing or invalid
 │   ├── SourceError           3  a file to export from is broken, foreign or unsupported
 │   ├── ExportMismatch        3  an export whose output differs from its source's
@@ -58,6 +59,17 @@ class ConversationError(UsageError):
 
 class FormatError(UsageError):
     """A response_format is wrong or too much work, or no answer of the length allowed can match it."""
+
+
+class ToolError(UsageError):
+    """A tool is wrong, or no grammar can ensure its schema.
+
+    field: What is wrong, such as "tools[2].function.parameters".
+    """
+
+    def __init__(self, message: str, *, field: str) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class ModelError(EdgeSpecError):

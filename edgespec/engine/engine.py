@@ -32,7 +32,7 @@ from edgespec.engine.request import (
 )
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.target_caches import TargetCaches, answer_decoder
-from edgespec.engine.tool_calls import call_reading, format_with_calls
+from edgespec.engine.tool_calls import call_reading, cannot_be_ensured, explain_refusal, format_with_calls
 from edgespec.errors import ContextOverflow, EdgeSpecError, FormatError, ManifestError, ModelError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import return_freed
@@ -443,11 +443,17 @@ class Engine:
         """The request, with what its answer has to match by response_format and by its tools."""
         if request.calls is None:
             return self._constrained(request, self._read_format(response_format))
+        wanted = format_with_calls(request.calls, response_format, self._named_tokens)
+        if wanted is None:
+            return request
         try:
-            wanted = format_with_calls(request.calls, response_format, self._named_tokens)
+            self._compiler().compile(wanted)
+        except FormatError as error:
+            raise explain_refusal(request.calls.use, error, self._compiler()) from None
+        try:
             return self._constrained(request, wanted)
         except FormatError as error:
-            raise UsageError(f"tools cannot be ensured as they are asked for: {error}") from None
+            raise cannot_be_ensured(error) from None
 
     def _constrained(self, request: Request, wanted: "ResponseFormat | None") -> Request:
         """A request whose answer has to match a format, if one is given; raises what stream raises of it."""

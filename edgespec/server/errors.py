@@ -14,6 +14,7 @@ from edgespec.errors import (
     EdgeSpecError,
     FormatError,
     MemoryExhausted,
+    ToolError,
     UsageError,
 )
 
@@ -68,6 +69,8 @@ def explain(error: Exception) -> ApiError:
             return ApiError(400, str(error), param="messages", code="context_length_exceeded")
         case ConversationError():
             return ApiError(400, str(error), param="messages", code="messages_refused")
+        case ToolError():
+            return ApiError(400, str(error), param=error.field)
         case FormatError():
             return ApiError(400, str(error), param="response_format")
         case UsageError():

@@ -27,6 +27,11 @@ class ToolUse:
     is_parallel: bool = True
 
     @property
+    def possible(self) -> tuple[Tool, ...]:
+        """The tools that may be called: all, or the one that must be."""
+        return tuple(tool for tool in self.tools if self.choice in (tool.name, "auto", "required"))
+
+    @property
     def is_ensured(self) -> bool:
         """Whether a grammar has to ensure calls: one is demanded, or a tool is strict."""
         return self.choice != "auto" or any(tool.strict for tool in self.tools)
