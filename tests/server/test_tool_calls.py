@@ -25,6 +25,10 @@ def answer(prompt: str) -> str:
         return "It is sunny."
     if "both" in prompt:
         return f"I look.\n{CALL}\n{CALL}"
+    if "between" in prompt:
+        return f"I look.\n{CALL}\nIt may rain.\n{CALL}\nDone."
+    if "turns" in prompt:
+        return f"{prompt.count('<|im_start|>assistant')} turns"
     if "broken" in prompt:
         return CALL.replace('"Rome"', "Rome")
     return CALL
@@ -184,6 +188,27 @@ def test_a_stream_of_a_response_tells_of_each_item(served: Served) -> None:
         each["delta"] for each in events if each["type"].endswith("arguments.delta") and each["output_index"] == 1
     ]
     assert "".join(deltas) == '{"city": "Rome"}'
+
+
+def test_text_between_calls_is_an_item_between_them(served: Served) -> None:
+    """With a stream as without; sent back, all of them are one turn."""
+    fields = {"model": "tiny", "input": "between", "tools": FLAT}
+    whole = served.post(RESPONSES, fields).json()
+    events = served.events(RESPONSES, fields)
+    for output in (whole["output"], events[-1]["response"]["output"]):
+        kinds = [item["type"] for item in output]
+        assert kinds == ["message", "function_call", "message", "function_call", "message"]
+        assert [item["content"][0]["text"] for item in output[::2]] == ["I look.", "It may rain.", "Done."]
+        assert {item["status"] for item in output} == {"completed"}
+    added = [each for each in events if each["type"] == "response.output_item.added"]
+    assert [each["output_index"] for each in added] == [0, 1, 2, 3, 4]
+    results = [
+        {"type": "function_call_output", "call_id": item["call_id"], "output": "turns"}
+        for item in whole["output"][1::2]
+    ]
+    items = [{"role": "user", "content": "Weather?"}, *whole["output"], *results]
+    again = served.post(RESPONSES, {**fields, "input": items}).json()
+    assert again["output"][0]["content"][0]["text"] == "2 turns"  # that of the calls, and the one that begins
 
 
 def test_an_answer_cut_within_a_call_says_so(served: Served) -> None:
