@@ -60,6 +60,18 @@ class ApiError(Exception):
         return {"error": error}
 
 
+class Preempted(ApiError):
+    """The model has to give its place up to a request of a higher priority."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            503,
+            "a request of a higher priority needs the place of this model; ask again, or serve with more --max-models",
+            code="preempted",
+            headers={"Retry-After": str(RETRY_S)},
+        )
+
+
 def explain(error: Exception) -> ApiError:
     """What a client is told of an error; of one that nobody foresaw, no more than that there was one."""
     match error:

@@ -1,7 +1,7 @@
 """POST /v1/responses, without a store: a client sends the whole conversation each time."""
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import time
 from typing import Any
 
@@ -13,7 +13,7 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answers import Chunk
 from edgespec.engine.engine import Engine
 from edgespec.server.answer_fields import drafting_of, sampling_of
-from edgespec.server.answers import Answers, Plan, Services, open_answers
+from edgespec.server.answers import Answers, Plan, Services, open_answers, write_answers
 from edgespec.server.chat_completions import conversation_of
 from edgespec.server.client import read_request, run_for_client, run_until_closing
 from edgespec.server.engine_adapter import AnswerRequest, default_sampling
@@ -79,7 +79,7 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
             )
         ]
 
-    return Plan(model=asked.model, num_answers=1, requests=requests)
+    return Plan(model=asked.model, num_answers=1, requests=requests, priority=priority)
 
 
 def _stated_messages(asked: ResponsesRequest) -> Iterator[ChatMessage]:
@@ -224,8 +224,9 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def _document(services: Services, plan: Plan, record: Record, writing: _Writing) -> dict[str, Any]:
-    async with open_answers(services, plan, record) as answers:
+async def _document(services: Services, plan: Plan, record: Record, begun: _Writing) -> dict[str, Any]:
+    async def write(answers: Answers) -> dict[str, Any]:
+        writing = replace(begun, items=ResponseItems())
         writing.begin(answers)
         chunks = answers.chunks()
         try:
@@ -236,6 +237,8 @@ async def _document(services: Services, plan: Plan, record: Record, writing: _Wr
         list(writing.items.finish(writing.status))
         writing.end(answers)
         return writing.document()
+
+    return await write_answers(services, plan, record, write)
 
 
 async def _events(
