@@ -16,7 +16,7 @@ import httpx2
 import pytest
 import tiny
 from served import Served, home_with, serving, table_engine
-from stuck import StuckDecoder
+from stuck import StuckDecoder, engine_of
 
 from edgespec import Engine
 from edgespec.errors import EdgeSpecError, MemoryExhausted
@@ -278,6 +278,28 @@ def _nested(levels: int) -> dict[str, Any]:
     for _ in range(levels):
         schema = {"type": "array", "items": schema}
     return schema
+
+
+NO_SYSTEM = (
+    "{% for message in messages %}{% if message.role == 'system' %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}{{ message.content }}{% endfor %}"
+)
+
+
+def test_messages_that_a_chat_template_refuses_are_a_wrong_request(names: ModelNames, tiny_model: Path) -> None:
+    """At every address that takes messages, streaming too, with the words of the template and what it was given."""
+    asked = {**HI, "messages": [{"role": "system", "content": "Be brief."}, *HI["messages"]]}
+    response = {"model": "tiny", "input": "in the", "instructions": "Be brief.", "max_output_tokens": 5}
+    with serving(names, lambda name: engine_of(tiny_model, TableDecoder(tiny.VOCAB), NO_SYSTEM)) as served:
+        for path, body in ((CHAT, asked), ("/v1/responses", response), ("/tokenize", asked)):
+            for stream in (False, True):
+                answer = served.post(path, {**body, "stream": stream})
+                error = answer.json()["error"]
+                assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+                assert (error["param"], error["code"]) == ("messages", "messages_refused")
+                assert "refuses the conversation: System role not supported" in error["message"]
+                assert "system, user" in error["message"]
+        assert served.post(CHAT, HI).status_code == 200
 
 
 HOSTILE_SCHEMAS: list[tuple[Any, str]] = [
