@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from edgespec.engine.stats import Stats
     from edgespec.errors import (
         ContextOverflow,
+        ConversationError,
         DeviceUnavailable,
         DiskFull,
         EdgeSpecError,
@@ -65,6 +66,7 @@ __all__ = [
     "Completion",
     "ContextOverflow",
     "Conversation",
+    "ConversationError",
     "DeviceUnavailable",
     "DiskFull",
     "Drafting",

@@ -16,7 +16,7 @@ from edgespec.runtimes.soundness import are_close, probe_tokens
 if TYPE_CHECKING:
     from edgespec.runtimes.passes import Passes
 
-# Two texts by the numbers of their tokens: the first goes on with two tokens where the second begins.
+# Two texts by the numbers of their tokens: the first goes on with a token where the second begins.
 _COMPARED = (6, 8)
 
 
@@ -27,7 +27,6 @@ def open_joined(
     options: SessionOptions,
     alone: "Passes",
     num_parts: int,
-    is_exact: bool,
 ) -> JoinedSession:
     """A session for passes of several texts, whose rows were compared with those of passes alone.
 
@@ -37,7 +36,8 @@ def open_joined(
     uncancelled: SessionOptions = {**options, "cancel": None}
     session = load_graph(graph, device, content, **uncancelled)
     with translate_memory_errors("making room for passes of several texts"):
-        joined = JoinedSession(session, manifest, num_parts)
+        is_exact = options.get("deterministic", False)
+        joined = JoinedSession(session, manifest, num_parts, is_exact=is_exact)
         _compare(joined, alone, manifest, is_exact=is_exact)
     return joined
 
@@ -47,12 +47,12 @@ def _compare(joined: JoinedSession, alone: "Passes", manifest: Manifest, *, is_e
     tokens = probe_tokens(manifest.vocab_size, manifest.context_length)
     if len(tokens) < sum(_COMPARED) + 2:
         raise EdgeSpecError("the context is too short to compare passes of several texts")
-    first, second = tokens[: _COMPARED[0] + 2], tokens[-_COMPARED[1] :]
+    first, second, num_padded = tokens[: _COMPARED[0] + 1], tokens[-_COMPARED[1] :], int(is_exact)
     caches = [alone.fork(), alone.fork()]
-    alone.run(first[:-2], 0, 2)
-    wanted = [alone.run(first[-2:], len(first) - 2, 2).copy(), alone.run(second, 0, 2).copy()]
-    caches[0].run(first[:-2], 0, 2)
-    parts = [caches[0].part(first[-2:], len(first) - 2, 2), caches[1].part(second, 0, 2)]
+    alone.run(first[:-1], 0, 2)
+    wanted = alone.run(first[-1:], len(first) - 1, 1, num_padded=num_padded).copy(), alone.run(second, 0, 2).copy()
+    caches[0].run(first[:-1], 0, 2)
+    parts = [caches[0].part(first[-1:], len(first) - 1, 1, num_padded), caches[1].part(second, 0, 2)]
     for made, rows in zip(joined.run([part for part in parts if part]), wanted, strict=True):
         if isinstance(made, Exception):
             raise made

@@ -74,7 +74,7 @@ class OnnxDecoder:
 
     def share(self, max_callers: int, may_join: Callable[[], bool]) -> None:
         """Let passes of this decoder and its forks take turns, or run as one, which may_join has memory for."""
-        self._passes.share(max_callers, may_join, is_exact=self._deterministic)
+        self._passes.share(max_callers, may_join)
 
     def fork(self) -> Self:
         """A decoder over the same weights with an empty cache of its own, which keeps no hidden states."""
@@ -292,7 +292,8 @@ class OnnxDecoder:
             self._hold(tokens[:start])
             wanted = max(0, stop - max(start, num_tokens - num_last))
             try:
-                chunk = self._run_chunk(tokens[first:stop], first, num_padded, max(1, wanted), output)
+                new, num_rows = tokens[first:stop], max(1, wanted)
+                chunk = self._passes.run(new, first, num_rows, output=output, num_padded=num_padded)
             except (MemoryError, MemoryExhausted):
                 chunk_tokens = (stop - start) // 2
                 if chunk_tokens < _LEAST_CHUNK_TOKENS:
@@ -305,14 +306,6 @@ class OnnxDecoder:
                 rows.append(chunk if wanted == num_last else chunk.copy())
         self._hold(tokens)
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
-
-    def _run_chunk(self, tokens: TokenIds, start: int, num_padded: int, num_rows: int, output: str) -> Logits:
-        padded = np.append(tokens, np.zeros(num_padded, np.int32)) if num_padded else tokens
-        num_given = num_rows + num_padded
-        if self._deterministic and num_given < len(padded):
-            num_given += num_given % 2  # a single row of logits has a kernel of its own as well
-        stop = num_given - num_padded
-        return self._passes.run(padded, start, num_given, output=output)[stop - num_rows : stop]
 
     def _check(self, device: Device, checks: DeviceChecks) -> None:
         """Find out which passes the device computes correctly, or look up what an earlier check has found.

@@ -69,6 +69,7 @@ class Passes:
         self._memory = device.memory, device.memory_index
         self._has_arena = device.provider == cuda.PROVIDER
         self._new_options = import_onnxruntime().RunOptions
+        self._is_exact = options.get("deterministic", False)
         self._open_joined = partial(open_joined, graph, manifest, device, options)
         self._queue: PassQueue[Part, PassRows] | None = None  # of all forks, once there are any
         self._start()
@@ -100,19 +101,18 @@ class Passes:
         self._binding, other._binding = other._binding, self._binding
         self._bound, other._bound = other._bound, self._bound
 
-    def share(self, max_callers: int, may_join: Callable[[], bool], *, is_exact: bool) -> None:
+    def share(self, max_callers: int, may_join: Callable[[], bool]) -> None:
         """Let passes of this and of its forks take turns, or run as one where the graph can be taken apart.
 
         Args:
             max_callers: How many forks run passes at once.
             may_join: Whether there is memory for another session.
-            is_exact: Passes that run as one have to give the bits of a pass alone.
         """
         if self._queue is not None:
             return
         can_join = self._device.memory == "cpu" and isinstance(self.cache, SharedCache) and max_callers > 1
         # A pass of its own compares what both sessions give; it must not hold these, nor be queued.
-        open_session = partial(self._open_joined, self.fork(), max_callers, is_exact)
+        open_session = partial(self._open_joined, self.fork(), max_callers)
         joiner = JoinedPasses(max_callers, open_session, may_join) if can_join else None
         self._queue = PassQueue(joiner)
 
@@ -133,34 +133,36 @@ class Passes:
         layout: TreeLayout | None = None,
         output: str | None = None,
         inputs: Mapping[str, npt.NDArray[Any]] | None = None,
+        num_padded: int = 0,
     ) -> Logits:
         """Run tokens after the first num_past slots; returns logits of the last num_rows, [num_rows, vocab_size].
 
         Args:
+            num_padded: Run so many tokens more that mean nothing; the slots behind tokens hold garbage then.
             output: Return rows of another of the graph's outputs, [num_rows, …]; no other is copied to the host
                 but the token outputs.
-            inputs: More inputs of the graph, by name.
+            inputs: More inputs of the graph, by name, [1, num_tokens, width].
 
         Raises:
             Cancelled: The loading in which passes are tried was cancelled.
             MemoryExhausted: The cache or the workspace does not fit.
         """
         self._cancel.require_unset()  # begin() may have forgotten the interrupt
-        alone = partial(self._run_alone, tokens, num_past, num_rows, layout, output, inputs)
+        alone = partial(self._run_alone, tokens, num_past, num_rows, layout, output, inputs, num_padded)
         if self._queue is None:
             made = alone()
         else:
             is_plain = layout is None and inputs is None and output in (None, self._names.logits)
-            part = self.part(tokens, num_past, num_rows) if is_plain else None
+            part = self.part(tokens, num_past, num_rows, num_padded) if is_plain else None
             made = self._queue.run(self.caller, len(tokens), alone, part)
         self.token_rows = made.token_rows
         return made.logits
 
-    def part(self, tokens: TokenIds, num_past: int, num_rows: int) -> Part | None:
+    def part(self, tokens: TokenIds, num_past: int, num_rows: int, num_padded: int = 0) -> Part | None:
         """The pass as one of several that run as one; None where it cannot be."""
         if not isinstance(self.cache, SharedCache) or self._row_outputs:
             return None
-        return Part(self.cache, tokens, num_past, num_rows, self._token_widths)
+        return Part(self.cache, tokens, num_past, num_rows, num_padded, self._token_widths)
 
     def _run_alone(
         self,
@@ -170,14 +172,20 @@ class Passes:
         layout: TreeLayout | None,
         output: str | None,
         inputs: Mapping[str, npt.NDArray[Any]] | None,
+        num_padded: int,
     ) -> PassRows:
+        num_tokens, num_run = len(tokens), len(tokens) + num_padded
+        num_given = num_rows + num_padded
+        if self._is_exact and num_given < num_run:
+            num_given += num_given % 2  # a single row of logits has a kernel of its own
+        if not self._names.num_logits_to_keep:
+            num_given = num_run
         with translate_memory_errors("making room for a pass"):
-            self.cache.prepare(num_past, len(tokens))
-            self._bind_tokens(tokens, num_past, layout)
+            self.cache.prepare(num_past, num_run)
+            self._bind_tokens(_pad(tokens, num_padded), num_past, layout)
             for name, array in (inputs or {}).items():
-                self._bind_input(name, array)
-            token_rows = self._bind_token_outputs(len(tokens))
-            num_given = num_rows if self._names.num_logits_to_keep else len(tokens)
+                self._bind_input(name, _pad(array[0], num_padded)[None])
+            token_rows = self._bind_token_outputs(num_run)
             row_numbers = {name: self._bind_vector(name, num_given) for name in self._row_outputs}
             fetched = self._bind_outputs(output or self._names.logits, num_given)
         try:
@@ -185,9 +193,11 @@ class Passes:
         except Exception as error:  # ONNX Runtime has no common base of its own
             raise translate_error(error, "running a pass") from error
         self.cache.collect()
-        self.row_numbers = row_numbers
-        rows: Logits = fetched[0, -num_rows:]
-        return PassRows(rows if rows.dtype == np.float32 else rows.astype(np.float32), token_rows)
+        stop = num_given - num_padded
+        self.row_numbers = {name: numbers[stop - num_rows : stop] for name, numbers in row_numbers.items()}
+        rows: Logits = fetched[0, stop - num_rows : stop]
+        rows = rows if rows.dtype == np.float32 else rows.astype(np.float32)
+        return PassRows(rows, {name: states[:num_tokens] for name, states in token_rows.items()})
 
     @contextmanager
     def cancelled_by(self, cancel: Cancel) -> Iterator[None]:
@@ -279,3 +289,8 @@ class Passes:
         # Bound again for each pass: an interrupt between these lines leaves the address of freed memory.
         self._bound[name] = array
         self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+
+def _pad(rows: npt.NDArray[Any], num_padded: int) -> npt.NDArray[Any]:
+    """Rows with num_padded of zeros behind them."""
+    return np.concatenate([rows, np.zeros((num_padded, *rows.shape[1:]), rows.dtype)]) if num_padded else rows

@@ -210,21 +210,15 @@ class RecurrentHead:
         num_tokens = len(tokens)
         has_room = start + num_tokens < self.context_length
         num_padded = num_tokens % 2 if self._is_deterministic and layout is None and has_room else 0
-        if num_padded:
-            tokens = append(tokens, [0])
-            states = np.concatenate([states, np.zeros((1, self._state_size), np.float32)])
-        num_given = num_rows + num_padded
-        if self._is_deterministic and num_given < len(tokens):
-            num_given += num_given % 2  # a single row of logits has a kernel of its own as well
-        rows = self._passes.run(tokens, start, num_given, layout, inputs={"hidden": states[None]})
+        given = {"hidden": states[None]}
+        rows = self._passes.run(tokens, start, num_rows, layout, inputs=given, num_padded=num_padded)
         self.num_fed += num_tokens
         # Of a text that was read the last states are enough to go on from.
-        made, skipped = self._passes.token_rows["state"][:num_tokens], max(0, num_tokens - _MOST_STATES)
+        made, skipped = self._passes.token_rows["state"], max(0, num_tokens - _MOST_STATES)
         self._own.put(start + skipped, made[skipped:])
-        last = num_given - num_padded
         numbers = self._passes.row_numbers.get("confidence")
-        self._confidence = None if numbers is None else float(numbers[last - 1])
-        return rows[last - num_rows : last]
+        self._confidence = None if numbers is None else float(numbers[-1])
+        return rows
 
 
 class RecurrentTreeHead(RecurrentHead):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.engine.drafting import under_constraint
 from edgespec.engine.request import Request
-from edgespec.engine.tool_calls import format_with_calls
-from edgespec.errors import FormatError, UsageError
+from edgespec.engine.tool_calls import cannot_be_ensured, explain_refusal, format_with_calls
+from edgespec.errors import FormatError
 from edgespec.manifest import Manifest
 from edgespec.tokenization.tokenizer import Tokenizer
 
@@ -36,11 +36,17 @@ class AnswerGrammars:
         """
         if request.calls is None:
             return self._constrained(request, _read_format(response_format), context_length)
+        wanted = format_with_calls(request.calls, response_format, self._named_tokens)
+        if wanted is None:
+            return request
         try:
-            wanted = format_with_calls(request.calls, response_format, self._named_tokens)
+            self._compiler().compile(wanted)
+        except FormatError as error:
+            raise explain_refusal(request.calls.use, error, self._compiler()) from None
+        try:
             return self._constrained(request, wanted, context_length)
         except FormatError as error:
-            raise UsageError(f"tools cannot be ensured as they are asked for: {error}") from None
+            raise cannot_be_ensured(error) from None
 
     def _constrained(self, request: Request, wanted: "ResponseFormat | None", context_length: int) -> Request:
         if wanted is None:

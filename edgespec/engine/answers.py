@@ -19,6 +19,7 @@ class Chunk:
     origins: For each token "target", or who drafted it: suffix, ngram, answers, lookahead, or the name of a model.
     logprobs: For each token, if they were asked for.
     tool_calls: What it adds to the calls of tools: CallStart, CallArguments and CallEnd.
+    call_places: For each of tool_calls, how many characters of text stand before it.
     finish_reason: stop (an end token or a stop string), tool_calls (the same, with calls of tools), length
         (max_tokens), context (no room left), cancelled, timeout (timeout_s), or loop (it repeated itself, in a
         conversation that ends loops).
@@ -29,6 +30,7 @@ class Chunk:
     origins: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     tool_calls: tuple[CallEvent, ...] = ()
+    call_places: tuple[int, ...] = ()
     finish_reason: str | None = None
     stats: Stats | None = None
     timeline: tuple[Interval, ...] = ()

@@ -266,6 +266,7 @@ class Engine:
 
         Raises:
             ContextOverflow: The prompt does not fit.
+            ConversationError: The chat template of the model refuses the messages.
             ManifestError: The tokenizer gives a token that the model does not have.
             MemoryExhausted: A pass does not fit, though all drafters were closed. The engine can be used again.
             UsageError: An argument has a wrong type, the prompt has no token, or no answer of max_tokens can match
@@ -352,6 +353,7 @@ class Engine:
         """The tokens that a prompt becomes, [num_tokens]; chat template included, unless it is raw.
 
         Raises:
+            ConversationError: The chat template of the model refuses the messages.
             EdgeSpecError: The engine is closed.
             UsageError: The prompt is no text, no list of messages and no token ids.
         """

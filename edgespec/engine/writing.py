@@ -14,7 +14,7 @@ from edgespec.engine.answers import Chunk
 from edgespec.engine.stats import Tally
 from edgespec.engine.stopping import TextStop
 from edgespec.tokenization.tokenizer import TextStream, Tokenizer
-from edgespec.tools.call_events import CallEvent
+from edgespec.tools.call_events import Part, TextPart, in_order, split_parts
 from edgespec.tools.tool_use import CallReader
 from edgespec.types import TokenIds, append
 
@@ -51,7 +51,8 @@ class Writing:
             self.tally.add_prompt(max(0, new.num_fed - new.block.num_draft), new.made_s)
         block = new.block
         self.tokens = append(self.tokens, new.kept)
-        text, events, num_shown = self._text_of(new.kept)
+        parts, num_shown = self._parts_of(new.kept)
+        text, events, places = split_parts(parts)
         self.tally.add(block, num_shown)
         self.timeline.append(_interval(block))
         self.reruns = new.reruns
@@ -61,6 +62,7 @@ class Writing:
             origins=_origins(block, num_shown),
             logprobs=new.logprobs[:num_shown],
             tool_calls=events,
+            call_places=places,
             finish_reason="stop" if self.is_cut else new.finish_reason,
         )
 
@@ -71,32 +73,29 @@ class Writing:
             rest, is_cut = self.text_stop.push(self.text_stream.flush())
             rest = rest if is_cut else rest + self.text_stop.flush()
             reason = "stop" if is_cut else reason
-        text, events = self._find_calls(rest)
+        parts = [*in_order(last.text, last.tool_calls, last.call_places), *self._find_calls(rest)]
         if self.calls:
-            more, rest_events = self.calls.flush()
-            text, events = text + more, events + rest_events
+            parts += self.calls.flush()
             reason = "tool_calls" if reason == "stop" and self.calls.has_calls else reason
-        return replace(last, text=last.text + text, tool_calls=last.tool_calls + events, finish_reason=reason)
+        text, events, places = split_parts(parts)
+        return replace(last, text=text, tool_calls=events, call_places=places, finish_reason=reason)
 
-    def _text_of(self, tokens: TokenIds) -> tuple[str, tuple[CallEvent, ...], int]:
-        """The text of tokens up to a stop string, the calls in it, and how many tokens that took.
+    def _parts_of(self, tokens: TokenIds) -> tuple[list[Part], int]:
+        """The text of tokens up to a stop string with the calls in it, and how many tokens that took.
 
         Token by token, so that where the answer ends does not depend on how tokens came in blocks.
         """
-        text = ""
-        events: list[CallEvent] = []
+        parts: list[Part] = []
         for i, token in enumerate(tokens):
             piece, self.is_cut = self.text_stop.push(self.text_stream.push([token]))
-            piece, found = self._find_calls(piece)
-            text += piece
-            events += found
+            parts += self._find_calls(piece)
             self.is_cut = self.is_cut or (self.calls is not None and self.calls.is_over)
             if self.is_cut:
-                return text, tuple(events), i + 1
-        return text, tuple(events), len(tokens)
+                return parts, i + 1
+        return parts, len(tokens)
 
-    def _find_calls(self, text: str) -> tuple[str, tuple[CallEvent, ...]]:
-        return self.calls.push(text) if self.calls else (text, ())
+    def _find_calls(self, text: str) -> list[Part]:
+        return self.calls.push(text) if self.calls else [TextPart(text)]
 
 
 def text_after(prefill: TokenIds, tokenizer: Tokenizer, shown: Collection[int] = ()) -> TextStream:

@@ -78,8 +78,10 @@ class PromptEncoder:
             tools: What the model may call.
             thinking: Whether the model is to reason first; None leaves that to its chat template.
 
-        Raises UsageError: It is neither a text nor a list of messages nor token ids of the model; or thinking is
-            given, and the chat template has no such switch.
+        Raises:
+            ConversationError: The chat template refuses the messages.
+            UsageError: It is neither a text nor a list of messages nor token ids of the model; or thinking is
+                given, and the chat template has no such switch.
         """
         return self._encode(self._parse(prompt, system, raw=raw), tools, thinking)
 

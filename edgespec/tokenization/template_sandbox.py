@@ -4,8 +4,8 @@ Jinja's immutable sandbox keeps it from Python's objects; the operators and meth
 easily are bounded or forbidden. Loops and values that grow step by step remain: so template_process runs this file
 as a process of its own, and ends it in time. It imports nothing of edgespec.
 
-For each rendering it reads and writes one line of JSON: {"template": …, "names": {…}} in, {"text": …} or
-{"error": …} out. It ends when its stdin is closed.
+For each rendering it reads and writes one line of JSON: {"template": …, "names": {…}} in, and {"text": …},
+{"refusal": …} (the template called raise_exception) or {"error": …} out. It ends when its stdin is closed.
 """
 
 import json
@@ -27,6 +27,10 @@ _MAX_VALUE = 1_000_000  # items or characters of a repeated value, and of whole 
 _MAX_INDENT = 16  # characters, of tojson and indent
 _GROWING_METHODS = ("center", "expandtabs", "ljust", "rjust", "zfill")
 _GROWING_FILTERS = ("center", "format", "indent", "wordwrap", "xmlattr")
+
+
+class _Refusal(TemplateError):
+    """The template says that it does not take these names."""
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -93,8 +97,8 @@ def _no_format(*_: Any, **__: Any) -> NoReturn:
     raise SecurityError("str.format is not allowed")
 
 
-def _refuse(message: str) -> NoReturn:
-    raise TemplateError(message)
+def _refuse(message: object) -> NoReturn:
+    raise _Refusal(str(message))
 
 
 def _limit(parts: Iterator[str], longest: int) -> Iterator[str]:
@@ -120,6 +124,8 @@ def _serve() -> None:
         request = json.loads(lines.get())
         try:
             answer = {"text": render(request["template"], request["names"])}
+        except _Refusal as refusal:
+            answer = {"refusal": str(refusal)}
         except Exception as error:
             kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
             answer = {"error": f"{kind}{error}"}

@@ -83,7 +83,7 @@ class Delayed:
 
     def _pause(self) -> None:
         if self._rng.random() < 0.3:
-            time.sleep(self._rng.random() * 0.002)
+            time.sleep(self._rng.random() * 0.0005)  # as long as the work between two passes
 
 
 NO_DEADLINE_S = 86_400.0  # no pause of a busy machine is a fault of the drafter

@@ -9,7 +9,7 @@ import pytest
 from scripted import TOOL_TEMPLATE, scripted_engine
 
 from edgespec import Engine, UsageError
-from edgespec.tools.call_events import join_calls
+from edgespec.tools.call_events import CallEnd, TextPart, in_order, join_calls
 
 WEATHER = {
     "type": "function",
@@ -77,6 +77,19 @@ def test_a_stream_has_the_calls_of_the_whole_answer(make: Make) -> None:
     assert (call.name, call.arguments) == ("get_weather", '{"city": "Rome"}')
     assert chunks[-1].finish_reason == "tool_calls"
     assert sum(bool(chunk.tool_calls) for chunk in chunks) > 3  # its arguments come in pieces
+
+
+def test_chunks_say_where_calls_stand_in_the_text(make: Make) -> None:
+    with make(f"One. {CALL}\nTwo.{CALL}\nThree.") as engine:
+        chunks = list(engine.stream(ASK, tools=[WEATHER], whole_tool_calls=True))
+    parts = [part for chunk in chunks for part in in_order(chunk.text, chunk.tool_calls, chunk.call_places)]
+    said, ended = "", 0
+    for part in parts:
+        said += part.text.strip() if isinstance(part, TextPart) else ""
+        if isinstance(part, CallEnd):
+            assert said == ("One.", "One.Two.")[ended]
+            ended += 1
+    assert (said, ended) == ("One.Two.Three.", 2)
 
 
 def test_one_call_ends_an_answer_that_may_have_no_more(make: Make) -> None:

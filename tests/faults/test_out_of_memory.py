@@ -23,7 +23,10 @@ from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.session import translate_error
 from edgespec.types import TokenIds
 
-pytestmark = pytest.mark.slow  # a module of many models or processes
+pytestmark = [
+    pytest.mark.slow,  # a module of many models or processes
+    pytest.mark.usefixtures("one_template_process"),
+]
 
 # What ONNX Runtime 1.31 says.
 SAYINGS = [
