@@ -13,6 +13,7 @@ from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgespec.decoding.logprobs import TokenLogprob
+from edgespec.decoding.repetition import LoopWatch
 from edgespec.drafters.timeline import Interval
 from edgespec.engine.reasoning import CLOSE, OPEN, split_reasoning
 from edgespec.engine.request_queue import RequestQueue, Ticket
@@ -134,6 +135,8 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
         ticket: Ticket,
         on_end: Callable[[], None] = lambda: None,
         prompt_tokens: int = 0,
+        *,
+        ends_loops: bool = False,
     ) -> None:
         """Nothing is made before a chunk is asked for.
 
@@ -141,10 +144,12 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
             ticket: The answer's place in the queue; once it is cancelled, the generator ends with a last chunk.
             on_end: Is called once, by the reader that finds the answer over.
             prompt_tokens: How many tokens the model reads before it writes.
+            ends_loops: End an answer that repeats one span of tokens over and over, with the finish reason loop.
         """
         self.prompt_tokens = prompt_tokens
         self._maker = _Maker(chunks, queue, ticket)
         self._on_end = on_end
+        self._loops = LoopWatch() if ends_loops else None
         self._is_closed = self._is_interrupted = False
         self._owner = Owner()
         self._collected = weakref.finalize(self, self._maker.end)

@@ -1,5 +1,6 @@
 """A conversation with an engine: messages, streamed answers, a full context. Knows nothing of terminals."""
 
+import reprlib
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,13 +9,15 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 from weakref import ref
 
-from edgespec.decoding.repetition import Repetition, find_loop
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answers import AnswerStream, Chunk, Completion, join_chunks
 from edgespec.engine.drafting import Drafting
 from edgespec.engine.transcript import Transcript, read_transcript, save_transcript
 from edgespec.errors import ContextOverflow, UsageError
-from edgespec.tokenization.chat_template import Message
+from edgespec.tokenization.chat_template import Message, Turn
+from edgespec.tools.call_events import join_calls
+from edgespec.tools.messages import CallMessage, ResultMessage
+from edgespec.tools.tool import ToolCall, parse_tools
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
@@ -22,14 +25,17 @@ if TYPE_CHECKING:
 OVERFLOWS = ("error", "drop-oldest")
 # Dropping rounds frees this share of the context at once, since the model must read the rest again each time.
 _FREED_SHARE = 0.25
-_LOOK_AFTER = 64  # tokens, between two looks for a loop
 
 
 class Round(NamedTuple):
-    """A message of the user and the answer to it; None where there is no word of an answer."""
+    """A message of the user and the answer to it; None where there is no word of an answer.
+
+    steps: Calls of tools between both, each followed by what its tools gave.
+    """
 
     user: str
     answer: str | None
+    steps: tuple[Turn, ...] = ()
 
 
 class Settings(TypedDict, total=False):
@@ -41,6 +47,7 @@ class Settings(TypedDict, total=False):
     stop: str | Sequence[str] | None
     ends_loops: bool
     response_format: Mapping[str, Any] | None
+    tools: Sequence[Any] | None
 
 
 class ReplyOptions(TypedDict, total=False):
@@ -57,6 +64,7 @@ class Switches(TypedDict, total=False):
     """What the chat template is told."""
 
     thinking: bool
+    tools: Sequence[Any]
 
 
 class Conversation:
@@ -74,6 +82,7 @@ class Conversation:
     sampling, max_tokens, stop, response_format: Arguments of Engine.stream for each answer. Without a sampling,
         the one that the model's files suggest; greedy where they suggest none.
     thinking: Whether the model reasons before each answer; an attribute alone. None leaves it to its template.
+    tools: What the model may call, as in Engine.stream. An answer may then end with calls: give_results goes on.
     ends_loops: Whether an answer that repeats one span of tokens over and over ends, with the finish reason loop.
     """
 
@@ -88,6 +97,7 @@ class Conversation:
         stop: str | Sequence[str] | None = None,
         ends_loops: bool = False,
         response_format: Mapping[str, Any] | None = None,
+        tools: Sequence[Any] | None = None,
     ) -> None:
         if system is not None and not isinstance(system, str):
             raise UsageError(f"system is {system!r}; wanted a text")
@@ -99,12 +109,14 @@ class Conversation:
         self.stop = stop
         self.ends_loops = ends_loops
         self.response_format = response_format
+        self.tools = tools or ()
         self.thinking: bool | None = None  # argument of Engine.stream for each answer
         self._rounds: list[Round] = []
         self._num_dropped = 0  # rounds
         self._cut_short: dict[int, str] = {}  # by round
         self._num_tries = 0  # of the last round
         self._begun = ""  # what the current answer was given to begin with
+        self._asked: CallMessage | None = None  # calls that the last answer ended with, without results so far
         self._chunks: list[Chunk] = []  # of the current answer, filled by its reply
         self._reply: Callable[[], Reply | None] = lambda: None  # which fills it, weakly
         self._lock = RLock()  # held while a message is added or taken back
@@ -121,12 +133,21 @@ class Conversation:
         self._overflow = policy
 
     @property
+    def tools(self) -> Sequence[Any]:
+        """What the model may call; setting what is no tool raises UsageError."""
+        return self._tools
+
+    @tools.setter
+    def tools(self, tools: Sequence[Any]) -> None:
+        self._tools = parse_tools(tools)
+
+    @property
     def rounds(self) -> tuple[Round, ...]:
         """All messages of the user with their answers, the oldest first."""
         return tuple(self._rounds)
 
     @property
-    def messages(self) -> tuple[Message, ...]:
+    def messages(self) -> tuple[Turn, ...]:
         """All messages, also those that are no longer sent to the model."""
         return self._messages(self._rounds)
 
@@ -141,7 +162,7 @@ class Conversation:
         return self.engine.count(sent, **self._switches()) if (sent := self.sent) else 0
 
     @property
-    def sent(self) -> tuple[Message, ...]:
+    def sent(self) -> tuple[Turn, ...]:
         """The messages that the model would be sent now."""
         return self._sent(self._rounds[self._num_dropped :])
 
@@ -194,8 +215,33 @@ class Conversation:
             if not self._rounds or not (begun := self._rounds[-1].answer):
                 raise UsageError("there is no answer to go on with; retry() makes one")
             return self._begin(
-                [*self._rounds[:-1], Round(self._rounds[-1].user, None)], self._num_tries, options, begun
+                [*self._rounds[:-1], self._rounds[-1]._replace(answer=None)], self._num_tries, options, begun
             )
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls of tools that the last answer ended with, and that have no results yet."""
+        return self._asked.calls if self._asked else ()
+
+    def give_results(self, results: Sequence[str], **options: Unpack[ReplyOptions]) -> "Reply":
+        """Give the model what the tools of its calls gave, in their order; return what it says then.
+
+        Raises:
+            ContextOverflow: The results do not fit, and were not given.
+            UsageError: They are not as many texts as there are calls.
+        """
+        with self._lock:
+            self._require_idle()
+            asked = self._asked
+            if asked is None or len(results) != len(asked.calls) or not all(isinstance(each, str) for each in results):
+                raise UsageError(
+                    f"results are {reprlib.repr(results)}; wanted a text for each of the {len(self.calls)} calls"
+                )
+            pairs = zip(asked.calls, results, strict=True)
+            given = [ResultMessage(result, call.id, call.name) for call, result in pairs]
+            last = self._rounds[-1]
+            last = last._replace(steps=(*last.steps, asked, *given))
+            return self._begin([*self._rounds[:-1], last], self._num_tries, options)
 
     def rewrite(self, answer: str) -> None:
         """Put a text in the place of the last answer, or give one to an unanswered message.
@@ -207,7 +253,7 @@ class Conversation:
             if not self._rounds or not answer:
                 raise UsageError("an answer needs a message and a text; there is no message, or the text is empty")
             self._cut_short.pop(len(self._rounds) - 1, None)
-            self._rounds[-1] = Round(self._rounds[-1].user, answer)
+            self._rounds[-1] = self._rounds[-1]._replace(answer=answer)
 
     def keep(self, num_rounds: int) -> None:
         """Forget all but the first messages and their answers."""
@@ -222,7 +268,7 @@ class Conversation:
             if not self._rounds:
                 return None
             removed = self._rounds.pop()
-            self._begun, self._chunks, self._reply = "", [], lambda: None
+            self._begun, self._chunks, self._reply, self._asked = "", [], lambda: None, None
             self._cut_short.pop(len(self._rounds), None)
             self._num_dropped = min(self._num_dropped, len(self._rounds))
             self._num_tries = 0
@@ -242,8 +288,8 @@ class Conversation:
         An answer that is being generated is in it as far as it came, as if it were cancelled.
         """
         rounds, cut_short = self._rounds, self._cut_short
-        if self._is_unanswered and (made := self._made):
-            rounds = [*rounds[:-1], Round(rounds[-1].user, made)]
+        if self._is_unanswered and self._asked is None and (made := self._made):
+            rounds = [*rounds[:-1], rounds[-1]._replace(answer=made)]
             cut_short = {**cut_short, len(rounds) - 1: "cancelled"}
         return Transcript(
             messages=self._messages(rounds),
@@ -295,6 +341,7 @@ class Conversation:
         with self._lock:
             self._rounds, self._cut_short, self._num_dropped = rounds, cut_short, num_dropped
             self._num_tries, self._begun, self._chunks, self._reply = 0, "", [], lambda: None
+            self._asked = None
 
     def _require_idle(self) -> None:
         """Take what was read of an answer that its reader let go; raises UsageError: one is being read."""
@@ -303,14 +350,14 @@ class Conversation:
             raise UsageError(
                 "this conversation is being answered; read that answer to its end or close it, and ask again then"
             )
-        if reply is None and self._is_unanswered and self._chunks:
+        if reply is None and self._is_unanswered and self._chunks and self._asked is None:
             self._finish(self._made, "cancelled")
 
-    def _messages(self, rounds: Sequence[Round]) -> tuple[Message, ...]:
+    def _messages(self, rounds: Sequence[Round]) -> tuple[Turn, ...]:
         system = [Message("system", self.system)] if self.system is not None else []
         return (*system, *_flatten(rounds))
 
-    def _sent(self, rounds: Sequence[Round]) -> tuple[Message, ...]:
+    def _sent(self, rounds: Sequence[Round]) -> tuple[Turn, ...]:
         return self._messages([*_answered_rounds(rounds[:-1]), *rounds[-1:]])
 
     def _begin(self, rounds: list[Round], num_tries: int, options: ReplyOptions, begun: str = "") -> "Reply":
@@ -330,6 +377,8 @@ class Conversation:
             stop=self.stop,
             response_format=self.response_format,
             prefill=begun or None,
+            ends_loops=self.ends_loops,
+            whole_tool_calls=bool(self.tools),
             **self._switches(),
             **options,
         )
@@ -337,7 +386,7 @@ class Conversation:
         # From here on the message is part of the conversation, even if its answer fails.
         self._cut_short.pop(len(rounds) - 1, None)
         self._rounds, self._num_dropped, self._num_tries = rounds, num_dropped, num_tries
-        self._begun, self._chunks = begun, []
+        self._begun, self._chunks, self._asked = begun, [], None
         reply = Reply(num_prompt, tuple(dropped), self, stream, self._chunks, begun)
         self._reply = ref(reply)
         return reply
@@ -362,13 +411,19 @@ class Conversation:
         return self.engine.count(self._sent(rounds[num_dropped:]), **self._switches())
 
     def _switches(self) -> Switches:
-        return {} if self.thinking is None else {"thinking": self.thinking}
+        switches: Switches = {} if self.thinking is None else {"thinking": self.thinking}
+        if self.tools:
+            switches["tools"] = self.tools
+        return switches
 
-    def _finish(self, answer: str, finish_reason: str) -> None:
-        """Take the answer of a reply; a message that got no word of one stays unanswered."""
+    def _finish(self, answer: str, finish_reason: str, calls: tuple[ToolCall, ...] = ()) -> None:
+        """Take the answer of a reply; a message that got no word of one, or calls alone, stays unanswered."""
+        if calls:
+            self._asked = CallMessage(answer, calls)
+            return
         if not answer and finish_reason in ("cancelled", "timeout"):
             return
-        self._rounds[-1] = Round(self._rounds[-1].user, answer)
+        self._rounds[-1] = self._rounds[-1]._replace(answer=answer)
         if finish_reason != "stop":
             self._cut_short[len(self._rounds) - 1] = finish_reason
 
@@ -381,14 +436,12 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
     """
 
     prompt_tokens: int  # of all that the model was sent
-    dropped: tuple[Message, ...]  # which the model was sent the last time and is no longer
+    dropped: tuple[Turn, ...]  # which the model was sent the last time and is no longer
     _conversation: Conversation
     _stream: AnswerStream
     _chunks: list[Chunk]
     begun: str = ""  # the beginning of the answer, which was given
     is_over: bool = False
-    _loop: Repetition | None = None
-    _num_since: int = 0  # tokens since a loop was looked for
 
     def __next__(self) -> Chunk:
         try:
@@ -407,9 +460,6 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
         return self._take(chunk)
 
     def _take(self, chunk: Chunk) -> Chunk:
-        self._look_for_loop(chunk)
-        if chunk.finish_reason == "cancelled" and self._loop:
-            chunk = replace(chunk, finish_reason="loop")
         self._chunks.append(chunk)
         if chunk.finish_reason is not None:
             self._finish(chunk.finish_reason)
@@ -436,9 +486,14 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
     @property
     def last(self) -> Chunk | None:
         """The last chunk, once there is one: also if the answer was closed before it was read."""
-        last = self._stream.last
-        is_loop = last is not None and last.finish_reason == "cancelled" and self._loop is not None
-        return replace(last, finish_reason="loop") if last and is_loop else last
+        return self._stream.last
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls of tools that the answer ended with; their results go to Conversation.give_results."""
+        if not self._chunks or self._chunks[-1].finish_reason != "tool_calls":
+            return ()
+        return join_calls(event for chunk in self._chunks for event in chunk.tool_calls)
 
     def cancel(self) -> None:
         """End the answer at once, from any thread or a signal handler; a last chunk says that it was cancelled."""
@@ -455,26 +510,17 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
             pass
         return join_chunks(self._chunks, self.prompt_tokens)
 
-    def _look_for_loop(self, chunk: Chunk) -> None:
-        self._num_since += len(chunk.token_ids)
-        if self._num_since < _LOOK_AFTER or not self._conversation.ends_loops or self._loop:
-            return
-        self._num_since = 0
-        self._loop = find_loop([token for each in (*self._chunks, chunk) for token in each.token_ids])
-        if self._loop:
-            self.cancel()
-
     def _finish(self, finish_reason: str) -> None:
         with self._conversation._lock:
             if not self.is_over and self._conversation._reply() is self:  # else its message was taken back
-                self._conversation._finish(self.text, finish_reason)
+                self._conversation._finish(self.text, finish_reason, self.calls)
             self.is_over = True
 
 
-def _flatten(rounds: Sequence[Round]) -> list[Message]:
-    messages = []
+def _flatten(rounds: Sequence[Round]) -> list[Turn]:
+    messages: list[Turn] = []
     for each in rounds:
-        messages.append(Message("user", each.user))
+        messages += [Message("user", each.user), *each.steps]
         if each.answer is not None:
             messages.append(Message("assistant", each.answer))
     return messages
@@ -492,14 +538,18 @@ def _parse_transcript(transcript: Transcript) -> tuple[str | None, list[Round], 
     rounds: list[Round] = []
     cut_short = {}
     for i, message in enumerate(messages[first:], first):
+        is_open = bool(rounds) and rounds[-1].answer is None
         if message.role == "user":
             rounds.append(Round(message.content, None))
-        elif message.role == "assistant" and rounds and rounds[-1].answer is None:
-            rounds[-1] = Round(rounds[-1].user, message.content)
+        elif is_open and (isinstance(message, CallMessage) or (message.role == "tool" and rounds[-1].steps)):
+            rounds[-1] = rounds[-1]._replace(steps=(*rounds[-1].steps, message))
+        elif is_open and message.role == "assistant":
+            rounds[-1] = rounds[-1]._replace(answer=message.content)
             if i in reasons:
                 cut_short[len(rounds) - 1] = reasons[i]
         else:
             raise UsageError(
-                f"message {i + 1} is of the role {message.role}; wanted a user's or the answer to one"
+                f"message {i + 1} is of the role {message.role}; wanted a user's, the answer to one, or what a tool "
+                "gave that an answer called"
             )
     return messages[0].content if first else None, rounds, cut_short

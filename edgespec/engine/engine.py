@@ -42,6 +42,7 @@ from edgespec.system.owner_process import Owner
 from edgespec.tokenization.banned_texts import BannedTexts, SpellingIndex
 from edgespec.tokenization.prompt_encoder import Prompt, PromptEncoder
 from edgespec.tokenization.token_ids import parse_ids
+from edgespec.tools.tool import parse_tools
 from edgespec.tools.tool_use import parse_tool_use
 from edgespec.types import TokenIds, TokenMask, append
 
@@ -225,6 +226,7 @@ class Engine:
         parallel_tool_calls: bool = True,
         whole_tool_calls: bool = False,
         thinking: bool | None = None,
+        ends_loops: bool = False,
     ) -> AnswerStream:
         """An answer as it is made, a chunk per pass of the target.
 
@@ -262,6 +264,7 @@ class Engine:
                 arguments are given as they come.
             thinking: Whether the model is to reason before it answers, if its chat template has a switch for that;
                 None leaves it to the template. The reasoning is part of the text: Completion.reasoning tells it.
+            ends_loops: End an answer that repeats one span of tokens over and over, with the finish reason "loop".
 
         Raises:
             ContextOverflow: The prompt does not fit.
@@ -291,6 +294,7 @@ class Engine:
             timeout_s=check_seconds("timeout_s", timeout_s),
             priority=check_priority(priority),
             calls=calls,
+            ends_loops=check_flag("ends_loops", ends_loops),
         )
         self._require_possible(request)
         return self._stream(self._held_to_format(request, response_format))
@@ -323,13 +327,14 @@ class Engine:
         stop: str | Sequence[str] | None = None,
         ends_loops: bool = False,
         response_format: Mapping[str, Any] | None = None,
+        tools: Sequence[Any] | None = None,
     ) -> "Conversation":
         """A conversation that remembers its messages; arguments as in Conversation and stream.
 
         Without a sampling its tokens are chosen as model_sampling says, greedily where that is None.
 
         Raises:
-            UsageError: The overflow policy does not exist, or system is no text.
+            UsageError: The overflow policy does not exist, system is no text, or tools are none.
         """
         from edgespec.engine.conversation import Conversation  # which knows this class
 
@@ -342,6 +347,7 @@ class Engine:
             stop=stop,
             ends_loops=ends_loops,
             response_format=response_format,
+            tools=tools,
         )
 
     def encode(
@@ -387,14 +393,26 @@ class Engine:
         )
 
     def count(
-        self, prompt: Prompt, system: str | None = None, *, raw: bool = False, thinking: bool | None = None
+        self,
+        prompt: Prompt,
+        system: str | None = None,
+        *,
+        raw: bool = False,
+        thinking: bool | None = None,
+        tools: Sequence[Any] | None = None,
     ) -> int:
-        """How many tokens of the context a prompt takes, chat template included; errors as in encode.
+        """How many tokens of the context a prompt takes, with what the model is told of tools; errors as in encode.
 
         A message many times longer than the context is counted only until it exceeds the context.
         """
         self._require_open()
-        return self._encoder.count(prompt, system, raw=raw, thinking=thinking)
+        return self._encoder.count(prompt, system, raw=raw, tools=parse_tools(tools), thinking=thinking)
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the model's chat template tells it of tools; otherwise a system message has to."""
+        self._require_open()
+        return self._encoder.tool_template.variable is not None
 
     @property
     def can_switch_thinking(self) -> bool:
@@ -509,7 +527,14 @@ class Engine:
         target = answer_decoder(self._shared.caches, target, ticket, request.tokens)
         ticket.interrupt = partial(_interrupt, self._shared.caches.decoders, self._pool, ref(ticket))
         chunks = self._generation().chunks(target, request, self._queue, ticket)
-        stream = AnswerStream(chunks, self._queue, ticket, self._pool.report_changes, len(request.tokens))
+        stream = AnswerStream(
+            chunks,
+            self._queue,
+            ticket,
+            self._pool.report_changes,
+            len(request.tokens),
+            ends_loops=request.ends_loops,
+        )
         with self._streams_lock:
             self._streams.add(stream)
         if not self._decoders:  # closed meanwhile by another thread

@@ -34,6 +34,7 @@ class AnswerOptions(TypedDict, total=False):
     tool_choice: Any
     parallel_tool_calls: bool
     thinking: bool | None
+    ends_loops: bool
 
 
 class CallReading(NamedTuple):
@@ -60,6 +61,7 @@ class Request(NamedTuple):
     timeout_s: When to end the answer, in seconds from now; inf for never.
     priority: Answers of a lower one wait for it between two passes.
     calls: Which tools it may call; None for none.
+    ends_loops: End it when it repeats one span of tokens over and over.
     """
 
     prompt: TokenIds  # [num_tokens]
@@ -74,6 +76,7 @@ class Request(NamedTuple):
     timeout_s: float = math.inf
     priority: int = 0
     calls: CallReading | None = None
+    ends_loops: bool = False
 
     @property
     def reads_logits(self) -> bool:
