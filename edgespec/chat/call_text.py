@@ -38,6 +38,14 @@ def brief_result(text: str) -> str:
     return short if short == "\n".join(lines) else f"{short} … ({len(text)} characters)"
 
 
+def format_turn(turn: Turn) -> str:
+    """What a message says, with the calls that it has."""
+    if not isinstance(turn, CallMessage):
+        return turn.content
+    calls = "\n".join(f"calls {format_call(call)}" for call in turn.calls)
+    return f"{turn.content}\n\n{calls}" if turn.content.strip() else calls
+
+
 def describe_steps(steps: Iterable[Turn]) -> list[str]:
     """Texts for what comes between a message and its answer: what was said, calls, and results in short."""
     found = []
@@ -48,3 +56,15 @@ def describe_steps(steps: Iterable[Turn]) -> list[str]:
         elif isinstance(step, ResultMessage):
             found.append(f"{step.name or 'it'} gave: {brief_result(step.content)}")
     return found
+
+
+def describe_calls(steps: Iterable[Turn]) -> list[dict[str, str]]:
+    """Calls with what they gave, for programs."""
+    steps = tuple(steps)
+    results = {step.call_id: step.content for step in steps if isinstance(step, ResultMessage)}
+    calls = [call for step in steps if isinstance(step, CallMessage) for call in step.calls]
+    return [
+        {"name": call.name, "arguments": call.arguments, "result": results[call.id]}
+        for call in calls
+        if call.id in results
+    ]

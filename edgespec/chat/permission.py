@@ -5,8 +5,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 
-from edgespec.errors import UsageError
-
 if sys.platform != "win32":
     import termios
 
@@ -20,8 +18,8 @@ class Permission(Enum):
     ALWAYS = "always"  # for this tool, in this chat
 
 
-Permit = Callable[[str], Permission]
-"""Asks for a tool by its name. Raises EOFError or KeyboardInterrupt: the user wants the answer to end."""
+Permit = Callable[[str], Permission | None]
+"""Asks for a tool by its name; None: the user ends the answer."""
 
 
 def ask_permission(
@@ -53,14 +51,6 @@ def ask_at_terminal(name: str, show: Callable[[str], None]) -> Permission:
                 termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
         sys.stderr.write(question)
         sys.stderr.flush()
-        if not (line := sys.stdin.readline()):
-            raise EOFError
-        return line
+        return sys.stdin.readline()  # nothing at its end: no
 
     return ask_permission(name, read, show)
-
-
-def require_allowed(names: list[str], known: list[str], path: object) -> None:
-    """Raises UsageError: a tool that is allowed is none of those that there are."""
-    if unknown := [name for name in names if name not in (*known, "all")]:
-        raise UsageError(f"--allow names '{unknown[0]}', which {path} lacks; it has {', '.join(known)}")
