@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from edgespec.chat.attachments import brief_message
+from edgespec.chat.attachments import brief_message, fence
 from edgespec.chat.call_text import format_turn
 from edgespec.engine.transcript import SUFFIX, Transcript, describe_turn, read_transcript
 from edgespec.errors import EdgeSpecError, UsageError
@@ -158,7 +158,10 @@ def _markdown(transcript: Transcript) -> Iterator[str]:
     reasons = dict(transcript.cut_short)
     titles = {"system": "System message", "user": "You", "assistant": "Answer", "tool": "Result of a call"}
     for i, message in enumerate(transcript.messages):
-        yield f"\n## {titles[message.role]}\n\n{format_turn(message).rstrip()}\n"
+        text = format_turn(message).rstrip()
+        if message.role == "tool":
+            text = fence(text)
+        yield f"\n## {titles[message.role]}\n\n{text}\n"
         if i in reasons:
             yield f"\n*(ended early: {reasons[i]})*\n"
 
