@@ -13,6 +13,7 @@ from edgespec.chat.commands import NOTHING, Next, describe_resumed, is_command, 
 from edgespec.chat.compacting import finish_compacting
 from edgespec.chat.call_text import describe_calls
 from edgespec.chat.interrupt import Leave, catch_ctrl_c
+from edgespec.chat.kept_prefix import keep_prefix
 from edgespec.chat.live_line import live_line
 from edgespec.chat.past_rounds import show_last
 from edgespec.chat.plain import PlainPrinter, Printer, Waiting, is_plain
@@ -96,6 +97,7 @@ def converse(session: ChatSession, keeps_history: bool) -> int:
     with hide_typed_keys() as hide_keys, ChatInput(history, session.status, hide_keys) as user:
         session.permit = partial(user.permit, show=session.info)
         code = _run(session, user)
+    keep_prefix(session)
     if session.file and session.conversation.rounds and not session.is_quiet:
         again = join_words(["edgespec", "chat", "--continue", *([session.name] if session.name else [])])
         with suppress(OSError):  # the terminal is gone

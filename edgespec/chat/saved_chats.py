@@ -14,6 +14,7 @@ from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.printable import one_line
 
 _TITLE_CHARACTERS = 44
+PREFIX_SUFFIX = ".prefix"  # of the file beside a conversation with what the model has read of it
 # In the list: the cell of the title, the cells (model, length) that are left out for it if it has fewer columns
 # than the minimum, the columns that it has in any case, and the columns between two cells.
 _TITLE, _LEFT_OUT_FIRST, _MIN_TITLE, _SHORTEST_TITLE, _BETWEEN = 1, (4, 2), 30, 8, 2
@@ -167,8 +168,9 @@ def _markdown(transcript: Transcript) -> Iterator[str]:
 
 
 def delete_chat(chat: SavedChat) -> None:
-    """Delete the file. Raises EdgeSpecError: it cannot be deleted."""
+    """Delete its files. Raises EdgeSpecError: one cannot be deleted."""
     try:
         chat.path.unlink()
+        chat.path.with_suffix(PREFIX_SUFFIX).unlink(missing_ok=True)
     except OSError as error:
         raise EdgeSpecError(f"cannot delete {chat.path}: {error.strerror}") from None

@@ -46,6 +46,7 @@ class ChatSession:
     prefill: str = ""  # how the next answer is to begin
     tools: ToolBox | None = None
     permit: Permit | None = None  # asks whether a tool may be run; None: nobody can be asked
+    keeps_prefix: bool = False  # on the disk, when the chat is left
     downgrades: list[str] = field(default_factory=list)
     written: set[Path] = field(default_factory=set)  # files that commands of this chat have written
     listed: tuple[Path, ...] = ()  # the saved chats as the user saw them last, by their numbers

@@ -94,6 +94,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
 def _chat(options: argparse.Namespace) -> int:
     from edgespec.chat.attaching import add_files, read_files
     from edgespec.chat.first_model import load_first
+    from edgespec.chat.kept_prefix import take_prefix
     from edgespec.chat.loop import answer_once, converse
     from edgespec.chat.permission import ask_at_terminal
     from edgespec.chat.tool_box import open_tools, require_tools
@@ -155,6 +156,8 @@ def _chat(options: argparse.Namespace) -> int:
                 conversation.system = options.system
         session = _session(options, conversation, autosave if prompt is None or last else None, trace)
         session.name, session.tools = last.name if last else None, box
+        if last:
+            take_prefix(session)
         add_files(session, files, info)
         if wanted:
             session.view = "plain"
@@ -334,6 +337,7 @@ def _session(
         trace=trace,
         is_quiet=options.quiet,
         shows_figures=options.stats,
+        keeps_prefix=options.keep_prefix,
     )
 
 

@@ -6,6 +6,7 @@ Knows protocols: load() decides on decoders and drafters.
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property, partial
+from pathlib import Path
 from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Unpack
@@ -20,6 +21,7 @@ from edgespec.engine.answers import AnswerStream, Chunk, Completion, chunks_of, 
 from edgespec.engine.drafting import Drafting, choose_drafters, under_constraint
 from edgespec.engine.generation import Generation
 from edgespec.engine.idle_learner import IdleLearner
+from edgespec.engine.prefix_file import read_prefix, write_prefix
 from edgespec.engine.reasoning import CLOSE, OPEN
 from edgespec.engine.request import (
     AnswerOptions,
@@ -160,6 +162,36 @@ class Engine:
     def forget_prompts(self) -> None:
         """Free the memory of texts that were kept in case they go on; only the first cache keeps its text."""
         self._shared.caches.forget(self._shared.queue.is_held)
+
+    def save_prefix(self, path: str | Path) -> int:
+        """Write what the model has read of the last text to a file, for load_prefix; returns how many tokens.
+
+        The file takes manifest.kv_cache.bytes_per_token for each, and can be read by its owner alone.
+
+        Raises:
+            EdgeSpecError: It cannot be written, or an answer is being made.
+            ModelError: Keys and values of this model cannot be taken out on its device.
+        """
+        return write_prefix(Path(path), self._idle_target())
+
+    def load_prefix(self, path: str | Path) -> int:
+        """Take what save_prefix has written, so that a text that begins with it is not read again.
+
+        Answers are those that they would be without it. Returns how many tokens the file has.
+
+        Raises:
+            MemoryExhausted: It does not fit.
+            ModelError: As save_prefix does.
+            UsageError: The file is damaged, or of another model, device, processor or ONNX Runtime.
+        """
+        tokens = read_prefix(Path(path), self._idle_target(), self.manifest.kv_cache)
+        self._shared.caches.note(0, tokens)
+        return len(tokens)
+
+    def _idle_target(self) -> Decoder:
+        if self._queue.is_held(0):
+            raise EdgeSpecError("an answer is being made; read it to its end or close it, and ask again then")
+        return self.target
 
     @property
     def max_parallel(self) -> int:
