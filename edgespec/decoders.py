@@ -156,6 +156,7 @@ class PretendingDecoder(Decoder, Protocol):
     def forget(self) -> None:
         """Empty the cache and free its memory."""
 
+
 @runtime_checkable
 class StorableDecoder(Decoder, Protocol):
     """A decoder whose keys and values can be taken out, and put into another one of the same key."""
@@ -169,7 +170,6 @@ class StorableDecoder(Decoder, Protocol):
 
     def fill_prefix(self, tokens: TokenIds, values: npt.NDArray[Any]) -> None:
         """Hold what read_prefix has given. Raises MemoryExhausted: it does not fit."""
-
 
 
 @runtime_checkable

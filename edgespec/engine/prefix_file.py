@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoders import Decoder, StorableDecoder
-from edgespec.errors import ModelError, UsageError
+from edgespec.errors import EdgeSpecError, ModelError, UsageError
 from edgespec.manifest import KVCache
 from edgespec.system.disk import explain_write_errors, replacing, require_disk_space
 from edgespec.types import TokenIds
@@ -32,9 +32,12 @@ def write_prefix(path: Path, decoder: Decoder) -> int:
     key = _require_key(decoder)
     assert isinstance(decoder, StorableDecoder)
     tokens, values = decoder.read_prefix()
-    require_disk_space(path.parent, values.nbytes + _OTHER_BYTES, _RESERVE_BYTES)
-    with explain_write_errors(path.parent, values.nbytes), replacing(path) as file:
-        np.savez(file, key=np.array(key), tokens=tokens, values=values)
+    try:
+        require_disk_space(path.parent, values.nbytes + _OTHER_BYTES, _RESERVE_BYTES)
+        with explain_write_errors(path.parent, values.nbytes), replacing(path) as file:
+            np.savez(file, key=np.array(key), tokens=tokens, values=values)
+    except OSError as error:
+        raise EdgeSpecError(f"cannot write {path}: {error.strerror or error}") from None
     return len(tokens)
 
 
@@ -59,7 +62,7 @@ def read_prefix(path: Path, decoder: Decoder, cache: KVCache) -> TokenIds:
         _require_whole(tokens, values, decoder, cache)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise UsageError(f"{path} is damaged ({error})") from None
     decoder.fill_prefix(tokens, values)
     return tokens

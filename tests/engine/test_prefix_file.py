@@ -54,8 +54,9 @@ def test_rows_behind_it_have_the_same_bits(tiny_model: Path, tmp_path: Path) -> 
         wanted = engine.target.logits(tokens, 5).copy()
     with open_tiny(tiny_model) as engine:
         engine.load_prefix(tmp_path / "kept")
+        fed = engine.target.num_fed
         assert np.array_equal(engine.target.logits(tokens, 5), wanted)
-        assert engine.target.num_fed == 10
+        assert engine.target.num_fed - fed == 10
 
 
 def test_another_text_is_read_whole(tiny_model: Path, tmp_path: Path) -> None:
