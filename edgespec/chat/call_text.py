@@ -25,7 +25,7 @@ def format_call(call: ToolCall) -> str:
 
 
 def _format_value(value: object) -> str:
-    """As JSON; a text of several lines between three quotes and indented, so that its lines can be read as such."""
+    """As JSON; a text of several lines between three quotes and indented, so that they can be read."""
     if isinstance(value, str) and "\n" in value and '"""' not in value:
         return '"""' + value.replace("\n", "\n        ") + '"""'
     return json.dumps(value, ensure_ascii=False)

@@ -26,10 +26,8 @@ def keep_prefix(session: ChatSession) -> None:
         return
     speed = session.stats.prefill_tokens_per_second if session.stats else None
     saved = f", which takes about {num_tokens / speed:.1f} s" if speed else ""
-    session.info(
-        f"{num_tokens} tokens need not be read again{saved}; they are kept in {format_bytes(path.stat().st_size)} at "
-        f"{one_line(str(path), 200)}"
-    )
+    size, place = format_bytes(path.stat().st_size), one_line(str(path), 200)
+    session.info(f"{num_tokens} tokens need not be read again{saved}; they are kept in {size} at {place}")
 
 
 def take_prefix(session: ChatSession) -> None:

@@ -29,7 +29,7 @@ def ask_permission(
 
     Args:
         read: Shows a question and gives the line that is typed.
-        is_typing: The user was typing when the question came, so that a single letter may be meant for another text.
+        is_typing: The user was typing when the question came: a single letter may be meant for another text.
     """
     while True:
         answer = read(_WORDS_QUESTION if is_typing else QUESTION).strip().lower()

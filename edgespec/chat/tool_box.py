@@ -53,6 +53,6 @@ def require_tools(engine: Engine) -> None:
     """Raises ModelError: the model was not made to call tools, as its chat template shows."""
     if not engine.takes_tools:
         raise ModelError(
-            f"{engine.manifest.name} cannot call tools: its chat template takes none; use a model that was trained "
-            "for it, such as qwen2.5-1.5b, or leave out --tools"
+            f"{engine.manifest.name} cannot call tools: its chat template takes none; use a model that was "
+            "trained for it, such as qwen2.5-1.5b, or leave out --tools"
         )

@@ -25,10 +25,10 @@ _TOO_LONG = "error: what this call gave is too long for the context"
 
 
 def replies_to_results(session: ChatSession) -> Iterator[Reply]:
-    """Run the calls that the last answer has ended with, and give what the model says then, until it calls no more.
+    """Run the calls that the last answer has ended with, give what the model says then, and so on.
 
-    After MOST_ROUNDS answers with calls it is told that it may make none; the next answer is the last one then. It is
-    also the last one where the user ends it in place of saying whether a call may be run.
+    After MOST_ROUNDS answers with calls it is told that it may make none; what it says then is the last answer. There
+    is none either where the user ends the answer in place of saying whether a call may be run.
 
     Raises ContextOverflow: There is no room for any result.
     """
@@ -105,4 +105,4 @@ def _run(session: ChatSession, box: ToolBox, call: ToolCall) -> str:
 def _show(session: ChatSession, name: str, result: CallResult) -> None:
     if result.printed.strip():
         session.info(f"{name} printed: {brief_result(result.printed)}")
-    session.info(f"{name}: {brief_result(result.text)}" if result.is_error else f"it gave: {brief_result(result.text)}")
+    session.info(f"{name if result.is_error else 'it gave'}: {brief_result(result.text)}")

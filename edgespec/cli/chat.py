@@ -124,7 +124,8 @@ def _chat(options: argparse.Namespace) -> int:
     trace = TraceFile(options.trace) if options.trace else None
     autosave, last = _open_transcripts(options)
     with ExitStack() as engines:
-        box = open_tools(options.tools, options.allow) if options.tools else None  # before the model, which takes longer
+        # Before the model, which takes longer.
+        box = open_tools(options.tools, options.allow) if options.tools else None
         if box:
             engines.callback(box.process.close)
 

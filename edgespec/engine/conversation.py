@@ -233,7 +233,8 @@ class Conversation:
         with self._lock:
             self._require_idle()
             asked = self._asked
-            if asked is None or len(results) != len(asked.calls) or not all(isinstance(each, str) for each in results):
+            are_texts = all(isinstance(each, str) for each in results)
+            if asked is None or len(results) != len(asked.calls) or not are_texts:
                 raise UsageError(
                     f"results are {reprlib.repr(results)}; wanted a text for each of the {len(self.calls)} calls"
                 )
@@ -549,7 +550,7 @@ def _parse_transcript(transcript: Transcript) -> tuple[str | None, list[Round], 
                 cut_short[len(rounds) - 1] = reasons[i]
         else:
             raise UsageError(
-                f"message {i + 1} is of the role {message.role}; wanted a user's, the answer to one, or what a tool "
-                "gave that an answer called"
+                f"message {i + 1} is of the role {message.role}; wanted a user's, the answer to one, or what "
+                "a tool gave that an answer called"
             )
     return messages[0].content if first else None, rounds, cut_short

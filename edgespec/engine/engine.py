@@ -433,7 +433,7 @@ class Engine:
         thinking: bool | None = None,
         tools: Sequence[Any] | None = None,
     ) -> int:
-        """How many tokens of the context a prompt takes, with what the model is told of tools; errors as in encode.
+        """How many tokens of the context a prompt takes, with what tells of tools; errors as in encode.
 
         A message many times longer than the context is counted only until it exceeds the context.
         """

@@ -1,4 +1,4 @@
-"""What a target has read of a text, its keys and values, as a file, so that a later session need not read it again.
+"""What a target has read of a text, its keys and values, as a file: a later session need not read it again.
 
 The file is numpy's npz with the tokens, the values, and the key of all that the values depend on: the model, the
 device, ONNX Runtime and the processor. Under another key it is not used. Its checksums are those of a zip archive.
@@ -72,8 +72,8 @@ def _require_key(decoder: Decoder) -> str:
     key = decoder.prefix_key if isinstance(decoder, StorableDecoder) else None
     if key is None:
         raise ModelError(
-            "what this model has read cannot be kept on the disk: that takes a model of edgespec's own form on the "
-            "CPU, without drafting heads or trees of drafts"
+            "what this model has read cannot be kept on the disk: that takes a model of edgespec's own form on "
+            "the CPU, without drafting heads or trees of drafts"
         )
     return key
 

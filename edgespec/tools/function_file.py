@@ -17,7 +17,7 @@ Functions = dict[str, Callable[..., Any]]
 
 
 def load_functions(path: Path) -> Functions:
-    """What __all__ of a file names, or else the functions that it defines and whose names begin with no underscore.
+    """What __all__ of a file names, or else the functions that it defines, but for names that begin with _.
 
     Modules beside the file can be imported by it.
 
@@ -32,7 +32,7 @@ def load_functions(path: Path) -> Functions:
         raise UsageError(f"{path} has no function '{lacking[0]}', which its __all__ names")
     if not functions:
         raise UsageError(
-            f"{path} has no function; wanted at least one with typed arguments, whose name begins with no underscore"
+            f"{path} has no function; wanted at least one with typed arguments and a name without _ before it"
         )
     return functions  # type: ignore[return-value]
 

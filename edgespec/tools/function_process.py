@@ -1,7 +1,7 @@
 """Runs functions of a file in a process of their own, so that one that hangs, crashes or prints harms nothing.
 
-The process is no sandbox: the functions may do what the user may. Their state lasts from call to call, until a call
-is ended.
+The process is no sandbox: the functions may do what the user may. Their state lasts from call to call, until a
+call is ended.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The process that runs functions of a file for function_process.py, which starts it with the path of the file.
 
-It writes what the functions are, then takes a call a line and writes what it gave, all as JSON. What functions print
-is no part of that: it is caught, and sent with the result. It ends with the process that started it.
+It writes what the functions are, then takes a call a line and writes what it gave, all as JSON. What functions
+print is no part of that: it is caught, and sent with the result. It ends with the process that started it.
 """
 
 import inspect
@@ -98,7 +98,7 @@ class _Printed:
 
 
 def _read(requests: BinaryIO, calls: "SimpleQueue[bytes]") -> None:
-    """Pass requests on; once nobody can send any, end this process within a call too, and those that it started."""
+    """Pass requests on; once nobody can send any, end this process and those that it started, also in a call."""
     for line in requests:
         calls.put(line)
     if sys.platform != "win32" and os.getpgrp() == os.getpid():

@@ -48,6 +48,7 @@ def hang(file: str) -> None:
 def long() -> str:
     return "word " * 1_000
 '''
+ENOUGH = "This call was not run: there were too many for one message. Answer with what you know by now."
 CALL = {"call": "weather", "arguments": {"city": "Rome"}}
 Make = Callable[..., ChatSession]
 
@@ -166,30 +167,27 @@ def test_ctrl_c_ends_a_call_that_hangs(make: Make, lines: list[str], tmp_path: P
         signal.raise_signal(signal.SIGINT)
 
     hang = {"call": "hang", "arguments": {"file": str(file)}}
-    session = make({"go": [hang], "error: the user ended this call while it ran": [CALL]}, [Permission.YES] * 2)
-    session.conversation.engine._script["sunny in Rome"] = ["Done."]  # type: ignore[attr-defined]
+    told = "error: the user ended this call while it ran"
+    session = make({"go": [hang], told: [CALL], "sunny in Rome": ["Done."]}, [Permission.YES] * 2)
     thread = threading.Thread(target=press)
     thread.start()
     answer_once(session, "go")
     thread.join()
     assert "hang was ended; the model is told so" in lines
-    assert results(session) == ["error: the user ended this call while it ran", "sunny in Rome"]
+    assert results(session) == [told, "sunny in Rome"]
 
 
 def test_calls_without_end_are_bounded(make: Make, lines: list[str]) -> None:
-    session = make({"go": [CALL], "sunny in Rome": [CALL]}, [Permission.ALWAYS])
-    session.conversation.engine._script |= {results: [CALL] for results in [_enough()]}  # type: ignore[attr-defined]
+    session = make({"go": [CALL], "sunny in Rome": [CALL], ENOUGH: [CALL]}, [Permission.ALWAYS])
     answer_once(session, "go")
-    assert results(session) == ["sunny in Rome"] * MOST_ROUNDS + [_enough()]
+    assert results(session) == ["sunny in Rome"] * MOST_ROUNDS + [ENOUGH]
     assert lines[-1] == "stopped: the model goes on calling tools, after 8 rounds of calls"
 
 
-def _enough() -> str:
-    return "This call was not run: there were too many for one message. Answer with what you know by now."
-
 
 def test_a_result_that_does_not_fit_is_told_as_such(make: Make, lines: list[str]) -> None:
-    script = {"go": [{"call": "long", "arguments": {}}], "error: what this call gave is too long for the context": ["Oh."]}
+    told = "error: what this call gave is too long for the context"
+    script = {"go": [{"call": "long", "arguments": {}}], told: ["Oh."]}
     session = make(script, [Permission.YES], context_length=100)
     answer_once(session, "go")
     assert session.conversation.rounds[-1].answer == "Oh."

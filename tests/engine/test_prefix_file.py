@@ -1,4 +1,4 @@
-"""What a model has read of a text, kept in a file: answers stay the same, and nothing foreign or damaged is used."""
+"""What a model has read of a text, kept in a file: answers stay the same, and nothing foreign is used."""
 
 import stat
 from collections.abc import Callable

@@ -2,7 +2,7 @@
 
 The script is JSON: from messages to the pieces of their answers, with a pause in seconds before each piece, and
 whether the chat is saved in the model home. A message is followed by | and the beginning of its answer, if one is
-given. A piece that is an object with call and arguments is a call of a tool; the functions of the file tools are such.
+given. A piece that is an object with call and arguments is a call of a tool; the file tools has their functions.
 """
 
 import json
