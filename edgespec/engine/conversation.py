@@ -254,7 +254,7 @@ class Conversation:
             if not self._rounds or not answer:
                 raise UsageError("an answer needs a message and a text; there is no message, or the text is empty")
             self._cut_short.pop(len(self._rounds) - 1, None)
-            self._rounds[-1] = self._rounds[-1]._replace(answer=answer)
+            self._rounds[-1], self._asked = self._rounds[-1]._replace(answer=answer), None
 
     def keep(self, num_rounds: int) -> None:
         """Forget all but the first messages and their answers."""

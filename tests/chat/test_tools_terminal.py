@@ -90,7 +90,7 @@ def test_enter_ctrl_d_and_ctrl_c_run_nothing(tmp_path: Path) -> None:
 
 
 def test_what_is_typed_before_the_question_is_no_yes(tmp_path: Path) -> None:
-    terminal = rule_chat(tmp_path, {"Rain?": ["One ", "moment.", CALL], RESULT: ["No rain."]}, pause_s=2.0)
+    terminal = rule_chat(tmp_path, {"Rain?": ["One ", "moment.", CALL], RESULT: ["No rain."]}, pause_s=1.0)
     terminal.enter("Rain?")
     terminal.wait_for("One")
     terminal.type("y\ry\r")
