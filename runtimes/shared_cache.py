@@ -113,6 +113,7 @@ class SharedCache:
     def read(self, num_positions: int) -> npt.NDArray[Any]:
         """The first num_positions of all buffers, [2 * num_layers, num_kv_heads, num_positions, head_dim]; the
         buffers must be the CPU's."""
+        self.prepare(0, 1)
         return np.concatenate([buffer.numpy()[:, :, :num_positions] for buffer in self.buffers])
 
     def fill(self, values: npt.NDArray[Any]) -> None:

@@ -9,9 +9,9 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
+from edgespec.chat.call_text import describe_calls
 from edgespec.chat.commands import NOTHING, Next, describe_resumed, is_command, run_command, unescape_message
 from edgespec.chat.compacting import finish_compacting
-from edgespec.chat.call_text import describe_calls
 from edgespec.chat.interrupt import Leave, catch_ctrl_c
 from edgespec.chat.kept_prefix import keep_prefix
 from edgespec.chat.live_line import live_line

@@ -226,6 +226,8 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
                 raise made.error
             finally:
                 del made  # its traceback holds this frame
+        if made.chunk and self._loops and self._loops.push(made.chunk.token_ids):
+            self._maker.cancel_for("loop")
         return made.chunk
 
     def _finish(self) -> None:
@@ -322,6 +324,12 @@ class _Maker:
         if not self._is_over:
             self._queue.cancel(self._ticket)
 
+    def cancel_for(self, finish_reason: str) -> None:
+        """End the answer, unless it is being ended for another reason already."""
+        if not self._ticket.is_cancelled:
+            self._ticket.finish_reason = finish_reason
+            self.cancel()
+
     def end(self, wait_s: float = _END_S) -> None:
         """End the thread, and wait until it is gone, unless it hangs."""
         self._requests.put(None)
@@ -340,9 +348,8 @@ class _Maker:
             self.cancel()
 
     def _cancel_if_late(self) -> None:
-        if self._ticket.is_late and not self._ticket.is_cancelled:
-            self._ticket.finish_reason = "timeout"
-            self.cancel()
+        if self._ticket.is_late:
+            self.cancel_for("timeout")
 
     def _request(self, request: _ChunkRequest) -> None:
         self._cancel_if_late()

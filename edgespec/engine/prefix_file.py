@@ -27,11 +27,14 @@ def write_prefix(path: Path, decoder: Decoder) -> int:
 
     Raises:
         ModelError: The decoder cannot give its keys and values.
+        UsageError: It holds nothing.
         EdgeSpecError: The file cannot be written, as where the disk has no room.
     """
     key = _require_key(decoder)
     assert isinstance(decoder, StorableDecoder)
     tokens, values = decoder.read_prefix()
+    if not len(tokens):
+        raise UsageError("the model has read nothing yet that could be kept; ask it something first")
     try:
         require_disk_space(path.parent, values.nbytes + _OTHER_BYTES, _RESERVE_BYTES)
         with explain_write_errors(path.parent, values.nbytes), replacing(path) as file:
@@ -55,10 +58,11 @@ def read_prefix(path: Path, decoder: Decoder, cache: KVCache) -> TokenIds:
         largest = decoder.context_length * (cache.bytes_per_token + 4) + _OTHER_BYTES
         if path.stat().st_size > largest:
             raise ValueError("it is larger than a whole context")
-        with np.load(path, allow_pickle=False) as found:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             if str(found["key"]) != key:
                 raise UsageError(f"{path} was kept with another model, device, processor or ONNX Runtime")
-            tokens, values = found["tokens"], found["values"]
+            tokens: TokenIds = found["tokens"]
+            values: npt.NDArray[Any] = found["values"]
         _require_whole(tokens, values, decoder, cache)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
@@ -83,7 +87,7 @@ def _require_whole(tokens: Any, values: npt.NDArray[Any], decoder: Decoder, cach
     shape = (2 * cache.num_layers, cache.num_kv_heads, num_tokens, cache.head_dim)
     if tokens.dtype != np.int32 or tokens.ndim != 1 or not 0 < num_tokens <= decoder.context_length:
         raise ValueError("its tokens are none of this model")
-    if not (0 <= tokens.min() and tokens.max() < decoder.vocab_size):
+    if not (tokens.min() >= 0 and tokens.max() < decoder.vocab_size):
         raise ValueError("its tokens are none of this model")
     if values.shape != shape or values.dtype != np.dtype(cache.dtype):
         raise ValueError(f"its values have the shape {values.shape}; wanted {shape}")

@@ -80,7 +80,7 @@ class _Printed:
     """A file in the place of stdout and stderr, also for programs that the functions start."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it is open as long as the process lives
         for descriptor in (1, 2):
             os.dup2(self._file.fileno(), descriptor)
 

@@ -184,7 +184,6 @@ def test_calls_without_end_are_bounded(make: Make, lines: list[str]) -> None:
     assert lines[-1] == "stopped: the model goes on calling tools, after 8 rounds of calls"
 
 
-
 def test_a_result_that_does_not_fit_is_told_as_such(make: Make, lines: list[str]) -> None:
     told = "error: what this call gave is too long for the context"
     script = {"go": [{"call": "long", "arguments": {}}], told: ["Oh."]}

@@ -126,13 +126,16 @@ def test_a_damaged_file_is_refused_and_changes_nothing(tiny_model: Path, tmp_pat
 
 
 def test_what_cannot_be_kept_or_is_not_there_is_said(tiny_model: Path, tmp_path: Path) -> None:
-    with scripted_engine(tiny_model, tmp_path / "scripted", lambda prompt: "Hi") as engine:
-        with pytest.raises(ModelError, match="cannot be kept on the disk"):
-            engine.save_prefix(tmp_path / "kept")
+    engine = scripted_engine(tiny_model, tmp_path / "scripted", lambda prompt: "Hi")
+    with engine, pytest.raises(ModelError, match="cannot be kept on the disk"):
+        engine.save_prefix(tmp_path / "kept")
     with open_tiny(tiny_model) as engine:
-        with pytest.raises(UsageError, match="cannot read .*: No such file"):
+        with pytest.raises(UsageError, match=r"cannot read .*: No such file"):
             engine.load_prefix(tmp_path / "kept")
-        with pytest.raises(EdgeSpecError):
+        with pytest.raises(UsageError, match="has read nothing yet that could be kept"):
+            engine.save_prefix(tmp_path / "kept")
+        engine.generate(TEXT, max_tokens=4)
+        with pytest.raises(EdgeSpecError, match=r"cannot write .*: No such file"):
             engine.save_prefix(tmp_path / "nowhere" / "kept")
         with engine.stream(TEXT, max_tokens=50) as answer:
             next(answer)
