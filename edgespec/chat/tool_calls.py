@@ -27,8 +27,8 @@ _TOO_LONG = "error: what this call gave is too long for the context"
 def replies_to_results(session: ChatSession) -> Iterator[Reply]:
     """Run the calls that the last answer has ended with, give what the model says then, and so on.
 
-    After MOST_ROUNDS answers with calls it is told that it may make none, and what it says then is the last answer.
-    There is no further one where the user ends the answer in place of saying whether a call may be run.
+    After MOST_ROUNDS answers with calls it is told that it may make none, and its next answer is the last one.
+    There is none where the user ends the answer instead of saying whether a call may be run.
 
     Raises ContextOverflow: There is no room for any result.
     """
