@@ -338,7 +338,8 @@ def test_page_in_a_browser_shows_code_keeps_the_chat_over_a_reload_and_gives_a_r
         assert "```" not in page.evaluate("document.querySelector('.assistant').textContent")
         family = page.evaluate("getComputedStyle(document.querySelector('.assistant pre')).fontFamily")
         assert "monospace" in family
-        page.evaluate("location.reload()")
+        page.evaluate("window.isOld = true, location.reload()")
+        page.wait_for("!window.isOld && document.readyState === 'complete'")
         page.wait_for("document.querySelector('.assistant pre')?.textContent === 'x = 1\\n'")
         assert page.evaluate("turns.map(turn => turn.content)") == ["code?", code]
         page.evaluate(f"$('text').value = 'long '.repeat({MAX_BYTES // 4})")
