@@ -1,7 +1,7 @@
 """The protocols of decoders: what every one can do, and what only some can."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -155,6 +155,21 @@ class PretendingDecoder(Decoder, Protocol):
 
     def forget(self) -> None:
         """Empty the cache and free its memory."""
+
+
+@runtime_checkable
+class StorableDecoder(Decoder, Protocol):
+    """A decoder whose keys and values can be taken out, and put into another one of the same key."""
+
+    @property
+    def prefix_key(self) -> str | None:
+        """What keys and values depend on beside their tokens; None where they cannot be taken out."""
+
+    def read_prefix(self) -> tuple[TokenIds, npt.NDArray[Any]]:
+        """The tokens that are held, [num_tokens], and their keys and values; the third axis counts positions."""
+
+    def fill_prefix(self, tokens: TokenIds, values: npt.NDArray[Any]) -> None:
+        """Hold what read_prefix has given. Raises MemoryExhausted: it does not fit."""
 
 
 @runtime_checkable

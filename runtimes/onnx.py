@@ -3,16 +3,19 @@
 The cache is a memo of the tokens that were run: a call keeps their longest common prefix and runs the rest.
 """
 
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from threading import Lock
 from typing import Any, Self, Unpack
 
 import numpy as np
+import numpy.typing as npt
 
 from edgespec.decoders import Argmax
 from edgespec.decoding.cached_prefix import reusable_prefix
@@ -24,6 +27,7 @@ from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.device_checks import DeviceCheck, DeviceChecks, is_same_row, row_sample
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.passes import Passes
+from edgespec.runtimes.row_proofs import proof_key
 from edgespec.runtimes.row_rule import NO_RULE, next_pass, read_l2_bytes, row_rule
 from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
 from edgespec.runtimes.shared_cache import SharedCache
@@ -68,6 +72,7 @@ class OnnxDecoder:
         # Where rows are the host's already numpy chooses: 15 µs a row of 151,936, the graph on the CPU 150.
         self._has_argmax = False
         self._is_on_host = device.memory == "cpu"
+        self._find_key = partial(_prefix_key, manifest, device, options)
         if not self._is_on_host:
             with self.cancelled_by(options.get("cancel") or Cancel()), report_slow_check(device.name):
                 self._check(device, DeviceChecks(folder, manifest, device))
@@ -105,6 +110,30 @@ class OnnxDecoder:
             own.copy_from(theirs, len(tokens))
             self._hold(tokens)
         return True
+
+    @property
+    def prefix_key(self) -> str | None:
+        """What keys and values depend on beside their tokens; None where they cannot be taken out and put back."""
+        if not self._is_on_host or self._hidden or not isinstance(self._passes.cache, SharedCache):
+            return None
+        return self._find_key()
+
+    def read_prefix(self) -> tuple[TokenIds, npt.NDArray[Any]]:
+        """The tokens that are held, and their keys and values as SharedCache.read gives them."""
+        assert isinstance(self._passes.cache, SharedCache)
+        with self._lock:
+            return self._held, self._passes.cache.read(len(self._held))
+
+    def fill_prefix(self, tokens: TokenIds, values: npt.NDArray[Any]) -> None:
+        """Hold tokens with the keys and values that read_prefix gave for them under the key of this decoder.
+
+        Raises MemoryExhausted: They do not fit.
+        """
+        assert isinstance(self._passes.cache, SharedCache)
+        with self._lock, translate_memory_errors("making room for a text"):
+            self._hold(tokens[:0])
+            self._passes.cache.fill(values)
+            self._hold(tokens)
 
     @property
     def can_exchange(self) -> bool:
@@ -353,3 +382,12 @@ class OnnxDecoder:
         if not is_sound:
             _log.warning("'%s' chooses other tokens than its rows say; whole rows are copied from it", device.name)
         return is_sound
+
+
+def _prefix_key(manifest: Manifest, device: Device, options: SessionOptions) -> str | None:
+    if not manifest.files:  # nothing tells which weights these are
+        return None
+    files = sorted((name, record.sha256) for name, record in manifest.files.items())
+    model = hashlib.sha256(repr(files).encode()).hexdigest()
+    mode = "deterministic" if options.get("deterministic") else "fastest"
+    return f"{model[:32]}, {mode}, {proof_key(manifest, device, options.get('num_threads'))}"

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from edgespec.decoding.cached_prefix import next_capacity
 from edgespec.errors import MemoryExhausted
@@ -108,6 +109,19 @@ class SharedCache:
         self.prepare(0, num_positions)
         for past, buffer in self._buffers.items():
             buffer.numpy()[:, :, :num_positions] = other._buffers[past].numpy()[:, :, :num_positions]
+
+    def read(self, num_positions: int) -> npt.NDArray[Any]:
+        """The first num_positions of all buffers, [2 * num_layers, num_kv_heads, num_positions, head_dim]; the
+        buffers must be the CPU's."""
+        self.prepare(0, 1)
+        return np.concatenate([buffer.numpy()[:, :, :num_positions] for buffer in self.buffers])
+
+    def fill(self, values: npt.NDArray[Any]) -> None:
+        """Hold what read has given; raises as copy_from does."""
+        num_positions = values.shape[2]
+        self.prepare(0, num_positions)
+        for buffer, held in zip(self.buffers, values, strict=True):
+            buffer.numpy()[0, :, :num_positions] = held
 
     def move(self, slots: Sequence[int], start: int) -> None:
         """Copy slots, in rising order, to start and after it; the buffers must be the CPU's."""

@@ -38,7 +38,7 @@ def finish_compacting(session: ChatSession) -> None:
         return
     before, num_before = conversation.transcript(session.model), conversation.num_tokens
     path, name = session.file, session.name
-    last = [message for message in before.messages if message.role != "system"][-_num_messages(before.messages) :]
+    last = before.messages[max(i for i, each in enumerate(before.messages) if each.role == "user") :]
     system = [message for message in before.messages if message.role == "system"]
     folded = (*system, Message("user", _REQUEST), Message("assistant", summary), *last)
     session.start_new_file()
@@ -63,8 +63,3 @@ def undo_compacting(session: ChatSession) -> None:
     session.name, session.before_compacting = name, None
     session.save()
     session.info(f"the whole conversation is back: {len(session.conversation.messages)} messages")
-
-
-def _num_messages(messages: tuple[Message, ...]) -> int:
-    """Messages of the last round: two, or one that has no answer."""
-    return 2 if messages[-1].role == "assistant" else 1

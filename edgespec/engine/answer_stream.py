@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 
+from edgespec.decoding.repetition import LoopWatch
 from edgespec.engine.answers import Chunk
 from edgespec.engine.chunk_maker import END_S, ChunkMaker, Made
 from edgespec.engine.request_queue import RequestQueue, Ticket
@@ -32,6 +33,8 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
         ticket: Ticket,
         on_end: Callable[[], None] = lambda: None,
         prompt_tokens: int = 0,
+        *,
+        ends_loops: bool = False,
     ) -> None:
         """Nothing is made before a chunk is asked for.
 
@@ -39,10 +42,12 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
             ticket: The answer's place in the queue; once it is cancelled, the generator ends with a last chunk.
             on_end: Is called once, by the reader that finds the answer over.
             prompt_tokens: How many tokens the model reads before it writes.
+            ends_loops: End an answer that repeats one span of tokens over and over, with the finish reason loop.
         """
         self.prompt_tokens = prompt_tokens
         self._maker = ChunkMaker(chunks, queue, ticket)
         self._on_end = on_end
+        self._loops = LoopWatch() if ends_loops else None
         self._is_closed = self._is_interrupted = False
         self._owner = Owner()
         self._collected = weakref.finalize(self, self._maker.end)
@@ -119,6 +124,8 @@ class AnswerStream(Iterator[Chunk], AsyncIterator[Chunk]):
                 raise made.error
             finally:
                 del made  # its traceback holds this frame
+        if made.chunk and self._loops and self._loops.push(made.chunk.token_ids):
+            self._maker.cancel_for("loop")
         return made.chunk
 
     def _finish(self) -> None:

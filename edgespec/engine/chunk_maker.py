@@ -97,6 +97,12 @@ class ChunkMaker:
         if not self._is_over:
             self._queue.cancel(self._ticket)
 
+    def cancel_for(self, finish_reason: str) -> None:
+        """End the answer, unless it is being ended for another reason already."""
+        if not self._ticket.is_cancelled:
+            self._ticket.finish_reason = finish_reason
+            self.cancel()
+
     def end(self, wait_s: float = END_S) -> None:
         """End the thread, and wait until it is gone, unless it hangs."""
         self._requests.put(None)
@@ -115,9 +121,8 @@ class ChunkMaker:
             self.cancel()
 
     def _cancel_if_late(self) -> None:
-        if self._ticket.is_late and not self._ticket.is_cancelled:
-            self._ticket.finish_reason = "timeout"
-            self.cancel()
+        if self._ticket.is_late:
+            self.cancel_for("timeout")
 
     def _request(self, request: _ChunkRequest) -> None:
         self._cancel_if_late()

@@ -1,5 +1,6 @@
 """A conversation with an engine: messages, streamed answers, a full context. Knows nothing of terminals."""
 
+import reprlib
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,9 @@ from edgespec.engine.reply import Reply
 from edgespec.engine.rounds import Round, answered_rounds, messages_of, read_rounds
 from edgespec.engine.transcript import Transcript, read_transcript, save_transcript
 from edgespec.errors import ContextOverflow, UsageError
-from edgespec.tokenization.chat_template import Message
+from edgespec.tokenization.chat_template import Message, Turn
+from edgespec.tools.messages import CallMessage, ResultMessage
+from edgespec.tools.tool import ToolCall, parse_tools
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
@@ -34,6 +37,7 @@ class Settings(TypedDict, total=False):
     stop: str | Sequence[str] | None
     ends_loops: bool
     response_format: Mapping[str, Any] | None
+    tools: Sequence[Any] | None
 
 
 class ReplyOptions(TypedDict, total=False):
@@ -50,6 +54,7 @@ class Switches(TypedDict, total=False):
     """What the chat template is told."""
 
     thinking: bool
+    tools: Sequence[Any]
 
 
 class Conversation:
@@ -67,6 +72,7 @@ class Conversation:
     sampling, max_tokens, stop, response_format: Arguments of Engine.stream for each answer. Without a sampling,
         the one that the model's files suggest; greedy where they suggest none.
     thinking: Whether the model reasons before each answer; an attribute alone. None leaves it to its template.
+    tools: What the model may call, as in Engine.stream. An answer may then end with calls: give_results goes on.
     ends_loops: Whether an answer that repeats one span of tokens over and over ends, with the finish reason loop.
     """
 
@@ -81,6 +87,7 @@ class Conversation:
         stop: str | Sequence[str] | None = None,
         ends_loops: bool = False,
         response_format: Mapping[str, Any] | None = None,
+        tools: Sequence[Any] | None = None,
     ) -> None:
         if system is not None and not isinstance(system, str):
             raise UsageError(f"system is {system!r}; wanted a text")
@@ -92,12 +99,14 @@ class Conversation:
         self.stop = stop
         self.ends_loops = ends_loops
         self.response_format = response_format
+        self.tools = tools or ()
         self.thinking: bool | None = None  # argument of Engine.stream for each answer
         self._rounds: list[Round] = []
         self._num_dropped = 0  # rounds
         self._cut_short: dict[int, str] = {}  # by round
         self._num_tries = 0  # of the last round
         self._begun = ""  # what the current answer was given to begin with
+        self._asked: CallMessage | None = None  # calls that the last answer ended with, without results so far
         self._chunks: list[Chunk] = []  # of the current answer, filled by its reply
         self._reply: Callable[[], Reply | None] = lambda: None  # which fills it, weakly
         self._lock = RLock()  # held while a message is added or taken back
@@ -114,12 +123,21 @@ class Conversation:
         self._overflow = policy
 
     @property
+    def tools(self) -> Sequence[Any]:
+        """What the model may call; setting what is no tool raises UsageError."""
+        return self._tools
+
+    @tools.setter
+    def tools(self, tools: Sequence[Any]) -> None:
+        self._tools = parse_tools(tools)
+
+    @property
     def rounds(self) -> tuple[Round, ...]:
         """All messages of the user with their answers, the oldest first."""
         return tuple(self._rounds)
 
     @property
-    def messages(self) -> tuple[Message, ...]:
+    def messages(self) -> tuple[Turn, ...]:
         """All messages, also those that are no longer sent to the model."""
         return self._messages(self._rounds)
 
@@ -134,7 +152,7 @@ class Conversation:
         return self.engine.count(sent, **self._switches()) if (sent := self.sent) else 0
 
     @property
-    def sent(self) -> tuple[Message, ...]:
+    def sent(self) -> tuple[Turn, ...]:
         """The messages that the model would be sent now."""
         return self._sent(self._rounds[self._num_dropped :])
 
@@ -187,8 +205,34 @@ class Conversation:
             if not self._rounds or not (begun := self._rounds[-1].answer):
                 raise UsageError("there is no answer to go on with; retry() makes one")
             return self._begin(
-                [*self._rounds[:-1], Round(self._rounds[-1].user, None)], self._num_tries, options, begun
+                [*self._rounds[:-1], self._rounds[-1]._replace(answer=None)], self._num_tries, options, begun
             )
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls of tools that the last answer ended with, and that have no results yet."""
+        return self._asked.calls if self._asked else ()
+
+    def give_results(self, results: Sequence[str], **options: Unpack[ReplyOptions]) -> "Reply":
+        """Give the model what the tools of its calls gave, in their order; return what it says then.
+
+        Raises:
+            ContextOverflow: The results do not fit, and were not given.
+            UsageError: They are not as many texts as there are calls.
+        """
+        with self._lock:
+            self._require_idle()
+            asked = self._asked
+            are_texts = all(isinstance(each, str) for each in results)
+            if asked is None or len(results) != len(asked.calls) or not are_texts:
+                raise UsageError(
+                    f"results are {reprlib.repr(results)}; wanted a text for each of the {len(self.calls)} calls"
+                )
+            pairs = zip(asked.calls, results, strict=True)
+            given = [ResultMessage(result, call.id, call.name) for call, result in pairs]
+            last = self._rounds[-1]
+            last = last._replace(steps=(*last.steps, asked, *given))
+            return self._begin([*self._rounds[:-1], last], self._num_tries, options)
 
     def rewrite(self, answer: str) -> None:
         """Put a text in the place of the last answer, or give one to an unanswered message.
@@ -200,7 +244,7 @@ class Conversation:
             if not self._rounds or not answer:
                 raise UsageError("an answer needs a message and a text; there is no message, or the text is empty")
             self._cut_short.pop(len(self._rounds) - 1, None)
-            self._rounds[-1] = Round(self._rounds[-1].user, answer)
+            self._rounds[-1], self._asked = self._rounds[-1]._replace(answer=answer), None
 
     def keep(self, num_rounds: int) -> None:
         """Forget all but the first messages and their answers."""
@@ -215,7 +259,7 @@ class Conversation:
             if not self._rounds:
                 return None
             removed = self._rounds.pop()
-            self._begun, self._chunks, self._reply = "", [], lambda: None
+            self._begun, self._chunks, self._reply, self._asked = "", [], lambda: None, None
             self._cut_short.pop(len(self._rounds), None)
             self._num_dropped = min(self._num_dropped, len(self._rounds))
             self._num_tries = 0
@@ -235,8 +279,8 @@ class Conversation:
         An answer that is being generated is in it as far as it came, as if it were cancelled.
         """
         rounds, cut_short = self._rounds, self._cut_short
-        if self._is_unanswered and (made := self._made):
-            rounds = [*rounds[:-1], Round(rounds[-1].user, made)]
+        if self._is_unanswered and self._asked is None and (made := self._made):
+            rounds = [*rounds[:-1], rounds[-1]._replace(answer=made)]
             cut_short = {**cut_short, len(rounds) - 1: "cancelled"}
         return Transcript(
             messages=self._messages(rounds),
@@ -288,6 +332,7 @@ class Conversation:
         with self._lock:
             self._rounds, self._cut_short, self._num_dropped = rounds, cut_short, num_dropped
             self._num_tries, self._begun, self._chunks, self._reply = 0, "", [], lambda: None
+            self._asked = None
 
     def _require_idle(self) -> None:
         """Take what was read of an answer that its reader let go; raises UsageError: one is being read."""
@@ -296,14 +341,14 @@ class Conversation:
             raise UsageError(
                 "this conversation is being answered; read that answer to its end or close it, and ask again then"
             )
-        if reply is None and self._is_unanswered and self._chunks:
+        if reply is None and self._is_unanswered and self._chunks and self._asked is None:
             self._finish(self._made, "cancelled")
 
-    def _messages(self, rounds: Sequence[Round]) -> tuple[Message, ...]:
+    def _messages(self, rounds: Sequence[Round]) -> tuple[Turn, ...]:
         system = [Message("system", self.system)] if self.system is not None else []
         return (*system, *messages_of(rounds))
 
-    def _sent(self, rounds: Sequence[Round]) -> tuple[Message, ...]:
+    def _sent(self, rounds: Sequence[Round]) -> tuple[Turn, ...]:
         return self._messages([*answered_rounds(rounds[:-1]), *rounds[-1:]])
 
     def _begin(self, rounds: list[Round], num_tries: int, options: ReplyOptions, begun: str = "") -> Reply:
@@ -323,6 +368,8 @@ class Conversation:
             stop=self.stop,
             response_format=self.response_format,
             prefill=begun or None,
+            ends_loops=self.ends_loops,
+            whole_tool_calls=bool(self.tools),
             **self._switches(),
             **options,
         )
@@ -330,8 +377,8 @@ class Conversation:
         # From here on the message is part of the conversation, even if its answer fails.
         self._cut_short.pop(len(rounds) - 1, None)
         self._rounds, self._num_dropped, self._num_tries = rounds, num_dropped, num_tries
-        self._begun, self._chunks = begun, []
-        reply = Reply(num_prompt, tuple(dropped), stream, self._chunks, self._take_answer, self.ends_loops, begun)
+        self._begun, self._chunks, self._asked = begun, [], None
+        reply = Reply(num_prompt, tuple(dropped), stream, self._chunks, self._take_answer, begun)
         self._reply = ref(reply)
         return reply
 
@@ -355,19 +402,25 @@ class Conversation:
         return self.engine.count(self._sent(rounds[num_dropped:]), **self._switches())
 
     def _switches(self) -> Switches:
-        return {} if self.thinking is None else {"thinking": self.thinking}
+        switches: Switches = {} if self.thinking is None else {"thinking": self.thinking}
+        if self.tools:
+            switches["tools"] = self.tools
+        return switches
 
     def _take_answer(self, reply: Reply, finish_reason: str) -> None:
         """End a reply; its answer as far as it came is the conversation's, unless its message was taken back."""
         with self._lock:
             if not reply.is_over and self._reply() is reply:
-                self._finish(reply.text, finish_reason)
+                self._finish(reply.text, finish_reason, reply.calls)
             reply.is_over = True
 
-    def _finish(self, answer: str, finish_reason: str) -> None:
-        """Record the answer to the last message; a message that got no word of one stays unanswered."""
+    def _finish(self, answer: str, finish_reason: str, calls: tuple[ToolCall, ...] = ()) -> None:
+        """Record the last answer; a message that got no word of one, or calls alone, stays unanswered."""
+        if calls:
+            self._asked = CallMessage(answer, calls)
+            return
         if not answer and finish_reason in ("cancelled", "timeout"):
             return
-        self._rounds[-1] = Round(self._rounds[-1].user, answer)
+        self._rounds[-1] = self._rounds[-1]._replace(answer=answer)
         if finish_reason != "stop":
             self._cut_short[len(self._rounds) - 1] = finish_reason

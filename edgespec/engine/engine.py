@@ -6,6 +6,7 @@ Knows protocols: load() decides on decoders and drafters.
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property, partial
+from pathlib import Path
 from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Unpack
@@ -23,6 +24,7 @@ from edgespec.engine.answers import Chunk, Completion, join_chunks
 from edgespec.engine.drafting import Drafting, choose_drafters
 from edgespec.engine.generation import Generation
 from edgespec.engine.idle_learner import IdleLearner
+from edgespec.engine.prefix_file import read_prefix, write_prefix
 from edgespec.engine.reasoning import CLOSE, OPEN
 from edgespec.engine.request import (
     AnswerOptions,
@@ -46,6 +48,7 @@ from edgespec.system.owner_process import Owner
 from edgespec.tokenization.banned_texts import BannedTexts, SpellingIndex
 from edgespec.tokenization.prompt_encoder import Prompt, PromptEncoder
 from edgespec.tokenization.token_ids import parse_ids
+from edgespec.tools.tool import parse_tools
 from edgespec.tools.tool_use import parse_tool_use
 from edgespec.types import TokenIds, TokenMask, append
 
@@ -161,6 +164,36 @@ class Engine:
         """Free the memory of texts that were kept in case they go on; only the first cache keeps its text."""
         self._shared.caches.forget(self._shared.queue.is_held)
 
+    def save_prefix(self, path: str | Path) -> int:
+        """Write what the model has read of the last text to a file, for load_prefix; returns how many tokens.
+
+        The file takes manifest.kv_cache.bytes_per_token for each, and can be read by its owner alone.
+
+        Raises:
+            EdgeSpecError: It cannot be written, or an answer is being made.
+            ModelError: Keys and values of this model cannot be taken out on its device.
+        """
+        return write_prefix(Path(path), self._idle_target())
+
+    def load_prefix(self, path: str | Path) -> int:
+        """Take what save_prefix has written, so that a text that begins with it is not read again.
+
+        Answers are those that they would be without it. Returns how many tokens the file has.
+
+        Raises:
+            MemoryExhausted: It does not fit.
+            ModelError: As save_prefix does.
+            UsageError: The file is damaged, or of another model, device, processor or ONNX Runtime.
+        """
+        tokens = read_prefix(Path(path), self._idle_target(), self.manifest.kv_cache)
+        self._shared.caches.note(0, tokens)
+        return len(tokens)
+
+    def _idle_target(self) -> Decoder:
+        if self._queue.is_held(0):
+            raise EdgeSpecError("an answer is being made; read it to its end or close it, and ask again then")
+        return self.target
+
     @property
     def max_parallel(self) -> int:
         """How many answers are made at once; further ones wait."""
@@ -226,6 +259,7 @@ class Engine:
         parallel_tool_calls: bool = True,
         whole_tool_calls: bool = False,
         thinking: bool | None = None,
+        ends_loops: bool = False,
     ) -> AnswerStream:
         """An answer as it is made, a chunk per pass of the target.
 
@@ -263,6 +297,7 @@ class Engine:
                 arguments are given as they come.
             thinking: Whether the model is to reason before it answers, if its chat template has a switch for that;
                 None leaves it to the template. The reasoning is part of the text: Completion.reasoning tells it.
+            ends_loops: End an answer that repeats one span of tokens over and over, with the finish reason "loop".
 
         Raises:
             ContextOverflow: The prompt does not fit.
@@ -293,6 +328,7 @@ class Engine:
             timeout_s=check_seconds("timeout_s", timeout_s),
             priority=check_priority(priority),
             calls=calls,
+            ends_loops=check_flag("ends_loops", ends_loops),
         )
         self._require_possible(request)
         context_length = min(self.context_length, self.target.context_length)
@@ -326,13 +362,14 @@ class Engine:
         stop: str | Sequence[str] | None = None,
         ends_loops: bool = False,
         response_format: Mapping[str, Any] | None = None,
+        tools: Sequence[Any] | None = None,
     ) -> "Conversation":
         """A conversation that remembers its messages; arguments as in Conversation and stream.
 
         Without a sampling its tokens are chosen as model_sampling says, greedily where that is None.
 
         Raises:
-            UsageError: The overflow policy does not exist, or system is no text.
+            UsageError: The overflow policy does not exist, system is no text, or tools are none.
         """
         from edgespec.engine.conversation import Conversation  # which knows this class
 
@@ -345,6 +382,7 @@ class Engine:
             stop=stop,
             ends_loops=ends_loops,
             response_format=response_format,
+            tools=tools,
         )
 
     def encode(
@@ -391,14 +429,26 @@ class Engine:
         )
 
     def count(
-        self, prompt: Prompt, system: str | None = None, *, raw: bool = False, thinking: bool | None = None
+        self,
+        prompt: Prompt,
+        system: str | None = None,
+        *,
+        raw: bool = False,
+        thinking: bool | None = None,
+        tools: Sequence[Any] | None = None,
     ) -> int:
-        """How many tokens of the context a prompt takes, chat template included; errors as in encode.
+        """How many tokens of the context a prompt takes, with what tells of tools; errors as in encode.
 
         A message many times longer than the context is counted only until it exceeds the context.
         """
         self._require_open()
-        return self._encoder.count(prompt, system, raw=raw, thinking=thinking)
+        return self._encoder.count(prompt, system, raw=raw, tools=parse_tools(tools), thinking=thinking)
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the model's chat template tells it of tools; otherwise a system message has to."""
+        self._require_open()
+        return self._encoder.tool_template.variable is not None
 
     @property
     def can_switch_thinking(self) -> bool:
@@ -451,7 +501,14 @@ class Engine:
         target = answer_decoder(self._shared.caches, target, ticket, request.tokens)
         ticket.interrupt = partial(_interrupt, self._shared.caches.decoders, self._pool, ref(ticket))
         chunks = self._generation().chunks(target, request, self._queue, ticket)
-        stream = AnswerStream(chunks, self._queue, ticket, self._pool.report_changes, len(request.tokens))
+        stream = AnswerStream(
+            chunks,
+            self._queue,
+            ticket,
+            self._pool.report_changes,
+            len(request.tokens),
+            ends_loops=request.ends_loops,
+        )
         with self._streams_lock:
             self._streams.add(stream)
         if not self._decoders:  # closed meanwhile by another thread

@@ -1,14 +1,13 @@
-"""The answer to a message of a conversation, as a stream that ends when it is over, closed or in a loop."""
+"""The answer to a message of a conversation, as a stream that ends when it is over or closed."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from edgespec.decoding.repetition import Repetition, find_loop
 from edgespec.engine.answer_stream import AnswerStream
 from edgespec.engine.answers import Chunk, Completion, join_chunks
-from edgespec.tokenization.chat_template import Message
-
-_LOOK_AFTER = 64  # tokens, between two looks for a loop
+from edgespec.tokenization.chat_template import Turn
+from edgespec.tools.call_events import join_calls
+from edgespec.tools.tool import ToolCall
 
 
 @dataclass(eq=False)
@@ -19,15 +18,12 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
     """
 
     prompt_tokens: int  # of all that the model was sent
-    dropped: tuple[Message, ...]  # which the model was sent the last time and is no longer
+    dropped: tuple[Turn, ...]  # which the model was sent the last time and is no longer
     _stream: AnswerStream
     _chunks: list[Chunk]  # that were read so far; the conversation has this list too
     _on_end: Callable[["Reply", str], None]  # takes the reply and its finish reason, maybe more than once
-    _ends_loops: bool  # whether an answer that repeats itself ends
     begun: str = ""  # the beginning of the answer, which was given
     is_over: bool = False
-    _loop: Repetition | None = None
-    _num_since: int = 0  # tokens since a loop was looked for
 
     def __next__(self) -> Chunk:
         try:
@@ -46,9 +42,6 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
         return self._take(chunk)
 
     def _take(self, chunk: Chunk) -> Chunk:
-        self._look_for_loop(chunk)
-        if chunk.finish_reason == "cancelled" and self._loop:
-            chunk = replace(chunk, finish_reason="loop")
         self._chunks.append(chunk)
         if chunk.finish_reason is not None:
             self._on_end(self, chunk.finish_reason)
@@ -75,9 +68,14 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
     @property
     def last(self) -> Chunk | None:
         """The last chunk, once there is one: also if the answer was closed before it was read."""
-        last = self._stream.last
-        is_loop = last is not None and last.finish_reason == "cancelled" and self._loop is not None
-        return replace(last, finish_reason="loop") if last and is_loop else last
+        return self._stream.last
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls of tools that the answer ended with; their results go to Conversation.give_results."""
+        if not self._chunks or self._chunks[-1].finish_reason != "tool_calls":
+            return ()
+        return join_calls(event for chunk in self._chunks for event in chunk.tool_calls)
 
     def cancel(self) -> None:
         """End the answer at once, from any thread or a signal handler; a last chunk says that it was cancelled."""
@@ -93,12 +91,3 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
         for _ in self:
             pass
         return join_chunks(self._chunks, self.prompt_tokens)
-
-    def _look_for_loop(self, chunk: Chunk) -> None:
-        self._num_since += len(chunk.token_ids)
-        if self._num_since < _LOOK_AFTER or not self._ends_loops or self._loop:
-            return
-        self._num_since = 0
-        self._loop = find_loop([token for each in (*self._chunks, chunk) for token in each.token_ids])
-        if self._loop:
-            self.cancel()

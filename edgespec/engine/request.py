@@ -35,6 +35,7 @@ class AnswerOptions(TypedDict, total=False):
     tool_choice: Any
     parallel_tool_calls: bool
     thinking: bool | None
+    ends_loops: bool
 
 
 class CallReading(NamedTuple):
@@ -61,6 +62,7 @@ class Request(NamedTuple):
     timeout_s: When to end the answer, in seconds from now; inf for never.
     priority: Answers of a lower one wait for it between two passes.
     calls: Which tools it may call; None for none.
+    ends_loops: End it when it repeats one span of tokens over and over.
     """
 
     prompt: TokenIds  # [num_tokens]
@@ -75,6 +77,7 @@ class Request(NamedTuple):
     timeout_s: float = math.inf
     priority: int = 0
     calls: CallReading | None = None
+    ends_loops: bool = False
 
     @property
     def reads_logits(self) -> bool:

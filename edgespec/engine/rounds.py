@@ -5,21 +5,26 @@ from typing import NamedTuple
 
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import UsageError
-from edgespec.tokenization.chat_template import Message
+from edgespec.tokenization.chat_template import Message, Turn
+from edgespec.tools.messages import CallMessage
 
 
 class Round(NamedTuple):
-    """A message of the user and the answer to it; None where there is no word of an answer."""
+    """A message of the user and the answer to it; None where there is no word of an answer.
+
+    steps: Calls of tools between both, each followed by what its tools gave.
+    """
 
     user: str
     answer: str | None
+    steps: tuple[Turn, ...] = ()
 
 
-def messages_of(rounds: Sequence[Round]) -> list[Message]:
+def messages_of(rounds: Sequence[Round]) -> list[Turn]:
     """The messages of rounds in their order; a round without an answer has one."""
-    messages = []
+    messages: list[Turn] = []
     for each in rounds:
-        messages.append(Message("user", each.user))
+        messages += [Message("user", each.user), *each.steps]
         if each.answer is not None:
             messages.append(Message("assistant", each.answer))
     return messages
@@ -33,7 +38,7 @@ def answered_rounds(rounds: Sequence[Round]) -> list[Round]:
 def read_rounds(transcript: Transcript) -> tuple[str | None, list[Round], dict[int, str]]:
     """System message, rounds, and why answers were cut short, by round.
 
-    Raises UsageError: A message is neither a user's nor the answer to one.
+    Raises UsageError: A message is neither a user's, nor the answer to one, nor a step between both.
     """
     messages = transcript.messages
     first = int(bool(messages) and messages[0].role == "system")
@@ -41,14 +46,18 @@ def read_rounds(transcript: Transcript) -> tuple[str | None, list[Round], dict[i
     rounds: list[Round] = []
     cut_short = {}
     for i, message in enumerate(messages[first:], first):
+        is_open = bool(rounds) and rounds[-1].answer is None
         if message.role == "user":
             rounds.append(Round(message.content, None))
-        elif message.role == "assistant" and rounds and rounds[-1].answer is None:
-            rounds[-1] = Round(rounds[-1].user, message.content)
+        elif is_open and (isinstance(message, CallMessage) or (message.role == "tool" and rounds[-1].steps)):
+            rounds[-1] = rounds[-1]._replace(steps=(*rounds[-1].steps, message))
+        elif is_open and message.role == "assistant":
+            rounds[-1] = rounds[-1]._replace(answer=message.content)
             if i in reasons:
                 cut_short[len(rounds) - 1] = reasons[i]
         else:
             raise UsageError(
-                f"message {i + 1} is of the role {message.role}; wanted a user's or the answer to one"
+                f"message {i + 1} is of the role {message.role}; wanted a user's, the answer to one, or what "
+                "a tool gave that an answer called"
             )
     return messages[0].content if first else None, rounds, cut_short

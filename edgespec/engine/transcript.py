@@ -5,7 +5,8 @@
     {"role": "user", "content": "Why is the sky blue?"}
     {"role": "assistant", "content": "Because …", "finish_reason": "cancelled"}
 
-A message of the user that is followed by another one got no word of an answer.
+A message of the user that is followed by another one got no word of an answer. Calls of tools and what these gave
+stand between a message and its answer, as in OpenAI's API: with tool_calls, and with the role tool.
 """
 
 import json
@@ -21,7 +22,8 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.disk import replace_file
 from edgespec.system.signals import defer_signals
-from edgespec.tokenization.chat_template import ROLES, Message
+from edgespec.tokenization.chat_template import ROLES, Message, Turn
+from edgespec.tools.messages import CallMessage, ResultMessage, parse_calls
 
 FORMAT, VERSION = "edgespec conversation", 1
 SUFFIX = ".jsonl"
@@ -33,7 +35,7 @@ _SAMPLING = tuple(each.name for each in fields(SamplingParams) if each.name != "
 class Transcript:
     """The messages of a conversation."""
 
-    messages: tuple[Message, ...] = ()
+    messages: tuple[Turn, ...] = ()
     model: str | None = None  # the user's name for it
     name: str | None = None  # that the user gave the conversation
     sampling: SamplingParams | None = None  # without logit_bias
@@ -54,8 +56,18 @@ class Transcript:
             header["sampling"] = {name: getattr(self.sampling, name) for name in _SAMPLING}
         documents: list[dict[str, Any]] = [header]
         for i, message in enumerate(self.messages):
-            documents.append(message._asdict() | ({"finish_reason": reasons[i]} if i in reasons else {}))
+            documents.append(describe_turn(message) | ({"finish_reason": reasons[i]} if i in reasons else {}))
         return [json.dumps(document) for document in documents]
+
+
+def describe_turn(turn: Turn) -> dict[str, Any]:
+    """A message as OpenAI's API has it."""
+    stated: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    if isinstance(turn, CallMessage):
+        return {**stated, "tool_calls": [call.as_dict() for call in turn.calls]}
+    if isinstance(turn, ResultMessage):
+        return {**stated, "tool_call_id": turn.call_id, "name": turn.name}
+    return stated
 
 
 def write_transcript(path: Path, transcript: Transcript) -> None:
@@ -122,12 +134,19 @@ def _parse_line(path: Path, number: int, line: str) -> dict[str, Any]:
     return document
 
 
-def _parse_message(path: Path, number: int, document: dict[str, Any]) -> Message:
+def _parse_message(path: Path, number: int, document: dict[str, Any]) -> Turn:
     role, content = document.get("role"), document.get("content")
-    if role not in ROLES or not isinstance(content, str):
+    if role not in (*ROLES, "tool") or not isinstance(content, str):
         raise UsageError(
-            f"line {number} of {path} is no message; wanted a role ({', '.join(ROLES)}) and a content"
+            f"line {number} of {path} is no message; wanted a role ({', '.join(ROLES)}, tool) and a content"
         )
+    if role == "tool":
+        return ResultMessage(content, str(document.get("tool_call_id", "")), str(document.get("name", "")))
+    if role == "assistant" and "tool_calls" in document:
+        try:
+            return CallMessage(content, parse_calls(document["tool_calls"]))
+        except UsageError as error:
+            raise UsageError(f"line {number} of {path} is damaged: {error}") from None
     return Message(role, content)
 
 

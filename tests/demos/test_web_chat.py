@@ -15,6 +15,7 @@ import chromium
 import pytest
 import tiny
 import web_chat
+from scripted import scripted_engine
 from stuck import StuckDecoder, engine_of
 from web_chat import MAX_BYTES, PAGE, ChatServer, runs
 
@@ -73,6 +74,17 @@ def test_answer_is_the_engines_own(server: ChatServer) -> None:
     assert lines[-1]["finish_reason"] == whole.finish_reason
     assert lines[-1]["stats"]["num_emitted"] == len(whole.token_ids)
     assert [line for line in lines[:-1] if "stats" in line] == []
+
+
+def test_an_answer_that_repeats_itself_is_ended(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_chat, "MAX_TOKENS", 3000)
+    engine = scripted_engine(tiny_model, tmp_path, lambda prompt: "abcdefghijklmnopq " * 150)
+    with engine, serving(engine) as server:
+        lines = [json.loads(line) for line in chat(server, QUESTION)[1].splitlines()]
+    assert lines[-1]["finish_reason"] == "loop"
+    assert sum(len(line["runs"]) for line in lines) < 1000
 
 
 def test_page_loads_nothing_from_elsewhere_and_never_parses_messages(server: ChatServer) -> None:
@@ -326,7 +338,8 @@ def test_page_in_a_browser_shows_code_keeps_the_chat_over_a_reload_and_gives_a_r
         assert "```" not in page.evaluate("document.querySelector('.assistant').textContent")
         family = page.evaluate("getComputedStyle(document.querySelector('.assistant pre')).fontFamily")
         assert "monospace" in family
-        page.evaluate("location.reload()")
+        page.evaluate("window.isOld = true, location.reload()")
+        page.wait_for("!window.isOld && document.readyState === 'complete'")
         page.wait_for("document.querySelector('.assistant pre')?.textContent === 'x = 1\\n'")
         assert page.evaluate("turns.map(turn => turn.content)") == ["code?", code]
         page.evaluate(f"$('text').value = 'long '.repeat({MAX_BYTES // 4})")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tiny
 
-from edgespec import ContextOverflow, Engine, Message, SamplingParams, UsageError, load
+from edgespec import ContextOverflow, Engine, Message, Round, SamplingParams, UsageError, load
 from edgespec.engine.answer_stream import AnswerStream
 from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Conversation
@@ -82,7 +82,7 @@ def test_retry_takes_the_next_seed_and_the_place_of_the_answer() -> None:
 def test_undo_takes_back_a_round_and_then_there_is_none() -> None:
     conversation, _ = talk()
     answer(conversation, "one")
-    assert conversation.undo() == ("one", "0: one")
+    assert conversation.undo() == Round("one", "0: one")
     assert conversation.undo() is None
     assert conversation.messages == ()
     with pytest.raises(UsageError, match="nothing to answer"):
@@ -133,7 +133,7 @@ def test_a_message_that_gets_no_word_in_time_stays_unanswered(engine: Engine) ->
     conversation = engine.chat(max_tokens=6)
     reply = conversation.say("the in", timeout_s=1e-9)
     assert (reply.text, reply.finish_reason) == ("", "timeout")
-    assert conversation.rounds == (("the in", None),)
+    assert conversation.rounds == (Round("the in", None),)
 
 
 def test_what_was_read_of_an_answer_that_nobody_reads_on_stays() -> None:
@@ -313,14 +313,14 @@ class LoopEngine(WordEngine):
 
     def stream(self, messages: Sequence[Message], *, sampling: SamplingParams, **limits: Any) -> AnswerStream:
         ticket = Ticket(lambda: None)
-        return AnswerStream(self._endless(ticket), RequestQueue(), ticket)
+        return AnswerStream(self._endless(ticket), RequestQueue(), ticket, ends_loops=limits["ends_loops"])
 
     def _endless(self, ticket: Ticket) -> Generator[Chunk, None, None]:
         for i in range(5000):
             if ticket.is_cancelled:
                 break
             yield Chunk(text=f"w{i % 20} ", token_ids=(i % 20,))
-        yield Chunk(text="", token_ids=(), finish_reason="cancelled" if ticket.is_cancelled else "length")
+        yield Chunk(text="", token_ids=(), finish_reason=ticket.finish_reason if ticket.is_cancelled else "length")
 
 
 def test_a_loop_ends_with_a_reason_of_its_own_where_that_is_asked_for() -> None:
