@@ -6,7 +6,7 @@ from edgespec.chat.session import ChatSession
 from edgespec.engine.conversation import Reply
 from edgespec.engine.reasoning import split_reasoning
 from edgespec.errors import UsageError
-from edgespec.tokenization.chat_template import Message
+from edgespec.tokenization.chat_template import Message, Turn
 
 _REQUEST = (
     "Sum up our conversation so far for yourself, in at most 200 words: what I want, facts, names, numbers, "
@@ -65,6 +65,6 @@ def undo_compacting(session: ChatSession) -> None:
     session.info(f"the whole conversation is back: {len(session.conversation.messages)} messages")
 
 
-def _num_messages(messages: tuple[Message, ...]) -> int:
-    """Messages of the last round: two, or one that has no answer."""
-    return 2 if messages[-1].role == "assistant" else 1
+def _num_messages(messages: tuple[Turn, ...]) -> int:
+    """Messages of the last round, which begins with one of the user."""
+    return next(i for i, message in enumerate(reversed(messages), 1) if message.role == "user")

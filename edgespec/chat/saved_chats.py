@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgespec.chat.attachments import brief_message
-from edgespec.engine.transcript import SUFFIX, Transcript, read_transcript
+from edgespec.engine.transcript import SUFFIX, Transcript, document_of, read_transcript
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.printable import one_line
 
@@ -144,7 +144,7 @@ def export_text(transcript: Transcript, path: Path) -> str:
     Raises UsageError: Another suffix.
     """
     if path.suffix == ".json":
-        messages = [{"role": each.role, "content": each.content} for each in transcript.messages]
+        messages = [document_of(each) for each in transcript.messages]
         document = {"name": transcript.name, "model": transcript.model, "messages": messages}
         return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     if path.suffix in (".md", ".markdown"):
@@ -155,7 +155,7 @@ def export_text(transcript: Transcript, path: Path) -> str:
 def _markdown(transcript: Transcript) -> Iterator[str]:
     yield f"# {transcript.name or 'A conversation'}\n\nModel: {transcript.model}\n"
     reasons = dict(transcript.cut_short)
-    titles = {"system": "System message", "user": "You", "assistant": "Answer"}
+    titles = {"system": "System message", "user": "You", "assistant": "Answer", "tool": "What a tool gave"}
     for i, message in enumerate(transcript.messages):
         yield f"\n## {titles[message.role]}\n\n{message.content.rstrip()}\n"
         if i in reasons:

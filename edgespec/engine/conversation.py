@@ -12,9 +12,13 @@ from edgespec.decoding.repetition import Repetition, find_loop
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answers import AnswerStream, Chunk, Completion, join_chunks
 from edgespec.engine.drafting import Drafting
+from edgespec.engine.tool_runs import functions_among, run_call
 from edgespec.engine.transcript import Transcript, read_transcript, save_transcript
 from edgespec.errors import ContextOverflow, UsageError
-from edgespec.tokenization.chat_template import Message
+from edgespec.tokenization.chat_template import Message, Turn
+from edgespec.tools.call_events import join_calls
+from edgespec.tools.messages import CallMessage, ResultMessage
+from edgespec.tools.tool import ToolCall
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
@@ -26,10 +30,20 @@ _LOOK_AFTER = 64  # tokens, between two looks for a loop
 
 
 class Round(NamedTuple):
-    """A message of the user and the answer to it; None where there is no word of an answer."""
+    """A message of the user and the answer to it; None where there is no word of an answer.
+
+    steps: Calls of tools and their results, between the two.
+    """
 
     user: str
     answer: str | None
+    steps: tuple[CallMessage | ResultMessage, ...] = ()
+
+    @property
+    def open_calls(self) -> tuple[ToolCall, ...]:
+        """The calls whose results are waited for."""
+        last = self.steps[-1] if self.steps else None
+        return last.calls if isinstance(last, CallMessage) else ()
 
 
 class Settings(TypedDict, total=False):
@@ -41,6 +55,9 @@ class Settings(TypedDict, total=False):
     stop: str | Sequence[str] | None
     ends_loops: bool
     response_format: Mapping[str, Any] | None
+    tools: Sequence[Any] | None
+    tool_choice: Any
+    parallel_tool_calls: bool
 
 
 class ReplyOptions(TypedDict, total=False):
@@ -57,6 +74,15 @@ class Switches(TypedDict, total=False):
     """What the chat template is told."""
 
     thinking: bool
+    tools: Sequence[Any]
+
+
+class ToolOptions(TypedDict, total=False):
+    """How tools are to be called."""
+
+    tool_choice: Any
+    parallel_tool_calls: bool
+    whole_tool_calls: bool
 
 
 class Conversation:
@@ -74,6 +100,9 @@ class Conversation:
     sampling, max_tokens, stop, response_format: Arguments of Engine.stream for each answer. Without a sampling,
         the one that the model's files suggest; greedy where they suggest none.
     thinking: Whether the model reasons before each answer; an attribute alone. None leaves it to its template.
+    tools, parallel_tool_calls: What the model may call, and whether several at once, as in Engine.stream. An answer
+        that calls some waits for their results: give sends them, and run does all of it.
+    tool_choice: As in Engine.stream, for the first answer to a message; behind results the model may call or not.
     ends_loops: Whether an answer that repeats one span of tokens over and over ends, with the finish reason loop.
     """
 
@@ -88,6 +117,9 @@ class Conversation:
         stop: str | Sequence[str] | None = None,
         ends_loops: bool = False,
         response_format: Mapping[str, Any] | None = None,
+        tools: Sequence[Any] | None = None,
+        tool_choice: Any = None,
+        parallel_tool_calls: bool = True,
     ) -> None:
         if system is not None and not isinstance(system, str):
             raise UsageError(f"system is {system!r}; wanted a text")
@@ -99,6 +131,9 @@ class Conversation:
         self.stop = stop
         self.ends_loops = ends_loops
         self.response_format = response_format
+        self.tools = tools
+        self.tool_choice = tool_choice
+        self.parallel_tool_calls = parallel_tool_calls
         self.thinking: bool | None = None  # argument of Engine.stream for each answer
         self._rounds: list[Round] = []
         self._num_dropped = 0  # rounds
@@ -126,7 +161,7 @@ class Conversation:
         return tuple(self._rounds)
 
     @property
-    def messages(self) -> tuple[Message, ...]:
+    def messages(self) -> tuple[Turn, ...]:
         """All messages, also those that are no longer sent to the model."""
         return self._messages(self._rounds)
 
@@ -141,7 +176,7 @@ class Conversation:
         return self.engine.count(sent, **self._switches()) if (sent := self.sent) else 0
 
     @property
-    def sent(self) -> tuple[Message, ...]:
+    def sent(self) -> tuple[Turn, ...]:
         """The messages that the model would be sent now."""
         return self._sent(self._rounds[self._num_dropped :])
 
@@ -175,13 +210,69 @@ class Conversation:
         """Send a message; return the whole answer. Options and errors as in stream."""
         return self.stream(text, **options).completion()
 
+    def give(self, results: Mapping[str, str], **options: Unpack[ReplyOptions]) -> "Reply":
+        """Send what the called tools gave, by the ids of their calls; the answer goes on as a stream.
+
+        Raises UsageError: No calls wait for results, or others do.
+        """
+        with self._lock:
+            self._require_idle()
+            calls = self._rounds[-1].open_calls if self._rounds else ()
+            if not calls or {*results} != {call.id for call in calls}:
+                raise UsageError(
+                    f"results are given of the calls {', '.join(map(str, results)) or 'none'}; wanted those of "
+                    f"{', '.join(call.id for call in calls) or 'none, as no call waits for them'}"
+                )
+            last = self._rounds[-1]
+            steps = (ResultMessage(str(results[call.id]), call.id, call.name) for call in calls)
+            answered = last._replace(steps=(*last.steps, *steps))
+            return self._begin([*self._rounds[:-1], answered], self._num_tries, options)
+
+    def run(
+        self,
+        text: str,
+        *,
+        max_steps: int = 8,
+        may_call: Callable[[ToolCall], bool] = lambda call: True,
+        **options: Unpack[ReplyOptions],
+    ) -> Completion:
+        """Send a message, run the functions among tools that the model calls, and return the answer.
+
+            def get_weather(city: str) -> str:
+                "Tell the weather of a city."
+                return f"sunny in {city}"
+
+            talk = engine.chat(tools=[get_weather], max_tokens=40)
+            print(talk.run("Will it rain in Rome?").text)
+
+        What the model writes is what a stranger writes: a function has to check what it is given. What it raises is
+        told to the model.
+
+        Args:
+            max_steps: The most answers that are made; the last one may still ask for calls.
+            may_call: Whether a call may be run, such as by asking the user.
+
+        Raises UsageError: A tool is no function; else as in stream.
+        """
+        functions = functions_among(self.tools or ())
+        answer = self.say(text, **options)
+        for _ in range(max_steps - 1):
+            if not answer.tool_calls:
+                break
+            results = {
+                call.id: run_call(functions, call) if may_call(call) else "the user does not want this call"
+                for call in answer.tool_calls
+            }
+            answer = self.give(results, **options).completion()
+        return answer
+
     def retry(self, **options: Unpack[ReplyOptions]) -> "Reply":
         """Answer the last message again with the next seed. Raises UsageError: there is no message yet."""
         with self._lock:
             self._require_idle()
             if not self._rounds:
                 raise UsageError("there is nothing to answer yet; send a message first")
-            tries = self._num_tries + (not self._is_unanswered)
+            tries = self._num_tries + (not self._is_unanswered or bool(self._rounds[-1].steps))
             return self._begin([*self._rounds[:-1], Round(self._rounds[-1].user, None)], tries, options)
 
     def go_on(self, **options: Unpack[ReplyOptions]) -> "Reply":
@@ -193,9 +284,8 @@ class Conversation:
             self._require_idle()
             if not self._rounds or not (begun := self._rounds[-1].answer):
                 raise UsageError("there is no answer to go on with; retry() makes one")
-            return self._begin(
-                [*self._rounds[:-1], Round(self._rounds[-1].user, None)], self._num_tries, options, begun
-            )
+            unanswered = self._rounds[-1]._replace(answer=None)
+            return self._begin([*self._rounds[:-1], unanswered], self._num_tries, options, begun)
 
     def rewrite(self, answer: str) -> None:
         """Put a text in the place of the last answer, or give one to an unanswered message.
@@ -207,7 +297,8 @@ class Conversation:
             if not self._rounds or not answer:
                 raise UsageError("an answer needs a message and a text; there is no message, or the text is empty")
             self._cut_short.pop(len(self._rounds) - 1, None)
-            self._rounds[-1] = Round(self._rounds[-1].user, answer)
+            last = self._rounds[-1]
+            self._rounds[-1] = Round(last.user, answer, () if last.open_calls else last.steps)
 
     def keep(self, num_rounds: int) -> None:
         """Forget all but the first messages and their answers."""
@@ -243,7 +334,7 @@ class Conversation:
         """
         rounds, cut_short = self._rounds, self._cut_short
         if self._is_unanswered and (made := self._made):
-            rounds = [*rounds[:-1], Round(rounds[-1].user, made)]
+            rounds = [*rounds[:-1], rounds[-1]._replace(answer=made)]
             cut_short = {**cut_short, len(rounds) - 1: "cancelled"}
         return Transcript(
             messages=self._messages(rounds),
@@ -306,11 +397,11 @@ class Conversation:
         if reply is None and self._is_unanswered and self._chunks:
             self._finish(self._made, "cancelled")
 
-    def _messages(self, rounds: Sequence[Round]) -> tuple[Message, ...]:
+    def _messages(self, rounds: Sequence[Round]) -> tuple[Turn, ...]:
         system = [Message("system", self.system)] if self.system is not None else []
         return (*system, *_flatten(rounds))
 
-    def _sent(self, rounds: Sequence[Round]) -> tuple[Message, ...]:
+    def _sent(self, rounds: Sequence[Round]) -> tuple[Turn, ...]:
         return self._messages([*_answered_rounds(rounds[:-1]), *rounds[-1:]])
 
     def _begin(self, rounds: list[Round], num_tries: int, options: ReplyOptions, begun: str = "") -> "Reply":
@@ -331,6 +422,7 @@ class Conversation:
             response_format=self.response_format,
             prefill=begun or None,
             **self._switches(),
+            **self._tool_options(rounds[-1]),
             **options,
         )
         dropped = _flatten(_answered_rounds(rounds[self._num_dropped : num_dropped]))
@@ -362,13 +454,30 @@ class Conversation:
         return self.engine.count(self._sent(rounds[num_dropped:]), **self._switches())
 
     def _switches(self) -> Switches:
-        return {} if self.thinking is None else {"thinking": self.thinking}
+        switches: Switches = {}
+        if self.thinking is not None:
+            switches["thinking"] = self.thinking
+        if self.tools and self.tool_choice != "none":
+            switches["tools"] = self.tools
+        return switches
+
+    def _tool_options(self, unanswered: Round) -> ToolOptions:
+        if not self.tools:
+            return {} if self.tool_choice is None else {"tool_choice": self.tool_choice}
+        choice = "auto" if unanswered.steps else self.tool_choice
+        parallel = self.parallel_tool_calls
+        return {"tool_choice": choice, "parallel_tool_calls": parallel, "whole_tool_calls": True}
 
     def _finish(self, answer: str, finish_reason: str) -> None:
-        """Take the answer of a reply; a message that got no word of one stays unanswered."""
+        """Take the answer of a reply; a message that got no word of one, or calls of tools, stays unanswered."""
+        last = self._rounds[-1]
+        if calls := join_calls(event for chunk in self._chunks for event in chunk.tool_calls):
+            self._rounds[-1] = last._replace(steps=(*last.steps, CallMessage(answer, calls)))
+            self._begun, self._chunks = "", []
+            return
         if not answer and finish_reason in ("cancelled", "timeout"):
             return
-        self._rounds[-1] = Round(self._rounds[-1].user, answer)
+        self._rounds[-1] = last._replace(answer=answer)
         if finish_reason != "stop":
             self._cut_short[len(self._rounds) - 1] = finish_reason
 
@@ -381,7 +490,7 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
     """
 
     prompt_tokens: int  # of all that the model was sent
-    dropped: tuple[Message, ...]  # which the model was sent the last time and is no longer
+    dropped: tuple[Turn, ...]  # which the model was sent the last time and is no longer
     _conversation: Conversation
     _stream: AnswerStream
     _chunks: list[Chunk]
@@ -471,10 +580,10 @@ class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
             self.is_over = True
 
 
-def _flatten(rounds: Sequence[Round]) -> list[Message]:
-    messages = []
+def _flatten(rounds: Sequence[Round]) -> list[Turn]:
+    messages: list[Turn] = []
     for each in rounds:
-        messages.append(Message("user", each.user))
+        messages += [Message("user", each.user), *each.steps]
         if each.answer is not None:
             messages.append(Message("assistant", each.answer))
     return messages
@@ -494,8 +603,10 @@ def _parse_transcript(transcript: Transcript) -> tuple[str | None, list[Round], 
     for i, message in enumerate(messages[first:], first):
         if message.role == "user":
             rounds.append(Round(message.content, None))
+        elif isinstance(message, (CallMessage, ResultMessage)) and rounds and rounds[-1].answer is None:
+            rounds[-1] = rounds[-1]._replace(steps=(*rounds[-1].steps, message))
         elif message.role == "assistant" and rounds and rounds[-1].answer is None:
-            rounds[-1] = Round(rounds[-1].user, message.content)
+            rounds[-1] = rounds[-1]._replace(answer=message.content)
             if i in reasons:
                 cut_short[len(rounds) - 1] = reasons[i]
         else:

@@ -42,6 +42,7 @@ from edgespec.system.owner_process import Owner
 from edgespec.tokenization.banned_texts import BannedTexts, SpellingIndex
 from edgespec.tokenization.prompt_encoder import Prompt, PromptEncoder
 from edgespec.tokenization.token_ids import parse_ids
+from edgespec.tools.tool import parse_tools
 from edgespec.tools.tool_use import parse_tool_use
 from edgespec.types import TokenIds, TokenMask, append
 
@@ -324,6 +325,9 @@ class Engine:
         stop: str | Sequence[str] | None = None,
         ends_loops: bool = False,
         response_format: Mapping[str, Any] | None = None,
+        tools: Sequence[Any] | None = None,
+        tool_choice: Any = None,
+        parallel_tool_calls: bool = True,
     ) -> "Conversation":
         """A conversation that remembers its messages; arguments as in Conversation and stream.
 
@@ -343,12 +347,21 @@ class Engine:
             stop=stop,
             ends_loops=ends_loops,
             response_format=response_format,
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
         )
 
     def encode(
-        self, prompt: Prompt, system: str | None = None, *, raw: bool = False, thinking: bool | None = None
+        self,
+        prompt: Prompt,
+        system: str | None = None,
+        *,
+        raw: bool = False,
+        tools: Sequence[Any] | None = None,
+        thinking: bool | None = None,
     ) -> TokenIds:
-        """The tokens that a prompt becomes, [num_tokens]; chat template included, unless it is raw.
+        """The tokens that a prompt becomes, [num_tokens]; chat template and tools included, unless it is raw.
 
         Raises:
             ConversationError: The chat template of the model refuses the messages.
@@ -356,7 +369,7 @@ class Engine:
             UsageError: The prompt is no text, no list of messages and no token ids.
         """
         self._require_open()
-        return self._encoder.encode(prompt, system, raw=raw, thinking=thinking)
+        return self._encoder.encode(prompt, system, raw=raw, tools=parse_tools(tools), thinking=thinking)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """The ids of a text's tokens; special tokens are not recognised, they are text too.
@@ -389,14 +402,20 @@ class Engine:
         )
 
     def count(
-        self, prompt: Prompt, system: str | None = None, *, raw: bool = False, thinking: bool | None = None
+        self,
+        prompt: Prompt,
+        system: str | None = None,
+        *,
+        raw: bool = False,
+        tools: Sequence[Any] | None = None,
+        thinking: bool | None = None,
     ) -> int:
-        """How many tokens of the context a prompt takes, chat template included; errors as in encode.
+        """How many tokens of the context a prompt takes, chat template and tools included; errors as in encode.
 
         A message many times longer than the context is counted only until it exceeds the context.
         """
         self._require_open()
-        return self._encoder.count(prompt, system, raw=raw, thinking=thinking)
+        return self._encoder.count(prompt, system, raw=raw, tools=parse_tools(tools), thinking=thinking)
 
     @property
     def can_switch_thinking(self) -> bool:

@@ -5,6 +5,8 @@
     {"role": "user", "content": "Why is the sky blue?"}
     {"role": "assistant", "content": "Because …", "finish_reason": "cancelled"}
 
+Calls of tools and their results are messages as OpenAI's API has them.
+
 A message of the user that is followed by another one got no word of an answer.
 """
 
@@ -21,7 +23,8 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.disk import replace_file
 from edgespec.system.signals import defer_signals
-from edgespec.tokenization.chat_template import ROLES, Message
+from edgespec.tokenization.chat_template import ROLES, Message, Turn
+from edgespec.tools.messages import CallMessage, ResultMessage, parse_calls
 
 FORMAT, VERSION = "edgespec conversation", 1
 SUFFIX = ".jsonl"
@@ -33,7 +36,7 @@ _SAMPLING = tuple(each.name for each in fields(SamplingParams) if each.name != "
 class Transcript:
     """The messages of a conversation."""
 
-    messages: tuple[Message, ...] = ()
+    messages: tuple[Turn, ...] = ()
     model: str | None = None  # the user's name for it
     name: str | None = None  # that the user gave the conversation
     sampling: SamplingParams | None = None  # without logit_bias
@@ -54,8 +57,18 @@ class Transcript:
             header["sampling"] = {name: getattr(self.sampling, name) for name in _SAMPLING}
         documents: list[dict[str, Any]] = [header]
         for i, message in enumerate(self.messages):
-            documents.append(message._asdict() | ({"finish_reason": reasons[i]} if i in reasons else {}))
+            documents.append(document_of(message) | ({"finish_reason": reasons[i]} if i in reasons else {}))
         return [json.dumps(document) for document in documents]
+
+
+def document_of(message: Turn) -> dict[str, Any]:
+    """A message as OpenAI's API has it."""
+    document: dict[str, Any] = {"role": message.role, "content": message.content}
+    if isinstance(message, CallMessage):
+        document["tool_calls"] = [call.as_dict() for call in message.calls]
+    if isinstance(message, ResultMessage):
+        document |= {"tool_call_id": message.call_id, "name": message.name}
+    return document
 
 
 def write_transcript(path: Path, transcript: Transcript) -> None:
@@ -122,8 +135,15 @@ def _parse_line(path: Path, number: int, line: str) -> dict[str, Any]:
     return document
 
 
-def _parse_message(path: Path, number: int, document: dict[str, Any]) -> Message:
+def _parse_message(path: Path, number: int, document: dict[str, Any]) -> Turn:
     role, content = document.get("role"), document.get("content")
+    if isinstance(content, str) and role == "tool":
+        return ResultMessage(content, str(document.get("tool_call_id", "")), str(document.get("name", "")))
+    if isinstance(content, str) and role == "assistant" and (calls := document.get("tool_calls")):
+        try:
+            return CallMessage(content, parse_calls(calls))
+        except UsageError as error:
+            raise UsageError(f"line {number} of {path} is no message: {error}") from None
     if role not in ROLES or not isinstance(content, str):
         raise UsageError(
             f"line {number} of {path} is no message; wanted a role ({', '.join(ROLES)}) and a content"

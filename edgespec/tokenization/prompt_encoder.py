@@ -111,11 +111,17 @@ class PromptEncoder:
         return self.tokenizer.encode(prefill)[len(self.tokenizer.encode("")) :]
 
     def count(
-        self, prompt: Prompt, system: str | None = None, *, raw: bool = False, thinking: bool | None = None
+        self,
+        prompt: Prompt,
+        system: str | None = None,
+        *,
+        raw: bool = False,
+        tools: Sequence[Tool] = (),
+        thinking: bool | None = None,
     ) -> int:
         """The number of tokens of a prompt; a text far longer than the context is counted in part."""
         try:
-            return len(self.encode_fitting(prompt, system, raw=raw, thinking=thinking))
+            return len(self.encode_fitting(prompt, system, raw=raw, tools=tools, thinking=thinking))
         except ContextOverflow as error:
             return error.num_tokens
 
