@@ -100,9 +100,9 @@ class Conversation:
     sampling, max_tokens, stop, response_format: Arguments of Engine.stream for each answer. Without a sampling,
         the one that the model's files suggest; greedy where they suggest none.
     thinking: Whether the model reasons before each answer; an attribute alone. None leaves it to its template.
-    tools, parallel_tool_calls: What the model may call, and whether several at once, as in Engine.stream. An answer
-        that calls some waits for their results: give sends them, and run does all of it.
-    tool_choice: As in Engine.stream, for the first answer to a message; behind results the model may call or not.
+    tools, parallel_tool_calls: What the model may call, and whether several at once, as in Engine.stream. An
+        answer that calls some waits for their results: give sends them, and run does all of it.
+    tool_choice: As in Engine.stream, for the first answer to a message; behind results it may call or not.
     ends_loops: Whether an answer that repeats one span of tokens over and over ends, with the finish reason loop.
     """
 
@@ -245,8 +245,8 @@ class Conversation:
             talk = engine.chat(tools=[get_weather], max_tokens=40)
             print(talk.run("Will it rain in Rome?").text)
 
-        What the model writes is what a stranger writes: a function has to check what it is given. What it raises is
-        told to the model.
+        A function has to check what it is given, as the model may write anything. What it raises is told to the
+        model.
 
         Args:
             max_steps: The most answers that are made; the last one may still ask for calls.

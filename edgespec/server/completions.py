@@ -75,7 +75,9 @@ def plan_of(asked: CompletionRequest, limits: Limits) -> Plan:
             for i in range(num_each)
         ]
 
-    return Plan(model=asked.model, num_answers=num_answers, requests=requests, num_prompts=len(prompts), priority=priority)
+    return Plan(
+        model=asked.model, num_answers=num_answers, requests=requests, num_prompts=len(prompts), priority=priority
+    )
 
 
 def prompts_of(stated: str | list[Any]) -> list[Text]:

@@ -76,8 +76,8 @@ def schema_refusal(tool: Tool, reason: str) -> ToolError:
     """The error of a tool whose schema no grammar can ensure."""
     where = f"{tool.place}.parameters"
     return ToolError(
-        f"{where} of the tool '{tool.name}' cannot be ensured: {reason}. Change the schema, or leave out strict and "
-        "tool_choice",
+        f"{where} of the tool '{tool.name}' cannot be ensured: {reason}. Change the schema, or leave out "
+        "strict and tool_choice",
         field=where,
     )
 
@@ -110,11 +110,12 @@ def _parse_tool(given: Any, where: str) -> Tool:
         return Tool(name=name, description=describe_function(given), parameters=schema_of(given), place=where)
     if not isinstance(given, Mapping):
         raise ToolError(
-            f"{where} is {reprlib.repr(given)}; wanted an object with type and function, or a function", field=where
+            f"{where} is {reprlib.repr(given)}; wanted an object with type and function, or a function",
+            field=where,
         )
     if given.get("type", "function") != "function":
         raise ToolError(
-            f"{where} is of the type {reprlib.repr(given['type'])}; models here call functions alone: leave it out",
+            f"{where} is of the type {reprlib.repr(given['type'])}; models call functions alone: leave it out",
             field=f"{where}.type",
         )
     stated = given.get("function", given)
@@ -154,9 +155,7 @@ def _require_schema(schema: Any, name: str, where: str) -> dict[str, Any]:
         return {"type": "object", "properties": {}}
     whose = f"{where} of the tool '{name}'"
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
-        raise ToolError(
-            f"{whose} is {reprlib.repr(schema)}; wanted a JSON schema of the type object", field=where
-        )
+        raise ToolError(f"{whose} is {reprlib.repr(schema)}; wanted a JSON schema of the type object", field=where)
     if is_too_deep(schema):
         raise ToolError(f"{whose} is nested deeper than {MAX_DEPTH} levels; use a flatter schema", field=where)
     properties = schema.get("properties", {})

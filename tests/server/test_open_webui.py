@@ -160,6 +160,7 @@ def test_a_title_that_is_being_written_lets_a_person_go_first(tiny_model: Path, 
     assert first <= 2
     assert is_person[first : first + 15] == [True] * 15
 
+
 class SlowDecoder(TableDecoder):
     """Each pass takes so long that no answer of many tokens ends within a test."""
 

@@ -110,7 +110,11 @@ def test_what_is_no_call_stays_text(served: Served) -> None:
         ({"tools": [*TOOLS, {"type": "web_search"}]}, "tools[1].type", "web_search"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "'a b'"),
         ({"tools": TOOLS * 2}, "tools[1].function.name", "two tools named 'get_weather'"),
-        ({"tools": [*TOOLS, with_schema([1])]}, "tools[1].function.parameters", "'f' is [1]; wanted a JSON schema"),
+        (
+            {"tools": [*TOOLS, with_schema([1])]},
+            "tools[1].function.parameters",
+            "'f' is [1]; wanted a JSON schema",
+        ),
         ({"tools": [{"name": "f", "parameters": [1]}]}, "tools[0].parameters", "tool 'f'"),
         ({"tool_choice": "sometimes"}, "tool_choice", "'sometimes'"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "get_weather"),

@@ -134,7 +134,10 @@ def test_dicts_in_both_shapes_and_functions_are_tools() -> None:
         ([STATED, STATED], "two tools named 'weather'"),
         ([{**STATED, "parameters": []}], r"tools\[0\].parameters of the tool 'weather' is \[\]"),
         ([{**STATED, "parameters": {"type": "string"}}], "of the type object"),
-        ([{**STATED, "parameters": {"type": "object", "properties": []}}], r"of the tool 'weather' has the properties \[\]"),
+        (
+            [{**STATED, "parameters": {"type": "object", "properties": []}}],
+            r"of the tool 'weather' has the properties \[\]",
+        ),
         ([{**STATED, "description": 3}], "description of the tool 'weather' is 3"),
         ([{**STATED, "parameters": nested(100)}], "deeper than 64"),
     ],
