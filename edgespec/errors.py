@@ -54,7 +54,7 @@ class UsageError(EdgeSpecError):
 
 
 class ConversationError(UsageError):
-    """The chat template of the model refuses the messages, such as a system message or two of the user in a row."""
+    """The chat template of the model refuses the messages, such as a system message or roles in a wrong order."""
 
 
 class FormatError(UsageError):

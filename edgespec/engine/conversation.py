@@ -14,6 +14,7 @@ from edgespec.engine.answers import Chunk, Completion
 from edgespec.engine.drafting import Drafting
 from edgespec.engine.reply import Reply
 from edgespec.engine.rounds import Round, answered_rounds, messages_of, read_rounds
+from edgespec.engine.tool_runs import REFUSED, functions_among, run_call
 from edgespec.engine.transcript import Transcript, read_transcript, save_transcript
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.tokenization.chat_template import Message, Turn
@@ -38,6 +39,8 @@ class Settings(TypedDict, total=False):
     ends_loops: bool
     response_format: Mapping[str, Any] | None
     tools: Sequence[Any] | None
+    tool_choice: Any
+    parallel_tool_calls: bool
 
 
 class ReplyOptions(TypedDict, total=False):
@@ -57,6 +60,14 @@ class Switches(TypedDict, total=False):
     tools: Sequence[Any]
 
 
+class ToolOptions(TypedDict, total=False):
+    """How tools are to be called."""
+
+    tool_choice: Any
+    parallel_tool_calls: bool
+    whole_tool_calls: bool
+
+
 class Conversation:
     """Messages and an engine that answers them. Engine.chat() makes one.
 
@@ -72,7 +83,9 @@ class Conversation:
     sampling, max_tokens, stop, response_format: Arguments of Engine.stream for each answer. Without a sampling,
         the one that the model's files suggest; greedy where they suggest none.
     thinking: Whether the model reasons before each answer; an attribute alone. None leaves it to its template.
-    tools: What the model may call, as in Engine.stream. An answer may then end with calls: give_results goes on.
+    tools, parallel_tool_calls: What the model may call, and whether several at once, as in Engine.stream. An
+        answer may then end with calls: give_results goes on, and run does all of it.
+    tool_choice: As in Engine.stream, for the first answer to a message; after results the model may call or not.
     ends_loops: Whether an answer that repeats one span of tokens over and over ends, with the finish reason loop.
     """
 
@@ -88,6 +101,8 @@ class Conversation:
         ends_loops: bool = False,
         response_format: Mapping[str, Any] | None = None,
         tools: Sequence[Any] | None = None,
+        tool_choice: Any = None,
+        parallel_tool_calls: bool = True,
     ) -> None:
         if system is not None and not isinstance(system, str):
             raise UsageError(f"system is {system!r}; wanted a text")
@@ -100,6 +115,8 @@ class Conversation:
         self.ends_loops = ends_loops
         self.response_format = response_format
         self.tools = tools or ()
+        self.tool_choice = tool_choice
+        self.parallel_tool_calls = parallel_tool_calls
         self.thinking: bool | None = None  # argument of Engine.stream for each answer
         self._rounds: list[Round] = []
         self._num_dropped = 0  # rounds
@@ -129,7 +146,8 @@ class Conversation:
 
     @tools.setter
     def tools(self, tools: Sequence[Any]) -> None:
-        self._tools = parse_tools(tools)
+        parse_tools(tools)
+        self._tools = tuple(tools)
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -192,7 +210,7 @@ class Conversation:
             self._require_idle()
             if not self._rounds:
                 raise UsageError("there is nothing to answer yet; send a message first")
-            tries = self._num_tries + (not self._is_unanswered)
+            tries = self._num_tries + (not self._is_unanswered or self._asked is not None)
             return self._begin([*self._rounds[:-1], Round(self._rounds[-1].user, None)], tries, options)
 
     def go_on(self, **options: Unpack[ReplyOptions]) -> Reply:
@@ -233,6 +251,41 @@ class Conversation:
             last = self._rounds[-1]
             last = last._replace(steps=(*last.steps, asked, *given))
             return self._begin([*self._rounds[:-1], last], self._num_tries, options)
+
+    def run(
+        self,
+        text: str,
+        *,
+        max_steps: int = 8,
+        may_call: Callable[[ToolCall], bool] = lambda call: True,
+        **options: Unpack[ReplyOptions],
+    ) -> Completion:
+        """Send a message, run the functions among tools that the model calls, and return the answer.
+
+            def get_weather(city: str) -> str:
+                "Tell the weather of a city."
+                return f"sunny in {city}"
+
+            talk = engine.chat(tools=[get_weather], max_tokens=40)
+            print(talk.run("Will it rain in Rome?").text)
+
+        A model may call anything with any arguments: a function has to check what it is given. What it raises is
+        told to the model.
+
+        Args:
+            max_steps: The most answers that are made; the last one may still ask for calls.
+            may_call: Whether a call may be run, such as by asking the user.
+
+        Raises UsageError: A tool is no function; else as in stream.
+        """
+        functions = functions_among(self.tools)
+        answer = self.say(text, **options)
+        for _ in range(max_steps - 1):
+            if not self.calls:
+                break
+            results = [run_call(functions, call) if may_call(call) else REFUSED for call in self.calls]
+            answer = self.give_results(results, **options).completion()
+        return answer
 
     def rewrite(self, answer: str) -> None:
         """Put a text in the place of the last answer, or give one to an unanswered message.
@@ -369,7 +422,7 @@ class Conversation:
             response_format=self.response_format,
             prefill=begun or None,
             ends_loops=self.ends_loops,
-            whole_tool_calls=bool(self.tools),
+            **self._tool_options(rounds[-1]),
             **self._switches(),
             **options,
         )
@@ -406,6 +459,15 @@ class Conversation:
         if self.tools:
             switches["tools"] = self.tools
         return switches
+
+    def _tool_options(self, unanswered: Round) -> ToolOptions:
+        if not self.tools:
+            return {"tool_choice": self.tool_choice}
+        return {
+            "tool_choice": "auto" if unanswered.steps else self.tool_choice,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "whole_tool_calls": True,
+        }
 
     def _take_answer(self, reply: Reply, finish_reason: str) -> None:
         """End a reply; its answer as far as it came is the conversation's, unless its message was taken back."""

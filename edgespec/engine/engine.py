@@ -363,6 +363,8 @@ class Engine:
         ends_loops: bool = False,
         response_format: Mapping[str, Any] | None = None,
         tools: Sequence[Any] | None = None,
+        tool_choice: Any = None,
+        parallel_tool_calls: bool = True,
     ) -> "Conversation":
         """A conversation that remembers its messages; arguments as in Conversation and stream.
 
@@ -383,12 +385,20 @@ class Engine:
             ends_loops=ends_loops,
             response_format=response_format,
             tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
         )
 
     def encode(
-        self, prompt: Prompt, system: str | None = None, *, raw: bool = False, thinking: bool | None = None
+        self,
+        prompt: Prompt,
+        system: str | None = None,
+        *,
+        raw: bool = False,
+        tools: Sequence[Any] | None = None,
+        thinking: bool | None = None,
     ) -> TokenIds:
-        """The tokens that a prompt becomes, [num_tokens]; chat template included, unless it is raw.
+        """The tokens that a prompt becomes, [num_tokens]; chat template and tools included, unless it is raw.
 
         Raises:
             ConversationError: The chat template of the model refuses the messages.
@@ -396,7 +406,7 @@ class Engine:
             UsageError: The prompt is no text, no list of messages and no token ids.
         """
         self._require_open()
-        return self._encoder.encode(prompt, system, raw=raw, thinking=thinking)
+        return self._encoder.encode(prompt, system, raw=raw, tools=parse_tools(tools), thinking=thinking)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """The ids of a text's tokens; special tokens are not recognised, they are text too.

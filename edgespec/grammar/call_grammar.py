@@ -232,8 +232,8 @@ def _require_held(schema: Mapping[str, Any], tool: Tool, key: str) -> None:
     if bounds := [each for each in _TEXT_BOUNDS if each in schema]:
         raise schema_refusal(
             tool,
-            f"it bounds its argument '{key}' by {', '.join(bounds)}, which the grammar of calls between tags cannot "
-            "hold; state an enum or a pattern",
+            f"it bounds its argument '{key}' by {', '.join(bounds)}, which the grammar of calls between tags "
+            "cannot hold; state an enum or a pattern",
         )
 
 

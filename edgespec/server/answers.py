@@ -180,10 +180,10 @@ async def merge(
     pending = {asyncio.ensure_future(anext(stream, None)): i for i, stream in enumerate(streams)}
     try:
         while pending:
-            done, _ = await asyncio.wait({*pending, ending}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*pending, ending}, return_when=asyncio.FIRST_COMPLETED)
             if ending.done():
                 raise Preempted
-            for task in done & pending.keys():
+            for task in [each for each in pending if each.done()]:
                 i = pending.pop(task)
                 chunk = task.result()
                 if chunk is None:
@@ -192,8 +192,8 @@ async def merge(
                     pending[asyncio.ensure_future(anext(streams[i], None))] = i
                 yield i, chunk
     finally:
-        for task in (*pending, ending):
-            task.cancel()
+        for each in (*pending, ending):
+            each.cancel()
         await asyncio.gather(*pending, ending, return_exceptions=True)
         for stream in streams:
             await stream.aclose()

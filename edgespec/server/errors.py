@@ -66,7 +66,7 @@ class Preempted(ApiError):
     def __init__(self) -> None:
         super().__init__(
             503,
-            "a request of a higher priority needs the place of this model; ask again, or serve with more --max-models",
+            "a request of a higher priority needs the place of this model; ask again, or raise --max-models",
             code="preempted",
             headers={"Retry-After": str(RETRY_S)},
         )

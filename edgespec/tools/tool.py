@@ -80,8 +80,8 @@ def schema_refusal(tool: Tool, reason: str) -> ToolError:
     """The error of a tool whose schema no grammar can ensure."""
     where = f"{tool.place}.parameters"
     return ToolError(
-        f"{where} of the tool '{tool.name}' cannot be ensured: {reason}. Change the schema, or leave out strict and "
-        "tool_choice",
+        f"{where} of the tool '{tool.name}' cannot be ensured: {reason}. Change the schema, or leave out "
+        "strict and tool_choice",
         field=where,
     )
 
@@ -119,7 +119,7 @@ def _parse_tool(given: Any, where: str) -> Tool:
         )
     if given.get("type", "function") != "function":
         raise ToolError(
-            f"{where} is of the type {reprlib.repr(given['type'])}; models here call functions alone: leave it out",
+            f"{where} is of the type {reprlib.repr(given['type'])}; models call functions alone: leave it out",
             field=f"{where}.type",
         )
     stated = given.get("function", given)

@@ -287,10 +287,10 @@ NO_SYSTEM = (
 
 
 def test_messages_that_a_chat_template_refuses_are_a_wrong_request(names: ModelNames, tiny_model: Path) -> None:
-    """At every address that takes messages, streaming too, with the words of the template and what it was given."""
+    """At every address that takes messages, streaming too, with the words of the template and the roles."""
     asked = {**HI, "messages": [{"role": "system", "content": "Be brief."}, *HI["messages"]]}
     response = {"model": "tiny", "input": "in the", "instructions": "Be brief.", "max_output_tokens": 5}
-    with serving(names, lambda name: engine_of(tiny_model, TableDecoder(tiny.VOCAB), NO_SYSTEM)) as served:
+    with serving(names, lambda name: engine_of(tiny_model, TableDecoder(tiny.VOCAB, seed=3), NO_SYSTEM)) as served:
         for path, body in ((CHAT, asked), ("/v1/responses", response), ("/tokenize", asked)):
             for stream in (False, True):
                 answer = served.post(path, {**body, "stream": stream})
