@@ -191,7 +191,8 @@ def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) ->
             session.record(_print_reply(session, reply, session.info, reply.begun if shows_begun else ""))
     finally:
         session.save()
-    session.info("")
+    if reply.text or not session.conversation.calls:
+        session.info("")
     if session.is_over_budget and not was_pressed():
         session.info(f"(it thought for {session.thinking_budget} tokens, which is its budget, and answers now)")
         session.conversation.rewrite(f"{reply.text.rstrip()}\n{CLOSE}\n\n")
