@@ -51,6 +51,8 @@ def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> 
     for reply in () if was_pressed else replies_to_results(session):
         if was_pressed := _answer_once(session, reply, as_json=as_json):
             break
+    if session.tools and not (reply.text or as_json or was_pressed):
+        info("the model ends without an answer")
     if as_json and reply.last:
         done = reply.completion()
         names = ("text", "token_ids", "finish_reason", "prompt_tokens")
