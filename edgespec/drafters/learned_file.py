@@ -129,12 +129,6 @@ class LearnedFile:
         )
 
 
-def learned_file(head: Path, domain: str) -> LearnedFile:
-    """The file of a domain; raises as require_domain does."""
-    require_domain(domain)
-    return LearnedFile(head, domain)
-
-
 def require_domain(domain: str) -> None:
     """Raises UsageError: A domain cannot have this name."""
     if not isinstance(domain, str) or not _NAME.fullmatch(domain):

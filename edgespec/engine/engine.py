@@ -9,10 +9,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 from weakref import WeakSet, ref
 
-from edgespec.decoders import Decoder, Interruptible
+from edgespec.decoders import Decoder
 from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafters.answer_cache import AnswerCache
@@ -37,7 +37,7 @@ from edgespec.engine.request import (
     require_answerable,
 )
 from edgespec.engine.request_queue import RequestQueue, Ticket
-from edgespec.engine.target_caches import TargetCaches
+from edgespec.engine.shared_target import SharedTarget, interrupt
 from edgespec.engine.tool_calls import call_reading
 from edgespec.errors import EdgeSpecError, ModelError, UsageError
 from edgespec.manifest import Manifest
@@ -82,7 +82,7 @@ class Engine:
         near_tie: float | None = None,
         max_parallel: int = 1,
         may_join: Callable[[], bool] = lambda: True,
-        shared: "_Shared | None" = None,
+        shared: SharedTarget | None = None,
         learner: IdleLearner | None = None,
     ) -> None:
         """Serve answers with a target and its drafters.
@@ -102,7 +102,7 @@ class Engine:
         self.device_names = device_names  # of target and drafter
         self.is_deterministic = is_deterministic  # one text, to the byte, whatever drafts
         self._near_tie = near_tie  # as Generation has it
-        self._shared = shared or _Shared.make(decoders[0], max_parallel, may_join)
+        self._shared = shared or SharedTarget.make(decoders[0], max_parallel, may_join)
         if shared is None:
             self._shared.caches.report_exchange = self._pool.watch.exchange
         self._pool.free_caches = self._shared.empty
@@ -312,8 +312,8 @@ class Engine:
             tools, tool_choice, is_parallel=check_flag("parallel_tool_calls", parallel_tool_calls)
         )
         calls = call_reading(use, self._encoder.tool_template.format, whole=whole_tool_calls) if use else None
-        tokens = self._encoder.encode_fitting(
-            prompt, system, raw=raw, tools=use.tools if use else (), thinking=thinking
+        tokens = self._encoder.encode(
+            prompt, system, raw=raw, tools=use.tools if use else (), thinking=thinking, is_bounded=True
         )
         begun = self._encoder.encode_prefill(() if prefill is None else prefill)
         request = Request(
@@ -469,7 +469,7 @@ class Engine:
         """Whether the chat template begins the reasoning, so that an answer has only the mark of its end."""
         if not self._encoder.spells_in_template(OPEN):
             return False
-        tokens = self._encoder.encode_fitting(prompt, thinking=thinking)
+        tokens = self._encoder.encode(prompt, thinking=thinking, is_bounded=True)
         pieces = [self.tokenizer.piece(token) or "" for token in tokens[-_TAIL:].tolist()]
         return "".join(pieces).rpartition(OPEN)[1] != "" and CLOSE not in "".join(pieces)
 
@@ -509,7 +509,7 @@ class Engine:
             self._learner.report_problem()
         ticket = Ticket(deadline_s=monotonic() + request.timeout_s, caller=Caller(request.priority))
         target = answer_decoder(self._shared.caches, target, ticket, request.tokens)
-        ticket.interrupt = partial(_interrupt, self._shared.caches.decoders, self._pool, ref(ticket))
+        ticket.interrupt = partial(interrupt, self._shared.caches.decoders, self._pool, ref(ticket))
         chunks = self._generation().chunks(target, request, self._queue, ticket)
         stream = AnswerStream(
             chunks,
@@ -536,36 +536,3 @@ class Engine:
             near_tie=self._near_tie,
             learner=self._learner,
         )
-
-
-class _Shared(NamedTuple):
-    """The caches of a target, and the queue of answers that are to have one."""
-
-    caches: TargetCaches
-    queue: RequestQueue
-
-    @classmethod
-    def make(cls, target: Decoder, max_parallel: int, may_join: Callable[[], bool]) -> "_Shared":
-        caches = TargetCaches(target, max_parallel, may_join)
-        return cls(caches, RequestQueue(num_caches=caches.num_caches))
-
-    def empty(self) -> Sequence[int]:
-        """Free the memory of caches that no answer has, but for the first; returns which."""
-        return self.caches.empty(self.queue.is_held)
-
-
-def _interrupt(decoders: Sequence[Decoder], pool: DrafterPool, weak: "ref[Ticket]") -> None:
-    """End the pass and the drafts that are being made for an answer, from another thread.
-
-    Args:
-        decoders: Of the target's caches, which an answer may still use when its engine has let them go.
-        weak: The answer, which has this call.
-    """
-    ticket = weak()
-    if ticket is None or ticket.cache is None:
-        return
-    decoder = decoders[ticket.cache] if ticket.cache < len(decoders) else None
-    if isinstance(decoder, Interruptible):
-        decoder.interrupt()
-    if ticket.cache == 0:  # drafter models draft for the answer in the first cache
-        pool.interrupt()
