@@ -51,6 +51,8 @@ def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> 
     for reply in () if was_pressed else replies_to_results(session):
         if was_pressed := _answer_once(session, reply, as_json=as_json):
             break
+    if session.tools and not (reply.text or as_json or was_pressed):
+        info("the model ends without an answer")
     if as_json and reply.last:
         done = reply.completion()
         names = ("text", "token_ids", "finish_reason", "prompt_tokens")
@@ -191,7 +193,8 @@ def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) ->
             session.record(_print_reply(session, reply, session.info, reply.begun if shows_begun else ""))
     finally:
         session.save()
-    session.info("")
+    if reply.text or not session.conversation.calls:
+        session.info("")
     if session.is_over_budget and not was_pressed():
         session.info(f"(it thought for {session.thinking_budget} tokens, which is its budget, and answers now)")
         session.conversation.rewrite(f"{reply.text.rstrip()}\n{CLOSE}\n\n")

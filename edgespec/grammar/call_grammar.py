@@ -171,9 +171,9 @@ class _Writer:
         schema = _closed(tool.parameters)
         required, parts, rules = schema.get("required", ()), [], []
         for i, (key, inner) in enumerate(schema["properties"].items()):
-            begin = body.key + key + body.key_end + ("\n" + body.value if body.value else "") + body.space
             value = f"{rule}_{i}"
             kind = inner.get("type") if isinstance(inner, Mapping) else None
+            begin = body.opening(key, is_text=kind == "string")
             if kind == "string" and ("enum" in inner or "const" in inner):
                 end = self._literal(body.space + body.value_end)
                 texts = [inner["const"]] if "const" in inner else inner["enum"]

@@ -193,6 +193,13 @@ def test_a_result_that_does_not_fit_is_told_as_such(make: Make, lines: list[str]
     assert "what the tools gave is too long for the context; the model is told so" in lines
 
 
+def test_an_answer_without_a_word_is_said_to_be_one(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "edgespec")
+    session = make({"Rain?": [CALL], "sunny in Rome": [""]}, [Permission.YES])
+    answer_once(session, "Rain?")
+    assert "the model ends without an answer" in caplog.text
+
+
 def test_json_has_the_calls(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     session = make({"Rain?": [CALL], "sunny in Rome": ["No rain."]}, [Permission.YES])
     answer_once(session, "Rain?", as_json=True)
