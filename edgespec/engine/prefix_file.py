@@ -85,7 +85,9 @@ def _require_key(decoder: Decoder) -> str:
 def _require_whole(tokens: Any, values: npt.NDArray[Any], decoder: Decoder, cache: KVCache) -> None:
     num_tokens = len(tokens)
     if num_tokens > decoder.context_length:
-        raise UsageError(f"it holds {num_tokens} tokens, more than the context of {decoder.context_length}")
+        raise UsageError(
+            f"the kept text has {num_tokens} tokens, more than the context of {decoder.context_length}"
+        )
     shape = (2 * cache.num_layers, cache.num_kv_heads, num_tokens, cache.head_dim)
     if tokens.dtype != np.int32 or tokens.ndim != 1 or not num_tokens:
         raise ValueError("its tokens are none of this model")
