@@ -43,7 +43,7 @@ def make_app(engine: Engine) -> FastAPI:
 
     @app.exception_handler(EdgeSpecError)
     async def refuse(request: Request, error: EdgeSpecError) -> JSONResponse:
-        status = {ContextOverflow: 413, UsageError: 400}.get(type(error), 503)
+        status = 413 if isinstance(error, ContextOverflow) else 400 if isinstance(error, UsageError) else 503
         return JSONResponse({"error": str(error)}, status)
 
     @app.post("/answers")

@@ -3,7 +3,9 @@
 EdgeSpecError                 1  anything else that went wrong
 ├── DiskFull                  1  no room for what is to be written
 ├── UsageError                2  an argument that makes no sense
-│   └── FormatError           2  a response_format that is wrong, or that no answer of the length allowed can match
+│   ├── ConversationError     2  messages that the chat template of the model refuses
+│   ├── FormatError           2  a response_format that is wrong, or that no answer of the length allowed can match
+│   └── ToolError             2  a tool that is wrong, or whose schema no grammar can ensure
 ├── ModelError                3  model missing or invalid
 │   ├── SourceError           3  a file to export from is broken, foreign or unsupported
 │   ├── ExportMismatch        3  an export whose output differs from its source's
@@ -51,8 +53,23 @@ class UsageError(EdgeSpecError):
     exit_code = 2
 
 
+class ConversationError(UsageError):
+    """The chat template of the model refuses the messages, such as a system message or roles in a wrong order."""
+
+
 class FormatError(UsageError):
     """A response_format is wrong or too much work, or no answer of the length allowed can match it."""
+
+
+class ToolError(UsageError):
+    """A tool is wrong, or no grammar can ensure its schema.
+
+    field: What is wrong, such as "tools[2].function.parameters".
+    """
+
+    def __init__(self, message: str, *, field: str) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class ModelError(EdgeSpecError):

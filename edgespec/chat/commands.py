@@ -20,8 +20,8 @@ from edgespec.chat.session import THINKING_VIEWS, VIEWS, ChatSession
 from edgespec.chat.settings import apply_setting, format_settings
 from edgespec.chat.status import format_report
 from edgespec.chat.trace_file import TraceFile
-from edgespec.engine.conversation import Reply
 from edgespec.engine.reasoning import split_reasoning
+from edgespec.engine.reply import Reply
 from edgespec.engine.transcript import read_transcript
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.printable import one_line

@@ -23,8 +23,8 @@ from edgespec.chat.status import format_answer, format_origin_shares, format_sto
 from edgespec.chat.text_block import block_text
 from edgespec.chat.tool_calls import replies_to_results
 from edgespec.engine.answers import Chunk
-from edgespec.engine.conversation import Reply
 from edgespec.engine.reasoning import CLOSE, ReasoningStream
+from edgespec.engine.reply import Reply
 from edgespec.errors import ContextOverflow, EdgeSpecError
 from edgespec.models.home import default_home
 from edgespec.system.command_line import join_words

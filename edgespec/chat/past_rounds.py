@@ -7,8 +7,8 @@ from edgespec.chat.attachments import brief_message
 from edgespec.chat.call_text import describe_steps
 from edgespec.chat.plain import PlainPrinter, Printer, is_plain
 from edgespec.engine.answers import Chunk
-from edgespec.engine.conversation import Round
 from edgespec.engine.reasoning import split_reasoning
+from edgespec.engine.rounds import Round
 from edgespec.system.printable import printable
 
 _NUM_LAST, _MAX_LINES = 2, 24  # what a chat that goes on begins with: rounds, and lines of each answer

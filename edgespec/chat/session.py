@@ -12,8 +12,9 @@ from edgespec.chat.trace_file import TraceFile
 from edgespec.decoding.repetition import find_loop
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answers import Chunk
-from edgespec.engine.conversation import Conversation, Reply
+from edgespec.engine.conversation import Conversation
 from edgespec.engine.engine import Engine
+from edgespec.engine.reply import Reply
 from edgespec.engine.stats import Stats
 from edgespec.engine.transcript import AutosaveFile, Transcript
 from edgespec.errors import EdgeSpecError, MemoryExhausted

@@ -295,7 +295,7 @@ def _open_transcripts(options: argparse.Namespace) -> tuple["AutosaveFile | None
         try:
             path = find_chat(folder, options.continues).path
         except UsageError as error:
-            raise UsageError(f"{error}; a prompt goes behind --prompt") from None
+            raise UsageError(f"{error}; a prompt goes after --prompt") from None
     if options.continues == "" and path is None:
         path = find_latest(folder)
     if options.continues is not None and path is None:

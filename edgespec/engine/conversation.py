@@ -2,20 +2,22 @@
 
 import reprlib
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from weakref import ref
 
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.answers import AnswerStream, Chunk, Completion, join_chunks
+from edgespec.engine.answers import Chunk, Completion
 from edgespec.engine.drafting import Drafting
+from edgespec.engine.reply import Reply
+from edgespec.engine.rounds import Round, answered_rounds, messages_of, read_rounds
+from edgespec.engine.tool_runs import REFUSED, functions_among, run_call
 from edgespec.engine.transcript import Transcript, read_transcript, save_transcript
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.tokenization.chat_template import Message, Turn
-from edgespec.tools.call_events import join_calls
 from edgespec.tools.messages import CallMessage, ResultMessage
 from edgespec.tools.tool import ToolCall, parse_tools
 
@@ -25,17 +27,6 @@ if TYPE_CHECKING:
 OVERFLOWS = ("error", "drop-oldest")
 # Dropping rounds frees this share of the context at once, since the model must read the rest again each time.
 _FREED_SHARE = 0.25
-
-
-class Round(NamedTuple):
-    """A message of the user and the answer to it; None where there is no word of an answer.
-
-    steps: Calls of tools between both, each followed by what its tools gave.
-    """
-
-    user: str
-    answer: str | None
-    steps: tuple[Turn, ...] = ()
 
 
 class Settings(TypedDict, total=False):
@@ -48,6 +39,8 @@ class Settings(TypedDict, total=False):
     ends_loops: bool
     response_format: Mapping[str, Any] | None
     tools: Sequence[Any] | None
+    tool_choice: Any
+    parallel_tool_calls: bool
 
 
 class ReplyOptions(TypedDict, total=False):
@@ -67,6 +60,14 @@ class Switches(TypedDict, total=False):
     tools: Sequence[Any]
 
 
+class ToolOptions(TypedDict, total=False):
+    """How tools are to be called."""
+
+    tool_choice: Any
+    parallel_tool_calls: bool
+    whole_tool_calls: bool
+
+
 class Conversation:
     """Messages and an engine that answers them. Engine.chat() makes one.
 
@@ -82,7 +83,9 @@ class Conversation:
     sampling, max_tokens, stop, response_format: Arguments of Engine.stream for each answer. Without a sampling,
         the one that the model's files suggest; greedy where they suggest none.
     thinking: Whether the model reasons before each answer; an attribute alone. None leaves it to its template.
-    tools: What the model may call, as in Engine.stream. An answer may then end with calls: give_results goes on.
+    tools, parallel_tool_calls: What the model may call, and whether several at once, as in Engine.stream. An
+        answer may then end with calls: give_results goes on, and run does all of it.
+    tool_choice: As in Engine.stream, for the first answer to a message; after results the model may call or not.
     ends_loops: Whether an answer that repeats one span of tokens over and over ends, with the finish reason loop.
     """
 
@@ -98,6 +101,8 @@ class Conversation:
         ends_loops: bool = False,
         response_format: Mapping[str, Any] | None = None,
         tools: Sequence[Any] | None = None,
+        tool_choice: Any = None,
+        parallel_tool_calls: bool = True,
     ) -> None:
         if system is not None and not isinstance(system, str):
             raise UsageError(f"system is {system!r}; wanted a text")
@@ -110,6 +115,8 @@ class Conversation:
         self.ends_loops = ends_loops
         self.response_format = response_format
         self.tools = tools or ()
+        self.tool_choice = tool_choice
+        self.parallel_tool_calls = parallel_tool_calls
         self.thinking: bool | None = None  # argument of Engine.stream for each answer
         self._rounds: list[Round] = []
         self._num_dropped = 0  # rounds
@@ -139,7 +146,8 @@ class Conversation:
 
     @tools.setter
     def tools(self, tools: Sequence[Any]) -> None:
-        self._tools = parse_tools(tools)
+        parse_tools(tools)
+        self._tools = tuple(tools)
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -154,7 +162,7 @@ class Conversation:
     @property
     def num_dropped(self) -> int:
         """How many of the oldest messages are no longer sent to the model."""
-        return len(_flatten(self._rounds[: self._num_dropped]))
+        return len(messages_of(self._rounds[: self._num_dropped]))
 
     @property
     def num_tokens(self) -> int:
@@ -174,7 +182,7 @@ class Conversation:
         num_dropped = len(self._rounds) if self._overflow == "drop-oldest" else self._num_dropped
         return self.engine.context_length - self._count([*self._rounds, Round(text, None)], num_dropped)
 
-    def stream(self, text: str, *, begun: str = "", **options: Unpack[ReplyOptions]) -> "Reply":
+    def stream(self, text: str, *, begun: str = "", **options: Unpack[ReplyOptions]) -> Reply:
         """Send a message; return its answer as a stream. Options are those of Engine.stream, for this answer.
 
         begun is the beginning of the answer, which the model continues.
@@ -196,17 +204,17 @@ class Conversation:
         """Send a message; return the whole answer. Options and errors as in stream."""
         return self.stream(text, **options).completion()
 
-    def retry(self, **options: Unpack[ReplyOptions]) -> "Reply":
+    def retry(self, **options: Unpack[ReplyOptions]) -> Reply:
         """Answer the last message again with the next seed. Raises UsageError: there is no message yet."""
         with self._lock:
             self._require_idle()
             if not self._rounds:
                 raise UsageError("there is nothing to answer yet; send a message first")
-            tries = self._num_tries + (not self._is_unanswered)
+            tries = self._num_tries + (not self._is_unanswered or self._asked is not None)
             return self._begin([*self._rounds[:-1], Round(self._rounds[-1].user, None)], tries, options)
 
-    def go_on(self, **options: Unpack[ReplyOptions]) -> "Reply":
-        """Continue the last answer behind its end, with the same seed; the reply streams what is new.
+    def go_on(self, **options: Unpack[ReplyOptions]) -> Reply:
+        """Continue the last answer after its end, with the same seed; the reply streams what is new.
 
         Raises UsageError: there is no answer yet.
         """
@@ -243,6 +251,41 @@ class Conversation:
             last = self._rounds[-1]
             last = last._replace(steps=(*last.steps, asked, *given))
             return self._begin([*self._rounds[:-1], last], self._num_tries, options)
+
+    def run(
+        self,
+        text: str,
+        *,
+        max_steps: int = 8,
+        may_call: Callable[[ToolCall], bool] = lambda call: True,
+        **options: Unpack[ReplyOptions],
+    ) -> Completion:
+        """Send a message, run the functions among tools that the model calls, and return the answer.
+
+            def get_weather(city: str) -> str:
+                "Tell the weather of a city."
+                return f"sunny in {city}"
+
+            talk = engine.chat(tools=[get_weather], max_tokens=40)
+            print(talk.run("Will it rain in Rome?").text)
+
+        A model may call anything with any arguments: a function has to check what it is given. What it raises is
+        told to the model.
+
+        Args:
+            max_steps: The most answers that are made; the last one may still ask for calls.
+            may_call: Whether a call may be run, such as by asking the user.
+
+        Raises UsageError: A tool is no function; else as in stream.
+        """
+        functions = functions_among(self.tools)
+        answer = self.say(text, **options)
+        for _ in range(max_steps - 1):
+            if not self.calls:
+                break
+            results = [run_call(functions, call) if may_call(call) else REFUSED for call in self.calls]
+            answer = self.give_results(results, **options).completion()
+        return answer
 
     def rewrite(self, answer: str) -> None:
         """Put a text in the place of the last answer, or give one to an unanswered message.
@@ -305,10 +348,10 @@ class Conversation:
 
         Raises UsageError: A message is neither a user's nor its answer.
         """
-        system, rounds, cut_short = _parse_transcript(transcript)
+        system, rounds, cut_short = read_rounds(transcript)
         self.system = system
         self.sampling = transcript.sampling or self.sampling
-        sizes = [len(_flatten(rounds[:i])) for i in range(len(rounds) + 1)]
+        sizes = [len(messages_of(rounds[:i])) for i in range(len(rounds) + 1)]
         self._restore(rounds, cut_short, bisect_left(sizes, transcript.num_dropped))
 
     def save(self, path: str | Path) -> None:
@@ -356,12 +399,12 @@ class Conversation:
 
     def _messages(self, rounds: Sequence[Round]) -> tuple[Turn, ...]:
         system = [Message("system", self.system)] if self.system is not None else []
-        return (*system, *_flatten(rounds))
+        return (*system, *messages_of(rounds))
 
     def _sent(self, rounds: Sequence[Round]) -> tuple[Turn, ...]:
-        return self._messages([*_answered_rounds(rounds[:-1]), *rounds[-1:]])
+        return self._messages([*answered_rounds(rounds[:-1]), *rounds[-1:]])
 
-    def _begin(self, rounds: list[Round], num_tries: int, options: ReplyOptions, begun: str = "") -> "Reply":
+    def _begin(self, rounds: list[Round], num_tries: int, options: ReplyOptions, begun: str = "") -> Reply:
         if unknown := options.keys() - ReplyOptions.__annotations__.keys():
             raise UsageError(
                 f"a message of a conversation has no option '{min(unknown)}'; wanted "
@@ -379,16 +422,16 @@ class Conversation:
             response_format=self.response_format,
             prefill=begun or None,
             ends_loops=self.ends_loops,
-            whole_tool_calls=bool(self.tools),
+            **self._tool_options(rounds[-1]),
             **self._switches(),
             **options,
         )
-        dropped = _flatten(_answered_rounds(rounds[self._num_dropped : num_dropped]))
+        dropped = messages_of(answered_rounds(rounds[self._num_dropped : num_dropped]))
         # From here on the message is part of the conversation, even if its answer fails.
         self._cut_short.pop(len(rounds) - 1, None)
         self._rounds, self._num_dropped, self._num_tries = rounds, num_dropped, num_tries
         self._begun, self._chunks, self._asked = begun, [], None
-        reply = Reply(num_prompt, tuple(dropped), self, stream, self._chunks, begun)
+        reply = Reply(num_prompt, tuple(dropped), stream, self._chunks, self._take_answer, begun)
         self._reply = ref(reply)
         return reply
 
@@ -417,8 +460,24 @@ class Conversation:
             switches["tools"] = self.tools
         return switches
 
+    def _tool_options(self, unanswered: Round) -> ToolOptions:
+        if not self.tools:
+            return {"tool_choice": self.tool_choice}
+        return {
+            "tool_choice": "auto" if unanswered.steps else self.tool_choice,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "whole_tool_calls": True,
+        }
+
+    def _take_answer(self, reply: Reply, finish_reason: str) -> None:
+        """End a reply; its answer as far as it came is the conversation's, unless its message was taken back."""
+        with self._lock:
+            if not reply.is_over and self._reply() is reply:
+                self._finish(reply.text, finish_reason, reply.calls)
+            reply.is_over = True
+
     def _finish(self, answer: str, finish_reason: str, calls: tuple[ToolCall, ...] = ()) -> None:
-        """Take the answer of a reply; a message that got no word of one, or calls alone, stays unanswered."""
+        """Record the last answer; a message that got no word of one, or calls alone, stays unanswered."""
         if calls:
             self._asked = CallMessage(answer, calls)
             return
@@ -427,130 +486,3 @@ class Conversation:
         self._rounds[-1] = self._rounds[-1]._replace(answer=answer)
         if finish_reason != "stop":
             self._cut_short[len(self._rounds) - 1] = finish_reason
-
-
-@dataclass(eq=False)
-class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
-    """An answer as a stream of chunks, for a thread or a task, and a context manager that closes it.
-
-    However it ends, the conversation has the answer as far as it came. Errors are those of Engine.stream.
-    """
-
-    prompt_tokens: int  # of all that the model was sent
-    dropped: tuple[Turn, ...]  # which the model was sent the last time and is no longer
-    _conversation: Conversation
-    _stream: AnswerStream
-    _chunks: list[Chunk]
-    begun: str = ""  # the beginning of the answer, which was given
-    is_over: bool = False
-
-    def __next__(self) -> Chunk:
-        try:
-            chunk = next(self._stream)
-        except BaseException:
-            self.close()
-            raise
-        return self._take(chunk)
-
-    async def __anext__(self) -> Chunk:
-        try:
-            chunk = await anext(self._stream)
-        except BaseException:
-            await self.__aexit__()
-            raise
-        return self._take(chunk)
-
-    def _take(self, chunk: Chunk) -> Chunk:
-        self._chunks.append(chunk)
-        if chunk.finish_reason is not None:
-            self._finish(chunk.finish_reason)
-        return chunk
-
-    async def __aenter__(self) -> "Reply":
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self._stream.__aexit__()
-        self._finish("cancelled")
-
-    def __enter__(self) -> "Reply":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    @property
-    def text(self) -> str:
-        """The answer so far, with what it was given to begin with."""
-        return self.begun + "".join(chunk.text for chunk in self._chunks)
-
-    @property
-    def last(self) -> Chunk | None:
-        """The last chunk, once there is one: also if the answer was closed before it was read."""
-        return self._stream.last
-
-    @property
-    def calls(self) -> tuple[ToolCall, ...]:
-        """The calls of tools that the answer ended with; their results go to Conversation.give_results."""
-        if not self._chunks or self._chunks[-1].finish_reason != "tool_calls":
-            return ()
-        return join_calls(event for chunk in self._chunks for event in chunk.tool_calls)
-
-    def cancel(self) -> None:
-        """End the answer at once, from any thread or a signal handler; a last chunk says that it was cancelled."""
-        self._stream.cancel()
-
-    def close(self) -> None:
-        """End the answer, if it is not over; the conversation has it as far as it came."""
-        self._stream.close()
-        self._finish("cancelled")
-
-    def completion(self) -> Completion:
-        """Wait for the whole answer."""
-        for _ in self:
-            pass
-        return join_chunks(self._chunks, self.prompt_tokens)
-
-    def _finish(self, finish_reason: str) -> None:
-        with self._conversation._lock:
-            if not self.is_over and self._conversation._reply() is self:  # else its message was taken back
-                self._conversation._finish(self.text, finish_reason, self.calls)
-            self.is_over = True
-
-
-def _flatten(rounds: Sequence[Round]) -> list[Turn]:
-    messages: list[Turn] = []
-    for each in rounds:
-        messages += [Message("user", each.user), *each.steps]
-        if each.answer is not None:
-            messages.append(Message("assistant", each.answer))
-    return messages
-
-
-def _answered_rounds(rounds: Sequence[Round]) -> list[Round]:
-    return [each for each in rounds if each.answer is not None]
-
-
-def _parse_transcript(transcript: Transcript) -> tuple[str | None, list[Round], dict[int, str]]:
-    """System message, rounds, and why answers were cut short, by round."""
-    messages = transcript.messages
-    first = int(bool(messages) and messages[0].role == "system")
-    reasons = dict(transcript.cut_short)
-    rounds: list[Round] = []
-    cut_short = {}
-    for i, message in enumerate(messages[first:], first):
-        is_open = bool(rounds) and rounds[-1].answer is None
-        if message.role == "user":
-            rounds.append(Round(message.content, None))
-        elif is_open and (isinstance(message, CallMessage) or (message.role == "tool" and rounds[-1].steps)):
-            rounds[-1] = rounds[-1]._replace(steps=(*rounds[-1].steps, message))
-        elif is_open and message.role == "assistant":
-            rounds[-1] = rounds[-1]._replace(answer=message.content)
-            if i in reasons:
-                cut_short[len(rounds) - 1] = reasons[i]
-        else:
-            raise UsageError(
-                f"message {i + 1} is of the role {message.role}; wanted a user's, the answer to one, or what "
-                "a tool gave that an answer called"
-            )
-    return messages[0].content if first else None, rounds, cut_short

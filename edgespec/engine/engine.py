@@ -9,16 +9,19 @@ from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 from weakref import WeakSet, ref
 
-from edgespec.decoders import Decoder, Interruptible
+from edgespec.decoders import Decoder
 from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.pool import DrafterPool
-from edgespec.engine.answers import AnswerStream, Chunk, Completion, chunks_of, join_chunks
-from edgespec.engine.drafting import Drafting, choose_drafters, under_constraint
+from edgespec.engine.answer_decoder import answer_decoder
+from edgespec.engine.answer_grammars import AnswerGrammars
+from edgespec.engine.answer_stream import AnswerStream, chunks_of
+from edgespec.engine.answers import Chunk, Completion, join_chunks
+from edgespec.engine.drafting import Drafting, choose_drafters
 from edgespec.engine.generation import Generation
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.engine.prefix_file import read_prefix, write_prefix
@@ -31,11 +34,12 @@ from edgespec.engine.request import (
     check_priority,
     check_seconds,
     check_texts,
+    require_answerable,
 )
 from edgespec.engine.request_queue import RequestQueue, Ticket
-from edgespec.engine.target_caches import TargetCaches, answer_decoder
-from edgespec.engine.tool_calls import call_reading, format_with_calls
-from edgespec.errors import ContextOverflow, EdgeSpecError, FormatError, ManifestError, ModelError, UsageError
+from edgespec.engine.shared_target import SharedTarget, interrupt
+from edgespec.engine.tool_calls import call_reading
+from edgespec.errors import EdgeSpecError, ModelError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import return_freed
 from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
@@ -50,9 +54,6 @@ from edgespec.types import TokenIds, TokenMask, append
 
 if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation
-    from edgespec.grammar.compile import GrammarCompiler
-    from edgespec.grammar.response_format import ResponseFormat
-
 
 _TAIL = 8  # tokens of a prompt, in which a template opens the reasoning
 
@@ -81,7 +82,7 @@ class Engine:
         near_tie: float | None = None,
         max_parallel: int = 1,
         may_join: Callable[[], bool] = lambda: True,
-        shared: "_Shared | None" = None,
+        shared: SharedTarget | None = None,
         learner: IdleLearner | None = None,
     ) -> None:
         """Serve answers with a target and its drafters.
@@ -101,7 +102,7 @@ class Engine:
         self.device_names = device_names  # of target and drafter
         self.is_deterministic = is_deterministic  # one text, to the byte, whatever drafts
         self._near_tie = near_tie  # as Generation has it
-        self._shared = shared or _Shared.make(decoders[0], max_parallel, may_join)
+        self._shared = shared or SharedTarget.make(decoders[0], max_parallel, may_join)
         if shared is None:
             self._shared.caches.report_exchange = self._pool.watch.exchange
         self._pool.free_caches = self._shared.empty
@@ -109,7 +110,7 @@ class Engine:
         self._owner = Owner()
         self._streams: WeakSet[AnswerStream] = WeakSet()
         self._streams_lock = Lock()
-        self._grammar_lock = Lock()  # one thread reads the vocabulary
+        self._grammars = AnswerGrammars(encoder.tokenizer, manifest)
 
     def __enter__(self) -> "Engine":
         """Raises EdgeSpecError: the engine is closed."""
@@ -300,6 +301,7 @@ class Engine:
 
         Raises:
             ContextOverflow: The prompt does not fit.
+            ConversationError: The chat template of the model refuses the messages.
             ManifestError: The tokenizer gives a token that the model does not have.
             MemoryExhausted: A pass does not fit, though all drafters were closed. The engine can be used again.
             UsageError: An argument has a wrong type, the prompt has no token, or no answer of max_tokens can match
@@ -310,8 +312,8 @@ class Engine:
             tools, tool_choice, is_parallel=check_flag("parallel_tool_calls", parallel_tool_calls)
         )
         calls = call_reading(use, self._encoder.tool_template.format, whole=whole_tool_calls) if use else None
-        tokens = self._encoder.encode_fitting(
-            prompt, system, raw=raw, tools=use.tools if use else (), thinking=thinking
+        tokens = self._encoder.encode(
+            prompt, system, raw=raw, tools=use.tools if use else (), thinking=thinking, is_bounded=True
         )
         begun = self._encoder.encode_prefill(() if prefill is None else prefill)
         request = Request(
@@ -329,7 +331,8 @@ class Engine:
             ends_loops=check_flag("ends_loops", ends_loops),
         )
         self._require_possible(request)
-        return self._stream(self._held_to_format(request, response_format))
+        context_length = min(self.context_length, self.target.context_length)
+        return self._stream(self._grammars.constrain(request, response_format, context_length))
 
     def astream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AsyncGenerator[Chunk, None]:
         """Stream an answer to an asyncio task; arguments and errors as in stream, errors with the first chunk.
@@ -360,6 +363,8 @@ class Engine:
         ends_loops: bool = False,
         response_format: Mapping[str, Any] | None = None,
         tools: Sequence[Any] | None = None,
+        tool_choice: Any = None,
+        parallel_tool_calls: bool = True,
     ) -> "Conversation":
         """A conversation that remembers its messages; arguments as in Conversation and stream.
 
@@ -380,19 +385,28 @@ class Engine:
             ends_loops=ends_loops,
             response_format=response_format,
             tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
         )
 
     def encode(
-        self, prompt: Prompt, system: str | None = None, *, raw: bool = False, thinking: bool | None = None
+        self,
+        prompt: Prompt,
+        system: str | None = None,
+        *,
+        raw: bool = False,
+        tools: Sequence[Any] | None = None,
+        thinking: bool | None = None,
     ) -> TokenIds:
-        """The tokens that a prompt becomes, [num_tokens]; chat template included, unless it is raw.
+        """The tokens that a prompt becomes, [num_tokens]; chat template and tools included, unless it is raw.
 
         Raises:
+            ConversationError: The chat template of the model refuses the messages.
             EdgeSpecError: The engine is closed.
             UsageError: The prompt is no text, no list of messages and no token ids.
         """
         self._require_open()
-        return self._encoder.encode(prompt, system, raw=raw, thinking=thinking)
+        return self._encoder.encode(prompt, system, raw=raw, tools=parse_tools(tools), thinking=thinking)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """The ids of a text's tokens; special tokens are not recognised, they are text too.
@@ -455,7 +469,7 @@ class Engine:
         """Whether the chat template begins the reasoning, so that an answer has only the mark of its end."""
         if not self._encoder.spells_in_template(OPEN):
             return False
-        tokens = self._encoder.encode_fitting(prompt, thinking=thinking)
+        tokens = self._encoder.encode(prompt, thinking=thinking, is_bounded=True)
         pieces = [self.tokenizer.piece(token) or "" for token in tokens[-_TAIL:].tolist()]
         return "".join(pieces).rpartition(OPEN)[1] != "" and CLOSE not in "".join(pieces)
 
@@ -479,75 +493,13 @@ class Engine:
     def _spelling_index(self) -> SpellingIndex:
         return SpellingIndex(self.tokenizer.spellings, self.manifest.vocab_size)
 
-    @staticmethod
-    def _read_format(stated: Mapping[str, Any] | None) -> "ResponseFormat | None":
-        if stated is None:
-            return None
-        from edgespec.grammar.response_format import read_format
-
-        return read_format(stated)
-
-    def _held_to_format(self, request: Request, response_format: Mapping[str, Any] | None) -> Request:
-        """The request, with what its answer has to match by response_format and by its tools."""
-        if request.calls is None:
-            return self._constrained(request, self._read_format(response_format))
-        try:
-            wanted = format_with_calls(request.calls, response_format, self._named_tokens)
-            return self._constrained(request, wanted)
-        except FormatError as error:
-            raise UsageError(f"tools cannot be ensured as they are asked for: {error}") from None
-
-    def _constrained(self, request: Request, wanted: "ResponseFormat | None") -> Request:
-        """A request whose answer has to match a format, if one is given; raises what stream raises of it."""
-        if wanted is None:
-            return request
-        from edgespec.grammar.constraint import GrammarConstraint  # takes 20 ms, and few answers need it
-
-        compiler = self._compiler()
-        # A pass over the whole context still gives the token that follows it.
-        left = min(self.context_length, self.target.context_length) + 1 - len(request.tokens)
-        max_tokens = min(request.max_tokens, left)
-        constraint = GrammarConstraint(compiler.compile(wanted), max_tokens, request.prefill)
-        drafters = under_constraint(request.drafters, constraint, len(request.prompt))
-        return request._replace(constraint=constraint, drafters=drafters)
-
-    def _compiler(self) -> "GrammarCompiler":
-        with self._grammar_lock:
-            return self._grammar_compiler
-
-    def _named_tokens(self) -> Mapping[str, int]:
-        """Tokens that grammars have to name, by their spelling."""
-        return self._compiler().special_among(self.tokenizer.added_tokens)
-
-    @cached_property
-    def _grammar_compiler(self) -> "GrammarCompiler":
-        from edgespec.grammar.compile import GrammarCompiler
-
-        return GrammarCompiler(self.tokenizer.path, self.manifest.vocab_size, tuple(self.manifest.eos_token_ids))
-
     def _require_possible(self, request: Request) -> None:
         """Raises what stream raises of a request that this engine cannot answer."""
-        sampling, tokens = request.sampling, request.tokens
-        if not isinstance(sampling, SamplingParams):
-            raise UsageError(f"sampling is {sampling!r}; wanted SamplingParams")
-        if self._near_tie is not None and not sampling.is_greedy:
+        require_answerable(request, self.manifest, self.context_length)
+        if self._near_tie is not None and not request.sampling.is_greedy:
             raise UsageError(
-                f"the temperature is {sampling.temperature}, and exact covers greedy text only on "
+                f"the temperature is {request.sampling.temperature}, and exact covers greedy text only on "
                 f"'{self.device_names[0]}', where deterministic mode is off; use temperature 0, or leave out exact"
-            )
-        if (largest := max(sampling.logit_bias, default=0)) >= self.manifest.vocab_size:
-            raise UsageError(
-                f"logit_bias has the token {largest}, which the model lacks; wanted ids from 0 to "
-                f"{self.manifest.vocab_size - 1}"
-            )
-        if not len(tokens):
-            raise UsageError("the prompt is empty; give at least one token")
-        if len(tokens) > self.context_length:
-            raise ContextOverflow(len(tokens), self.context_length, self.manifest.context_length)
-        if (last := int(tokens.max())) >= self.manifest.vocab_size:
-            raise ManifestError(
-                f"the tokenizer of {self.manifest.name} gives the token {last}, and the model has "
-                f"{self.manifest.vocab_size}; they are not of one model, export it again"
             )
 
     def _stream(self, request: Request) -> AnswerStream:
@@ -557,7 +509,7 @@ class Engine:
             self._learner.report_problem()
         ticket = Ticket(deadline_s=monotonic() + request.timeout_s, caller=Caller(request.priority))
         target = answer_decoder(self._shared.caches, target, ticket, request.tokens)
-        ticket.interrupt = partial(_interrupt, self._shared.caches.decoders, self._pool, ref(ticket))
+        ticket.interrupt = partial(interrupt, self._shared.caches.decoders, self._pool, ref(ticket))
         chunks = self._generation().chunks(target, request, self._queue, ticket)
         stream = AnswerStream(
             chunks,
@@ -584,36 +536,3 @@ class Engine:
             near_tie=self._near_tie,
             learner=self._learner,
         )
-
-
-class _Shared(NamedTuple):
-    """The caches of a target, and the queue of answers that are to have one."""
-
-    caches: TargetCaches
-    queue: RequestQueue
-
-    @classmethod
-    def make(cls, target: Decoder, max_parallel: int, may_join: Callable[[], bool]) -> "_Shared":
-        caches = TargetCaches(target, max_parallel, may_join)
-        return cls(caches, RequestQueue(num_caches=caches.num_caches))
-
-    def empty(self) -> Sequence[int]:
-        """Free the memory of caches that no answer has, but for the first; returns which."""
-        return self.caches.empty(self.queue.is_held)
-
-
-def _interrupt(decoders: Sequence[Decoder], pool: DrafterPool, weak: "ref[Ticket]") -> None:
-    """End the pass and the drafts that are being made for an answer, from another thread.
-
-    Args:
-        decoders: Of the target's caches, which an answer may still use when its engine has let them go.
-        weak: The answer, which has this call.
-    """
-    ticket = weak()
-    if ticket is None or ticket.cache is None:
-        return
-    decoder = decoders[ticket.cache] if ticket.cache < len(decoders) else None
-    if isinstance(decoder, Interruptible):
-        decoder.interrupt()
-    if ticket.cache == 0:  # drafter models draft for the answer in the first cache
-        pool.interrupt()

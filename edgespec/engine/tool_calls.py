@@ -5,11 +5,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from edgespec.engine.request import CallReading
-from edgespec.errors import UsageError
+from edgespec.errors import FormatError, UsageError
 from edgespec.tools.formats import CallFormat
+from edgespec.tools.tool import schema_refusal
 from edgespec.tools.tool_use import ToolUse
 
 if TYPE_CHECKING:
+    from edgespec.grammar.compile import GrammarCompiler
     from edgespec.grammar.response_format import ResponseFormat
 
 
@@ -30,7 +32,10 @@ def format_with_calls(
     Args:
         find_special: Gives the tokens that grammars have to name, by their spelling.
 
-    Raises UsageError: The format is one that no grammar of calls can hold.
+    Raises:
+        FormatError: The response_format is wrong.
+        ToolError: No grammar can hold the schema of a tool.
+        UsageError: The response_format is of another kind, or no grammar can hold calls of this form.
     """
     if not (calls.use.is_ensured or response_format):
         return None
@@ -47,3 +52,23 @@ def format_with_calls(
         )
     schema = None if wanted is None else json.loads(wanted.source)
     return call_grammar(calls.use, constrained_format(calls.format), find_special(), schema)
+
+
+def explain_refusal(use: ToolUse, refused: FormatError, compiler: "GrammarCompiler") -> UsageError:
+    """The error of a grammar of calls that cannot be compiled: it names the tool whose schema is the reason."""
+    from edgespec.grammar.response_format import read_format
+
+    for tool in use.possible:
+        try:
+            alone = read_format({"type": "json_schema", "schema": tool.parameters})
+            fault = compiler.find_fault(alone) if alone else None
+        except FormatError as error:
+            fault = str(error)
+        if fault is not None:
+            return schema_refusal(tool, fault)
+    return cannot_be_ensured(refused)
+
+
+def cannot_be_ensured(refused: FormatError) -> UsageError:
+    """The error of a grammar of calls that no single tool is the reason of."""
+    return UsageError(f"tools cannot be ensured as they are asked for: {refused}")

@@ -5,15 +5,16 @@ In the Lark dialect of llguidance, in which <[7]> is the token 7 and %json a val
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from edgespec.errors import UsageError
+from edgespec.errors import FormatError, UsageError
 from edgespec.grammar.response_format import ResponseFormat
 from edgespec.grammar.schema import largest_opening, prepare_schema
 from edgespec.tools.formats import CallFormat, JsonBody, NamedBody, TagBody
-from edgespec.tools.tool import Tool
+from edgespec.tools.tool import Tool, schema_refusal
 from edgespec.tools.tool_use import ToolUse
 
 # Keywords of texts that are values of JSON, and not of those that stand as they are.
@@ -41,9 +42,11 @@ def call_grammar(
         special: Tokens that a grammar has to name, by their spelling.
         text_schema: What an answer without calls has to match; None for any text, also before calls.
 
-    Raises UsageError: There is no grammar for the format.
+    Raises UsageError: There is no grammar for the format; ToolError: there is none for the schema of a tool.
     """
-    longest = max(_most_characters(tool, format) for tool in use.tools)
+    for tool in use.possible:
+        _require_usable(tool)
+    longest = max(_most_characters(tool, format) for tool in use.possible)
     text = largest_opening({"anyOf": [text_schema]}) if text_schema else 0
     return ResponseFormat("grammar", _Writer(use, format, special).grammar(text_schema), max(longest, text))
 
@@ -57,7 +60,7 @@ def _most_characters(tool: Tool, format: CallFormat) -> int:
 class _Writer:
     def __init__(self, use: ToolUse, format: CallFormat, special: Mapping[str, int]) -> None:
         self._use, self._format = use, format
-        self._chosen = [tool for tool in use.tools if use.choice in (tool.name, "auto", "required")]
+        self._chosen = use.possible
         self._special = dict(special)
         names = sorted(special, key=len, reverse=True)
         self._cut = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
@@ -66,7 +69,8 @@ class _Writer:
         chosen = self._chosen
         rules = ["tool: " + " | ".join(f"tool_{i}" for i in range(len(chosen)))]
         for i, tool in enumerate(chosen):
-            rules += self._tool_rules(f"tool_{i}", tool)
+            with _naming(tool):
+                rules += self._tool_rules(f"tool_{i}", tool)
         opening = self._format.outer[0] + self._format.frames[0][0]
         if self._format.is_open:  # the prompt has it
             rules.append(f"calls: {self._calls('')}")
@@ -167,17 +171,18 @@ class _Writer:
         schema = _closed(tool.parameters)
         required, parts, rules = schema.get("required", ()), [], []
         for i, (key, inner) in enumerate(schema["properties"].items()):
-            begin = body.key + key + body.key_end + ("\n" + body.value if body.value else "") + body.space
             value = f"{rule}_{i}"
             kind = inner.get("type") if isinstance(inner, Mapping) else None
+            begin = body.opening(key, is_text=kind == "string")
             if kind == "string" and ("enum" in inner or "const" in inner):
                 end = self._literal(body.space + body.value_end)
                 texts = [inner["const"]] if "const" in inner else inner["enum"]
                 texts = [each for each in texts if isinstance(each, str) and body.value_end not in each]
                 if not texts:
-                    raise UsageError(
-                        f"the tool '{tool.name}' has an argument '{key}' for which no text is left that may stand "
-                        f"between tags: one must not hold {body.value_end}; give others"
+                    raise schema_refusal(
+                        tool,
+                        f"no text is left for its argument '{key}' that may stand between tags: one must not hold "
+                        f"{body.value_end}; give others",
                     )
                 words = " | ".join(self._literal(each) or '""' for each in texts)
                 rules.append(f"{value}: ({words}) {end}")
@@ -223,12 +228,32 @@ def _texts(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _require_held(schema: Mapping[str, Any], tool: Tool, key: str) -> None:
-    """Raises UsageError: It bounds a text, which stands as it is, by what no regular expression holds."""
+    """Raises ToolError: It bounds a text, which stands as it is, by what no regular expression holds."""
     if bounds := [each for each in _TEXT_BOUNDS if each in schema]:
-        raise UsageError(
-            f"the tool '{tool.name}' bounds its argument '{key}' by {', '.join(bounds)}, which the grammar of "
-            "calls between tags cannot hold; state an enum or a pattern, or leave out strict and say auto"
+        raise schema_refusal(
+            tool,
+            f"it bounds its argument '{key}' by {', '.join(bounds)}, which the grammar of calls between tags "
+            "cannot hold; state an enum or a pattern",
         )
+
+
+def _require_usable(tool: Tool) -> None:
+    """Raises ToolError: Its schema is no JSON, or none that a grammar is made of."""
+    try:
+        json.dumps(dict(tool.parameters), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise schema_refusal(tool, f"it is no JSON ({error})") from None
+    with _naming(tool):
+        prepare_schema(_closed(tool.parameters))
+
+
+@contextmanager
+def _naming(tool: Tool) -> Iterator[None]:
+    """Raises ToolError where the schema of a tool is refused."""
+    try:
+        yield
+    except FormatError as error:
+        raise schema_refusal(tool, str(error)) from None
 
 
 def _join(*parts: str) -> str:

@@ -76,12 +76,20 @@ class GrammarCompiler:
                 self._compiled.popitem(last=False)
         return made
 
+    def find_fault(self, wanted: ResponseFormat) -> str | None:
+        """Why a format cannot be used, and where in it; None where it can."""
+        return run_with_stack(lambda: self._fault(wanted, self._matcher(wanted)), _STACK_BYTES)
+
+    def _fault(self, wanted: ResponseFormat, matcher: Any) -> str | None:
+        if not isinstance(matcher, str) and not matcher.is_error():
+            return None
+        reason = matcher if isinstance(matcher, str) else first_words(matcher.get_error())
+        return f"{reason}{self._place(wanted, reason)}"
+
     def _compile(self, wanted: ResponseFormat) -> CompiledGrammar:
         matcher = self._matcher(wanted)
-        if isinstance(matcher, str) or matcher.is_error():
-            reason = matcher if isinstance(matcher, str) else first_words(matcher.get_error())
-            place = self._place(wanted, reason)
-            raise FormatError(f"the {_KINDS[wanted.kind]} of response_format cannot be used: {reason}{place}")
+        if (fault := self._fault(wanted, matcher)) is not None:
+            raise FormatError(f"the {_KINDS[wanted.kind]} of response_format cannot be used: {fault}")
         if wanted.kind == "json_schema":
             opening = largest_opening(json.loads(wanted.source))
         elif wanted.opening is not None:

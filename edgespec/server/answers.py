@@ -5,9 +5,10 @@ What the endpoints have in common; each says what it asks (a Plan) and writes th
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from edgespec.engine.answers import Chunk, Completion, join_chunks
 from edgespec.engine.engine import Engine
@@ -15,12 +16,15 @@ from edgespec.engine.stats import Stats
 from edgespec.server.admission import Admission
 from edgespec.server.drain import Drain
 from edgespec.server.engine_adapter import AnswerRequest, OpenAnswer, open_answer
+from edgespec.server.errors import Preempted
 from edgespec.server.limits import Limits
 from edgespec.server.metrics import Metrics
-from edgespec.server.model_host import HostedModel, ModelHost
+from edgespec.server.model_host import HostedModel, Lease, ModelHost
 from edgespec.server.model_names import ModelNames
 from edgespec.server.request_log import Record
 from edgespec.server.usage import notes_of, speculation_of, usage_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +46,14 @@ class Plan:
     num_answers: How many.
     requests: What to ask the engine for each of them; called in a thread once the model is loaded.
     num_prompts: How many prompts they are answers to, each to as many as the others.
+    priority: Of the request; the model gives its place up to one of a higher priority.
     """
 
     model: str | None
     num_answers: int
     requests: Callable[[Engine], Sequence[AnswerRequest]]
     num_prompts: int = 1
+    priority: int = 0
 
 
 @dataclass(slots=True)
@@ -57,12 +63,16 @@ class Answers:
     firsts: The index of the first answer to each prompt.
     """
 
-    model: HostedModel
+    lease: Lease
     requests: Sequence[AnswerRequest]
     opened: Sequence[OpenAnswer]
     firsts: Sequence[int]
     stats: dict[int, Stats] = field(default_factory=dict)  # of those that have ended, by their index
     num_tokens: Counter[int] = field(default_factory=Counter)  # that were made so far, by the index of the answer
+
+    @property
+    def model(self) -> HostedModel:
+        return self.lease.model
 
     @property
     def prompt_tokens(self) -> int:
@@ -75,8 +85,8 @@ class Answers:
         return sum(max(0, opened.prompt_tokens - stats.num_read) for opened, stats in ended)
 
     async def chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
-        """Indices of answers and their chunks, as they come."""
-        merged = merge([answer.chunks for answer in self.opened])
+        """Indices of answers and their chunks, as they come; raises Preempted: the model has to give way."""
+        merged = merge([answer.chunks for answer in self.opened], self.lease.has_to_end)
         try:
             async for i, chunk in merged:
                 self.num_tokens[i] += len(chunk.token_ids)
@@ -104,25 +114,47 @@ async def open_answers(services: Services, plan: Plan, record: Record) -> AsyncI
     Raises:
         ApiError: 404 or 429, there is no such model or no place.
         EdgeSpecError: As loading a model and Engine.stream raise it.
+        Preempted: The model has to give its place up to a request of a higher priority.
     """
-    name = await asyncio.to_thread(services.names.require, plan.model)
-    record.model = name
-    async with _place(services.admission, plan.num_answers), services.host.lease(name) as model:
-        requests = await asyncio.to_thread(plan.requests, model.engine)
-        opened = [await open_answer(model.engine, request) for request in requests]
-        answers = Answers(model, requests, opened, range(0, len(opened), len(opened) // plan.num_prompts))
+    record.model = name = await asyncio.to_thread(services.names.require, plan.model)
+    with services.admission.place(plan.num_answers):
+        async with _lease_answers(services, plan, record, name) as answers:
+            yield answers
+
+
+async def write_answers(
+    services: Services, plan: Plan, record: Record, write: Callable[[Answers], Awaitable[T]]
+) -> T:
+    """What write makes of the answers to a request, which nobody has read of before.
+
+    Where their model has to give way they are made once more, when it has its place back. Raises what open_answers
+    raises but Preempted.
+    """
+    record.model = name = await asyncio.to_thread(services.names.require, plan.model)
+    with services.admission.place(plan.num_answers):
+        while True:
+            try:
+                async with _lease_answers(services, plan, record, name) as answers:
+                    return await write(answers)
+            except Preempted:
+                record.notes.append("gave way")
+
+
+@asynccontextmanager
+async def _lease_answers(services: Services, plan: Plan, record: Record, name: str) -> AsyncIterator[Answers]:
+    async with services.host.lease(name, plan.priority) as lease:
+        if lease.has_to_end.is_set():  # since it was being loaded
+            raise Preempted
+        engine = lease.model.engine
+        requests = await asyncio.to_thread(plan.requests, engine)
+        opened = [await open_answer(engine, request) for request in requests]
+        answers = Answers(lease, requests, opened, range(0, len(opened), len(opened) // plan.num_prompts))
         try:
             yield answers
         finally:
             for each in opened:
                 await each.chunks.aclose()
             _record(services.metrics, record, answers)
-
-
-@asynccontextmanager
-async def _place(admission: Admission, num_answers: int) -> AsyncIterator[None]:
-    with admission.place(num_answers):
-        yield
 
 
 def _record(metrics: Metrics, record: Record, answers: Answers) -> None:
@@ -137,13 +169,21 @@ def _record(metrics: Metrics, record: Record, answers: Answers) -> None:
             metrics.count_tokens(answers.model.name, opened.prompt_tokens, num_tokens)
 
 
-async def merge(streams: Sequence[AsyncGenerator[Chunk, None]]) -> AsyncGenerator[tuple[int, Chunk], None]:
-    """Chunks of several streams, with the index of each, as they come; all end with this one."""
+async def merge(
+    streams: Sequence[AsyncGenerator[Chunk, None]], has_to_end: asyncio.Event
+) -> AsyncGenerator[tuple[int, Chunk], None]:
+    """Chunks of several streams, with the index of each, as they come; all end with this one.
+
+    Raises Preempted: They have to end.
+    """
+    ending = asyncio.ensure_future(has_to_end.wait())
     pending = {asyncio.ensure_future(anext(stream, None)): i for i, stream in enumerate(streams)}
     try:
         while pending:
-            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            await asyncio.wait({*pending, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                raise Preempted
+            for task in [each for each in pending if each.done()]:
                 i = pending.pop(task)
                 chunk = task.result()
                 if chunk is None:
@@ -152,8 +192,8 @@ async def merge(streams: Sequence[AsyncGenerator[Chunk, None]]) -> AsyncGenerato
                     pending[asyncio.ensure_future(anext(streams[i], None))] = i
                 yield i, chunk
     finally:
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        for each in (*pending, ending):
+            each.cancel()
+        await asyncio.gather(*pending, ending, return_exceptions=True)
         for stream in streams:
             await stream.aclose()

@@ -10,7 +10,7 @@ from edgespec.engine.answers import Chunk, Completion
 from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
 from edgespec.server.answer_fields import drafting_of, format_of, sampling_of
-from edgespec.server.answers import Answers, Plan, Services, open_answers
+from edgespec.server.answers import Answers, Plan, Services, open_answers, write_answers
 from edgespec.server.client import read_request, run_for_client, run_until_closing
 from edgespec.server.engine_adapter import AnswerRequest, default_sampling, fingerprint
 from edgespec.server.errors import ApiError
@@ -79,7 +79,7 @@ def plan_of(asked: ChatRequest, limits: Limits) -> Plan:
             for i in range(num_answers)
         ]
 
-    return Plan(model=asked.model, num_answers=num_answers, requests=requests)
+    return Plan(model=asked.model, num_answers=num_answers, requests=requests, priority=priority)
 
 
 def conversation_of(stated: Sequence[ChatMessage]) -> tuple[list[Turn], str]:
@@ -118,7 +118,7 @@ def _turn(i: int, stated: ChatMessage) -> Turn:
 async def _document(
     services: Services, plan: Plan, record: Record, asked: ChatRequest, identity: Identity
 ) -> dict[str, Any]:
-    async with open_answers(services, plan, record) as answers:
+    async def write(answers: Answers) -> dict[str, Any]:
         words = _words(answers) if asked.logprobs else None
         choices = [_choice(i, each, words) for i, each in enumerate(await answers.complete())]
         return {
@@ -127,6 +127,8 @@ async def _document(
             "choices": choices,
             "usage": answers.usage(),
         }
+
+    return await write_answers(services, plan, record, write)
 
 
 def _choice(index: int, answer: Completion, words: TokenWords | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from edgespec.engine.answers import Chunk
 from edgespec.engine.engine import Engine
 from edgespec.server.answer_fields import drafting_of, format_of, sampling_of
-from edgespec.server.answers import Answers, Plan, Services, open_answers
+from edgespec.server.answers import Answers, Plan, Services, open_answers, write_answers
 from edgespec.server.client import read_request, run_for_client, run_until_closing
 from edgespec.server.engine_adapter import AnswerRequest, default_sampling, fingerprint
 from edgespec.server.errors import ApiError
@@ -75,7 +75,9 @@ def plan_of(asked: CompletionRequest, limits: Limits) -> Plan:
             for i in range(num_each)
         ]
 
-    return Plan(model=asked.model, num_answers=num_answers, requests=requests, num_prompts=len(prompts))
+    return Plan(
+        model=asked.model, num_answers=num_answers, requests=requests, num_prompts=len(prompts), priority=priority
+    )
 
 
 def prompts_of(stated: str | list[Any]) -> list[Text]:
@@ -95,7 +97,7 @@ def prompts_of(stated: str | list[Any]) -> list[Text]:
 async def _document(
     services: Services, plan: Plan, record: Record, asked: CompletionRequest, identity: Identity
 ) -> dict[str, Any]:
-    async with open_answers(services, plan, record) as answers:
+    async def write(answers: Answers) -> dict[str, Any]:
         words = _words(answers) if asked.logprobs is not None else None
         choices = [
             {
@@ -107,6 +109,8 @@ async def _document(
             for i, answer in enumerate(await answers.complete())
         ]
         return {**_head(identity, answers), "choices": choices, "usage": answers.usage()}
+
+    return await write_answers(services, plan, record, write)
 
 
 async def _events(

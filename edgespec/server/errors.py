@@ -8,7 +8,15 @@ from dataclasses import fields
 from typing import Any
 
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.errors import ContextOverflow, EdgeSpecError, FormatError, MemoryExhausted, UsageError
+from edgespec.errors import (
+    ContextOverflow,
+    ConversationError,
+    EdgeSpecError,
+    FormatError,
+    MemoryExhausted,
+    ToolError,
+    UsageError,
+)
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {413: "too_large", 415: "unsupported_media_type", 429: "queue_full"}
@@ -52,6 +60,18 @@ class ApiError(Exception):
         return {"error": error}
 
 
+class Preempted(ApiError):
+    """The model has to give its place up to a request of a higher priority."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            503,
+            "a request of a higher priority needs the place of this model; ask again, or raise --max-models",
+            code="preempted",
+            headers={"Retry-After": str(RETRY_S)},
+        )
+
+
 def explain(error: Exception) -> ApiError:
     """What a client is told of an error; of one that nobody foresaw, no more than that there was one."""
     match error:
@@ -59,6 +79,10 @@ def explain(error: Exception) -> ApiError:
             return error
         case ContextOverflow():
             return ApiError(400, str(error), param="messages", code="context_length_exceeded")
+        case ConversationError():
+            return ApiError(400, str(error), param="messages", code="messages_refused")
+        case ToolError():
+            return ApiError(400, str(error), param=error.field)
         case FormatError():
             return ApiError(400, str(error), param="response_format")
         case UsageError():

@@ -1,17 +1,22 @@
-"""The models that are loaded: opened on first request, closed when unused or when another needs their place."""
+"""The models that are loaded: opened on first request, closed when unused or when another needs their place.
+
+A request of a low priority gives its model's place up to one of a higher priority, and never holds it from one.
+"""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import count
 from threading import Thread
 from time import monotonic
 from typing import TypeVar
 
 from edgespec.engine.engine import Engine
 from edgespec.errors import MemoryExhausted
+from edgespec.server.priority_lock import PriorityLock
 from edgespec.system.printable import one_line
 
 T = TypeVar("T")
@@ -22,12 +27,12 @@ _LOOK_S = 5.0  # between two looks at memory
 
 
 class HostedModel:
-    """A model that is loaded or being loaded, and how many requests use it."""
+    """A model that is loaded or being loaded, and the requests that use it."""
 
     def __init__(self, name: str, loading: "asyncio.Future[Engine]") -> None:
         self.name = name
         self.loading = loading
-        self.num_users = 0
+        self.leases: list[Lease] = []
         self.used_s = monotonic()
         self.expiry: asyncio.TimerHandle | None = None
 
@@ -38,7 +43,7 @@ class HostedModel:
 
     @property
     def is_idle(self) -> bool:
-        return self.num_users == 0 and self.loading.done()
+        return not self.leases and self.loading.done()
 
     @cached_property
     def spellings(self) -> dict[int, bytes]:
@@ -46,11 +51,31 @@ class HostedModel:
         return self.engine.tokenizer.spellings
 
 
+@dataclass(eq=False, slots=True)
+class Lease:
+    """The use of a model by one request.
+
+    has_to_end: Set when a request of a higher priority waits for the place of the model.
+    """
+
+    name: str
+    priority: int
+    has_to_end: asyncio.Event = field(default_factory=asyncio.Event)
+    _model: HostedModel | None = field(init=False, default=None)
+
+    @property
+    def model(self) -> HostedModel:
+        """The model, once there is a place for it."""
+        assert self._model is not None
+        return self._model
+
+
 @dataclass(slots=True)
 class ModelHost:
     """Lends engines by name, at most max_models at once. One thread, that of the event loop.
 
-    Requests for a model that has no place wait in their order until the one that was used longest ago is idle.
+    Requests for a model that has no place wait in their order, those of a higher priority first, until the model
+    that was used longest ago is idle. Where all requests that use a model have a lower priority, they have to end.
 
     open_engine: Loads the model of a name; called in a thread.
     idle_s: A model that nobody has used for so long is closed; None to keep it.
@@ -63,7 +88,8 @@ class ModelHost:
     is_memory_short: Callable[[], bool] = lambda: False
     look_s: float = _LOOK_S
     _models: dict[str, HostedModel] = field(init=False, default_factory=dict)
-    _door: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)  # passed in the order of requests
+    _door: PriorityLock = field(init=False, default_factory=PriorityLock)
+    _numbers: Iterator[int] = field(init=False, default_factory=count)  # of requests, in their order
     _released: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     _watch: "asyncio.Task[None] | None" = field(init=False, default=None)
 
@@ -82,14 +108,15 @@ class ModelHost:
             self._expire_later(self._models[name])
 
     @asynccontextmanager
-    async def lease(self, name: str) -> AsyncIterator[HostedModel]:
-        """A model that stays loaded meanwhile; raises what loading it raises."""
-        model = await self._enter(name)
+    async def lease(self, name: str, priority: int = 0) -> AsyncIterator[Lease]:
+        """The use of a model, which stays loaded meanwhile; raises what loading it raises."""
+        lease = Lease(name, priority)
+        await self._enter(lease)
         try:
-            await asyncio.shield(model.loading)
-            yield model
+            await asyncio.shield(lease.model.loading)
+            yield lease
         finally:
-            self._leave(model)
+            self._leave(lease)
 
     async def close(self) -> None:
         """Close all models."""
@@ -98,20 +125,35 @@ class ModelHost:
         for model in list(self._models.values()):
             await self._close(model)
 
-    async def _enter(self, name: str) -> HostedModel:
-        async with self._door:
-            model = self._models.get(name)
-            if model is None:
-                await self._make_place()
-                model = self._models[name] = HostedModel(name, asyncio.ensure_future(self._load(name)))
-                model.loading.add_done_callback(partial(self._settle, model))
-            model.num_users += 1
-            if model.expiry:
-                model.expiry.cancel()
-            return model
+    async def _enter(self, lease: Lease) -> None:
+        number, has_entered = next(self._numbers), False
+        while not has_entered:
+            async with self._pass_door(lease.priority, number):
+                has_entered = await self._take_place(lease)
 
-    def _leave(self, model: HostedModel) -> None:
-        model.num_users -= 1
+    def _pass_door(self, priority: int = 0, number: int | None = None) -> AbstractAsyncContextManager[None]:
+        """Only one at a time decides which models there are."""
+        self._released.set()  # whoever waits for a place sees that somebody wants the door
+        return self._door.at(priority, next(self._numbers) if number is None else number)
+
+    async def _take_place(self, lease: Lease) -> bool:
+        """Give a lease its model; False where somebody of a higher priority came while it waited."""
+        model = self._models.get(lease.name)
+        if model is None:
+            if not await self._make_place(lease.priority):
+                return False
+            model = HostedModel(lease.name, asyncio.ensure_future(self._load(lease.name)))
+            self._models[lease.name] = model
+            model.loading.add_done_callback(partial(self._settle, model))
+        lease._model = model
+        model.leases.append(lease)
+        if model.expiry:
+            model.expiry.cancel()
+        return True
+
+    def _leave(self, lease: Lease) -> None:
+        model = lease.model
+        model.leases.remove(lease)
         model.used_s = monotonic()
         self._settle(model)
 
@@ -123,13 +165,27 @@ class ModelHost:
             del self._models[model.name]
         self._released.set()
 
-    async def _make_place(self) -> None:
+    async def _make_place(self, priority: int) -> bool:
+        """Wait for a place; False once somebody of a higher priority waits for the door."""
         while len(self._models) >= self.max_models:
             if (idle := self._least_used()) is not None:
                 await self._close(idle)
+            elif self._door.is_wanted_above(priority):
+                return False
             else:
+                self._end_lower(priority)
                 self._released.clear()
                 await self._released.wait()
+        return True
+
+    def _end_lower(self, priority: int) -> None:
+        """Have the requests end that use one of the models, if there is one that only lower priorities use."""
+        lower = [
+            model for model in self._models.values() if all(lease.priority < priority for lease in model.leases)
+        ]
+        if lower and not any(lease.has_to_end.is_set() for model in lower for lease in model.leases):
+            for lease in min(lower, key=_used_s).leases:
+                lease.has_to_end.set()
 
     async def _load(self, name: str) -> Engine:
         """Load a model; where memory is short, once more without the models that nobody uses."""
@@ -155,14 +211,14 @@ class ModelHost:
             model.expiry = loop.call_later(self.idle_s, lambda: loop.create_task(self._expire(model)))
 
     async def _expire(self, model: HostedModel) -> None:
-        async with self._door:
+        async with self._pass_door():
             if model.is_idle and self._models.get(model.name) is model:
                 await self._close(model)
 
     async def _watch_memory(self) -> None:
         while True:
             await asyncio.sleep(self.look_s)
-            async with self._door:
+            async with self._pass_door():
                 idle = self._least_used()
                 if idle is not None and self.is_memory_short():
                     _LOG.info("memory is short")

@@ -78,8 +78,8 @@ async def _with_model(services: Services, request: Request, name: str | None, wo
         found = await asyncio.to_thread(services.names.require, name)
         record_of(request.scope).model = found
         with services.admission.place(1):
-            async with services.host.lease(found) as model:
-                return await asyncio.to_thread(lambda: JSONResponse(work(model)))
+            async with services.host.lease(found) as lease:
+                return await asyncio.to_thread(lambda: JSONResponse(work(lease.model)))
 
     return await run_for_client(request.receive, lend())
 

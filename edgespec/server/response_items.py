@@ -5,7 +5,6 @@ from typing import Any
 
 from edgespec.server.identity import new_identity
 from edgespec.tools.call_events import CallArguments, CallEvent, CallStart
-from edgespec.tools.tool import ToolCall
 
 NamedEvent = tuple[str, dict[str, Any]]  # the type of an event and its fields
 
@@ -16,28 +15,34 @@ class ResponseItems:
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
         self._is_open = False
+        self._waiting: list[dict[str, Any]] = []  # log-probabilities of tokens that spell no text yet
 
     def add_text(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[NamedEvent]:
-        """Add to the message, which begins if none is open."""
+        """Add to the message, which begins if none is open; white space between items is no message."""
         if not self._is_message_open:
+            self._waiting += logprobs
+            text = text.lstrip() if self.items else text
             if not text:
                 return
             yield from self.begin_message()
+            logprobs, self._waiting = self._waiting, []
         part = self._part
         part["text"] += text
         part["logprobs"] += logprobs
         if text or logprobs:
             yield "response.output_text.delta", {**self._place, "delta": text, "logprobs": logprobs}
 
-    def add_calls(self, events: Sequence[CallEvent]) -> Iterator[NamedEvent]:
-        for event in events:
-            if isinstance(event, CallStart):
-                yield from self.begin_call(ToolCall(id=event.id, name=event.name, arguments=""))
-            elif isinstance(event, CallArguments):
-                self.items[-1]["arguments"] += event.text
-                yield "response.function_call_arguments.delta", {**self._item_place, "delta": event.text}
-            else:
-                yield from self.close("completed")
+    def add_call(self, event: CallEvent) -> Iterator[NamedEvent]:
+        """Begin a call, add to its arguments, or end it."""
+        if isinstance(event, CallStart):
+            self._waiting = []  # of tokens that belong to no text
+            stated = {"call_id": event.id, "name": event.name, "arguments": ""}
+            yield from self._begin({"type": "function_call", "id": new_identity("fc_").id, **stated})
+        elif isinstance(event, CallArguments):
+            self.items[-1]["arguments"] += event.text
+            yield "response.function_call_arguments.delta", {**self._item_place, "delta": event.text}
+        else:
+            yield from self.close("completed")
 
     def begin_message(self) -> Iterator[NamedEvent]:
         item: dict[str, Any] = {
@@ -50,10 +55,6 @@ class ResponseItems:
         part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         yield "response.content_part.added", {**self._place, "part": dict(part)}
         item["content"] = [part]
-
-    def begin_call(self, call: ToolCall) -> Iterator[NamedEvent]:
-        stated = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
-        yield from self._begin({"type": "function_call", "id": new_identity("fc_").id, **stated})
 
     def close(self, status: str) -> Iterator[NamedEvent]:
         """End the open item, if one is."""
@@ -75,6 +76,8 @@ class ResponseItems:
         """End the output; one without an item becomes an empty message."""
         if not self.items:
             yield from self.begin_message()
+        if self._is_message_open:
+            yield from self.add_text("", self._waiting)
         yield from self.close(status)
 
     def _begin(self, item: dict[str, Any]) -> Iterator[NamedEvent]:

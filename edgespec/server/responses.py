@@ -1,7 +1,7 @@
 """POST /v1/responses, without a store: a client sends the whole conversation each time."""
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import time
 from typing import Any
 
@@ -10,9 +10,10 @@ from starlette.responses import JSONResponse, Response
 
 from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.answers import Chunk
 from edgespec.engine.engine import Engine
 from edgespec.server.answer_fields import drafting_of, sampling_of
-from edgespec.server.answers import Answers, Plan, Services, open_answers
+from edgespec.server.answers import Answers, Plan, Services, open_answers, write_answers
 from edgespec.server.chat_completions import conversation_of
 from edgespec.server.client import read_request, run_for_client, run_until_closing
 from edgespec.server.engine_adapter import AnswerRequest, default_sampling
@@ -24,14 +25,16 @@ from edgespec.server.priority import priority_of
 from edgespec.server.protocol import (
     ChatMessage,
     Content,
+    ContentPart,
     ResponsesRequest,
     answer_length,
     within,
 )
 from edgespec.server.request_log import Record, record_of
-from edgespec.server.response_items import ResponseItems
+from edgespec.server.response_items import NamedEvent, ResponseItems
 from edgespec.server.sse import EventStream, event
 from edgespec.server.tool_fields import flat_choice, flat_tool, tool_notes, tool_use_of
+from edgespec.tools.call_events import TextPart, in_order
 from edgespec.tools.tool_use import ToolUse
 
 _LOGPROBS = "message.output_text.logprobs"  # in include
@@ -76,7 +79,7 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
             )
         ]
 
-    return Plan(model=asked.model, num_answers=1, requests=requests)
+    return Plan(model=asked.model, num_answers=1, requests=requests, priority=priority)
 
 
 def _stated_messages(asked: ResponsesRequest) -> Iterator[ChatMessage]:
@@ -86,7 +89,7 @@ def _stated_messages(asked: ResponsesRequest) -> Iterator[ChatMessage]:
     if isinstance(asked.input, str):
         yield ChatMessage(role="user", content=asked.input)
         return
-    said: Content | None = None  # by the assistant, before calls that belong to the same turn
+    said: Content | None = None  # by the assistant, beside calls that belong to the same turn
     calls: list[dict[str, Any]] = []
     for i, item in enumerate(asked.input):
         if item.type == "reasoning":  # of an earlier answer; no template here takes it
@@ -95,7 +98,8 @@ def _stated_messages(asked: ResponsesRequest) -> Iterator[ChatMessage]:
             function = {"name": item.name, "arguments": item.arguments or "{}"}
             calls.append({"id": item.call_id, "type": "function", "function": function})
             continue
-        if said is not None or calls:
+        is_behind_calls = bool(calls) and item.type == "message" and item.role == "assistant"
+        if (said is not None or calls) and not is_behind_calls:
             yield ChatMessage(role="assistant", content=said, tool_calls=calls)
             said, calls = None, []
         if item.type == "function_call_output":
@@ -108,11 +112,22 @@ def _stated_messages(asked: ResponsesRequest) -> Iterator[ChatMessage]:
                 param="input",
             )
         elif item.role == "assistant":
-            said = item.content
+            said = _join_contents(said, item.content)
         else:
             yield ChatMessage(role=item.role, content=item.content)
     if said is not None or calls:
         yield ChatMessage(role="assistant", content=said, tool_calls=calls)
+
+
+def _join_contents(first: Content | None, second: Content | None) -> Content | None:
+    """The texts of one turn, each on lines of its own."""
+    if not first or not second:
+        return first or second
+    return [*_parts(first), ContentPart(type="text", text="\n"), *_parts(second)]
+
+
+def _parts(content: Content) -> list[ContentPart]:
+    return [ContentPart(type="text", text=content)] if isinstance(content, str) else content
 
 
 @dataclass(slots=True)
@@ -133,6 +148,19 @@ class _Writing:
         self.model = answers.model.name
         self.sampling = answers.requests[0].sampling
         self.notes = tool_notes(self.use, answers.model.engine)
+
+    def add(self, chunk: Chunk, answers: Answers) -> Iterator[NamedEvent]:
+        """Add what a chunk has, in the order in which the model wrote it."""
+        self.reason = chunk.finish_reason or self.reason
+        logprobs = _entries(chunk.logprobs, answers)
+        for part in in_order(chunk.text, chunk.tool_calls, chunk.call_places):
+            if isinstance(part, TextPart):
+                yield from self.items.add_text(part.text, logprobs)
+                logprobs = []
+            else:
+                yield from self.items.add_call(part)
+        if logprobs:
+            yield from self.items.add_text("", logprobs)
 
     def end(self, answers: Answers) -> None:
         self.usage = _usage(answers.usage())
@@ -196,18 +224,21 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def _document(services: Services, plan: Plan, record: Record, writing: _Writing) -> dict[str, Any]:
-    async with open_answers(services, plan, record) as answers:
+async def _document(services: Services, plan: Plan, record: Record, begun: _Writing) -> dict[str, Any]:
+    async def write(answers: Answers) -> dict[str, Any]:
+        writing = replace(begun, items=ResponseItems())
         writing.begin(answers)
-        (answer,) = await answers.complete()
-        items, writing.reason = writing.items, answer.finish_reason
-        events = [items.add_text(answer.text, _entries(answer.logprobs, answers))]
-        for call in answer.tool_calls:  # whole ones alone
-            events += [items.begin_call(call), items.close("completed")]
-        for each in (*events, items.finish(writing.status)):
-            list(each)  # nobody listens to the events
+        chunks = answers.chunks()
+        try:
+            async for _, chunk in chunks:
+                list(writing.add(chunk, answers))  # nobody listens to the events
+        finally:
+            await chunks.aclose()
+        list(writing.items.finish(writing.status))
         writing.end(answers)
         return writing.document()
+
+    return await write_answers(services, plan, record, write)
 
 
 async def _events(
@@ -225,10 +256,7 @@ async def _events(
         chunks = answers.chunks()
         try:
             async for _, chunk in chunks:
-                writing.reason = chunk.finish_reason or writing.reason
-                for name, fields in items.add_text(chunk.text, _entries(chunk.logprobs, answers)):
-                    yield numbered(name, **fields)
-                for name, fields in items.add_calls(chunk.tool_calls):
+                for name, fields in writing.add(chunk, answers):
                     yield numbered(name, **fields)
         finally:
             await chunks.aclose()

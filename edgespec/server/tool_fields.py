@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from edgespec.engine.engine import Engine
-from edgespec.errors import UsageError
+from edgespec.errors import ToolError, UsageError
 from edgespec.server.errors import ApiError
 from edgespec.server.protocol import ChatRequest, ResponsesRequest
 from edgespec.tools.call_events import CallArguments, CallEvent, CallStart
@@ -16,6 +16,8 @@ def tool_use_of(asked: ChatRequest | ResponsesRequest) -> ToolUse | None:
     """The tools that an answer may call. Raises ApiError: 400, they are wrong."""
     try:
         return parse_tool_use(asked.tools, asked.tool_choice, is_parallel=asked.parallel_tool_calls is not False)
+    except ToolError as error:
+        raise ApiError(400, str(error), param=error.field) from None
     except UsageError as error:
         param = "tool_choice" if str(error).startswith("tool_choice") else "tools"
         raise ApiError(400, str(error), param=param) from None

@@ -53,7 +53,9 @@ def encode_chat(
         switches: Further names that the template reads, such as enable_thinking.
         find_tool_template: How the template takes tools; asked where the conversation has some.
 
-    Raises ModelError: the template does not render this conversation.
+    Raises:
+        ConversationError: The template refuses this conversation.
+        ModelError: The template cannot be rendered.
     """
     mark = _unused_character([messages, [tool.as_dict() for tool in tools]])
     spellings = tokenizer.special_tokens

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import weakref
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import RLock, Thread
@@ -16,12 +17,15 @@ from typing import Any
 
 import psutil
 
-from edgespec.errors import ModelError
+from edgespec.errors import ConversationError, ModelError
+from edgespec.system.printable import one_line
 
 _MAX_S = 10.0
 _MAX_BYTES = 400 << 20
 _BYTES_PER_CHARACTER = 40  # of the request; its escapes and copies take some 20
 _POLL_S = 0.02
+_MAX_WORDS = 300  # characters of what a template says
+_MAX_ROLES = 8  # of messages, that are named
 _REFUSED = "the chat template of this model does not take the conversation"
 
 
@@ -51,8 +55,10 @@ class TemplateProcess:
     def render(self, template: str, **names: Any) -> str:
         """Render a template with these names, whose values JSON can hold.
 
-        Raises ModelError: the template is broken, refuses the conversation, does what the sandbox forbids, or
-        takes more than 10 s or some 400 MB.
+        Raises:
+            ConversationError: The template refuses the conversation.
+            ModelError: The template is broken, does what the sandbox forbids, or takes more than 10 s or some
+                400 MB.
         """
         request = json.dumps({"template": template, "names": names}).encode() + b"\n"
         with self._lock:
@@ -61,9 +67,22 @@ class TemplateProcess:
             except BaseException:  # its late answer would be taken for the next request's
                 self.close()
                 raise
+        if "refusal" in answer:
+            said, roles = one_line(answer["refusal"], _MAX_WORDS), _roles(names.get("messages", ()))
+            raise ConversationError(
+                f"the chat template of this model refuses the conversation: {said} (the roles of its messages are "
+                f"{roles}); send messages that the template takes"
+            )
         if "error" in answer:
             raise ModelError(f"{_REFUSED}: {answer['error']}")
         return str(answer["text"])
+
+
+def _roles(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The roles of messages in their order, the first of them."""
+    shown = [one_line(str(each.get("role")), 20) for each in messages[:_MAX_ROLES]]
+    num_more = len(messages) - len(shown)
+    return ", ".join([*shown, *([f"and {num_more} more"] if num_more else [])]) or "none"
 
 
 def _start_python() -> "subprocess.Popen[bytes]":

@@ -4,8 +4,8 @@ Jinja's immutable sandbox keeps it from Python's objects; the operators and meth
 easily are bounded or forbidden. Loops and values that grow step by step remain: so template_process runs this file
 as a process of its own, and ends it in time. It imports nothing of edgespec.
 
-For each rendering it reads and writes one line of JSON: {"template": …, "names": {…}} in, {"text": …} or
-{"error": …} out. It ends when its stdin is closed.
+For each rendering it reads and writes one line of JSON: {"template": …, "names": {…}} in, and {"text": …},
+{"refusal": …} (the template called raise_exception) or {"error": …} out. It ends when its stdin is closed.
 """
 
 import json
@@ -27,6 +27,10 @@ _MAX_VALUE = 1_000_000  # items or characters of a repeated value, and of whole 
 _MAX_INDENT = 16  # characters, of tojson and indent
 _GROWING_METHODS = ("center", "expandtabs", "ljust", "rjust", "zfill")
 _GROWING_FILTERS = ("center", "format", "indent", "wordwrap", "xmlattr")
+
+
+class _Refusal(TemplateError):
+    """The template says that it does not take these names."""
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -62,7 +66,7 @@ def render(template: str, names: dict[str, Any]) -> str:
 
 
 def _num_characters(value: Any) -> int:
-    """Of all texts in a value that JSON can hold."""
+    """The number of characters of all texts in a JSON value."""
     if isinstance(value, str):
         return len(value)
     each = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -70,7 +74,7 @@ def _num_characters(value: Any) -> int:
 
 
 def _indent(text: str, width: int = 4, first: bool = False, blank: bool = False) -> str:
-    """The filter of Jinja's, for bounded widths and texts."""
+    """Jinja's filter `indent`, limited to widths and texts that cannot fill the memory."""
     if not isinstance(width, int) or not 0 <= width <= _MAX_INDENT or len(text) > _MAX_VALUE:
         raise SecurityError(f"indent is given {width!r} for {len(text)} characters; wanted at most {_MAX_INDENT}")
     return do_indent(str(text), width, first, blank)
@@ -93,8 +97,8 @@ def _no_format(*_: Any, **__: Any) -> NoReturn:
     raise SecurityError("str.format is not allowed")
 
 
-def _refuse(message: str) -> NoReturn:
-    raise TemplateError(message)
+def _refuse(message: object) -> NoReturn:
+    raise _Refusal(str(message))
 
 
 def _limit(parts: Iterator[str], longest: int) -> Iterator[str]:
@@ -120,6 +124,8 @@ def _serve() -> None:
         request = json.loads(lines.get())
         try:
             answer = {"text": render(request["template"], request["names"])}
+        except _Refusal as refusal:
+            answer = {"refusal": str(refusal)}
         except Exception as error:
             kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
             answer = {"error": f"{kind}{error}"}

@@ -6,7 +6,7 @@ from json import dumps
 from re import search
 from typing import Any, Protocol
 
-from edgespec.errors import ModelError
+from edgespec.errors import ConversationError, ModelError
 from edgespec.tools.call_events import join_calls
 from edgespec.tools.call_parser import CallParser
 from edgespec.tools.formats import HERMES, CallFormat, find_format
@@ -100,7 +100,7 @@ class _Probe:
             return self.render(
                 self.template, messages=messages, add_generation_prompt=True, **{**self.special, **names}
             )
-        except ModelError:
+        except (ConversationError, ModelError):
             return ""
 
     def shows(self, wanted: str, messages: Sequence[Any], **names: Any) -> bool:

@@ -1,6 +1,6 @@
 """What an answer with calls of tools consists of, in its order, and its calls as a whole."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from edgespec.tools.tool import ToolCall
@@ -38,9 +38,10 @@ class CallEnd:
 
 
 CallEvent = CallStart | CallArguments | CallEnd
+Part = TextPart | CallEvent
 
 
-def join_calls(events: Iterable[TextPart | CallEvent]) -> tuple[ToolCall, ...]:
+def join_calls(events: Iterable[Part]) -> tuple[ToolCall, ...]:
     """The calls of an answer; the last one may lack its end."""
     found: list[ToolCall] = []
     parts: list[list[str]] = []
@@ -56,6 +57,30 @@ def join_calls(events: Iterable[TextPart | CallEvent]) -> tuple[ToolCall, ...]:
     )
 
 
-def join_text(events: Iterable[TextPart | CallEvent]) -> str:
+def join_text(events: Iterable[Part]) -> str:
     """The text of an answer beside its calls."""
     return "".join(event.text for event in events if isinstance(event, TextPart))
+
+
+def split_parts(parts: Sequence[Part]) -> tuple[str, tuple[CallEvent, ...], tuple[int, ...]]:
+    """Text and events apart, and for each event how many characters of the text stand before it."""
+    text, events, places = "", list[CallEvent](), list[int]()
+    for part in parts:
+        if isinstance(part, TextPart):
+            text += part.text
+        else:
+            events.append(part)
+            places.append(len(text))
+    return text, tuple(events), tuple(places)
+
+
+def in_order(text: str, events: Sequence[CallEvent], places: Sequence[int]) -> Iterator[Part]:
+    """What split_parts took apart, with neighbouring texts as one."""
+    done = 0
+    for event, place in zip(events, places, strict=True):
+        if place > done:
+            yield TextPart(text[done:place])
+            done = place
+        yield event
+    if done < len(text):
+        yield TextPart(text[done:])

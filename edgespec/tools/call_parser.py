@@ -334,9 +334,10 @@ class CallParser:
                 yield from self._require(body.value)
             if not num_keys:
                 self._begin_call(name)
-            self._fragment += ("{" if not num_keys else ", ") + json.dumps("".join(parts).strip()) + ": "
+            key, kind = _key_and_type(body, self._tools[name], "".join(parts).strip())
+            self._fragment += ("{" if not num_keys else ", ") + json.dumps(key) + ": "
             num_keys += 1
-            yield from self._tagged_value(body, _type_of(self._tools[name], "".join(parts).strip()))
+            yield from self._tagged_value(body, kind)
         if body.end:
             yield from self._require(body.end)
         if not num_keys:
@@ -458,6 +459,14 @@ def _is_of_name(character: str) -> bool:
 
 def _argument_names(tool: Tool) -> list[str]:
     return list(tool.parameters.get("properties", {}))
+
+
+def _key_and_type(body: TagBody, tool: Tool, written: str) -> tuple[str, Any]:
+    """The name of an argument, and the type of its value: as the model says, or else its schema."""
+    for mark, kind in zip(body.kinds, ("string", None), strict=True):
+        if mark and written.endswith(mark):
+            return written.removesuffix(mark), kind
+    return written, _type_of(tool, written)
 
 
 def _type_of(tool: Tool, key: str) -> Any:

@@ -61,9 +61,9 @@ def _json_call(body: JsonBody, call: WrittenCall) -> dict[str, Any]:
 def _tags(body: TagBody, call: WrittenCall) -> str:
     parts = [body.begin + call.name + body.name_end]
     for key, value in call.arguments.items():
-        text = value if isinstance(value, str) else _json(value)
-        begin = body.key + key + body.key_end + ("\n" + body.value if body.value else "")
-        parts.append(begin + body.space + text + body.space + body.value_end)
+        is_text = isinstance(value, str)
+        text = value if is_text else _json(value)
+        parts.append(body.opening(key, is_text=is_text) + text + body.space + body.value_end)
     return "\n".join([*parts, body.end] if body.end else [*parts, ""])
 
 

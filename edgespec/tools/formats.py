@@ -44,6 +44,7 @@ class TagBody:
 
     begin, name_end: Around the name. A name_end of "" ends at the white space or the tag behind it.
     key, key_end, value, value_end: Around each argument's name and value.
+    kinds: Behind the name, what tells that a value is text, and what that it is JSON; else the schema tells.
     end: Behind the last argument.
     space: Around values.
     """
@@ -54,8 +55,14 @@ class TagBody:
     key_end: str
     value_end: str
     value: str = ""
+    kinds: tuple[str, str] = ("", "")
     end: str = ""
     space: str = "\n"
+
+    def opening(self, key: str, *, is_text: bool) -> str:
+        """What stands before the value of an argument."""
+        kind = self.kinds[0] if is_text else self.kinds[1]
+        return self.key + key + kind + self.key_end + ("\n" + self.value if self.value else "") + self.space
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +125,18 @@ _GLM = TagBody(
 _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _SEP, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 
+
+def _invokes(mark: str = "", kinds: tuple[str, str] = ("", "")) -> TagBody:
+    """Calls as <invoke name="…"> and <parameter name="…">, of which the frame begins the first."""
+    return TagBody(
+        begin="", name_end='">', key=f'<{mark}parameter name="', key_end='">', kinds=kinds,
+        value_end=f"</{mark}parameter>", end=f"</{mark}invoke>", space="",
+    )  # fmt: skip
+
+
+_DSML = "｜DSML｜"
+_DSML_BODY = _invokes(_DSML, ('" string="true', '" string="false'))
+
 HERMES = CallFormat(
     name="hermes",
     signs=(("<tool_call>",), ("xml_tools",)),
@@ -146,6 +165,27 @@ FORMATS = (
         body=NamedBody(between=(_SEP,)),
         joint="",
         outer=(_BEGIN, _END),
+    ),
+    CallFormat(
+        name="deepseek-v3.2",
+        signs=((_DSML, "function_calls>"),),
+        frames=((f'<{_DSML}invoke name="', ""),),
+        body=_DSML_BODY,
+        outer=(f"<{_DSML}function_calls>\n", f"\n</{_DSML}function_calls>"),
+    ),
+    CallFormat(
+        name="deepseek-v4",
+        signs=((_DSML, "tool_calls>"),),
+        frames=((f'<{_DSML}invoke name="', ""),),
+        body=_DSML_BODY,
+        outer=(f"<{_DSML}tool_calls>\n", f"\n</{_DSML}tool_calls>"),
+    ),
+    CallFormat(
+        name="minimax",
+        signs=(("<minimax:tool_call>",),),
+        frames=(('<invoke name="', ""),),
+        body=_invokes(),
+        outer=("<minimax:tool_call>\n", "\n</minimax:tool_call>"),
     ),
     CallFormat(
         name="kimi",

@@ -4,11 +4,11 @@ import json
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from edgespec.errors import UsageError
+from edgespec.errors import ToolError, UsageError
 from edgespec.tools.function_schema import describe_function, schema_of
 from edgespec.tools.typed_arguments import typed_arguments
 
@@ -23,12 +23,14 @@ class Tool:
 
     parameters: JSON schema of its arguments, an object.
     strict: Calls have to follow the schema.
+    place: Where it was given, such as "tools[2].function".
     """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     strict: bool = False
+    place: str = field(default="tools", compare=False)
 
     def as_dict(self, *, describes_all: bool = False) -> dict[str, Any]:
         """As chat templates take it; describes_all: each argument has a description, if an empty one."""
@@ -74,73 +76,99 @@ class ToolCall:
         }
 
 
+def schema_refusal(tool: Tool, reason: str) -> ToolError:
+    """The error of a tool whose schema no grammar can ensure."""
+    where = f"{tool.place}.parameters"
+    return ToolError(
+        f"{where} of the tool '{tool.name}' cannot be ensured: {reason}. Change the schema, or leave out "
+        "strict and tool_choice",
+        field=where,
+    )
+
+
 def parse_tools(given: Any) -> tuple[Tool, ...]:
     """Tools from functions of Python and from dicts, in the form of chat completions or of responses.
 
-    Raises UsageError: One is no tool, or two have one name.
+    Raises UsageError: They are no list; ToolError: one is no tool, or two have one name.
     """
     if given is None:
         return ()
     if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
         raise UsageError(f"tools is {reprlib.repr(given)}; wanted a list of tools")
     tools = tuple(_parse_tool(each, f"tools[{i}]") for i, each in enumerate(given))
-    names = [tool.name for tool in tools]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UsageError(f"tools has two tools named '{twice}'; give each a name of its own")
+    known: set[str] = set()
+    for tool in tools:
+        if tool.name in known:
+            raise ToolError(
+                f"tools has two tools named '{tool.name}'; give each a name of its own", field=f"{tool.place}.name"
+            )
+        known.add(tool.name)
     return tools
 
 
 def _parse_tool(given: Any, where: str) -> Tool:
     if isinstance(given, Tool):
-        return given
+        return replace(given, place=where) if given.place == "tools" else given
     if isinstance(given, Callable):  # type: ignore[arg-type]
         name = _require_name(getattr(given, "__name__", ""), where)
-        return Tool(name=name, description=describe_function(given), parameters=schema_of(given))
+        return Tool(name=name, description=describe_function(given), parameters=schema_of(given), place=where)
     if not isinstance(given, Mapping):
-        raise UsageError(
-            f"{where} is {reprlib.repr(given)}; wanted an object with type and function, or a function"
+        raise ToolError(
+            f"{where} is {reprlib.repr(given)}; wanted an object with type and function, or a function",
+            field=where,
         )
     if given.get("type", "function") != "function":
-        raise UsageError(
-            f"{where} is of the type {reprlib.repr(given['type'])}; models here call functions alone: leave it out"
+        raise ToolError(
+            f"{where} is of the type {reprlib.repr(given['type'])}; models call functions alone: leave it out",
+            field=f"{where}.type",
         )
     stated = given.get("function", given)
     if not isinstance(stated, Mapping):
-        raise UsageError(f"{where}.function is {reprlib.repr(stated)}; wanted an object with name and parameters")
+        raise ToolError(
+            f"{where}.function is {reprlib.repr(stated)}; wanted an object with name and parameters",
+            field=f"{where}.function",
+        )
+    place = f"{where}.function" if "function" in given else where
+    name = _require_name(stated.get("name"), place)
     return Tool(
-        name=_require_name(stated.get("name"), where),
-        description=_require_text(stated.get("description"), f"{where}.description"),
-        parameters=_require_schema(stated.get("parameters"), f"{where}.parameters"),
+        name=name,
+        description=_require_text(stated.get("description"), name, f"{place}.description"),
+        parameters=_require_schema(stated.get("parameters"), name, f"{place}.parameters"),
         strict=stated.get("strict") is True,
+        place=place,
     )
 
 
 def _require_name(name: Any, where: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UsageError(
-            f"{where} has the name {reprlib.repr(name)}; wanted 1 to 64 letters, digits, underscores and hyphens"
+        raise ToolError(
+            f"{where} has the name {reprlib.repr(name)}; wanted 1 to 64 letters, digits, underscores and hyphens",
+            field=f"{where}.name",
         )
     return name
 
 
-def _require_text(text: Any, where: str) -> str:
+def _require_text(text: Any, name: str, where: str) -> str:
     if text is not None and not isinstance(text, str):
-        raise UsageError(f"{where} is {reprlib.repr(text)}; wanted a text")
+        raise ToolError(f"{where} of the tool '{name}' is {reprlib.repr(text)}; wanted a text", field=where)
     return text or ""
 
 
-def _require_schema(schema: Any, where: str) -> dict[str, Any]:
+def _require_schema(schema: Any, name: str, where: str) -> dict[str, Any]:
     if schema is None:
         return {"type": "object", "properties": {}}
+    whose = f"{where} of the tool '{name}'"
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
-        raise UsageError(f"{where} is {reprlib.repr(schema)}; wanted a JSON schema of the type object")
+        raise ToolError(f"{whose} is {reprlib.repr(schema)}; wanted a JSON schema of the type object", field=where)
     if is_too_deep(schema):
-        raise UsageError(f"{where} is nested deeper than {MAX_DEPTH} levels; use a flatter schema")
+        raise ToolError(f"{whose} is nested deeper than {MAX_DEPTH} levels; use a flatter schema", field=where)
     properties = schema.get("properties", {})
     if not isinstance(properties, Mapping) or not all(
         isinstance(each, (Mapping, bool)) for each in properties.values()
     ):
-        raise UsageError(f"{where}.properties is {reprlib.repr(properties)}; wanted an object of JSON schemas")
+        raise ToolError(
+            f"{whose} has the properties {reprlib.repr(properties)}; wanted an object of JSON schemas", field=where
+        )
     return {"type": "object", "properties": {}, **schema}
 
 

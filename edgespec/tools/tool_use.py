@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgespec.tools.call_events import CallEvent, CallStart, TextPart
+from edgespec.tools.call_events import CallStart, Part
 from edgespec.tools.call_parser import CallParser
 from edgespec.tools.formats import CallFormat
 from edgespec.tools.tool import Tool, parse_choice, parse_tools
@@ -27,6 +27,11 @@ class ToolUse:
     is_parallel: bool = True
 
     @property
+    def possible(self) -> tuple[Tool, ...]:
+        """The tools that may be called: all, or the one that must be."""
+        return tuple(tool for tool in self.tools if self.choice in (tool.name, "auto", "required"))
+
+    @property
     def is_ensured(self) -> bool:
         """Whether a grammar has to ensure calls: one is demanded, or a tool is strict."""
         return self.choice != "auto" or any(tool.strict for tool in self.tools)
@@ -45,7 +50,7 @@ def parse_tool_use(tools: Any, choice: Any = None, *, is_parallel: bool = True) 
 
 
 class CallReader:
-    """Text of an answer in, its text without calls and its calls out."""
+    """Text of an answer in, its text without calls and its calls out, in their order."""
 
     def __init__(self, use: ToolUse, format: CallFormat, *, holds_arguments: bool) -> None:
         """holds_arguments: As CallParser has it."""
@@ -58,26 +63,22 @@ class CallReader:
         """Whether the answer has all the calls that it may have."""
         return not self._is_parallel and self._parser.num_calls > 0
 
-    def push(self, text: str) -> tuple[str, tuple[CallEvent, ...]]:
+    def push(self, text: str) -> list[Part]:
         """What a piece of the answer adds to its text and to its calls."""
         return self._take(self._parser.push(text))
 
-    def flush(self) -> tuple[str, tuple[CallEvent, ...]]:
+    def flush(self) -> list[Part]:
         """What was held back, when no more text comes."""
         return self._take(self._parser.flush())
 
-    def _take(self, found: Sequence[TextPart | CallEvent]) -> tuple[str, tuple[CallEvent, ...]]:
-        events: list[CallEvent] = []
-        text = ""
-        for event in found:
-            if isinstance(event, TextPart):
-                text += event.text
-            elif isinstance(event, CallStart):
+    def _take(self, found: Sequence[Part]) -> list[Part]:
+        parts: list[Part] = []
+        for part in found:
+            if isinstance(part, CallStart):
                 self.has_calls = True
-                events.append(replace(event, id=make_call_id()))
-            else:
-                events.append(event)
-        return text, tuple(events)
+                part = replace(part, id=make_call_id())
+            parts.append(part)
+        return parts
 
 
 def make_call_id() -> str:

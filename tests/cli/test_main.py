@@ -23,8 +23,9 @@ from edgespec.chat import interrupt
 from edgespec.chat.plain import PlainPrinter
 from edgespec.cli.main import main
 from edgespec.config.drafter_names import TARGET, TEXT
-from edgespec.engine.answers import AnswerStream, Chunk
-from edgespec.engine.conversation import Reply
+from edgespec.engine.answer_stream import AnswerStream
+from edgespec.engine.answers import Chunk
+from edgespec.engine.reply import Reply
 from edgespec.manifest import SuggestedSampling, read_manifest, write_manifest
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.system.command_line import quote
@@ -135,7 +136,7 @@ def test_words_that_are_neither_model_nor_prompt_are_refused(
     code, _, err = run(capsys, "chat", "hello", "--offline")
     assert (code, "to ask the default model: edgespec chat -p hello" in err) == (3, True)
     code, _, err = run(capsys, "chat", "--continue", "And why?")
-    assert (code, "a prompt goes behind --prompt" in err) == (2, True)
+    assert (code, "a prompt goes after --prompt" in err) == (2, True)
     code, _, err = run(capsys, "chat", tiny_model, "a prompt", "--drafter", "sufix")
     assert (code, "did you mean the drafter suffix?" in err) == (3, True)
 
@@ -366,7 +367,7 @@ def test_export_that_is_stopped_leaves_nothing(tiny_gguf: Path, tmp_path: Path, 
         assert process.stdout.readline() == b"busy\n"
         assert {path.name for path in tmp_path.iterdir()} == {".out.partial", ".out.lock"}
         process.send_signal(getattr(signal, f"SIG{number}"))
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=120)
     assert (process.returncode, list(tmp_path.iterdir())) == (code, [])
     assert b"Traceback" not in err
 

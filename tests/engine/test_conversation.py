@@ -13,7 +13,8 @@ import pytest
 import tiny
 
 from edgespec import ContextOverflow, Engine, Message, Round, SamplingParams, UsageError, load
-from edgespec.engine.answers import AnswerStream, Chunk
+from edgespec.engine.answer_stream import AnswerStream
+from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.request_queue import RequestQueue, Ticket
 

@@ -67,7 +67,7 @@ def test_results_go_back_and_the_answer_ends_the_round() -> None:
     assert conversation.messages == (*sent, Message("assistant", "It is sunny."))
     assert conversation.rounds[0].steps == sent[1:]
     assert engine.limits[1]["whole_tool_calls"]
-    assert [tool.name for tool in engine.limits[1]["tools"]] == ["weather"]
+    assert [tool.__name__ for tool in engine.limits[1]["tools"]] == ["weather"]
     conversation.say("again")
     assert engine.asked[2] == (*conversation.messages[:4], Message("user", "again"))
 

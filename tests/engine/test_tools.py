@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from scripted import TOOL_TEMPLATE, scripted_engine
 
-from edgespec import Engine, UsageError
-from edgespec.tools.call_events import join_calls
+from edgespec import Conversation, Engine, UsageError
+from edgespec.tools.call_events import CallEnd, TextPart, in_order, join_calls
 
 WEATHER = {
     "type": "function",
@@ -77,6 +77,19 @@ def test_a_stream_has_the_calls_of_the_whole_answer(make: Make) -> None:
     assert (call.name, call.arguments) == ("get_weather", '{"city": "Rome"}')
     assert chunks[-1].finish_reason == "tool_calls"
     assert sum(bool(chunk.tool_calls) for chunk in chunks) > 3  # its arguments come in pieces
+
+
+def test_chunks_say_where_calls_stand_in_the_text(make: Make) -> None:
+    with make(f"One. {CALL}\nTwo.{CALL}\nThree.") as engine:
+        chunks = list(engine.stream(ASK, tools=[WEATHER], whole_tool_calls=True))
+    parts = [part for chunk in chunks for part in in_order(chunk.text, chunk.tool_calls, chunk.call_places)]
+    said, ended = "", 0
+    for part in parts:
+        said += part.text.strip() if isinstance(part, TextPart) else ""
+        if isinstance(part, CallEnd):
+            assert said == ("One.", "One.Two.")[ended]
+            ended += 1
+    assert (said, ended) == ("One.Two.Three.", 2)
 
 
 def test_one_call_ends_an_answer_that_may_have_no_more(make: Make) -> None:
@@ -154,3 +167,100 @@ def test_wrong_tools_are_refused(make: Make, options: dict[str, Any], said: str)
 def test_a_result_without_its_call_is_refused(make: Make) -> None:
     with make("") as engine, pytest.raises(UsageError, match="tool_call_id 'x'"):
         engine.stream([*ASK, {"role": "tool", "tool_call_id": "x", "content": ""}])
+
+
+def get_weather(city: str) -> str:
+    """The weather of a city."""
+    if city != "Rome":
+        raise KeyError(city)
+    return f"sunny in {city}"
+
+
+def call_of(city: str) -> str:
+    return CALL.replace("Rome", city)
+
+
+def test_a_conversation_runs_the_functions_that_are_called(make: Make) -> None:
+    prompts: list[str] = []
+
+    def answer(prompt: str) -> str:
+        prompts.append(prompt)
+        if "Thanks" in prompt:
+            return "You are welcome."
+        return "It is sunny." if "sunny in Rome" in prompt else f"I look.\n{CALL}"
+
+    with make(answer) as engine:
+        talk = engine.chat("Be brief.", tools=[get_weather])
+        assert talk.run("Weather in Rome?").text == "It is sunny."
+        roles = ["system", "user", "assistant", "tool", "assistant"]
+        assert [message.role for message in talk.messages] == roles
+        (only,) = talk.rounds
+        assert (only.user, only.answer, talk.calls) == ("Weather in Rome?", "It is sunny.", ())
+        assert [step.content for step in only.steps] == ["I look.", "sunny in Rome"]
+        assert talk.say("Thanks").text == "You are welcome."
+        assert CALL in prompts[-1]  # what was called before is sent again
+        assert "sunny in Rome" in prompts[-1]
+        assert talk.undo()
+        assert talk.num_tokens == engine.count(talk.sent, tools=[get_weather]) > engine.count(talk.sent)
+        assert len(engine.encode(talk.sent, tools=[get_weather])) == talk.num_tokens
+
+
+def test_results_can_be_given_by_hand(make: Make) -> None:
+    with make(lambda prompt: "It is sunny." if "sunny in Rome" in prompt else CALL) as engine:
+        talk = engine.chat(tools=[WEATHER], tool_choice="required")
+        first = talk.say("Weather in Rome?")
+        (call,) = first.tool_calls
+        assert (first.finish_reason, talk.calls) == ("tool_calls", (call,))
+        for wrong in ([], [1], ["sunny", ""]):
+            with pytest.raises(UsageError, match="wanted a text for each of the 1 calls"):
+                talk.give_results(wrong)
+        with talk.give_results(["sunny in Rome"]) as reply:  # no call is demanded behind a result
+            assert "".join(chunk.text for chunk in reply) == "It is sunny."
+        assert talk.rounds[-1].answer == "It is sunny."
+        with pytest.raises(UsageError, match="each of the 0 calls"):
+            talk.give_results(["sunny"])
+
+
+def test_calls_without_results_are_not_sent_with_the_next_message(make: Make) -> None:
+    prompts: list[str] = []
+    with make(lambda prompt: prompts.append(prompt) or ("Hello." if "Hi" in prompt else CALL)) as engine:
+        talk = engine.chat(tools=[get_weather])
+        talk.say("Weather in Rome?")
+        assert talk.say("Hi").text == "Hello."
+        assert "Weather in Rome?" not in prompts[-1]
+        assert [each.answer for each in talk.rounds] == [None, "Hello."]
+        talk.undo()
+        assert talk.retry().completion().tool_calls
+        assert len(talk.calls) == 1
+        talk.rewrite("I do not know.")
+        assert talk.calls == ()
+        assert talk.rounds[-1] == ("Weather in Rome?", "I do not know.", ())
+
+
+def test_what_a_function_raises_and_a_refusal_are_told_to_the_model(make: Make) -> None:
+    def answer(prompt: str) -> str:
+        if "does not want" in prompt:
+            return "As you like."
+        return CALL if "error: KeyError: 'Oslo'" in prompt else call_of("Oslo")
+
+    with make(answer) as engine:
+        talk = engine.chat(tools=[get_weather])
+        last = talk.run("Weather?", max_steps=2)
+        assert last.finish_reason == "tool_calls"
+        assert [call.parse() for call in talk.calls] == [{"city": "Rome"}]
+        assert talk.run("Weather?", may_call=lambda call: False).text == "As you like."
+        talk.tools = [WEATHER]
+        with pytest.raises(UsageError, match=r"tools\[0\] is no function"):
+            talk.run("Weather?")
+
+
+def test_a_conversation_with_calls_is_saved_and_goes_on(make: Make, tmp_path: Path) -> None:
+    with make(lambda prompt: "It is sunny." if "sunny in Rome" in prompt else CALL) as engine:
+        talk = engine.chat(tools=[get_weather])
+        talk.run("Weather in Rome?")
+        talk.say("And in Oslo?")
+        talk.undo()
+        talk.save(tmp_path / "talk")
+        again = Conversation.load(engine, tmp_path / "talk", tools=[get_weather])
+        assert again.rounds == talk.rounds
+        assert again.say("And now?").text == "It is sunny."

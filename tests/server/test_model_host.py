@@ -21,7 +21,7 @@ class Engines:
         self._fails = fails
 
     def open(self, name: str) -> Engine:
-        assert self.may_open.wait(30)
+        assert self.may_open.wait(120)
         if error := self._fails(name):
             self.done.append(f"{name}!")
             raise error
@@ -30,7 +30,7 @@ class Engines:
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 30))
+    asyncio.run(asyncio.wait_for(work, 120))
 
 
 async def use(host: ModelHost, name: str) -> None:
@@ -129,7 +129,7 @@ def test_who_comes_while_an_idle_model_is_closed_gets_a_new_one() -> None:
 
     def close() -> None:
         is_closing.set()
-        assert may_close.wait(30)
+        assert may_close.wait(120)
         done.append("-")
 
     def open_engine(name: str) -> Engine:
@@ -206,3 +206,81 @@ def test_a_model_that_was_loaded_before_is_lent() -> None:
 
     run(work())
     assert engines.done == ["+x", "-x"]
+
+
+async def use_until_ended(host: ModelHost, name: str, priority: int, order: list[str]) -> None:
+    async with host.lease(name, priority) as lease:
+        order.append(f"+{name}{priority}")
+        await lease.has_to_end.wait()
+    order.append(f"-{name}{priority}")
+
+
+def test_a_request_of_a_low_priority_gives_the_place_of_its_model_up() -> None:
+    engines, order = Engines(), list[str]()
+
+    async def work() -> None:
+        host = ModelHost(engines.open)
+        title = asyncio.create_task(use_until_ended(host, "a", -1, order))
+        await settled(lambda: order == ["+a-1"])
+        await use(host, "a")  # which needs no other place
+        assert order == ["+a-1"]
+        await use(host, "b")
+        await title
+
+    run(work())
+    assert engines.done == ["+a", "-a", "+b"]
+
+
+def test_a_model_that_somebody_of_the_same_priority_uses_is_waited_for() -> None:
+    """Its other users end only once they would be the last to hold the place."""
+    engines, order = Engines(), list[str]()
+
+    async def work() -> None:
+        host = ModelHost(engines.open)
+        title = asyncio.create_task(use_until_ended(host, "a", -1, order))
+        async with host.lease("a") as person:
+            waiting = asyncio.create_task(use(host, "b"))
+            await asyncio.sleep(0.02)
+            assert order == ["+a-1"]
+            assert not person.has_to_end.is_set()
+        await asyncio.gather(title, waiting)
+
+    run(work())
+    assert engines.done == ["+a", "-a", "+b"]
+
+
+def test_who_waits_for_a_place_with_a_low_priority_holds_nobody_up() -> None:
+    engines, order = Engines(), list[str]()
+
+    async def ask(host: ModelHost, name: str, priority: int) -> None:
+        async with host.lease(name, priority):
+            order.append(f"{name}{priority}")
+
+    async def work() -> None:
+        host = ModelHost(engines.open)
+        async with host.lease("a"):
+            titles = [asyncio.create_task(ask(host, "b", -2)), asyncio.create_task(ask(host, "c", -1))]
+            await asyncio.sleep(0.01)
+            await ask(host, "a", 0)
+            other = asyncio.create_task(ask(host, "d", 0))
+            await asyncio.sleep(0.01)
+            assert order == ["a0"]
+        await asyncio.gather(other, *titles)
+
+    run(work())
+    assert order == ["a0", "d0", "c-1", "b-2"]
+
+
+def test_only_as_many_requests_have_to_end_as_make_one_place() -> None:
+    engines, order = Engines(), list[str]()
+
+    async def work() -> None:
+        host = ModelHost(engines.open, max_models=2)
+        titles = [asyncio.create_task(use_until_ended(host, name, -1, order)) for name in "ab"]
+        await settled(lambda: len(order) == 2)
+        await use(host, "c")
+        assert order[2:] == ["-a-1"]
+        titles[1].cancel()
+        await asyncio.gather(*titles, return_exceptions=True)
+
+    run(work())

@@ -127,7 +127,7 @@ class HeldDecoder(TableDecoder):
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         self.lengths.append(len(tokens))
         self.has_begun.set()
-        assert self.may_go_on.wait(30)
+        assert self.may_go_on.wait(120)
         return super().logits(tokens, num_last)
 
 
@@ -149,7 +149,7 @@ def test_a_title_that_is_being_written_lets_a_person_go_first(tiny_model: Path, 
             return served.client.post(CHAT, content=content, headers=HEADERS).json()["usage"]
 
         title = pool.submit(ask, TITLE, 40)
-        assert decoder.has_begun.wait(30)
+        assert decoder.has_begun.wait(120)
         person = pool.submit(ask, PERSON, 15)
         served.wait_until(lambda: bool(engines[0]._shared.queue._waiting))
         decoder.may_go_on.set()
@@ -159,3 +159,61 @@ def test_a_title_that_is_being_written_lets_a_person_go_first(tiny_model: Path, 
     first = is_person.index(True)
     assert first <= 2
     assert is_person[first : first + 15] == [True] * 15
+
+
+class SlowDecoder(TableDecoder):
+    """Each pass takes so long that no answer of many tokens ends within a test."""
+
+    def __init__(self) -> None:
+        super().__init__(tiny.VOCAB, seed=3)
+        self.has_begun, self.never = Event(), Event()
+
+    def logits(self, tokens: TokenIds, num_last: int) -> Logits:
+        self.has_begun.set()
+        self.never.wait(0.3)
+        return super().logits(tokens, num_last)
+
+
+def test_a_title_gives_the_place_of_its_model_up_and_is_written_afterwards(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """With --max-models 1 a person who asks for another model waits for no more than the pass that runs."""
+    opened, slow = list[str](), SlowDecoder()
+
+    def open_engine(name: str) -> Engine:
+        opened.append(name)
+        return table_engine(tiny_model, slow if len(opened) == 1 else None)
+
+    names = ModelNames(home_with(tmp_path, tiny=tiny_model, other=tiny_model))
+    with serving(names, open_engine, limits=Limits(drain_s=0.5)) as served, ThreadPoolExecutor(1) as pool:
+
+        def ask(messages: list[dict[str, str]], num: int, **fields: Any) -> Any:
+            plainly = {"speculation": {"off": True}, "logit_bias": {"0": -100, "2": -100}, "temperature": 0}
+            content = body(messages, max_tokens=num, **plainly, **fields)
+            return served.client.post(CHAT, content=content, headers=HEADERS).json()
+
+        title = pool.submit(ask, TITLE, 100)
+        assert slow.has_begun.wait(30)
+        assert ask(PERSON, 5, model="other")["usage"]["completion_tokens"] == 5
+        made = title.result(30)
+        assert opened == ["tiny", "other", "tiny"]
+        assert made["usage"]["completion_tokens"] == 100
+        assert made["choices"] == ask(TITLE, 100)["choices"]
+
+
+def test_a_stream_that_gives_the_place_of_its_model_up_says_so(tiny_model: Path, tmp_path: Path) -> None:
+    names = ModelNames(home_with(tmp_path, tiny=tiny_model, other=tiny_model))
+    slow = SlowDecoder()
+    with (
+        serving(names, lambda name: table_engine(tiny_model, slow if name == "tiny" else None)) as served,
+        served.client.stream(
+            "POST", CHAT, content=body(PERSON, stream=True, priority=-1, max_tokens=600), headers=HEADERS
+        ) as answer,
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        person = body(PERSON, model="other", max_tokens=5)
+        assert served.client.post(CHAT, content=person, headers=HEADERS).status_code == 200
+        *_, last, done = [line for line in lines if line]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "preempted"
+    assert done == "data: [DONE]"

@@ -25,6 +25,10 @@ def answer(prompt: str) -> str:
         return "It is sunny."
     if "both" in prompt:
         return f"I look.\n{CALL}\n{CALL}"
+    if "between" in prompt:
+        return f"I look.\n{CALL}\nIt may rain.\n{CALL}\nDone."
+    if "turns" in prompt:
+        return f"{prompt.count('<|im_start|>assistant')} turns"
     if "broken" in prompt:
         return CALL.replace('"Rome"', "Rome")
     return CALL
@@ -40,6 +44,10 @@ def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def asked(text: str = "Weather in Rome?", **fields: Any) -> dict[str, Any]:
     return {"model": "tiny", "messages": [{"role": "user", "content": text}], "tools": TOOLS, **fields}
+
+
+def with_schema(schema: Any, *, strict: bool = False) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": schema, "strict": strict}}
 
 
 def choice(served: Served, **fields: Any) -> dict[str, Any]:
@@ -99,10 +107,15 @@ def test_what_is_no_call_stays_text(served: Served) -> None:
     ("fields", "param", "said"),
     [
         ({"tools": {}}, "tools", "array"),
-        ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "'a b'"),
-        ({"tools": TOOLS * 2}, "tools", "two tools named 'get_weather'"),
-        ({"tools": [{"function": {"name": "f", "parameters": [1]}}]}, "tools", "JSON schema"),
+        ({"tools": [*TOOLS, {"type": "web_search"}]}, "tools[1].type", "web_search"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "'a b'"),
+        ({"tools": TOOLS * 2}, "tools[1].function.name", "two tools named 'get_weather'"),
+        (
+            {"tools": [*TOOLS, with_schema([1])]},
+            "tools[1].function.parameters",
+            "'f' is [1]; wanted a JSON schema",
+        ),
+        ({"tools": [{"name": "f", "parameters": [1]}]}, "tools[0].parameters", "tool 'f'"),
         ({"tool_choice": "sometimes"}, "tool_choice", "'sometimes'"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "get_weather"),
         ({"tools": None, "tool_choice": "required"}, "tool_choice", "no tools"),
@@ -116,6 +129,33 @@ def test_wrong_tools_are_refused_in_words(served: Served, fields: dict[str, Any]
     error = found.json()["error"]
     assert (error["param"], error["type"]) == (param, "invalid_request_error")
     assert said in error["message"]
+
+
+REFUSED_SCHEMAS: list[tuple[Any, str]] = [
+    ({"properties": {"x": {"oneOf": [{"type": "string"}, {"type": "string"}]}}}, "#/properties/x/oneOf"),
+    ({"properties": {"x": {"type": "string", "pattern": "(?=a)b"}}}, "look-around"),
+    ({"properties": {"x": {"not": {"type": "string"}}}}, "#/properties/x"),
+    ({"required": 5}, "required"),
+    ({"properties": {"x": {"$ref": "#/$defs/y"}}}, "#/$defs/y"),
+]
+
+
+@pytest.mark.parametrize(("schema", "said"), REFUSED_SCHEMAS)
+@pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {}])
+def test_a_schema_that_no_grammar_ensures_names_its_tool(
+    served: Served, schema: Any, said: str, fields: dict[str, Any]
+) -> None:
+    tools = [*TOOLS, with_schema({"type": "object", **schema}, strict=not fields)]
+    found = served.post(CHAT, asked(tools=tools, **fields))
+    error = found.json()["error"]
+    assert (found.status_code, error["param"]) == (400, "tools[1].function.parameters")
+    assert error["message"].startswith("tools[1].function.parameters of the tool 'f' cannot be ensured: ")
+    assert said in error["message"]
+    flat = [{"type": "function", **tool["function"]} for tool in tools]
+    found = served.post(RESPONSES, {"model": "tiny", "input": "x", "tools": flat, **fields})
+    assert (found.status_code, found.json()["error"]["param"]) == (400, "tools[1].parameters")
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    assert choice(served, tools=[*TOOLS, with_schema({"type": "object", **schema})], tool_choice=named)
 
 
 def test_responses_have_calls_as_items(served: Served) -> None:
@@ -152,6 +192,27 @@ def test_a_stream_of_a_response_tells_of_each_item(served: Served) -> None:
         each["delta"] for each in events if each["type"].endswith("arguments.delta") and each["output_index"] == 1
     ]
     assert "".join(deltas) == '{"city": "Rome"}'
+
+
+def test_text_between_calls_is_an_item_between_them(served: Served) -> None:
+    """With a stream as without; sent back, all of them are one turn."""
+    fields = {"model": "tiny", "input": "between", "tools": FLAT}
+    whole = served.post(RESPONSES, fields).json()
+    events = served.events(RESPONSES, fields)
+    for output in (whole["output"], events[-1]["response"]["output"]):
+        kinds = [item["type"] for item in output]
+        assert kinds == ["message", "function_call", "message", "function_call", "message"]
+        assert [item["content"][0]["text"] for item in output[::2]] == ["I look.", "It may rain.", "Done."]
+        assert {item["status"] for item in output} == {"completed"}
+    added = [each for each in events if each["type"] == "response.output_item.added"]
+    assert [each["output_index"] for each in added] == [0, 1, 2, 3, 4]
+    results = [
+        {"type": "function_call_output", "call_id": item["call_id"], "output": "turns"}
+        for item in whole["output"][1::2]
+    ]
+    items = [{"role": "user", "content": "Weather?"}, *whole["output"], *results]
+    again = served.post(RESPONSES, {**fields, "input": items}).json()
+    assert again["output"][0]["content"][0]["text"] == "2 turns"  # that of the calls, and the one that begins
 
 
 def test_an_answer_cut_within_a_call_says_so(served: Served) -> None:

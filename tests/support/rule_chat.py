@@ -18,7 +18,8 @@ from edgespec.chat.loop import converse
 from edgespec.chat.printer import print_line
 from edgespec.chat.session import ChatSession
 from edgespec.chat.tool_box import open_tools
-from edgespec.engine.answers import AnswerStream, Chunk
+from edgespec.engine.answer_stream import AnswerStream
+from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.stats import Tally

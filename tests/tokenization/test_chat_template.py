@@ -7,7 +7,7 @@ import psutil
 import pytest
 import tiny
 
-from edgespec.errors import ModelError
+from edgespec.errors import ConversationError, ModelError
 from edgespec.tokenization import template_process
 from edgespec.tokenization.chat_template import Message, encode_chat
 from edgespec.tokenization.template_process import TemplateProcess
@@ -54,7 +54,6 @@ def test_model_without_a_template_continues_the_text(tokenizer: Tokenizer) -> No
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ raise_exception('no system message, please') }}",
         "{{ messages.__class__.__mro__ }}",
         "{% for x in %}",
         "{{ messages[0].nothing.at.all }}",
@@ -77,6 +76,25 @@ def test_model_without_a_template_continues_the_text(tokenizer: Tokenizer) -> No
 def test_broken_or_hostile_template_is_an_error(tokenizer: Tokenizer, template: str) -> None:
     with pytest.raises(ModelError, match="chat template"):
         encode(tokenizer, Message("user", "hi"), template=template)
+
+
+def test_a_template_that_refuses_messages_is_quoted_with_their_roles(tokenizer: Tokenizer) -> None:
+    """By an error of its own: messages can be changed, and a broken template cannot."""
+    template = "{{ raise_exception('Roles must\\n  alternate \\x1b[31m') }}"
+    messages = [Message("system", "be brief"), *[Message("user", "hi")] * 9]
+    with pytest.raises(ConversationError) as refused:
+        encode(tokenizer, *messages, template=template)
+    assert r"refuses the conversation: Roles must alternate \x1b[31m (" in str(refused.value)
+    assert "are system, user, user, user, user, user, user, user, and 2 more)" in str(refused.value)
+    assert refused.value.exit_code == 2
+    assert encode(tokenizer, Message("user", "hi"))  # by the same process
+
+
+@pytest.mark.parametrize(("words", "said"), [("3", "3"), ("none", "None"), ("'x' * 9999", "x" * 200)])
+def test_a_refusal_may_be_anything_and_is_bounded(words: str, said: str) -> None:
+    with pytest.raises(ConversationError, match=said) as refused:
+        PROCESS.render("{{ raise_exception(" + words + ") }}", messages=[])
+    assert len(str(refused.value)) < 600
 
 
 def test_message_with_every_private_character_is_encoded(tokenizer: Tokenizer) -> None:

@@ -169,6 +169,28 @@ FAMILIAR = [
         "</parameter>\n</function>\n</tool_call>",
         [{"city": "12", "days": "many"}],
     ),
+    (
+        "minimax",
+        '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Köln</parameter>\n'
+        '<parameter name="days">2</parameter>\n</invoke>\n'
+        '<invoke name="list-files">\n</invoke>\n</minimax:tool_call>',
+        [{"city": "Köln", "days": 2}, {}],
+    ),
+    (
+        "deepseek-v3.2",
+        '\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="city" string="true">12</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="units" string="true">C</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="near" string="false">[1, null]</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        [{"city": "12", "units": "C", "near": [1, None]}],
+    ),
+    (
+        "deepseek-v4",
+        '<｜DSML｜tool_calls><｜DSML｜invoke name="get_weather"><｜DSML｜parameter name="days">3'
+        "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>",
+        [{"days": 3}],
+    ),
     ("lfm2", '<|tool_call_start|>[get_weather("Rom", days=1)]', [{"city": "Rom", "days": 1}]),
     ("function-gemma", "<start_function_call>call:list-files{}<end_function_call>", [{}]),
 ]

@@ -132,10 +132,13 @@ def test_dicts_in_both_shapes_and_functions_are_tools() -> None:
         ([{"type": "function", "function": {"name": "x" * 65}}], "1 to 64"),
         ([{"type": "function", "function": {}}], "None"),
         ([STATED, STATED], "two tools named 'weather'"),
-        ([{**STATED, "parameters": []}], r"parameters is \[\]"),
+        ([{**STATED, "parameters": []}], r"tools\[0\].parameters of the tool 'weather' is \[\]"),
         ([{**STATED, "parameters": {"type": "string"}}], "of the type object"),
-        ([{**STATED, "parameters": {"type": "object", "properties": []}}], "properties"),
-        ([{**STATED, "description": 3}], "description is 3"),
+        (
+            [{**STATED, "parameters": {"type": "object", "properties": []}}],
+            r"of the tool 'weather' has the properties \[\]",
+        ),
+        ([{**STATED, "description": 3}], "description of the tool 'weather' is 3"),
         ([{**STATED, "parameters": nested(100)}], "deeper than 64"),
     ],
 )
