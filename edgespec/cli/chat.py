@@ -96,30 +96,19 @@ def _chat(options: argparse.Namespace) -> int:
     from edgespec.chat.attaching import add_files, read_files
     from edgespec.chat.first_model import load_first
     from edgespec.chat.kept_prefix import take_prefix
-    from edgespec.chat.loop import answer_once, converse
-    from edgespec.chat.permission import ask_at_terminal
+    from edgespec.chat.loop import converse
     from edgespec.chat.tool_box import open_tools, require_tools
     from edgespec.chat.trace_file import TraceFile
-    from edgespec.system.terminal import has_unread_data, unseen_keys
+    from edgespec.system.terminal import unseen_keys
 
     _tell_model_from_prompt(options)
     stated = _stated_sampling(options)
-    if options.max_tokens is not None and options.max_tokens < 1:
-        raise UsageError(f"--max-tokens is {options.max_tokens}; wanted at least 1")
-    if "" in options.stop:
-        raise UsageError("--stop is empty; give the text before which an answer is to end")
-    for flag, path in (("--log-rounds", options.log_rounds), ("--trace", options.trace)):
-        if path and not options.overwrite and has_content(path):
-            raise UsageError(
-                f"{flag} {path}: the file is there already and stays as it is; name another, or give --overwrite"
-            )
+    _require_usable(options)
     prompt = _prompt(options)
     files = read_files(options.attach) if not options.transcript else []  # sent before a crash
     wanted = _read_schema(options.schema) if options.schema else None
     if wanted and prompt is None:
         raise UsageError("--schema answers one prompt; give it with --prompt or on stdin")
-    if options.allow and options.tools is None:
-        raise UsageError(f"--allow {options.allow[0]} has no tools to allow; give them with --tools FILE.py")
     if options.log_rounds:
         _log_rounds(options.log_rounds)
     trace = TraceFile(options.trace) if options.trace else None
@@ -150,12 +139,7 @@ def _chat(options: argparse.Namespace) -> int:
         conversation.thinking = options.think
         engines.callback(lambda: conversation.engine.close())  # looked up at the end: /model replaces it
         if last:
-            sampling = conversation.sampling
-            conversation.restore(last)
-            is_named = _names_model_sampling(options)
-            conversation.sampling = sampling if is_named else replace(conversation.sampling, **stated)
-            if options.system is not None:
-                conversation.system = options.system
+            _resume(conversation, last, options, stated)
         session = _session(options, conversation, autosave if prompt is None or last else None, trace)
         session.name, session.tools = last.name if last else None, box
         if last:
@@ -166,14 +150,50 @@ def _chat(options: argparse.Namespace) -> int:
         if prompt is None:
             options.note("chat", "begun")
             return converse(session, keeps_history=not options.no_history)
-        if _can_ask(options):
-            session.permit = partial(ask_at_terminal, show=session.info)
-        if "-" not in (options.prompt or "-") and has_unread_data(sys.stdin):
-            info("stdin is not read, as --prompt is given; to answer both, add --prompt -")
-        try:
-            return answer_once(session, prompt, as_json=options.json)
-        except FormatError as error:
-            raise FormatError(f"{options.schema}: {error}") from None
+        return _answer(session, prompt, options)
+
+
+def _require_usable(options: argparse.Namespace) -> None:
+    """Raises UsageError: An option has a value that it cannot have, or its file is not to be written over."""
+    if options.max_tokens is not None and options.max_tokens < 1:
+        raise UsageError(f"--max-tokens is {options.max_tokens}; wanted at least 1")
+    if "" in options.stop:
+        raise UsageError("--stop is empty; give the text before which an answer is to end")
+    if options.allow and options.tools is None:
+        raise UsageError(f"--allow {options.allow[0]} has no tools to allow; give them with --tools FILE.py")
+    for flag, path in (("--log-rounds", options.log_rounds), ("--trace", options.trace)):
+        if path and not options.overwrite and has_content(path):
+            raise UsageError(
+                f"{flag} {path}: the file is there already and stays as it is; name another, or give --overwrite"
+            )
+
+
+def _resume(
+    conversation: "Conversation", last: "Transcript", options: argparse.Namespace, stated: dict[str, Any]
+) -> None:
+    """Continue a saved conversation; what the command line states comes before what was saved."""
+    sampling = conversation.sampling
+    conversation.restore(last)
+    is_named = _names_model_sampling(options)
+    conversation.sampling = sampling if is_named else replace(conversation.sampling, **stated)
+    if options.system is not None:
+        conversation.system = options.system
+
+
+def _answer(session: "ChatSession", prompt: str, options: argparse.Namespace) -> int:
+    """Answer one prompt; returns the exit code."""
+    from edgespec.chat.loop import answer_once
+    from edgespec.chat.permission import ask_at_terminal
+    from edgespec.system.terminal import has_unread_data
+
+    if _can_ask(options):
+        session.permit = partial(ask_at_terminal, show=session.info)
+    if "-" not in (options.prompt or "-") and has_unread_data(sys.stdin):
+        info("stdin is not read, as --prompt is given; to answer both, add --prompt -")
+    try:
+        return answer_once(session, prompt, as_json=options.json)
+    except FormatError as error:
+        raise FormatError(f"{options.schema}: {error}") from None
 
 
 def _can_ask(options: argparse.Namespace) -> bool:
