@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tiny
 
-from edgespec import ContextOverflow, Engine, Message, SamplingParams, UsageError, load
+from edgespec import ContextOverflow, Engine, Message, Round, SamplingParams, UsageError, load
 from edgespec.engine.answers import AnswerStream, Chunk
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.request_queue import RequestQueue, Ticket
@@ -81,7 +81,7 @@ def test_retry_takes_the_next_seed_and_the_place_of_the_answer() -> None:
 def test_undo_takes_back_a_round_and_then_there_is_none() -> None:
     conversation, _ = talk()
     answer(conversation, "one")
-    assert conversation.undo() == ("one", "0: one")
+    assert conversation.undo() == Round("one", "0: one")
     assert conversation.undo() is None
     assert conversation.messages == ()
     with pytest.raises(UsageError, match="nothing to answer"):
@@ -132,7 +132,7 @@ def test_a_message_that_gets_no_word_in_time_stays_unanswered(engine: Engine) ->
     conversation = engine.chat(max_tokens=6)
     reply = conversation.say("the in", timeout_s=1e-9)
     assert (reply.text, reply.finish_reason) == ("", "timeout")
-    assert conversation.rounds == (("the in", None),)
+    assert conversation.rounds == (Round("the in", None),)
 
 
 def test_what_was_read_of_an_answer_that_nobody_reads_on_stays() -> None:
