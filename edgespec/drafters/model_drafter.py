@@ -122,6 +122,8 @@ class ModelDrafter(Drafter):
         if num_tokens < 1:
             return
         own = _TrimmedDecoder(self.decoder, self.vocab_size)
+        # Asked once a draft: each name of the protocol is looked up, which takes as long as much of a guess.
+        confident = self.decoder if isinstance(self.decoder, ConfidentDecoder) else None
         policy: DraftPolicy = self.speculation.policy() if self.speculation else Plain()
         distributions: list[Distribution] = []
         accept = _equality_with(distributions) if request.with_distributions else equality
@@ -130,7 +132,8 @@ class ModelDrafter(Drafter):
             for block in speculative_decode(tokens, own, sampler, policy, accept, num_tokens):
                 for token, row in zip(block.tokens, block.logits, strict=False):
                     q = distributions[len(text) - len(tokens)] if distributions else None
-                    yield _guess(row, int(token), q, text, request, sampler, self._confidence)
+                    confidence = None if confident is None else confident.confidence
+                    yield _guess(row, int(token), q, text, request, sampler, confidence)
                     text = append(text, [token])
                     if len(text) - len(tokens) >= num_tokens:
                         return
@@ -170,10 +173,6 @@ class ModelDrafter(Drafter):
         if isinstance(self.decoder, BoundedDraftDecoder):
             return min(num_tokens, self.decoder.max_draft_tokens)
         return num_tokens
-
-    @property
-    def _confidence(self) -> float | None:
-        return self.decoder.confidence if isinstance(self.decoder, ConfidentDecoder) else None
 
     def interrupt(self) -> None:
         """End the running pass with an error, if the decoder can."""
