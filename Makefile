@@ -37,12 +37,12 @@ test-optimum: $(VENV)-optimum/.test
 test-train: $(VENV)-train/.test
 	$(VENV)-train/bin/pytest -m train
 
-# On the machine's own GPU: EDGESPEC_TEST_WEBGPU=1 .venv/bin/pytest -m webgpu -n 0
+# On the machine's own GPU: EDGESPEC_TEST_WEBGPU=1 .venv/bin/pytest tests/hardware -m webgpu -n 0
 test-webgpu: $(VENV)/.test
-	$(BIN)/python scripts/software_gpu.py $(BIN)/pytest -m webgpu -n 0
+	$(BIN)/python scripts/software_gpu.py $(BIN)/pytest tests/hardware -m webgpu -n 0
 
 test-npu: $(VENV)-npu/.test
-	$(VENV)-npu/bin/pytest -m npu -n 0
+	$(VENV)-npu/bin/pytest tests/hardware -m npu -n 0
 
 check: $(VENV)/.test types
 	$(BIN)/ruff format --check .
@@ -50,7 +50,7 @@ check: $(VENV)/.test types
 	$(BIN)/mypy
 	$(BIN)/mypy demos
 	$(BIN)/mypy scripts
-	$(BIN)/mypy --ignore-missing-imports bench
+	$(BIN)/mypy bench
 
 bench: $(VENV)/.test
 	$(BIN)/python bench/decode.py smollm2-135m smollm2-135m:int4

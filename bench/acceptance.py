@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from interleaved import command_line
+from command_line import command_line
 
 import edgespec
 from edgespec.decoders import Decoder

@@ -8,7 +8,6 @@ source's own weights in numpy. Exports lie in a temporary folder, one at a time.
 few tokens of a first use.
 """
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from command_line import command_line
 
 from edgespec.decoders import Decoder
 from edgespec.decoding.likelihood import negative_log_likelihood
@@ -95,7 +95,7 @@ def describe(check: Check | None) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("sources", nargs="+", type=Path, metavar="SOURCE", help="a .gguf file or a local folder")
     parser.add_argument("--precisions", default=",".join(PRECISIONS), help="(default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="check as a first use does")

@@ -13,7 +13,8 @@ from time import perf_counter
 
 import numpy as np
 import onnxruntime
-from interleaved import command_line, measure_in_turn, median_ratio
+from command_line import command_line
+from interleaved import measure_in_turn, median_ratio
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Plain, speculative_decode

@@ -22,7 +22,8 @@ from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import speculative_decode
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.policy.acceptance_rates import AcceptanceRates
-from edgespec.policy.costs import DraftCosts, PassCosts, RowCosts
+from edgespec.policy.costs import PassCosts
+from edgespec.policy.draft_costs import DraftCosts, RowCosts
 from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.measured import MeasuredPolicy
 from edgespec.runtimes.paced import PacedDecoder

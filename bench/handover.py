@@ -10,7 +10,8 @@ quartiles around it.
 from statistics import median, quantiles
 from time import perf_counter
 
-from interleaved import command_line, measure_in_turn
+from command_line import command_line
+from interleaved import measure_in_turn
 
 from edgespec import SamplingParams, load
 from edgespec.engine.engine import Engine

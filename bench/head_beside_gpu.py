@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 import numpy as np
 import replay
-from interleaved import command_line
+from command_line import command_line
 from paced_pair import (
     DraftPace,
     PacedDrafter,
@@ -60,7 +60,8 @@ from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.loading.head_target import layers_read
 from edgespec.loading.open_model import ModelFolder, kept_hidden_states, open_drafter, open_model
 from edgespec.policy.acceptance_rates import AcceptanceRates
-from edgespec.policy.costs import DraftCosts, PassCosts, RowCosts
+from edgespec.policy.costs import PassCosts
+from edgespec.policy.draft_costs import DraftCosts, RowCosts
 from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.limits import MAX_BRANCHES, MAX_DRAFT_TOKENS
 from edgespec.policy.measured import MeasuredPolicy

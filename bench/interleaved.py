@@ -1,16 +1,11 @@
-"""The command line of the benchmarks, and measurements in turn, so that ratios compare neighbours in time."""
+"""Measurements in turn, so that ratios compare neighbours in time."""
 
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import TypeVar
 
 Name = TypeVar("Name")
 Result = TypeVar("Result")
-
-
-def command_line(description: str | None) -> ArgumentParser:
-    return ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
 
 
 def measure_in_turn(measures: Mapping[Name, Callable[[int], Result]], num_rounds: int) -> dict[Name, list[Result]]:

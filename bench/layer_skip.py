@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime
-from interleaved import command_line
+from command_line import command_line
 from onnx import helper
 from replay import COSTS, Answer, read_answers
 
@@ -57,14 +57,14 @@ def main(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
     manifest = read_manifest(options.model)
     answers = [each for each in read_answers(options.answers, None) if _length(each) <= options.longest]
-    searched, kept_aside = answers[::2], answers[1::2]
-    print(f"{len(searched)} answers to search with, {len(kept_aside)} kept aside; {manifest.name}")
+    searched, held_out = answers[::2], answers[1::2]
+    print(f"{len(searched)} answers to search with, {len(held_out)} held out; {manifest.name}")
     with TemporaryDirectory() as scratch:
         gated, parts = gate_parts(options.model, manifest, Path(scratch))
-        print("parts left out, the last          agreement  kept aside  read  speed (draft)", flush=True)
+        print("parts left out, the last          agreement    held out  read  speed (draft)", flush=True)
         most = int(options.most_skipped * len(parts.names))
         for gates, part, agreement in search(gated, searched, len(parts.names), most, options.candidates):
-            found = gated.agreement(kept_aside, gates)
+            found = gated.agreement(held_out, gates)
             speed, length = expected_speed(found, parts.share(gates), COSTS[options.costs])
             print(
                 f"{int(len(gates) - gates.sum()):3d} {parts.names[part]:30} {agreement:8.3f} {found:11.3f} "

@@ -7,11 +7,12 @@ a prompt, and a subject if the stream changes it. Answers are made in order, wit
 head learns. A line of the table is a block of answers.
 """
 
-import argparse
 import json
 import secrets
 from pathlib import Path
 from time import process_time
+
+from command_line import command_line
 
 from edgespec import load
 from edgespec.drafters.learned_file import forget, learned_files
@@ -19,7 +20,7 @@ from edgespec.drafters.learned_head import Tally
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("pair", type=Path)
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--max-tokens", type=int, default=64)

@@ -7,7 +7,6 @@ passes that run as one. Every text is compared with that of its request alone. M
 it.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,8 +17,10 @@ from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from command_line import command_line
+
 from edgespec import Engine, load
-from edgespec.engine.answers import AnswerStream
+from edgespec.engine.answer_stream import AnswerStream
 
 _PROMPTS = Path(__file__).with_name("prompts.jsonl")
 _MAX_TOKENS = (32, 96, 64, 128)  # of the requests in turn
@@ -162,7 +163,7 @@ def report(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("model")
     parser.add_argument("--requests", default="1,2,4,8")
     parser.add_argument("--rounds", type=int, default=3)

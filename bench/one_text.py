@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from interleaved import command_line
+from command_line import command_line
 
 from edgespec import Engine, SamplingParams, load
 from edgespec.engine.answers import Completion

@@ -34,7 +34,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from busy_drafter import BusyDrafter, BusyProcess
-from interleaved import command_line, measure_in_turn
+from command_line import command_line
+from interleaved import measure_in_turn
 from rich.console import Console
 
 from edgespec import SamplingParams, load

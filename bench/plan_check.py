@@ -17,7 +17,7 @@ from itertools import combinations
 from statistics import median
 from time import perf_counter
 
-from interleaved import command_line
+from command_line import command_line
 
 from edgespec import load
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams

@@ -26,7 +26,8 @@ from statistics import median
 from time import perf_counter, sleep
 
 import numpy as np
-from interleaved import command_line, measure_in_turn, median_ratio
+from command_line import command_line
+from interleaved import measure_in_turn, median_ratio
 
 from edgespec.decoding.likelihood import negative_log_likelihood
 from edgespec.export.reference import reference_logits

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from interleaved import command_line
+from command_line import command_line
 from safetensors.numpy import save_file
 
 from edgespec import SamplingParams, load

@@ -20,7 +20,7 @@ from time import process_time
 from typing import NamedTuple
 
 import numpy as np
-from interleaved import command_line
+from command_line import command_line
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.drafters.suffix import SuffixDrafter

@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from command_line import command_line
+
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
 from edgespec.runtimes.onnx import OnnxDecoder
@@ -80,7 +82,7 @@ def _count(
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--families", type=_words, default=list(FAMILIES))
     parser.add_argument("--heads", type=_numbers, default=list(HEADS))
     parser.add_argument("--precisions", type=_words, default=["fp32", "int8", "int4"])

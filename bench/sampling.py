@@ -14,7 +14,7 @@ from dataclasses import replace
 from time import thread_time
 
 import numpy as np
-from interleaved import command_line
+from command_line import command_line
 
 from edgespec import SamplingParams, load
 from edgespec.decoding.acceptance import equality

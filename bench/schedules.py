@@ -27,7 +27,7 @@ from statistics import median
 from typing import NamedTuple
 
 import numpy as np
-from interleaved import command_line
+from command_line import command_line
 
 from edgespec.policy.limits import MAX_DRAFT_TOKENS
 from edgespec.policy.overlap import best_serial

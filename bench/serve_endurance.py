@@ -12,7 +12,6 @@ import json
 import random
 import socket
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -24,6 +23,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 import psutil
+from command_line import command_line, split_arguments
 from load import read_requests
 from server_process import TIMEOUT_S, events, served
 
@@ -181,10 +181,8 @@ def wait_until_idle(client: httpx2.Client) -> None:
 
 
 def main() -> None:
-    own, options = sys.argv[1:], list[str]()
-    if "--" in own:
-        own, options = own[: own.index("--")], own[own.index("--") + 1 :]
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    own, options = split_arguments(sys.argv[1:])
+    parser = command_line(__doc__)
     parser.add_argument("model", help="as `edgespec serve` takes it")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--at-once", type=int, default=6, help="clients")

@@ -2,15 +2,15 @@
 
     python bench/serve_load.py MODEL [--requests 1,2,4,8] [--rounds 3] [--beside llama.cpp=URL] [-- SERVE OPTIONS]
 
-Requests have prompts and answers of mixed lengths. In each round each server answers them one after another and
-all at once, in alternating order, so that ratios compare neighbours in time. Texts are greedy, and each is
+Requests have prompts and answers of mixed lengths, four for each that is answered at once: where one ends the next
+begins. In each round each server answers them one after another and several at once, in alternating order, so that
+ratios compare neighbours in time. Texts are greedy, and each is
 compared with that of its request alone on the same server. A short request beside three long ones is timed in
 passes, as the server counts them, else in events of the long answer that had most of them meanwhile. --beside
 adds a server that runs already, such as that of bench/llama_server.py, as often as it is given.
 """
 
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -22,6 +22,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 import httpx2
+from command_line import command_line, split_arguments
 from interleaved import measure_in_turn
 from load import read_requests
 from server_process import TIMEOUT_S, Answered, Asked, ask, served
@@ -29,6 +30,7 @@ from server_process import TIMEOUT_S, Answered, Asked, ask, served
 from edgespec.evaluation.intervals import mean_of
 
 _PROMPTS = Path(__file__).with_name("prompts.jsonl")
+_PER_PLACE = 4  # requests for each that is answered at once
 _LONG, _SHORT = 200, Asked("Why?", 1)
 _NUM_LONG = 3
 
@@ -103,12 +105,12 @@ def compare(
     clients: dict[str, httpx2.Client], requests: Sequence[Asked], counts: Sequence[int], num_rounds: int
 ) -> bool:
     """Print the figures of each server; whether all texts of the first one are those of its requests alone."""
-    alone = {name: run(client, requests[: max(counts)], 1) for name, client in clients.items()}
+    alone = {name: run(client, requests[: max(counts) * _PER_PLACE], 1) for name, client in clients.items()}
     print("| server | requests | one after another | at once | ratio | 95 % interval | texts equal |")
     print("|---|---|---|---|---|---|---|")
     all_equal = True
     for count in counts:
-        asked = requests[:count]
+        asked = requests[: count * _PER_PLACE]
         measures = {
             (name, at_once): partial(_measure, client, asked, count if at_once else 1)
             for name, client in clients.items()
@@ -140,10 +142,8 @@ def compare(
 
 
 def main() -> None:
-    own, served_by = sys.argv[1:], list[str]()
-    if "--" in own:
-        own, served_by = own[: own.index("--")], own[own.index("--") + 1 :]
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    own, served_by = split_arguments(sys.argv[1:])
+    parser = command_line(__doc__)
     parser.add_argument("model", help="as `edgespec serve` takes it")
     parser.add_argument("--requests", default="1,2,4,8")
     parser.add_argument("--rounds", type=int, default=3)
@@ -160,7 +160,7 @@ def main() -> None:
         url, _ = stack.enter_context(served(asked.model, options))
         urls = {"edgespec": url, **dict(each.split("=", 1) for each in asked.beside)}
         clients = {name: stack.enter_context(open_client(each)) for name, each in urls.items()}
-        requests = [Asked(*each) for each in read_requests(asked.prompts, max(*counts, _NUM_LONG))]
+        requests = [Asked(*each) for each in read_requests(asked.prompts, max(counts) * _PER_PLACE)]
         if not compare(clients, requests, counts, asked.rounds):
             sys.exit("a text differs from that of its request alone")
 

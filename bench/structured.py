@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Any
 
 import jsonschema
-from interleaved import command_line
+from command_line import command_line, parse_ways
 from schemas import Case, make_schemas
 
 from edgespec import Completion, Drafting, Engine, SamplingParams, UsageError, load
@@ -124,8 +124,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--temperature", type=float, default=0.0)
     given = parser.parse_args()
-    if unknown := {*given.ways.split(",")} - {*WAYS}:
-        parser.error(f"--ways has {', '.join(unknown)}; wanted some of {', '.join(WAYS)}")
+    ways = parse_ways(parser, given.ways, WAYS)
     sampling = SamplingParams(temperature=given.temperature, seed=given.seed)
     options = {"sampling": sampling, "max_tokens": given.max_tokens}
     cases = make_schemas(given.schemas, given.seed)
@@ -134,7 +133,7 @@ def main() -> int:
         print(line, file=sys.stderr, flush=True)
 
     with load(given.model, drafter=given.drafter, report=say) as engine:
-        tallies = run(engine, cases, given.ways.split(","), options, say)
+        tallies = run(engine, cases, ways, options, say)
     print(report(tallies))
     return int(any(tally.invalid for tally in tallies.values()))
 

@@ -9,12 +9,13 @@ right (the tool and the arguments that were wanted, in text without regard to ca
 takes it.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
+
+from command_line import command_line, parse_ways
 
 from edgespec import Engine, ToolCall, load
 from edgespec.tools.tool import parse_tools
@@ -170,15 +171,13 @@ def ask(engine: Engine, way: str, task: Task, score: Score) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("model")
     parser.add_argument("--ways", default=",".join(_WAYS))
     parser.add_argument("--requests", type=int, default=len(TASKS), help="so many, taken evenly from all")
     parser.add_argument("--drafter", default="auto")
     options = parser.parse_args(arguments)
-    ways = options.ways.split(",")
-    if unknown := [way for way in ways if way not in _WAYS]:
-        parser.error(f"--ways has {unknown[0]}; wanted some of {', '.join(_WAYS)}")
+    ways = parse_ways(parser, options.ways, _WAYS)
     num = min(max(1, options.requests), len(TASKS))
     tasks = [TASKS[i * len(TASKS) // num] for i in range(num)]
     with load(options.model, drafter=options.drafter) as engine:

@@ -17,7 +17,8 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from interleaved import command_line, measure_in_turn
+from command_line import command_line
+from interleaved import measure_in_turn
 
 PROMPTS = (
     "Write a Python function that counts the words of a text, then write it again with type hints.",

@@ -67,7 +67,7 @@ def make_call(tools: Tools, call: ToolCall) -> str:
     """What a tool gives, or what was wrong with its call: the model may then try another one."""
     tool = tools[call.name]
     try:
-        return tool(**call.parse())
+        return tool(**call.parse(tool))
     except Exception as error:
         return f"error: {type(error).__name__}: {error}"
 

@@ -3,7 +3,7 @@
     python demos/csv_batch.py demos/messages.csv sorted.csv
 
 Every answer matches a JSON schema. Several rows are worked on at once, and are written in their order. Where the
-output has rows already, the program goes on behind them.
+output has rows already, the program continues after them.
 """
 
 import argparse

@@ -61,7 +61,7 @@ class Window:
         except Closed:
             pass
         else:
-            self.conversation = engine.chat(overflow="drop-oldest", max_tokens=500)
+            self.conversation = engine.chat(overflow="drop-oldest", max_tokens=500, ends_loops=True)
             self.calls.put(self.refresh)
 
     def report(self, progress: LoadProgress) -> None:

@@ -140,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             engine = self.server.engine
             sampling = engine.model_sampling or SamplingParams()
-            chunks = engine.stream(self._conversation(), sampling=sampling, max_tokens=MAX_TOKENS)
+            chunks = engine.stream(self._conversation(), sampling=sampling, max_tokens=MAX_TOKENS, ends_loops=True)
         except EdgeSpecError as error:
             raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from None
         self._begin(HTTPStatus.OK, "application/x-ndjson")

@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from edgespec.decoding.logprobs import TokenLogprob
     from edgespec.decoding.sampling import SamplingParams
     from edgespec.drafters.timeline import Interval
-    from edgespec.engine.answers import AnswerStream, Chunk, Completion
-    from edgespec.engine.conversation import Conversation, Reply, Round
+    from edgespec.engine.answer_stream import AnswerStream
+    from edgespec.engine.answers import Chunk, Completion
+    from edgespec.engine.conversation import Conversation
     from edgespec.engine.drafting import Drafting
     from edgespec.engine.engine import Engine
     from edgespec.engine.load import load
+    from edgespec.engine.reply import Reply
     from edgespec.engine.request import AnswerOptions
+    from edgespec.engine.rounds import Round
     from edgespec.engine.stats import Stats
     from edgespec.errors import (
         ContextOverflow,
@@ -93,7 +96,7 @@ __all__ = [
 _HOMES = {
     "AcceptanceChange": "policy.acceptance_rates",
     "AnswerOptions": "engine.request",
-    "AnswerStream": "engine.answers",
+    "AnswerStream": "engine.answer_stream",
     "CallArguments": "tools.call_events",
     "CallEnd": "tools.call_events",
     "CallStart": "tools.call_events",
@@ -105,8 +108,8 @@ _HOMES = {
     "Engine": "engine.engine",
     "Gain": "policy.measured_gain",
     "Interval": "drafters.timeline",
-    "Reply": "engine.conversation",
-    "Round": "engine.conversation",
+    "Reply": "engine.reply",
+    "Round": "engine.rounds",
     "load": "engine.load",
     "LoadProgress": "system.progress",
     "SamplingParams": "decoding.sampling",

@@ -1,7 +1,7 @@
 """The protocols of decoders: what every one can do, and what only some can."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ class TreeDecoder(Decoder, Protocol):
     def tree_logits(
         self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None = None
     ) -> Logits:
-        """Logits behind the last of tokens and behind each node, [num_nodes + 1, vocab_size].
+        """Logits after the last of tokens and after each node, [num_nodes + 1, vocab_size].
 
         A node sees tokens, its ancestors and itself. The next call from the same thread may overwrite the array.
 
@@ -48,19 +48,19 @@ class TreeDecoder(Decoder, Protocol):
             nodes: The tokens of the tree, [num_nodes].
             parents: For each node the index of the one before it, -1 for the last of tokens.
             num_last: Give the rows of the last nodes alone, [num_last, vocab_size]: nodes that the previous call
-                ran behind tokens need not run again.
+                ran after tokens need not run again.
 
         Raises:
-            ContextOverflow: A branch behind tokens is longer than the context.
+            ContextOverflow: A branch after tokens is longer than the context.
         """
 
 
 @runtime_checkable
 class DraftDecoder(Decoder, Protocol):
-    """A decoder that is made for drafting: it is told where a draft begins, and behind it only drafts are run."""
+    """A decoder made for drafting. It is told where a draft begins, and runs nothing but drafts from there on."""
 
     def begin(self, tokens: TokenIds, num_tokens: int | None = None) -> bool:
-        """Prepare to draft behind tokens; False where it cannot, as where hidden states of them are not known.
+        """Prepare to draft after tokens; False where it cannot, for example without their hidden states.
 
         Args:
             num_tokens: How many tokens are wanted, as far as that is known.
@@ -78,20 +78,20 @@ class BlockDraftDecoder(DraftDecoder, Protocol):
 
 @runtime_checkable
 class BoundedDraftDecoder(DraftDecoder, Protocol):
-    """A decoder whose drafts cannot be longer than what its graphs give."""
+    """A decoder whose graphs bound the length of its drafts."""
 
     @property
     def max_draft_tokens(self) -> int:
-        """How many tokens it can draft behind the text that was begun last."""
+        """How many tokens it can draft after the text that was begun last."""
 
 
 @runtime_checkable
 class ConfidentDecoder(DraftDecoder, Protocol):
-    """A decoder that knows the chance that a token which it drafts is accepted."""
+    """A decoder that estimates the chance that a token it drafts is accepted."""
 
     @property
     def confidence(self) -> float | None:
-        """The chance of the token behind the last row of the last call of logits; None where it is not known."""
+        """The chance of the token after the last row of the last call of logits; None where it is not known."""
 
 
 class Argmax(NamedTuple):
@@ -113,7 +113,7 @@ class ArgmaxDecoder(Decoder, Protocol):
         """Whether this model can on this device."""
 
     def argmax(self, tokens: TokenIds, num_last: int) -> Argmax:
-        """The likeliest token behind each of the last num_last tokens, [num_last]; raises what logits raises."""
+        """The likeliest token after each of the last num_last tokens, [num_last]; raises what logits raises."""
 
 
 @runtime_checkable
@@ -130,7 +130,7 @@ class PaddingDecoder(Decoder, Protocol):
 
     @property
     def pads_to_even(self) -> bool:
-        """Whether a pass over an odd number of tokens runs one more, and so takes what that takes."""
+        """Whether a pass over an odd number of tokens runs one more, and takes as long as that wider pass."""
 
 
 def pads_to_even(decoder: Decoder) -> bool:
@@ -141,7 +141,7 @@ def pads_to_even(decoder: Decoder) -> bool:
 class PretendingDecoder(Decoder, Protocol):
     """A decoder that can pretend to have run tokens.
 
-    The time of a pass depends on how many tokens the cache holds, not on which, so passes behind a long text can
+    The time of a pass depends on how many tokens the cache holds, not on which, so passes after a long text can
     be timed without reading one.
     """
 
@@ -155,6 +155,21 @@ class PretendingDecoder(Decoder, Protocol):
 
     def forget(self) -> None:
         """Empty the cache and free its memory."""
+
+
+@runtime_checkable
+class StorableDecoder(Decoder, Protocol):
+    """A decoder whose keys and values can be taken out, and put into another one of the same key."""
+
+    @property
+    def prefix_key(self) -> str | None:
+        """What keys and values depend on beside their tokens; None where they cannot be taken out."""
+
+    def read_prefix(self) -> tuple[TokenIds, npt.NDArray[Any]]:
+        """The tokens that are held, [num_tokens], and their keys and values; the third axis counts positions."""
+
+    def fill_prefix(self, tokens: TokenIds, values: npt.NDArray[Any]) -> None:
+        """Hold what read_prefix has given. Raises MemoryExhausted: it does not fit."""
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ class Head:
     kind: recurrent, where the state that it gives with a token is read with the next one; steps, where each token
         of a draft has a graph of its own and none attends to the text; or block, where a pass drafts a block.
     target_layers: Layers of the target whose hidden states it reads, in this order; the number of the target's
-        layers stands for the state behind its final norm.
+        layers stands for the state after its final norm.
     state_size: Numbers in a state that goes with a token.
     fuse_graph: From hidden states of the target, [1, n, layers * target_hidden_size], to states,
         [1, n, state_size]; None where they are read as they are.

@@ -157,7 +157,7 @@ class Manifest:
     prefill_tokens: Size = 1
     sliding_window: Count | None = None  # tokens that local layers see; a static or tree graph takes it as a mask
     tree_graph: str | None = None  # a graph of this model that takes position_ids and attention_bias
-    # Layers whose hidden states are outputs too; num_layers stands for the state behind the final norm.
+    # Layers whose hidden states are outputs too; num_layers stands for the state after the final norm.
     hidden_layers: tuple[Index, ...] = ()
     self_drafter: SelfDrafter | None = None
     head: Head | None = None  # of a drafting head, whose graphs take hidden states of its target
@@ -180,7 +180,7 @@ class Manifest:
 
     @property
     def most_draft_tokens(self) -> int | None:
-        """The most tokens that it drafts behind a text, as a drafter; None where its kind has no bound."""
+        """The most tokens that it drafts after a text, as a drafter; None where its kind has no bound."""
         if self.head is None or self.head.kind == "recurrent":
             return None
         return len(self.head.step_graphs) if self.head.kind == "steps" else self.head.block_tokens

@@ -75,7 +75,7 @@ class Draft(NamedTuple):
     growth: Growth | None = None
 
     def cut(self, num_tokens: int) -> "Draft":
-        """The first num_tokens tokens; of a tree that is a tree, for parents come before their children."""
+        """The first num_tokens tokens. Of a tree that is a tree too, since parents come before their children."""
         return self._replace(
             tokens=self.tokens[:num_tokens],
             buckets=self.buckets[:num_tokens],
@@ -100,7 +100,7 @@ class Branching:
     """What branches of a tree of guesses are worth to a drafter, and what they cost it.
 
     accepted: The chance that a drafted token is accepted if all before it were, by position; the last counts for
-        all positions behind it.
+        all positions after it.
     alternatives: Where a guess is wrong, the chance that the next best choice is right, then that the one after
         that is if this one is not either, and so on.
     row_costs: Time of a step of the drafter by its rows, over that of a step of one; as many as a step may have.
@@ -123,10 +123,10 @@ class Branching:
 
 @dataclass(frozen=True, slots=True)
 class TreeWorth:
-    """What nodes of a tree of guesses are worth to a pass, and what they cost, in tokens that the time is worth.
+    """What nodes of a tree of guesses are worth to a pass, and what they cost, both in tokens.
 
     accepted: The chance that a drafted token is accepted if all before it were, by position; the last counts for
-        all positions behind it.
+        all positions after it.
     chances: The chance that a guess comes true if those before it do, by its class of confidence.
     pass_times: Of the target's passes by width, from 1 on, as wide as a pass may be.
     step_times: Of the drafter's steps by the branches that they draft on from, from 1 on.
@@ -171,7 +171,7 @@ class DraftRequest:
 class DraftStep(NamedTuple):
     """A step of a drafter that works ahead.
 
-    num_rows: Tokens that it drafts, each behind another branch.
+    num_rows: Tokens that it drafts, each after another branch.
     beside: The share of its time in which the target worked too.
     """
 
@@ -191,9 +191,9 @@ class Missed(NamedTuple):
 
 
 class Foreseen(NamedTuple):
-    """A guess for the token that the target put behind a draft all of which it accepted.
+    """A guess for the token that the target put after a draft all of which it accepted.
 
-    position: Its place behind the text, which is the length of the draft.
+    position: Its place after the text, which is the length of the draft.
     is_right: It was the target's own token.
     """
 
@@ -204,13 +204,13 @@ class Foreseen(NamedTuple):
 class DraftAhead(NamedTuple):
     """The progress of a drafter that works ahead.
 
-    draft: Tokens behind the text that are ready.
+    draft: Tokens after the text that are ready.
     running_s: Time of the running step so far; None while the drafter rests.
     steps: Those that ended since the last call, but for steps that read a text from its start.
     unfinished: The running step so far; None if it reads a text from its start.
     beside: The share of the last pass in which the drafter worked; None where no pass was seen.
     missed: The guess at which the text left the likeliest ones since the last call; None if it did not.
-    foreseen: The guess for the token that the target put behind a draft that was accepted whole; None without one.
+    foreseen: The guess for the token that the target put after a draft that was accepted whole; None without one.
     """
 
     draft: Draft
@@ -223,7 +223,7 @@ class DraftAhead(NamedTuple):
 
 
 class TokenMask(Protocol):
-    """Which tokens may follow, as a pure function of the answer: each row of a pass is behind another prefix.
+    """Which tokens may follow, as a pure function of the answer: each row of a pass is after another prefix.
 
     The rows of the target and of drafter models are masked alike, in several threads at once.
     """
@@ -246,13 +246,13 @@ class TokenConstraint(Protocol):
         """The tokens that follow the answer whatever a model says, at most max_tokens of them."""
 
     def num_allowed(self, answer: TokenIds, tokens: TokenIds) -> int:
-        """How many of tokens may follow the answer, one behind the other."""
+        """How many of tokens may follow the answer, one after the other."""
 
     def has_ample_room(self, answer: TokenIds) -> bool:
         """Whether any token that may follow leaves enough tokens to end the answer."""
 
     def leaves_room(self, answer: TokenIds, token: int) -> bool:
-        """Whether the answer can still end within its limit behind a token that may follow; true of way_out."""
+        """Whether the answer can still end within its limit after a token that may follow; way_out's can."""
 
     def way_out(self, answer: TokenIds) -> int:
         """The next token on the shortest known way to the end of the answer."""
@@ -294,7 +294,7 @@ class Drafter(Protocol):
 
     @property
     def is_free(self) -> bool:
-        """A draft costs next to nothing, so it is made before the policy decides."""
+        """Whether a draft costs next to nothing, so that it is made before the policy decides."""
         return True
 
     def draft(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
@@ -306,13 +306,13 @@ class Drafter(Protocol):
         Args:
             tokens: The committed tokens before it.
             draft: The draft that it verified, from any drafter.
-            logits: Behind the last committed token and behind each drafted one, [num_draft + 1, vocab_size].
+            logits: After the last committed token and after each drafted one, [num_draft + 1, vocab_size].
         """
         return
 
     @property
     def can_run_ahead(self) -> bool:
-        """The drafter can go on while the target verifies."""
+        """Whether the drafter can go on while the target verifies."""
         return False
 
     @property

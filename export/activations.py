@@ -75,7 +75,7 @@ class ObservedActivations(Activations):
 class LevelActivations(Activations):
     """Values in unsigned 16-bit levels, by ranges that were observed.
 
-    Compilers for NPUs read the type of an output from a QuantizeLinear and a DequantizeLinear behind its operator.
+    Compilers for NPUs read the type of an output from a QuantizeLinear and a DequantizeLinear after its operator.
     """
 
     def __init__(self, nodes: Nodes, ranges: Mapping[str, Range]) -> None:

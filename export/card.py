@@ -44,7 +44,7 @@ def model_card(manifest: Manifest) -> str:
     }
     if manifest.head:
         layers = ", ".join(map(str, manifest.head.target_layers))
-        rows["reads"] = f"states of the target behind layers {layers}; the number of its layers is the final norm"
+        rows["reads"] = f"states of the target after layers {layers}; the number of its layers is the final norm"
     if manifest.self_drafter:
         rows["own drafter"] = f"layers {', '.join(map(str, manifest.self_drafter.layers))} (--drafter self)"
     lines += [*(f"| {name} | {value} |" for name, value in rows.items() if value is not None), ""]

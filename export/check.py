@@ -105,7 +105,7 @@ def compare_structure(
     """What a graph with activations in floats computes, beside the logits of the weights that it holds.
 
     Two passes give every row, for the weights are widened to floats in each, and some rows are in both: at once
-    from an empty cache, and behind half of the text after a rewind over tokens that led astray.
+    from an empty cache, and after half of the text, once the cache was rewound over tokens that do not follow it.
 
     Args:
         noisy: The logits of some of the first tokens with NOISE on the embedding: how much a model enlarges small

@@ -1,7 +1,7 @@
 """From a source, a GGUF file or a local Hugging Face folder, to a model folder, whole or not at all."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -93,100 +93,55 @@ def export_model(
     """
 
     def export(precision: str, output: Path, report: Report, *, is_quick: bool) -> Manifest:
-        settings = _Settings(
-            name=name,
-            precision=precision,
+        report(f"reading {source}")
+        show_progress("reading the file's tokenizer and its list of weights")
+        loaded, plan = plan_source(
+            source,
+            precision,
+            form,
+            drafting,
+            hidden_layers,
             block_size=block_size,
-            form=form,
-            drafting=drafting,
-            hidden_layers=hidden_layers,
             context_length=context_length,
-            repository=repository,
-            revision=revision,
-            license=license,
-            open_decoder=open_decoder,
-            is_quick=is_quick,
-            measure_ranges=measure_ranges,
-            progress=progress,
+            is_checked=open_decoder is not None,
         )
-        return _export(source, output, settings, report)
+        if precision == "w8a16" and measure_ranges is None:
+            raise UsageError("w8a16 needs the ranges of activations; give measure_ranges")
+        if open_decoder is not None and drafting.num_tokens and not drafting.layers(loaded.config.num_layers):
+            raise UsageError("a model with a trimmed head cannot be compared with its source; add --no-check")
+        known_license = loaded.source.license or license
+        origin = replace(loaded.source, repository=repository, revision=revision, license=known_license)
+        loaded = replace(loaded, source=origin)
+        if plan.reason:
+            report(f"chose {plan.precision} precision: {plan.reason}")
+        rule = rule_of(loaded, plan.precision, block_size, form)
+        with atomic_folder(output, plan.write_bytes, report) as folder:
+            if loaded.num_left_out:
+                report(f"leaving out {loaded.num_left_out} tensors {loaded.use_of_left_out}")
+            report(f"writing {loaded.config.num_layers} layers in {plan.precision} precision")
+            tokenizer = Tokenizer.from_str(loaded.vocabulary.tokenizer_json)  # a second for a large vocabulary
+            model_name = name or utf8_name(output.name)
+            manifest = describe_model(model_name, loaded, tokenizer, rule, form, drafting, hidden_layers)
+            written = Progress(plan.write_bytes, report, model_name, progress)
+            _write_files(folder, loaded, rule, manifest, drafting, measure_ranges, report, written)
+            written(plan.write_bytes)
+            report("hashing")
+            show_progress("computing the hashes of its files")
+            manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
+            if open_decoder is not None and (not is_quick or can_be_checked(plan, report)):
+                report("checking against the source")
+                check = check_folder(loaded, tokenizer, manifest, folder, open_decoder, is_quick=is_quick)
+                show_progress("")
+                manifest = replace(manifest, check=check)
+            return finish(folder, manifest)
 
+    if block_size not in BLOCK_SIZES:
+        raise UsageError(f"block size is {block_size}; choose one of {', '.join(map(str, BLOCK_SIZES))}")
+    require_absent(output)
     try:
         return export(precision, output, report, is_quick=is_quick)
     except PrecisionLoss as loss:
         raise PrecisionLoss(f"{loss}. {find_passing(export, loss.precision, form, output, report)}") from None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Settings:
-    """The arguments of export_model."""
-
-    name: str | None
-    precision: str
-    block_size: int
-    form: str
-    drafting: Drafting
-    hidden_layers: tuple[int, ...]
-    context_length: int | None
-    repository: str | None
-    revision: str | None
-    license: str | None
-    open_decoder: OpenDecoder | None
-    is_quick: bool
-    measure_ranges: MeasureRanges | None
-    progress: ReportProgress
-
-
-def _export(source: Path, output: Path, settings: _Settings, report: Report) -> Manifest:
-    """Convert source once; arguments and errors as in export_model."""
-    form, drafting, hidden_layers = settings.form, settings.drafting, settings.hidden_layers
-    open_decoder, measure_ranges = settings.open_decoder, settings.measure_ranges
-    precision, block_size = settings.precision, settings.block_size
-    if block_size not in BLOCK_SIZES:
-        raise UsageError(f"block size is {block_size}; choose one of {', '.join(map(str, BLOCK_SIZES))}")
-    require_absent(output)
-    report(f"reading {source}")
-    show_progress("reading the file's tokenizer and its list of weights")
-    is_checked = open_decoder is not None
-    loaded, plan = plan_source(
-        source,
-        precision,
-        form,
-        drafting,
-        hidden_layers,
-        block_size=block_size,
-        context_length=settings.context_length,
-        is_checked=is_checked,
-    )
-    if precision == "w8a16" and measure_ranges is None:
-        raise UsageError("w8a16 needs the ranges of activations; give measure_ranges")
-    if open_decoder is not None and drafting.num_tokens and not drafting.layers(loaded.config.num_layers):
-        raise UsageError("a model with a trimmed head cannot be compared with its source; add --no-check")
-    license = loaded.source.license or settings.license
-    origin = replace(loaded.source, repository=settings.repository, revision=settings.revision, license=license)
-    loaded = replace(loaded, source=origin)
-    if plan.reason:
-        report(f"chose {plan.precision} precision: {plan.reason}")
-    rule = rule_of(loaded, plan.precision, block_size, form)
-    with atomic_folder(output, plan.write_bytes, report) as folder:
-        if loaded.num_left_out:
-            report(f"leaving out {loaded.num_left_out} tensors {loaded.use_of_left_out}")
-        report(f"writing {loaded.config.num_layers} layers in {plan.precision} precision")
-        tokenizer = Tokenizer.from_str(loaded.vocabulary.tokenizer_json)  # a second for a large vocabulary
-        name = settings.name or utf8_name(output.name)
-        manifest = describe_model(name, loaded, tokenizer, rule, form, drafting, hidden_layers)
-        progress = Progress(plan.write_bytes, report, name, settings.progress)
-        _write_files(folder, loaded, rule, manifest, drafting, measure_ranges, report, progress)
-        progress(plan.write_bytes)
-        report("hashing")
-        show_progress("computing the hashes of its files")
-        manifest = replace(manifest, files={path.name: file_record(path) for path in sorted(folder.iterdir())})
-        if open_decoder is not None and (not settings.is_quick or can_be_checked(plan, report)):
-            report("checking against the source")
-            check = check_folder(loaded, tokenizer, manifest, folder, open_decoder, is_quick=settings.is_quick)
-            show_progress("")
-            manifest = replace(manifest, check=check)
-        return finish(folder, manifest)
 
 
 def plan_source(

@@ -159,7 +159,7 @@ class _Header:
         return self._take(self._scalar("Q")).decode("utf-8", errors="replace")
 
     def _strings(self, count: int) -> list[str]:
-        """Strings one behind the other; a call for each field would take a second for a large vocabulary."""
+        """Strings one after the other; a call for each field would take a second for a large vocabulary."""
         data, at, end = self.data, self.position, min(len(self.data), _MAX_HEADER_BYTES)
         found = []
         for _ in range(count):

@@ -18,8 +18,8 @@ A tree graph also takes
 and needs a past that is not empty: ONNX Runtime's CPU provider ignores position_ids otherwise. In the gpu form
 RotaryEmbedding rotates queries and keys before attention, since WebGPU's attention never reads position_ids.
 A graph with hidden states also outputs, for some layers,
-    hidden_states.{i}    float32 [batch, num_tokens, hidden_size]   the residual stream behind layer i; where i is
-                                                                   the number of layers, behind the final norm
+    hidden_states.{i}    float32 [batch, num_tokens, hidden_size]   the residual stream after layer i; where i is
+                                                                   the number of layers, after the final norm
 
 Attention is com.microsoft GroupQueryAttention with rotary inside; quantised weights are MatMulNBits with
 activations in 8 bits (accuracy_level 4). Knows nothing of sources and folders.

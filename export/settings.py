@@ -11,7 +11,7 @@ _TOO_LARGE = 1_000_000_000
 
 @dataclass(frozen=True)
 class Settings:
-    """Values by key, each key behind the prefix; None counts as missing."""
+    """Values by key, each key after the prefix; None counts as missing."""
 
     path: object
     values: Mapping[str, Any]

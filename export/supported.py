@@ -51,7 +51,7 @@ def require_supported(
     drafting.layers(config.num_layers)
     if drafting.num_tokens:
         require_head_size(drafting.num_tokens, loaded.vocabulary.eos_token_ids, loaded.head.rows)
-    require_layers(hidden_layers, config.num_layers + 1)  # the last is the state behind the final norm
+    require_layers(hidden_layers, config.num_layers + 1)  # the last is the state after the final norm
     if config.routing is not None and form != "cpu":
         raise DeviceUnavailable(
             f"{config.architecture} has a mixture of experts, which is exported for the CPU only; use --device "

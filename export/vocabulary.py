@@ -2,7 +2,7 @@
 
 Byte-level BPE ("gpt2") with the pre-tokenizer that the file names, and SentencePiece BPE ("llama") with
 its merges recovered from the scores. A file of phi3 does not state that its control tokens absorb the white space
-behind them. Knows nothing of weights.
+after them. Knows nothing of weights.
 """
 
 import math
@@ -22,7 +22,7 @@ END_OF_TURN = (
     "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "<|end|>",
     "<end_of_turn>", "</s>",
 )  # fmt: skip
-# The control tokens of phi3 that do not absorb the white space behind them.
+# The control tokens of phi3 that do not absorb the white space after them.
 _KEEP_SPACE = {"<unk>", "<s>", "<|endoftext|>"}
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -111,7 +111,8 @@ def _count_real(pieces: list[str], types: list[int]) -> int:
 
 
 def _is_control(piece: str, type_: int) -> bool:
-    """Some files declare <end_of_turn> as user-defined; gemma's </s> is HTML and really is user-defined."""
+    """Whether a token controls turns; some files declare <end_of_turn> as user-defined."""
+    # gemma's </s> is HTML, and really is user-defined.
     return type_ == _CONTROL or (type_ == _USER_DEFINED and piece in END_OF_TURN and piece != "</s>")
 
 

@@ -14,7 +14,7 @@ _SMALL_ALIGNMENT = 64
 
 
 def aligned(end: int, num_bytes: int) -> int:
-    """The position at or behind end where an array of so many bytes begins."""
+    """The position at or after end where an array of so many bytes begins."""
     return end + -end % (_ALIGNMENT if num_bytes >= _ALIGNMENT else _SMALL_ALIGNMENT)
 
 

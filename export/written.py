@@ -139,7 +139,7 @@ def read_written(graph: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, 
 
 
 def _like(matrix: WrittenMatrix, tensor: StoredTensor) -> WrittenMatrix:
-    """The matrix with the source's columns; what lies behind them are columns of offsets, or padding."""
+    """The matrix with the source's columns; what lies after them are columns of offsets, or padding."""
     has_offsets = (
         matrix.bits is not None and matrix.columns - tensor.columns >= tensor.columns // matrix.block_size > 0
     )

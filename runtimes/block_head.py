@@ -1,7 +1,7 @@
 """Heads that draft a block in one pass (DFlash: arXiv:2602.06036; DSpark: arXiv:2607.05147).
 
 The cache holds keys and values of the tokens before the newest one, made of the target's hidden states; a block
-leaves nothing in it. Behind the text at which a draft begins the rows of all its tokens come from one pass. Where
+leaves nothing in it. After the text at which a draft begins the rows of all its tokens come from one pass. Where
 the head has a step graph, the row of each token also depends on the token that was drafted before it.
 """
 
@@ -28,7 +28,7 @@ _CHUNK_TOKENS = 256
 class _Draft(NamedTuple):
     """What a pass over a block has given.
 
-    tokens: The text behind which it drafts.
+    tokens: The text after which it drafts.
     logits: Of its first tokens, [num_logits, num_columns].
     states: Of all its tokens, [num_drafted, state_size].
     """
@@ -44,8 +44,8 @@ _NO_DRAFT = _Draft(np.zeros(0, np.int32), np.zeros((0, 0), np.float32), np.zeros
 class BlockHead:
     """A head that drafts blocks as a function from tokens to logits, which reads a target's hidden states.
 
-    A draft begins behind a text all of whose hidden states are known, but for the newest token's; it goes on
-    behind tokens of its own as far as the block reaches. Any other row is the first of a block behind its text,
+    A draft begins after a text all of whose hidden states are known, but for the newest token's; it goes on
+    after tokens of its own as far as the block reaches. Any other row is the first of a block after its text,
     where hidden states that are not known are zeros. In deterministic mode a row is equal to the bit however a
     text is cut into passes.
     """
@@ -64,7 +64,7 @@ class BlockHead:
         self._held = np.zeros(0, np.int32)  # whose keys and values are in the cache, made of known hidden states
         self._draft = _NO_DRAFT
         self._num_wanted = self._passes.num_drafted
-        self._num_given = 0  # tokens behind the text of the block with which the draft begins
+        self._num_given = 0  # tokens after the text of the block with which the draft begins
         self._memories: dict[bytes, npt.NDArray[np.float32]] = {}  # of a step graph, by the tokens before
         self._confidence: float | None = None
         self._lock = Lock()
@@ -139,7 +139,7 @@ class BlockHead:
         return place if is_in and np.array_equal(begun, tokens[: len(begun)]) else None
 
     def _row(self, tokens: TokenIds) -> Logits:
-        """The row behind tokens, [num_columns]."""
+        """The row after tokens, [num_columns]."""
         place = self._place(tokens)
         if place is None:
             place, self._draft, self._num_wanted = 0, _NO_DRAFT._replace(tokens=tokens), 1
@@ -150,7 +150,7 @@ class BlockHead:
         return self._draft.logits[place] if self._step is None else self._run_step(tokens, place)
 
     def _run(self, tokens: TokenIds, num_logits: int) -> _Draft:
-        """Run a block behind tokens, and before it what the cache lacks of them."""
+        """Run a block after tokens, and before it what the cache lacks of them."""
         num_before = len(tokens) - 1
         if not num_before:  # nothing precedes the block: nobody drafts there
             return self._run_behind_nothing(tokens, num_logits)

@@ -36,7 +36,7 @@ class BlockPasses:
         self._options = self._new_options()
 
     def run(self, block: TokenIds, num_past: int, hidden: States, num_logits: int) -> tuple[Logits, States]:
-        """Run a block behind the first num_past tokens of the cache and those of hidden, [num_new, state_size].
+        """Run a block after the first num_past tokens of the cache and those of hidden, [num_new, state_size].
 
         Returns logits of the first num_logits tokens of the draft, and states of all.
 

@@ -125,7 +125,7 @@ def _read_record(folder: Path) -> Record:
 
 
 def _can_share(device: Device) -> bool:
-    """QNN's emulator compiles two graphs over one copy of the weights, and then does not load them."""
+    """Whether graphs can share their weights: QNN's emulator compiles such graphs, and then does not load them."""
     return not (device.provider == "QNNExecutionProvider" and device.is_software)
 
 
@@ -155,7 +155,7 @@ def _describe(manifest: Manifest, graphs: Sequence[str], device: Device) -> Reco
 
 
 def _place_in_home(manifest: Manifest) -> Path:
-    """For a model whose folder cannot be written."""
+    """Where to keep the compiled graphs of a model whose own folder cannot be written."""
     return default_home() / COMPILED / manifest.files[manifest.graph].sha256[:16]
 
 

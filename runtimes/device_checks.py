@@ -36,7 +36,7 @@ class DeviceCheck:
 
     max_pass_tokens: the widest. num_compared: how many tokens were compared.
     has_argmax: the tokens that it chooses are those of its rows. runs_trees: None where that was not tried.
-    sample: numbers of the row behind the first token, evenly spread, by which another driver is noticed.
+    sample: numbers of the row after the first token, evenly spread, by which another driver is noticed.
     """
 
     max_pass_tokens: Annotated[int, Meta(ge=1, le=4096)]

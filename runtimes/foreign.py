@@ -62,7 +62,7 @@ def probe(decoder: Decoder, stated: str = OTHERS) -> None:
         raise
     except EdgeSpecError as error:
         raise ManifestError(
-            "the model cannot read several tokens behind others, which drafting and long prompts need: build it "
+            "the model cannot read several tokens after others, which drafting and long prompts need: build it "
             f"for cpu in int4 or fp32. Or its cache is not {stated} ({error})"
         ) from None
     scale = float(np.abs(whole - whole.mean(axis=1, keepdims=True)).max())
@@ -142,7 +142,7 @@ def _check_weights(folder: Path, model: Any) -> None:
 
 
 def _location(folder: Path, tensor: Any) -> tuple[str, int, int]:
-    """A tensor's file name, its first byte and the byte behind its last."""
+    """A tensor's file name, its first byte and the byte after its last."""
     entries = [(_text(entry.key), _text(entry.value)) for entry in tensor.external_data]
     stated = dict(entries)
     unknown = stated.keys() - _EXTERNAL_KEYS

@@ -15,7 +15,7 @@ NO_HALF_FLOATS = "requires f16"  # words of the WebGPU provider
 
 
 def lacks_half_floats(device: Device) -> bool:
-    """Try a graph of one node, on WebGPU alone: on all other devices the provider has half floats.
+    """Whether a device lacks half floats, by a graph of one node on WebGPU; all other providers have them.
 
     Raises DeviceUnavailable: The device computes nothing at all.
     """

@@ -1,6 +1,6 @@
 """What drafting heads of all kinds share: their folder, and a target's hidden states as they read them.
 
-A head drafts behind a text whose hidden states the target's decoder keeps. Where they are not known, as behind
+A head drafts after a text whose hidden states the target's decoder keeps. Where they are not known, as after
 tokens that the target has not run yet, it goes on from states of its own.
 """
 

@@ -13,7 +13,7 @@ from edgespec.manifest import Manifest
 from edgespec.runtimes import joined_graph
 from edgespec.runtimes.devices import import_onnxruntime
 from edgespec.runtimes.joined_graph import part_name
-from edgespec.runtimes.session import translate_error, translate_memory_errors
+from edgespec.runtimes.session import HIDDEN_STATES, translate_error, translate_memory_errors
 from edgespec.runtimes.shared_cache import SharedCache
 from edgespec.types import Logits, TokenIds
 
@@ -21,8 +21,9 @@ _log = logging.getLogger(__name__)
 
 
 class Part(NamedTuple):
-    """A pass of one text: tokens behind the first num_past slots of its cache, the last num_rows with logits.
+    """A pass of one text: tokens after the first num_past slots of its cache, the last num_rows with logits.
 
+    num_padded: Tokens behind them that mean nothing, which a pass of its own would run to be of even width.
     token_widths: Outputs with a row for each token that the text wants, and how many numbers a row has.
     """
 
@@ -30,6 +31,7 @@ class Part(NamedTuple):
     tokens: TokenIds
     num_past: int
     num_rows: int
+    num_padded: int
     token_widths: Mapping[str, int]
 
 
@@ -47,11 +49,19 @@ class PassRows(NamedTuple):
 class JoinedSession:
     """A session of a joined graph, run by one thread at a time."""
 
-    def __init__(self, session: Any, manifest: Manifest, num_parts: int) -> None:
+    def __init__(self, session: Any, manifest: Manifest, num_parts: int, *, is_exact: bool) -> None:
+        """Bind nothing yet.
+
+        Args:
+            is_exact: Rows are those of a pass alone, to the bit, by the rule in row_rule.py.
+        """
         self._session, self._manifest, self._num_parts = session, manifest, num_parts
+        self._is_exact = is_exact
         self._binding = session.io_binding()
         self._options = import_onnxruntime().RunOptions()
         self._caches = manifest.signature.caches(manifest.kv_cache.num_layers)
+        names = [value.name for value in session.get_outputs()]
+        self._token_outputs = [name for name in names if name.startswith(HIDDEN_STATES)]
         self._unread = self._make_unread()
         self._buffers: list[Sequence[Any]] = [()] * num_parts  # that each part is bound to
         self._bound: dict[str, npt.NDArray[Any]] = {}  # lives until its run is over: the binding knows addresses
@@ -65,7 +75,7 @@ class JoinedSession:
         for i, part in enumerate(parts):
             try:
                 with translate_memory_errors("making room for a pass"):
-                    part.cache.prepare(part.num_past, len(part.tokens))
+                    part.cache.prepare(part.num_past, len(part.tokens) + part.num_padded)
             except MemoryExhausted as error:
                 refused[i] = error
         able = [part for i, part in enumerate(parts) if i not in refused]
@@ -73,31 +83,36 @@ class JoinedSession:
         return [refused[i] if i in refused else next(rows) for i in range(len(parts))]
 
     def _run(self, parts: Sequence[Part]) -> list[PassRows]:
-        numbers = self._bind_caches(parts)
         starts = np.cumsum([0, *(len(part.tokens) for part in parts)])
-        self._bind_rows(parts, numbers, starts)
-        logit_rows = [
-            np.arange(start + len(part.tokens) - part.num_rows, start + len(part.tokens))
-            for part, start in zip(parts, starts, strict=False)
-        ]
-        self._bind(joined_graph.LOGIT_ROWS, np.concatenate(logit_rows))
-        names, num_tokens = self._manifest.signature, int(starts[-1])
-        self._bind(names.input_ids, np.concatenate([part.tokens for part in parts])[None].astype(np.int64))
-        logits = self._bind_output(names.logits, sum(part.num_rows for part in parts), self._manifest.vocab_size)
+        tokens = self._even(np.concatenate([part.tokens for part in parts]).astype(np.int64))
+        self._bind_rows(parts, self._bind_caches(parts), starts, len(tokens))
+        ends = starts[1:]
+        logit_rows = [np.arange(end - part.num_rows, end) for part, end in zip(parts, ends, strict=True)]
+        logit_numbers = self._even(np.concatenate(logit_rows))
+        self._bind(joined_graph.LOGIT_ROWS, logit_numbers)
+        names = self._manifest.signature
+        self._bind(names.input_ids, tokens[None])
+        logits = self._bind_output(names.logits, len(logit_numbers), self._manifest.vocab_size)
         widths = {name: width for part in parts for name, width in part.token_widths.items()}
-        token_rows = {name: self._bind_output(name, num_tokens, width) for name, width in widths.items()}
+        for name in self._token_outputs:  # the binding still has the buffer of the pass before
+            self._binding.bind_output(name, "cpu")
+        token_rows = {name: self._bind_output(name, len(tokens), width) for name, width in widths.items()}
         try:
             self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:  # ONNX Runtime has no common base of its own
             raise translate_error(error, "running a pass of several texts") from error
-        ends = np.cumsum([part.num_rows for part in parts])
+        last_rows = np.cumsum([part.num_rows for part in parts])
         return [
             PassRows(
-                logits[end - part.num_rows : end],
-                {name: token_rows[name][start : start + len(part.tokens)] for name in part.token_widths},
+                logits[last - part.num_rows : last],
+                {name: token_rows[name][end - len(part.tokens) : end] for name in part.token_widths},
             )
-            for part, start, end in zip(parts, starts, ends, strict=False)
+            for part, end, last in zip(parts, ends, last_rows, strict=True)
         ]
+
+    def _even(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Numbers of rows or tokens with a zero behind them where rows to the bit need an even number of rows."""
+        return np.append(numbers, 0) if self._is_exact and len(numbers) % 2 else numbers
 
     def _bind_caches(self, parts: Sequence[Part]) -> list[int]:
         """Bind each part's cache to the part of the graph that has it already, or else to any; returns which."""
@@ -121,24 +136,28 @@ class JoinedSession:
             self._binding.bind_ortvalue_output(part_name(present, number), value)
         self._buffers[number] = buffers
 
-    def _bind_rows(self, parts: Sequence[Part], numbers: Sequence[int], starts: npt.NDArray[Any]) -> None:
-        """Tell the graph which rows are whose, and where they come to lie when each part has run its own."""
-        places: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)] * len(parts)
-        num_before = 0
+    def _bind_rows(
+        self, parts: Sequence[Part], numbers: Sequence[int], starts: npt.NDArray[Any], num_tokens: int
+    ) -> None:
+        """Tell the graph which rows each part of it attends with, and where each row comes to lie by that."""
+        attending: list[npt.NDArray[np.int64]] = [np.zeros(1, np.int64)] * self._num_parts
+        order, num_before = np.zeros(num_tokens, np.int64), 0
         for number in range(self._num_parts):
-            at = numbers.index(number) if number in numbers else None
-            rows = np.zeros(1, np.int64)
             num_past = 0
-            if at is not None:
-                rows = np.arange(starts[at], starts[at + 1], dtype=np.int64)
-                num_past = parts[at].num_past
-                places[at] = np.arange(num_before, num_before + len(rows), dtype=np.int64)
-            total = num_past + len(rows)
-            self._bind(part_name(joined_graph.ROWS, number), rows)
+            if number in numbers:
+                at = numbers.index(number)
+                part, start, stop = parts[at], starts[at], starts[at + 1]
+                num_past = part.num_past
+                padding = np.full(part.num_padded, stop - 1)
+                attending[number] = np.concatenate([np.arange(start, stop), padding])
+                order[start:stop] = np.arange(num_before, num_before + stop - start)
+            total = num_past + len(attending[number])
             self._bind(part_name(joined_graph.LAST_SLOT, number), np.array([total - 1], np.int32))
             self._bind(part_name(joined_graph.NUM_SLOTS, number), np.array([total], np.int32))
-            num_before += len(rows)
-        self._bind(joined_graph.ORDER, np.concatenate(places))
+            num_before += len(attending[number])
+        self._bind(joined_graph.ATTENDING, np.concatenate(attending))
+        self._bind(joined_graph.SIZES, np.array([len(rows) for rows in attending], np.int64))
+        self._bind(joined_graph.ORDER, order)
 
     def _bind(self, name: str, array: npt.NDArray[Any]) -> None:
         self._bound[name] = array

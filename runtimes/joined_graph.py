@@ -4,8 +4,10 @@ All that is done row by row stays as it is, for the rows of all texts at once. E
 each text, over the cache of that text alone (Orca's selective batching: Yu et al., OSDI 2022). So a row is
 computed from the numbers that it is computed from in a pass of its own, in the order of that pass.
 
-A text that has no rows in a pass gets the first row of all into a cache that nobody reads; what comes of it is
-dropped. Part r is one of the texts; its inputs and outputs have .r behind their names.
+Attention runs over rows that are gathered for it, part by part, so a row may be there twice: a pass that is padded
+to even width is so in its attention alone. A text that has no rows in a pass gets one of the others into a cache
+that nobody reads; what comes of it is dropped. Part r is one of the texts; its inputs and outputs have .r after
+their names.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,10 +18,11 @@ from edgespec.errors import ManifestError
 from edgespec.runtimes.session import HIDDEN_STATES
 from edgespec.signature import Signature
 
-ROWS = "rows"  # int64 [num]: the rows of a part
+ATTENDING = "attending_rows"  # int64 [num_attending]: the rows that attention runs over, part by part
+SIZES = "part_sizes"  # int64 [num_parts]: how many of these each part has
 LAST_SLOT = "seqlens_k"  # int32 [1]: its cached and new tokens, less one
 NUM_SLOTS = "total_sequence_length"  # int32 [1]: its cached and new tokens
-ORDER = "order"  # int64 [num_tokens]: where each row lies among the rows of all parts
+ORDER = "order"  # int64 [num_tokens]: where each row lies among those that attention runs over
 LOGIT_ROWS = "logit_rows"  # int64 [num_logits]: the rows that get logits
 _ATTENTION = "GroupQueryAttention"
 _PAST, _LAST_SLOT, _NUM_SLOTS, _FIRST_TREE_INPUT = 3, 5, 6, 9  # inputs of the attention
@@ -91,20 +94,24 @@ def _split_attention(node: Any, num_parts: int) -> Iterator[Any]:
     if any(node.input[_FIRST_TREE_INPUT:]):
         raise ManifestError("a graph for trees does not run several texts in one pass")
     attended = node.output[0]
-    for part in range(num_parts):
+    own_inputs = [list(node.input) for _ in range(num_parts)]
+    for at, name in enumerate(node.input[:_PAST]):
+        if name:
+            gathered = f"{attended}.rows{at}"
+            pieces = [part_name(gathered, part) for part in range(num_parts)]
+            yield helper.make_node("Gather", [name, ATTENDING], [gathered], axis=1)
+            yield helper.make_node("Split", [gathered, SIZES], pieces, axis=1)
+            for inputs, piece in zip(own_inputs, pieces, strict=True):
+                inputs[at] = piece
+    for part, inputs in enumerate(own_inputs):
+        inputs[_LAST_SLOT], inputs[_NUM_SLOTS] = part_name(LAST_SLOT, part), part_name(NUM_SLOTS, part)
+        for at in (_PAST, _PAST + 1):
+            inputs[at] = part_name(node.input[at], part)
         own = type(node)()
         own.CopyFrom(node)
         own.name = part_name(node.name, part)
-        for at, name in enumerate(node.input[:_PAST]):
-            if name:
-                own.input[at] = part_name(f"{attended}.{at}", part)
-                yield helper.make_node("Gather", [name, part_name(ROWS, part)], [own.input[at]], axis=1)
-        for at, name in ((_LAST_SLOT, LAST_SLOT), (_NUM_SLOTS, NUM_SLOTS)):
-            own.input[at] = part_name(name, part)
-        for at in (_PAST, _PAST + 1):
-            own.input[at] = part_name(node.input[at], part)
-        for at, name in enumerate(node.output):
-            own.output[at] = part_name(name, part)
+        own.input[:] = inputs
+        own.output[:] = [part_name(name, part) for name in node.output]
         yield own
     parts, together = [part_name(attended, part) for part in range(num_parts)], f"{attended}.all"
     yield helper.make_node("Concat", parts, [together], axis=1)
@@ -159,16 +166,14 @@ def _new_inputs(num_parts: int) -> list[Any]:
 
     make = helper.make_tensor_value_info
     own = [
-        make(part_name(name, part), kind, shape)
+        make(part_name(name, part), TensorProto.INT32, [1])
         for part in range(num_parts)
-        for name, kind, shape in (
-            (ROWS, TensorProto.INT64, [part_name("num_rows", part)]),
-            (LAST_SLOT, TensorProto.INT32, [1]),
-            (NUM_SLOTS, TensorProto.INT32, [1]),
-        )
+        for name in (LAST_SLOT, NUM_SLOTS)
     ]
     return [
         *own,
+        make(ATTENDING, TensorProto.INT64, ["num_attending"]),
+        make(SIZES, TensorProto.INT64, [num_parts]),
         make(ORDER, TensorProto.INT64, ["num_tokens"]),
         make(LOGIT_ROWS, TensorProto.INT64, ["num_logits"]),
     ]

@@ -3,16 +3,19 @@
 The cache is a memo of the tokens that were run: a call keeps their longest common prefix and runs the rest.
 """
 
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from threading import Lock
 from typing import Any, Self, Unpack
 
 import numpy as np
+import numpy.typing as npt
 
 from edgespec.decoders import Argmax
 from edgespec.decoding.cached_prefix import reusable_prefix
@@ -20,9 +23,11 @@ from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.pass_queue import Caller
 from edgespec.errors import ContextOverflow, MemoryExhausted
 from edgespec.manifest import Manifest
+from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.device_checks import DeviceCheck, DeviceChecks, is_same_row, row_sample
 from edgespec.runtimes.devices import Device
-from edgespec.runtimes.passes import Passes, TreeLayout
+from edgespec.runtimes.passes import Passes
+from edgespec.runtimes.row_proofs import proof_key
 from edgespec.runtimes.row_rule import NO_RULE, next_pass, read_l2_bytes, row_rule
 from edgespec.runtimes.session import SessionOptions, refuse_device, translate_memory_errors
 from edgespec.runtimes.shared_cache import SharedCache
@@ -67,13 +72,14 @@ class OnnxDecoder:
         # Where rows are the host's already numpy chooses: 15 µs a row of 151,936, the graph on the CPU 150.
         self._has_argmax = False
         self._is_on_host = device.memory == "cpu"
+        self._find_key = partial(_prefix_key, manifest, device, options)
         if not self._is_on_host:
             with self.cancelled_by(options.get("cancel") or Cancel()), report_slow_check(device.name):
                 self._check(device, DeviceChecks(folder, manifest, device))
 
     def share(self, max_callers: int, may_join: Callable[[], bool]) -> None:
         """Let passes of this decoder and its forks take turns, or run as one, which may_join has memory for."""
-        self._passes.share(max_callers, may_join, is_exact=self._deterministic)
+        self._passes.share(max_callers, may_join)
 
     def fork(self) -> Self:
         """A decoder over the same weights with an empty cache of its own, which keeps no hidden states."""
@@ -106,6 +112,30 @@ class OnnxDecoder:
         return True
 
     @property
+    def prefix_key(self) -> str | None:
+        """What keys and values depend on beside their tokens; None where they cannot be taken out and put back."""
+        if not self._is_on_host or self._hidden or not isinstance(self._passes.cache, SharedCache):
+            return None
+        return self._find_key()
+
+    def read_prefix(self) -> tuple[TokenIds, npt.NDArray[Any]]:
+        """The tokens that are held, and their keys and values as SharedCache.read gives them."""
+        assert isinstance(self._passes.cache, SharedCache)
+        with self._lock:
+            return self._held, self._passes.cache.read(len(self._held))
+
+    def fill_prefix(self, tokens: TokenIds, values: npt.NDArray[Any]) -> None:
+        """Hold tokens with the keys and values that read_prefix gave for them under the key of this decoder.
+
+        Raises MemoryExhausted: They do not fit.
+        """
+        assert isinstance(self._passes.cache, SharedCache)
+        with self._lock, translate_memory_errors("making room for a text"):
+            self._hold(tokens[:0])
+            self._passes.cache.fill(values)
+            self._hold(tokens)
+
+    @property
     def can_exchange(self) -> bool:
         """Whether this decoder and a fork can exchange their caches: not where hidden states belong to its own."""
         return self._hidden is None
@@ -134,7 +164,7 @@ class OnnxDecoder:
         return self._to_argmax(self._run(tokens, num_last, self._best_name))
 
     def tree_argmax(self, tokens: TokenIds, nodes: TokenIds, layout: TreeLayout) -> Argmax:
-        """The likeliest tokens behind the last of tokens and behind each of nodes, [num_nodes + 1]."""
+        """The likeliest tokens after the last of tokens and after each of nodes, [num_nodes + 1]."""
         return self._to_argmax(self.tree_rows(tokens, nodes, layout, output=self._best_name))
 
     def interrupt(self) -> None:
@@ -156,7 +186,7 @@ class OnnxDecoder:
             self._held = tokens
 
     def imitate(self, tokens: TokenIds, num_run: int, seed: int) -> bool:
-        """Hold tokens of which only the first num_run were run, with keys and values like those of these.
+        """Hold tokens of which only the first num_run were run; the others get keys and values like theirs.
 
         Returns False, and holds what it held, where the cache is no memory of the host that can be filled.
         """
@@ -196,9 +226,9 @@ class OnnxDecoder:
     def tree_rows(
         self, tokens: TokenIds, nodes: TokenIds, layout: TreeLayout, num_held: int = 0, output: str | None = None
     ) -> Logits:
-        """Logits behind the last of tokens and behind each of nodes, [num_nodes + 1, vocab_size].
+        """Logits after the last of tokens and after each of nodes, [num_nodes + 1, vocab_size].
 
-        The nodes are left in the slots behind tokens, which are held. Where the first num_held of them lie there
+        The nodes are left in the slots after tokens, which are held. Where the first num_held of them lie there
         already, only the others are run, [num_nodes - num_held, vocab_size].
 
         Args:
@@ -215,7 +245,7 @@ class OnnxDecoder:
                 rows = self._passes.run(nodes[num_held:], start, num_rows, layout, output)
                 self._store(start, num_rows)
                 self.num_fed -= num_held
-            elif len(before) == 0:  # ONNX Runtime's CPU provider reads positions only of passes behind a past
+            elif len(before) == 0:  # ONNX Runtime's CPU provider reads positions only of passes after a past
                 first = self._rows(tokens, 1, output).copy()
                 rows = np.concatenate([first, self._passes.run(nodes, 1, len(nodes), layout, output)])
                 self._store(1, len(nodes))
@@ -291,7 +321,8 @@ class OnnxDecoder:
             self._hold(tokens[:start])
             wanted = max(0, stop - max(start, num_tokens - num_last))
             try:
-                chunk = self._run_chunk(tokens[first:stop], first, num_padded, max(1, wanted), output)
+                new, num_rows = tokens[first:stop], max(1, wanted)
+                chunk = self._passes.run(new, first, num_rows, output=output, num_padded=num_padded)
             except (MemoryError, MemoryExhausted):
                 chunk_tokens = (stop - start) // 2
                 if chunk_tokens < _LEAST_CHUNK_TOKENS:
@@ -304,14 +335,6 @@ class OnnxDecoder:
                 rows.append(chunk if wanted == num_last else chunk.copy())
         self._hold(tokens)
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
-
-    def _run_chunk(self, tokens: TokenIds, start: int, num_padded: int, num_rows: int, output: str) -> Logits:
-        padded = np.append(tokens, np.zeros(num_padded, np.int32)) if num_padded else tokens
-        num_given = num_rows + num_padded
-        if self._deterministic and num_given < len(padded):
-            num_given += num_given % 2  # a single row of logits has a kernel of its own as well
-        stop = num_given - num_padded
-        return self._passes.run(padded, start, num_given, output=output)[stop - num_rows : stop]
 
     def _check(self, device: Device, checks: DeviceChecks) -> None:
         """Find out which passes the device computes correctly, or look up what an earlier check has found.
@@ -344,7 +367,7 @@ class OnnxDecoder:
         )
 
     def _fresh_rows(self, tokens: TokenIds, start: int, width: int) -> Logits:
-        """Rows behind all tokens but the first `start`, which the call before has run, in passes of a width."""
+        """Rows after all tokens but the first `start`, which the call before has run, in passes of a width."""
         self._hold(tokens[:start])
         self._chunk_tokens = width
         return self._rows(tokens, len(tokens) - start, self._logits_name).copy()
@@ -359,3 +382,12 @@ class OnnxDecoder:
         if not is_sound:
             _log.warning("'%s' chooses other tokens than its rows say; whole rows are copied from it", device.name)
         return is_sound
+
+
+def _prefix_key(manifest: Manifest, device: Device, options: SessionOptions) -> str | None:
+    if not manifest.files:  # nothing tells which weights these are
+        return None
+    files = sorted((name, record.sha256) for name, record in manifest.files.items())
+    model = hashlib.sha256(repr(files).encode()).hexdigest()
+    mode = "deterministic" if options.get("deterministic") else "fastest"
+    return f"{model[:32]}, {mode}, {proof_key(manifest, device, options.get('num_threads'))}"

@@ -6,7 +6,7 @@ from edgespec.decoding.hidden_states import States
 
 
 class OwnStates:
-    """A row of each slot, one behind the other."""
+    """A row of each slot, one after the other."""
 
     def __init__(self, state_size: int) -> None:
         self._first = 0
@@ -24,7 +24,7 @@ class OwnStates:
         self._first, self._rows = slot, rows
 
     def put(self, slot: int, rows: States) -> None:
-        """Hold states of the slots from `slot` on behind those of the slots before, as far as these are held."""
+        """Hold states of the slots from `slot` on after those of the slots before, as far as these are held."""
         if not self._first <= slot <= self._first + len(self._rows):
             self.reset(slot, rows)
         else:

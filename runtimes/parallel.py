@@ -1,6 +1,6 @@
 """Decoders that draft several tokens in one pass (PARD: An et al., arXiv:2504.18583).
 
-Behind a text a parallel drafter model runs mask tokens, each in the place of a token that is not known yet, and
+After a text a parallel drafter model runs mask tokens, each in the place of a token that is not known yet, and
 gives the row of each. An ordinary cache serves: what mask tokens leave in it is no prefix of any text.
 """
 
@@ -14,9 +14,9 @@ from edgespec.types import Logits, TokenIds, append
 
 
 class ParallelDecoder(ForwardingDecoder):
-    """A model that drafts parallel.num_tokens tokens in one pass behind the text at which a draft begins.
+    """A model that drafts parallel.num_tokens tokens in one pass after the text at which a draft begins.
 
-    Behind that text the row of a position does not depend on the tokens that were drafted before it. A draft that
+    After that text the row of a position does not depend on the tokens that were drafted before it. A draft that
     is longer goes on with a pass of its own, which reads the tokens of the first. Other rows are the model's own.
     """
 
@@ -24,8 +24,8 @@ class ParallelDecoder(ForwardingDecoder):
         super().__init__(decoder)
         self._own = decoder
         self._parallel = parallel
-        self._begun = np.zeros(0, np.int32)  # the text that the running pass drafts behind; empty for none
-        self._rows: Logits = np.zeros((0, decoder.vocab_size), np.float32)  # behind it, [num_rows, vocab_size]
+        self._begun = np.zeros(0, np.int32)  # the text that the running pass drafts after; empty for none
+        self._rows: Logits = np.zeros((0, decoder.vocab_size), np.float32)  # after it, [num_rows, vocab_size]
         self._num_wanted = parallel.num_tokens
 
     @property
@@ -59,7 +59,7 @@ class ParallelDecoder(ForwardingDecoder):
         self._own.forget()
 
     def _draft(self, tokens: TokenIds, num_tokens: int) -> Logits:
-        """Rows behind a text, as many as wanted, as a pass gives, and as the context has room for."""
+        """Rows after a text, as many as wanted, as a pass gives, and as the context has room for."""
         num_rows = min(num_tokens, self._parallel.num_tokens, self.context_length - len(tokens) + 1)
         masks = np.full(num_rows - 1, self._parallel.mask_token_id, np.int32)
         # The decoder may overwrite its rows in another call of this thread.

@@ -6,62 +6,32 @@ from copy import copy
 from functools import partial
 from pathlib import Path
 from threading import local
-from typing import Any, NamedTuple, Protocol, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoding.pass_queue import MAX_SHARED_ROWS, Caller, PassQueue
-from edgespec.errors import DeviceUnavailable, EdgeSpecError
 from edgespec.manifest import Manifest
 from edgespec.runtimes import cuda
+from edgespec.runtimes.attention_bias import TreeLayout, attention_bias, bias_windows
 from edgespec.runtimes.devices import Device, import_onnxruntime
-from edgespec.runtimes.growing_cache import GrowingCache
-from edgespec.runtimes.joined import JoinedPasses, JoinedSession, Part, PassRows
-from edgespec.runtimes.joined_graph import join_graph
+from edgespec.runtimes.joined import JoinedPasses, Part, PassRows
+from edgespec.runtimes.joined_check import open_joined
+from edgespec.runtimes.kv_caches import Cache, make_cache
 from edgespec.runtimes.session import (
     HIDDEN_STATES,
     SessionOptions,
     ends_with,
-    load_graph,
     open_session,
     translate_error,
     translate_memory_errors,
 )
 from edgespec.runtimes.shared_cache import SharedCache
-from edgespec.runtimes.soundness import are_close, probe_tokens
 from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, Row, TokenIds
 
-HIDDEN = -30000.0  # which half floats hold
 _HALF = "tensor(float16)"
-
-
-class Cache(Protocol):
-    """Keys and values of the positions that were run, bound to a session for its next pass."""
-
-    def prepare(self, num_past: int, num_new: int) -> None:
-        """Bind for a pass of num_new tokens that keeps the first num_past positions."""
-
-    def collect(self) -> None:
-        """Hold what the pass has made."""
-
-    def pretend(self, num_positions: int) -> None:
-        """Hold zeros, written as real values are: memory that was never written reads too fast."""
-
-    def clear(self) -> None:
-        """Hold nothing, in no memory."""
-
-
-class TreeLayout(NamedTuple):
-    """Positions of the tokens in the last slots of the cache, with the tokens of the pass at the end.
-
-    positions: [num_slots].
-    sees: Which of these slots each sees, [num_slots, num_slots]; all see what comes before them.
-    """
-
-    positions: npt.NDArray[np.int64]
-    sees: npt.NDArray[np.bool_]
 
 
 class Passes:
@@ -86,7 +56,7 @@ class Passes:
         self._manifest, self._device = manifest, device
         self._names = manifest.signature
         self._session = open_session(graph, manifest, device, **options)
-        self._windows = _windows(self._session, manifest)
+        self._windows = bias_windows(self._session, manifest)
         self._outputs = {self._names.logits: manifest.vocab_size}  # how many numbers a row of each has
         if self._names.best:
             self._outputs[self._names.best] = 2
@@ -99,7 +69,8 @@ class Passes:
         self._memory = device.memory, device.memory_index
         self._has_arena = device.provider == cuda.PROVIDER
         self._new_options = import_onnxruntime().RunOptions
-        self._open_joined = partial(_open_joined, graph, manifest, device, options)
+        self._is_exact = options.get("deterministic", False)
+        self._open_joined = partial(open_joined, graph, manifest, device, options)
         self._queue: PassQueue[Part, PassRows] | None = None  # of all forks, once there are any
         self._start()
 
@@ -130,19 +101,18 @@ class Passes:
         self._binding, other._binding = other._binding, self._binding
         self._bound, other._bound = other._bound, self._bound
 
-    def share(self, max_callers: int, may_join: Callable[[], bool], *, is_exact: bool) -> None:
+    def share(self, max_callers: int, may_join: Callable[[], bool]) -> None:
         """Let passes of this and of its forks take turns, or run as one where the graph can be taken apart.
 
         Args:
             max_callers: How many forks run passes at once.
             may_join: Whether there is memory for another session.
-            is_exact: Passes that run as one have to give the bits of a pass alone.
         """
         if self._queue is not None:
             return
         can_join = self._device.memory == "cpu" and isinstance(self.cache, SharedCache) and max_callers > 1
         # A pass of its own compares what both sessions give; it must not hold these, nor be queued.
-        open_session = partial(self._open_joined, self.fork(), max_callers, is_exact)
+        open_session = partial(self._open_joined, self.fork(), max_callers)
         joiner = JoinedPasses(max_callers, open_session, may_join) if can_join else None
         self._queue = PassQueue(joiner)
 
@@ -163,34 +133,36 @@ class Passes:
         layout: TreeLayout | None = None,
         output: str | None = None,
         inputs: Mapping[str, npt.NDArray[Any]] | None = None,
+        num_padded: int = 0,
     ) -> Logits:
-        """Run tokens behind the first num_past slots; returns logits of the last num_rows, [num_rows, vocab_size].
+        """Run tokens after the first num_past slots; returns logits of the last num_rows, [num_rows, vocab_size].
 
         Args:
+            num_padded: Run so many tokens more that mean nothing; the slots behind tokens hold garbage then.
             output: Return rows of another of the graph's outputs, [num_rows, …]; no other is copied to the host
                 but the token outputs.
-            inputs: More inputs of the graph, by name.
+            inputs: More inputs of the graph, by name, [1, num_tokens, width].
 
         Raises:
             Cancelled: The loading in which passes are tried was cancelled.
             MemoryExhausted: The cache or the workspace does not fit.
         """
         self._cancel.require_unset()  # begin() may have forgotten the interrupt
-        alone = partial(self._run_alone, tokens, num_past, num_rows, layout, output, inputs)
+        alone = partial(self._run_alone, tokens, num_past, num_rows, layout, output, inputs, num_padded)
         if self._queue is None:
             made = alone()
         else:
             is_plain = layout is None and inputs is None and output in (None, self._names.logits)
-            part = self._part(tokens, num_past, num_rows) if is_plain else None
+            part = self.part(tokens, num_past, num_rows, num_padded) if is_plain else None
             made = self._queue.run(self.caller, len(tokens), alone, part)
         self.token_rows = made.token_rows
         return made.logits
 
-    def _part(self, tokens: TokenIds, num_past: int, num_rows: int) -> Part | None:
+    def part(self, tokens: TokenIds, num_past: int, num_rows: int, num_padded: int = 0) -> Part | None:
         """The pass as one of several that run as one; None where it cannot be."""
         if not isinstance(self.cache, SharedCache) or self._row_outputs:
             return None
-        return Part(self.cache, tokens, num_past, num_rows, self._token_widths)
+        return Part(self.cache, tokens, num_past, num_rows, num_padded, self._token_widths)
 
     def _run_alone(
         self,
@@ -200,14 +172,20 @@ class Passes:
         layout: TreeLayout | None,
         output: str | None,
         inputs: Mapping[str, npt.NDArray[Any]] | None,
+        num_padded: int,
     ) -> PassRows:
+        num_tokens, num_run = len(tokens), len(tokens) + num_padded
+        num_given = num_rows + num_padded
+        if self._is_exact and num_given < num_run:
+            num_given += num_given % 2  # a single row of logits has a kernel of its own
+        if not self._names.num_logits_to_keep:
+            num_given = num_run
         with translate_memory_errors("making room for a pass"):
-            self.cache.prepare(num_past, len(tokens))
-            self._bind_tokens(tokens, num_past, layout)
+            self.cache.prepare(num_past, num_run)
+            self._bind_tokens(_pad(tokens, num_padded), num_past, layout)
             for name, array in (inputs or {}).items():
-                self._bind_input(name, array)
-            token_rows = self._bind_token_outputs(len(tokens))
-            num_given = num_rows if self._names.num_logits_to_keep else len(tokens)
+                self._bind_input(name, _pad(array[0], num_padded)[None])
+            token_rows = self._bind_token_outputs(num_run)
             row_numbers = {name: self._bind_vector(name, num_given) for name in self._row_outputs}
             fetched = self._bind_outputs(output or self._names.logits, num_given)
         try:
@@ -215,9 +193,11 @@ class Passes:
         except Exception as error:  # ONNX Runtime has no common base of its own
             raise translate_error(error, "running a pass") from error
         self.cache.collect()
-        self.row_numbers = row_numbers
-        rows: Logits = fetched[0, -num_rows:]
-        return PassRows(rows if rows.dtype == np.float32 else rows.astype(np.float32), token_rows)
+        stop = num_given - num_padded
+        self.row_numbers = {name: numbers[stop - num_rows : stop] for name, numbers in row_numbers.items()}
+        rows: Logits = fetched[0, stop - num_rows : stop]
+        rows = rows if rows.dtype == np.float32 else rows.astype(np.float32)
+        return PassRows(rows, {name: states[:num_tokens] for name, states in token_rows.items()})
 
     @contextmanager
     def cancelled_by(self, cancel: Cancel) -> Iterator[None]:
@@ -270,7 +250,7 @@ class Passes:
         if self._names.position_ids:
             self._bind_input(self._names.position_ids, slots[None, num_past:])
         for name, window in self._windows.items():
-            self._bind_input(name, _bias(slots, len(tokens), layout, window))
+            self._bind_input(name, attention_bias(slots, len(tokens), layout, window))
 
     def _bind_outputs(self, fetched: str, num_rows: int) -> npt.NDArray[Any]:
         """Returns a buffer of the calling thread, [1, num_rows, …], which other threads do not overwrite."""
@@ -311,83 +291,6 @@ class Passes:
         self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
-def _open_joined(
-    graph: Path,
-    manifest: Manifest,
-    device: Device,
-    options: SessionOptions,
-    alone: Passes,
-    num_parts: int,
-    is_exact: bool,
-) -> JoinedSession:
-    """A session for passes of several texts, whose rows were compared with those of passes alone.
-
-    Raises EdgeSpecError: The graph cannot be taken apart, the session does not fit, or its rows are wrong.
-    """
-    content = join_graph(graph, manifest.signature, manifest.kv_cache.num_layers, num_parts)
-    uncancelled: SessionOptions = {**options, "cancel": None}
-    session = load_graph(graph, device, content, **uncancelled)
-    with translate_memory_errors("making room for passes of several texts"):
-        joined = JoinedSession(session, manifest, num_parts)
-        _compare(joined, alone, manifest, is_exact=is_exact)
-    return joined
-
-
-# Two texts by the numbers of their tokens: the first goes on with two tokens where the second begins.
-_COMPARED = (6, 8)
-
-
-def _compare(joined: JoinedSession, alone: Passes, manifest: Manifest, *, is_exact: bool) -> None:
-    """Raises EdgeSpecError: A pass of two texts gives other rows than a pass of each."""
-    tokens = probe_tokens(manifest.vocab_size, manifest.context_length)
-    if len(tokens) < sum(_COMPARED) + 2:
-        raise EdgeSpecError("the context is too short to compare passes of several texts")
-    first, second = tokens[: _COMPARED[0] + 2], tokens[-_COMPARED[1] :]
-    caches = [alone.fork(), alone.fork()]
-    alone.run(first[:-2], 0, 2)
-    wanted = [alone.run(first[-2:], len(first) - 2, 2).copy(), alone.run(second, 0, 2).copy()]
-    caches[0].run(first[:-2], 0, 2)
-    parts = [caches[0]._part(first[-2:], len(first) - 2, 2), caches[1]._part(second, 0, 2)]
-    for made, rows in zip(joined.run([part for part in parts if part]), wanted, strict=True):
-        if isinstance(made, Exception):
-            raise made
-        is_right = np.array_equal(made.logits, rows) if is_exact else are_close(made.logits, rows)
-        if not is_right:
-            raise EdgeSpecError("passes of several answers give other logits than passes of one")
-
-
-def make_cache(session: Any, binding: Any, manifest: Manifest, device: Device) -> Cache:
-    """Raises DeviceUnavailable: The cache's form is not for the device."""
-    if manifest.kv_cache.form == "shared_buffer":
-        return SharedCache(session, binding, manifest, device)
-    if device.memory != "cpu":
-        raise DeviceUnavailable(
-            f"{manifest.name} has a KV cache that is copied each pass, which '{device.name}' does not run: export "
-            "the model again from GGUF or safetensors with edgespec export, or use --device cpu",
-            device=device.name,
-        )
-    return GrowingCache(binding, manifest, device)
-
-
-def _bias(
-    positions: npt.NDArray[np.int64], num_tokens: int, layout: TreeLayout | None, window: int | None
-) -> npt.NDArray[np.float32]:
-    """Addends of the attention scores, [1, 1, num_tokens, total], from the positions of all slots, [total]."""
-    hidden = is_hidden(positions[-num_tokens:, None] - positions, window)
-    if layout is not None:  # tokens before those of the layout are a chain
-        num_placed = len(layout.positions)
-        hidden[-num_placed:, -num_placed:] |= ~layout.sees[-num_tokens:]
-    return np.where(hidden, np.float32(HIDDEN), np.float32(0))[None, None]
-
-
-def is_hidden(behind: npt.NDArray[np.integer[Any]], window: int | None) -> npt.NDArray[np.bool_]:
-    """Whether a token is not seen, by how many positions behind it lies: a later one, or one before the window."""
-    return behind < 0 if window is None else (behind < 0) | (behind >= window)
-
-
-def _windows(session: Any, manifest: Manifest) -> dict[str, int | None]:
-    """How many tokens back a token sees, None for all, by the attention biases that the graph takes."""
-    taken = {value.name for value in session.get_inputs()}
-    names = manifest.signature
-    reach = ((names.attention_bias, None), (names.local_attention_bias, manifest.sliding_window))
-    return {name: window for name, window in reach if name is not None and name in taken}
+def _pad(rows: npt.NDArray[Any], num_padded: int) -> npt.NDArray[Any]:
+    """Rows with num_padded of zeros behind them."""
+    return np.concatenate([rows, np.zeros((num_padded, *rows.shape[1:]), rows.dtype)]) if num_padded else rows

@@ -1,6 +1,6 @@
 """Heads that draft token by token with attention to the text (EAGLE: Li et al., arXiv:2401.15077; EAGLE-3; MTP).
 
-Slot i of the head's cache is of token i + 1 and of the state behind token i: of the target's hidden states, where
+Slot i of the head's cache is of token i + 1 and of the state after token i: of the target's hidden states, where
 they are known, or the state that the head gave itself in slot i - 1. Its row predicts token i + 2.
 """
 
@@ -17,9 +17,10 @@ from edgespec.decoding.correction import Correction, contexts_in, contexts_in_tr
 from edgespec.decoding.hidden_states import States
 from edgespec.decoding.whole_rows import WholeRows
 from edgespec.errors import ContextOverflow
+from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.head_parts import Features, HeadFolder, require_run
 from edgespec.runtimes.own_states import OwnStates
-from edgespec.runtimes.passes import Passes, TreeLayout
+from edgespec.runtimes.passes import Passes
 from edgespec.runtimes.row_rule import NO_RULE, next_pass, read_l2_bytes, row_rule
 from edgespec.runtimes.session import SessionOptions, translate_memory_errors
 from edgespec.runtimes.shared_cache import SharedCache
@@ -27,7 +28,7 @@ from edgespec.runtimes.tree import tree_manifest
 from edgespec.types import Logits, TokenIds, append
 
 _CHUNK_TOKENS = 256
-# The most tokens behind the known hidden states whose states a draft begins by guessing, one pass after another.
+# The most tokens after the known hidden states whose states a draft begins by guessing, one pass after another.
 _MAX_GUESSED = 16
 _MOST_STATES = 64  # of a pass that are kept to go on from, as a tree does from each
 
@@ -36,7 +37,7 @@ class RecurrentHead:
     """A recurrent head as a function from tokens to logits, which reads a target's hidden states from their store.
 
     Slots whose tokens all have known hidden states are exact; the others are run again once these are known and a
-    draft begins. A row behind the first token, which has no state before it, is of zeros. In deterministic mode a
+    draft begins. A row after the first token, which has no state before it, is of zeros. In deterministic mode a
     row is equal to the bit however a text is cut into passes, but for trees.
 
     correction: Of its rows, learned from use; None for none.
@@ -138,7 +139,7 @@ class RecurrentHead:
             self._passes.cache.clear()
 
     def _hold(self, tokens: TokenIds) -> None:
-        """Count tokens as those that are held, without a tree behind them."""
+        """Count tokens as those that are held, without a tree after them."""
         self._tree, self._held = trees.HeldTree(), tokens
         self._num_exact = min(self._num_exact, max(0, len(tokens) - 1))
 
@@ -149,10 +150,10 @@ class RecurrentHead:
             self._hold(tokens[: self._num_exact + 1])
 
     def _settle(self, tokens: TokenIds) -> None:
-        """Forget the tree behind the text; a head without trees has none."""
+        """Forget the tree after the text; a head without trees has none."""
 
     def _rows(self, tokens: TokenIds, num_last: int) -> Logits:
-        """Rows behind the last num_last tokens, over the head's own columns."""
+        """Rows after the last num_last tokens, over the head's own columns."""
         num_slots = len(tokens) - 1
         first_wanted = num_slots - min(num_last, num_slots)
         start = min(max(0, reusable_prefix(self._held, tokens, 0) - 1), first_wanted)
@@ -209,21 +210,15 @@ class RecurrentHead:
         num_tokens = len(tokens)
         has_room = start + num_tokens < self.context_length
         num_padded = num_tokens % 2 if self._is_deterministic and layout is None and has_room else 0
-        if num_padded:
-            tokens = append(tokens, [0])
-            states = np.concatenate([states, np.zeros((1, self._state_size), np.float32)])
-        num_given = num_rows + num_padded
-        if self._is_deterministic and num_given < len(tokens):
-            num_given += num_given % 2  # a single row of logits has a kernel of its own as well
-        rows = self._passes.run(tokens, start, num_given, layout, inputs={"hidden": states[None]})
+        given = {"hidden": states[None]}
+        rows = self._passes.run(tokens, start, num_rows, layout, inputs=given, num_padded=num_padded)
         self.num_fed += num_tokens
         # Of a text that was read the last states are enough to go on from.
-        made, skipped = self._passes.token_rows["state"][:num_tokens], max(0, num_tokens - _MOST_STATES)
+        made, skipped = self._passes.token_rows["state"], max(0, num_tokens - _MOST_STATES)
         self._own.put(start + skipped, made[skipped:])
-        last = num_given - num_padded
         numbers = self._passes.row_numbers.get("confidence")
-        self._confidence = None if numbers is None else float(numbers[last - 1])
-        return rows[last - num_rows : last]
+        self._confidence = None if numbers is None else float(numbers[-1])
+        return rows
 
 
 class RecurrentTreeHead(RecurrentHead):
@@ -269,7 +264,7 @@ class RecurrentTreeHead(RecurrentHead):
         self._held = append(held, tree.nodes[path])
 
     def _tree_rows(self, tokens: TokenIds, tree: trees.HeldTree, num_last: int | None) -> Logits:
-        """Rows behind all nodes, or at least behind the last num_last and the nodes that lie in no slot yet."""
+        """Rows after all nodes, or at least after the last num_last and the nodes that lie in no slot yet."""
         nodes, parents = tree
         num_held = 0
         if num_last is not None and self._own.has(len(tokens) - 2):
@@ -284,7 +279,7 @@ class RecurrentTreeHead(RecurrentHead):
         while num_held < len(nodes):
             stop = _end_of_level(parents, num_held)
             layout = TreeLayout(text_slot + below[: stop + 1], trees.attention_mask(parents[:stop]))
-            # The slot of a node is its number behind that of the last token.
+            # The slot of a node is its number after that of the last token.
             states = self._own.of([text_slot + 1 + parent for parent in parents[num_held:stop]])
             start = text_slot + 1 + num_held
             rows.append(self._run(nodes[num_held:stop], start, states, stop - num_held, layout).copy())

@@ -121,7 +121,7 @@ def _as_proof(found: _Found, num_tokens: int, seconds: float) -> RowProof:
         )
     else:
         reason = (
-            f"{found.num_rows} rows behind up to {found.longest_past} positions are equal to the bit in all cuts "
+            f"{found.num_rows} rows after up to {found.longest_past} positions are equal to the bit in all cuts "
             f"of the text into passes of 1 to {_WIDEST} tokens and prompts"
         )
     return RowProof(
@@ -150,7 +150,7 @@ def _starts(manifest: Manifest, num_tokens: int) -> list[int]:
 
 
 def _hold(decoder: Decoder, tokens: TokenIds) -> bool:
-    """Have tokens in the cache; False where that would take a long text."""
+    """Fill the cache with tokens; returns False where that would take a long text."""
     if len(tokens) <= _NUM_RUN:
         _forget(decoder)
         return True

@@ -29,7 +29,7 @@ class RowRule(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """A pass over positions start to stop, with num_padded tokens behind that mean nothing."""
+    """A pass over positions start to stop, with num_padded tokens after that mean nothing."""
 
     start: int
     stop: int
@@ -64,7 +64,7 @@ def read_l2_bytes() -> int | None:
 def next_pass(start: int, stop: int, borders: tuple[int, ...], context_length: int) -> Pass:
     """The first pass of even width over positions from start, up to stop at most.
 
-    An odd one gets a token behind, whose entry in the cache the next pass overwrites. Where a border or the end of
+    An odd one gets one more token, whose entry in the cache the next pass overwrites. Where a border or the end of
     the context leaves no room for it, the position before is run again, which gives it the entry that it has.
     """
     begin = max((border for border in borders if border <= start), default=0)

@@ -138,7 +138,7 @@ def without_flash_attention() -> Iterator[None]:
 
 
 def _loading_error(error: Exception, graph: Path, device: Device) -> EdgeSpecError:
-    """On the CPU the graph is at fault; elsewhere kernels, compilers and drivers may be."""
+    """What to raise for a graph that does not load: on the CPU it is at fault, elsewhere the device may be."""
     if device.name == "cpu":
         return translate_error(error, f"loading {graph}", ManifestError)
     if problem := adapter_problem(str(error)):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from edgespec.decoding.cached_prefix import next_capacity
 from edgespec.errors import MemoryExhausted
@@ -39,7 +40,7 @@ class SharedCache:
         self.has_freed = False  # buffers were let go that a device's arena still holds
 
     def prepare(self, num_past: int, num_new: int) -> None:
-        """Make room for num_new positions behind the first num_past, which are kept.
+        """Make room for num_new positions after the first num_past, which are kept.
 
         Raises MemoryExhausted: The buffers do not fit. They hold what they held, and some may be longer.
         """
@@ -76,7 +77,7 @@ class SharedCache:
             buffer.numpy()[:, :, :num_positions] = 0
 
     def imitate(self, num_run: int, num_positions: int, seed: int) -> None:
-        """Fill the slots behind the first num_run up to num_positions with their values, mixed and scaled.
+        """Fill the slots after the first num_run up to num_positions with their values, mixed and scaled.
 
         The buffers must be the CPU's.
         """
@@ -109,8 +110,21 @@ class SharedCache:
         for past, buffer in self._buffers.items():
             buffer.numpy()[:, :, :num_positions] = other._buffers[past].numpy()[:, :, :num_positions]
 
+    def read(self, num_positions: int) -> npt.NDArray[Any]:
+        """The first num_positions of all buffers, [2 * num_layers, num_kv_heads, num_positions, head_dim]; the
+        buffers must be the CPU's."""
+        self.prepare(0, 1)
+        return np.concatenate([buffer.numpy()[:, :, :num_positions] for buffer in self.buffers])
+
+    def fill(self, values: npt.NDArray[Any]) -> None:
+        """Hold what read has given; raises as copy_from does."""
+        num_positions = values.shape[2]
+        self.prepare(0, num_positions)
+        for buffer, held in zip(self.buffers, values, strict=True):
+            buffer.numpy()[0, :, :num_positions] = held
+
     def move(self, slots: Sequence[int], start: int) -> None:
-        """Copy slots, in rising order, to start and behind it; the buffers must be the CPU's."""
+        """Copy slots, in rising order, to start and after it; the buffers must be the CPU's."""
         for buffer in self._buffers.values():
             held = buffer.numpy()  # a view
             held[:, :, start : start + len(slots)] = held[:, :, slots]
@@ -144,7 +158,7 @@ class SharedCache:
             )
         if not self._can_copy:
             return value
-        # Zeros behind what is held: attention may multiply what it masks, and memory of a device may hold NaN.
+        # Zeros after what is held: attention may multiply what it masks, and memory of a device may hold NaN.
         buffer = np.zeros(shape, self._kv.dtype)
         if num_past:
             buffer[:, :, :num_past] = self._buffers[past].numpy()[:, :, :num_past]

@@ -26,7 +26,7 @@ _QUIET_S = 2.0  # a check that takes longer is reported
 _log = logging.getLogger(__name__)
 
 RowsOf = Callable[[TokenIds, int, int], Logits]
-"""Tokens, how many of them the call before has run, and how many a pass may run → the rows behind the others."""
+"""Tokens, how many of them the call before has run, and how many a pass may run → the rows after the others."""
 
 
 class SoundPasses(NamedTuple):

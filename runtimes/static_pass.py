@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.manifest import Manifest
+from edgespec.runtimes.attention_bias import HIDDEN, is_hidden
 from edgespec.runtimes.devices import Device, import_onnxruntime
-from edgespec.runtimes.passes import HIDDEN, is_hidden
 from edgespec.types import Logits, TokenIds
 
 _log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class StaticCache:
         self.num_written = 0
 
     def write(self, outputs: dict[str, npt.NDArray[Any]], num_past: int) -> None:
-        """Write the keys and values of a pass behind num_past positions."""
+        """Write the keys and values of a pass after num_past positions."""
         for past, present in self._names:
             new = outputs[present]
             self._arrays[past][:, num_past : num_past + new.shape[1]] = new
@@ -143,7 +143,7 @@ class StaticPass:
         return sum(mask.num_written for mask in self._masks)
 
     def run(self, tokens: TokenIds, num_past: int, options: Any) -> Logits:
-        """Logits of tokens behind num_past positions of the cache, which holds theirs too afterwards.
+        """Logits of tokens after num_past positions of the cache, which holds theirs too afterwards.
 
         The rows, [num_tokens, vocab_size], are overwritten by the next pass.
         """

@@ -1,7 +1,7 @@
 """Heads without attention, with a graph for each token of a draft (Medusa: Cai et al., arXiv:2401.10774; MLP
 speculators: Wertheimer et al., arXiv:2404.19124; Hydra).
 
-The first step takes the last token and the state of the target behind the one before it; each next one takes the
+The first step takes the last token and the state of the target after the one before it; each next one takes the
 token that was drafted and the state that the step before gave.
 """
 
@@ -26,7 +26,7 @@ _INPUTS = {"input_ids", "hidden"}
 class StepHead:
     """A head of steps as a function from tokens to logits, which reads a target's hidden states from their store.
 
-    Behind the text that was begun, a row comes from the step of its place in the draft. Any other row comes from
+    After the text that was begun, a row comes from the step of its place in the draft. Any other row comes from
     the first step; where no hidden state is known for it, from a state of zeros.
 
     correction: Of the rows of the first step, learned from use; None for none.
@@ -49,7 +49,7 @@ class StepHead:
             graph.require(_INPUTS, outputs)
         self._steps = [graphs[name] for name in head.step_graphs]
         self._begun = np.zeros(0, np.int32)  # the text whose last token the first step takes
-        self._drafted: list[int] = []  # tokens behind it that steps have taken
+        self._drafted: list[int] = []  # tokens after it that steps have taken
         self._states: list[States] = []  # which each step takes, [1, 1, width]; of the next one too
         self._lock = Lock()
         require_run(self, folder.device)
@@ -110,7 +110,7 @@ class StepHead:
         self._states = [state[None]] if len(state) else []
 
     def _row(self, tokens: TokenIds) -> Logits:
-        """The row behind tokens, [1, columns]."""
+        """The row after tokens, [1, columns]."""
         begun, drafted = self._begun, tokens[len(self._begun) :].tolist()
         is_draft = bool(self._states) and len(begun) <= len(tokens) < len(begun) + len(self._steps)
         if not is_draft or not np.array_equal(begun, tokens[: len(begun)]):

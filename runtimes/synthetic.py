@@ -27,7 +27,7 @@ RowOf = Callable[[Context, int], Row]  # and how many tokens there are → [VOCA
 
 @dataclass(slots=True)
 class SyntheticDecoder:
-    """Rows by a given rule, behind a cache that only counts.
+    """Rows by a given rule, after a cache that only counts.
 
     num_fed counts the tokens that a real decoder with a KV cache would have had to run.
     """

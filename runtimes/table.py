@@ -37,9 +37,9 @@ class HeldTokens:
     def feed_tree(
         self, tokens: TokenIds, nodes: TokenIds, parents: Sequence[int], num_last: int | None, context_length: int
     ) -> None:
-        """Count a pass over a tree behind tokens, for the rows of all its nodes or of the last.
+        """Count a pass over a tree after tokens, for the rows of all its nodes or of the last.
 
-        Raises ContextOverflow: A branch is more than fits behind tokens.
+        Raises ContextOverflow: A branch is more than fits after tokens.
         """
         longest = len(tokens) + int(trees.depths(parents).max(initial=0))
         if longest > context_length:

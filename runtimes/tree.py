@@ -1,6 +1,6 @@
 """A decoder that runs trees of drafts, over the graph that takes positions and a mask.
 
-The nodes of a tree fill slots of the cache behind the committed tokens. The next call moves the branch that its
+The nodes of a tree fill slots of the cache after the committed tokens. The next call moves the branch that its
 tokens run through together: keys are rotated by position, so that the slot does not matter. On a GPU it keeps what
 lies in place and runs the rest again.
 """
@@ -21,11 +21,11 @@ from edgespec.decoding.hidden_states import HiddenStates
 from edgespec.decoding.pass_queue import Caller
 from edgespec.errors import ContextOverflow, DeviceUnavailable, ManifestError
 from edgespec.manifest import Manifest
+from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.cuda import PROVIDER
 from edgespec.runtimes.device_checks import DeviceChecks
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.runtimes.passes import TreeLayout
 from edgespec.runtimes.session import SessionOptions, refuse_device
 from edgespec.runtimes.soundness import are_close, probe_tokens
 from edgespec.system.cancel import Cancel
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class OnnxTreeDecoder(ForwardingDecoder):
-    """The model of a folder, as a function from tokens, and from trees behind them, to logits.
+    """The model of a folder, as a function from tokens, and from trees after them, to logits.
 
     Chains run through the same session. Not for deterministic mode: sums over the cache depend on the slots that
     their parts lie in (docs/log/exactness.md).
@@ -73,7 +73,7 @@ class OnnxTreeDecoder(ForwardingDecoder):
         self._chain.serve(caller)
 
     def copy_prefix(self, other: Any, tokens: TokenIds) -> bool:
-        """Take over keys and values of tokens from another fork, as the decoder of chains does."""
+        """Copy keys and values of tokens from another fork, as OnnxDecoder does."""
         if not isinstance(other, OnnxTreeDecoder):
             return False
         with self._lock:
@@ -85,7 +85,7 @@ class OnnxTreeDecoder(ForwardingDecoder):
         return self._chain.can_exchange
 
     def exchange(self, other: Self) -> None:
-        """Exchange caches with a fork, as the decoder of chains does, while neither runs passes."""
+        """Exchange caches with a fork, as OnnxDecoder does, while neither runs passes."""
         with self._lock, other._lock:
             self._chain.exchange(other._chain)
             self._tree, other._tree = other._tree, self._tree
@@ -154,7 +154,7 @@ class OnnxTreeDecoder(ForwardingDecoder):
         return self._runs_trees and has_slots and 0 < len(nodes) < self._chain.max_pass_tokens
 
     def _rows(self, tokens: TokenIds, tree: trees.HeldTree, num_last: int | None) -> Logits:
-        """Logits behind all nodes, or at least behind the last num_last and the nodes that lie in no slot yet."""
+        """Logits after all nodes, or at least after the last num_last and the nodes that lie in no slot yet."""
         nodes, parents = tree
         num_held = 0
         if num_last is not None:

@@ -34,11 +34,11 @@ from edgespec.errors import EdgeSpecError
 from edgespec.loading.open_model import ModelFolder, weights_size
 from edgespec.manifest import read_manifest
 from edgespec.runtimes import devices
+from edgespec.runtimes.attention_bias import TreeLayout
 from edgespec.runtimes.device_checks import DeviceChecks
 from edgespec.runtimes.devices import Device, limit_arena
 from edgespec.runtimes.node_placement import find_strays, read_node_placement, request_device
 from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.runtimes.passes import TreeLayout
 from edgespec.runtimes.tree import tree_manifest
 
 _PROVIDER = "onnxruntime/capi/libonnxruntime_providers_cuda.so"

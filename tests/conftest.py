@@ -14,6 +14,7 @@ from edgespec.config.options import DEFAULT_MODEL
 from edgespec.export.convert import export_model
 from edgespec.models.catalog import CATALOG, CatalogFile
 from edgespec.models.fetch import fetch
+from edgespec.system.file_lock import hold_lock
 from edgespec.tokenization.template_process import TemplateProcess
 
 
@@ -32,6 +33,16 @@ def pytest_configure(config: pytest.Config) -> None:
         suppress_health_check=[HealthCheck.too_slow],  # it measures seconds, in which the machine may pause
     )
     settings.load_profile("of this run")
+
+
+@pytest.hookimpl(trylast=True)  # once tests were chosen by their markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules with long tests come first, so that at the end no process waits for the long test of another."""
+    ranks = dict[Path, int]()
+    for item in items:
+        rank = 0 if item.get_closest_marker("model") else 1 if item.get_closest_marker("slow") else 2
+        ranks[item.path] = min(rank, ranks.get(item.path, rank))
+    items.sort(key=lambda item: ranks[item.path])
 
 
 def pytest_collection_finish() -> None:
@@ -93,7 +104,7 @@ def template_process() -> Iterator[TemplateProcess]:
 @pytest.fixture
 def one_template_process(template_process: TemplateProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of many engines that are not about their processes: each takes 0.07 s to start."""
-    monkeypatch.setattr("edgespec.engine.load.TemplateProcess", lambda: LentProcess(template_process))
+    monkeypatch.setattr("edgespec.engine.open_engine.TemplateProcess", lambda: LentProcess(template_process))
 
 
 @pytest.fixture(scope="session")
@@ -136,23 +147,29 @@ def smollm2_gguf() -> Path:
     return fetch(source, Path(cache), print)
 
 
+def real_model(gguf: Path, name: str, precision: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export of the real model, which the first process that wants it makes for all processes of this run."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = shared / "real" / name
+    folder.parent.mkdir(exist_ok=True)
+    with hold_lock(shared / f"{name}.lock"):
+        if not folder.exists():
+            export_model(gguf, folder, precision=precision)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("real") / "smollm2-135m"
-    export_model(smollm2_gguf, folder)
-    return folder
+    return real_model(smollm2_gguf, "smollm2-135m", "source", tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def smollm2_int4(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("real") / "smollm2-135m-int4"
-    export_model(smollm2_gguf, folder, precision="int4")
-    return folder
+    return real_model(smollm2_gguf, "smollm2-135m-int4", "int4", tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def smollm2_int8(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rounded anew, so that it differs from the source now and then, as a drafter does."""
-    folder = tmp_path_factory.mktemp("real") / "smollm2-135m-int8"
-    export_model(smollm2_gguf, folder, precision="int8")
-    return folder
+    return real_model(smollm2_gguf, "smollm2-135m-int8", "int8", tmp_path_factory)

@@ -79,11 +79,15 @@ def _num_lines(text: str) -> str:
 
 
 def _fenced(file: Attachment) -> str:
-    fence = "`" * max(_MIN_FENCE, 1 + max(map(len, re.findall("`+", file.text)), default=0))
     ending = Path(file.name).suffix.lower().removeprefix(".")
     language = _LANGUAGES.get(ending, ending if _IS_LANGUAGE(ending) else "text")
-    text = f"{file.text}\n" if file.text else ""
-    return f"File: {file.name}\n{fence}{language}\n{text}{fence}\n\n"
+    return f"File: {file.name}\n{fence(file.text, language)}\n\n"
+
+
+def fence(text: str, language: str = "") -> str:
+    """A text as a block of code in Markdown, whatever it holds."""
+    marks = "`" * max(_MIN_FENCE, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{marks}{language}\n{text}\n{marks}" if text else f"{marks}{language}\n{marks}"
 
 
 def find_paths(argument: str) -> list[Path]:

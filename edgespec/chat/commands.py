@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from edgespec.chat.attaching import attach, detach
 from edgespec.chat.attachments import Attachment, brief_message, split_message
+from edgespec.chat.call_text import format_turn
 from edgespec.chat.chat_commands import branch, delete_saved, name_chat, open_chat, show_chats
 from edgespec.chat.clipboard import copy
 from edgespec.chat.compacting import begin_compacting, undo_compacting
@@ -19,8 +20,8 @@ from edgespec.chat.session import THINKING_VIEWS, VIEWS, ChatSession
 from edgespec.chat.settings import apply_setting, format_settings
 from edgespec.chat.status import format_report
 from edgespec.chat.trace_file import TraceFile
-from edgespec.engine.conversation import Reply
 from edgespec.engine.reasoning import split_reasoning
+from edgespec.engine.reply import Reply
 from edgespec.engine.transcript import read_transcript
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.printable import one_line
@@ -43,6 +44,7 @@ class Argument(Enum):
     CHAT = "NAME"
     UNDO = "[undo]"
     THINKING = "[WORD]"
+    ASK = "[ask]"
 
 
 class Next(NamedTuple):
@@ -364,6 +366,17 @@ def _think(session: ChatSession, argument: str) -> None:
     session.info(f"reasoning: {switch}, {budget}; /think {session.thinking_view}")
 
 
+@_command("tools", Argument.ASK, "list the tools that the model may call; ask: ask again before each call")
+def _tools(session: ChatSession, argument: str) -> None:
+    if session.tools is None:
+        raise UsageError("there are no tools; edgespec chat --tools FILE.py takes the functions of a file as such")
+    if argument not in ("", "ask"):
+        raise UsageError(f"/tools takes ask or nothing, not '{one_line(argument, 40)}'")
+    if argument:
+        session.tools.allowed.clear()
+    session.info("\n".join(session.tools.lines()))
+
+
 @_command("clear", Argument.NONE, "start a new conversation; the system message stays")
 def _clear(session: ChatSession, argument: str) -> None:
     session.conversation.clear()
@@ -383,7 +396,7 @@ def _copy(session: ChatSession, argument: str) -> None:
 
 def _text_to_copy(session: ChatSession, part: str) -> str:
     if part == "all":
-        return "\n\n".join(f"{message.role}: {message.content}" for message in session.conversation.messages)
+        return "\n\n".join(f"{message.role}: {format_turn(message)}" for message in session.conversation.messages)
     if part not in ("", "code"):
         raise UsageError(f"/copy takes code, all or nothing, not '{one_line(part, 40)}'")
     answers = [each.answer for each in session.conversation.rounds if each.answer]

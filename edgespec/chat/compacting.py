@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from edgespec.chat.session import ChatSession
-from edgespec.engine.conversation import Reply
 from edgespec.engine.reasoning import split_reasoning
+from edgespec.engine.reply import Reply
 from edgespec.errors import UsageError
-from edgespec.tokenization.chat_template import Message, Turn
+from edgespec.tokenization.chat_template import Message
 
 _REQUEST = (
     "Sum up our conversation so far for yourself, in at most 200 words: what I want, facts, names, numbers, "
@@ -38,7 +38,7 @@ def finish_compacting(session: ChatSession) -> None:
         return
     before, num_before = conversation.transcript(session.model), conversation.num_tokens
     path, name = session.file, session.name
-    last = [message for message in before.messages if message.role != "system"][-_num_messages(before.messages) :]
+    last = before.messages[max(i for i, each in enumerate(before.messages) if each.role == "user") :]
     system = [message for message in before.messages if message.role == "system"]
     folded = (*system, Message("user", _REQUEST), Message("assistant", summary), *last)
     session.start_new_file()
@@ -63,8 +63,3 @@ def undo_compacting(session: ChatSession) -> None:
     session.name, session.before_compacting = name, None
     session.save()
     session.info(f"the whole conversation is back: {len(session.conversation.messages)} messages")
-
-
-def _num_messages(messages: tuple[Turn, ...]) -> int:
-    """Messages of the last round, which begins with one of the user."""
-    return next(i for i, message in enumerate(reversed(messages), 1) if message.role == "user")

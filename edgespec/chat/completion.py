@@ -50,6 +50,7 @@ def _words(argument: Argument) -> Iterable[str]:
         Argument.VIEW: VIEWS,
         Argument.PART: ("code", "all"),
         Argument.UNDO: ("undo",),
+        Argument.ASK: ("ask",),
         Argument.SWITCH: ("on", "off"),
     }.get(argument, ())
 

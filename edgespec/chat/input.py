@@ -8,6 +8,7 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.application import Application, create_app_session, get_app, get_app_session
 from prompt_toolkit.filters import Condition, is_searching
 from prompt_toolkit.history import History, InMemoryHistory
+from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import Output
 from prompt_toolkit.output.defaults import create_output
@@ -17,6 +18,7 @@ from prompt_toolkit.utils import is_dumb_terminal
 
 from edgespec.chat.commands import is_command
 from edgespec.chat.completion import CommandCompleter
+from edgespec.chat.permission import Permission, ask_permission
 from edgespec.chat.status import Status, format_status
 from edgespec.chat.text_block import is_open_block
 from edgespec.chat.type_ahead import TypeAhead
@@ -66,6 +68,7 @@ class ChatInput:
                 style=_STYLE,
                 include_default_pygments_style=False,
             )
+            self._question: PromptSession[str] = PromptSession(style=_STYLE, include_default_pygments_style=False)
 
     def __enter__(self) -> "ChatInput":
         self._is_open = True
@@ -98,6 +101,26 @@ class ChatInput:
         finally:
             if self._is_open:
                 self._type_ahead.start()
+
+    def permit(self, name: str, show: Callable[[str], None]) -> Permission | None:
+        """Ask whether a tool may be run; None: Ctrl-C. What was typed before waits for the next message."""
+        self._type_ahead.stop()
+        waiting = get_typeahead(self._input)
+        try:
+            return ask_permission(name, self._ask_line, show, is_typing=bool(waiting))
+        except KeyboardInterrupt:
+            return None
+        finally:
+            store_typeahead(self._input, [*waiting, *get_typeahead(self._input)])
+            if self._is_open:
+                self._type_ahead.start()
+
+    def _ask_line(self, question: str) -> str:
+        try:
+            with create_app_session(self._input, self._output):
+                return self._question.prompt([("class:prompt", question)])
+        except EOFError:  # Ctrl-D
+            return "no"
 
     def _key_bindings(self) -> KeyBindings:
         keys = KeyBindings()

@@ -5,12 +5,15 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
+from edgespec.chat.call_text import describe_calls
 from edgespec.chat.commands import NOTHING, Next, describe_resumed, is_command, run_command, unescape_message
 from edgespec.chat.compacting import finish_compacting
 from edgespec.chat.interrupt import Leave, catch_ctrl_c
+from edgespec.chat.kept_prefix import keep_prefix
 from edgespec.chat.live_line import live_line
 from edgespec.chat.past_rounds import show_last
 from edgespec.chat.plain import PlainPrinter, Printer, Waiting, is_plain
@@ -18,9 +21,10 @@ from edgespec.chat.session import ChatSession
 from edgespec.chat.settings import format_sampling
 from edgespec.chat.status import format_answer, format_origin_shares, format_stop
 from edgespec.chat.text_block import block_text
+from edgespec.chat.tool_calls import replies_to_results
 from edgespec.engine.answers import Chunk
-from edgespec.engine.conversation import Reply
 from edgespec.engine.reasoning import CLOSE, ReasoningStream
+from edgespec.engine.reply import Reply
 from edgespec.errors import ContextOverflow, EdgeSpecError
 from edgespec.models.home import default_home
 from edgespec.system.command_line import join_words
@@ -43,6 +47,28 @@ def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> 
     """
     reply = session.send(prompt)
     session.save()
+    was_pressed = _answer_once(session, reply, as_json=as_json)
+    for reply in () if was_pressed else replies_to_results(session):
+        if was_pressed := _answer_once(session, reply, as_json=as_json):
+            break
+    if session.tools and not (reply.text or as_json or was_pressed):
+        info("the model ends without an answer")
+    if as_json and reply.last:
+        done = reply.completion()
+        names = ("text", "token_ids", "finish_reason", "prompt_tokens")
+        document = {name: getattr(done, name) for name in names} | {"stats": done.stats.as_dict()}
+        if done.reasoning:
+            document |= {"reasoning": done.reasoning, "answer": done.answer}
+        if calls := describe_calls(session.conversation.rounds[-1].steps):
+            document["tool_calls"] = calls
+        print(json.dumps(document), flush=True)
+    if was_pressed:
+        raise KeyboardInterrupt
+    return 0
+
+
+def _answer_once(session: ChatSession, reply: Reply, *, as_json: bool) -> bool:
+    """Print an answer, or with as_json nothing yet; return whether Ctrl-C was pressed."""
     session.begin_answer(reply)
     with _stop_on_ctrl_c(session, reply) as was_pressed:
         if as_json:
@@ -52,16 +78,7 @@ def answer_once(session: ChatSession, prompt: str, *, as_json: bool = False) -> 
             if reply.last and (reason := format_stop(reply.last.finish_reason)):
                 info(reason)
         session.record(answer)
-    if as_json and reply.last:
-        done = reply.completion()
-        names = ("text", "token_ids", "finish_reason", "prompt_tokens")
-        document = {name: getattr(done, name) for name in names} | {"stats": done.stats.as_dict()}
-        if done.reasoning:
-            document |= {"reasoning": done.reasoning, "answer": done.answer}
-        print(json.dumps(document), flush=True)
-    if was_pressed():
-        raise KeyboardInterrupt
-    return 0
+    return was_pressed()
 
 
 def converse(session: ChatSession, keeps_history: bool) -> int:
@@ -80,7 +97,9 @@ def converse(session: ChatSession, keeps_history: bool) -> int:
         session.info(f"continued: {describe_resumed(session)}")
     history = HistoryFile(default_home() / "history", session.info) if keeps_history else None
     with hide_typed_keys() as hide_keys, ChatInput(history, session.status, hide_keys) as user:
+        session.permit = partial(user.permit, show=session.info)
         code = _run(session, user)
+    keep_prefix(session)
     if session.file and session.conversation.rounds and not session.is_quiet:
         again = join_words(["edgespec", "chat", "--continue", *([session.name] if session.name else [])])
         with suppress(OSError):  # the terminal is gone
@@ -137,10 +156,11 @@ def _obey(session: ChatSession, line: str, before: Next) -> Next:
         return NOTHING
     if block is None and is_command(line):
         following = run_command(session, line)
-        if following.reply:
+        if following.reply and following.compacts:
             _answer(session, following.reply)
-        if following.compacts:
             finish_compacting(session)
+        elif following.reply:
+            _answer_to_end(session, following.reply)
         if following.shows_last:
             session.info("")
             _print_chunks(session, session.answer)
@@ -153,8 +173,15 @@ def _obey(session: ChatSession, line: str, before: Next) -> Next:
             session.conversation.redo(removed)
         raise
     session.save()  # the message is saved even if its answer fails
-    _answer(session, reply, shows_begun=True)
+    _answer_to_end(session, reply, shows_begun=True)
     return NOTHING
+
+
+def _answer_to_end(session: ChatSession, reply: Reply, *, shows_begun: bool = False) -> None:
+    """Print an answer, run the tools that it calls, and print what the model says then."""
+    _answer(session, reply, shows_begun=shows_begun)
+    for following in replies_to_results(session):
+        _answer(session, following)
 
 
 def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) -> None:
@@ -166,11 +193,14 @@ def _answer(session: ChatSession, reply: Reply, *, shows_begun: bool = False) ->
             session.record(_print_reply(session, reply, session.info, reply.begun if shows_begun else ""))
     finally:
         session.save()
-    session.info("")
+    if reply.text or not session.conversation.calls:
+        session.info("")
     if session.is_over_budget and not was_pressed():
         session.info(f"(it thought for {session.thinking_budget} tokens, which is its budget, and answers now)")
         session.conversation.rewrite(f"{reply.text.rstrip()}\n{CLOSE}\n\n")
         _answer(session, session.conversation.go_on())
+        return
+    if session.conversation.calls:
         return
     if session.view == "drafted" and is_plain(sys.stdout):
         origins = Counter(origin for chunk in session.answer for origin in chunk.origins)

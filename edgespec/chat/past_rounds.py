@@ -4,10 +4,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from edgespec.chat.attachments import brief_message
+from edgespec.chat.call_text import describe_steps
 from edgespec.chat.plain import PlainPrinter, Printer, is_plain
 from edgespec.engine.answers import Chunk
-from edgespec.engine.conversation import Round
 from edgespec.engine.reasoning import split_reasoning
+from edgespec.engine.rounds import Round
 from edgespec.system.printable import printable
 
 _NUM_LAST, _MAX_LINES = 2, 24  # what a chat that goes on begins with: rounds, and lines of each answer
@@ -26,6 +27,9 @@ def show_rounds(rounds: Sequence[Round], info: Callable[[str], None], first: int
     """Show rounds, of which the first has a number."""
     for number, each in enumerate(rounds, first):
         _show_message(number, brief_message(each.user))
+        if each.steps:
+            info("\n".join(describe_steps(each.steps)))
+            info("")
         if each.answer is None:
             info("(no answer)")
             continue

@@ -160,6 +160,9 @@ class TokenTexts:
             self._waiting += [(character, origin) for character in self._stream.push([token])]
         if chunk.finish_reason is not None:
             self._waiting += [(character, "target") for character in self._stream.flush()]
+        if chunk.text:  # what a call of a tool was written with is not part of the text
+            start = max(0, "".join(character for character, _ in self._waiting).find(chunk.text))
+            self._waiting = self._waiting[start:]
         num = len(chunk.text)
         ready, self._waiting = self._waiting[:num], self._waiting[num:]
         return [("".join(text for text, _ in group), origin) for origin, group in groupby(ready, itemgetter(1))]

@@ -7,12 +7,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from edgespec.chat.attachments import brief_message
-from edgespec.engine.transcript import SUFFIX, Transcript, document_of, read_transcript
+from edgespec.chat.attachments import brief_message, fence
+from edgespec.chat.call_text import format_turn
+from edgespec.engine.transcript import SUFFIX, Transcript, describe_turn, read_transcript
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.printable import one_line
 
 _TITLE_CHARACTERS = 44
+PREFIX_SUFFIX = ".prefix"  # of the file beside a conversation with what the model has read of it
 # In the list: the cell of the title, the cells (model, length) that are left out for it if it has fewer columns
 # than the minimum, the columns that it has in any case, and the columns between two cells.
 _TITLE, _LEFT_OUT_FIRST, _MIN_TITLE, _SHORTEST_TITLE, _BETWEEN = 1, (4, 2), 30, 8, 2
@@ -144,7 +146,7 @@ def export_text(transcript: Transcript, path: Path) -> str:
     Raises UsageError: Another suffix.
     """
     if path.suffix == ".json":
-        messages = [document_of(each) for each in transcript.messages]
+        messages = [describe_turn(each) for each in transcript.messages]
         document = {"name": transcript.name, "model": transcript.model, "messages": messages}
         return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     if path.suffix in (".md", ".markdown"):
@@ -155,16 +157,20 @@ def export_text(transcript: Transcript, path: Path) -> str:
 def _markdown(transcript: Transcript) -> Iterator[str]:
     yield f"# {transcript.name or 'A conversation'}\n\nModel: {transcript.model}\n"
     reasons = dict(transcript.cut_short)
-    titles = {"system": "System message", "user": "You", "assistant": "Answer", "tool": "What a tool gave"}
+    titles = {"system": "System message", "user": "You", "assistant": "Answer", "tool": "Result of a call"}
     for i, message in enumerate(transcript.messages):
-        yield f"\n## {titles[message.role]}\n\n{message.content.rstrip()}\n"
+        text = format_turn(message).rstrip()
+        if message.role == "tool":
+            text = fence(text)
+        yield f"\n## {titles[message.role]}\n\n{text}\n"
         if i in reasons:
             yield f"\n*(ended early: {reasons[i]})*\n"
 
 
 def delete_chat(chat: SavedChat) -> None:
-    """Delete the file. Raises EdgeSpecError: it cannot be deleted."""
+    """Delete its files. Raises EdgeSpecError: one cannot be deleted."""
     try:
         chat.path.unlink()
+        chat.path.with_suffix(PREFIX_SUFFIX).unlink(missing_ok=True)
     except OSError as error:
         raise EdgeSpecError(f"cannot delete {chat.path}: {error.strerror}") from None

@@ -5,13 +5,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgespec.chat.attachments import Attachment, join_message
+from edgespec.chat.permission import Permit
 from edgespec.chat.status import Status
+from edgespec.chat.tool_box import ToolBox, require_tools
 from edgespec.chat.trace_file import TraceFile
 from edgespec.decoding.repetition import find_loop
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answers import Chunk
-from edgespec.engine.conversation import Conversation, Reply
+from edgespec.engine.conversation import Conversation
 from edgespec.engine.engine import Engine
+from edgespec.engine.reply import Reply
 from edgespec.engine.stats import Stats
 from edgespec.engine.transcript import AutosaveFile, Transcript
 from edgespec.errors import EdgeSpecError, MemoryExhausted
@@ -42,6 +45,9 @@ class ChatSession:
     before_compacting: tuple[Transcript, Path | None, str | None] | None = None  # with its file and name
     is_over_budget: bool = False  # the current answer was ended for it
     prefill: str = ""  # how the next answer is to begin
+    tools: ToolBox | None = None
+    permit: Permit | None = None  # asks whether a tool may be run; None: nobody can be asked
+    keeps_prefix: bool = False  # on the disk, when the chat is left
     downgrades: list[str] = field(default_factory=list)
     written: set[Path] = field(default_factory=set)  # files that commands of this chat have written
     listed: tuple[Path, ...] = ()  # the saved chats as the user saw them last, by their numbers
@@ -119,13 +125,13 @@ class ChatSession:
         before = self.engine
         is_default = self.conversation.sampling == _default_sampling(before)
         try:
-            self.conversation.engine = self.open_engine(model, drafter)
+            self.conversation.engine = self._open(model, drafter)
             before.close()
         except MemoryExhausted:
             self.info("there is not enough memory for both models; closing the current one first")
             before.close()
             try:
-                self.conversation.engine = self.open_engine(model, drafter)
+                self.conversation.engine = self._open(model, drafter)
             except EdgeSpecError:
                 self.conversation.engine = self.open_engine(self.model, self.drafter)
                 raise
@@ -134,6 +140,16 @@ class ChatSession:
             self.conversation.sampling = _default_sampling(self.engine)
         self.answer, self.downgrades = (), []
         self.save()
+
+    def _open(self, model: str, drafter: str) -> Engine:
+        engine = self.open_engine(model, drafter)
+        try:
+            if self.tools:
+                require_tools(engine)
+        except EdgeSpecError:
+            engine.close()
+            raise
+        return engine
 
     def status(self) -> Status:
         return Status(

@@ -35,6 +35,7 @@ def format_stop(finish_reason: str | None) -> str:
     """Why an answer ended, unless it ended by itself."""
     return {
         "stop": "",
+        "tool_calls": "",
         "length": "stopped at the token limit (max-tokens)",
         "loop": "stopped: it repeated itself (/retry tries again; /set loops keep lets such answers go on)",
         "context": "stopped because the context is full (/clear, or /set overflow drop-oldest)",

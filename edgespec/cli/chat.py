@@ -6,6 +6,7 @@ import os
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,18 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
         "--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT; repeatable"
     )
     add_file(parser, "--schema", "answer --prompt with JSON that matches the JSON schema in FILE")
+    add_file(
+        parser,
+        "--tools",
+        "let the model call the functions of FILE.py; you are asked before each call is run",
+    )
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="TOOL",
+        help="run calls of TOOL without asking, or of all; repeatable; without a terminal only these are run",
+    )
     parser.add_argument(
         "--think",
         action=argparse.BooleanOptionalAction,
@@ -81,7 +94,10 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
 def _chat(options: argparse.Namespace) -> int:
     from edgespec.chat.attaching import add_files, read_files
     from edgespec.chat.first_model import load_first
+    from edgespec.chat.kept_prefix import take_prefix
     from edgespec.chat.loop import answer_once, converse
+    from edgespec.chat.permission import ask_at_terminal
+    from edgespec.chat.tool_box import open_tools, require_tools
     from edgespec.chat.trace_file import TraceFile
     from edgespec.system.terminal import has_unread_data, unseen_keys
 
@@ -101,17 +117,25 @@ def _chat(options: argparse.Namespace) -> int:
     wanted = _read_schema(options.schema) if options.schema else None
     if wanted and prompt is None:
         raise UsageError("--schema answers one prompt; give it with --prompt or on stdin")
+    if options.allow and options.tools is None:
+        raise UsageError(f"--allow {options.allow[0]} has no tools to allow; give them with --tools FILE.py")
     if options.log_rounds:
         _log_rounds(options.log_rounds)
     trace = TraceFile(options.trace) if options.trace else None
     autosave, last = _open_transcripts(options)
     with ExitStack() as engines:
+        # Before the model, which takes longer.
+        box = open_tools(options.tools, options.allow) if options.tools else None
+        if box:
+            engines.callback(box.process.close)
 
         def load_unseen(options: argparse.Namespace) -> "Engine":
             engines.enter_context(unseen_keys())  # what is typed from here on waits in the first input
             return _load(options)
 
         engine = engines.enter_context(_load(options) if prompt else load_first(options, load_unseen))
+        if box:
+            require_tools(engine)
         conversation = engine.chat(
             options.system,
             overflow=options.overflow,
@@ -120,6 +144,7 @@ def _chat(options: argparse.Namespace) -> int:
             stop=options.stop,
             ends_loops=(options.loops or ("stop" if options.max_tokens is None else "keep")) == "stop",
             response_format=wanted,
+            tools=box.tools if box else None,
         )
         conversation.thinking = options.think
         engines.callback(lambda: conversation.engine.close())  # looked up at the end: /model replaces it
@@ -131,19 +156,28 @@ def _chat(options: argparse.Namespace) -> int:
             if options.system is not None:
                 conversation.system = options.system
         session = _session(options, conversation, autosave if prompt is None or last else None, trace)
-        session.name = last.name if last else None
+        session.name, session.tools = last.name if last else None, box
+        if last:
+            take_prefix(session)
         add_files(session, files, info)
         if wanted:
             session.view = "plain"
         if prompt is None:
             options.note("chat", "begun")
             return converse(session, keeps_history=not options.no_history)
+        if _can_ask(options):
+            session.permit = partial(ask_at_terminal, show=session.info)
         if "-" not in (options.prompt or "-") and has_unread_data(sys.stdin):
             info("stdin is not read, as --prompt is given; to answer both, add --prompt -")
         try:
             return answer_once(session, prompt, as_json=options.json)
         except FormatError as error:
             raise FormatError(f"{options.schema}: {error}") from None
+
+
+def _can_ask(options: argparse.Namespace) -> bool:
+    """Whether somebody can be asked while one prompt is answered."""
+    return sys.stdin.isatty() and sys.stderr.isatty() and "-" not in (options.prompt or ())
 
 
 def _tell_model_from_prompt(options: argparse.Namespace) -> None:
@@ -261,7 +295,7 @@ def _open_transcripts(options: argparse.Namespace) -> tuple["AutosaveFile | None
         try:
             path = find_chat(folder, options.continues).path
         except UsageError as error:
-            raise UsageError(f"{error}; a prompt goes behind --prompt") from None
+            raise UsageError(f"{error}; a prompt goes after --prompt") from None
     if options.continues == "" and path is None:
         path = find_latest(folder)
     if options.continues is not None and path is None:
@@ -304,6 +338,7 @@ def _session(
         trace=trace,
         is_quiet=options.quiet,
         shows_figures=options.stats,
+        keeps_prefix=options.keep_prefix,
     )
 
 

@@ -26,7 +26,7 @@ class WorkerDeath:
 
     status: int  # -n for signal n; on Windows the exit code that the system gave it, such as 0xC0000005
     is_out_of_memory: bool  # the system killed a process meanwhile because memory was short
-    written: str  # the worker's notes, and behind them what faulthandler wrote
+    written: str  # the worker's notes, and after them what faulthandler wrote
 
     @property
     def number(self) -> int:

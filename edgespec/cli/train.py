@@ -127,7 +127,7 @@ def _format(report: "TrainingReport") -> list[str]:
         else "expected gain here: none, plain decoding is faster; train longer or on more text"
     )
     return [
-        f"agreement on {report.kept_aside_texts} kept-aside texts by position: {rates}; {report.coverage:.1%} of "
+        f"agreement on {report.held_out_texts} held-out texts by position: {rates}; {report.coverage:.1%} of "
         "their tokens can be drafted",
         f"{times}; a drafted token costs {gain.draft_cost:.3f} of a pass",
         f"trained for {report.training_s / 60:.0f} min on {report.texts} texts, {report.answer_tokens} tokens of "

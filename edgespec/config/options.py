@@ -211,6 +211,12 @@ OPTIONS: Mapping[str, Option] = {
         "--max-tokens bounds it)",
         choices=("stop", "keep"),
     ),
+    "keep-prefix": _storage(
+        "switch",
+        "when a chat is left, keep on the disk what the model has read of it, so that --continue need not read it "
+        "again; takes some 50 kB a token with small models",
+        False,
+    ),
     "no-answer-cache": _storage(
         "switch", "do not store answers to draft from later, and do not draft from stored ones", False
     ),

@@ -18,7 +18,7 @@ def equality(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Rule) -> T
     Args:
         tokens: The committed tokens, [num_tokens].
         draft: The guess.
-        logits: Target logits behind the last committed token and behind each drafted one,
+        logits: Target logits after the last committed token and after each drafted one,
             [num_draft + 1, vocab_size].
         sampler: The rule that chooses the target's token, given the prefix of each position.
 
@@ -26,15 +26,15 @@ def equality(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Rule) -> T
         Between 1 and num_draft + 1 token ids.
     """
     emitted = _of_chain(tokens, draft, logits, sampler)
-    row = row_behind(draft, 0, emitted[-1]) if draft.parents is not None else None
+    row = row_after(draft, 0, emitted[-1]) if draft.parents is not None else None
     while row is not None:
         emitted.append(sampler(logits[row], append(tokens, emitted)))
-        row = row_behind(draft, row, emitted[-1])
+        row = row_after(draft, row, emitted[-1])
     return np.array(emitted, np.int32)
 
 
 def _of_chain(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Rule) -> list[int]:
-    """The accepted tokens of a chain and the target's own; of a tree the token behind the text alone."""
+    """The accepted tokens of a chain and the target's own; of a tree the token after the text alone."""
     emitted = [sampler(logits[0], tokens)]
     if draft.parents is not None or not len(draft.tokens) or emitted[0] != draft.tokens[0]:
         return emitted
@@ -47,8 +47,8 @@ def _of_chain(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Rule) -> 
     return emitted
 
 
-def row_behind(draft: Draft, row: int, token: int) -> int | None:
-    """The row of logits behind token, if the draft holds token behind the token of row."""
+def row_after(draft: Draft, row: int, token: int) -> int | None:
+    """The row of logits after token, if the draft holds token after the token of row."""
     if draft.parents is None:
         return row + 1 if row < len(draft.tokens) and draft.tokens[row] == token else None
     for node, parent in enumerate(draft.parents):

@@ -80,7 +80,7 @@ class ArgmaxRows(ForwardingDecoder):
         self._line.flags.writeable = False
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
-        """Rows behind the last num_last tokens, [num_last, vocab_size], read-only.
+        """Rows after the last num_last tokens, [num_last, vocab_size], read-only.
 
         Where one holds a value that is not finite the target's own rows come instead, for the sampler to judge.
         """

@@ -14,24 +14,22 @@ from edgespec.types import Logits, TokenIds, append
 
 _TOKEN_BITS = 20  # of an id; three times as many fit an int64
 
-Contexts = npt.NDArray[
-    np.int64
-]  # [num_rows, 2]: the token behind which a row is alone, and with the one before it
+Contexts = npt.NDArray[np.int64]  # [num_rows, 2]: the token after which a row is alone, and with the one before it
 
 
 def contexts_of(before: TokenIds, tokens: TokenIds) -> Contexts:
-    """The contexts of rows behind tokens, each of which has another one before it."""
+    """The contexts of rows after tokens, each of which has another one before it."""
     alone = tokens.astype(np.int64)
     return np.stack([alone, ((before.astype(np.int64) + 1) << _TOKEN_BITS) + alone], axis=1)
 
 
 def contexts_in(tokens: TokenIds, num_last: int) -> Contexts:
-    """The contexts of the rows behind the last tokens of a text."""
+    """The contexts of the rows after the last tokens of a text."""
     return contexts_of(append(tokens[:1], tokens[:-1])[-num_last:], tokens[-num_last:])
 
 
 def contexts_in_tree(tokens: TokenIds, nodes: TokenIds, parents: Sequence[int]) -> Contexts:
-    """The contexts of the rows behind a text and behind each node of a tree."""
+    """The contexts of the rows after a text and after each node of a tree."""
     last = append(tokens[-1:], nodes)
     before = last[np.array(parents, np.intp) + 1]
     return contexts_of(append(tokens[-2:-1], before) if len(tokens) > 1 else append(tokens, before), last)
@@ -79,7 +77,7 @@ class CorrectableHead(Protocol):
     def num_columns(self) -> int: ...
 
     def known_rows(self, tokens: TokenIds, num_last: int) -> Logits | None:
-        """Rows behind the last num_last tokens, over its own columns and not corrected, [num_last, num_columns].
+        """Rows after the last num_last tokens, over its own columns and not corrected, [num_last, num_columns].
 
         None where not all of the target's hidden states that they are made of are known.
         """

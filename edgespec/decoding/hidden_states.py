@@ -21,7 +21,7 @@ _UNBOUNDED = 1 << 30
 class HiddenStates:
     """Hidden states of some layers, a row for each slot, which grow by doubling.
 
-    layers: Whose states a row holds, one behind the other.
+    layers: Whose states a row holds, one after the other.
     hidden_size: Numbers of a layer's state.
     """
 
@@ -42,7 +42,7 @@ class HiddenStates:
             self._rows[slot : slot + len(rows)] = rows
 
     def hold(self, tokens: TokenIds) -> None:
-        """Say which tokens the states in the first slots are of, [num_held]."""
+        """Set the tokens that the states in the first slots belong to, [num_held]."""
         with self._lock:
             assert len(tokens) <= len(self._rows) or not len(tokens)
             self._held = tokens
@@ -53,7 +53,7 @@ class HiddenStates:
         self.hold(tokens)
 
     def move(self, slots: Sequence[int], start: int) -> None:
-        """Copy slots, in rising order, to start and behind it, as a KV cache does for the branch of a tree."""
+        """Copy slots, in rising order, to start and after it, as a KV cache does for the branch of a tree."""
         with self._lock:
             self._rows[start : start + len(slots)] = self._rows[list(slots)]
 
@@ -65,13 +65,13 @@ class HiddenStates:
         self.put(0, tokens, np.zeros((len(tokens), self.width), np.float32))
 
     def clear(self) -> None:
-        """Hold nothing, in no memory."""
+        """Forget all states, and free their memory."""
         with self._lock:
             self._held = self._held[:0]
             self._rows = self._rows[:0].copy()
 
     def known(self, tokens: TokenIds) -> int:
-        """For how many of the first tokens states are held."""
+        """How many of the first tokens have states here."""
         with self._lock:
             return reusable_prefix(self._held, tokens, 0)
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.decoding.acceptance import row_behind
+from edgespec.decoding.acceptance import row_after
 from edgespec.decoding.likelihood import log_softmax
 from edgespec.decoding.scheduler import Block
 from edgespec.decoding.truncation import top_k
@@ -28,9 +28,9 @@ def logprobs_of(block: Block, num_tokens: int, num_top: int) -> tuple[TokenLogpr
     found, row = [], 0
     for i, token in enumerate(block.tokens[:num_tokens].tolist()):
         if i:
-            behind = row_behind(block.draft, row, int(block.tokens[i - 1]))
-            assert behind is not None
-            row = behind
+            following = row_after(block.draft, row, int(block.tokens[i - 1]))
+            assert following is not None
+            row = following
         found.append(_logprob(block.logits[row], token, num_top))
     return tuple(found)
 

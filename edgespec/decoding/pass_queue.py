@@ -101,7 +101,7 @@ class ForkingDecoder(Decoder, Protocol):
         """Run passes for another text from now on."""
 
     def copy_prefix(self, other: Any, tokens: Any) -> bool:
-        """Take over keys and values of tokens from another fork, whose cache begins with them.
+        """Copy keys and values of tokens from another fork, whose cache begins with them.
 
         The other one may run passes meanwhile, as long as its text goes on beginning with tokens. Returns False
         where caches cannot be copied.
@@ -137,6 +137,7 @@ class _Entry(Generic[Part, Result]):
     part: Part | None  # as a joiner takes it; None where it has to run alone
     entered_s: float
     entered_at: int  # passes that had ended by then
+    is_joined: bool = False  # a joiner runs it
     is_done: bool = False
     result: Result | None = None
     error: BaseException | None = None
@@ -154,7 +155,8 @@ class PassQueue(Generic[Part, Result]):
 
     Whoever is first in the queue runs the next pass: its own, or with a joiner one that holds those of others that
     wait too. There is no thread of the queue's own. A text of which few rows were run so far goes first, so that a
-    short prompt does not wait for the end of long ones.
+    short prompt does not wait for the end of long ones. While there are others a single pass is the joiner's as
+    well: threads of two sessions that run by turns keep each other from the cores (docs/log/server.md).
     """
 
     def __init__(self, joiner: Joiner[Part, Result] | None = None, clock: Clock = perf_counter) -> None:
@@ -301,6 +303,7 @@ class PassQueue(Generic[Part, Result]):
         if first is None or not self._can_join():
             return [] if first is None else [first]
         assert self._joiner is not None
+        first.is_joined = True
         batch, num_rows = [first], first.num_rows
         for each in sorted(self._eligible(), key=_num_rows):
             fits = len(batch) < self._joiner.max_parts and num_rows + each.num_rows <= MAX_JOINED_ROWS
@@ -312,7 +315,7 @@ class PassQueue(Generic[Part, Result]):
     def _run(self, batch: Sequence[_Entry[Part, Result]], alone: Callable[[], Result]) -> None:
         began_s = self._clock()
         results: Sequence[Result | BaseException] | None
-        if len(batch) > 1:
+        if batch[0].is_joined:
             assert self._joiner is not None
             try:
                 results = self._joiner.run([each.part for each in batch])  # type: ignore[misc]  # each has one
@@ -328,7 +331,7 @@ class PassQueue(Generic[Part, Result]):
             self.num_passes += 1
             if results is None:
                 for each in batch:
-                    each.part = None
+                    each.part, each.is_joined = None, False
                     self._waiting.append(each)
             else:
                 self._account(batch, began_s)

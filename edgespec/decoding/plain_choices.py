@@ -79,7 +79,7 @@ class PlainChoices(ForwardingDecoder):
         return np.concatenate([first.copy(), self._decoder.logits(tokens, num_last - 1)])
 
     def _run_again(self, prefix: TokenIds) -> Row:
-        """The row behind prefix in plain decoding."""
+        """The row after prefix in plain decoding."""
         num_tokens, num_passes = self.reruns
         self.reruns = Reruns(num_tokens + 1, num_passes + len(prefix) - self._num_plain)
         for stop in range(self._num_plain + 1, len(prefix) + 1):

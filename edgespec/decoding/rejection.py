@@ -24,7 +24,7 @@ def rejection(tokens: TokenIds, draft: Draft, logits: Logits, sampler: Sampler) 
     Args:
         tokens: The committed tokens, [num_tokens].
         draft: The guess, sampled with noise independent of sampler's own and of the two domains here.
-        logits: Target logits behind the last committed token and behind each drafted one,
+        logits: Target logits after the last committed token and after each drafted one,
             [num_draft + 1, vocab_size].
         sampler: The target's rule, given the prefix of each position.
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 _LONGEST_SPAN = 256
+_LOOK_AFTER = 64  # tokens, between two looks for a loop in a text that is being written
 # Rows of a table, zeros of an array and lines of a drawing repeat too, but consist of few different tokens, unlike
 # sentences. For so many distinct tokens of a span, or more: how often it comes in a loop, and in how many tokens.
 _LIMITS = ((12, 8, 192), (4, 24, 384), (1, 48, 768))
@@ -30,6 +31,25 @@ def find_loop(tokens: Sequence[int]) -> Repetition | None:
         if len(tokens) >= wanted and _repeats(tokens, span_length, wanted):
             return Repetition(span_length, _num_times(tokens, span_length))
     return None
+
+
+class LoopWatch:
+    """Looks for a loop, now and then, in the tokens of a text that is being written."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._num_since = 0  # tokens since it was looked for
+        self._is_found = False
+
+    def push(self, tokens: Sequence[int]) -> bool:
+        """Take more tokens; return whether a loop was found just now."""
+        self._tokens += tokens
+        self._num_since += len(tokens)
+        if self._is_found or self._num_since < _LOOK_AFTER:
+            return False
+        self._num_since = 0
+        self._is_found = find_loop(self._tokens) is not None
+        return self._is_found
 
 
 def _repeats(tokens: Sequence[int], span_length: int, num_tokens: int) -> bool:

@@ -79,17 +79,17 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """The likeliest token is always taken, with any seed."""
+        """Whether the likeliest token is always taken, with any seed."""
         return self.temperature == 0.0
 
     @property
     def has_cuts(self) -> bool:
-        """Unlikely tokens are left out."""
+        """Whether unlikely tokens are cut off."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     @property
     def has_penalties(self) -> bool:
-        """Earlier tokens change the logits of later ones."""
+        """Whether earlier tokens change the logits of later ones."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
@@ -145,7 +145,7 @@ class GumbelSampler:
         return self._choose(logits, tokens) if self.constraint is None else self._settle(logits, tokens).token
 
     def _settle(self, logits: Row, tokens: TokenIds) -> "_Settled":
-        """The first choice behind which a constrained answer can end.
+        """The first choice after which a constrained answer can end.
 
         One choice after another is tried, as it takes long to know of all tokens where they lead.
         """

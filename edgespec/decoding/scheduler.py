@@ -31,7 +31,7 @@ class Round(NamedTuple):
     """One pass of the target, as its policy proposed it; carried from the proposal to what came of it."""
 
     tokens: TokenIds  # the committed tokens before the pass, [num_tokens]
-    draft: Draft = NO_DRAFT  # what the target verifies behind them; empty for plain decoding
+    draft: Draft = NO_DRAFT  # what the target verifies after them; empty for plain decoding
     reason: str = ""  # why nothing was drafted; empty where something was
     offers: tuple[Draft, ...] = ()  # drafts of this round, verified or not; the pass says how far each is right
     expectations: tuple[Expectation, ...] = ()  # of plain decoding and of all sources, if rounds are logged
@@ -55,7 +55,7 @@ class DraftPolicy(Protocol):
         """Learn from a round.
 
         Args:
-            logits: Behind the last committed token and behind each drafted one, [num_draft + 1, vocab_size].
+            logits: After the last committed token and after each drafted one, [num_draft + 1, vocab_size].
             emitted: The tokens that the round yielded.
             verify_s: Seconds of the pass.
         """
@@ -166,7 +166,7 @@ def _verify(target: Decoder, round: Round, relieve: Callable[[], bool]) -> tuple
 
 
 def _run(target: Decoder, tokens: TokenIds, draft: Draft) -> Logits:
-    """Logits behind the last committed token and behind each drafted one, [num_draft + 1, vocab_size]."""
+    """Logits after the last committed token and after each drafted one, [num_draft + 1, vocab_size]."""
     if not len(draft.tokens):
         return target.logits(tokens, 1)
     if draft.parents is None:

@@ -12,7 +12,7 @@ from edgespec.types import Logits, TokenIds, append
 
 
 class HeldTree(NamedTuple):
-    """Nodes that fill the slots of a cache behind the tokens held."""
+    """Nodes that fill the slots of a cache after the tokens held."""
 
     nodes: TokenIds = np.zeros(0, np.int32)
     parents: tuple[int, ...] = ()
@@ -45,11 +45,11 @@ def num_held(
     nodes: TokenIds,
     parents: Sequence[int],
 ) -> int:
-    """How many nodes of a tree behind tokens a cache holds in their places, counted from the first.
+    """How many nodes of a tree after tokens a cache holds in their places, counted from the first.
 
     Args:
-        held: The tokens in the cache's first places; whatever of them lies behind tokens is a chain.
-        behind: Nodes and parents of the tree in the places behind held.
+        held: The tokens in the cache's first places; whatever of them lies after tokens is a chain.
+        behind: Nodes and parents of the tree in the places after held.
     """
     if len(held) < len(tokens) or not np.array_equal(held[: len(tokens)], tokens):
         return 0

@@ -23,7 +23,7 @@ from edgespec.types import NO_DRAFT, Draft, Drafter, DraftRequest, Sampler, Toke
 CAP_BYTES = 1 << 20
 NUM_PROMPT_TOKENS = 64  # stored before each answer, so that a question asked again finds it
 _MAGIC = b"edgespec memory 1\n"  # the file format's
-_END = -1  # behind each answer
+_END = -1  # after each answer
 _LONGEST_HEADER = 1024
 _DEPTH = 32  # the longest context that is compared
 _PATIENCE_S = 1.0  # a file is written in milliseconds: a process that holds it for longer hangs or was stopped
@@ -89,7 +89,7 @@ class AnswerCache:
             self._report(f"this session's answers are not saved: cannot write {self.path} ({error})")
 
     def read(self) -> TokenIds:
-        """All answers in the file, oldest first, each with _END behind it, [num_tokens]."""
+        """All answers in the file, oldest first, each with _END after it, [num_tokens]."""
         try:
             stated = self.path.stat()
             is_ours = stat.S_ISREG(stated.st_mode) and stated.st_size <= 4 * self._max_tokens + _LONGEST_HEADER
@@ -149,7 +149,7 @@ class AnswerCache:
 
 
 def split_answers(tokens: TokenIds) -> list[TokenIds]:
-    """What read() gives as one text for each answer, with the end of its prompt."""
+    """The text of each answer, with the end of its prompt, from the tokens that read() gives."""
     return [part[part != _END] for part in np.split(tokens, np.flatnonzero(tokens == _END) + 1) if len(part)]
 
 

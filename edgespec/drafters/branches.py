@@ -1,6 +1,6 @@
 """The tree of guesses that a lane grows while the target verifies, and which of its branches are worth a row.
 
-An outcome of a pass is how many tokens are accepted, and which token the target puts behind them. The likeliest
+An outcome of a pass is how many tokens are accepted, and which token the target puts after them. The likeliest
 are the drafter's own next choices, for drafter and target share their noise. Each may be drafted on from, with a
 row of the drafter's step (Kumar et al., 2026, arXiv:2603.03251). A step has the rows that yield the most tokens
 that come to be used in the time that it takes.
@@ -23,11 +23,11 @@ _TYPICAL_DRAFT = 2
 
 
 class Step(NamedTuple):
-    """Guesses, each behind an earlier one.
+    """Guesses, each after an earlier one.
 
     num_rows: Rows of the pass that they took; 0 if they took none.
     is_timed: The pass read no more of the text than was emitted since the last one.
-    text: From here on guesses lie behind this text, and earlier ones are void; None for the text as it was.
+    text: From here on guesses lie after this text, and earlier ones are void; None for the text as it was.
     """
 
     guesses: Sequence[Guess]
@@ -63,7 +63,7 @@ def typical_branching(row_costs: Sequence[float]) -> tuple[int, float]:
 
 @dataclass(slots=True)
 class GuessTree:
-    """Guesses behind a text, in the order in which they were given.
+    """Guesses after a text, in the order in which they were given.
 
     A long text may follow it from end to end, so each guess is added once, and a search continues where the last
     one ended.
@@ -81,8 +81,8 @@ class GuessTree:
             self._children.setdefault(guess.after, []).append(len(self._guesses))
             self._guesses.append(guess)
 
-    def path_behind(self, tokens: TokenIds) -> list[Guess] | None:
-        """The first guess behind tokens, the first behind that, and so on; None where tokens leave the tree."""
+    def path_after(self, tokens: TokenIds) -> list[Guess] | None:
+        """The first guess after tokens, the first after that, and so on; None where tokens leave the tree."""
         start, node, self.is_last_guessed = len(self._last), self._node, None
         if not np.array_equal(tokens[:start], self._last):
             start, node = 0, -1
@@ -122,7 +122,7 @@ class _Branch(NamedTuple):
     chance: That the text comes to run through it.
     rank: Orders branches of one chance: those that were found first come first.
     guess: Its after counts the nodes that a step has run.
-    position: Its place behind the text.
+    position: Its place after the text.
     number: Among the guesses that were given; None for an alternative that was not given yet.
     """
 
@@ -135,7 +135,7 @@ class _Branch(NamedTuple):
 
 
 class Branches:
-    """A chain of guesses behind a text, and what is drafted behind other outcomes of the pass that verifies it.
+    """A chain of guesses after a text, and what is drafted after other outcomes of the pass that verifies it.
 
     nodes: The guesses that were drafted on from, as a decoder's cache holds them. A step appends those that it
         runs, so that it runs no others again.
@@ -156,9 +156,9 @@ class Branches:
         self._chosen: list[_Branch] = []
         self.first = Step([self.extend(guess).guesses[0] for guess in chain], 0, text=tokens)
 
-    def chain_behind(self, tokens: TokenIds) -> list[Guess] | None:
-        """The guesses behind a longer text; None where it leaves the tree."""
-        return self._given.path_behind(tokens[len(self.tokens) :])
+    def chain_after(self, tokens: TokenIds) -> list[Guess] | None:
+        """The guesses after a longer text; None where it leaves the tree."""
+        return self._given.path_after(tokens[len(self.tokens) :])
 
     def extend(self, guess: Guess) -> Step:
         """Put a guess at the end of the chain."""
@@ -170,7 +170,7 @@ class Branches:
 
         Args:
             num_verified: How many tokens of the chain the target verifies.
-            longest: The most tokens that lie behind each other.
+            longest: The most tokens that lie after each other.
         """
         self._find_alternatives(num_verified, odds)
         self._tip = self._tip._replace(chance=odds.reached(len(self.chain)))
@@ -193,11 +193,11 @@ class Branches:
 
     @property
     def chance_of_alternatives(self) -> float:
-        """That one of the alternatives comes true that the next step drafts on from."""
+        """The chance that the text takes one of the alternatives that the next step drafts on from."""
         return sum(branch.chance for branch in self._chosen if not branch.is_chain)
 
     def add(self, guesses: Sequence[Guess], nodes: Sequence[int], odds: Branching | None = None) -> Step:
-        """Add what was drafted behind the nodes that were chosen."""
+        """Add what was drafted after the nodes that were chosen."""
         given = []
         for branch, node, guess in zip(self._chosen, nodes, guesses, strict=True):
             position, guess = branch.position + 1, guess._replace(after=node)
@@ -212,7 +212,7 @@ class Branches:
         return Step(given, len(nodes))
 
     def _find_alternatives(self, num_verified: int, odds: Branching) -> None:
-        """Name what else may come behind each number of accepted tokens, once the token there is drafted."""
+        """Name what else may come after each number of accepted tokens, once the token there is drafted."""
         for position in range(self._num_explored, min(num_verified + 1, len(self.chain))):
             guess = self.chain[position]
             left = odds.reached(position) * (1 - odds.acceptance(position))

@@ -50,7 +50,7 @@ class Translation:
     _spellings: dict[int, list[int]] = field(default_factory=dict)  # of tokens that the drafter lacks
 
     def __call__(self, tokens: TokenIds) -> tuple[TokenIds, npt.NDArray[np.intp]]:
-        """The drafter's tokens, and how many there are behind each of the target's tokens, [num_tokens]."""
+        """The drafter's tokens, and how many there are after each of the target's tokens, [num_tokens]."""
         counterparts = self.counterparts[tokens]
         is_shared = counterparts >= 0
         lacking = np.flatnonzero(~is_shared)

@@ -24,7 +24,7 @@ class _Node(NamedTuple):
     """A guess that may be verified and drafted on from.
 
     parent: Number of the node before it; -1 for the text.
-    depth: Its place behind the text, from 1.
+    depth: Its place after the text, from 1.
     chance: That the text comes to run through it.
     confidence: Its class.
     is_trunk: It and all before it are the drafter's first choices.
@@ -48,7 +48,7 @@ class DraftTree:
         """An empty tree.
 
         Args:
-            max_depth: The most tokens that lie behind each other.
+            max_depth: The most tokens that lie after each other.
             has_branches: Next best choices may be drafted on from; otherwise the trunk alone.
         """
         self.run: list[Guess] = []
@@ -74,7 +74,7 @@ class DraftTree:
         return [self._places[number] for number in self._chosen]
 
     def add(self, guesses: Sequence[Guess]) -> None:
-        """Add what was drafted behind the nodes that were chosen, with its next best choices."""
+        """Add what was drafted after the nodes that were chosen, with its next best choices."""
         self._rows.append(len(guesses))
         for parent, guess in zip(self._chosen, guesses, strict=True):
             reached, depth, is_trunk = 1.0, 1, True
@@ -127,7 +127,7 @@ class DraftTree:
         return numbers[: best + 1] if values and values[best] > 0 else []
 
     def _gain(self, node: _Node) -> float:
-        """What the likeliest guess behind a node adds to a pass, less its row."""
+        """What the likeliest guess after a node adds to a pass, less its row."""
         accepted = self._worth.accepted
         return node.chance * accepted[min(node.depth, len(accepted) - 1)] - self._row
 

@@ -1,6 +1,6 @@
 """A model that drafts in a lane of its own, and goes on drafting there while the target verifies.
 
-Its guesses are a tree behind a text. As long as the target's tokens follow a path of the tree, the guesses beyond
+Its guesses are a tree after a text. As long as the target's tokens follow a path of the tree, the guesses beyond
 them serve, and the lane goes on with the step that it is doing; where they leave it the lane starts over. So
 speculative_decode overlaps both models without knowing, with this tree carried over from round to round.
 
@@ -49,7 +49,7 @@ class _Goal(NamedTuple):
 
     tokens: TokenIds
     branching: Branching
-    num_verifying: int | None = None  # tokens behind the text that the target verifies; None until it does
+    num_verifying: int | None = None  # tokens after the text that the target verifies; None until it does
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class LaneDrafter(Drafter):
     _text: TokenIds | None = None  # the text before the lane's tree
     _tree: GuessTree = field(default_factory=GuessTree)
     _advanced: TokenIds | None = None  # the text that the lane was last set on
-    _searched: TokenIds | None = None  # the text behind which guesses were last looked up in the tree
+    _searched: TokenIds | None = None  # the text after which guesses were last looked up in the tree
     _found: Sequence[Guess] | None = None  # and those guesses
     _limit: int = 0  # the most tokens of text and chain together
     _goal: _Goal | None = None  # None for a lane that drafts the likeliest tokens alone
@@ -123,7 +123,7 @@ class LaneDrafter(Drafter):
             return draft
 
     def draft_ahead(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> DraftAhead:
-        """The guesses behind tokens that are ready; the lane goes on from there.
+        """The guesses after tokens that are ready; the lane goes on from there.
 
         Raises DrafterFault: The lane failed.
         """
@@ -150,7 +150,7 @@ class LaneDrafter(Drafter):
         self.drafter.learn(tokens, draft, logits)
 
     def _forget(self) -> None:
-        """Leave the lane without a text to draft behind."""
+        """Leave the lane without a text to draft after."""
         self._text = self._advanced = self._searched = self._found = None
         self._pass = self._pass._replace(ended_s=min(self._pass.ended_s, self.lane.now()))
 
@@ -192,7 +192,7 @@ class LaneDrafter(Drafter):
         return self.lane.ready()[0] if self._wait(1) else NO_DRAFT
 
     def _wait_for_tokens(self, tokens: TokenIds, request: DraftRequest) -> Sequence[Guess]:
-        """The guesses behind tokens, once there are enough, or no more will come, or the time is up."""
+        """The guesses after tokens, once there are enough, or no more will come, or the time is up."""
         is_over = False
         while True:
             path = self._path(tokens) or []
@@ -212,7 +212,7 @@ class LaneDrafter(Drafter):
         return num_done
 
     def _advance(self, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Sequence[Guess]:
-        """The guesses behind tokens that are ready; starts the lane where it has no more to do behind tokens."""
+        """The guesses after tokens that are ready; starts the lane where it has no more to do after tokens."""
         path, self._advanced = self._path(tokens), tokens
         limit = min(len(tokens) + max_ahead(request.num_tokens), self.drafter.decoder.context_length)
         self._limit = limit if path is None else max(limit, self._limit)
@@ -226,13 +226,13 @@ class LaneDrafter(Drafter):
         return path or []
 
     def _path(self, tokens: TokenIds) -> Sequence[Guess] | None:
-        """The guesses behind tokens; None where the lane drafts behind another text."""
+        """The guesses after tokens; None where the lane drafts after another text."""
         has_more = self._take_steps()
         if tokens is self._searched and not has_more:
             return self._found
         text, self._searched, self._found = self._text, tokens, None
         if text is not None and np.array_equal(tokens[: len(text)], text):
-            self._found = self._tree.path_behind(tokens[len(text) :])
+            self._found = self._tree.path_after(tokens[len(text) :])
             self._missed = self._tree.take_missed() or self._missed
             self._is_last_guessed = self._tree.is_last_guessed
         return self._found
@@ -269,7 +269,7 @@ class LaneDrafter(Drafter):
         sampler: Sampler,
         num_verifying: int | None = None,
     ) -> None:
-        """Start a job that drafts on from a text and guesses behind it."""
+        """Start a job that drafts on from a text and guesses after it."""
         ahead = DraftRequest(self.drafter.decoder.context_length, with_distributions=request.with_distributions)
         is_cold = self._text is None
         self._goal, run = None, self._chain_steps
@@ -304,12 +304,12 @@ class LaneDrafter(Drafter):
             yield tree.extend(guess)
 
     def _branching_steps(self, tree: Branches, request: DraftRequest, sampler: Sampler) -> Iterator[Step]:
-        """Draft the likeliest tokens until the target verifies, then those behind the likeliest outcomes too."""
+        """Draft the likeliest tokens until the target verifies, then those after the likeliest outcomes too."""
         yield tree.first
         guesses: Iterator[Guess] | None = None
         while goal := self._goal:
             if goal.tokens is not tree.tokens:
-                chain = tree.chain_behind(goal.tokens)
+                chain = tree.chain_after(goal.tokens)
                 if chain is None:
                     return
                 tree, guesses = Branches(goal.tokens, chain), None

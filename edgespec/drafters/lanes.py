@@ -139,7 +139,7 @@ class ThreadLane:
 
     @property
     def is_over(self) -> bool:
-        """No job runs."""
+        """Whether no job is running."""
         with self._lock:
             return self._run is None or self._run.is_over
 

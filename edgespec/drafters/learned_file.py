@@ -59,7 +59,7 @@ class LearnedFile:
             problem = error.strerror or "it cannot be read"
         except _DAMAGE:
             problem = "it is damaged"
-        report(f"{self.path} cannot be used ({problem}); learning starts anew")
+        report(f"{self.path} cannot be used ({problem}); learning starts again from nothing")
         return None
 
     def write(self, learned: LearnedHead) -> None:
@@ -127,12 +127,6 @@ class LearnedFile:
             num_swaps=stated.num_swaps,
             changed=stated.changed,
         )
-
-
-def learned_file(head: Path, domain: str) -> LearnedFile:
-    """The file of a domain; raises as require_domain does."""
-    require_domain(domain)
-    return LearnedFile(head, domain)
 
 
 def require_domain(domain: str) -> None:

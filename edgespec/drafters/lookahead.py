@@ -92,7 +92,7 @@ class NgramTable:
         if len(tails) > self.max_tails:
             del tails[next(iter(tails))]
 
-    def behind(self, token: int) -> list[tuple[tuple[int, ...], int]]:
+    def continuations(self, token: int) -> list[tuple[tuple[int, ...], int]]:
         """The continuations of a token with their counts, the latest first."""
         return list(self._tails.get(token, {}).items())[::-1]
 
@@ -131,8 +131,8 @@ def guess_bucket(depth: int, num_seen: int) -> int:
 class Lookahead(Drafter):
     """A drafter for one answer. A draft is run whole or not at all, and only a draft that is run teaches anything.
 
-    Column i of level l is a guess at the token i + l positions behind the last committed one, made behind column i
-    of the levels above; level 0 is a chain, whose column 0 is the last committed token. The rows behind the lowest
+    Column i of level l is a guess at the token i + l positions after the last committed one, made after column i
+    of the levels above; level 0 is a chain, whose column 0 is the last committed token. The rows after the lowest
     level give the next level, and so an n-gram for each column.
     """
 
@@ -142,7 +142,7 @@ class Lookahead(Drafter):
     _levels: list[list[int]] = field(init=False)
     _num_read: int = field(init=False, default=0)  # tokens of the text whose n-grams are in the table
     _position: int = field(init=False, default=0)  # committed tokens before the window
-    _lowest: list[int] = field(init=False, default_factory=list)  # rows behind the lowest level of the last draft
+    _lowest: list[int] = field(init=False, default_factory=list)  # rows after the lowest level of the last draft
     _rng: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -155,7 +155,7 @@ class Lookahead(Drafter):
         self._read(tokens)
         self._align(tokens)
         nodes = _Nodes()
-        for tail, num_seen in self._ngrams.behind(int(tokens[-1])):
+        for tail, num_seen in self._ngrams.continuations(int(tokens[-1])):
             nodes.add_guess(tail[: request.num_tokens], num_seen)
         self._add_window(nodes, request.num_tokens)
         return Draft(

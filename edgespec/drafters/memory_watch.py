@@ -19,7 +19,7 @@ from edgespec.system.clock import Clock
 _LOOK_S = 0.1
 # What the target takes for this many tokens more is kept free too.
 _LOOKAHEAD_TOKENS = 256
-# A pass runs no more tokens than this behind the text.
+# A pass runs no more tokens than this after the text.
 _PASS_TOKENS = 64
 # Under high pressure a step down frees at least this, which only a drafter model has. Then its effect is waited
 # for: Linux reports means over 10 s.

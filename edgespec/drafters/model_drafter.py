@@ -46,7 +46,7 @@ class ModelDrafter(Drafter):
     """A small model that decodes with the target's own sampler and noise.
 
     It is decoded by speculative_decode as a target is, so it may have drafters of its own: a cascade. It stops
-    behind the token at which the product of its probabilities falls below request.min_probability; without that
+    after the token at which the product of its probabilities falls below request.min_probability; without that
     token rejection sampling would be biased.
 
     vocab_size: The target's. A drafter padded to more rows never drafts a token beyond it, and drafts nothing
@@ -141,7 +141,7 @@ class ModelDrafter(Drafter):
     def tree_guesses(
         self, tokens: TokenIds, tree: Sequence[Guess], tips: Sequence[int], request: DraftRequest, sampler: Sampler
     ) -> list[Guess]:
-        """The next token behind each of tips, nodes of a tree behind tokens, from one pass of a tree decoder.
+        """The next token after each of tips, nodes of a tree after tokens, from one pass of a tree decoder.
 
         Args:
             tips: Indices of nodes; -1 for the text.
@@ -164,7 +164,7 @@ class ModelDrafter(Drafter):
         return guesses
 
     def _begin(self, tokens: TokenIds, num_tokens: int) -> int:
-        """How many of num_tokens tokens the decoder can draft behind a text."""
+        """How many of num_tokens tokens the decoder can draft after a text."""
         if isinstance(self.decoder, DraftDecoder) and not self.decoder.begin(tokens, num_tokens):
             return 0
         if isinstance(self.decoder, BoundedDraftDecoder):

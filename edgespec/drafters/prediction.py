@@ -10,7 +10,7 @@ from edgespec.types import Draft, Drafter, DraftRequest, Sampler, TokenIds
 class PredictionDrafter(Drafter):
     """Drafts what follows, in a predicted text, the longest end of the answer that occurs there.
 
-    The predicted text lies behind the end of the prompt, so that the first pass can draft its beginning already.
+    The predicted text lies after the end of the prompt, so that the first pass can draft its beginning already.
     `[1, 2]` before the prediction `[3, 4, 5]` drafts `[3, 4, 5]`; after `[1, 2, 9, 4]` it drafts `[5]`.
     """
 

@@ -28,7 +28,7 @@ class ShadowTrial:
     num_old: int = 0
 
     def count(self, is_new_right: npt.NDArray[np.bool_], is_old_right: npt.NDArray[np.bool_]) -> "ShadowTrial":
-        """The trial with more rows."""
+        """The trial after more rows."""
         return ShadowTrial(
             self.num_rows + len(is_new_right),
             self.num_new + int((is_new_right & ~is_old_right).sum()),
@@ -37,12 +37,12 @@ class ShadowTrial:
 
     @property
     def lead(self) -> float:
-        """How far the new way leads, in standard deviations of a coin's."""
+        """By how much the new way leads, in standard deviations of what chance alone makes of equal ways."""
         return (self.num_new - self.num_old) / sqrt(max(1, self.num_new + self.num_old))
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the new way is better; worse also where it has not shown that it is within enough rows."""
+        """Whether the new way is better or worse; also worse if it has not proved better in enough rows."""
         if self.num_new + self.num_old >= _FEWEST and abs(self.lead) >= _LEAD:
             return "better" if self.lead > 0 else "worse"
         is_hopeless = self.num_rows >= _HALF_WAY_ROWS and self.lead < _PROMISING

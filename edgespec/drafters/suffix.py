@@ -84,7 +84,7 @@ class SuffixAutomaton:
             state = target
 
     def draft(self, num: int, source: str) -> Draft:
-        """The draft of these guesses, in a third of the time."""
+        """The draft of up to num guesses as `guesses` gives them; it takes a third of their time."""
         state, length = self._match, self.match_length
         token, count, more, link, favourite = self._token, self._count, self._more, self._link, self._favourite
         tokens, buckets = list[int](), list[int]()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding.acceptance import row_behind
+from edgespec.decoding.acceptance import row_after
 from edgespec.decoding.correction import Contexts, contexts_in
 from edgespec.types import Acceptance, Draft, Logits, Row, Sampler, TokenIds, append
 
@@ -22,7 +22,7 @@ _NONE = np.float16(-np.inf)
 
 
 class TargetRow(NamedTuple):
-    """The tokens that a target thought likely in one place, with their logits."""
+    """The tokens that a target thought likely at one position, with their logits."""
 
     ids: TokenIds
     logits: npt.NDArray[np.float32]
@@ -39,10 +39,10 @@ def likely_tokens(row: Row) -> TargetRow:
 
 @dataclass(slots=True)
 class AnswerLog:
-    """What the target has said behind each token of an answer, as far as it goes.
+    """The target's likely tokens after each token of an answer, as far as they were noted.
 
     text: The prompt and the answer.
-    rows: Behind the tokens of the text from `first` on, one for each.
+    rows: After the tokens of the text from `first` on, one for each.
     num_read: Rows for which the head's own were read.
     """
 
@@ -62,7 +62,7 @@ class AnswerLog:
         return accept_and_note
 
     def note(self, tokens: TokenIds, draft: Draft, logits: Logits, emitted: TokenIds) -> None:
-        """Note a pass; the rows are those behind the tokens that the answer has, not behind rejected ones."""
+        """Note a pass; the rows are those after the tokens that the answer has, not after rejected ones."""
         if not self.rows:
             self.first = len(tokens) - 1
         if len(self.rows) >= _MOST_ROWS:
@@ -71,13 +71,13 @@ class AnswerLog:
         for token in emitted.tolist():
             assert row is not None
             self.rows.append(likely_tokens(logits[row]))
-            row = row_behind(draft, row, token)
+            row = row_after(draft, row, token)
         self.text = append(tokens, emitted)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VerifiedRows:
-    """Rows of a head and of its target behind one token each; only the columns that either thought likely.
+    """Rows of a head and of its target after one token each; only the columns that either thought likely.
 
     contexts: Of the rows, [num_rows, 2].
     wanted: The column of the token that the answer goes on with, -1 where the head has none, [num_rows].
@@ -124,8 +124,8 @@ def verify_rows(
     """A head's rows beside its target's.
 
     Args:
-        found: Behind the last tokens but one, [num_rows, num_columns].
-        target: Behind the same tokens.
+        found: After the last tokens but one, [num_rows, num_columns].
+        target: After the same tokens.
         tokens: The text with the token that follows the last row.
         columns: The token of each of the head's columns; None where each token has one.
     """

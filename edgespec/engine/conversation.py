@@ -1,24 +1,25 @@
 """A conversation with an engine: messages, streamed answers, a full context. Knows nothing of terminals."""
 
+import reprlib
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from weakref import ref
 
-from edgespec.decoding.repetition import Repetition, find_loop
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.answers import AnswerStream, Chunk, Completion, join_chunks
+from edgespec.engine.answers import Chunk, Completion
 from edgespec.engine.drafting import Drafting
-from edgespec.engine.tool_runs import functions_among, run_call
+from edgespec.engine.reply import Reply
+from edgespec.engine.rounds import Round, answered_rounds, messages_of, read_rounds
+from edgespec.engine.tool_runs import REFUSED, functions_among, run_call
 from edgespec.engine.transcript import Transcript, read_transcript, save_transcript
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.tokenization.chat_template import Message, Turn
-from edgespec.tools.call_events import join_calls
 from edgespec.tools.messages import CallMessage, ResultMessage
-from edgespec.tools.tool import ToolCall
+from edgespec.tools.tool import ToolCall, parse_tools
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
@@ -26,24 +27,6 @@ if TYPE_CHECKING:
 OVERFLOWS = ("error", "drop-oldest")
 # Dropping rounds frees this share of the context at once, since the model must read the rest again each time.
 _FREED_SHARE = 0.25
-_LOOK_AFTER = 64  # tokens, between two looks for a loop
-
-
-class Round(NamedTuple):
-    """A message of the user and the answer to it; None where there is no word of an answer.
-
-    steps: Calls of tools and their results, between the two.
-    """
-
-    user: str
-    answer: str | None
-    steps: tuple[CallMessage | ResultMessage, ...] = ()
-
-    @property
-    def open_calls(self) -> tuple[ToolCall, ...]:
-        """The calls whose results are waited for."""
-        last = self.steps[-1] if self.steps else None
-        return last.calls if isinstance(last, CallMessage) else ()
 
 
 class Settings(TypedDict, total=False):
@@ -101,8 +84,8 @@ class Conversation:
         the one that the model's files suggest; greedy where they suggest none.
     thinking: Whether the model reasons before each answer; an attribute alone. None leaves it to its template.
     tools, parallel_tool_calls: What the model may call, and whether several at once, as in Engine.stream. An
-        answer that calls some waits for their results: give sends them, and run does all of it.
-    tool_choice: As in Engine.stream, for the first answer to a message; behind results it may call or not.
+        answer may then end with calls: give_results goes on, and run does all of it.
+    tool_choice: As in Engine.stream, for the first answer to a message; after results the model may call or not.
     ends_loops: Whether an answer that repeats one span of tokens over and over ends, with the finish reason loop.
     """
 
@@ -131,7 +114,7 @@ class Conversation:
         self.stop = stop
         self.ends_loops = ends_loops
         self.response_format = response_format
-        self.tools = tools
+        self.tools = tools or ()
         self.tool_choice = tool_choice
         self.parallel_tool_calls = parallel_tool_calls
         self.thinking: bool | None = None  # argument of Engine.stream for each answer
@@ -140,6 +123,7 @@ class Conversation:
         self._cut_short: dict[int, str] = {}  # by round
         self._num_tries = 0  # of the last round
         self._begun = ""  # what the current answer was given to begin with
+        self._asked: CallMessage | None = None  # calls that the last answer ended with, without results so far
         self._chunks: list[Chunk] = []  # of the current answer, filled by its reply
         self._reply: Callable[[], Reply | None] = lambda: None  # which fills it, weakly
         self._lock = RLock()  # held while a message is added or taken back
@@ -156,6 +140,16 @@ class Conversation:
         self._overflow = policy
 
     @property
+    def tools(self) -> Sequence[Any]:
+        """What the model may call; setting what is no tool raises UsageError."""
+        return self._tools
+
+    @tools.setter
+    def tools(self, tools: Sequence[Any]) -> None:
+        parse_tools(tools)
+        self._tools = tuple(tools)
+
+    @property
     def rounds(self) -> tuple[Round, ...]:
         """All messages of the user with their answers, the oldest first."""
         return tuple(self._rounds)
@@ -168,7 +162,7 @@ class Conversation:
     @property
     def num_dropped(self) -> int:
         """How many of the oldest messages are no longer sent to the model."""
-        return len(_flatten(self._rounds[: self._num_dropped]))
+        return len(messages_of(self._rounds[: self._num_dropped]))
 
     @property
     def num_tokens(self) -> int:
@@ -188,7 +182,7 @@ class Conversation:
         num_dropped = len(self._rounds) if self._overflow == "drop-oldest" else self._num_dropped
         return self.engine.context_length - self._count([*self._rounds, Round(text, None)], num_dropped)
 
-    def stream(self, text: str, *, begun: str = "", **options: Unpack[ReplyOptions]) -> "Reply":
+    def stream(self, text: str, *, begun: str = "", **options: Unpack[ReplyOptions]) -> Reply:
         """Send a message; return its answer as a stream. Options are those of Engine.stream, for this answer.
 
         begun is the beginning of the answer, which the model continues.
@@ -210,23 +204,53 @@ class Conversation:
         """Send a message; return the whole answer. Options and errors as in stream."""
         return self.stream(text, **options).completion()
 
-    def give(self, results: Mapping[str, str], **options: Unpack[ReplyOptions]) -> "Reply":
-        """Send what the called tools gave, by the ids of their calls; the answer goes on as a stream.
+    def retry(self, **options: Unpack[ReplyOptions]) -> Reply:
+        """Answer the last message again with the next seed. Raises UsageError: there is no message yet."""
+        with self._lock:
+            self._require_idle()
+            if not self._rounds:
+                raise UsageError("there is nothing to answer yet; send a message first")
+            tries = self._num_tries + (not self._is_unanswered or self._asked is not None)
+            return self._begin([*self._rounds[:-1], Round(self._rounds[-1].user, None)], tries, options)
 
-        Raises UsageError: No calls wait for results, or others do.
+    def go_on(self, **options: Unpack[ReplyOptions]) -> Reply:
+        """Continue the last answer after its end, with the same seed; the reply streams what is new.
+
+        Raises UsageError: there is no answer yet.
         """
         with self._lock:
             self._require_idle()
-            calls = self._rounds[-1].open_calls if self._rounds else ()
-            if not calls or {*results} != {call.id for call in calls}:
+            if not self._rounds or not (begun := self._rounds[-1].answer):
+                raise UsageError("there is no answer to go on with; retry() makes one")
+            return self._begin(
+                [*self._rounds[:-1], self._rounds[-1]._replace(answer=None)], self._num_tries, options, begun
+            )
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls of tools that the last answer ended with, and that have no results yet."""
+        return self._asked.calls if self._asked else ()
+
+    def give_results(self, results: Sequence[str], **options: Unpack[ReplyOptions]) -> "Reply":
+        """Give the model what the tools of its calls gave, in their order; return what it says then.
+
+        Raises:
+            ContextOverflow: The results do not fit, and were not given.
+            UsageError: They are not as many texts as there are calls.
+        """
+        with self._lock:
+            self._require_idle()
+            asked = self._asked
+            are_texts = all(isinstance(each, str) for each in results)
+            if asked is None or len(results) != len(asked.calls) or not are_texts:
                 raise UsageError(
-                    f"results are given of the calls {', '.join(map(str, results)) or 'none'}; wanted those of "
-                    f"{', '.join(call.id for call in calls) or 'none, as no call waits for them'}"
+                    f"results are {reprlib.repr(results)}; wanted a text for each of the {len(self.calls)} calls"
                 )
+            pairs = zip(asked.calls, results, strict=True)
+            given = [ResultMessage(result, call.id, call.name) for call, result in pairs]
             last = self._rounds[-1]
-            steps = (ResultMessage(str(results[call.id]), call.id, call.name) for call in calls)
-            answered = last._replace(steps=(*last.steps, *steps))
-            return self._begin([*self._rounds[:-1], answered], self._num_tries, options)
+            last = last._replace(steps=(*last.steps, asked, *given))
+            return self._begin([*self._rounds[:-1], last], self._num_tries, options)
 
     def run(
         self,
@@ -245,8 +269,8 @@ class Conversation:
             talk = engine.chat(tools=[get_weather], max_tokens=40)
             print(talk.run("Will it rain in Rome?").text)
 
-        A function has to check what it is given, as the model may write anything. What it raises is told to the
-        model.
+        A model may call anything with any arguments: a function has to check what it is given. What it raises is
+        told to the model.
 
         Args:
             max_steps: The most answers that are made; the last one may still ask for calls.
@@ -254,38 +278,14 @@ class Conversation:
 
         Raises UsageError: A tool is no function; else as in stream.
         """
-        functions = functions_among(self.tools or ())
+        functions = functions_among(self.tools)
         answer = self.say(text, **options)
         for _ in range(max_steps - 1):
-            if not answer.tool_calls:
+            if not self.calls:
                 break
-            results = {
-                call.id: run_call(functions, call) if may_call(call) else "the user does not want this call"
-                for call in answer.tool_calls
-            }
-            answer = self.give(results, **options).completion()
+            results = [run_call(functions, call) if may_call(call) else REFUSED for call in self.calls]
+            answer = self.give_results(results, **options).completion()
         return answer
-
-    def retry(self, **options: Unpack[ReplyOptions]) -> "Reply":
-        """Answer the last message again with the next seed. Raises UsageError: there is no message yet."""
-        with self._lock:
-            self._require_idle()
-            if not self._rounds:
-                raise UsageError("there is nothing to answer yet; send a message first")
-            tries = self._num_tries + (not self._is_unanswered or bool(self._rounds[-1].steps))
-            return self._begin([*self._rounds[:-1], Round(self._rounds[-1].user, None)], tries, options)
-
-    def go_on(self, **options: Unpack[ReplyOptions]) -> "Reply":
-        """Continue the last answer behind its end, with the same seed; the reply streams what is new.
-
-        Raises UsageError: there is no answer yet.
-        """
-        with self._lock:
-            self._require_idle()
-            if not self._rounds or not (begun := self._rounds[-1].answer):
-                raise UsageError("there is no answer to go on with; retry() makes one")
-            unanswered = self._rounds[-1]._replace(answer=None)
-            return self._begin([*self._rounds[:-1], unanswered], self._num_tries, options, begun)
 
     def rewrite(self, answer: str) -> None:
         """Put a text in the place of the last answer, or give one to an unanswered message.
@@ -297,8 +297,7 @@ class Conversation:
             if not self._rounds or not answer:
                 raise UsageError("an answer needs a message and a text; there is no message, or the text is empty")
             self._cut_short.pop(len(self._rounds) - 1, None)
-            last = self._rounds[-1]
-            self._rounds[-1] = Round(last.user, answer, () if last.open_calls else last.steps)
+            self._rounds[-1], self._asked = self._rounds[-1]._replace(answer=answer), None
 
     def keep(self, num_rounds: int) -> None:
         """Forget all but the first messages and their answers."""
@@ -313,7 +312,7 @@ class Conversation:
             if not self._rounds:
                 return None
             removed = self._rounds.pop()
-            self._begun, self._chunks, self._reply = "", [], lambda: None
+            self._begun, self._chunks, self._reply, self._asked = "", [], lambda: None, None
             self._cut_short.pop(len(self._rounds), None)
             self._num_dropped = min(self._num_dropped, len(self._rounds))
             self._num_tries = 0
@@ -333,7 +332,7 @@ class Conversation:
         An answer that is being generated is in it as far as it came, as if it were cancelled.
         """
         rounds, cut_short = self._rounds, self._cut_short
-        if self._is_unanswered and (made := self._made):
+        if self._is_unanswered and self._asked is None and (made := self._made):
             rounds = [*rounds[:-1], rounds[-1]._replace(answer=made)]
             cut_short = {**cut_short, len(rounds) - 1: "cancelled"}
         return Transcript(
@@ -349,10 +348,10 @@ class Conversation:
 
         Raises UsageError: A message is neither a user's nor its answer.
         """
-        system, rounds, cut_short = _parse_transcript(transcript)
+        system, rounds, cut_short = read_rounds(transcript)
         self.system = system
         self.sampling = transcript.sampling or self.sampling
-        sizes = [len(_flatten(rounds[:i])) for i in range(len(rounds) + 1)]
+        sizes = [len(messages_of(rounds[:i])) for i in range(len(rounds) + 1)]
         self._restore(rounds, cut_short, bisect_left(sizes, transcript.num_dropped))
 
     def save(self, path: str | Path) -> None:
@@ -386,6 +385,7 @@ class Conversation:
         with self._lock:
             self._rounds, self._cut_short, self._num_dropped = rounds, cut_short, num_dropped
             self._num_tries, self._begun, self._chunks, self._reply = 0, "", [], lambda: None
+            self._asked = None
 
     def _require_idle(self) -> None:
         """Take what was read of an answer that its reader let go; raises UsageError: one is being read."""
@@ -394,17 +394,17 @@ class Conversation:
             raise UsageError(
                 "this conversation is being answered; read that answer to its end or close it, and ask again then"
             )
-        if reply is None and self._is_unanswered and self._chunks:
+        if reply is None and self._is_unanswered and self._chunks and self._asked is None:
             self._finish(self._made, "cancelled")
 
     def _messages(self, rounds: Sequence[Round]) -> tuple[Turn, ...]:
         system = [Message("system", self.system)] if self.system is not None else []
-        return (*system, *_flatten(rounds))
+        return (*system, *messages_of(rounds))
 
     def _sent(self, rounds: Sequence[Round]) -> tuple[Turn, ...]:
-        return self._messages([*_answered_rounds(rounds[:-1]), *rounds[-1:]])
+        return self._messages([*answered_rounds(rounds[:-1]), *rounds[-1:]])
 
-    def _begin(self, rounds: list[Round], num_tries: int, options: ReplyOptions, begun: str = "") -> "Reply":
+    def _begin(self, rounds: list[Round], num_tries: int, options: ReplyOptions, begun: str = "") -> Reply:
         if unknown := options.keys() - ReplyOptions.__annotations__.keys():
             raise UsageError(
                 f"a message of a conversation has no option '{min(unknown)}'; wanted "
@@ -421,16 +421,17 @@ class Conversation:
             stop=self.stop,
             response_format=self.response_format,
             prefill=begun or None,
-            **self._switches(),
+            ends_loops=self.ends_loops,
             **self._tool_options(rounds[-1]),
+            **self._switches(),
             **options,
         )
-        dropped = _flatten(_answered_rounds(rounds[self._num_dropped : num_dropped]))
+        dropped = messages_of(answered_rounds(rounds[self._num_dropped : num_dropped]))
         # From here on the message is part of the conversation, even if its answer fails.
         self._cut_short.pop(len(rounds) - 1, None)
         self._rounds, self._num_dropped, self._num_tries = rounds, num_dropped, num_tries
-        self._begun, self._chunks = begun, []
-        reply = Reply(num_prompt, tuple(dropped), self, stream, self._chunks, begun)
+        self._begun, self._chunks, self._asked = begun, [], None
+        reply = Reply(num_prompt, tuple(dropped), stream, self._chunks, self._take_answer, begun)
         self._reply = ref(reply)
         return reply
 
@@ -454,163 +455,34 @@ class Conversation:
         return self.engine.count(self._sent(rounds[num_dropped:]), **self._switches())
 
     def _switches(self) -> Switches:
-        switches: Switches = {}
-        if self.thinking is not None:
-            switches["thinking"] = self.thinking
-        if self.tools and self.tool_choice != "none":
+        switches: Switches = {} if self.thinking is None else {"thinking": self.thinking}
+        if self.tools:
             switches["tools"] = self.tools
         return switches
 
     def _tool_options(self, unanswered: Round) -> ToolOptions:
         if not self.tools:
-            return {} if self.tool_choice is None else {"tool_choice": self.tool_choice}
-        choice = "auto" if unanswered.steps else self.tool_choice
-        parallel = self.parallel_tool_calls
-        return {"tool_choice": choice, "parallel_tool_calls": parallel, "whole_tool_calls": True}
+            return {"tool_choice": self.tool_choice}
+        return {
+            "tool_choice": "auto" if unanswered.steps else self.tool_choice,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "whole_tool_calls": True,
+        }
 
-    def _finish(self, answer: str, finish_reason: str) -> None:
-        """Take the answer of a reply; a message that got no word of one, or calls of tools, stays unanswered."""
-        last = self._rounds[-1]
-        if calls := join_calls(event for chunk in self._chunks for event in chunk.tool_calls):
-            self._rounds[-1] = last._replace(steps=(*last.steps, CallMessage(answer, calls)))
-            self._begun, self._chunks = "", []
+    def _take_answer(self, reply: Reply, finish_reason: str) -> None:
+        """End a reply; its answer as far as it came is the conversation's, unless its message was taken back."""
+        with self._lock:
+            if not reply.is_over and self._reply() is reply:
+                self._finish(reply.text, finish_reason, reply.calls)
+            reply.is_over = True
+
+    def _finish(self, answer: str, finish_reason: str, calls: tuple[ToolCall, ...] = ()) -> None:
+        """Record the last answer; a message that got no word of one, or calls alone, stays unanswered."""
+        if calls:
+            self._asked = CallMessage(answer, calls)
             return
         if not answer and finish_reason in ("cancelled", "timeout"):
             return
-        self._rounds[-1] = last._replace(answer=answer)
+        self._rounds[-1] = self._rounds[-1]._replace(answer=answer)
         if finish_reason != "stop":
             self._cut_short[len(self._rounds) - 1] = finish_reason
-
-
-@dataclass(eq=False)
-class Reply(Iterator[Chunk], AsyncIterator[Chunk]):
-    """An answer as a stream of chunks, for a thread or a task, and a context manager that closes it.
-
-    However it ends, the conversation has the answer as far as it came. Errors are those of Engine.stream.
-    """
-
-    prompt_tokens: int  # of all that the model was sent
-    dropped: tuple[Turn, ...]  # which the model was sent the last time and is no longer
-    _conversation: Conversation
-    _stream: AnswerStream
-    _chunks: list[Chunk]
-    begun: str = ""  # the beginning of the answer, which was given
-    is_over: bool = False
-    _loop: Repetition | None = None
-    _num_since: int = 0  # tokens since a loop was looked for
-
-    def __next__(self) -> Chunk:
-        try:
-            chunk = next(self._stream)
-        except BaseException:
-            self.close()
-            raise
-        return self._take(chunk)
-
-    async def __anext__(self) -> Chunk:
-        try:
-            chunk = await anext(self._stream)
-        except BaseException:
-            await self.__aexit__()
-            raise
-        return self._take(chunk)
-
-    def _take(self, chunk: Chunk) -> Chunk:
-        self._look_for_loop(chunk)
-        if chunk.finish_reason == "cancelled" and self._loop:
-            chunk = replace(chunk, finish_reason="loop")
-        self._chunks.append(chunk)
-        if chunk.finish_reason is not None:
-            self._finish(chunk.finish_reason)
-        return chunk
-
-    async def __aenter__(self) -> "Reply":
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self._stream.__aexit__()
-        self._finish("cancelled")
-
-    def __enter__(self) -> "Reply":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    @property
-    def text(self) -> str:
-        """The answer so far, with what it was given to begin with."""
-        return self.begun + "".join(chunk.text for chunk in self._chunks)
-
-    @property
-    def last(self) -> Chunk | None:
-        """The last chunk, once there is one: also if the answer was closed before it was read."""
-        last = self._stream.last
-        is_loop = last is not None and last.finish_reason == "cancelled" and self._loop is not None
-        return replace(last, finish_reason="loop") if last and is_loop else last
-
-    def cancel(self) -> None:
-        """End the answer at once, from any thread or a signal handler; a last chunk says that it was cancelled."""
-        self._stream.cancel()
-
-    def close(self) -> None:
-        """End the answer, if it is not over; the conversation has it as far as it came."""
-        self._stream.close()
-        self._finish("cancelled")
-
-    def completion(self) -> Completion:
-        """Wait for the whole answer."""
-        for _ in self:
-            pass
-        return join_chunks(self._chunks, self.prompt_tokens)
-
-    def _look_for_loop(self, chunk: Chunk) -> None:
-        self._num_since += len(chunk.token_ids)
-        if self._num_since < _LOOK_AFTER or not self._conversation.ends_loops or self._loop:
-            return
-        self._num_since = 0
-        self._loop = find_loop([token for each in (*self._chunks, chunk) for token in each.token_ids])
-        if self._loop:
-            self.cancel()
-
-    def _finish(self, finish_reason: str) -> None:
-        with self._conversation._lock:
-            if not self.is_over and self._conversation._reply() is self:  # else its message was taken back
-                self._conversation._finish(self.text, finish_reason)
-            self.is_over = True
-
-
-def _flatten(rounds: Sequence[Round]) -> list[Turn]:
-    messages: list[Turn] = []
-    for each in rounds:
-        messages += [Message("user", each.user), *each.steps]
-        if each.answer is not None:
-            messages.append(Message("assistant", each.answer))
-    return messages
-
-
-def _answered_rounds(rounds: Sequence[Round]) -> list[Round]:
-    return [each for each in rounds if each.answer is not None]
-
-
-def _parse_transcript(transcript: Transcript) -> tuple[str | None, list[Round], dict[int, str]]:
-    """System message, rounds, and why answers were cut short, by round."""
-    messages = transcript.messages
-    first = int(bool(messages) and messages[0].role == "system")
-    reasons = dict(transcript.cut_short)
-    rounds: list[Round] = []
-    cut_short = {}
-    for i, message in enumerate(messages[first:], first):
-        if message.role == "user":
-            rounds.append(Round(message.content, None))
-        elif isinstance(message, (CallMessage, ResultMessage)) and rounds and rounds[-1].answer is None:
-            rounds[-1] = rounds[-1]._replace(steps=(*rounds[-1].steps, message))
-        elif message.role == "assistant" and rounds and rounds[-1].answer is None:
-            rounds[-1] = rounds[-1]._replace(answer=message.content)
-            if i in reasons:
-                cut_short[len(rounds) - 1] = reasons[i]
-        else:
-            raise UsageError(
-                f"message {i + 1} is of the role {message.role}; wanted a user's or the answer to one"
-            )
-    return messages[0].content if first else None, rounds, cut_short

@@ -22,10 +22,10 @@ from edgespec.memory.estimate import bytes_by_place, estimate_memory, sum_bytes
 from edgespec.memory.free_memory import FreeByPlace
 from edgespec.planning.plan_option import Schedule
 from edgespec.policy import draft_trees
-from edgespec.policy.costs import measure_passes
 from edgespec.policy.limits import MAX_BRANCHES
 from edgespec.policy.speculation import Speculation
 from edgespec.profiling.learned_stats import read_learned_stats
+from edgespec.profiling.pass_timing import measure_passes
 from edgespec.runtimes.devices import Device
 from edgespec.runtimes.tree import can_run_trees
 from edgespec.system.cancel import Cancel

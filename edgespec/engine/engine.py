@@ -6,20 +6,25 @@ Knows protocols: load() decides on decoders and drafters.
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property, partial
+from pathlib import Path
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 from weakref import WeakSet, ref
 
-from edgespec.decoders import Decoder, Interruptible
+from edgespec.decoders import Decoder
 from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.pool import DrafterPool
-from edgespec.engine.answers import AnswerStream, Chunk, Completion, chunks_of, join_chunks
-from edgespec.engine.drafting import Drafting, choose_drafters, under_constraint
+from edgespec.engine.answer_decoder import answer_decoder
+from edgespec.engine.answer_grammars import AnswerGrammars
+from edgespec.engine.answer_stream import AnswerStream, chunks_of
+from edgespec.engine.answers import Chunk, Completion, join_chunks
+from edgespec.engine.drafting import Drafting, choose_drafters
 from edgespec.engine.generation import Generation
 from edgespec.engine.idle_learner import IdleLearner
+from edgespec.engine.prefix_file import read_prefix, write_prefix
 from edgespec.engine.reasoning import CLOSE, OPEN
 from edgespec.engine.request import (
     AnswerOptions,
@@ -29,11 +34,12 @@ from edgespec.engine.request import (
     check_priority,
     check_seconds,
     check_texts,
+    require_answerable,
 )
 from edgespec.engine.request_queue import RequestQueue, Ticket
-from edgespec.engine.target_caches import TargetCaches, answer_decoder
-from edgespec.engine.tool_calls import call_reading, cannot_be_ensured, explain_refusal, format_with_calls
-from edgespec.errors import ContextOverflow, EdgeSpecError, FormatError, ManifestError, ModelError, UsageError
+from edgespec.engine.shared_target import SharedTarget, interrupt
+from edgespec.engine.tool_calls import call_reading
+from edgespec.errors import EdgeSpecError, ModelError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import return_freed
 from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
@@ -48,9 +54,6 @@ from edgespec.types import TokenIds, TokenMask, append
 
 if TYPE_CHECKING:
     from edgespec.engine.conversation import Conversation
-    from edgespec.grammar.compile import GrammarCompiler
-    from edgespec.grammar.response_format import ResponseFormat
-
 
 _TAIL = 8  # tokens of a prompt, in which a template opens the reasoning
 
@@ -79,7 +82,7 @@ class Engine:
         near_tie: float | None = None,
         max_parallel: int = 1,
         may_join: Callable[[], bool] = lambda: True,
-        shared: "_Shared | None" = None,
+        shared: SharedTarget | None = None,
         learner: IdleLearner | None = None,
     ) -> None:
         """Serve answers with a target and its drafters.
@@ -99,7 +102,7 @@ class Engine:
         self.device_names = device_names  # of target and drafter
         self.is_deterministic = is_deterministic  # one text, to the byte, whatever drafts
         self._near_tie = near_tie  # as Generation has it
-        self._shared = shared or _Shared.make(decoders[0], max_parallel, may_join)
+        self._shared = shared or SharedTarget.make(decoders[0], max_parallel, may_join)
         if shared is None:
             self._shared.caches.report_exchange = self._pool.watch.exchange
         self._pool.free_caches = self._shared.empty
@@ -107,7 +110,7 @@ class Engine:
         self._owner = Owner()
         self._streams: WeakSet[AnswerStream] = WeakSet()
         self._streams_lock = Lock()
-        self._grammar_lock = Lock()  # one thread reads the vocabulary
+        self._grammars = AnswerGrammars(encoder.tokenizer, manifest)
 
     def __enter__(self) -> "Engine":
         """Raises EdgeSpecError: the engine is closed."""
@@ -160,6 +163,36 @@ class Engine:
     def forget_prompts(self) -> None:
         """Free the memory of texts that were kept in case they go on; only the first cache keeps its text."""
         self._shared.caches.forget(self._shared.queue.is_held)
+
+    def save_prefix(self, path: str | Path) -> int:
+        """Write what the model has read of the last text to a file, for load_prefix; returns how many tokens.
+
+        The file takes manifest.kv_cache.bytes_per_token for each, and can be read by its owner alone.
+
+        Raises:
+            EdgeSpecError: It cannot be written, or an answer is being made.
+            ModelError: Keys and values of this model cannot be taken out on its device.
+        """
+        return write_prefix(Path(path), self._idle_target())
+
+    def load_prefix(self, path: str | Path) -> int:
+        """Take what save_prefix has written, so that a text that begins with it is not read again.
+
+        Answers are those that they would be without it. Returns how many tokens the file has.
+
+        Raises:
+            MemoryExhausted: It does not fit.
+            ModelError: As save_prefix does.
+            UsageError: The file is damaged, or of another model, device, processor or ONNX Runtime.
+        """
+        tokens = read_prefix(Path(path), self._idle_target(), self.manifest.kv_cache)
+        self._shared.caches.note(0, tokens)
+        return len(tokens)
+
+    def _idle_target(self) -> Decoder:
+        if self._queue.is_held(0):
+            raise EdgeSpecError("an answer is being made; read it to its end or close it, and ask again then")
+        return self.target
 
     @property
     def max_parallel(self) -> int:
@@ -226,6 +259,7 @@ class Engine:
         parallel_tool_calls: bool = True,
         whole_tool_calls: bool = False,
         thinking: bool | None = None,
+        ends_loops: bool = False,
     ) -> AnswerStream:
         """An answer as it is made, a chunk per pass of the target.
 
@@ -263,6 +297,7 @@ class Engine:
                 arguments are given as they come.
             thinking: Whether the model is to reason before it answers, if its chat template has a switch for that;
                 None leaves it to the template. The reasoning is part of the text: Completion.reasoning tells it.
+            ends_loops: End an answer that repeats one span of tokens over and over, with the finish reason "loop".
 
         Raises:
             ContextOverflow: The prompt does not fit.
@@ -277,8 +312,8 @@ class Engine:
             tools, tool_choice, is_parallel=check_flag("parallel_tool_calls", parallel_tool_calls)
         )
         calls = call_reading(use, self._encoder.tool_template.format, whole=whole_tool_calls) if use else None
-        tokens = self._encoder.encode_fitting(
-            prompt, system, raw=raw, tools=use.tools if use else (), thinking=thinking
+        tokens = self._encoder.encode(
+            prompt, system, raw=raw, tools=use.tools if use else (), thinking=thinking, is_bounded=True
         )
         begun = self._encoder.encode_prefill(() if prefill is None else prefill)
         request = Request(
@@ -293,9 +328,11 @@ class Engine:
             timeout_s=check_seconds("timeout_s", timeout_s),
             priority=check_priority(priority),
             calls=calls,
+            ends_loops=check_flag("ends_loops", ends_loops),
         )
         self._require_possible(request)
-        return self._stream(self._held_to_format(request, response_format))
+        context_length = min(self.context_length, self.target.context_length)
+        return self._stream(self._grammars.constrain(request, response_format, context_length))
 
     def astream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AsyncGenerator[Chunk, None]:
         """Stream an answer to an asyncio task; arguments and errors as in stream, errors with the first chunk.
@@ -334,7 +371,7 @@ class Engine:
         Without a sampling its tokens are chosen as model_sampling says, greedily where that is None.
 
         Raises:
-            UsageError: The overflow policy does not exist, or system is no text.
+            UsageError: The overflow policy does not exist, system is no text, or tools are none.
         """
         from edgespec.engine.conversation import Conversation  # which knows this class
 
@@ -407,15 +444,21 @@ class Engine:
         system: str | None = None,
         *,
         raw: bool = False,
-        tools: Sequence[Any] | None = None,
         thinking: bool | None = None,
+        tools: Sequence[Any] | None = None,
     ) -> int:
-        """How many tokens of the context a prompt takes, chat template and tools included; errors as in encode.
+        """How many tokens of the context a prompt takes, with what tells of tools; errors as in encode.
 
         A message many times longer than the context is counted only until it exceeds the context.
         """
         self._require_open()
         return self._encoder.count(prompt, system, raw=raw, tools=parse_tools(tools), thinking=thinking)
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the model's chat template tells it of tools; otherwise a system message has to."""
+        self._require_open()
+        return self._encoder.tool_template.variable is not None
 
     @property
     def can_switch_thinking(self) -> bool:
@@ -426,7 +469,7 @@ class Engine:
         """Whether the chat template begins the reasoning, so that an answer has only the mark of its end."""
         if not self._encoder.spells_in_template(OPEN):
             return False
-        tokens = self._encoder.encode_fitting(prompt, thinking=thinking)
+        tokens = self._encoder.encode(prompt, thinking=thinking, is_bounded=True)
         pieces = [self.tokenizer.piece(token) or "" for token in tokens[-_TAIL:].tolist()]
         return "".join(pieces).rpartition(OPEN)[1] != "" and CLOSE not in "".join(pieces)
 
@@ -450,81 +493,13 @@ class Engine:
     def _spelling_index(self) -> SpellingIndex:
         return SpellingIndex(self.tokenizer.spellings, self.manifest.vocab_size)
 
-    @staticmethod
-    def _read_format(stated: Mapping[str, Any] | None) -> "ResponseFormat | None":
-        if stated is None:
-            return None
-        from edgespec.grammar.response_format import read_format
-
-        return read_format(stated)
-
-    def _held_to_format(self, request: Request, response_format: Mapping[str, Any] | None) -> Request:
-        """The request, with what its answer has to match by response_format and by its tools."""
-        if request.calls is None:
-            return self._constrained(request, self._read_format(response_format))
-        wanted = format_with_calls(request.calls, response_format, self._named_tokens)
-        if wanted is None:
-            return request
-        try:
-            self._compiler().compile(wanted)
-        except FormatError as error:
-            raise explain_refusal(request.calls.use, error, self._compiler()) from None
-        try:
-            return self._constrained(request, wanted)
-        except FormatError as error:
-            raise cannot_be_ensured(error) from None
-
-    def _constrained(self, request: Request, wanted: "ResponseFormat | None") -> Request:
-        """A request whose answer has to match a format, if one is given; raises what stream raises of it."""
-        if wanted is None:
-            return request
-        from edgespec.grammar.constraint import GrammarConstraint  # takes 20 ms, and few answers need it
-
-        compiler = self._compiler()
-        # A pass over the whole context still gives the token that follows it.
-        left = min(self.context_length, self.target.context_length) + 1 - len(request.tokens)
-        max_tokens = min(request.max_tokens, left)
-        constraint = GrammarConstraint(compiler.compile(wanted), max_tokens, request.prefill)
-        drafters = under_constraint(request.drafters, constraint, len(request.prompt))
-        return request._replace(constraint=constraint, drafters=drafters)
-
-    def _compiler(self) -> "GrammarCompiler":
-        with self._grammar_lock:
-            return self._grammar_compiler
-
-    def _named_tokens(self) -> Mapping[str, int]:
-        """Tokens that grammars have to name, by their spelling."""
-        return self._compiler().special_among(self.tokenizer.added_tokens)
-
-    @cached_property
-    def _grammar_compiler(self) -> "GrammarCompiler":
-        from edgespec.grammar.compile import GrammarCompiler
-
-        return GrammarCompiler(self.tokenizer.path, self.manifest.vocab_size, tuple(self.manifest.eos_token_ids))
-
     def _require_possible(self, request: Request) -> None:
         """Raises what stream raises of a request that this engine cannot answer."""
-        sampling, tokens = request.sampling, request.tokens
-        if not isinstance(sampling, SamplingParams):
-            raise UsageError(f"sampling is {sampling!r}; wanted SamplingParams")
-        if self._near_tie is not None and not sampling.is_greedy:
+        require_answerable(request, self.manifest, self.context_length)
+        if self._near_tie is not None and not request.sampling.is_greedy:
             raise UsageError(
-                f"the temperature is {sampling.temperature}, and exact covers greedy text only on "
+                f"the temperature is {request.sampling.temperature}, and exact covers greedy text only on "
                 f"'{self.device_names[0]}', where deterministic mode is off; use temperature 0, or leave out exact"
-            )
-        if (largest := max(sampling.logit_bias, default=0)) >= self.manifest.vocab_size:
-            raise UsageError(
-                f"logit_bias has the token {largest}, which the model lacks; wanted ids from 0 to "
-                f"{self.manifest.vocab_size - 1}"
-            )
-        if not len(tokens):
-            raise UsageError("the prompt is empty; give at least one token")
-        if len(tokens) > self.context_length:
-            raise ContextOverflow(len(tokens), self.context_length, self.manifest.context_length)
-        if (last := int(tokens.max())) >= self.manifest.vocab_size:
-            raise ManifestError(
-                f"the tokenizer of {self.manifest.name} gives the token {last}, and the model has "
-                f"{self.manifest.vocab_size}; they are not of one model, export it again"
             )
 
     def _stream(self, request: Request) -> AnswerStream:
@@ -534,9 +509,16 @@ class Engine:
             self._learner.report_problem()
         ticket = Ticket(deadline_s=monotonic() + request.timeout_s, caller=Caller(request.priority))
         target = answer_decoder(self._shared.caches, target, ticket, request.tokens)
-        ticket.interrupt = partial(_interrupt, self._shared.caches.decoders, self._pool, ref(ticket))
+        ticket.interrupt = partial(interrupt, self._shared.caches.decoders, self._pool, ref(ticket))
         chunks = self._generation().chunks(target, request, self._queue, ticket)
-        stream = AnswerStream(chunks, self._queue, ticket, self._pool.report_changes, len(request.tokens))
+        stream = AnswerStream(
+            chunks,
+            self._queue,
+            ticket,
+            self._pool.report_changes,
+            len(request.tokens),
+            ends_loops=request.ends_loops,
+        )
         with self._streams_lock:
             self._streams.add(stream)
         if not self._decoders:  # closed meanwhile by another thread
@@ -554,36 +536,3 @@ class Engine:
             near_tie=self._near_tie,
             learner=self._learner,
         )
-
-
-class _Shared(NamedTuple):
-    """The caches of a target, and the queue of answers that are to have one."""
-
-    caches: TargetCaches
-    queue: RequestQueue
-
-    @classmethod
-    def make(cls, target: Decoder, max_parallel: int, may_join: Callable[[], bool]) -> "_Shared":
-        caches = TargetCaches(target, max_parallel, may_join)
-        return cls(caches, RequestQueue(num_caches=caches.num_caches))
-
-    def empty(self) -> Sequence[int]:
-        """Free the memory of caches that no answer has, but for the first; returns which."""
-        return self.caches.empty(self.queue.is_held)
-
-
-def _interrupt(decoders: Sequence[Decoder], pool: DrafterPool, weak: "ref[Ticket]") -> None:
-    """End the pass and the drafts that are being made for an answer, from another thread.
-
-    Args:
-        decoders: Of the target's caches, which an answer may still use when its engine has let them go.
-        weak: The answer, which has this call.
-    """
-    ticket = weak()
-    if ticket is None or ticket.cache is None:
-        return
-    decoder = decoders[ticket.cache] if ticket.cache < len(decoders) else None
-    if isinstance(decoder, Interruptible):
-        decoder.interrupt()
-    if ticket.cache == 0:  # drafter models draft for the answer in the first cache
-        pool.interrupt()

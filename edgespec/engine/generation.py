@@ -4,18 +4,16 @@ Passes run in one thread, with what must be known before the next pass: what was
 Their text, and all that is made of it, is made in another.
 """
 
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from edgespec.decoders import Decoder, ForwardingDecoder, TreeDecoder
 from edgespec.decoding.argmax import decoder_for
-from edgespec.decoding.logprobs import TokenLogprob, logprobs_of
+from edgespec.decoding.logprobs import logprobs_of
 from edgespec.decoding.pass_queue import Caller
 from edgespec.decoding.plain_choices import PlainChoices, Reruns
 from edgespec.decoding.sampling import GumbelSampler
@@ -29,31 +27,17 @@ from edgespec.engine.idle_learner import IdleLearner
 from edgespec.engine.request import Request
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.run_ahead import RunAhead
-from edgespec.engine.stats import Stats, Tally
+from edgespec.engine.stats import Stats
 from edgespec.engine.stopping import TextStop, TokenStop
+from edgespec.engine.writing import AnswerPass, Writing, text_after
 from edgespec.policy.acceptance_rates import AcceptanceChange
 from edgespec.policy.draft_choice import DraftChoice
 from edgespec.policy.speculation import Speculation
-from edgespec.tokenization.tokenizer import TextStream, Tokenizer
-from edgespec.tools.call_events import Part, TextPart, in_order, split_parts
-from edgespec.tools.tool_use import CallReader
-from edgespec.types import Acceptance, Logits, TokenIds, append
+from edgespec.tokenization.tokenizer import Tokenizer
+from edgespec.types import Acceptance, Logits, TokenIds
 
 # Rounds from which the thread of the passes has not learned, as the reader's thread may do it for them meanwhile.
 _MAX_UNLEARNED = 3
-
-
-class _Pass(NamedTuple):
-    """A pass, what of it belongs to the answer, and how far the target was then."""
-
-    block: Block  # without logits: many passes may wait, and a row has half a megabyte
-    kept: TokenIds  # the block up to an end token or the count
-    finish_reason: str | None  # if the answer ends with it
-    num_fed: int  # tokens that the target has run for the answer
-    made_s: float  # seconds since the first pass began
-    reruns: Reruns  # of the answer so far
-    learn: Callable[[], None]  # has the policy learn from it, while the next pass runs
-    logprobs: tuple[TokenLogprob, ...]  # of each token of kept, if they were asked for
 
 
 class _Announcing(ForwardingDecoder):
@@ -100,8 +84,8 @@ class Generation:
         """
         calls = request.calls
         shown = self.tokenizer.special_within(calls.format.marks()) if calls else frozenset()
-        writing = _Writing(
-            _text_behind(request.prefill, self.tokenizer, shown),
+        writing = Writing(
+            text_after(request.prefill, self.tokenizer, shown),
             TextStop(request.stop),
             calls.reader() if calls else None,
         )
@@ -144,7 +128,7 @@ class Generation:
         drafting: list[Interval],
         acceptance: dict[str, AcceptanceChange],
         on_begin: Callable[[], None] = lambda: None,
-    ) -> Generator[_Pass, None, None]:
+    ) -> Generator[AnswerPass, None, None]:
         """The passes of an answer up to its end token or the count.
 
         Args:
@@ -193,7 +177,7 @@ class Generation:
                     seconds = perf_counter() - started
                     passed = block.without_logits(), kept, reason, target.num_fed - fed, seconds, reruns
                     logprobs = () if request.logprobs is None else logprobs_of(block, len(kept), request.logprobs)
-                    yield _Pass(*passed, policy.learn, logprobs)
+                    yield AnswerPass(*passed, policy.learn, logprobs)
                     if reason:
                         break
             finally:
@@ -204,7 +188,7 @@ class Generation:
 
     @contextmanager
     def _accepting(self) -> Iterator[Acceptance]:
-        """The rule that accepts drafts. Nothing is learned meanwhile, and afterwards from what it was given."""
+        """The rule that accepts drafts; a head learns nothing within the block, and from it afterwards."""
         if self.learner is None:
             yield self.speculation.accept
             return
@@ -213,7 +197,7 @@ class Generation:
 
     def _stats(
         self,
-        writing: "_Writing",
+        writing: Writing,
         timeline: Sequence[Interval],
         acceptance: dict[str, AcceptanceChange],
         choice: DraftChoice,
@@ -241,99 +225,13 @@ class Generation:
         )
 
 
-@dataclass(slots=True)
-class _Writing:
-    """The state of an answer: its tokens, with those behind a stop string, its text up to there, its figures."""
-
-    text_stream: TextStream
-    text_stop: TextStop
-    calls: CallReader | None = None  # where the answer may call tools
-    tokens: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
-    tally: Tally = field(default_factory=Tally)
-    timeline: list[Interval] = field(default_factory=list)
-    reruns: Reruns = field(default_factory=Reruns)
-    is_cut: bool = False  # by a stop string, or behind the one call that it may have
-
-    def add(self, new: _Pass) -> Chunk:
-        if not self.tally.passes:
-            self.tally.add_prompt(max(0, new.num_fed - new.block.num_draft), new.made_s)
-        block = new.block
-        self.tokens = append(self.tokens, new.kept)
-        parts, num_shown = self._parts_of(new.kept)
-        text, events, places = split_parts(parts)
-        self.tally.add(block, num_shown)
-        self.timeline.append(_interval(block))
-        self.reruns = new.reruns
-        return Chunk(
-            text=text,
-            token_ids=tuple(new.kept[:num_shown].tolist()),
-            origins=_origins(block, num_shown),
-            logprobs=new.logprobs[:num_shown],
-            tool_calls=events,
-            call_places=places,
-            finish_reason="stop" if self.is_cut else new.finish_reason,
-        )
-
-    def finish(self, last: Chunk) -> Chunk:
-        """The last chunk with the text that was held back."""
-        reason, rest = last.finish_reason, ""
-        if not self.is_cut:
-            rest, is_cut = self.text_stop.push(self.text_stream.flush())
-            rest = rest if is_cut else rest + self.text_stop.flush()
-            reason = "stop" if is_cut else reason
-        parts = [*in_order(last.text, last.tool_calls, last.call_places), *self._find_calls(rest)]
-        if self.calls:
-            parts += self.calls.flush()
-            reason = "tool_calls" if reason == "stop" and self.calls.has_calls else reason
-        text, events, places = split_parts(parts)
-        return replace(last, text=text, tool_calls=events, call_places=places, finish_reason=reason)
-
-    def _parts_of(self, tokens: TokenIds) -> tuple[list[Part], int]:
-        """The text of tokens up to a stop string with the calls in it, and how many tokens that took.
-
-        Token by token, so that where the answer ends does not depend on how tokens came in blocks.
-        """
-        parts: list[Part] = []
-        for i, token in enumerate(tokens):
-            piece, self.is_cut = self.text_stop.push(self.text_stream.push([token]))
-            parts += self._find_calls(piece)
-            self.is_cut = self.is_cut or (self.calls is not None and self.calls.is_over)
-            if self.is_cut:
-                return parts, i + 1
-        return parts, len(tokens)
-
-    def _find_calls(self, text: str) -> list[Part]:
-        return self.calls.push(text) if self.calls else [TextPart(text)]
-
-
-def _text_behind(prefill: TokenIds, tokenizer: Tokenizer, shown: Collection[int] = ()) -> TextStream:
-    """A stream of the text behind prefill, from a character on that prefill left incomplete.
-
-    Args:
-        shown: Special tokens that are text.
-    """
-    stream = TextStream(tokenizer, shown)
-    for token in prefill.tolist():
-        stream.push([token])
-    return stream
-
-
 def _working_s(caller: Caller) -> float:
-    """The time without that in which an answer's passes waited for others, which is no cost of drafting."""
+    """The clock less the time in which an answer's passes waited for others, which is no cost of drafting."""
     return perf_counter() - caller.waited_s
 
 
 def _with_waits(block: Block, before_s: float, after_s: float) -> Block:
-    """A block by the time of all, from seconds that the answer had waited before its pass and behind it."""
+    """A block in ordinary time, from seconds that the answer had waited before its pass and after it."""
     if not after_s:
         return block
     return block._replace(started_s=block.started_s + before_s, verify_s=block.verify_s + after_s - before_s)
-
-
-def _origins(block: Block, num_tokens: int) -> tuple[str, ...]:
-    """The drafter of each of the first num_tokens of a block; "target" for the last one of the block."""
-    return (*[block.draft.source] * block.num_accepted, "target")[:num_tokens]
-
-
-def _interval(block: Block) -> Interval:
-    return Interval("target", "verify", block.started_s, block.started_s + block.verify_s, len(block.tokens))

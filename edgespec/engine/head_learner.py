@@ -53,7 +53,7 @@ class HeadLearner:
             head.interrupt()
 
     def read(self, log: AnswerLog, cancel: Flag) -> None:
-        """Read the head's rows behind the tokens of an answer, judge with them, and keep them to train on.
+        """Read the head's rows after the tokens of an answer, judge with them, and keep them to train on.
 
         Goes on where it was cancelled; ends where the target's hidden states are not known any more.
         """

@@ -9,7 +9,7 @@ from edgespec.loading.placement import Placement
 from edgespec.memory.estimate import FORESEEN_TOKENS
 from edgespec.planning.case import branching_cost
 from edgespec.planning.measured_placements import known_stats
-from edgespec.policy.costs import DraftCosts, RowCosts
+from edgespec.policy.draft_costs import DraftCosts, RowCosts
 from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.speculation import Speculation
 from edgespec.profiling.learned_stats import write_learned_stats

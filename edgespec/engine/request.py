@@ -8,7 +8,8 @@ import numpy as np
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.drafting import Drafting
-from edgespec.errors import UsageError
+from edgespec.errors import ContextOverflow, ManifestError, UsageError
+from edgespec.manifest import Manifest
 from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
 from edgespec.tools.formats import CallFormat
 from edgespec.tools.tool_use import CallReader, ToolUse
@@ -34,6 +35,7 @@ class AnswerOptions(TypedDict, total=False):
     tool_choice: Any
     parallel_tool_calls: bool
     thinking: bool | None
+    ends_loops: bool
 
 
 class CallReading(NamedTuple):
@@ -60,6 +62,7 @@ class Request(NamedTuple):
     timeout_s: When to end the answer, in seconds from now; inf for never.
     priority: Answers of a lower one wait for it between two passes.
     calls: Which tools it may call; None for none.
+    ends_loops: End it when it repeats one span of tokens over and over.
     """
 
     prompt: TokenIds  # [num_tokens]
@@ -74,6 +77,7 @@ class Request(NamedTuple):
     timeout_s: float = math.inf
     priority: int = 0
     calls: CallReading | None = None
+    ends_loops: bool = False
 
     @property
     def reads_logits(self) -> bool:
@@ -122,3 +126,30 @@ def check_seconds(name: str, given: float | None) -> float:
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not given > 0:
         raise UsageError(f"{name} is {given!r}; wanted a number of seconds above 0")
     return float(given)
+
+
+def require_answerable(request: Request, manifest: Manifest, context_length: int) -> None:
+    """Check a request against the model that is to answer it.
+
+    Raises:
+        ContextOverflow: The prompt does not fit.
+        ManifestError: The prompt has a token that the model does not have.
+        UsageError: The prompt has no token, or the sampling is none or biases a token that the model lacks.
+    """
+    sampling, tokens = request.sampling, request.tokens
+    if not isinstance(sampling, SamplingParams):
+        raise UsageError(f"sampling is {sampling!r}; wanted SamplingParams")
+    if (largest := max(sampling.logit_bias, default=0)) >= manifest.vocab_size:
+        raise UsageError(
+            f"logit_bias has the token {largest}, which the model lacks; wanted ids from 0 to "
+            f"{manifest.vocab_size - 1}"
+        )
+    if not len(tokens):
+        raise UsageError("the prompt is empty; give at least one token")
+    if len(tokens) > context_length:
+        raise ContextOverflow(len(tokens), context_length, manifest.context_length)
+    if (last := int(tokens.max())) >= manifest.vocab_size:
+        raise ManifestError(
+            f"the tokenizer of {manifest.name} gives the token {last}, and the model has "
+            f"{manifest.vocab_size}; they are not of one model, export it again"
+        )

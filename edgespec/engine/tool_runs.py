@@ -7,6 +7,8 @@ from typing import Any
 from edgespec.errors import UsageError
 from edgespec.tools.tool import ToolCall
 
+REFUSED = "the user does not want this call"  # what the model is told in place of a result
+
 Functions = Mapping[str, Callable[..., Any]]
 
 
@@ -19,7 +21,7 @@ def functions_among(tools: Sequence[Any]) -> Functions:
         if not callable(tool):
             raise UsageError(
                 f"tools[{i}] is no function of Python, so it cannot be run here; give functions, or send the "
-                "results of its calls yourself, with give"
+                "results of its calls yourself, with give_results"
             )
     return {tool.__name__: tool for tool in tools}
 
@@ -27,7 +29,7 @@ def functions_among(tools: Sequence[Any]) -> Functions:
 def run_call(functions: Functions, call: ToolCall) -> str:
     """What a called function gives, as text; what was wrong, as the model may then try another call."""
     try:
-        given = functions[call.name](**call.parse())
+        given = functions[call.name](**call.parse(functions[call.name]))
         return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False, default=str)
     except Exception as error:
         return f"error: {type(error).__name__}: {error}"

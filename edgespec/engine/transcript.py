@@ -5,9 +5,8 @@
     {"role": "user", "content": "Why is the sky blue?"}
     {"role": "assistant", "content": "Because …", "finish_reason": "cancelled"}
 
-Calls of tools and their results are messages as OpenAI's API has them.
-
-A message of the user that is followed by another one got no word of an answer.
+A message of the user that is followed by another one got no word of an answer. Calls of tools and what these gave
+stand between a message and its answer, as in OpenAI's API: with tool_calls, and with the role tool.
 """
 
 import json
@@ -57,18 +56,18 @@ class Transcript:
             header["sampling"] = {name: getattr(self.sampling, name) for name in _SAMPLING}
         documents: list[dict[str, Any]] = [header]
         for i, message in enumerate(self.messages):
-            documents.append(document_of(message) | ({"finish_reason": reasons[i]} if i in reasons else {}))
+            documents.append(describe_turn(message) | ({"finish_reason": reasons[i]} if i in reasons else {}))
         return [json.dumps(document) for document in documents]
 
 
-def document_of(message: Turn) -> dict[str, Any]:
+def describe_turn(turn: Turn) -> dict[str, Any]:
     """A message as OpenAI's API has it."""
-    document: dict[str, Any] = {"role": message.role, "content": message.content}
-    if isinstance(message, CallMessage):
-        document["tool_calls"] = [call.as_dict() for call in message.calls]
-    if isinstance(message, ResultMessage):
-        document |= {"tool_call_id": message.call_id, "name": message.name}
-    return document
+    stated: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    if isinstance(turn, CallMessage):
+        return {**stated, "tool_calls": [call.as_dict() for call in turn.calls]}
+    if isinstance(turn, ResultMessage):
+        return {**stated, "tool_call_id": turn.call_id, "name": turn.name}
+    return stated
 
 
 def write_transcript(path: Path, transcript: Transcript) -> None:
@@ -137,17 +136,17 @@ def _parse_line(path: Path, number: int, line: str) -> dict[str, Any]:
 
 def _parse_message(path: Path, number: int, document: dict[str, Any]) -> Turn:
     role, content = document.get("role"), document.get("content")
-    if isinstance(content, str) and role == "tool":
-        return ResultMessage(content, str(document.get("tool_call_id", "")), str(document.get("name", "")))
-    if isinstance(content, str) and role == "assistant" and (calls := document.get("tool_calls")):
-        try:
-            return CallMessage(content, parse_calls(calls))
-        except UsageError as error:
-            raise UsageError(f"line {number} of {path} is no message: {error}") from None
-    if role not in ROLES or not isinstance(content, str):
+    if role not in (*ROLES, "tool") or not isinstance(content, str):
         raise UsageError(
-            f"line {number} of {path} is no message; wanted a role ({', '.join(ROLES)}) and a content"
+            f"line {number} of {path} is no message; wanted a role ({', '.join(ROLES)}, tool) and a content"
         )
+    if role == "tool":
+        return ResultMessage(content, str(document.get("tool_call_id", "")), str(document.get("name", "")))
+    if role == "assistant" and "tool_calls" in document:
+        try:
+            return CallMessage(content, parse_calls(document["tool_calls"]))
+        except UsageError as error:
+            raise UsageError(f"line {number} of {path} is damaged: {error}") from None
     return Message(role, content)
 
 

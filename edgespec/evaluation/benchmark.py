@@ -67,7 +67,7 @@ def schedule(prompts: Sequence[BenchPrompt], rounds: int) -> Iterator[Place]:
 
 
 def mode_of(engine: Engine) -> str:
-    """Whether the text depends on the drafter, in words."""
+    """The mode of an engine as the document names it: whether its text depends on the drafter."""
     return "deterministic" if engine.is_deterministic else "not deterministic"
 
 

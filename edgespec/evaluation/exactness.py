@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec.decoders import Decoder
-from edgespec.decoding.acceptance import row_behind
+from edgespec.decoding.acceptance import row_after
 from edgespec.decoding.cached_prefix import empty_cache
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.decoding.scheduler import Block, DraftPolicy, Plain, speculative_decode
@@ -138,7 +138,7 @@ def _chosen_from(block: Block, at: int) -> Row:
     row: int | None = 0
     for token in block.tokens[:at]:
         assert row is not None
-        row = row_behind(block.draft, row, int(token))
+        row = row_after(block.draft, row, int(token))
     return block.logits[row].copy()
 
 

@@ -1,4 +1,4 @@
-"""Whether a drafting head belongs to its target: it is run behind the target's own text, before it is installed.
+"""Whether a drafting head belongs to its target: it is run after the target's own text, before it is installed.
 
 A head that was made for another model, or whose settings say something else than its weights, runs without an
 error and drafts at random. How often its first token is the target's tells such heads from weak ones.
@@ -45,7 +45,7 @@ class HeadAgreement(NamedTuple):
 def require_agreement(
     target: Path, head: Path, devices: tuple[str, str], report: Report = lambda line: None
 ) -> HeadAgreement:
-    """Run a head behind 200 tokens that its target writes.
+    """Run a head after 200 tokens that its target writes.
 
     Args:
         target, head: Model folders; the target gives the hidden states that the head reads.
@@ -68,7 +68,7 @@ def require_agreement(
 
 
 def measure_agreement(target: Path, head: Path, devices: tuple[str, str] = ("cpu", "cpu")) -> HeadAgreement:
-    """Run a head behind texts that its target writes; arguments as of require_agreement."""
+    """Run a head after texts that its target writes; arguments as of require_agreement."""
     manifest, own = read_manifest(target), read_manifest(head)
     decoder = OnnxDecoder(target, manifest, _here(devices[0]), hidden_layers=layers_read([own]))
     states = decoder.hidden_states
@@ -89,7 +89,7 @@ def measure_agreement(target: Path, head: Path, devices: tuple[str, str] = ("cpu
 def _compare(
     target: Decoder, head: DraftDecoder, tokens: TokenIds, num_tokens: int, ends: Iterable[int]
 ) -> HeadAgreement:
-    """Let the target write so many tokens behind a prompt, or up to an end, and the head guess each."""
+    """Let the target write so many tokens after a prompt, or up to an end, and the head guess each."""
     num_right = 0
     for number in range(num_tokens):
         right = int(target.logits(tokens, 1)[-1].argmax())

@@ -13,7 +13,7 @@ _MOST_TOKENS = 4096
 
 
 def calibration_texts(prompts: Iterable[str], encoder: PromptEncoder) -> list[TokenIds]:
-    """Encode prompts in the chat template, one behind the other, cut into texts of up to 256 tokens.
+    """Encode prompts in the chat template, one after the other, cut into texts of up to 256 tokens.
 
     Raises ConversationError or ModelError: The chat template refuses them, or cannot be rendered.
     """

@@ -24,7 +24,7 @@ def require_own_target(target: Manifest, drafters: Sequence[Manifest], text: str
 
     Args:
         drafters: The drafter model of the target, and those that draft for it in turn.
-        text: The text drafter behind these, if any.
+        text: The text drafter after these, if any.
 
     Raises:
         ModelError: It is a head, and the target does not give the hidden states that it reads.

@@ -7,10 +7,19 @@ from dataclasses import dataclass, replace
 from edgespec.loading.open_model import ModelFolder, weights_size
 from edgespec.loading.placement import Placement
 from edgespec.memory.device_memory import Places
-from edgespec.memory.estimate import bytes_by_place, estimate_memory, fitting_context, require_memory
-from edgespec.memory.free_memory import FreeByPlace, ReadFreeMemory
+from edgespec.memory.estimate import (
+    MemoryEstimate,
+    arena_bytes,
+    bytes_by_place,
+    estimate_memory,
+    fitting_caches,
+    fitting_context,
+    require_memory,
+)
+from edgespec.memory.free_memory import HOST, FreeByPlace, ReadFreeMemory
 from edgespec.memory.ladder import Bytes
 from edgespec.policy.limits import MAX_DRAFT_TOKENS
+from edgespec.runtimes.devices import Device, limit_arena
 
 _LOG = logging.getLogger(__name__)
 
@@ -26,6 +35,37 @@ class MemoryFit:
     target: ModelFolder  # with the context length that fits
     needed: Bytes  # bytes that plain decoding takes in each place
     downgrades: list[str]  # lines that say what was given up
+
+    def fit_parallel(self, asked: int | None, max_answers: int) -> int:
+        """How many answers memory allows at once, up to max_answers; a line is added where fewer than asked."""
+        fitting = fitting_caches(
+            self.target.manifest, self.needed, self.target_place, self.free_memory, max_answers
+        )
+        if asked is not None and fitting < asked:
+            self.downgrades.append(
+                f"{fitting} of {asked} answers are made at once: memory has no space for more KV caches"
+            )
+        return fitting
+
+    def has_memory_to_join(self) -> bool:
+        """Whether the target's weights fit a second time, as a session of another graph holds them."""
+        free = self.read_free_memory().get(HOST)
+        if free is None:
+            return True
+        weights = self._estimate_target()
+        opened_bytes = weights.address_bytes if free.counts_files else weights.weights_bytes
+        return free.free_bytes - free.reserve.opening_bytes >= opened_bytes + weights.workspace_bytes
+
+    def limit(self, device: Device) -> Device:
+        """The target's device, limited to the memory that is free on it."""
+        room = self.free_memory.get(self.target_place)
+        if room is None:
+            return device
+        return limit_arena(device, arena_bytes(self._estimate_target(), room.free_bytes))
+
+    def _estimate_target(self) -> MemoryEstimate:
+        manifest = self.target.manifest
+        return estimate_memory(manifest, weights_size(self.target), manifest.context_length)
 
 
 def fit_memory(

@@ -58,7 +58,7 @@ class MemoryEstimate(NamedTuple):
     address_bytes: int  # address space of weights and session, where mapped files count as a whole
     kv_cache_bytes: int  # for the context that is foreseen
     workspace_bytes: int  # of a pass
-    replaced_bytes: int  # shorter KV buffers, which a device holds until a pass behind the growth is over
+    replaced_bytes: int  # shorter KV buffers, which a device holds until a pass after the growth is over
     size: WeightsSize  # the weights as they are stored
     states_bytes: int = 0  # hidden states of the target that are kept for a drafting head, on the host
 
@@ -223,7 +223,7 @@ def growth_bytes(
     """Extra bytes that the KV cache takes when it grows from room for num_held to room for num_tokens tokens."""
     before, after = (cache_bytes(kv, num, context_length) for num in (num_held, max(num_held, num_tokens)))
     # A shared buffer is replaced layer by layer; a growing cache holds old and new at once, and a device's arena
-    # gives the old back behind a later pass.
+    # gives the old back after a later pass.
     holds_both = kv.form == "growing" or on_device
     return after if holds_both and before != after else after - before
 

@@ -95,7 +95,7 @@ def _append(url: str, file: RemoteFile, part: Path, num_held: int, progress: Rep
 
 
 def _read_body(url: str, num_held: int) -> Iterator[tuple[int, bytes]]:
-    """Positions and bytes behind those held already, or of the whole file where the server knows no ranges."""
+    """Positions and bytes after those held already, or of the whole file where the server knows no ranges."""
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
 

@@ -20,7 +20,7 @@ class ExportSource(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        """The words of a command behind `edgespec export`."""
+        """The words of a command after `edgespec export`."""
         named = {"--revision": self.revision, "--precision": self.precision}
         return [self.source, *(word for flag, value in named.items() if value for word in (flag, value))]
 

@@ -120,7 +120,7 @@ class ModelHome:
         return folder if is_name and _is_ready(folder := self.models / name) else None
 
     def _describe_unknown(self, model: str, path: Path) -> str:
-        """What is wrong with the name of a model, behind which path is what its name would be as a path."""
+        """Why a name stands for no model; path is the same name read as a path."""
         own = None if _is_ready(path) else self._own_folder(split_precision(model)[0])
         if own is not None or (path / FILE_NAME).is_file():
             return (
@@ -315,13 +315,13 @@ class _NotPrepared(Exception):
 
 
 def _asked_precision(form: str, precision: str | None, usual: str) -> str | None:
-    """None where a precision is the one that nobody has to name; the npu form is in fp16 then."""
+    """The precision, or None if it is the usual one of the form, which folder names leave out."""
     usuals = ("source", "fp16") if form == "npu" else (usual,)
     return None if precision in usuals else precision
 
 
 def _folder_name(name: str, form: str, precision: str | None) -> str:
-    """Example: tiny, tiny-int8, tiny-gpu, tiny-fp32-gpu."""
+    """The name of a model's folder, such as tiny, tiny-int8, tiny-gpu or tiny-fp32-gpu."""
     return "-".join([name, *([precision] if precision else []), *([form] if form != "cpu" else [])])
 
 
@@ -332,7 +332,7 @@ def _hub_id(name: str) -> HubId | None:
 
 
 def split_precision(model: str) -> tuple[str, str | None]:
-    """The name of a model, and the precision behind it if there is one."""
+    """The name of a model, and the precision after it if there is one."""
     name, _, precision = model.rpartition(":")
     return (name, precision) if precision in _PRECISIONS else (model, None)
 

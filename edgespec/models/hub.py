@@ -99,7 +99,7 @@ def _choose(hub_id: HubId, folder: Path, revision: str, offline: bool) -> tuple[
 
 @contextmanager
 def _lock(folder: Path, report: Report) -> Iterator[None]:
-    """Only one process at a time fetches into folder."""
+    """Hold the lock of a folder, since only one process at a time may fetch into it."""
     with ExitStack() as stack:
         with explain_folder_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -167,7 +167,7 @@ def _is_inside(name: str) -> bool:
 
 
 def is_reachable(url: str, timeout_s: float) -> bool:
-    """True when anything answers in time; a name look-up that hangs is abandoned."""
+    """Whether anything answers in time; a name look-up that hangs is abandoned."""
     from huggingface_hub import get_session
 
     answered = threading.Event()

@@ -16,7 +16,7 @@ class Reported:
     """What was measured of a drafter elsewhere: by its publisher, or by edgespec on another machine.
 
     of: The plain name of the target.
-    statement: The result in words, with the texts that were answered.
+    statement: The result as a sentence, with the texts that were answered.
     tokens_per_pass: What a pass of the target gave on average, its own token included, with num_draft drafted.
     """
 

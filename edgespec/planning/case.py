@@ -11,7 +11,7 @@ from edgespec.manifest import Manifest
 from edgespec.memory.estimate import context_lengths, sum_bytes
 from edgespec.memory.ladder import Bytes
 from edgespec.planning.plan_option import Layout, MemoryNeeds
-from edgespec.policy.costs import RowCosts
+from edgespec.policy.draft_costs import RowCosts
 from edgespec.policy.limits import MAX_BRANCHES, MAX_PLANNED_TOKENS
 from edgespec.policy.overlap import Ratio
 from edgespec.profiling.profile import DrafterProfile, drafter_key

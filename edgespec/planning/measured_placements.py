@@ -42,7 +42,7 @@ class MeasuredPlacements:
     target: ModelFolder
     drafters: Sequence[ModelFolder]
     placement: Placement
-    longest: int  # tokens of the longest text behind which passes are measured
+    longest: int  # tokens of the longest text after which passes are measured
     report: Report
     unopened: Sequence[ModelFolder] = ()  # drafters that do not fit beside the target and are not measured
 

@@ -149,7 +149,7 @@ def _lacking(target: ModelFolder, drafter: ModelFolder | None, space: MemoryFit,
 
 
 def _longest(target: ModelFolder, drafters: Sequence[ModelFolder], space: MemoryFit) -> int:
-    """Length of the longest text behind which passes are measured: what fits beside each drafter."""
+    """Length of the longest text after which passes are measured: what fits beside each drafter."""
     lengths = [LONGEST >> i for i in range(4)]
     beside: Sequence[ModelFolder | None] = drafters or [None]
     fitting = (n for n in lengths if not any(_lacking(target, drafter, space, n) for drafter in beside))

@@ -1,4 +1,4 @@
-"""Why an option is chosen, and what speaks against the others, in words. Pure."""
+"""Why an option is chosen, and what speaks against the others, as sentences. Pure."""
 
 from collections.abc import Iterator, Sequence
 

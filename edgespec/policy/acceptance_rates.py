@@ -38,7 +38,7 @@ class AcceptanceChange:
 
     @property
     def is_notable(self) -> bool:
-        """Chance alone would hardly have made it so different."""
+        """Whether the difference is larger than chance explains."""
         if self.before is None or abs(self.now - self.before) < _MIN_CHANGE:
             return False
         # Tokens that follow each other are alike, so they count for half.
@@ -64,7 +64,7 @@ class _Count:
 class AcceptanceRates:
     """Running shares of accepted tokens: counts of this answer, with all earlier ones as their prior.
 
-    A token behind one that was not accepted was not judged and says nothing.
+    A token after one that was not accepted was not judged and says nothing.
 
     past: Tokens accepted and judged in earlier answers, by key.
     """
@@ -81,12 +81,12 @@ class AcceptanceRates:
         return found[bucket] if found and bucket in found else self._find(source, bucket)
 
     def rates(self, source: str, buckets: Sequence[int]) -> list[float]:
-        """rate of each of the buckets."""
+        """The rate of each bucket."""
         found = self._found.setdefault(source, {})
         return [found[bucket] if bucket in found else self._find(source, bucket) for bucket in buckets]
 
     def _find(self, source: str, bucket: int) -> float:
-        """rate, in five times the time."""
+        """The rate, computed; looking it up in _found takes a fifth of the time."""
         key = (source, bucket)
         long = self._long.get(key)
         prior, recent = (long or self._initial(key)).rate, self._recent.get(key)
@@ -104,7 +104,7 @@ class AcceptanceRates:
         return float((rate * (1 - rate) / (num_judged + 1)) ** 0.5)
 
     def num_judged(self, source: str) -> float:
-        """How many tokens of a source were judged, of which older ones count less."""
+        """How many tokens of a source were judged; older ones count less."""
         known = self._long.get((source, _ALL))
         return known.judged if known else self.past.get((source, _ALL), (0.0, 0.0))[1]
 
@@ -115,7 +115,7 @@ class AcceptanceRates:
         return accepted / judged if judged else None
 
     def changes(self) -> dict[str, AcceptanceChange]:
-        """By source, how much of what it guessed was accepted lately and before this answer."""
+        """By source, the share of its guesses that was accepted lately and before this answer."""
         found = {}
         for source in {source for source, _ in self._recent}:
             recent = [count for (name, _), count in self._recent.items() if name == source]
@@ -141,7 +141,7 @@ class AcceptanceRates:
         recent.add(is_accepted, _DECAY)
 
     def assume(self, source: str, counts: tuple[float, float], bucket: int = _ALL) -> None:
-        """Start a source or a bucket of which nothing is known from tokens accepted and judged."""
+        """Give a source or bucket that nothing is known of a prior: numbers of tokens accepted and judged."""
         self._assumed.setdefault((source, bucket), counts)
 
     def snapshot(self) -> Mapping[Key, tuple[float, float]]:
@@ -164,5 +164,5 @@ class AcceptanceRates:
 
 
 def position_bucket(position: int) -> int:
-    """The bucket of a token of which nothing is known but its place in the draft."""
+    """The bucket of a token by its position in the draft, where nothing else is known of it."""
     return min(position, _MAX_POSITION)

@@ -130,7 +130,7 @@ class AheadSchedule:
         self._next_plan, self._has_news = self._num_rounds + int(min(max(wanted_rounds, least), most)), False
 
     def _rests_for_once(self, plan: AheadPlan) -> bool:
-        """Let the lane rest in this round: what a pass takes alone is not seen where the lane always works."""
+        """Let the lane rest now and then, so that the time of a pass alone is seen; returns whether it does."""
         if self._num_beside < _PLANNED_ROUNDS[0] or max(self.stats.contention) < _NOTABLE:
             return False
         if not self.stats.budget.spend(max(plan.rate - 1, MIN_LOSS_OF_TRIAL) + plan.wait * self.stats.token):

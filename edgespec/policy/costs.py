@@ -6,35 +6,25 @@ Knows nothing of who drafts.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, repeat
-from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.decoders import Decoder
 from edgespec.decoding.pass_queue import ALONE, Beside
 from edgespec.policy.pass_estimate import NUM_WIDTHS, PassEstimate, starting_spreads
-from edgespec.types import append
 
 PassTimes = Mapping[int, float]  # seconds by width
 
 # A row more costs about a quarter of a step on a CPU until it has been measured (docs/log/draft-policy.md).
 _ROW_COST = 0.25
-# A draft that took this many times what was expected was disturbed, by another program or a growing cache.
-_DISTURBED = 2.0
 
 _WIDEST = 64
-_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-_DRAFT_DECAY = 0.85
-_PAST_TOKENS = 64
-_MEASURE_S = 1.0
-_ROUNDS = (2, 7)  # at least and at most
 
 
 class ContextCosts(NamedTuple):
     """What attention to a longer text adds to a pass.
 
-    base: length of the text behind which passes were measured without it.
+    base: length of the text after which passes were measured without it.
     added: for each token beyond, by the width of the pass from 0 on, in steps of one token at the base.
     """
 
@@ -43,7 +33,7 @@ class ContextCosts(NamedTuple):
 
     @classmethod
     def between(cls, base: int, near_s: PassTimes, far: int, far_s: PassTimes) -> "ContextCosts":
-        """From seconds of passes behind base tokens and behind far tokens, where fewer widths may be known."""
+        """From seconds of passes after base tokens and after far tokens, where fewer widths may be known."""
         near, behind = pass_costs(near_s), pass_costs(far_s)
         steps = (far - base) * near_s[1]
         widths = sorted(far_s)
@@ -77,8 +67,8 @@ def run_width(width: int) -> int:
 class PassCosts:
     """Seconds of a pass by its width: those of a step, a pass of one token, times a ratio.
 
-    ratios: a pass to a step, by width, behind a short text; width 1 has 1.
-    step_s: seconds of a step behind the present text; None until a pass was seen.
+    ratios: a pass to a step, by width, after a short text; width 1 has 1.
+    step_s: seconds of a step after the present text; None until a pass was seen.
     context_costs: what a longer text adds.
     context_length: tokens of the present text.
     warm: widths that the session has run, on a device whose first pass of a width loads or compiles kernels; such
@@ -147,7 +137,7 @@ class PassCosts:
 
     @property
     def is_measured(self) -> bool:
-        """Some pass was seen."""
+        """Whether a pass was seen."""
         return self.estimate is not None and self.estimate.is_started
 
     def observe(self, width: int, taken_s: float, num_beside: int = 0) -> None:
@@ -161,14 +151,14 @@ class PassCosts:
         estimate = self.estimate or self._started()
         is_long = self._is_long
         if is_long:
-            # Seconds behind a short text, by what the present one is known to add.
+            # Seconds after a short text, by what the present one is known to add.
             taken_s /= 1 + self.context_costs.steps(width, self.context_length) / self._ratio(width)
         estimate.observe(width, taken_s)
         self._listed = _pair_up(estimate.ratios()) if self.is_padded else estimate.ratios()
         self.step_s = estimate.step_s * self._step() if is_long else estimate.step_s
 
     def known_ratios(self) -> dict[int, float]:
-        """Ratios as ratios holds them, with what passes have shown."""
+        """The field ratios, updated by what passes have shown."""
         if self._listed is None:
             return dict(self.ratios)
         change = self._listed[-1] / PassCosts(self.ratios, is_padded=self.is_padded).ratio(NUM_WIDTHS)
@@ -177,7 +167,7 @@ class PassCosts:
         return dict(enumerate(self._listed, 1)) | wider
 
     def known_spreads(self) -> dict[int, float]:
-        """Spreads as spreads holds them, with what passes have shown."""
+        """The field spreads, updated by what passes have shown."""
         if self.estimate is None:
             return dict(self.spreads)
         return {width: self.spread(width) for width in range(2, NUM_WIDTHS + 1)}
@@ -193,7 +183,7 @@ class PassCosts:
         return self.estimate
 
     def ratio(self, width: int) -> float:
-        """A pass to a step, both behind the present text."""
+        """The time of a pass relative to a step, both after the present text."""
         if self.beside.num_rows:
             times_s = self.pass_times_s(width)
             return times_s[-1] / times_s[0]
@@ -210,11 +200,11 @@ class PassCosts:
         return self.context_length > self.context_costs.base and self.context_costs is not NO_CONTEXT_COSTS
 
     def _step(self) -> float:
-        """A step behind the present text, in steps behind a short one."""
+        """The time of a step after the present text, relative to one after a short text."""
         return 1.0 + self.context_costs.steps(1, self.context_length)
 
     def _ratio(self, width: int) -> float:
-        """Ratio behind a short text, from the nearest narrower and wider widths that were measured."""
+        """Ratio after a short text, from the nearest narrower and wider widths that were measured."""
         if self._listed is not None:
             known = self._listed
             beyond = width - self._run_width(len(known))
@@ -264,10 +254,10 @@ class PassCosts:
 
 
 def marginal_times(times_s: Sequence[float], beside: Beside) -> list[float]:
-    """What a text has to pay for passes that others share, by its own rows from 1 on.
+    """The time of passes that others share, as one text counts it, by its own rows from 1 on.
 
-    A row more pays if it yields more tokens in the time that it adds than the whole pass does in that time. So
-    what it adds counts in full; of the pass with one row of the text, as much as that pass takes for a token.
+    One more row pays if it yields more tokens in the time that it adds than the whole pass yields in that time. So
+    the time that it adds counts in full; of the pass with one row of the text, the time per token of all texts.
 
     Args:
         times_s: Seconds of passes by all of their rows, from 1 on.
@@ -278,78 +268,9 @@ def marginal_times(times_s: Sequence[float], beside: Beside) -> list[float]:
 
 
 def _pair_up(ratios: list[float]) -> list[float]:
-    """Ratios from width 1 on, each as of the even width that its pass is padded to; 1 for 1 and 2."""
+    """Ratios from width 1 on, each that of the even width to which its pass is padded; 1 for widths 1 and 2."""
     last = len(ratios)
     return [ratios[min(run_width(width), last) - 1] for width in range(1, last + 1)]
-
-
-@dataclass(slots=True)
-class DraftCosts:
-    """Costs of a model's draft in steps of its target, so that a change of the machine's speed cancels."""
-
-    step: float  # of each token that is drafted
-    row: float  # of each token of the text that the model has not read yet
-
-    def steps(self, num_tokens: float, num_unread: int) -> float:
-        # The last token of the text is read by the step that drafts the first.
-        return num_tokens * self.step + max(0, num_unread - 1) * self.row
-
-    def observe(self, num_tokens: float, num_unread: int, taken: float) -> None:
-        """Correct the costs by those of one draft, each by its share of what was expected."""
-        expected = self.steps(num_tokens, num_unread)
-        drafting = num_tokens * self.step / expected
-        self.step *= correction(taken / expected) ** drafting
-        self.row *= correction(taken / expected) ** (1 - drafting)
-
-
-@dataclass(slots=True)
-class RowCosts:
-    """Time of a drafter's step by its rows, over that of a step of one.
-
-    measured: What was measured at first, by rows, 1 among them; use only shows that rows are dearer than that.
-    """
-
-    measured: Mapping[int, float] = field(default_factory=lambda: {1: 1.0})
-    _excess: dict[int, float] = field(init=False, default_factory=dict)  # by row class, over what was measured
-    _known: dict[int, float] = field(init=False, default_factory=dict)  # what was measured, by rows
-
-    def ratio(self, num_rows: int) -> float:
-        return self._measured(num_rows) * self._known_excess(num_rows) if num_rows > 1 else 1.0
-
-    def observe(self, num_rows: int, factor: float) -> float:
-        """Correct the cost of a step of num_rows by a factor; returns what of it does not lie in the rows."""
-        self._excess.setdefault(_row_class(num_rows), self._known_excess(num_rows))
-        raised = self._excess[_row_class(num_rows)] * factor
-        self._excess[_row_class(num_rows)] = max(1.0, raised)
-        return min(1.0, raised)
-
-    def relax(self, factor: float) -> None:
-        """Steps of one row were dearer than expected by a factor: so far it was ascribed to rows."""
-        for rows in self._excess:
-            self._excess[rows] = max(1.0, self._excess[rows] / factor)
-
-    def _known_excess(self, num_rows: int) -> float:
-        """How much dearer than measured a step of num_rows is, by the nearest number of rows that was observed."""
-        if not self._excess:
-            return 1.0
-        rows = _row_class(num_rows)
-        return self._excess[min(self._excess, key=lambda known: abs(known - rows))]
-
-    def _measured(self, num_rows: int) -> float:
-        if num_rows not in self._known:
-            self._known[num_rows] = PassCosts(dict(self.measured)).ratio(num_rows)
-        return self._known[num_rows]
-
-
-def _row_class(num_rows: int) -> int:
-    """Steps of nearly as many rows are learned as one: the power of two from num_rows on."""
-    return int(num_rows - 1).bit_length()
-
-
-def correction(surprise: float, count: int = 1) -> float:
-    """The factor on an expected time after count samples took surprise times as long on average."""
-    weight = 1 - _DRAFT_DECAY**count
-    return min(max(surprise, 1 / _DISTURBED), _DISTURBED) ** weight  # type: ignore[no-any-return]
 
 
 def pass_costs(taken_s: PassTimes, *, is_padded: bool = False) -> PassCosts:
@@ -358,22 +279,3 @@ def pass_costs(taken_s: PassTimes, *, is_padded: bool = False) -> PassCosts:
     for width in sorted(taken_s):
         highest = ratios[width] = max(highest, taken_s[width] / taken_s[1])
     return PassCosts(ratios, taken_s[1], is_padded=is_padded)
-
-
-def measure_passes(decoder: Decoder) -> PassCosts:
-    """Run passes of several widths alternately for about a second; the fastest of each counts."""
-    past = np.arange(min(_PAST_TOKENS, decoder.context_length // 2), dtype=np.int32) % decoder.vocab_size
-    widths = [width for width in _WIDTHS if len(past) + width <= decoder.context_length]
-    taken_s: dict[int, float] = {}
-    started = perf_counter()
-    for i in range(_ROUNDS[1] + 1):
-        if i > _ROUNDS[0] and perf_counter() - started > _MEASURE_S:
-            break
-        for width in widths:
-            # Another token behind the same past each time, so that the cache serves the past alone.
-            new = (np.arange(width, dtype=np.int32) + len(past) + i + 1) % decoder.vocab_size
-            begun = perf_counter()
-            decoder.logits(append(past, new), width)
-            if i:  # the first round warms up
-                taken_s[width] = min(taken_s.get(width, np.inf), perf_counter() - begun)
-    return pass_costs(taken_s)

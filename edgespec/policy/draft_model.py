@@ -7,7 +7,7 @@ from statistics import fmean
 import numpy as np
 
 from edgespec.decoding.cached_prefix import reusable_prefix
-from edgespec.policy.costs import DraftCosts, RowCosts, correction
+from edgespec.policy.draft_costs import DraftCosts, RowCosts, correction
 from edgespec.policy.draft_trees import TreeGain
 from edgespec.policy.limits import MAX_BRANCHES, MAX_CONTENTION, MAX_OTHERS, MIN_USED_TOKENS
 from edgespec.policy.overlap import AheadPlan, time_beside

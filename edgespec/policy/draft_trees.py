@@ -20,7 +20,7 @@ def may_pay(ratios: Mapping[int, float]) -> bool:
 
 @dataclass(slots=True)
 class TreeGain:
-    """What trees have lately promised, over the best chain by mean acceptance rates in equal time.
+    """What trees have lately promised, relative to the best chain by mean acceptance rates in equal time.
 
     It is about 1 at first. A row's time is worth what trees yield in it, not what chains do.
     """

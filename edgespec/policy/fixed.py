@@ -11,7 +11,7 @@ from edgespec.types import NO_DRAFT, Drafter, DraftRequest, Logits, Sampler, Tok
 
 
 class FixedLength:
-    """As many tokens in each round, of the first drafter that has a guess."""
+    """Drafts the same number of tokens in each round, from the first drafter that has a guess."""
 
     def __init__(self, drafters: Sequence[Drafter], num_tokens: int, *, with_distributions: bool = False) -> None:
         self._drafters = drafters

@@ -35,7 +35,7 @@ MIN_GAIN_OF_SPLIT = 1.1
 # A pair whose measured gain is less is judged as not worth it: the noise of a run is as large.
 MIN_GAIN_OF_PAIR = 1.05
 
-# A draft that is made only to learn whether its source has come to pay may take this share of the time.
+# Drafts that are made only to learn whether their source pays by now may take this share of the time.
 TRIAL_SHARE = 0.01
 # A trial never counts as cheaper than this share of a step, or a source at break-even were tried always.
 MIN_LOSS_OF_TRIAL = 0.05

@@ -11,7 +11,8 @@ from edgespec.decoding import trees
 from edgespec.decoding.pass_queue import ALONE, Beside
 from edgespec.decoding.scheduler import Expectation, Round
 from edgespec.policy.acceptance_rates import AcceptanceChange, AcceptanceRates
-from edgespec.policy.costs import DraftCosts, PassCosts
+from edgespec.policy.costs import PassCosts
+from edgespec.policy.draft_costs import DraftCosts
 from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.limits import MAX_DRAFT_TOKENS
 from edgespec.policy.model_source import ModelSource

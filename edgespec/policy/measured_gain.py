@@ -15,19 +15,19 @@ _MIN_PASSES = 4
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The speed over that of plain decoding; in 95 of 100 cases it is within an error of the true one."""
+    """A speed relative to plain decoding; the true one lies within error of it in 95 of 100 cases."""
 
     value: float
     error: float
 
     @property
     def is_shown(self) -> bool:
-        """Drafting surely helped."""
+        """Whether drafting surely helped."""
         return self.value - self.error > 1.0
 
     @property
     def is_loss(self) -> bool:
-        """Drafting surely lost time."""
+        """Whether drafting surely lost time."""
         return self.value + self.error < 1.0
 
 
@@ -37,7 +37,7 @@ def measured_gain(
     """Time that plain decoding would have taken for the tokens of an answer, over the time that they took.
 
     A pass of one token takes what the answer's passes took on average, each divided by the ratio of its width. So
-    a machine whose speed changed during the answer changes nothing. The ratios come of passes of one token and of
+    a change of the machine's speed during the answer changes nothing. The ratios come from passes of one token and
     others that were run alternately; as long as they are not known well, neither is the gain.
 
     Args:

@@ -36,7 +36,7 @@ class ModelRates:
     drafter: str
 
     def assume_hope(self) -> None:
-        """Expect of a model that its user chose what one hopes for, until tokens of it were judged."""
+        """Start from hopeful rates, as the user chose this model, until tokens of it were judged."""
         for source in (self.drafter, alternatives_key(self.drafter), others_key(self.drafter)):
             self.rates.assume(source, HOPE)
         for confidence in range(NUM_CLASSES):

@@ -56,7 +56,7 @@ class ModelSource:
 
     @property
     def _min_gain(self) -> float:
-        """The gain that a draft has to promise: the less, the more of its source was judged."""
+        """The gain that a draft has to promise; the more tokens of its source were judged, the smaller."""
         if self._is_run:
             return MIN_GAIN_TO_STAY
         judged = max(self._own.num_judged, _NUM_LUCKY)

@@ -33,13 +33,13 @@ class Source(Protocol):
         """What a draft promises in this round; None where the source has no guess."""
 
     def trial(self, option: Option, best: Option, tokens: TokenIds) -> Option | None:
-        """An option to take in the place of the best one, to learn whether the source has come to pay."""
+        """An option to take in place of the best one, to learn whether drafting from the source pays by now."""
 
     def hopeful(self, option: Option) -> Option | None:
-        """The draft that may turn out the best if passes take less than they are believed to; None without one."""
+        """The draft that may turn out best if passes take less than is believed; None without one."""
 
     def draft(self, option: Option, tokens: TokenIds, request: DraftRequest, sampler: Sampler) -> Draft:
         """The draft of an option that was chosen."""
 
     def observe(self, round: Round, emitted: TokenIds, verify_s: float) -> bool:
-        """Learn from a round, whoever drafted in it; whether the source learns what the pass took too."""
+        """Learn from a round, whoever drafted in it; returns whether the source learned what the pass took too."""

@@ -49,33 +49,34 @@ class AheadPlan(NamedTuple):
 
 
 def max_ahead(length: Count) -> Count:
-    """Tokens behind the text at which a drafter rests: those of this pass, of the next, and the one between."""
+    """How many tokens ahead of the text a drafter rests: those of this pass, of the next, and the one between."""
     return 2 * length + 1
 
 
 def pass_beside(alone: float, contention: float, busy: float) -> float:
-    """Time of a pass beside a drafter that works during the first busy of it.
+    """Time of a pass beside a drafter that works for a while from its start on.
 
     Args:
         alone: Time of the pass by itself.
-        contention: How much longer it takes while the drafter works.
+        contention: How many times as long it takes while the drafter works.
+        busy: Time for which the drafter works.
     """
     return alone + min(busy, contention * alone) * (1 - 1 / contention)
 
 
 def time_beside(alone: float, contention: float, share: float) -> float:
-    """Time of work of which a share is done beside the other lane.
+    """Time of work during a share of which the other lane works too.
 
     Args:
         alone: Time of the work by itself.
-        contention: How much longer it takes while the other lane works.
-        share: Of the time that it takes.
+        contention: How many times as long it takes while the other lane works.
+        share: The share of the resulting time.
     """
     return alone / (1 - share + share / contention)
 
 
 def wait_for_step_s(step_s: float, running_s: float | None) -> float | None:
-    """How long to wait for a step that is nearly done: a pass that just misses its token is a pass without it.
+    """How long to wait for a step that is nearly done, so that a pass does not just miss its token; None for not.
 
     Args:
         step_s: Seconds that a step is expected to take.
@@ -92,7 +93,7 @@ def serial_rate(rates: Sequence[float], ratio: Ratio, step: float, length: int) 
 
 
 def best_serial(rates: Sequence[float], ratio: Ratio, step: float, longest: int) -> AheadPlan:
-    """The best length from 0, which is plain decoding."""
+    """The serial plan with the best draft length; length 0 is plain decoding."""
     rate, length = best_length(expected_tokens(rates[:longest]), lambda k: ratio(k) + k * step)
     return AheadPlan(rate, length, length)
 
@@ -106,10 +107,10 @@ def pipelined_rate(
     contention: tuple[float, float] = (1.0, 1.0),
     prefetched: tuple[float, int] = (0.0, 0),
 ) -> float:
-    """Tokens a step.
+    """Tokens per step of the pipelined schedule, or of the hedged one if starts are prefetched.
 
     Args:
-        contention: What a pass and the draft of a token take more while both lanes work.
+        contention: How many times as long a pass and the draft of a token take while both lanes work.
         prefetched: The share of starts that were prefetched, and the most tokens that they find.
     """
     tables = _Tables.of(rates, ratio, contention[0])
@@ -148,7 +149,7 @@ class _Tables(NamedTuple):
     passes: _Floats
     totals: _Floats
     reached: _Floats
-    contention: float  # what a pass takes more while the drafter works
+    contention: float  # how many times as long a pass takes while the drafter works
 
     @classmethod
     def of(cls, rates: Sequence[float], ratio: Ratio, contention: float) -> "_Tables":
@@ -163,7 +164,7 @@ class _Tables(NamedTuple):
 def _rates(
     tables: _Tables, steps: tuple[float, float], waits: _Ints, lengths: _Ints, prefetched: tuple[float, int]
 ) -> _Floats:
-    """Tokens a step of each plan, of a drafter that takes steps for a token, alone and while the target works."""
+    """Tokens per step of each plan. steps: Time for a drafted token, alone and while the target works."""
     share, most = prefetched
     if not share:
         tokens, taken = _cycles(tables, steps, waits, lengths, np.zeros(len(waits)))
@@ -185,7 +186,7 @@ def _cycles(
     *,
     is_whole: bool = False,
 ) -> tuple[_Floats, _Floats]:
-    """Tokens, and what they take, from a start with so many ready to the next start, for each plan.
+    """Tokens, and the time that they take, from a start with so many ready to the next start, for each plan.
 
     Args:
         is_whole: Nothing that is half done outlives a pass, and no step that is nearly done is counted on: hedging

@@ -1,4 +1,4 @@
-"""Passes that are run to learn what passes take, where the passes of an answer by themselves would not show it.
+"""Probes: passes that are run to learn how long passes take, where the other passes of an answer do not show it.
 
 While every pass has a draft of much the same length, nothing says what plain decoding would take; while none has
 one, nothing says whether drafts have become cheap. A probe is a pass of the other kind, and what it loses is paid
@@ -36,7 +36,7 @@ class Probes:
     _num_rounds: int = 0
 
     def choose(self, plain: Option, best: Option, options: Sequence[Option]) -> Option | None:
-        """An option to take in the place of the best one; None where enough is known or time is short."""
+        """An option to take in place of the best one; None where enough is known or time is short."""
         if self._num_rounds < _LEAST_ROUNDS or self.budget.saved < _LEAST_LOSS or best.is_ahead:
             return None
         if self.costs.step_s is None:

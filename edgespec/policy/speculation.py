@@ -40,7 +40,7 @@ class Speculation:
     has_trees: bool = False  # the target verifies trees in one pass
     is_padded: bool = False  # passes of an odd width run one token more
     probe_budget: TrialBudget = field(default_factory=probe_budget)  # of all answers
-    hold: Callable[[], AbstractContextManager[None]] = nullcontext  # meanwhile no drafter goes between answers
+    hold: Callable[[], AbstractContextManager[None]] = nullcontext  # within it drafters stay as they are
     _estimate: PassEstimate | None = None  # what passes of earlier answers have shown
     _lock: Lock = field(default_factory=Lock)
     _has_news: bool = False

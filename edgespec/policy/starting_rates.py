@@ -1,4 +1,4 @@
-"""Acceptance rates to start from where a model has not drafted yet: what other models accepted of other texts."""
+"""Acceptance rates to start from where nothing was drafted for a model yet, as counted on other models."""
 
 from collections.abc import Mapping
 

@@ -54,7 +54,7 @@ class TextSource:
         return Option(total / self.costs.pass_s(len(rates) + 1), len(rates), self, offer)
 
     def _min_gain(self, offer: Draft, expected: float, length: int) -> float:
-        """What a draft of which so many tokens are expected has to promise: the more, the less sure it is.
+        """The gain that a draft with so many expected tokens has to promise; the less sure it is, the larger.
 
         What is unsure is what its pass takes, and the chance of its first token, on which all others rest.
         """
@@ -66,7 +66,7 @@ class TextSource:
         return self.rates.rates(offer.source, offer.buckets)
 
     def hopeful(self, option: Option) -> Option | None:
-        """The draft that would be the best if each ratio were as low as it may well be."""
+        """The draft that would be best if each ratio were as low as is still likely."""
         if option.offer.parents is not None:
             return None
         totals = expected_tokens(self._rates(option.offer))

@@ -1,4 +1,4 @@
-"""Time set aside for drafts that are made to learn whether their source has come to pay."""
+"""Time set aside for trials: drafts that are made to learn whether drafting from their source pays by now."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class TrialBudget:
         self.saved += TRIAL_SHARE * elapsed
 
     def spend(self, cost: float) -> bool:
-        """Whether a trial that is expected to lose so much can be afforded; if so nothing is left."""
+        """Whether the budget allows a trial that is expected to lose so much time; if so, the trial uses it up."""
         if self.saved < cost:
             return False
         self.saved = 0.0

@@ -1,7 +1,7 @@
-"""Measures a profile: passes of several widths behind a short and a long text, draft steps, both models at once.
+"""Measures a profile: passes of several widths after a short and a long text, draft steps, both models at once.
 
 Some 6 seconds for a model of 1.5 billion parameters and its drafter on two cores. What is compared runs in
-alternation, so that a machine busy for a moment is busy for all, and the fastest run counts. Passes behind a long
+alternation, so that a machine busy for a moment is busy for all, and the fastest run counts. Passes after a long
 text are measured of decoders that can pretend to have read one.
 """
 
@@ -29,12 +29,12 @@ _BRANCHES = (1, 2, 4, 8)
 _READ_A_DRAFT, _TOKENS_A_DRAFT = 32, 2
 _WIDTH_OUT = 8  # width of the passes that show how long a row takes on its way out
 _NEAR = 128  # tokens that are held
-LONGEST = 4096  # tokens of a long text with the pass behind it
+LONGEST = 4096  # tokens of a long text with the pass after it
 _READ = (64, 16)  # tokens of a prompt; fewer where they would take longer than this
 _READING_S = 1.0
-_ROUNDS = (2, 4)  # at least, of narrow passes behind the shortest text, and at most
+_ROUNDS = (2, 4)  # at least, of narrow passes after the shortest text, and at most
 _PASSES_S, _BRANCHES_S = 2.2, 0.25
-_REPEATS, _REPEATS_S = 8, 0.8  # of narrow passes behind a short text
+_REPEATS, _REPEATS_S = 8, 0.8  # of narrow passes after a short text
 _SPREADS = (0.08, UNMEASURED)  # the least and the most that ratios count as unsure
 _NARROW = 8  # wider passes than this are left out where they do not fit into these
 _WIDTH_TOGETHER = 3  # width of the passes that run beside a drafter
@@ -46,7 +46,7 @@ _Run = Callable[[int], float]  # the number of the run → its seconds
 
 
 def profile_target(decoder: Decoder, longest: int = LONGEST) -> Profile:
-    """Measure reading, and passes behind texts, of which the longest has longest tokens with the pass."""
+    """Measure reading, and passes after texts, of which the longest has longest tokens with the pass."""
     near, far = _text_lengths(decoder, longest)
     is_padded = pads_to_even(decoder)
     with _hold_text(decoder, far or near) as text:
@@ -261,7 +261,7 @@ def _is_in_time(width: int, known_s: PassTimes, ends: float) -> bool:
 
 
 def _time_pass(decoder: Decoder, past: TokenIds, width: int, i: int, num_rows: int | None = None) -> float:
-    # Another token behind the same past each time, so that nothing but the past is held.
+    # Another token after the same past each time, so that nothing but the past is held.
     new = (np.arange(width, dtype=np.int32) + len(past) + i + 1) % decoder.vocab_size
     return _time_logits(decoder, append(past, new), num_rows or width)
 

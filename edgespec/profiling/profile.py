@@ -6,10 +6,11 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-from edgespec.policy.costs import ContextCosts, DraftCosts, PassCosts, pass_costs
+from edgespec.policy.costs import ContextCosts, PassCosts, pass_costs
+from edgespec.policy.draft_costs import DraftCosts
 from edgespec.policy.pass_estimate import MEASURED
 
-# How much longer a pass behind a longer text takes is believed where the two texts differ by this many tokens.
+# How much longer a pass after a longer text takes is believed where the two texts differ by this many tokens.
 LEAST_SPAN = 400
 
 # Bounds of what a file may state that somebody wrote by hand.
@@ -91,16 +92,16 @@ class Profile:
             raise ValueError("passes without one of a single token")
 
     def pass_s(self, width: int, past: int) -> float:
-        """Seconds of a pass of width tokens behind past ones, on the line through the texts that were measured."""
+        """Seconds of a pass of width tokens after past ones, on the line through the texts that were measured."""
         return self.costs().pass_s(width) + self.context_costs().steps(width, past) * self._near_s[1]
 
     @property
     def _near_s(self) -> Mapping[int, float]:
-        """Seconds by width behind the shortest text."""
+        """Seconds by width after the shortest text."""
         return self.passes_s[min(self.passes_s)]
 
     def costs(self) -> PassCosts:
-        """Costs of passes behind a short text, from which a draft policy starts."""
+        """Costs of passes after a short text, from which a draft policy starts."""
         return pass_costs(self._near_s, is_padded=self.is_padded)
 
     def spreads(self) -> dict[int, float]:
@@ -150,6 +151,6 @@ class Profile:
         return replace(self, passes_s=passes_s)
 
     def draft_costs(self, drafter: str) -> DraftCosts:
-        """A drafter's costs in steps of the target, behind a short text."""
+        """A drafter's costs in steps of the target, after a short text."""
         known, step_s = self.drafters[drafter], self.pass_s(1, 0)
         return DraftCosts(known.step_s / step_s, known.row_s / step_s)

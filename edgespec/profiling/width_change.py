@@ -32,7 +32,7 @@ def measure_width_change(decoder: Decoder, prompts: Sequence[TokenIds]) -> float
 def _answer(
     decoder: Decoder, prompt: TokenIds, num_tokens: int
 ) -> tuple[TokenIds, npt.NDArray[np.intp], _Distances]:
-    """The text, and of each row behind the prompt its two likeliest tokens and their distance."""
+    """The text, and of each row after the prompt its two likeliest tokens and their distance."""
     empty_cache(decoder, prompt)
     text, pairs, distances = prompt, [], []
     for _ in range(num_tokens):
@@ -48,7 +48,7 @@ def _answer(
 def _read(
     decoder: Decoder, text: TokenIds, num_prompt: int, pairs: npt.NDArray[np.intp], width: int
 ) -> Iterator[float]:
-    """Distances of the pairs behind each token of the answer, read in passes of a width."""
+    """Distances of the pairs after each token of the answer, read in passes of a width."""
     empty_cache(decoder, text)
     decoder.logits(text[:num_prompt], 1)
     for start in range(num_prompt, len(text) - width, width):

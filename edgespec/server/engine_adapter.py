@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.engine.answers import Chunk, chunks_of
+from edgespec.engine.answer_stream import chunks_of
+from edgespec.engine.answers import Chunk
 from edgespec.engine.drafting import Drafting
 from edgespec.engine.engine import Engine
 from edgespec.server.model_host import in_daemon

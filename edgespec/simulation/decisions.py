@@ -1,4 +1,4 @@
-"""What a policy asked of a drafter in each round, and the same again: the time that its decisions take at best.
+"""Records what a policy asks of a drafter in each round, and asks it again, to find the least time that it takes.
 
 A run on real threads decides by what it measures, so its decisions are not those of a run in virtual time.
 Repeated in virtual time they show what threads and the language cost, apart from what other decisions would gain.
@@ -64,7 +64,7 @@ class RecordedDrafter(Drafter):
         self._drafter.pause()
 
     def learn(self, tokens: TokenIds, draft: Draft, logits: Logits) -> None:
-        """A round is over."""
+        """End the record of a round: the drafter learns once a round, at its end."""
         self._rounds.append(self._calls)
         self._calls = []
         self._drafter.learn(tokens, draft, logits)

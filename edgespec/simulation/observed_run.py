@@ -36,7 +36,7 @@ class ObservedRun(NamedTuple):
         return sum(each.num_accepted + 1 for each in self.passes if each.end_s <= self.length_s)
 
     def intervals(self) -> list[Interval]:
-        """For a Chrome trace, with a lane for the target and one for the drafter."""
+        """The intervals of a Chrome trace, with a lane for the target and one for the drafter."""
         found = [
             Interval(f"{self.schedule}: target", "verify", each.start_s, each.end_s, each.num_accepted + 1)
             for each in self.passes

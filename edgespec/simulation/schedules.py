@@ -16,7 +16,8 @@ from edgespec.drafters.lane_drafter import LaneDrafter
 from edgespec.drafters.lanes import Lane, ThreadLane, VirtualLane
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.policy.acceptance_rates import AcceptanceRates
-from edgespec.policy.costs import DraftCosts, PassCosts, RowCosts
+from edgespec.policy.costs import PassCosts
+from edgespec.policy.draft_costs import DraftCosts, RowCosts
 from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.fixed import FixedLength
 from edgespec.policy.limits import MAX_BRANCHES, MAX_DRAFT_TOKENS

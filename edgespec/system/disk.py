@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from edgespec.errors import DiskFull, EdgeSpecError
 
@@ -64,11 +65,18 @@ def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
     if path.exists() and not path.is_file() and not path.is_dir():
         path.write_bytes(data)
         return
+    with replacing(path, mode) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
+    """A new file that takes the place of a path at the end of the block, unless that raises."""
     name = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
     try:
         with open(handle, "wb") as file:
-            file.write(data)
+            yield file
         os.replace(name, path)
     except BaseException:
         name.unlink(missing_ok=True)

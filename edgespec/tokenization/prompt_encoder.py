@@ -69,6 +69,7 @@ class PromptEncoder:
         raw: bool = False,
         tools: Sequence[Tool] = (),
         thinking: bool | None = None,
+        is_bounded: bool = False,
     ) -> TokenIds:
         """Tokens of a prompt, [num_tokens]; token ids stay as they are.
 
@@ -77,34 +78,22 @@ class PromptEncoder:
                 it spells are special tokens.
             tools: What the model may call.
             thinking: Whether the model is to reason first; None leaves that to its chat template.
+            is_bounded: Refuse a text that alone exceeds the context, before it is encoded: 10 MB take 10 s.
 
         Raises:
+            ContextOverflow: The prompt is bounded, and one text in it alone exceeds the context.
             ConversationError: The chat template refuses the messages.
             UsageError: It is neither a text nor a list of messages nor token ids of the model; or thinking is
                 given, and the chat template has no such switch.
         """
-        return self._encode(self._parse(prompt, system, raw=raw), tools, thinking)
-
-    def encode_fitting(
-        self,
-        prompt: Prompt,
-        system: str | None = None,
-        *,
-        raw: bool = False,
-        tools: Sequence[Tool] = (),
-        thinking: bool | None = None,
-    ) -> TokenIds:
-        """Encode a prompt unless a text in it is far too long, since 10 MB take 10 s and 2 GB to encode.
-
-        Raises UsageError, as encode does, and ContextOverflow: one text alone exceeds the context.
-        """
         parsed = self._parse(prompt, system, raw=raw)
-        for text in chain(_texts(parsed), (str(tool.as_dict()) for tool in tools)):
-            self._require_short(text)
+        if is_bounded:
+            for text in chain(_texts(parsed), (str(tool.as_dict()) for tool in tools)):
+                self._require_short(text)
         return self._encode(parsed, tools, thinking)
 
     def encode_prefill(self, prefill: str | Sequence[int] | TokenIds) -> TokenIds:
-        """Tokens of the beginning of an answer, [num_tokens]; raises as encode_fitting does."""
+        """Tokens of the beginning of an answer, [num_tokens]; raises as a bounded encode does."""
         if not isinstance(prefill, str):
             return parse_ids(prefill, self._manifest.vocab_size, "prefill")
         self._require_short(prefill)
@@ -121,7 +110,7 @@ class PromptEncoder:
     ) -> int:
         """The number of tokens of a prompt; a text far longer than the context is counted in part."""
         try:
-            return len(self.encode_fitting(prompt, system, raw=raw, tools=tools, thinking=thinking))
+            return len(self.encode(prompt, system, raw=raw, tools=tools, thinking=thinking, is_bounded=True))
         except ContextOverflow as error:
             return error.num_tokens
 

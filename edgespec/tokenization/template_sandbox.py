@@ -66,7 +66,7 @@ def render(template: str, names: dict[str, Any]) -> str:
 
 
 def _num_characters(value: Any) -> int:
-    """Of all texts in a value that JSON can hold."""
+    """The number of characters of all texts in a JSON value."""
     if isinstance(value, str):
         return len(value)
     each = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -74,7 +74,7 @@ def _num_characters(value: Any) -> int:
 
 
 def _indent(text: str, width: int = 4, first: bool = False, blank: bool = False) -> str:
-    """The filter of Jinja's, for bounded widths and texts."""
+    """Jinja's filter `indent`, limited to widths and texts that cannot fill the memory."""
     if not isinstance(width, int) or not 0 <= width <= _MAX_INDENT or len(text) > _MAX_VALUE:
         raise SecurityError(f"indent is given {width!r} for {len(text)} characters; wanted at most {_MAX_INDENT}")
     return do_indent(str(text), width, first, blank)

@@ -36,7 +36,7 @@ def vocabulary_sha256(tokenizer: _Tokenizer) -> str:
 
 
 def _pattern(token: AddedToken) -> str:
-    """Matches a special token with the white space that it absorbs: phi3's absorb the space behind them."""
+    """Matches a special token with the white space that it absorbs: phi3's absorb the space after them."""
     before, after = (r"\s*" if takes else "" for takes in (token.lstrip, token.rstrip))
     return before + re.escape(token.content) + after
 
@@ -154,7 +154,7 @@ class Tokenizer:
         return None if spelling is None else str(spelling)
 
     def ends_in_bytes(self, tokens: Sequence[int]) -> bool:
-        """True where the text ends in tokens of single bytes, with which SentencePiece spells rare characters."""
+        """Whether the text ends in tokens of single bytes, with which SentencePiece spells rare characters."""
         if not self._has_byte_tokens:
             return False
         last = next((token for token in reversed(tokens) if token not in self.special_tokens.values()), None)

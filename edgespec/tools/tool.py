@@ -10,6 +10,7 @@ from typing import Any
 
 from edgespec.errors import ToolError, UsageError
 from edgespec.tools.function_schema import describe_function, schema_of
+from edgespec.tools.typed_arguments import typed_arguments
 
 MAX_DEPTH = 64  # objects and lists within each other, in a schema or in arguments
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -56,12 +57,15 @@ class ToolCall:
     name: str
     arguments: str
 
-    def parse(self) -> dict[str, Any]:
-        """The arguments by their names. Raises ValueError: the text is no JSON object."""
+    def parse(self, function: Callable[..., Any] | None = None) -> dict[str, Any]:
+        """The arguments by their names; for a function of Python in the types of its signature.
+
+        Raises ValueError: The text is no JSON object, or does not fit the function.
+        """
         found = json.loads(self.arguments)
         if not isinstance(found, dict):
             raise ValueError(f"the arguments of {self.name} are {reprlib.repr(found)}; wanted a JSON object")
-        return found
+        return found if function is None else typed_arguments(function, found)
 
     def as_dict(self) -> dict[str, Any]:
         """As a message of the assistant has it."""

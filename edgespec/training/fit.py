@@ -44,8 +44,8 @@ _BATCHES_UNTIL_RETURN = 4
 class Data(NamedTuple):
     """What a head is trained on.
 
-    rows: Hidden states of the texts' tokens, the last hidden_size numbers of a row those behind the final norm.
-    texts, kept_aside: To train on, and to compare with.
+    rows: Hidden states of the texts' tokens, the last hidden_size numbers of a row those after the final norm.
+    texts, held_out: To train on, and to compare with.
     embedding: Of the target, [vocab_size, hidden_size].
     tokens: That can be drafted, [draft_vocab_size].
     head: Their rows of the target's vocabulary head, [draft_vocab_size, hidden_size].
@@ -54,7 +54,7 @@ class Data(NamedTuple):
 
     rows: npt.NDArray[np.float16]
     texts: Sequence[Text]
-    kept_aside: Sequence[Text]
+    held_out: Sequence[Text]
     embedding: Floats
     head: Floats
     tokens: TokenIds
@@ -68,7 +68,7 @@ class Progress:
 
     num_drafts: That were trained on, in all.
     used_s: Time of training, that before an interruption included.
-    best: Agreement of the best weights with kept-aside texts, by position; empty before the first comparison.
+    best: Agreement of the best weights with held-out texts, by position; empty before the first comparison.
     """
 
     num_drafts: int = 0
@@ -106,7 +106,7 @@ class Trainer:
         self.progress = Progress()
         weights = dict(start)
         if checkpoint.exists():
-            weights, self.progress = _read_checkpoint(checkpoint, shape, _key_of(data.kept_aside))
+            weights, self.progress = _read_checkpoint(checkpoint, shape, _key_of(data.held_out))
         self._weights = {name: torch.tensor(each, device=self.device) for name, each in weights.items()}
         for name, each in self._weights.items():
             each.requires_grad_(not (freezes_head and name == HEAD))
@@ -119,7 +119,7 @@ class Trainer:
         self._rng = np.random.default_rng(self.progress.num_drafts)
 
     def run(self, limit_s: float) -> Progress:
-        """Train for limit_s seconds; ends earlier where kept-aside texts show no gain.
+        """Train for limit_s seconds; ends earlier where held-out texts show no gain.
 
         KeyboardInterrupt goes through, once the checkpoint is written.
         """
@@ -150,10 +150,10 @@ class Trainer:
         return self.progress
 
     def compare(self) -> Agreement:
-        """Agreement with the kept-aside texts; the best weights so far are saved."""
+        """Agreement with the held-out texts; the best weights so far are saved."""
         reached, right = np.zeros(NUM_COMPARED, np.int64), np.zeros(NUM_COMPARED, np.int64)
         num_rows = 0
-        for batch in pack(self._data.kept_aside, _ROWS, 1, None):
+        for batch in pack(self._data.held_out, _ROWS, 1, None):
             with self._autocast():
                 one = agreement(self._network, batch, self._features(batch), NUM_COMPARED, self._ids)
             reached, right = reached + one.reached, right + one.right
@@ -182,7 +182,7 @@ class Trainer:
             "num_drafts": str(progress.num_drafts),
             "used_s": str(progress.used_s),
             "best": " ".join(map(str, progress.best)),
-            "kept_aside": _key_of(self._data.kept_aside),
+            "held_out": _key_of(self._data.held_out),
         }
         write_tensors(self._checkpoint, self._arrays(), metadata)
 
@@ -206,7 +206,7 @@ class Trainer:
         return self._tensor(self._data.rows[batch.stored][..., -self._shape.hidden_size :])
 
     def _after(self, batch: Batch) -> "Tensor":
-        """The target's probabilities behind the first token of each draft, [num_drafts, draft_vocab_size]."""
+        """The target's probabilities after the first token of each draft, [num_drafts, draft_vocab_size]."""
         import torch
 
         data = self._data
@@ -249,12 +249,12 @@ def _key_of(texts: Sequence[Text]) -> str:
     return sha256(b"|".join(np.asarray(text.tokens, np.int32).tobytes() for text in texts)).hexdigest()[:16]
 
 
-def _read_checkpoint(path: Path, shape: HeadShape, kept_aside: str) -> tuple[dict[str, Floats], Progress]:
-    """The weights and the progress of a checkpoint; agreement with other kept-aside texts says nothing here."""
+def _read_checkpoint(path: Path, shape: HeadShape, held_out: str) -> tuple[dict[str, Floats], Progress]:
+    """The weights and the progress of a checkpoint; agreement with other held-out texts says nothing here."""
     tensors, stated = read_tensors(path)
     if stated.get("shape") != repr(shape) or {*tensors} != {*shape.weights}:
         raise ModelError(f"{path} is of a head of other sizes; remove its folder and train again")
-    is_same = stated.get("kept_aside") == kept_aside
+    is_same = stated.get("held_out") == held_out
     best = tuple(map(float, stated["best"].split())) if is_same else ()
     return tensors, Progress(int(stated["num_drafts"]), float(stated["used_s"]), best)
 

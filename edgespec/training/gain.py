@@ -9,7 +9,7 @@ from edgespec.profiling.profile import Profile
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedGain:
-    """Of greedy text like the kept-aside one, drafted serially by the head alone.
+    """The gain on greedy text like the held-out texts, if the head alone drafts serially.
 
     draft_length: That gains the most; 0 where plain decoding is fastest.
     draft_cost: Time of a drafted token over that of a pass of one token, by the bytes that are read.

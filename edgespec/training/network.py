@@ -1,6 +1,6 @@
 """The head's computation in torch, as functions of its weights, for training and for measuring its agreement.
 
-A text x_0 … x_{n-1} with the target's states f_0 … f_{n-1}, behind its final norm, has rows r = 0 … n-2: row r
+A text x_0 … x_{n-1} with the target's states f_0 … f_{n-1}, after its final norm, has rows r = 0 … n-2: row r
 takes token x_{r+1} and the state f_r, and predicts x_{r+2}. A draft begins at a row r. Its step t takes token
 x_{r+1+t}, and f_r or, for t > 0, the state that step t-1 gave; it attends to the rows up to r and to its own
 draft's steps, as when drafting.
@@ -70,7 +70,7 @@ class Network:
 
         Args:
             visible: Which rows of the text each draft attends to, [batch, drafts, rows].
-            own: Of the drafts' steps behind the first, this one included, [batch, kv_heads, drafts, head_dim].
+            own: Of the drafts' steps after the first, this one included, [batch, kv_heads, drafts, head_dim].
         """
         queries = self._heads(self._linear(self._norm(joined, INPUT_NORM), Q, Q_BIAS))
         queries = self._rotate(queries, Q_NORM, positions)

@@ -1,6 +1,6 @@
 """The loss of a batch, and how often the head agrees with the target, over the steps of a draft.
 
-Steps are unrolled as in drafting: behind its first token a draft reads the head's own states (training-time test,
+Steps are unrolled as in drafting: after its first token a draft reads the head's own states (training-time test,
 Li et al., arXiv:2503.01840), and the tokens of the text.
 """
 
@@ -50,8 +50,8 @@ def backward(network: Network, batch: Batch, features: "Tensor", after: "Tensor"
     The loss is the cross-entropy with the target's probabilities, weighted by step. Logits are made for some
     drafts at a time, and go before the next ones are made: 16,000 for each draft and step are gigabytes.
 
-    after: The target's probabilities behind each draft's first token, over the tokens that can be drafted; those
-        behind a later token are those of the draft that begins there. [num_drafts, draft_vocab_size]
+    after: The target's probabilities after each draft's first token, over the tokens that can be drafted; those
+        after a later token are those of the draft that begins there. [num_drafts, draft_vocab_size]
     """
     import torch
 
@@ -91,7 +91,7 @@ class Agreement(NamedTuple):
 
 
 def agreement(network: Network, batch: Batch, features: "Tensor", num_steps: int, ids: "Tensor") -> Agreement:
-    """Compare drafts behind each token of an answer with the text.
+    """Compare drafts after each token of an answer with the text.
 
     Drafts that would go beyond the end of their text are left out. ids: The target's id of each token of the head.
     """

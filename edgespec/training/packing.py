@@ -14,7 +14,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Text(NamedTuple):
-    """A prompt and the answer behind it; its hidden states lie in the store from row `start` on."""
+    """A prompt and the answer after it; its hidden states lie in the store from row `start` on."""
 
     tokens: TokenIds  # [num_tokens]
     num_prompt: int
@@ -26,7 +26,7 @@ class Batch:
     """Rows of several texts, [batch, rows]; row r of a text takes token r + 1 and the hidden state of token r.
 
     text: The number of the text that a row belongs to, -1 for padding.
-    stored: The row of the store with the hidden state that is read; the one behind it belongs to the token.
+    stored: The row of the store with the hidden state that is read; the one after it belongs to the token.
     starts: Rows at which a draft begins, those of an answer's tokens but the last, [batch, drafts]; -1 pads.
     """
 
@@ -41,7 +41,7 @@ class Batch:
         return np.clip(self.starts + step, 0, self.tokens.shape[1] - 1)
 
     def has_next(self, step: int) -> Bools:
-        """Whether a text goes on behind the step's token, so that its prediction can be compared."""
+        """Whether a text goes on after the step's token, so that its prediction can be compared."""
         same = self.at(self.text, step + 1) == self.at(self.text, 0)
         found: Bools = same & (self.starts >= 0) & (self.starts + step + 1 < self.tokens.shape[1])
         return found

@@ -17,7 +17,7 @@ class HeadShape:
     """Sizes and constants of a head of the EAGLE kind (Li et al., arXiv:2401.15077) with norms.
 
     A matrix joins the embedding of a token and the state that goes with the token before it; one decoder layer
-    follows, and a norm, behind which lies the state that goes with the token.
+    follows, and a norm, after which lies the state that goes with the token.
 
     draft_vocab_size: Tokens that it can draft.
     activation: silu or gelu_pytorch_tanh.

@@ -79,7 +79,7 @@ def write_answers(
 
 
 class StatesReader:
-    """Runs texts through the target and gives the hidden states behind some of its layers."""
+    """Runs texts through the target and gives the hidden states after some of its layers."""
 
     def __init__(self, folder: Path, manifest: Manifest, layers: tuple[int, ...]) -> None:
         """folder: Of a target that was exported with the hidden states of these layers."""

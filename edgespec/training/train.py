@@ -43,7 +43,7 @@ _ANSWERS_SHARE = 0.4  # of the time, at most
 _FEWEST_TEXTS = 4
 _TRAINING_SHARE, _LEAST_TRAINING_S = 0.4, 10.0  # of the time, at least
 _SAMPLED_ROWS = 30_000
-_KEPT_ASIDE = 12  # each text of so many
+_HELD_OUT = 12  # each text of so many
 _TARGET, _TEXTS, _STATES, _CHECKPOINT, _RUN = (
     "target",
     "texts.jsonl",
@@ -76,7 +76,7 @@ class TrainingReport:
 
     texts: int
     answer_tokens: int
-    kept_aside_texts: int
+    held_out_texts: int
     trained_drafts: int
     training_s: float
     precision: str
@@ -186,7 +186,7 @@ class _Folder:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Whose hidden states are stored: what the head's layer shall read, and behind the target's final norm."""
+        """Whose hidden states are stored: what the head's layer shall read, and after the target's final norm."""
         return joined_layer(self.loaded), self.loaded.config.num_layers
 
     @property
@@ -225,8 +225,8 @@ class _Folder:
 
     def train(self, texts: list[Text], began: float) -> TrainingReport:
         profile = self._read_states(texts)
-        kept_aside, trained = texts[::_KEPT_ASIDE], [text for i, text in enumerate(texts) if i % _KEPT_ASIDE]
-        shape, data, start = self._prepare(trained, kept_aside)
+        held_out, trained = texts[::_HELD_OUT], [text for i, text in enumerate(texts) if i % _HELD_OUT]
+        shape, data, start = self._prepare(trained, held_out)
         trainer = Trainer(
             shape,
             data,
@@ -275,7 +275,7 @@ class _Folder:
         show_progress("")
         return profile
 
-    def _prepare(self, trained: list[Text], kept_aside: list[Text]) -> tuple[HeadShape, Data, dict[str, Floats]]:
+    def _prepare(self, trained: list[Text], held_out: list[Text]) -> tuple[HeadShape, Data, dict[str, Floats]]:
         """The head's sizes, what it is trained on, and the weights from which it starts."""
         config, rows = self.loaded.config, self.states.rows()
         embedding = matrix(self.loaded.tensors["embedding"])
@@ -285,7 +285,7 @@ class _Folder:
         data = Data(
             rows=rows,
             texts=trained,
-            kept_aside=kept_aside,
+            held_out=held_out,
             embedding=embedding,
             head=head[tokens],
             tokens=tokens,
@@ -332,14 +332,14 @@ class _Folder:
     def _describe(
         self, shape: HeadShape, data: Data, progress: Progress, precision: str, profile: Profile
     ) -> TrainingReport:
-        answers = np.concatenate([text.tokens[text.num_prompt :] for text in data.kept_aside])
+        answers = np.concatenate([text.tokens[text.num_prompt :] for text in data.held_out])
         config = self.loaded.config
         layers = (one for role, one in self.loaded.tensors.items() if role not in ("embedding", "head"))
         num_read = sum(one.rows * one.columns for one in layers) + config.vocab_size * config.hidden_size
         return TrainingReport(
             texts=len(data.texts),
             answer_tokens=sum(len(text.tokens) - text.num_prompt for text in data.texts),
-            kept_aside_texts=len(data.kept_aside),
+            held_out_texts=len(data.held_out),
             trained_drafts=progress.num_drafts,
             training_s=progress.used_s,
             precision=precision,

@@ -13,13 +13,13 @@ _MOST_ROWS = 16_000
 
 
 def expected_counts(states: Floats, head: Floats, scale: float, cap: float | None) -> npt.NDArray[np.float64]:
-    """How often each token is expected behind some rows, [vocab_size]: a sum of probabilities.
+    """How often each token is expected after some rows, [vocab_size]: a sum of probabilities.
 
     Of the tokens of answers that are not among the texts these counts cover more than counts of tokens do, since
     every row says what else might have come.
 
     Args:
-        states: Behind the target's final norm, [num_rows, hidden_size]; of many rows an even sample counts.
+        states: After the target's final norm, [num_rows, hidden_size]; of many rows an even sample counts.
         head: The target's vocabulary head, [vocab_size, hidden_size].
         scale, cap: Of the target's logits.
     """

@@ -1,8 +1,8 @@
-"""The weights from which training starts: the target's last layer, behind a matrix found by regression.
+"""The weights from which training starts: the target's last layer, after a matrix found by regression.
 
-The state f_{i-1} behind the target's final norm and the token x_i tell much of what the target's last layer reads
+The state f_{i-1} after the target's final norm and the token x_i tell much of what the target's last layer reads
 at i. The matrix that joins them is the least squares solution of that, so that the head, which ends as the target
-does, drafts before it is trained. Where the layer is none that a head can have (norms behind attention, experts),
+does, drafts before it is trained. Where the layer is none that a head can have (norms after attention, experts),
 the matrix leads to what the layer gives, and the head's layer starts as one that adds nothing.
 """
 
@@ -54,7 +54,7 @@ def can_copy_layer(source: LoadedSource) -> bool:
 
 
 def joined_layer(source: LoadedSource) -> int:
-    """The layer of the target behind which lies what the head's layer reads."""
+    """The layer of the target after which lies what the head's layer reads."""
     return source.config.num_layers - (2 if can_copy_layer(source) else 1)
 
 
@@ -135,7 +135,7 @@ def fit_join(embedded: Floats, states: Floats, wanted: Floats, eps: float) -> Fl
 
     Args:
         embedded: Embeddings of tokens, [num_rows, hidden_size].
-        states: Of the target at the tokens before, behind its final norm.
+        states: Of the target at the tokens before, after its final norm.
         wanted: Hidden states at the tokens.
     """
     width = 2 * wanted.shape[1]

@@ -11,8 +11,8 @@ Inputs of the main graph, for a batch of one:
     past_key_values.{i}.key, .value                  of the tokens before the block
 Outputs:
     logits               float32 [1, num_logits_to_keep, num_rows]   of the first tokens of the draft
-    state                float32 [1, num_drafted, state_size]        behind the final norm, by token of a draft
-    present.{i}.key, .value                          with the rows of hidden behind them, and none of the block
+    state                float32 [1, num_drafted, state_size]        after the final norm, by token of a draft
+    present.{i}.key, .value                          with the rows of hidden after them, and none of the block
 The step graph, of heads whose tokens depend on those drafted before them, takes one token of the draft:
     input_ids    int64 [1, 1]                  the token before
     hidden       float32 [1, 1, state_size]    a row of state
@@ -44,7 +44,7 @@ MARKOV_KINDS = ("vanilla", "gated", "rnn")
 class Block:
     """How a head drafts a block.
 
-    config: Its layers; its context_length is that of the text, behind which a block begins.
+    config: Its layers; its context_length is that of the text, after which a block begins.
     num_tokens: Tokens of a block, the known one included.
     skips_known: The row of the known token predicts nothing, so that a draft has one token less than the block.
     markov: One of MARKOV_KINDS; None where a token does not depend on the one before it.
@@ -249,7 +249,7 @@ class _BlockWriter:
 
 
 def _build_fuse(write: LayerWriter) -> ir.Model:
-    """From hidden states of the target, one layer's behind another's, to one normed state for each token."""
+    """From hidden states of the target, one layer's after another's, to one normed state for each token."""
     matrix = write.tensors["fuse"]
     features = typed_value("features", ir.DataType.FLOAT, ["batch", "num_tokens", matrix.columns])
     x = features if write.type == ir.DataType.FLOAT else write.op("Cast", features, to=int(write.type))

@@ -3,7 +3,7 @@ and vLLM's speculators write.
 
 All hold layers of Qwen3's kind. They differ in where settings are, in how these number the layers of the target,
 and in which row of a block predicts the first token of a draft. Z Lab and DeepSeek number a layer i that is read
-behind it, and where it is the last one mean the state behind the final norm, as transformers gives it
+after it, and where it is the last one mean the state after the final norm, as transformers gives it
 (hidden_states[i + 1]); speculators counts from the embedding.
 """
 
@@ -122,7 +122,7 @@ def spread_layers(num_layers: int, num_own: int) -> list[int]:
 
 
 def _behind(source: HeadSource, numbers: Sequence[int], num_layers: int) -> tuple[int, ...]:
-    """Layers by which transformers' hidden states are meant; those of the last one are behind the final norm."""
+    """Layers by which transformers' hidden states are meant; those of the last one are after the final norm."""
     require_layers(source, numbers, num_layers)
     return tuple(num_layers if number == num_layers - 1 else number for number in numbers)
 

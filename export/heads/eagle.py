@@ -7,7 +7,7 @@ embedding, 0, so that i is what layer i reads (vLLM); within eagle_config (SpecF
 (DeepSeek, which reads five), i is what layer i gives. Without any the three are those that layers 2, n/2 and n - 3
 read.
 
-An EAGLE-1 or 2 head reads the state behind the final norm, joined with the embedding by a matrix, and uses the
+An EAGLE-1 or 2 head reads the state after the final norm, joined with the embedding by a matrix, and uses the
 vocabulary head of its target.
 """
 
@@ -107,11 +107,11 @@ def plan_joined(
     *,
     returns_normed: bool = False,
 ) -> HeadPlan:
-    """The plan of a head whose matrix joins a token's embedding with the state behind the target's final norm.
+    """The plan of a head whose matrix joins a token's embedding with the state after the target's final norm.
 
     Args:
         tensors: All by role but for embedding and vocabulary head, which are read here.
-        returns_normed: The state that goes on is the one behind the norm before the vocabulary head.
+        returns_normed: The state that goes on is the one after the norm before the vocabulary head.
     """
     config = layers_config(settings, tensors, target, num_layers)
     hidden = config.hidden_size
@@ -158,7 +158,7 @@ def _fuse_norms(source: HeadSource, reader: Reader, num_parts: int) -> dict[str,
 
 
 def _target_layers(source: HeadSource, num_layers: int) -> tuple[int, ...]:
-    """The layers of the target behind which the head reads; the number of layers is the state behind all norms."""
+    """The layers of the target after which the head reads; the number of layers is the state after all norms."""
     if not _reads_aux(source):
         return (num_layers,)
     within = nested(source.settings, _CONFIG).get(_LAYERS)
@@ -183,7 +183,7 @@ def _said_by(source: HeadSource) -> str:
 
 
 def _reads_aux(source: HeadSource) -> bool:
-    """Whether it reads states of several layers, and not the one behind the final norm as EAGLE-1 does."""
+    """Whether it reads states of several layers, and not the one after the final norm as EAGLE-1 does."""
     return nested(source.settings, _CONFIG).get("use_aux_hidden_state", True) is not False
 
 

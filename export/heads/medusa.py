@@ -127,7 +127,7 @@ def _plan_hydra(source: HeadSource, target: LoadedSource) -> HeadPlan:
 
 
 def _hydra_layer(source: HeadSource, num_layers: int) -> int | None:
-    """The layer that a head reads: hidden_state_offset counts back from the state behind the final norm."""
+    """The layer that a head reads: hidden_state_offset counts back from the state after the final norm."""
     offset = source.settings.get("hidden_state_offset", 0)
     if type(offset) is not int or not 0 <= offset < num_layers:
         raise SourceError(

@@ -1,7 +1,7 @@
 """Multi-token prediction: a layer in a model's own checkpoint that was trained to draft.
 
 DeepSeek-V3 (arXiv:2412.19437). Read from the checkpoints of MiMo, a qwen2 with one such layer: it joins the state
-behind the last layer, before the final norm, with the embedding of the next token, and uses the model's own
+after the last layer, before the final norm, with the embedding of the next token, and uses the model's own
 embedding and vocabulary head.
 """
 

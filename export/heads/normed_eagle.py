@@ -1,7 +1,7 @@
 """EAGLE heads of the speculators format, with norms or without, which `edgespec train` writes too.
 
 A matrix joins the embedding of a token, normed, and the state before it. With norms the state that goes on is
-the one behind the norm before the vocabulary head, as the target's states are behind its final norm.
+the one after the norm before the vocabulary head, as the target's states are after its final norm.
 """
 
 from edgespec.export.heads.eagle import plan_joined

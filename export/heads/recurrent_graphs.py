@@ -12,7 +12,7 @@ Outputs:
     present.{i}.key, .value
 The tree graph also takes position_ids and attention_bias, as that of a model does.
 The fuse graph takes features, float32 [batch, num_tokens, layers · target_hidden_size], the hidden states of the
-target that the head reads, and gives hidden for the tokens behind them.
+target that the head reads, and gives hidden for the tokens after them.
 """
 
 from collections.abc import Mapping
@@ -40,8 +40,8 @@ class Recurrence:
     is_wide: The first layer's queries, keys and values read embedding and state side by side (EAGLE-3); otherwise
         a matrix makes one of both before the first layer.
     has_state_first: That matrix has the columns of the state before those of the embedding.
-    adds_to_normed: What a wide first layer adds to is the state behind its norm.
-    returns_normed: The state that goes on is the one behind the final norm.
+    adds_to_normed: What a wide first layer adds to is the state after its norm.
+    returns_normed: The state that goes on is the one after the final norm.
     """
 
     config: DecoderConfig

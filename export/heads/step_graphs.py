@@ -130,7 +130,7 @@ def medusa_step(i: int, num_blocks: int) -> Body:
 def hydra_step(i: int, num_blocks: int) -> Body:
     """Blocks on the hidden state and the embeddings of all tokens since (Ankner et al., arXiv:2402.05109).
 
-    All of these, one behind the other, are the state. The first block projects what it adds to as well.
+    All of these, one after the other, are the state. The first block projects what it adds to as well.
     """
 
     def body(writer: StepWriter, input_ids: ir.Value, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:

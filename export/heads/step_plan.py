@@ -55,7 +55,7 @@ def plan_steps(
 
     Args:
         num_steps: The steps of a draft, where the last graph serves several.
-        layer: The layer of the target behind which it reads; None for the state behind the final norm.
+        layer: The layer of the target after which it reads; None for the state after the final norm.
     """
     files = [step.file for step in steps]
     files += files[-1:] * ((num_steps or len(files)) - len(files))

@@ -20,6 +20,6 @@ def require_layers(source: HeadSource, layers: Sequence[int], num_layers: int) -
         raise SourceError(f"{source.path} reads the embedding of its target, which is not supported")
     if max(layers) >= num_layers:
         raise SourceError(
-            f"{source.path} reads the states behind layers {', '.join(map(str, layers))} of its target, which has "
+            f"{source.path} reads the states after layers {', '.join(map(str, layers))} of its target, which has "
             f"layers 0 to {num_layers - 1}; it was made for another model: name a head that was made for this one"
         )

@@ -48,6 +48,11 @@ def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield node.module or ""
 
 
+@cache
+def imported_anywhere(path: Path) -> frozenset[str]:
+    return frozenset(imported(ast.walk(parsed(path))))
+
+
 def unguarded(body: Iterable[ast.stmt]) -> list[ast.stmt]:
     """Statements of a module but those that type checkers alone read."""
     return [each for each in body if not (isinstance(each, ast.If) and ast.unparse(each.test) == "TYPE_CHECKING")]
@@ -55,12 +60,12 @@ def unguarded(body: Iterable[ast.stmt]) -> list[ast.stmt]:
 
 def packages(path: Path) -> set[str]:
     """Top-level packages that a module imports, anywhere in it."""
-    return {name.split(".")[0] for name in imported(ast.walk(parsed(path)))}
+    return {name.split(".")[0] for name in imported_anywhere(path)}
 
 
 def rooms_of(path: Path) -> set[str]:
     """Rooms that a module imports from."""
-    parts = [name.split(".")[1:] for name in imported(ast.walk(parsed(path))) if name.startswith("edgespec.")]
+    parts = [name.split(".")[1:] for name in imported_anywhere(path) if name.startswith("edgespec.")]
     return {"/".join(each[:2]) if each[:2] == ["chat", "markdown"] else each[0] for each in parts} & {*ROOMS}
 
 

@@ -6,7 +6,10 @@ import pytest
 
 from edgespec import Engine, load
 
-pytestmark = pytest.mark.slow  # a module of many models or processes
+pytestmark = [
+    pytest.mark.slow,  # a module of many models or processes
+    pytest.mark.usefixtures("one_template_process"),
+]
 
 
 def arguments(model: Path, drafter: Path, configurations: str) -> list[str]:

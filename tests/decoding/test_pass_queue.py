@@ -17,8 +17,8 @@ class Joining:
 
     max_parts = 4
 
-    def __init__(self, *, is_ready: bool = True, bad: str = "") -> None:
-        self.ready, self.bad = is_ready, bad
+    def __init__(self, *, is_ready: bool = True, bad: str = "", pass_s: float = 0.0) -> None:
+        self.ready, self.bad, self.pass_s = is_ready, bad, pass_s
         self.batches: list[list[str]] = []
 
     def is_ready(self) -> bool:
@@ -26,6 +26,7 @@ class Joining:
 
     def run(self, parts: Sequence[str]) -> Sequence[str | Exception]:
         self.batches.append(sorted(parts))
+        sleep(self.pass_s)
         if self.bad in parts and self.bad:
             raise RuntimeError("together they fail")
         return [ValueError(part) if part.startswith("refused") else part.upper() for part in parts]
@@ -99,11 +100,21 @@ def test_without_a_joiner_passes_take_turns_by_the_rows_that_were_run_for_each()
 
 
 def test_a_higher_priority_goes_first_however_much_was_run_for_it() -> None:
-    blocked = Blocked(Joining())
+    blocked = Blocked(joiner := Joining())
     blocked.ask("title", Caller(priority=-1))
     blocked.ask("person", Caller(num_rows=900))
     blocked.finish()
-    assert blocked.order == ["person", "title"], "nor do they run as one"
+    assert [*joiner.batches, blocked.order] == [["person"], ["title"]], "nor do they run as one"
+
+
+def test_a_single_pass_is_the_joiners_while_there_are_others() -> None:
+    queue, other = PassQueue[str, str](joiner := Joining()), Caller()
+    other.work()
+    queue.run(other, 1, lambda: "pass", "other")
+    assert queue.run(Caller(), 1, lambda: "alone", "single") == "SINGLE"
+    other.rest()
+    assert queue.run(Caller(), 1, lambda: "alone", "single") == "alone"
+    assert joiner.batches == [["single"]]
 
 
 def test_a_lower_priority_waits_until_the_higher_one_rests() -> None:
@@ -198,7 +209,7 @@ def test_an_error_reaches_its_caller_and_the_queue_goes_on() -> None:
 
 
 def test_a_newcomer_has_a_pass_within_three_beside_three_that_never_rest() -> None:
-    for joiner in (None, Joining()):
+    for joiner in (None, Joining(pass_s=0.001)):
         queue: PassQueue[str, str] = PassQueue(joiner)
         is_over = Event()
 

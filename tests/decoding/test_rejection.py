@@ -290,7 +290,7 @@ def test_texts_of_three_tokens_under_rejection_follow_the_target(processor: str,
 
 
 WIDTH_COSTS = {1: 1.0, 2: 1.05, 4: 1.2, 8: 1.5, 32: 3.0}
-NUM_TOKENS = 30  # of an answer: ten texts of three, each behind the last token of the one before
+NUM_TOKENS = 150  # of an answer: fifty texts of three, each behind the last token of the one before
 
 
 def adaptive_answers(schedule: str, params: SamplingParams, num_answers: int) -> Iterator[TokenIds]:
@@ -319,7 +319,7 @@ def adaptive_answers(schedule: str, params: SamplingParams, num_answers: int) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("schedule", "num_tokens"), [("serial", 120_000), ("pipelined", 40_000), ("hedged", 40_000)]
+    ("schedule", "num_tokens"), [("serial", 120_000), ("pipelined", 40_050), ("hedged", 40_050)]
 )
 def test_texts_under_the_adaptive_policy_follow_the_target(schedule: str, num_tokens: int) -> None:
     """Answers are cut into texts of three tokens, which are counted by the token before them."""

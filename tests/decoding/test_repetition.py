@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from edgespec.decoding.repetition import Repetition, find_loop
+from edgespec.decoding.repetition import LoopWatch, Repetition, find_loop
 
 _IDS: dict[str, int] = {}
 
@@ -29,6 +29,15 @@ def ids(text: str) -> list[int]:
 
 SENTENCE = "The sky is blue because the air scatters short waves of light more than long ones. "
 PARAGRAPH = " ".join(f"word{i} and" for i in range(60)) + ".\n\n"
+
+
+def test_a_watch_finds_a_loop_once_and_soon() -> None:
+    watch, tokens = LoopWatch(), ids(SENTENCE * 30)
+    found = [at for at in range(0, len(tokens), 5) if watch.push(tokens[at : at + 5])]
+    assert len(found) == 1
+    assert find_loop(tokens[: found[0] - 64]) is None
+    watch = LoopWatch()
+    assert not any(watch.push([token]) for token in range(1000))
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,12 @@ def display_name() -> Iterator[str | None]:
 
     It lasts as long as all tests: Tk ends a process whose display goes away.
     """
-    pytest.importorskip(
-        "tkinter", reason="the window wants Tk, which this Python was built without (Debian: python3-tk)"
-    )
+    pytest.importorskip("tkinter", reason="needs Tk, which this Python was built without (Debian: python3-tk)")
     if os.environ.get("DISPLAY") or os.name == "nt":
         yield None
         return
     if shutil.which("Xvfb") is None:
-        pytest.skip("the window wants a display, and there is neither one nor Xvfb (Debian: xvfb)")
+        pytest.skip("needs a display, and there is neither one nor Xvfb (Debian: xvfb)")
     ours, theirs = os.pipe()
     command = ["Xvfb", "-displayfd", str(theirs), "-screen", "0", "800x600x24", "-nolisten", "tcp"]
     server = subprocess.Popen(command, pass_fds=[theirs], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -78,8 +78,8 @@ def test_nothing_is_done_without_a_yes(engine_of: Callable[[Rule], Engine], note
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        (call_of("find_lines", phrase="boat"), "error: TypeError"),
-        (call_of("find_lines", word=7), "error: AttributeError"),
+        (call_of("find_lines", phrase="boat"), "error: ValueError: find_lines has no argument"),
+        (call_of("find_lines", word=7), "error: ValueError: the argument"),
     ],
 )
 def test_a_wrong_call_is_told_to_the_model(

@@ -51,7 +51,7 @@ def test_words_do_not_wait() -> None:
     assert fences.push("`py\nx") == [("x", True)]
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node on the PATH")
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node on the PATH (Debian: nodejs)")
 def test_the_page_splits_answers_in_the_same_way() -> None:
     source = PAGE.read_text(encoding="utf-8")
     (function,) = re.findall(r"^function segments\(.*?^}$", source, re.M | re.S)

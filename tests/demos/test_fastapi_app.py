@@ -24,7 +24,7 @@ from edgespec.types import Logits, TokenIds
 
 DEMOS = Path(__file__).parents[2] / "demos"
 QUESTION = [{"role": "user", "content": "the in the"}]
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from edgespec import EdgeSpecError, Engine, LoadProgress, Message
 from edgespec.runtimes.table import TableDecoder
 
 DEMOS = Path(__file__).parents[2] / "demos"
-WAIT_S = 30.0
+WAIT_S = 120.0
 pytestmark = pytest.mark.usefixtures("display")
 
 

@@ -15,6 +15,7 @@ import chromium
 import pytest
 import tiny
 import web_chat
+from scripted import scripted_engine
 from stuck import StuckDecoder, engine_of
 from web_chat import MAX_BYTES, PAGE, ChatServer, runs
 
@@ -51,7 +52,7 @@ def server(tiny_model: Path) -> Iterator[ChatServer]:
 
 
 def ask(server: ChatServer, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, str, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
     connection.request(method, f"/{server.token}{path}", body, headers)
     response = connection.getresponse()
     text = response.read().decode()
@@ -73,6 +74,17 @@ def test_answer_is_the_engines_own(server: ChatServer) -> None:
     assert lines[-1]["finish_reason"] == whole.finish_reason
     assert lines[-1]["stats"]["num_emitted"] == len(whole.token_ids)
     assert [line for line in lines[:-1] if "stats" in line] == []
+
+
+def test_an_answer_that_repeats_itself_is_ended(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_chat, "MAX_TOKENS", 3000)
+    engine = scripted_engine(tiny_model, tmp_path, lambda prompt: "abcdefghijklmnopq " * 150)
+    with engine, serving(engine) as server:
+        lines = [json.loads(line) for line in chat(server, QUESTION)[1].splitlines()]
+    assert lines[-1]["finish_reason"] == "loop"
+    assert sum(len(line["runs"]) for line in lines) < 1000
 
 
 def test_page_loads_nothing_from_elsewhere_and_never_parses_messages(server: ChatServer) -> None:
@@ -112,7 +124,7 @@ def test_pages_of_others_are_refused(server: ChatServer, name: str, value: str) 
 
 
 def test_an_address_without_its_token_is_refused(server: ChatServer) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
     wrong = server.token[:-1] + ("a" if server.token[-1] != "a" else "b")
     for path in (
         "/",
@@ -132,7 +144,7 @@ def test_an_address_without_its_token_is_refused(server: ChatServer) -> None:
 
 def test_a_browser_that_still_sends_gets_to_know_why_it_was_refused(server: ChatServer) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "the " * (MAX_BYTES // 2)}]}).encode()
-    with socket.create_connection(server.server_address, timeout=30) as raw:
+    with socket.create_connection(server.server_address, timeout=120) as raw:
         raw.sendall(
             f"POST /{server.token}/chat HTTP/1.1\r\nHost: {server.hosts[0]}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n".encode()
@@ -146,7 +158,7 @@ def test_a_browser_that_still_sends_gets_to_know_why_it_was_refused(server: Chat
 def test_two_hosts_or_none_are_refused(server: ChatServer) -> None:
     own = f"Host: {server.hosts[0]}\r\n"
     for hosts in ("", own + own, own + "Host: evil.example\r\n"):
-        with socket.create_connection(server.server_address, timeout=30) as raw:
+        with socket.create_connection(server.server_address, timeout=120) as raw:
             raw.sendall(f"GET /{server.token}/about HTTP/1.0\r\n{hosts}\r\n".encode())
             assert raw.makefile("rb").readline().split()[1] == b"403", hosts
 
@@ -189,7 +201,7 @@ def test_nothing_else_is_there(server: ChatServer, method: str, path: str) -> No
 
 
 def begin(server: ChatServer) -> socket.socket:
-    raw = socket.create_connection(server.server_address, timeout=30)
+    raw = socket.create_connection(server.server_address, timeout=120)
     body = json.dumps({"messages": QUESTION})
     raw.sendall(
         f"POST /{server.token}/chat HTTP/1.1\r\nHost: {server.hosts[0]}\r\nContent-Type: application/json\r\n"
@@ -202,17 +214,17 @@ def test_browser_that_leaves_ends_its_answer_within_a_pass(tiny_model: Path) -> 
     decoder = StuckDecoder()
     with serving(engine_of(tiny_model, decoder)) as server:
         raw = begin(server)
-        assert decoder.has_begun.wait(30)
+        assert decoder.has_begun.wait(120)
         assert not decoder.is_interrupted.is_set()
         raw.close()
-        assert decoder.is_interrupted.wait(30)
+        assert decoder.is_interrupted.wait(120)
 
 
 def test_closing_ends_answers_and_leaves_no_thread(tiny_model: Path) -> None:
     decoder = StuckDecoder()
     with serving(engine_of(tiny_model, decoder)) as server:
         raw, silent = begin(server), socket.create_connection(server.server_address)
-        assert decoder.has_begun.wait(30)
+        assert decoder.has_begun.wait(120)
     assert decoder.is_interrupted.is_set()
     assert raw.recv(1 << 16).startswith(b"HTTP/1.0 200")
     raw.close()
@@ -256,7 +268,7 @@ class ScriptedAnswer:
     def __iter__(self) -> Iterator[Chunk]:
         for text in self._texts:
             yield Chunk(text=text, token_ids=(1,), origins=("target",))
-        self.is_cancelled.wait(30)
+        self.is_cancelled.wait(120)
 
     def cancel(self) -> None:
         self.is_cancelled.set()
@@ -294,7 +306,7 @@ def test_page_in_a_browser_shows_markup_as_text_and_stops(tmp_path: Path) -> Non
         assert page.evaluate("document.querySelectorAll('#log img, #log script').length") == 0
         assert not answer.is_cancelled.is_set()
         page.evaluate("document.querySelector('#stop').click()")
-        assert answer.is_cancelled.wait(30)
+        assert answer.is_cancelled.wait(120)
         page.wait_for("document.querySelector('.note').textContent === 'stopped'")
         assert page.evaluate("[document.title, document.querySelector('#send').hidden]") == [
             "<b>scripted</b>",
@@ -326,7 +338,8 @@ def test_page_in_a_browser_shows_code_keeps_the_chat_over_a_reload_and_gives_a_r
         assert "```" not in page.evaluate("document.querySelector('.assistant').textContent")
         family = page.evaluate("getComputedStyle(document.querySelector('.assistant pre')).fontFamily")
         assert "monospace" in family
-        page.evaluate("location.reload()")
+        page.evaluate("window.isOld = true, location.reload()")
+        page.wait_for("!window.isOld && document.readyState === 'complete'")
         page.wait_for("document.querySelector('.assistant pre')?.textContent === 'x = 1\\n'")
         assert page.evaluate("turns.map(turn => turn.content)") == ["code?", code]
         page.evaluate(f"$('text').value = 'long '.repeat({MAX_BYTES // 4})")

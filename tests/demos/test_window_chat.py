@@ -33,7 +33,7 @@ def chatting(folder: Path, decoder: Decoder) -> Iterator[BackgroundChat]:
     """Chat with a decoder, and check that no thread is left behind."""
     chat = BackgroundChat(lambda report: engine_of(folder, decoder))
     try:
-        assert chat.events.get(timeout=30) == Event("ready", "tiny")
+        assert chat.events.get(timeout=120) == Event("ready", "tiny")
         yield chat
     finally:
         chat.close()
@@ -43,7 +43,7 @@ def chatting(folder: Path, decoder: Decoder) -> Iterator[BackgroundChat]:
 def until_over(chat: BackgroundChat) -> tuple[str, Event]:
     """Wait for an answer to end; its text, and the event that ended it."""
     text = ""
-    while (event := chat.events.get(timeout=30)).kind in ("text", "stage"):
+    while (event := chat.events.get(timeout=120)).kind in ("text", "stage"):
         text += event.text
     return text, event
 
@@ -66,7 +66,7 @@ def test_stop_ends_an_answer_before_its_first_token_and_forgets_the_question(tin
     decoder = StuckDecoder()
     with chatting(tiny_model, decoder) as chat:
         chat.ask("the in")
-        assert decoder.has_begun.wait(30)
+        assert decoder.has_begun.wait(120)
         chat.stop()
         assert until_over(chat)[1].text == "cancelled"
         assert decoder.is_interrupted.is_set()
@@ -84,7 +84,7 @@ def test_closing_ends_an_answer(tiny_model: Path) -> None:
     decoder = StuckDecoder()
     with chatting(tiny_model, decoder) as chat:
         chat.ask("the in")
-        assert decoder.has_begun.wait(30)
+        assert decoder.has_begun.wait(120)
     assert decoder.is_interrupted.is_set()
 
 
@@ -99,7 +99,7 @@ def test_closing_ends_loading_at_its_next_stage() -> None:
             time.sleep(0.001)
 
     chat = BackgroundChat(load_for_ever)
-    assert chat.events.get(timeout=30) == Event("stage", "still loading")
+    assert chat.events.get(timeout=120) == Event("stage", "still loading")
     chat.close()
     assert reports > 0
 
@@ -109,7 +109,7 @@ def test_errors_are_reported() -> None:
         raise EdgeSpecError("no such model")
 
     chat = BackgroundChat(fail)
-    assert chat.events.get(timeout=30) == Event("failed", "no such model")
+    assert chat.events.get(timeout=120) == Event("failed", "no such model")
     chat.close()
 
 
@@ -151,7 +151,7 @@ def window_of(folder: Path, decoder: Decoder) -> Iterator[Any]:
 
 
 def run_until(window: Any, has_come: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not has_come():
         assert time.monotonic() < deadline, window.log.get("1.0", "end")
         window.root.update()

@@ -77,8 +77,8 @@ def test_whoever_is_given_the_steps_sees_the_tree_that_the_lane_grows(
                 node = branches.nodes[node].after
             tokens = np.array(path[::-1], np.int32)
             for behind in (
-                given_tree.path_behind(tokens),
-                branches.chain_behind(np.concatenate([TEXT, tokens])),
+                given_tree.path_after(tokens),
+                branches.chain_after(np.concatenate([TEXT, tokens])),
             ):
                 assert behind is not None
                 assert guess.token in [each.token for each in behind] or behind[0].token < 100
@@ -87,11 +87,11 @@ def test_whoever_is_given_the_steps_sees_the_tree_that_the_lane_grows(
 def test_a_miss_says_how_many_alternatives_came_first() -> None:
     tree = GuessTree()
     tree.add(Branches(TEXT, chain(2)).first.guesses)
-    assert tree.path_behind(np.array([10], np.int32)) is not None
+    assert tree.path_after(np.array([10], np.int32)) is not None
     assert tree.take_missed() is None
-    assert tree.path_behind(np.array([10, 31], np.int32)) is None
+    assert tree.path_after(np.array([10, 31], np.int32)) is None
     assert tree.take_missed() == Missed(1, is_named=True)
-    assert tree.path_behind(np.array([99], np.int32)) is None
+    assert tree.path_after(np.array([99], np.int32)) is None
     assert tree.take_missed() == Missed(4, is_named=False)
     assert tree.take_missed() is None
 

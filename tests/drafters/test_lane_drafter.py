@@ -24,7 +24,8 @@ from edgespec.drafters.ngram import NgramDrafter
 from edgespec.errors import DrafterFault
 from edgespec.policy import ahead_schedule
 from edgespec.policy.acceptance_rates import AcceptanceRates
-from edgespec.policy.costs import DraftCosts, PassCosts, RowCosts
+from edgespec.policy.costs import PassCosts
+from edgespec.policy.draft_costs import DraftCosts, RowCosts
 from edgespec.policy.draft_model import UNKNOWN_BRANCHING, DraftModelStats
 from edgespec.policy.fixed import FixedLength
 from edgespec.policy.limits import MAX_BRANCHES
@@ -82,7 +83,7 @@ class Delayed:
 
     def _pause(self) -> None:
         if self._rng.random() < 0.3:
-            time.sleep(self._rng.random() * 0.002)
+            time.sleep(self._rng.random() * 0.0005)  # as long as the work between two passes
 
 
 NO_DEADLINE_S = 86_400.0  # no pause of a busy machine is a fault of the drafter

@@ -52,7 +52,7 @@ def test_threads_that_threading_has_not_started_leave_nothing_behind() -> None:
         over.put(steps)
 
     start_new_thread(work, ())
-    assert over.get(timeout=10) == [0, 1, 2]
+    assert over.get(timeout=120) == [0, 1, 2]
     assert set(threading.enumerate()) <= set(before)
 
 

@@ -110,7 +110,7 @@ def test_a_file_that_cannot_be_used_is_reported_and_ignored(head: Path, learned:
     assert file.read(lines.append) is None
     (line,) = lines
     assert f"{file.path} cannot be used (" in line
-    assert line.endswith("; learning starts anew")
+    assert line.endswith("; learning starts again from nothing")
     assert ("of another head" in line) == (how == "foreign")
 
 

@@ -77,7 +77,9 @@ def test_rows_behind_the_window_become_ngrams() -> None:
         fed = append(tokens[-1:], draft.tokens)
         lookahead.learn(tokens, draft, np.eye(200, dtype=np.float32)[fed + 1])
         tokens = append(tokens, tokens[-1:] + 1)
-    right = [token for token in range(200) if (token + 1, token + 2) in dict(lookahead._ngrams.behind(token))]
+    right = [
+        token for token in range(200) if (token + 1, token + 2) in dict(lookahead._ngrams.continuations(token))
+    ]
     assert len(right) >= 2
 
 
@@ -85,8 +87,8 @@ def test_table_holds_the_latest_ngrams_and_counts() -> None:
     table = NgramTable(2)
     for tail in ((1, 2), (3, 4), (1, 2), (5, 6)):
         table.add((9, *tail))
-    assert table.behind(9) == [((5, 6), 1), ((1, 2), 2)]
-    assert table.behind(8) == []
+    assert table.continuations(9) == [((5, 6), 1), ((1, 2), 2)]
+    assert table.continuations(8) == []
 
 
 def test_guesses_that_begin_alike_share_nodes() -> None:

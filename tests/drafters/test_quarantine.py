@@ -148,8 +148,8 @@ def test_it_is_not_taken_away_while_it_drafts() -> None:
     taking.join(0.05)
     assert taking.is_alive()
     may_end.set()
-    taking.join(5)
-    drafting.join(5)
+    taking.join(120)
+    drafting.join(120)
     assert drafter.draft(TEXT, DraftRequest(4), SAMPLER) is NO_DRAFT
 
 

@@ -17,7 +17,7 @@ VOCAB = 90
 GREEDY = GumbelSampler(SamplingParams())
 
 
-def row_behind(tokens: TokenIds) -> np.ndarray:
+def row_after(tokens: TokenIds) -> np.ndarray:
     """A target's row, which depends on the whole text."""
     return np.random.default_rng(tokens.tolist()).normal(0, 3, VOCAB).astype(np.float32)
 
@@ -27,7 +27,7 @@ def logits_of(tokens: TokenIds, draft: Draft) -> np.ndarray:
     for node, token in enumerate(draft.tokens.tolist()):
         parent = node - 1 if draft.parents is None else draft.parents[node]
         texts.append(append(texts[parent + 1], [token]))
-    return np.stack([row_behind(text) for text in texts])
+    return np.stack([row_after(text) for text in texts])
 
 
 def test_a_log_has_the_rows_behind_the_tokens_of_the_answer_alone() -> None:
@@ -37,7 +37,7 @@ def test_a_log_has_the_rows_behind_the_tokens_of_the_answer_alone() -> None:
     for kind in ("none", "chain", "tree", "wrong"):
         right: list[int] = []
         for _ in range(3):
-            right.append(int(row_behind(append(text, right)).argmax()))
+            right.append(int(row_after(append(text, right)).argmax()))
         draft = {
             "none": NO_DRAFT,
             "chain": Draft(np.array([*right[:2], (right[2] + 1) % VOCAB], np.int32)),
@@ -48,7 +48,7 @@ def test_a_log_has_the_rows_behind_the_tokens_of_the_answer_alone() -> None:
     assert np.array_equal(log.text, text)
     assert (log.first, len(log.rows)) == (len(prompt) - 1, len(text) - len(prompt))
     for place, said in enumerate(log.rows, log.first):
-        row = row_behind(text[: place + 1])
+        row = row_after(text[: place + 1])
         assert int(said.ids[said.logits.argmax()]) == int(row.argmax()) == text[place + 1]
         assert np.array_equal(row[said.ids], said.logits)
 
@@ -67,7 +67,7 @@ def test_kept_columns_and_the_rest_have_the_probabilities_of_the_whole_row(is_tr
     num_columns = VOCAB if columns is None else len(columns)
     logits = rng.normal(0, 2, (5, num_columns)).astype(np.float32)
     tokens = rng.integers(0, VOCAB, 6).astype(np.int32)
-    target = [likely_tokens(row_behind(tokens[: i + 1])) for i in range(5)]
+    target = [likely_tokens(row_after(tokens[: i + 1])) for i in range(5)]
     rows = verify_rows(logits, target, tokens, columns)
     for i, said in enumerate(target):
         kept = rows.columns[i] >= 0
@@ -84,7 +84,7 @@ def test_kept_columns_and_the_rest_have_the_probabilities_of_the_whole_row(is_tr
 
 
 def test_the_oldest_rows_go_where_there_are_too_many() -> None:
-    target = [likely_tokens(row_behind(np.array([i], np.int32))) for i in range(4)]
+    target = [likely_tokens(row_after(np.array([i], np.int32))) for i in range(4)]
     found = np.zeros((4, VOCAB), np.float32)
     rows = verify_rows(found, target, np.arange(5, dtype=np.int32), None)
     assert no_rows().followed_by(rows, 10).contexts[:, 0].tolist() == [0, 1, 2, 3]

@@ -13,7 +13,8 @@ import pytest
 import tiny
 
 from edgespec import ContextOverflow, Engine, Message, Round, SamplingParams, UsageError, load
-from edgespec.engine.answers import AnswerStream, Chunk
+from edgespec.engine.answer_stream import AnswerStream
+from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.request_queue import RequestQueue, Ticket
 
@@ -312,14 +313,14 @@ class LoopEngine(WordEngine):
 
     def stream(self, messages: Sequence[Message], *, sampling: SamplingParams, **limits: Any) -> AnswerStream:
         ticket = Ticket(lambda: None)
-        return AnswerStream(self._endless(ticket), RequestQueue(), ticket)
+        return AnswerStream(self._endless(ticket), RequestQueue(), ticket, ends_loops=limits["ends_loops"])
 
     def _endless(self, ticket: Ticket) -> Generator[Chunk, None, None]:
         for i in range(5000):
             if ticket.is_cancelled:
                 break
             yield Chunk(text=f"w{i % 20} ", token_ids=(i % 20,))
-        yield Chunk(text="", token_ids=(), finish_reason="cancelled" if ticket.is_cancelled else "length")
+        yield Chunk(text="", token_ids=(), finish_reason=ticket.finish_reason if ticket.is_cancelled else "length")
 
 
 def test_a_loop_ends_with_a_reason_of_its_own_where_that_is_asked_for() -> None:

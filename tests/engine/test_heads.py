@@ -21,7 +21,7 @@ from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.errors import ModelError, UsageError, VocabularyMismatch
 from edgespec.models.pair import write_pair
 from edgespec.policy.confidence import NUM_CLASSES, typical_probability
-from edgespec.policy.costs import DraftCosts
+from edgespec.policy.draft_costs import DraftCosts
 from edgespec.policy.limits import MAX_DRAFT_TOKENS
 from edgespec.policy.model_rates import nodes_key
 from edgespec.runtimes.recurrent_head import RecurrentTreeHead

@@ -142,8 +142,8 @@ def test_a_file_that_cannot_be_used_is_reported_and_replaced(pair: Path, tmp_pat
     file.path.write_bytes(b"nothing that numpy writes")
     with opened() as engine:
         engine.generate(PROMPTS[0], max_tokens=LENGTH)
-    assert [line for line in lines if "learning starts anew" in line] == [
-        f"{file.path} cannot be used (it is damaged); learning starts anew"
+    assert [line for line in lines if "learning starts again" in line] == [
+        f"{file.path} cannot be used (it is damaged); learning starts again from nothing"
     ]
     assert file.read(pytest.fail) is not None
 

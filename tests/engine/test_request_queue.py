@@ -5,6 +5,7 @@ from time import monotonic, sleep
 
 import pytest
 
+from edgespec.engine import request_queue
 from edgespec.engine.request_queue import RequestQueue, Ticket
 
 
@@ -34,7 +35,7 @@ def test_answers_are_made_whole_in_the_order_of_asking() -> None:
     queue.release(first)
     queue.leave(first)
     for thread in threads:
-        thread.join(10)
+        thread.join(120)
     assert taken == [*"bbbcccddd"]
 
 
@@ -65,7 +66,7 @@ def test_readers_of_several_answers_do_not_wait_for_each_others_patience() -> No
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(5)
+        thread.join(120)
     assert sorted(taken) == [*20 * "a", *20 * "b", *20 * "c"]
 
 
@@ -89,7 +90,7 @@ def test_a_step_that_is_being_made_is_waited_for_however_long_it_takes() -> None
     sleep(0.05)
     assert taken == []
     queue.release(slow)
-    thread.join(10)
+    thread.join(120)
     assert taken == ["b"] * 3
 
 
@@ -110,25 +111,26 @@ def test_a_cancelled_answer_waits_for_nobody() -> None:
     queue.take(other, "a")
     thread = taking(queue, ticket, "b", taken)
     queue.cancel(ticket)
-    thread.join(10)
+    thread.join(120)
     assert taken == ["b"] * 3, "it is to be ended, and finds that it is cancelled"
     assert queue._holders == [other]
 
 
-def test_a_step_goes_ahead_of_its_request_until_others_may_go_first() -> None:
-    queue, ticket, taken = RequestQueue(idle_s=0.5), Ticket(), list[str]()
+def test_a_step_goes_ahead_of_its_request_until_others_may_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(request_queue, "monotonic", lambda: now_s)
+    queue, ticket, taken = RequestQueue(idle_s=0.05), Ticket(), list[str]()
     assert not queue.take_ahead(ticket), "the first step is asked for"
     queue.take(ticket, "a")
     queue.release(ticket)
     thread = taking(queue, Ticket(), "b", taken)
-    num_ahead = 0
-    while queue.take_ahead(ticket):
+    for now_s in (0.0, 0.02, 0.049):  # noqa: B007  the clock reads it
+        assert queue.take_ahead(ticket)
         assert taken == []
         queue.release(ticket, is_ahead=True)
-        num_ahead += 1
-        sleep(0.001)
-    assert num_ahead > 0
-    thread.join(10)
+    now_s = 0.051
+    assert not queue.take_ahead(ticket)
+    thread.join(120)
     assert taken == ["b"] * 3
 
 
@@ -138,15 +140,17 @@ def test_a_step_does_not_go_ahead_of_a_request_where_its_asker_waits_for_another
     thread = taking(queue, Ticket(), "a", taken)
     queue.release(ticket)
     assert not queue.take_ahead(ticket)
-    thread.join(10)
+    thread.join(120)
     assert taken == ["a"] * 3
 
 
-def test_taking_a_step_that_was_made_counts_as_asking() -> None:
+def test_taking_a_step_that_was_made_counts_as_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(request_queue, "monotonic", lambda: now_s)
     queue, ticket = RequestQueue(idle_s=0.2), Ticket()
     queue.take(ticket, "a")
     queue.release(ticket)
-    sleep(0.3)
+    now_s = 0.3
     assert not queue.take_ahead(ticket)
     queue.note(ticket, "a")
     assert queue.take_ahead(ticket)

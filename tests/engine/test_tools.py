@@ -195,7 +195,7 @@ def test_a_conversation_runs_the_functions_that_are_called(make: Make) -> None:
         roles = ["system", "user", "assistant", "tool", "assistant"]
         assert [message.role for message in talk.messages] == roles
         (only,) = talk.rounds
-        assert (only.user, only.answer, only.open_calls) == ("Weather in Rome?", "It is sunny.", ())
+        assert (only.user, only.answer, talk.calls) == ("Weather in Rome?", "It is sunny.", ())
         assert [step.content for step in only.steps] == ["I look.", "sunny in Rome"]
         assert talk.say("Thanks").text == "You are welcome."
         assert CALL in prompts[-1]  # what was called before is sent again
@@ -210,15 +210,15 @@ def test_results_can_be_given_by_hand(make: Make) -> None:
         talk = engine.chat(tools=[WEATHER], tool_choice="required")
         first = talk.say("Weather in Rome?")
         (call,) = first.tool_calls
-        assert (first.finish_reason, talk.rounds[-1].open_calls) == ("tool_calls", (call,))
-        for wrong in ({}, {"x": "sunny"}, {call.id: "sunny", "x": ""}):
-            with pytest.raises(UsageError, match=f"wanted those of {call.id}"):
-                talk.give(wrong)
-        with talk.give({call.id: "sunny in Rome"}) as reply:  # no call is demanded behind a result
+        assert (first.finish_reason, talk.calls) == ("tool_calls", (call,))
+        for wrong in ([], [1], ["sunny", ""]):
+            with pytest.raises(UsageError, match="wanted a text for each of the 1 calls"):
+                talk.give_results(wrong)
+        with talk.give_results(["sunny in Rome"]) as reply:  # no call is demanded behind a result
             assert "".join(chunk.text for chunk in reply) == "It is sunny."
         assert talk.rounds[-1].answer == "It is sunny."
-        with pytest.raises(UsageError, match="no call waits"):
-            talk.give({call.id: "sunny"})
+        with pytest.raises(UsageError, match="each of the 0 calls"):
+            talk.give_results(["sunny"])
 
 
 def test_calls_without_results_are_not_sent_with_the_next_message(make: Make) -> None:
@@ -231,8 +231,9 @@ def test_calls_without_results_are_not_sent_with_the_next_message(make: Make) ->
         assert [each.answer for each in talk.rounds] == [None, "Hello."]
         talk.undo()
         assert talk.retry().completion().tool_calls
-        assert len(talk.rounds[-1].steps) == 1
+        assert len(talk.calls) == 1
         talk.rewrite("I do not know.")
+        assert talk.calls == ()
         assert talk.rounds[-1] == ("Weather in Rome?", "I do not know.", ())
 
 
@@ -246,7 +247,7 @@ def test_what_a_function_raises_and_a_refusal_are_told_to_the_model(make: Make) 
         talk = engine.chat(tools=[get_weather])
         last = talk.run("Weather?", max_steps=2)
         assert last.finish_reason == "tool_calls"
-        assert [call.parse() for call in talk.rounds[-1].open_calls] == [{"city": "Rome"}]
+        assert [call.parse() for call in talk.calls] == [{"city": "Rome"}]
         assert talk.run("Weather?", may_call=lambda call: False).text == "As you like."
         talk.tools = [WEATHER]
         with pytest.raises(UsageError, match=r"tools\[0\] is no function"):
@@ -263,8 +264,3 @@ def test_a_conversation_with_calls_is_saved_and_goes_on(make: Make, tmp_path: Pa
         again = Conversation.load(engine, tmp_path / "talk", tools=[get_weather])
         assert again.rounds == talk.rounds
         assert again.say("And now?").text == "It is sunny."
-        open_talk = engine.chat(tools=[get_weather])
-        (call,) = open_talk.say("Weather in Rome?").tool_calls
-        open_talk.save(tmp_path / "open")
-        loaded = Conversation.load(engine, tmp_path / "open", tools=[get_weather])
-        assert loaded.give({call.id: "sunny in Rome"}).completion().text == "It is sunny."

@@ -25,7 +25,7 @@ CONTEXT = 160
 needs_optimum = [
     pytest.mark.optimum,
     pytest.mark.skipif(
-        importlib.util.find_spec("optimum") is None, reason="optimum-onnx is not installed; run make test-optimum"
+        importlib.util.find_spec("optimum") is None, reason="needs optimum-onnx: make test-optimum"
     ),
 ]
 

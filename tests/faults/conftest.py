@@ -12,7 +12,7 @@ from edgespec.tokenization.tokenizer import Tokenizer
 @pytest.fixture
 def no_thread_stays() -> Iterator[None]:
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while lanes_alive() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert lanes_alive() == []

@@ -23,7 +23,10 @@ from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.session import translate_error
 from edgespec.types import TokenIds
 
-pytestmark = pytest.mark.slow  # a module of many models or processes
+pytestmark = [
+    pytest.mark.slow,  # a module of many models or processes
+    pytest.mark.usefixtures("one_template_process"),
+]
 
 # What ONNX Runtime 1.31 says.
 SAYINGS = [
@@ -209,7 +212,8 @@ def test_a_target_that_does_not_fit_is_refused_before_it_is_opened(
     tiny_model: Path, machine: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(100)
-    monkeypatch.setattr("edgespec.engine.load.open_model", lambda *arguments, **named: pytest.fail("opened"))
+    name = "edgespec.engine.open_engine.open_model"
+    monkeypatch.setattr(name, lambda *arguments, **named: pytest.fail("opened"))
     with pytest.raises(MemoryExhausted, match=r"needs about \d+ MiB .* 100 MiB are free within a test"):
         load(tiny_model)
 

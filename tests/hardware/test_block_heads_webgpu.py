@@ -18,7 +18,7 @@ from edgespec.types import append
 pytestmark = [
     pytest.mark.webgpu,
     pytest.mark.skipif(
-        not os.environ.get("EDGESPEC_TEST_WEBGPU"), reason="wants a GPU, or one in software: make test-webgpu"
+        not os.environ.get("EDGESPEC_TEST_WEBGPU"), reason="needs a GPU, or one in software: make test-webgpu"
     ),
 ]
 TARGET = tiny.random_weights(seed=3, tied=False)

@@ -14,8 +14,8 @@ from edgespec.errors import DeviceUnavailable
 from edgespec.export.convert import export_model
 from edgespec.manifest import Manifest, read_manifest
 from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.kv_caches import make_cache
 from edgespec.runtimes.onnx import OnnxDecoder
-from edgespec.runtimes.passes import make_cache
 from edgespec.runtimes.tree import OnnxTreeDecoder
 from edgespec.types import append
 

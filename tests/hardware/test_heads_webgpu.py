@@ -21,7 +21,7 @@ from edgespec.types import TokenIds, append
 pytestmark = [
     pytest.mark.webgpu,
     pytest.mark.skipif(
-        not os.environ.get("EDGESPEC_TEST_WEBGPU"), reason="wants a GPU, or one in software: make test-webgpu"
+        not os.environ.get("EDGESPEC_TEST_WEBGPU"), reason="needs a GPU, or one in software: make test-webgpu"
     ),
 ]
 WEIGHTS, TARGET = tiny_heads.recurrent_weights(1), tiny.random_weights()

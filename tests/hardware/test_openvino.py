@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.npu,
     pytest.mark.skipif(
         importlib.util.find_spec("onnxruntime_ep_openvino") is None,
-        reason="wants onnxruntime-ep-openvino; run make test-npu",
+        reason="needs onnxruntime-ep-openvino: make test-npu",
     ),
 ]
 

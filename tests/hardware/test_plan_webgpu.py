@@ -20,7 +20,7 @@ from edgespec.runtimes.probe import probe_device
 pytestmark = [
     pytest.mark.webgpu,
     pytest.mark.skipif(
-        not os.environ.get("EDGESPEC_TEST_WEBGPU"), reason="wants a GPU, or one in software: make test-webgpu"
+        not os.environ.get("EDGESPEC_TEST_WEBGPU"), reason="needs a GPU, or one in software: make test-webgpu"
     ),
 ]
 

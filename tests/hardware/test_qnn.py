@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.npu,
     pytest.mark.skipif(
         importlib.util.find_spec("onnxruntime_qnn") is None,
-        reason="wants onnxruntime-qnn; run make test-npu",
+        reason="needs onnxruntime-qnn: make test-npu",
     ),
 ]
 

@@ -34,7 +34,7 @@ from edgespec.types import Logits, TokenIds, append
 pytestmark = [
     pytest.mark.webgpu,
     pytest.mark.skipif(
-        not os.environ.get("EDGESPEC_TEST_WEBGPU"), reason="wants a GPU, or one in software: make test-webgpu"
+        not os.environ.get("EDGESPEC_TEST_WEBGPU"), reason="needs a GPU, or one in software: make test-webgpu"
     ),
 ]
 SAMPLED = SamplingParams(temperature=0.8, top_k=40, seed=3)
@@ -69,7 +69,7 @@ def folder_of(abilities: Abilities, home: Path) -> Callable[[str], Path]:
         if precision == "best":
             precision = "fp16" if abilities.has_half_floats else "fp32"
         if form == "gpu" and precision != "fp32" and not abilities.has_half_floats:
-            pytest.skip("needs an adapter with half floats")
+            pytest.skip("needs half floats, which SwiftShader lacks: run it on lavapipe")
         folder = home / f"{precision}-{form}"
         if not folder.exists():
             export_model(home / "tiny.gguf", folder, precision=precision, form=form)
@@ -275,7 +275,7 @@ def test_smollm2_in_the_source_precision_says_what_the_cpu_says(
 ) -> None:
     """A pass of few tokens takes a second in software, so that its context is cut."""
     if not abilities.has_half_floats:
-        pytest.skip("needs an adapter with half floats")
+        pytest.skip("needs half floats, which SwiftShader lacks: run it on lavapipe")
     export_model(smollm2_gguf, tmp_path / "smollm2", form="gpu")
     manifest = replace(read_manifest(tmp_path / "smollm2"), context_length=20)
     there, here = (OnnxDecoder(tmp_path / "smollm2", manifest, find_device(name)) for name in ("webgpu", "cpu"))

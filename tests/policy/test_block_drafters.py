@@ -7,7 +7,8 @@ import pytest
 from costed_machine import GREEDY, STEP_S, TABLES
 
 from edgespec.policy.acceptance_rates import AcceptanceRates, position_bucket
-from edgespec.policy.costs import DraftCosts, PassCosts
+from edgespec.policy.costs import PassCosts
+from edgespec.policy.draft_costs import DraftCosts
 from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.measured import MeasuredPolicy
 from edgespec.system.clock import VirtualClock

@@ -11,7 +11,8 @@ from edgespec.drafters.lane_drafter import LaneDrafter
 from edgespec.drafters.lanes import VirtualLane
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.policy.acceptance_rates import AcceptanceRates
-from edgespec.policy.costs import DraftCosts, PassCosts
+from edgespec.policy.costs import PassCosts
+from edgespec.policy.draft_costs import DraftCosts
 from edgespec.policy.draft_model import DraftModelStats, split_surprise
 from edgespec.policy.measured import MeasuredPolicy
 from edgespec.runtimes.paced import PacedDecoder

@@ -10,7 +10,8 @@ from edgespec.decoding.scheduler import Block, speculative_decode
 from edgespec.drafters.model_drafter import ModelDrafter
 from edgespec.policy.acceptance_rates import AcceptanceRates
 from edgespec.policy.confidence import NUM_CLASSES, confidence_class, typical_probability
-from edgespec.policy.costs import DraftCosts, PassCosts, RowCosts
+from edgespec.policy.costs import PassCosts
+from edgespec.policy.draft_costs import DraftCosts, RowCosts
 from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.draft_trees import TreeGain, may_pay
 from edgespec.policy.measured import MeasuredPolicy

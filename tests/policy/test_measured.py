@@ -8,7 +8,8 @@ from pass_times import CPU, GPU
 
 from edgespec.decoding.sampling import GumbelSampler, SamplingParams
 from edgespec.policy.acceptance_rates import AcceptanceRates
-from edgespec.policy.costs import ContextCosts, DraftCosts, PassCosts
+from edgespec.policy.costs import ContextCosts, PassCosts
+from edgespec.policy.draft_costs import DraftCosts
 from edgespec.policy.draft_model import DraftModelStats
 from edgespec.policy.fixed import FixedLength
 from edgespec.policy.measured import MeasuredPolicy

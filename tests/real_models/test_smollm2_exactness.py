@@ -9,13 +9,21 @@ from edgespec import Engine, SamplingParams, load
 from edgespec.export.convert import export_model
 from edgespec.export.drafting import Drafting
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.usefixtures("one_template_process")]
 
 PROMPTS = [
     "Write a Python function that counts the words of a text, then explain each line of the function.",
     "Repeat this sentence three times: the quick brown fox jumps over the lazy dog.",
 ]
 SAMPLINGS = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=0.8, seed=7, top_p=0.95)}
+# All of them for a model; what drafts from the text shares its passes with the others.
+LENGTHS: dict[str, tuple[int | str, ...]] = {
+    "ngram": (1, 8, "auto"),
+    "suffix": (2, 4, "auto"),
+    "auto": (4, "auto"),
+    "self": (1, 4, "auto"),
+    "int4": (1, 2, 4, 8, "auto"),
+}
 Texts = dict[tuple[str, str], tuple[int, ...]]
 
 
@@ -41,8 +49,9 @@ def plain(model: Path) -> Iterator[Texts]:
         yield texts_of(engine)
 
 
-@pytest.mark.parametrize("length", [1, 2, 4, 8, "auto"])
-@pytest.mark.parametrize("drafter", ["ngram", "suffix", "auto", "self", "int4"])
+@pytest.mark.parametrize(
+    ("drafter", "length"), [(drafter, length) for drafter, lengths in LENGTHS.items() for length in lengths]
+)
 def test_one_text_whatever_drafts_and_how_far(
     model: Path, smollm2_int4: Path, plain: Texts, drafter: str, length: int | str
 ) -> None:

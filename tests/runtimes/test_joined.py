@@ -109,6 +109,35 @@ def test_hidden_states_of_the_first_are_those_that_it_has_alone(tiny_with_states
     assert np.array_equal(kept.hidden_states.read(text, 0), alone.hidden_states.read(text, 0))
 
 
+@pytest.mark.parametrize("num_texts", [2, 3, 4])
+def test_only_attention_runs_the_rows_that_pad_passes_to_even_width(tiny_model: Path, num_texts: int) -> None:
+    """Texts with a token each run as many rows as there are texts, or one more where these are odd."""
+    alone, forks = decoder(tiny_model), forks_of(decoder(tiny_model))
+    texts = [np.arange(first, first + 8, dtype=np.int32) for first in range(num_texts)]
+    parts = []
+    for text, fork in zip(texts, forks, strict=False):
+        fork.logits(text[:7], 1)
+        parts.append(fork._passes.part(text[7:], 7, 1, 1))
+    session = forks[0]._passes.queue._joiner._session  # type: ignore[union-attr]
+    made = session.run(parts)
+    assert session._bound["input_ids"].shape == (1, num_texts + num_texts % 2)
+    for text, rows in zip(texts, made, strict=True):
+        assert np.array_equal(rows.logits, alone.logits(text, 1))
+
+
+def test_a_pass_of_others_leaves_the_hidden_states_of_the_one_before(tiny_with_states: Path) -> None:
+    manifest, device = read_manifest(tiny_with_states), find_device("cpu")
+    kept = OnnxDecoder(tiny_with_states, manifest, device, deterministic=True, hidden_layers=(0, 2))
+    root, fork = forks_of(kept, 2)
+    session = root._passes.queue._joiner._session  # type: ignore[union-attr]
+    first, second = np.arange(6, dtype=np.int32), np.arange(40, 46, dtype=np.int32)
+    (made,) = session.run([root._passes.part(first, 0, 1)])
+    before = {name: rows.copy() for name, rows in made.token_rows.items()}
+    assert before
+    session.run([fork._passes.part(second, 0, 1)])
+    assert all(np.array_equal(made.token_rows[name], rows) for name, rows in before.items())
+
+
 def test_a_prefix_is_copied_and_not_read_again(tiny_model: Path) -> None:
     alone = decoder(tiny_model)
     root, fork = forks_of(decoder(tiny_model), 2, is_joined=False)
@@ -186,7 +215,7 @@ def test_graphs_that_cannot_be_taken_apart_are_refused(tiny_model: Path) -> None
 def test_a_session_whose_rows_are_wrong_is_not_used(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("edgespec.runtimes.passes.np.array_equal", lambda *rows: False)
+    monkeypatch.setattr("edgespec.runtimes.joined_check.np.array_equal", lambda *rows: False)
     root = decoder(tiny_model)
     root.share(2, lambda: True)
     assert root._passes.queue is not None

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from edgespec.export.convert import export_model
 from edgespec.manifest import Manifest, read_manifest
+from edgespec.runtimes.attention_bias import HIDDEN
 from edgespec.runtimes.devices import find_device
-from edgespec.runtimes.passes import HIDDEN
 from edgespec.runtimes.session import load_graph
 from edgespec.runtimes.static import StaticDecoder
 from edgespec.runtimes.static_pass import Mask

@@ -1,5 +1,5 @@
 from itertools import islice
-from time import perf_counter
+from time import thread_time
 
 import numpy as np
 import pytest
@@ -118,13 +118,13 @@ def test_drafts_are_kept_as_the_geometric_series_says() -> None:
 def test_a_row_costs_little() -> None:
     tokens = text(100)
     for decoder in (synthetic_target(), synthetic_drafter(0.5)):
-        assert _seconds_a_row(decoder, tokens) < 1e-4
+        assert _seconds_a_row(decoder, tokens) < 5e-4  # 2e-5 on a core of its own
 
 
 def _seconds_a_row(decoder: SyntheticDecoder, tokens: TokenIds) -> float:
     taken = []
     for _ in range(5):
-        started = perf_counter()
+        started = thread_time()
         decoder.logits(tokens, 50)
-        taken.append((perf_counter() - started) / 50)
+        taken.append((thread_time() - started) / 50)
     return min(taken)

@@ -21,7 +21,7 @@ class Engines:
         self._fails = fails
 
     def open(self, name: str) -> Engine:
-        assert self.may_open.wait(30)
+        assert self.may_open.wait(120)
         if error := self._fails(name):
             self.done.append(f"{name}!")
             raise error
@@ -30,7 +30,7 @@ class Engines:
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 30))
+    asyncio.run(asyncio.wait_for(work, 120))
 
 
 async def use(host: ModelHost, name: str) -> None:
@@ -129,7 +129,7 @@ def test_who_comes_while_an_idle_model_is_closed_gets_a_new_one() -> None:
 
     def close() -> None:
         is_closing.set()
-        assert may_close.wait(30)
+        assert may_close.wait(120)
         done.append("-")
 
     def open_engine(name: str) -> Engine:

@@ -127,7 +127,7 @@ class HeldDecoder(TableDecoder):
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         self.lengths.append(len(tokens))
         self.has_begun.set()
-        assert self.may_go_on.wait(30)
+        assert self.may_go_on.wait(120)
         return super().logits(tokens, num_last)
 
 
@@ -149,7 +149,7 @@ def test_a_title_that_is_being_written_lets_a_person_go_first(tiny_model: Path, 
             return served.client.post(CHAT, content=content, headers=HEADERS).json()["usage"]
 
         title = pool.submit(ask, TITLE, 40)
-        assert decoder.has_begun.wait(30)
+        assert decoder.has_begun.wait(120)
         person = pool.submit(ask, PERSON, 15)
         served.wait_until(lambda: bool(engines[0]._shared.queue._waiting))
         decoder.may_go_on.set()

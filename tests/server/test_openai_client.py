@@ -11,7 +11,7 @@ from served import Served, home_with, serving, table_engine
 
 from edgespec.server.model_names import ModelNames
 
-openai = pytest.importorskip("openai")
+openai = pytest.importorskip("openai", reason="needs the package openai: make test-serve")
 pytestmark = pytest.mark.clients
 HI = [{"role": "user", "content": "in the an"}]
 

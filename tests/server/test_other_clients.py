@@ -33,7 +33,7 @@ def wanted(served: Served) -> str:
 @pytest.fixture(scope="module")
 def litellm() -> Any:
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would ask the network for prices
-    return pytest.importorskip("litellm")
+    return pytest.importorskip("litellm", reason="needs the package litellm: make test-serve")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -66,7 +66,7 @@ def test_litellm(litellm: Any, served: Served, wanted: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_langchain(served: Served, wanted: str) -> None:
-    openai = pytest.importorskip("langchain_openai")
+    openai = pytest.importorskip("langchain_openai", reason="needs the package langchain_openai: make test-serve")
     model = openai.ChatOpenAI(
         base_url=served.url, api_key=KEY, model=MODEL, max_tokens=LENGTH, temperature=0, stream_usage=True
     )
@@ -89,8 +89,9 @@ def test_langchain(served: Served, wanted: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_llamaindex(served: Served, wanted: str) -> None:
-    like = pytest.importorskip("llama_index.llms.openai_like")
-    llms = pytest.importorskip("llama_index.core.llms")
+    reason = "needs the package llama_index: make test-serve"
+    like = pytest.importorskip("llama_index.llms.openai_like", reason=reason)
+    llms = pytest.importorskip("llama_index.core.llms", reason=reason)
     model = like.OpenAILike(
         model=MODEL, api_base=served.url, api_key=KEY, is_chat_model=True, max_tokens=LENGTH, temperature=0,
         context_window=700,

@@ -84,7 +84,7 @@ def browser(profile: Path) -> Iterator[Page]:
     """A new browser with a new profile; it reads its orders from descriptor 3 and answers on 4."""
     assert PROGRAM is not None
     (orders, to_browser), (from_browser, answers) = ([_high(end) for end in os.pipe()] for _ in range(2))
-    null = os.open(os.devnull, os.O_RDWR)
+    null = _high(os.open(os.devnull, os.O_RDWR))
     actions = [(os.POSIX_SPAWN_DUP2, orders, 3), (os.POSIX_SPAWN_DUP2, answers, 4)]
     actions += [(os.POSIX_SPAWN_DUP2, null, each) for each in (0, 1, 2)]
     command = [PROGRAM, *_FLAGS.split(), "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"]
@@ -100,7 +100,7 @@ def browser(profile: Path) -> Iterator[Page]:
 
 
 def _high(descriptor: int) -> int:
-    """Move the end of a pipe to a number that nothing else needs."""
+    """Move a descriptor to a number that nothing else needs."""
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
     os.close(descriptor)
     return moved

@@ -48,7 +48,7 @@ def drafted_engine(
     schedule: str = "serial",
     accept: Acceptance | None = None,
     report: Callable[[str], None] = lambda line: None,
-    deadline_s: float = 10.0,
+    deadline_s: float = 120.0,
 ) -> Engine:
     """An engine with a model that drafts in a lane of its own."""
     lane = ThreadLane("drafter")

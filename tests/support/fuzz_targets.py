@@ -5,9 +5,11 @@ Used by test_fuzz.py on a few damaged inputs, and by scripts/fuzz.py on as many 
 
 import io
 import json
+from argparse import ArgumentParser
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +80,11 @@ def targets(folder: Path) -> list[Target]:
         ),
         Target("recording", _reading(folder / "rounds.jsonl", read_recording), (_ROUNDS,)),
         Target("prompts", _reading(folder / "p.jsonl", lambda path: read_prompts(path, None)), (_PROMPTS,)),
-        Target("command line", _take_arguments, (b"chat m --prompt hi --top-k 4", b"export a --output b")),
+        Target(
+            "command line",
+            partial(_take_arguments, command_parser()),
+            (b"chat m --prompt hi --top-k 4", b"export a --output b"),
+        ),
         Target("sampling", _take_sampling, (b'{"temperature": 0.8, "top_k": 4, "seed": 7}',)),
     ]
 
@@ -166,11 +172,11 @@ def _take_template(data: bytes) -> object:
         raise EdgeSpecError(str(error)) from None
 
 
-def _take_arguments(data: bytes) -> object:
+def _take_arguments(parser: ArgumentParser, data: bytes) -> object:
     words = data.decode(errors="replace").split()
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            return command_parser().parse_args(words)
+            return parser.parse_args(words)
     except SystemExit as ended:
         if ended.code in (0, 2):
             raise EdgeSpecError("refused") from None

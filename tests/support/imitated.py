@@ -84,7 +84,7 @@ class Machine:
             pace_s = self.pace_s[model.manifest.precision, device.name]
             return SteadyDecoder(really(model, CPU, *rest, **how), pace_s)
 
-        for module in ("engine.load", "loading.open_model", "planning.measured_placements"):
+        for module in ("engine.open_engine", "loading.open_model", "planning.measured_placements"):
             patch.setattr(f"edgespec.{module}.open_model", open_paced)
 
     def _find(self, name: str, option: str = "--device") -> Device:

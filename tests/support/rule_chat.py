@@ -2,7 +2,7 @@
 
 The script is JSON: from messages to the pieces of their answers, with a pause in seconds before each piece, and
 whether the chat is saved in the model home. A message is followed by | and the beginning of its answer, if one is
-given.
+given. A piece that is an object with call and arguments is a call of a tool; the file tools has their functions.
 """
 
 import json
@@ -17,12 +17,15 @@ from edgespec import Message, SamplingParams
 from edgespec.chat.loop import converse
 from edgespec.chat.printer import print_line
 from edgespec.chat.session import ChatSession
-from edgespec.engine.answers import AnswerStream, Chunk
+from edgespec.chat.tool_box import open_tools
+from edgespec.engine.answer_stream import AnswerStream
+from edgespec.engine.answers import Chunk
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.stats import Tally
 from edgespec.engine.transcript import AutosaveFile
 from edgespec.models.home import default_home
+from edgespec.tools.call_events import CallArguments, CallEnd, CallStart
 
 
 class _Tokenizer:
@@ -43,9 +46,9 @@ class RuleEngine:
 
     context_length = 10_000
     model_sampling = None
-    can_switch_thinking = True
+    can_switch_thinking = takes_tools = True
 
-    def __init__(self, script: dict[str, Sequence[str]], pause_s: float) -> None:
+    def __init__(self, script: dict[str, Sequence[Any]], pause_s: float = 0.0) -> None:
         self.manifest = SimpleNamespace(name="rule\x1b]0;evil\x07", context_length=self.context_length)
         self.device_names = ("cpu", "cpu")
         self.speculation = SimpleNamespace(name="none")
@@ -53,7 +56,7 @@ class RuleEngine:
         self.target = SimpleNamespace(num_fed=0)
         self._script, self._pause_s = script, pause_s
 
-    def count(self, messages: Sequence[Message], thinking: bool | None = None) -> int:
+    def count(self, messages: Sequence[Message], thinking: bool | None = None, tools: Any = None) -> int:
         return sum(1 + len(each.content.split()) for each in messages)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
@@ -63,7 +66,8 @@ class RuleEngine:
         ticket = Ticket(lambda: None)
         begun = f"|{limits['prefill']}" if limits.get("prefill") else ""
         begun += "|off" if limits.get("thinking") is False else ""
-        return AnswerStream(self._chunks(messages[-1].content + begun, ticket), RequestQueue(), ticket)
+        chunks = self._chunks(messages[-1].content + begun, ticket)
+        return AnswerStream(chunks, RequestQueue(), ticket, ends_loops=limits["ends_loops"])
 
     def opens_reasoning(self, messages: Sequence[Message], *, thinking: bool | None = None) -> bool:
         return False
@@ -72,6 +76,7 @@ class RuleEngine:
         pass
 
     def _chunks(self, message: str, ticket: Ticket) -> Generator[Chunk, None, None]:
+        num_calls = 0
         for piece in self._script.get(message, ["what?"]):
             ends = time.monotonic() + self._pause_s
             self.target.num_fed += 1
@@ -79,25 +84,37 @@ class RuleEngine:
                 time.sleep(0.005)
             if ticket.is_cancelled:
                 break
+            if isinstance(piece, dict):
+                yield _call_chunk(num_calls, piece)
+                num_calls += 1
+                continue
             if piece not in self.tokenizer.pieces:
                 self.tokenizer.pieces.append(piece)
             yield Chunk(text=piece, token_ids=(self.tokenizer.pieces.index(piece),), origins=("suffix",))
         stats = Tally().stats(drafter="none", draft_length="auto", target_device="cpu", drafter_device=None)
-        reason = "cancelled" if ticket.is_cancelled else "stop"
+        reason = ticket.finish_reason if ticket.is_cancelled else "tool_calls" if num_calls else "stop"
         yield Chunk(text="", token_ids=(), finish_reason=reason, stats=stats)
+
+
+def _call_chunk(index: int, call: dict[str, Any]) -> Chunk:
+    start = CallStart(index=index, name=call["call"], id=f"call{index}-{time.monotonic_ns()}")
+    arguments = CallArguments(index=index, text=json.dumps(call["arguments"]))
+    return Chunk(text="", token_ids=(), tool_calls=(start, arguments, CallEnd(index=index)))
 
 
 def main() -> int:
     script = json.loads(Path(sys.argv[1]).read_text())
     engine: Any = RuleEngine(script["answers"], script.get("pause_s", 0.0))
+    box = open_tools(Path(script["tools"]), ()) if script.get("tools") else None
     session = ChatSession(
-        conversation=Conversation(engine, ends_loops=True),
+        conversation=Conversation(engine, ends_loops=True, tools=box.tools if box else None),
         model="rule",
         drafter="none",
         open_engine=lambda model, drafter: engine,
         describe_plan=lambda model, drafter: "no plan",
         info=print_line,
         autosave=AutosaveFile(default_home() / "chats", print_line) if script.get("saves") else None,
+        tools=box,
     )
     return converse(session, keeps_history=False)
 

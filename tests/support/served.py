@@ -30,7 +30,7 @@ from edgespec.server.model_host import ModelHost
 from edgespec.server.model_names import ModelNames
 from edgespec.server.serving import Server, make_server, open_socket, run_server, url_of
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 @dataclass

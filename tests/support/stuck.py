@@ -27,7 +27,7 @@ class StuckDecoder:
 
     def logits(self, tokens: TokenIds, num_last: int) -> Logits:
         self.has_begun.set()
-        assert self.is_interrupted.wait(30)
+        assert self.is_interrupted.wait(120)
         raise RuntimeError("interrupted")
 
     def interrupt(self) -> None:

@@ -26,4 +26,4 @@ def test_it_is_set_from_another_thread() -> None:
     cancel, ended = Cancel(), threading.Event()
     with cancel.on_set(ended.set):
         threading.Thread(target=cancel.set).start()
-        assert ended.wait(10)
+        assert ended.wait(120)

@@ -142,7 +142,7 @@ def stopped():
     {how}
 
 cli.main = stopped
-threading.Thread(target=time.sleep, args=(60,)).start()
+threading.Thread(target=time.sleep, args=(600,)).start()
 atexit.register(print, "cleaned up")
 sys.exit(__main__.main())
 """
@@ -153,7 +153,7 @@ sys.exit(__main__.main())
 )
 def test_a_command_that_was_stopped_waits_for_no_thread(how: str, code: int) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(how=how)], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", PROGRAM.format(how=how)], capture_output=True, text=True, timeout=120, check=False
     )
     assert (ended.returncode, ended.stdout) == (code, "printed\ncleaned up\n")
     assert "Traceback" not in ended.stderr

@@ -124,7 +124,7 @@ def run(*arguments: object) -> int:
     return main([str(each) for each in arguments])
 
 
-def test_agreement_with_other_kept_aside_texts_does_not_count_when_training_goes_on(
+def test_agreement_with_other_held_out_texts_does_not_count_when_training_goes_on(
     target: Path, tmp_path: Path
 ) -> None:
     shape, network, tokens = made_network(target)
@@ -133,8 +133,8 @@ def test_agreement_with_other_kept_aside_texts_does_not_count_when_training_goes
     states = np.random.default_rng(2).normal(size=(36, tiny.HIDDEN)).astype(np.float16)
     embedding = made_heads.target_weights()["model.embed_tokens.weight"]
 
-    def trainer(kept_aside: list[Text]) -> Trainer:
-        data = Data(states, texts, kept_aside, embedding, weights[HEAD], tokens)
+    def trainer(held_out: list[Text]) -> Trainer:
+        data = Data(states, texts, held_out, embedding, weights[HEAD], tokens)
         return Trainer(shape, data, weights, tmp_path / "checkpoint", lambda best: None, "cpu")
 
     first = trainer(texts[:1])
@@ -160,8 +160,8 @@ def test_a_head_is_trained_and_trained_further_and_exported(
         reports.append(json.loads(capsys.readouterr().out))
     first, second = reports
     for report in reports:  # an answer to a prompt greedily, and another sampled, as far as there was time
-        assert 4 <= report["texts"] + report["kept_aside_texts"] <= 16
-        assert report["kept_aside_texts"] >= 1
+        assert 4 <= report["texts"] + report["held_out_texts"] <= 16
+        assert report["held_out_texts"] >= 1
     assert first["answer_tokens"] <= second["answer_tokens"]
     assert second["trained_drafts"] > first["trained_drafts"] > 0
     assert second["training_s"] > first["training_s"]

@@ -1,0 +1,108 @@
+"""Calls of tools that an answer ends with: shown, run with the user's yes, and what the model is told of each."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+from edgespec.chat.call_text import brief_result, format_call
+from edgespec.chat.interrupt import catch_ctrl_c
+from edgespec.chat.permission import Permission
+from edgespec.chat.plain import Waiting
+from edgespec.chat.session import ChatSession
+from edgespec.chat.tool_box import ToolBox
+from edgespec.engine.reply import Reply
+from edgespec.errors import ContextOverflow
+from edgespec.system.console import warn
+from edgespec.tools.function_process import CallResult
+from edgespec.tools.tool import ToolCall
+
+MOST_ROUNDS = 8  # answers that call tools, one after another, to one message
+_REFUSED = "The user refused this call. Do not repeat it unless you are asked to."
+_NOBODY = "This call was not run, because nobody can be asked whether it may be."
+_ENDED = "error: the user ended this call while it ran"
+_ENOUGH = "This call was not run: there were too many for one message. Answer with what you know by now."
+_TOO_LONG = "error: what this call gave is too long for the context"
+
+
+def replies_to_results(session: ChatSession) -> Iterator[Reply]:
+    """Run the calls that the last answer has ended with, give what the model says then, and so on.
+
+    After MOST_ROUNDS answers with calls it is told that it may make none, and its next answer is the last one.
+    There is none where the user ends the answer instead of saying whether a call may be run.
+
+    Raises ContextOverflow: There is no room for any result.
+    """
+    for num_rounds in count(1):
+        if not (calls := session.conversation.calls):
+            return
+        if num_rounds > MOST_ROUNDS + 1:
+            session.info(f"stopped: the model goes on calling tools, after {MOST_ROUNDS} rounds of calls")
+            return
+        results = [_ENOUGH] * len(calls) if num_rounds > MOST_ROUNDS else _run_all(session, calls)
+        if results is None:
+            session.info("(the answer ends here; /retry asks again)")
+            return
+        reply = _give(session, results)
+        session.save()
+        yield reply
+
+
+def _give(session: ChatSession, results: Sequence[str]) -> Reply:
+    try:
+        return session.conversation.give_results(results)
+    except ContextOverflow:
+        session.info("what the tools gave is too long for the context; the model is told so")
+        return session.conversation.give_results([_TOO_LONG] * len(results))
+
+
+def _run_all(session: ChatSession, calls: Sequence[ToolCall]) -> list[str] | None:
+    """What the model is told of its calls; None: the user ends the answer."""
+    results = []
+    for call in calls:
+        if (result := _answer_call(session, call)) is None:
+            return None
+        results.append(result)
+    return results
+
+
+def _answer_call(session: ChatSession, call: ToolCall) -> str | None:
+    """What the model is told of a call, which is run if the user allows it; None: the user ends the answer."""
+    box = session.tools
+    assert box is not None  # it alone lets a model call tools
+    is_allowed = call.name in box.allowed
+    if not (is_allowed and session.is_quiet):
+        session.info(f"the model calls {format_call(call)}")
+    if not is_allowed:
+        if session.permit is None:
+            warn(f"{call.name} was not run: there is no terminal to ask at; --allow {call.name} allows it")
+            return _NOBODY
+        if (permission := session.permit(call.name)) is None:
+            return None
+        if permission is Permission.NO:
+            session.info("not run; the model is told that you refused")
+            return _REFUSED
+        if permission is Permission.ALWAYS:
+            box.allowed.add(call.name)
+    return _run(session, box, call)
+
+
+def _run(session: ChatSession, box: ToolBox, call: ToolCall) -> str:
+    waiting = Waiting(sys.stdout, lambda: f"{call.name} is running; Ctrl-C ends it")
+    with catch_ctrl_c(box.process.end_call) as was_pressed:
+        waiting.begin()
+        try:
+            result = box.process.run(call)
+        finally:
+            waiting.end()
+    if was_pressed():
+        session.info(f"{call.name} was ended; the model is told so")
+        return _ENDED
+    if not session.is_quiet:
+        _show(session, call.name, result)
+    return result.text
+
+
+def _show(session: ChatSession, name: str, result: CallResult) -> None:
+    if result.printed.strip():
+        session.info(f"{name} printed: {brief_result(result.printed)}")
+    session.info(f"{name if result.is_error else 'it gave'}: {brief_result(result.text)}")

@@ -1,0 +1,93 @@
+"""What a target has read of a text, its keys and values, as a file: a later session need not read it again.
+
+The file is numpy's npz with the tokens, the values, and the key of all that the values depend on: the model, the
+device, ONNX Runtime and the processor. Under another key it is not used. Its checksums are those of a zip archive.
+"""
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.decoders import Decoder, StorableDecoder
+from edgespec.errors import EdgeSpecError, ModelError, UsageError
+from edgespec.manifest import KVCache
+from edgespec.system.disk import explain_write_errors, replacing, require_disk_space
+from edgespec.types import TokenIds
+
+_OTHER_BYTES = 1 << 20  # of a file, beside keys and values and four bytes a token
+_RESERVE_BYTES = 1 << 30  # of the disk that stay free
+
+
+def write_prefix(path: Path, decoder: Decoder) -> int:
+    """Write what a decoder holds, in a file that only its owner may read; returns how many tokens that are.
+
+    Raises:
+        ModelError: The decoder cannot give its keys and values.
+        UsageError: It holds nothing.
+        EdgeSpecError: The file cannot be written, as where the disk has no room.
+    """
+    key = _require_key(decoder)
+    assert isinstance(decoder, StorableDecoder)
+    tokens, values = decoder.read_prefix()
+    if not len(tokens):
+        raise UsageError("the model has read nothing yet that could be kept; ask it something first")
+    try:
+        require_disk_space(path.parent, values.nbytes + _OTHER_BYTES, _RESERVE_BYTES)
+        with explain_write_errors(path.parent, values.nbytes), replacing(path) as file:
+            np.savez(file, key=np.array(key), tokens=tokens, values=values)
+    except OSError as error:
+        raise EdgeSpecError(f"cannot write {path}: {error.strerror or error}") from None
+    return len(tokens)
+
+
+def read_prefix(path: Path, decoder: Decoder, cache: KVCache) -> TokenIds:
+    """Let a decoder hold what a file has; returns the tokens.
+
+    Raises:
+        ModelError: The decoder cannot take keys and values.
+        MemoryExhausted: They do not fit.
+        UsageError: The file cannot be read, is damaged, or was written for another model or by another program.
+    """
+    key = _require_key(decoder)
+    assert isinstance(decoder, StorableDecoder)
+    try:
+        largest = decoder.context_length * (cache.bytes_per_token + 4) + _OTHER_BYTES
+        if path.stat().st_size > largest:
+            raise ValueError("it is larger than a whole context")
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
+            if str(found["key"]) != key:
+                raise UsageError(f"{path} was kept with another model, device, processor or ONNX Runtime")
+            tokens: TokenIds = found["tokens"]
+            values: npt.NDArray[Any] = found["values"]
+        _require_whole(tokens, values, decoder, cache)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise UsageError(f"{path} is damaged ({error})") from None
+    decoder.fill_prefix(tokens, values)
+    return tokens
+
+
+def _require_key(decoder: Decoder) -> str:
+    key = decoder.prefix_key if isinstance(decoder, StorableDecoder) else None
+    if key is None:
+        raise ModelError(
+            "what this model has read cannot be kept on the disk: that takes a model of edgespec's own form on "
+            "the CPU, without drafting heads or trees of drafts"
+        )
+    return key
+
+
+def _require_whole(tokens: Any, values: npt.NDArray[Any], decoder: Decoder, cache: KVCache) -> None:
+    num_tokens = len(tokens)
+    shape = (2 * cache.num_layers, cache.num_kv_heads, num_tokens, cache.head_dim)
+    if tokens.dtype != np.int32 or tokens.ndim != 1 or not 0 < num_tokens <= decoder.context_length:
+        raise ValueError("its tokens are none of this model")
+    if not (tokens.min() >= 0 and tokens.max() < decoder.vocab_size):
+        raise ValueError("its tokens are none of this model")
+    if values.shape != shape or values.dtype != np.dtype(cache.dtype):
+        raise ValueError(f"its values have the shape {values.shape}; wanted {shape}")

@@ -1,0 +1,119 @@
+"""The state of an answer while it is written: from tokens of its passes to text, calls of tools and figures."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from edgespec.decoding.logprobs import TokenLogprob
+from edgespec.decoding.plain_choices import Reruns
+from edgespec.decoding.scheduler import Block
+from edgespec.drafters.timeline import Interval
+from edgespec.engine.answers import Chunk
+from edgespec.engine.stats import Tally
+from edgespec.engine.stopping import TextStop
+from edgespec.tokenization.tokenizer import TextStream, Tokenizer
+from edgespec.tools.call_events import Part, TextPart, in_order, split_parts
+from edgespec.tools.tool_use import CallReader
+from edgespec.types import TokenIds, append
+
+
+class AnswerPass(NamedTuple):
+    """A pass of an answer, the part of it that belongs to the answer, and the target's counts at that time."""
+
+    block: Block  # without logits: many passes may wait, and a row has half a megabyte
+    kept: TokenIds  # the block up to an end token or the count
+    finish_reason: str | None  # if the answer ends with it
+    num_fed: int  # tokens that the target has run for the answer
+    made_s: float  # seconds since the first pass began
+    reruns: Reruns  # of the answer so far
+    learn: Callable[[], None]  # has the policy learn from it, while the next pass runs
+    logprobs: tuple[TokenLogprob, ...]  # of each token of kept, if they were asked for
+
+
+@dataclass(slots=True)
+class Writing:
+    """The state of an answer: its tokens, with those after a stop string, its text up to there, its figures."""
+
+    text_stream: TextStream
+    text_stop: TextStop
+    calls: CallReader | None = None  # where the answer may call tools
+    tokens: TokenIds = field(default_factory=lambda: np.zeros(0, np.int32))
+    tally: Tally = field(default_factory=Tally)
+    timeline: list[Interval] = field(default_factory=list)
+    reruns: Reruns = field(default_factory=Reruns)
+    is_cut: bool = False  # by a stop string, or after the one call that it may have
+
+    def add(self, new: AnswerPass) -> Chunk:
+        """Take a pass; returns what the reader gets of it."""
+        if not self.tally.passes:
+            self.tally.add_prompt(max(0, new.num_fed - new.block.num_draft), new.made_s)
+        block = new.block
+        self.tokens = append(self.tokens, new.kept)
+        parts, num_shown = self._parts_of(new.kept)
+        text, events, places = split_parts(parts)
+        self.tally.add(block, num_shown)
+        self.timeline.append(_interval(block))
+        self.reruns = new.reruns
+        return Chunk(
+            text=text,
+            token_ids=tuple(new.kept[:num_shown].tolist()),
+            origins=_origins(block, num_shown),
+            logprobs=new.logprobs[:num_shown],
+            tool_calls=events,
+            call_places=places,
+            finish_reason="stop" if self.is_cut else new.finish_reason,
+        )
+
+    def finish(self, last: Chunk) -> Chunk:
+        """The last chunk with the text that was held back."""
+        reason, rest = last.finish_reason, ""
+        if not self.is_cut:
+            rest, is_cut = self.text_stop.push(self.text_stream.flush())
+            rest = rest if is_cut else rest + self.text_stop.flush()
+            reason = "stop" if is_cut else reason
+        parts = [*in_order(last.text, last.tool_calls, last.call_places), *self._find_calls(rest)]
+        if self.calls:
+            parts += self.calls.flush()
+            reason = "tool_calls" if reason == "stop" and self.calls.has_calls else reason
+        text, events, places = split_parts(parts)
+        return replace(last, text=text, tool_calls=events, call_places=places, finish_reason=reason)
+
+    def _parts_of(self, tokens: TokenIds) -> tuple[list[Part], int]:
+        """The text of tokens up to a stop string with the calls in it, and how many tokens that took.
+
+        Token by token, so that where the answer ends does not depend on how tokens came in blocks.
+        """
+        parts: list[Part] = []
+        for i, token in enumerate(tokens):
+            piece, self.is_cut = self.text_stop.push(self.text_stream.push([token]))
+            parts += self._find_calls(piece)
+            self.is_cut = self.is_cut or (self.calls is not None and self.calls.is_over)
+            if self.is_cut:
+                return parts, i + 1
+        return parts, len(tokens)
+
+    def _find_calls(self, text: str) -> list[Part]:
+        return self.calls.push(text) if self.calls else [TextPart(text)]
+
+
+def text_after(prefill: TokenIds, tokenizer: Tokenizer, shown: Collection[int] = ()) -> TextStream:
+    """A stream of the text after prefill, from a character on that prefill left incomplete.
+
+    Args:
+        shown: Special tokens that are text.
+    """
+    stream = TextStream(tokenizer, shown)
+    for token in prefill.tolist():
+        stream.push([token])
+    return stream
+
+
+def _origins(block: Block, num_tokens: int) -> tuple[str, ...]:
+    """The drafter of each of the first num_tokens of a block; "target" for the last one of the block."""
+    return (*[block.draft.source] * block.num_accepted, "target")[:num_tokens]
+
+
+def _interval(block: Block) -> Interval:
+    return Interval("target", "verify", block.started_s, block.started_s + block.verify_s, len(block.tokens))

@@ -1,0 +1,115 @@
+"""The process that runs functions of a file for function_process.py, which starts it with the path of the file.
+
+It writes what the functions are, then takes a call a line and writes what it gave, all as JSON. What functions
+print is no part of that: it is caught, and sent with the result. It ends with the process that started it.
+"""
+
+import inspect
+import json
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, BinaryIO, TextIO
+
+import msgspec
+
+from edgespec.errors import UsageError
+from edgespec.tools.function_file import Functions, describe_error, load_functions
+from edgespec.tools.tool import ToolCall, parse_tools
+
+MAX_RESULT = 8_000  # characters of what a call gives; some 2,000 tokens
+_MAX_PRINTED = 2_000  # of what it prints, the last ones
+
+
+def main() -> int:
+    path = Path(sys.argv[1])
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    printed = _Printed()
+    try:
+        functions = load_functions(path)
+        tools = parse_tools([*functions.values()])
+        renamed = [name for name, tool in zip(functions, tools, strict=True) if name != tool.name]
+        if renamed:
+            raise UsageError(f"{path} has '{renamed[0]}', which is another name of a function; give it one name")
+    except UsageError as error:
+        _write(replies, {"error": str(error)})
+        return 0
+    printed.take()
+    _write(replies, {"tools": [tool.as_dict() for tool in tools]})
+    calls: SimpleQueue[bytes] = SimpleQueue()
+    Thread(target=_read, args=(requests, calls), daemon=True).start()
+    while True:
+        asked = json.loads(calls.get())
+        reply = _call(functions, ToolCall(id="", name=asked["name"], arguments=asked["arguments"]), path)
+        _write(replies, {**reply, "printed": printed.take()})
+
+
+def _call(functions: Functions, call: ToolCall, path: Path) -> dict[str, Any]:
+    try:
+        function = functions[call.name]
+        result = function(**call.parse(function))
+        if inspect.iscoroutine(result):
+            import asyncio  # takes 50 ms
+
+            result = asyncio.run(result)
+        return {"text": _cut(_as_text(call.name, result)), "is_error": False}
+    except BaseException as error:  # also SystemExit: the model is told, and the next call finds the process
+        return {"text": _cut(f"error: {describe_error(error, path)}"), "is_error": True}
+
+
+def _as_text(name: str, result: object) -> str:
+    if isinstance(result, str):
+        return result
+    try:
+        return msgspec.json.encode(result).decode()
+    except Exception as error:
+        raise TypeError(f"{name} gave a {type(result).__name__}, which is no JSON ({error})") from None
+
+
+def _cut(text: str) -> str:
+    text = text.encode(errors="replace").decode()  # halves of surrogate pairs are no text
+    return text if len(text) <= MAX_RESULT else f"{text[:MAX_RESULT]}… (cut: it has {len(text)} characters)"
+
+
+class _Printed:
+    """A file in the place of stdout and stderr, also for programs that the functions start."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it is open as long as the process lives
+        for descriptor in (1, 2):
+            os.dup2(self._file.fileno(), descriptor)
+
+    def take(self) -> str:
+        """The end of what was printed since the last time."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        file = self._file.fileno()
+        size = os.fstat(file).st_size
+        os.lseek(file, max(0, size - _MAX_PRINTED), os.SEEK_SET)
+        text = os.read(file, _MAX_PRINTED).decode(errors="replace")
+        os.ftruncate(file, 0)
+        os.lseek(file, 0, os.SEEK_SET)
+        return f"…{text}" if size > _MAX_PRINTED else text
+
+
+def _read(requests: BinaryIO, calls: "SimpleQueue[bytes]") -> None:
+    """Pass requests on; once nobody can send any, end this process and those that it started, also in a call."""
+    for line in requests:
+        calls.put(line)
+    if sys.platform != "win32" and os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
+def _write(replies: TextIO, document: dict[str, Any]) -> None:
+    replies.write(json.dumps(document) + "\n")
+    replies.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,314 @@
+"""Calls of tools in a chat without a terminal: what is asked, shown, run, and told to the model."""
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rule_chat import RuleEngine
+
+from edgespec import ModelError, ToolCall, UsageError
+from edgespec.chat.call_text import brief_result, describe_steps, format_call
+from edgespec.chat.commands import run_command
+from edgespec.chat.loop import answer_once
+from edgespec.chat.permission import QUESTION, Permission, ask_at_terminal, ask_permission
+from edgespec.chat.saved_chats import export_text
+from edgespec.chat.session import ChatSession
+from edgespec.chat.tool_box import ToolBox, open_tools, require_tools
+from edgespec.chat.tool_calls import MOST_ROUNDS
+from edgespec.engine.conversation import Conversation
+
+TOOLS = '''
+import time
+from pathlib import Path
+
+
+def weather(city: str) -> str:
+    """Tell the weather of a city."""
+    return f"sunny in {city}"
+
+
+def note(text: str, file: str) -> str:
+    """Write a note."""
+    Path(file).write_text(text)
+    print("written")
+    return "done"
+
+
+def hang(file: str) -> None:
+    Path(file).touch()
+    while True:
+        time.sleep(600)
+
+
+def long() -> str:
+    return "word " * 1_000
+'''
+ENOUGH = "This call was not run: there were too many for one message. Answer with what you know by now."
+CALL = {"call": "weather", "arguments": {"city": "Rome"}}
+Make = Callable[..., ChatSession]
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToolBox]:
+    path = tmp_path_factory.mktemp("tools") / "tools.py"
+    path.write_text(TOOLS)
+    box = open_tools(path, ())
+    yield box
+    box.process.close()
+
+
+@pytest.fixture
+def lines() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def make(box: ToolBox, lines: list[str]) -> Make:
+    """A chat that answers by a script; whoever is asked gives the answers that are listed."""
+
+    def make(script: dict[str, Any], answers: list[Permission | None] | None = None, **more: Any) -> ChatSession:
+        engine: Any = RuleEngine(script)
+        engine.context_length = more.pop("context_length", engine.context_length)
+        box.allowed.clear()
+        waiting = iter(answers or [])
+
+        def permit(name: str) -> Permission | None:
+            lines.append(QUESTION)
+            return next(waiting)
+
+        return ChatSession(
+            conversation=Conversation(engine, tools=box.tools),
+            model="rule",
+            drafter="none",
+            open_engine=lambda model, drafter: engine,
+            describe_plan=lambda model, drafter: "",
+            info=lines.append,
+            tools=box,
+            permit=permit if answers is not None else None,
+            **more,
+        )
+
+    return make
+
+
+def results(session: ChatSession) -> list[str]:
+    """What the model was told of its calls."""
+    return [step.content for step in session.conversation.rounds[-1].steps if step.role == "tool"]
+
+
+def test_a_call_is_shown_asked_run_and_answered(
+    make: Make, lines: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = make({"Rain?": ["I look.", CALL], "sunny in Rome": ["No rain."]}, [Permission.YES])
+    assert answer_once(session, "Rain?") == 0
+    assert lines == ['the model calls weather(city="Rome")', QUESTION, "it gave: sunny in Rome"]
+    assert capsys.readouterr().out == "I look.\nNo rain.\n"
+    assert session.conversation.rounds[-1].answer == "No rain."
+
+
+def test_a_refused_call_is_not_run_and_the_model_is_told(make: Make, lines: list[str], tmp_path: Path) -> None:
+    call = {"call": "note", "arguments": {"text": "x", "file": str(tmp_path / "note")}}
+    session = make({"write": [call], "The user refused this call.": ["?"]}, [Permission.NO])
+    answer_once(session, "write")
+    assert results(session)[0].startswith("The user refused this call")
+    assert not (tmp_path / "note").exists()
+    assert lines[-1] == "not run; the model is told that you refused"
+
+
+def test_always_asks_once_for_that_tool_alone(make: Make, lines: list[str], tmp_path: Path) -> None:
+    note = {"call": "note", "arguments": {"text": "x", "file": str(tmp_path / "note")}}
+    session = make({"go": [CALL, CALL, note], "done": [CALL], "sunny in Rome": ["End."]}, [Permission.ALWAYS] * 2)
+    answer_once(session, "go")
+    assert lines.count(QUESTION) == 2
+    assert results(session) == ["sunny in Rome", "sunny in Rome", "done", "sunny in Rome"]
+    assert "note printed: written" in lines
+    run_command(session, "/tools")
+    assert "weather(city): Tell the weather of a city. (runs without asking)" in lines[-1]
+    run_command(session, "/tools ask")
+    assert lines[-1].count("(asks before each call)") == 4
+    with pytest.raises(UsageError, match="/tools takes ask or nothing"):
+        run_command(session, "/tools all")
+
+
+def test_where_nobody_can_be_asked_nothing_runs_but_what_is_allowed(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = {"Rain?": [CALL], "sunny in Rome": ["No rain."]}
+    session = make(script)
+    answer_once(session, "Rain?")
+    assert results(session)[0].startswith("This call was not run")
+    assert "weather was not run: there is no terminal to ask at; --allow weather allows it" in caplog.text
+    session = make(script)
+    assert session.tools is not None
+    session.tools.allowed.add("weather")
+    answer_once(session, "Rain?")
+    assert results(session) == ["sunny in Rome"]
+
+
+def test_ctrl_c_at_the_question_ends_the_answer(make: Make, lines: list[str]) -> None:
+    session = make({"Rain?": [CALL, CALL]}, [Permission.YES, None])
+    answer_once(session, "Rain?")
+    assert lines[-1] == "(the answer ends here; /retry asks again)"
+    assert session.conversation.rounds[-1].answer is None
+    assert session.conversation.rounds[-1].steps == ()
+
+
+def test_ctrl_c_ends_a_call_that_hangs(make: Make, lines: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "begun"
+
+    def press() -> None:
+        while not file.exists():
+            time.sleep(0.01)
+        signal.raise_signal(signal.SIGINT)
+
+    hang = {"call": "hang", "arguments": {"file": str(file)}}
+    told = "error: the user ended this call while it ran"
+    session = make({"go": [hang], told: [CALL], "sunny in Rome": ["Done."]}, [Permission.YES] * 2)
+    thread = threading.Thread(target=press)
+    thread.start()
+    answer_once(session, "go")
+    thread.join()
+    assert "hang was ended; the model is told so" in lines
+    assert results(session) == [told, "sunny in Rome"]
+
+
+def test_calls_without_end_are_bounded(make: Make, lines: list[str]) -> None:
+    session = make({"go": [CALL], "sunny in Rome": [CALL], ENOUGH: [CALL]}, [Permission.ALWAYS])
+    answer_once(session, "go")
+    assert results(session) == ["sunny in Rome"] * MOST_ROUNDS + [ENOUGH]
+    assert lines[-1] == "stopped: the model goes on calling tools, after 8 rounds of calls"
+
+
+def test_a_result_that_does_not_fit_is_told_as_such(make: Make, lines: list[str]) -> None:
+    told = "error: what this call gave is too long for the context"
+    script = {"go": [{"call": "long", "arguments": {}}], told: ["Oh."]}
+    session = make(script, [Permission.YES], context_length=100)
+    answer_once(session, "go")
+    assert session.conversation.rounds[-1].answer == "Oh."
+    assert "what the tools gave is too long for the context; the model is told so" in lines
+
+
+def test_an_answer_without_a_word_is_said_to_be_one(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "edgespec")
+    session = make({"Rain?": [CALL], "sunny in Rome": [""]}, [Permission.YES])
+    answer_once(session, "Rain?")
+    assert "the model ends without an answer" in caplog.text
+
+
+def test_json_has_the_calls(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    session = make({"Rain?": [CALL], "sunny in Rome": ["No rain."]}, [Permission.YES])
+    answer_once(session, "Rain?", as_json=True)
+    document = json.loads(capsys.readouterr().out)
+    assert document["text"] == "No rain."
+    assert document["tool_calls"] == [
+        {"name": "weather", "arguments": '{"city": "Rome"}', "result": "sunny in Rome"}
+    ]
+
+
+def test_quiet_shows_what_is_asked_alone(make: Make, lines: list[str]) -> None:
+    script = {"Rain?": [CALL, CALL], "sunny in Rome": ["No rain."]}
+    session = make(script, [Permission.ALWAYS], is_quiet=True)
+    answer_once(session, "Rain?")
+    assert lines == ['the model calls weather(city="Rome")', QUESTION]
+
+
+def test_calls_are_exported_and_described(make: Make, tmp_path: Path) -> None:
+    session = make({"Rain?": ["I look.", CALL], "sunny in Rome": ["No rain."]}, [Permission.YES])
+    answer_once(session, "Rain?")
+    markdown = export_text(session.transcript(), tmp_path / "a.md")
+    assert '\ncalls weather(city="Rome")\n' in markdown
+    assert "## Result of a call\n\n```\nsunny in Rome\n```\n" in markdown
+    messages = json.loads(export_text(session.transcript(), tmp_path / "a.json"))["messages"]
+    assert [each["role"] for each in messages] == ["user", "assistant", "tool", "assistant"]
+    assert messages[2]["tool_call_id"] == messages[1]["tool_calls"][0]["id"]
+    steps = describe_steps(session.conversation.rounds[0].steps)
+    assert steps == ["I look.", 'called weather(city="Rome")', "weather gave: sunny in Rome"]
+
+
+def test_another_model_without_tools_is_refused(make: Make) -> None:
+    session = make({})
+    other: Any = RuleEngine({})
+    other.takes_tools = False
+    session.open_engine = lambda model, drafter: other
+    with pytest.raises(ModelError, match="cannot call tools: its chat template takes none; use a model"):
+        session.switch_engine("other", "none")
+    assert session.model == "rule"
+    with pytest.raises(ModelError):
+        require_tools(other)
+
+
+@pytest.mark.parametrize(
+    ("typed", "is_typing", "expected"),
+    [
+        (["y"], False, Permission.YES),
+        (["YES "], False, Permission.YES),
+        (["a"], False, Permission.ALWAYS),
+        (["always"], True, Permission.ALWAYS),
+        ([""], False, Permission.NO),
+        (["n"], False, Permission.NO),
+        (["what", "y"], False, Permission.YES),
+        (["y", "a", "yes"], True, Permission.YES),
+        (["y", "n", ""], True, Permission.NO),
+        (["yy", "ye", "no"], False, Permission.NO),
+    ],
+)
+def test_only_a_clear_yes_is_one(typed: list[str], is_typing: bool, expected: Permission) -> None:
+    questions, shown = [], []
+
+    def read(question: str) -> str:
+        questions.append(question)
+        return typed[len(questions) - 1]
+
+    assert ask_permission("weather", read, shown.append, is_typing=is_typing) is expected
+    assert len(questions) == len(typed)
+    assert len(shown) == len(typed) - 1
+
+
+def test_the_end_of_the_input_is_no(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with (tmp_path / "empty").open("w+") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert ask_at_terminal("weather", pytest.fail) is Permission.NO
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ("{}", "f()"),
+        ('{"a": 1, "b": [true, null]}', "f(a=1, b=[true, null])"),
+        ('{"a": "é\\u202e"}', 'f(a="é\u202e")'),
+        ("[1]", "f([1])"),
+        ('{"a": "one\\ntwo\\n)"}', 'f(\n    a="""one\n        two\n        )""",\n)'),
+        (json.dumps({"a": "x" * 70, "b": 1}), f'f(\n    a="{"x" * 70}",\n    b=1,\n)'),
+    ],
+)
+def test_calls_are_shown_whole(arguments: str, shown: str) -> None:
+    call = ToolCall(id="1", name="f", arguments=arguments)
+    assert format_call(call) == shown
+
+
+def test_results_are_shown_in_short() -> None:
+    assert brief_result("one\ntwo\n") == "one\ntwo"
+    assert brief_result("1\n2\n3\n4") == "1\n2\n3 … (7 characters)"
+    assert brief_result("x" * 1000) == "x" * 300 + " … (1000 characters)"
+
+
+def test_tools_that_are_allowed_have_to_be_there(tmp_path: Path) -> None:
+    path = tmp_path / "tools.py"
+    path.write_text("def f(): pass\ndef g(): pass\n")
+    with pytest.raises(UsageError, match=r"--allow names 'h', which .* lacks; it has f, g \(or all\)"):
+        open_tools(path, ["f", "h"])
+    box = open_tools(path, ["all"])
+    assert box.allowed == {"f", "g"}
+    box.process.close()
+
+
+def test_a_chat_without_tools_says_how_to_give_some(make: Make) -> None:
+    session = make({})
+    session.tools = None
+    with pytest.raises(UsageError, match=r"edgespec chat --tools FILE\.py"):
+        run_command(session, "/tools")

@@ -1,0 +1,33 @@
+"""A chat that is left and goes on without being read again, in a real terminal."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pexpect", reason="needs a pseudo-terminal, which Windows lacks")
+pytest.importorskip("termios", reason="needs a pseudo-terminal, which Windows lacks")
+
+from terminal import Terminal
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*forkpty.*")]
+
+
+def test_a_chat_goes_on_from_the_disk_if_that_was_asked_for(tiny_model: Path, tmp_path: Path) -> None:
+    options = ("--max-tokens", 12, "--drafter", "none")
+    terminal = Terminal("chat", tiny_model, *options, "--keep-prefix", home=tmp_path)
+    terminal.ready()
+    terminal.ask("the in the an " * 12)
+    terminal.leave()
+    shown = " ".join(terminal.screen().split())
+    assert "tokens need not be read again" in shown
+    assert "goes on with this chat" in shown
+    assert len([*(tmp_path / "chats").glob("*.prefix")]) == 1
+    terminal = Terminal("chat", "--continue", *options, home=tmp_path)
+    terminal.ready()
+    assert "tokens were kept on the disk and are not read again" in " ".join(terminal.screen().split())
+    terminal.ask("the in")
+    terminal.ask("/clear", "a new conversation")
+    terminal.ask("/delete! 1", "deleted")
+    terminal.leave()
+    assert "need not be read again" not in terminal.written
+    assert [*(tmp_path / "chats").iterdir()] == []

@@ -1,0 +1,121 @@
+"""Tools in a chat in a real terminal: questions, answers to them, and what is typed beside."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pexpect", reason="needs a pseudo-terminal, which Windows lacks")
+pytest.importorskip("termios", reason="needs a pseudo-terminal, which Windows lacks")
+
+from terminal import CTRL_C, CTRL_D, Terminal
+
+from edgespec.engine.transcript import find_latest, read_transcript
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*forkpty.*")]
+
+TOOLS = '''
+import time
+
+
+def weather(city: str) -> str:
+    """Tell the weather of a city."""
+    return f"sunny in {city}"
+
+
+def wait() -> str:
+    time.sleep(600)
+'''
+CALL = {"call": "weather", "arguments": {"city": "Rome\x1b[2J"}}
+RESULT = "sunny in Rome\x1b[2J"
+ASKED = "Run it? [y/N/a]"
+
+
+def rule_chat(tmp_path: Path, answers: dict[str, Any], pause_s: float = 0.0) -> Terminal:
+    (tmp_path / "tools.py").write_text(TOOLS)
+    script = {"answers": answers, "pause_s": pause_s, "tools": str(tmp_path / "tools.py"), "saves": True}
+    (tmp_path / "script.json").write_text(json.dumps(script))
+    program = (sys.executable, str(Path(__file__).parents[1] / "support" / "rule_chat.py"))
+    terminal = Terminal(tmp_path / "script.json", home=tmp_path, program=program)
+    terminal.ready()
+    return terminal
+
+
+def test_a_call_is_asked_for_and_run(tmp_path: Path) -> None:
+    terminal = rule_chat(tmp_path, {"Rain?": ["I look.", CALL], RESULT: ["No ", "rain."]})
+    terminal.enter("Rain?")
+    terminal.wait_for(ASKED)
+    shown = terminal.settle()
+    assert 'the model calls weather(city="Rome\\x1b[2J")' in shown.replace("\\u001b", "\\x1b")
+    terminal.enter("maybe")
+    terminal.wait_for("please answer y, n or a")
+    terminal.wait_for(ASKED)
+    terminal.enter("y")
+    terminal.wait_for("No rain.")
+    terminal.ready()
+    assert "it gave: sunny in Rome" in terminal.settle()
+    terminal.enter("Rain?")
+    terminal.wait_for(ASKED)
+    terminal.enter("a")
+    terminal.ready()
+    at = terminal.position
+    terminal.ask("Rain?", "No rain.")
+    assert ASKED not in terminal.written[at:]
+    terminal.ask("/tools", "weather(city): Tell the weather of a city. (runs without asking)")
+    terminal.ask("/history 1", "called weather(")
+    terminal.leave()
+    path = find_latest(tmp_path / "chats")
+    assert path is not None
+    roles = [message.role for message in read_transcript(path).messages]
+    assert roles == ["user", "assistant", "tool", "assistant"] * 3
+
+
+def test_enter_ctrl_d_and_ctrl_c_run_nothing(tmp_path: Path) -> None:
+    terminal = rule_chat(tmp_path, {"Rain?": [CALL]})
+    for keys in ("\r", CTRL_D):
+        terminal.enter("Rain?")
+        terminal.wait_for(ASKED)
+        terminal.type(keys)
+        terminal.wait_for("not run; the model is told that you refused")
+        terminal.ready()
+    terminal.enter("Rain?")
+    terminal.wait_for(ASKED)
+    terminal.type(CTRL_C)
+    terminal.wait_for("the answer ends here; /retry asks again")
+    terminal.ready()
+    assert "it gave" not in terminal.written
+    terminal.leave()
+
+
+def test_what_is_typed_before_the_question_is_no_yes(tmp_path: Path) -> None:
+    terminal = rule_chat(tmp_path, {"Rain?": ["One ", "moment.", CALL], RESULT: ["No rain."]}, pause_s=1.0)
+    terminal.enter("Rain?")
+    terminal.wait_for("One")
+    terminal.type("y\ry\r")
+    terminal.wait_for("You were typing, so write the word:")
+    terminal.enter("y")
+    terminal.wait_for("please answer yes, no or always")
+    terminal.enter("yes")
+    terminal.wait_for("No rain.")
+    terminal.ready()
+    screen = terminal.settle()
+    assert "> y\n  y" in screen
+    terminal.type(CTRL_C)
+    terminal.settle()
+    terminal.leave()
+
+
+def test_ctrl_c_ends_a_call_that_hangs_and_the_chat_goes_on(tmp_path: Path) -> None:
+    hang = {"call": "wait", "arguments": {}}
+    terminal = rule_chat(tmp_path, {"wait": [hang], "error: the user ended this call while it ran": ["I see."]})
+    terminal.enter("wait")
+    terminal.wait_for(ASKED)
+    terminal.enter("y")
+    terminal.wait_for("wait is running; Ctrl-C ends it")
+    terminal.type(CTRL_C)
+    terminal.wait_for("wait was ended; the model is told so")
+    terminal.wait_for("I see.")
+    terminal.ready()
+    terminal.leave()

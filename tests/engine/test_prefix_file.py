@@ -1,0 +1,182 @@
+"""What a model has read of a text, kept in a file: answers stay the same, and nothing foreign is used."""
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+from scripted import scripted_engine
+
+from edgespec import EdgeSpecError, Engine, ModelError, UsageError, load
+from edgespec.chat.kept_prefix import keep_prefix, kept_path, take_prefix
+from edgespec.chat.saved_chats import delete_chat, list_chats
+from edgespec.chat.session import ChatSession
+from edgespec.engine.transcript import AutosaveFile
+from edgespec.export.convert import export_model
+
+pytestmark = pytest.mark.usefixtures("one_template_process")
+TEXT = "the in the an the in the an " * 8
+
+
+def open_tiny(model: Path, **options: bool) -> Engine:
+    return load(model, drafter="suffix", **{"deterministic": True, **options})
+
+
+def test_a_text_goes_on_without_being_read_again(tiny_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    with open_tiny(tiny_model) as engine:
+        conversation = engine.chat(max_tokens=20)
+        conversation.say(TEXT)
+        num_tokens = engine.save_prefix(path)
+        saved = conversation.transcript()
+        plain = conversation.say("the in", logprobs=3)
+    assert num_tokens > 50
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.stat().st_size > num_tokens * engine.manifest.kv_cache.bytes_per_token
+    with open_tiny(tiny_model) as engine:
+        assert engine.load_prefix(path) == num_tokens
+        conversation = engine.chat(max_tokens=20)
+        conversation.restore(saved)
+        fed = engine.target.num_fed
+        again = conversation.say("the in", logprobs=3)
+        num_read = engine.target.num_fed - fed
+    assert (again.text, again.token_ids, again.logprobs) == (plain.text, plain.token_ids, plain.logprobs)
+    assert num_read < num_tokens
+
+
+def test_rows_behind_it_have_the_same_bits(tiny_model: Path, tmp_path: Path) -> None:
+    tokens = np.random.default_rng(5).integers(0, tiny.VOCAB, 90).astype(np.int32)
+    with open_tiny(tiny_model) as engine:
+        engine.target.logits(tokens[:80], 1)
+        engine.save_prefix(tmp_path / "kept")
+        wanted = engine.target.logits(tokens, 5).copy()
+    with open_tiny(tiny_model) as engine:
+        engine.load_prefix(tmp_path / "kept")
+        fed = engine.target.num_fed
+        assert np.array_equal(engine.target.logits(tokens, 5), wanted)
+        assert engine.target.num_fed - fed == 10
+
+
+def test_another_text_is_read_whole(tiny_model: Path, tmp_path: Path) -> None:
+    with open_tiny(tiny_model) as engine:
+        engine.generate(TEXT, max_tokens=4)
+        engine.save_prefix(tmp_path / "kept")
+        wanted = engine.generate("an the an", max_tokens=12).token_ids
+    with open_tiny(tiny_model) as engine:
+        engine.load_prefix(tmp_path / "kept")
+        assert engine.generate("an the an", max_tokens=12).token_ids == wanted
+
+
+def test_it_serves_its_own_model_and_mode_alone(tiny_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    with open_tiny(tiny_model) as engine:
+        engine.generate(TEXT, max_tokens=4)
+        engine.save_prefix(path)
+    tiny.write_gguf(tmp_path / "other.gguf", tiny.random_weights(seed=77))
+    export_model(tmp_path / "other.gguf", tmp_path / "other", precision="fp32")
+    for model, is_deterministic in ((tmp_path / "other", True), (tiny_model, False)):
+        with (
+            open_tiny(model, deterministic=is_deterministic) as engine,
+            pytest.raises(UsageError, match="was kept with another model, device, processor or ONNX Runtime"),
+        ):
+            engine.load_prefix(path)
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _change(path: Path, **changes: object) -> None:
+    with np.load(path) as found:
+        arrays = {name: found[name] for name in found}
+    with path.open("wb") as file:
+        np.savez(file, **{**arrays, **changes})  # type: ignore[arg-type]
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "cut": _cut,
+    "flipped": _flip,
+    "empty": lambda path: path.write_bytes(b"") and None,
+    "text": lambda path: path.write_text("hello") and None,
+    "foreign tokens": lambda path: _change(path, tokens=np.full(40, tiny.VOCAB, np.int32)),
+    "too many tokens": lambda path: _change(path, tokens=np.zeros(4, np.int32)),
+    "other shape": lambda path: _change(path, values=np.zeros((1, 2, 3), np.float32)),
+    "objects": lambda path: _change(path, tokens=np.array([{}], object)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_refused_and_changes_nothing(tiny_model: Path, tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "kept"
+    with open_tiny(tiny_model) as engine:
+        wanted = engine.generate(TEXT, max_tokens=4).token_ids
+        engine.save_prefix(path)
+        DAMAGES[damage](path)
+        with pytest.raises(UsageError, match="is damaged"):
+            engine.load_prefix(path)
+        assert engine.generate(TEXT, max_tokens=4).token_ids == wanted
+
+
+def test_what_cannot_be_kept_or_is_not_there_is_said(tiny_model: Path, tmp_path: Path) -> None:
+    engine = scripted_engine(tiny_model, tmp_path / "scripted", lambda prompt: "Hi")
+    with engine, pytest.raises(ModelError, match="cannot be kept on the disk"):
+        engine.save_prefix(tmp_path / "kept")
+    with open_tiny(tiny_model) as engine:
+        with pytest.raises(UsageError, match=r"cannot read .*: No such file"):
+            engine.load_prefix(tmp_path / "kept")
+        with pytest.raises(UsageError, match="has read nothing yet that could be kept"):
+            engine.save_prefix(tmp_path / "kept")
+        engine.generate(TEXT, max_tokens=4)
+        with pytest.raises(EdgeSpecError, match=r"cannot write .*: No such file"):
+            engine.save_prefix(tmp_path / "nowhere" / "kept")
+    with load(tiny_model, drafter="none") as engine, engine.stream(TEXT, max_tokens=500) as answer:
+        next(answer)
+        with pytest.raises(EdgeSpecError, match="an answer is being made"):
+            engine.save_prefix(tmp_path / "kept")
+    assert [each.name for each in tmp_path.iterdir()] == ["scripted"]
+
+
+def test_a_chat_that_goes_on_is_not_read_again(tiny_model: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    def open_chat(engine: Engine, file: Path | None = None) -> ChatSession:
+        return ChatSession(
+            conversation=engine.chat(max_tokens=12),
+            model=str(tiny_model),
+            drafter="suffix",
+            open_engine=lambda model, drafter: engine,
+            describe_plan=lambda model, drafter: "",
+            info=lines.append,
+            autosave=AutosaveFile(tmp_path / "chats", pytest.fail, file),
+            keeps_prefix=True,
+        )
+
+    with open_tiny(tiny_model) as engine:
+        session = open_chat(engine)
+        keep_prefix(session)
+        assert lines == []
+        session.record(tuple(session.send(TEXT)))
+        keep_prefix(session)
+        saved, file = session.transcript(), session.file
+    assert file is not None
+    assert "tokens need not be read again, which takes about" in lines[-1]
+    assert "kB at " in lines[-1]
+    assert len(list_chats(tmp_path / "chats")) == 1
+    with open_tiny(tiny_model) as engine:
+        session = open_chat(engine, file)
+        session.conversation.restore(saved)
+        take_prefix(session)
+        assert lines[-1].endswith("tokens were kept on the disk and are not read again")
+        kept_path(file).write_bytes(b"damaged")
+        take_prefix(session)
+        assert lines[-1].startswith("the model reads the conversation again: ")
+        delete_chat(list_chats(tmp_path / "chats")[0])
+    assert [*(tmp_path / "chats").iterdir()] == []
