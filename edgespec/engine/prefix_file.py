@@ -57,7 +57,7 @@ def read_prefix(path: Path, decoder: Decoder, cache: KVCache) -> TokenIds:
     try:
         largest = decoder.context_length * (cache.bytes_per_token + 4) + _OTHER_BYTES
         if path.stat().st_size > largest:
-            raise ValueError("it is larger than a whole context")
+            raise UsageError(f"{path} holds more than the context of {decoder.context_length} tokens")
         with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             if str(found["key"]) != key:
                 raise UsageError(f"{path} was kept with another model, device, processor or ONNX Runtime")
@@ -84,8 +84,12 @@ def _require_key(decoder: Decoder) -> str:
 
 def _require_whole(tokens: Any, values: npt.NDArray[Any], decoder: Decoder, cache: KVCache) -> None:
     num_tokens = len(tokens)
+    if num_tokens > decoder.context_length:
+        raise UsageError(
+            f"the kept text has {num_tokens} tokens, more than the context of {decoder.context_length}"
+        )
     shape = (2 * cache.num_layers, cache.num_kv_heads, num_tokens, cache.head_dim)
-    if tokens.dtype != np.int32 or tokens.ndim != 1 or not 0 < num_tokens <= decoder.context_length:
+    if tokens.dtype != np.int32 or tokens.ndim != 1 or not num_tokens:
         raise ValueError("its tokens are none of this model")
     if not (tokens.min() >= 0 and tokens.max() < decoder.vocab_size):
         raise ValueError("its tokens are none of this model")

@@ -33,13 +33,15 @@ RESULT = "sunny in Rome\x1b[2J"
 ASKED = "Run it? [y/N/a]"
 
 
-def rule_chat(tmp_path: Path, answers: dict[str, Any], pause_s: float = 0.0) -> Terminal:
+def rule_chat(tmp_path: Path, answers: dict[str, Any], pause_s: float = 0.0, prompt: str = "") -> Terminal:
     (tmp_path / "tools.py").write_text(TOOLS)
     script = {"answers": answers, "pause_s": pause_s, "tools": str(tmp_path / "tools.py"), "saves": True}
+    script |= {"prompt": prompt} if prompt else {}
     (tmp_path / "script.json").write_text(json.dumps(script))
     program = (sys.executable, str(Path(__file__).parents[1] / "support" / "rule_chat.py"))
     terminal = Terminal(tmp_path / "script.json", home=tmp_path, program=program)
-    terminal.ready()
+    if not prompt:
+        terminal.ready()
     return terminal
 
 
@@ -119,3 +121,27 @@ def test_ctrl_c_ends_a_call_that_hangs_and_the_chat_goes_on(tmp_path: Path) -> N
     terminal.wait_for("I see.")
     terminal.ready()
     terminal.leave()
+
+
+def test_one_prompt_asks_too_and_takes_nothing_that_was_typed_before(tmp_path: Path) -> None:
+    answers = {"Rain?": ["One ", "moment.", CALL, CALL], RESULT: ["No rain."]}
+    terminal = rule_chat(tmp_path, answers, pause_s=1.0, prompt="Rain?")
+    terminal.wait_for("One")
+    terminal.type("y\ny\n")
+    terminal.wait_for(ASKED)
+    terminal.settle()
+    assert "it gave" not in terminal.written
+    terminal.type("y\n")
+    terminal.wait_for("it gave: sunny in Rome")
+    terminal.wait_for(ASKED)
+    terminal.type("n\n")
+    terminal.wait_for("not run; the model is told that you refused")
+    assert terminal.exit_code() == 0
+
+
+def test_ctrl_c_at_the_question_of_one_prompt_ends_it(tmp_path: Path) -> None:
+    terminal = rule_chat(tmp_path, {"Rain?": [CALL]}, prompt="Rain?")
+    terminal.wait_for(ASKED)
+    terminal.type(CTRL_C)
+    assert terminal.exit_code() != 0
+    assert "it gave" not in terminal.written

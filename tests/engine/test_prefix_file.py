@@ -125,6 +125,14 @@ def test_a_damaged_file_is_refused_and_changes_nothing(tiny_model: Path, tmp_pat
         assert engine.generate(TEXT, max_tokens=4).token_ids == wanted
 
 
+def test_a_text_that_is_longer_than_the_context_is_not_used(tiny_model: Path, tmp_path: Path) -> None:
+    with open_tiny(tiny_model) as engine:
+        engine.generate(TEXT, max_tokens=4)
+        engine.save_prefix(tmp_path / "kept")
+    with load(tiny_model, drafter="none", context=32) as engine, pytest.raises(UsageError, match="context of 32"):
+        engine.load_prefix(tmp_path / "kept")
+
+
 def test_what_cannot_be_kept_or_is_not_there_is_said(tiny_model: Path, tmp_path: Path) -> None:
     engine = scripted_engine(tiny_model, tmp_path / "scripted", lambda prompt: "Hi")
     with engine, pytest.raises(ModelError, match="cannot be kept on the disk"):

@@ -3,18 +3,21 @@
 The script is JSON: from messages to the pieces of their answers, with a pause in seconds before each piece, and
 whether the chat is saved in the model home. A message is followed by | and the beginning of its answer, if one is
 given. A piece that is an object with call and arguments is a call of a tool; the file tools has their functions.
+Where there is a prompt, it is answered once, and no conversation is held.
 """
 
 import json
 import sys
 import time
 from collections.abc import Generator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from edgespec import Message, SamplingParams
-from edgespec.chat.loop import converse
+from edgespec.chat.loop import answer_once, converse
+from edgespec.chat.permission import ask_at_terminal
 from edgespec.chat.printer import print_line
 from edgespec.chat.session import ChatSession
 from edgespec.chat.tool_box import open_tools
@@ -116,6 +119,9 @@ def main() -> int:
         autosave=AutosaveFile(default_home() / "chats", print_line) if script.get("saves") else None,
         tools=box,
     )
+    if script.get("prompt"):
+        session.permit = partial(ask_at_terminal, show=print_line)
+        return answer_once(session, script["prompt"])
     return converse(session, keeps_history=False)
 
 
