@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 from llguidance import LLMatcher
 from scripted import TOOL_TEMPLATE, scripted_engine
 from tokenizers import Tokenizer as Library
 
 from edgespec import Engine, UsageError
+from edgespec.engine.tool_calls import explain_refusal
+from edgespec.errors import FormatError, ToolError
 from edgespec.grammar.call_grammar import call_grammar, constrained_format
+from edgespec.grammar.compile import GrammarCompiler
 from edgespec.grammar.vocabulary import GrammarVocabulary
 from edgespec.tokenization.tokenizer import Tokenizer
 from edgespec.tools.call_writer import write_calls
@@ -204,3 +208,18 @@ def test_texts_between_tags_keep_to_their_bounds(make: Make, family: str) -> Non
     properties["end"] = {"type": "string", "format": "date"}
     with pytest.raises(UsageError, match="bounds its argument 'end' by format"):
         engine.generate(ASK, tools=[{"name": "set", "parameters": parameters}], **settings)
+
+
+def test_the_tool_whose_schema_is_too_large_is_named(tiny_model: Path) -> None:
+    compiler = GrammarCompiler(tiny_model / "tokenizer.json", tiny.VOCAB, (2,))
+    large = {"type": "object", "properties": {f"p{i}": {} for i in range(5000)}}
+    use = ToolUse(tools=parse_tools([*TOOLS, {"name": "large", "parameters": large}]))
+    wanted = call_grammar(use, constrained_format(HERMES), {})
+    with pytest.raises(FormatError, match="schemas within each other; wanted at most 5000") as refused:
+        compiler.compile(wanted)
+    found = explain_refusal(use, refused.value, compiler)
+    assert isinstance(found, ToolError)
+    assert found.field == "tools[2].parameters"
+    assert "of the tool 'large' cannot be ensured: the response_format has 5001 schemas" in str(found)
+    fine = ToolUse(tools=parse_tools(TOOLS))
+    assert "as they are asked for" in str(explain_refusal(fine, FormatError("no"), compiler))
