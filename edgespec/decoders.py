@@ -134,6 +134,7 @@ class PaddingDecoder(Decoder, Protocol):
 
 
 def pads_to_even(decoder: Decoder) -> bool:
+    """Whether passes of a decoder run an even number of tokens; False for one that does not say."""
     return isinstance(decoder, PaddingDecoder) and decoder.pads_to_even
 
 

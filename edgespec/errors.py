@@ -107,11 +107,11 @@ class DrafterFault(EdgeSpecError):
 
 
 class Cancelled(EdgeSpecError):
-    pass
+    """Work was ended before its result, because nobody wants it any more."""
 
 
 class UnknownMemory(EdgeSpecError):
-    pass
+    """Nothing tells how much memory a device has free."""
 
 
 class DeviceUnavailable(EdgeSpecError):

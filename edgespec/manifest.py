@@ -128,12 +128,16 @@ class SuggestedSampling:
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord:
+    """The hash and the size of a file of a model folder."""
+
     sha256: str
     bytes: Index
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
+    """What a model folder holds: shapes, vocabulary, graphs, files and where they come from."""
+
     name: str
     architecture: str
     precision: str
@@ -207,6 +211,7 @@ def file_record(
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write edgespec.json into a folder."""
     (folder / FILE_NAME).write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
 
 
@@ -335,6 +340,7 @@ def _require_size(folder: Path, name: str, record: FileRecord) -> None:
 
 
 def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
+    """The names of files in a folder that its manifest does not list."""
     return sorted({path.name for path in folder.iterdir()} - {*manifest.files, FILE_NAME, COMPILED})
 
 

@@ -339,4 +339,5 @@ Acceptance = Callable[[TokenIds, Draft, Logits, Sampler], TokenIds]
 
 
 def append(tokens: TokenIds, more: Sequence[int] | TokenIds) -> TokenIds:
+    """Tokens and more tokens, as one array."""
     return np.concatenate([tokens, np.asarray(more, np.int32)])

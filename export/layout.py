@@ -24,6 +24,7 @@ _PARALLEL_TOKENS = 8
 
 
 def num_weights(loaded: LoadedSource) -> int:
+    """How many weights the tensors of a source have together."""
     return sum(tensor.rows * tensor.columns for tensor in loaded.tensors.values())
 
 

@@ -43,6 +43,7 @@ class Encoding:
 
 
 def range_of(parts: Iterable[npt.NDArray[Any]]) -> Range:
+    """The smallest and the largest value of all parts."""
     ends = [(float(part.min()), float(part.max())) for part in parts]
     return Range(min(low for low, _ in ends), max(high for _, high in ends))
 

@@ -19,6 +19,7 @@ _IR_VERSION = 10
 
 
 def typed_value(name: str, dtype: ir.DataType, shape: Sequence[str | int]) -> ir.Value:
+    """A value of a graph with a type and a shape; sizes that vary have names."""
     return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
 
 

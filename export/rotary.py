@@ -37,6 +37,7 @@ class Rotary:
 
 
 def plain_rotary(theta: float, rotated: int) -> Rotary:
+    """Frequencies by the base theta for values of a head that are rotated, without scaling."""
     exponents = np.arange(0, rotated, 2, dtype=np.float64) / rotated
     return Rotary(np.exp(-exponents * math.log(theta)).astype(np.float32))
 

@@ -152,6 +152,7 @@ def import_onnxruntime() -> Any:
 
 
 def installed_builds() -> list[str]:
+    """The distributions of ONNX Runtime that are installed."""
     found = []
     for name in _BUILDS:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -312,6 +313,7 @@ def limit_arena(device: Device, arena_bytes: int) -> Device:
 
 
 def physical_cores() -> int:
+    """Physical cores of this machine; logical ones where the system does not tell them apart."""
     return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
 
 

@@ -85,6 +85,7 @@ def check_usable(report: DeviceReport) -> DeviceReport:
 
 
 def describe(provider: str, found: Device | Missing, **facts: Any) -> DeviceReport:
+    """The report on a device that was found, or on what keeps it from working."""
     about = {"device": provider, "kind": KINDS[provider][0], "provider": PROVIDERS[provider], **facts}
     if isinstance(found, Missing):
         return DeviceReport(**about, problem=found.problem, fix=found.fix)

@@ -38,6 +38,7 @@ class Accelerator:
 
 
 def cores() -> Cores:
+    """The cores of this machine by kind."""
     logical = psutil.cpu_count() or 1
     fast, slow = _core_kinds()
     return Cores(

@@ -29,6 +29,7 @@ _PAST, _LAST_SLOT, _NUM_SLOTS, _FIRST_TREE_INPUT = 3, 5, 6, 9  # inputs of the a
 
 
 def part_name(name: str, part: int) -> str:
+    """The name of a part's input or output."""
     return f"{name}.{part}"
 
 

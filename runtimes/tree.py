@@ -222,6 +222,7 @@ def _layout(tokens: TokenIds, parents: Sequence[int]) -> TreeLayout:
 
 
 def can_run_trees(manifest: Manifest, device: Device) -> bool:
+    """Whether a model on a device runs trees: it has the graph, and the device takes it."""
     return _has_trees(manifest) and device.provider in _PROVIDERS
 
 

@@ -86,10 +86,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_file(parser: argparse._ActionsContainer, flag: str, help: str, **settings: Any) -> None:
+    """Add a flag that takes a path."""
     parser.add_argument(flag, metavar="FILE", type=Path, help=help, **settings)
 
 
 def add_count(parser: argparse._ActionsContainer, flag: str, help: str, default: int | None = None) -> None:
+    """Add a flag that takes a whole number."""
     parser.add_argument(flag, metavar="N", type=int, default=default, help=help + _default_note(default))
 
 

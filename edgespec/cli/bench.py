@@ -27,6 +27,7 @@ OpenPeers = Callable[["Engine"], AbstractContextManager[Sequence["Peer"]]]
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     add_model(parser, is_optional=True)
     add_file(
         parser, "--prompts", "JSON Lines with prompt or turns (default: built-in); repeatable", action="append"

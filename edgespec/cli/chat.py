@@ -30,6 +30,7 @@ _SAMPLING = [name for name, option in OPTIONS.items() if option.group == "sampli
 
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     add_model(parser, DEFAULT_MODEL)
     parser.add_argument("--model", "-m", dest="named_model", metavar="MODEL", help=argparse.SUPPRESS)
     parser.add_argument(

@@ -16,6 +16,7 @@ _DEFAULT = "default"
 
 
 def add_config(parser: CommandParser) -> None:
+    """Add the commands below config, and their arguments."""
     described = {
         "show": ("print every option, its value and where that comes from (the default action)", _show),
         "path": ("print where the configuration file is", _path),

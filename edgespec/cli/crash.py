@@ -17,6 +17,7 @@ _FRAME = re.compile(r'^Current thread [^\n]*\n  File "([^"\n]*)", line (\d+) in 
 
 
 def note_line(name: str, value: str) -> bytes:
+    """A note of a worker as its line in the file of notes."""
     return f"edgespec {name} {value}\n".encode(errors="surrogateescape")
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 
 def add_devices(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.set_defaults(run=_devices)
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 def add_models(parser: CommandParser) -> None:
+    """Add the commands below models, and their arguments."""
     described = {
         "list": ("list prepared models, and the names that can be pulled", _list),
         "pull": ("download and prepare a model, and the drafter that the catalogue names for it", _pull),

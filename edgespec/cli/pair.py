@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_pair(parser: CommandParser) -> None:
+    """Add the commands below pair, and their arguments."""
     check = parser.add_command(
         "check",
         "compare their tokens, and measure how much faster the drafter makes the target; without a drafter, rank "
@@ -68,6 +69,7 @@ def _print_ranking(options: argparse.Namespace, home: "ModelHome", devices: dict
 
 
 def format_pair(check: "PairCheck") -> str:
+    """The check of a pair as lines for a person."""
     return (
         f"{check.drafter} drafting for {check.target}: {check.verdict}\n"
         f"  why               {check.reason}\n"

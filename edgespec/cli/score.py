@@ -7,6 +7,7 @@ from edgespec.errors import UsageError
 
 
 def add_score(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     add_model(parser)
     add_file(parser, "--file", "a text file", required=True)
     add_options(parser)

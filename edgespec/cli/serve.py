@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     add_model(parser, is_optional=True)
     add_options(parser)
     parser.set_defaults(run=_serve)

@@ -30,6 +30,7 @@ _LEAST_MINUTES, _MOST_MINUTES = 0.1, 100_000.0
 
 
 def add_train(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     add_model(parser)
     parser.add_argument(
         "--output", metavar="HEAD", type=Path, required=True, help="the folder of the head to write"

@@ -129,6 +129,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
 
 
 def variable_name(name: str) -> str:
+    """The environment variable of an option, such as EDGESPEC_DEVICE."""
     return _PREFIX + name.upper().replace("-", "_")
 
 

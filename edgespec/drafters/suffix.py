@@ -222,6 +222,7 @@ class SuffixDrafter(Drafter):
 
 
 def draft_of(followers: Sequence[Follower], source: str) -> Draft:
+    """A draft of the tokens that may follow, each with the bucket of its counts."""
     if not followers:
         return NO_DRAFT
     ids = np.array([follower.token for follower in followers], np.int32)

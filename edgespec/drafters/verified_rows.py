@@ -108,6 +108,7 @@ class VerifiedRows:
 
 
 def no_rows() -> VerifiedRows:
+    """Rows of nothing, to which others can be added."""
     return VerifiedRows(
         contexts=np.zeros((0, 2), np.int64),
         wanted=np.zeros(0, np.int32),

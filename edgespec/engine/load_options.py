@@ -78,14 +78,17 @@ def check_options(
 
 
 def require_texts(**settings: str) -> None:
+    """Raises UsageError: One of the settings is no text."""
     _require_kinds(settings, str, "a text")
 
 
 def require_switches(**settings: bool) -> None:
+    """Raises UsageError: One of the settings is neither True nor False."""
     _require_kinds(settings, bool, "True or False")
 
 
 def require_folder(**settings: str | Path | None) -> None:
+    """Raises UsageError: One of the settings is no path and not None."""
     _require_kinds(settings, (str, Path, NoneType), "a folder")
 
 

@@ -9,6 +9,8 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 class Part(NamedTuple):
+    """A piece of an answer's text, and whether it is part of the reasoning."""
+
     text: str
     is_reasoning: bool
 

@@ -33,6 +33,8 @@ class Bar(NamedTuple):
 
 
 class Range(NamedTuple):
+    """A figure with the range that most values lie in, and the range of all."""
+
     label: str
     value: float
     inner_low: float

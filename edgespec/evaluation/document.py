@@ -52,6 +52,8 @@ RatioInterval = tuple[Figure, Figure] | None
 
 
 class WidthPasses(TypedDict):
+    """How many passes of a width were run, and their seconds together."""
+
     passes: Annotated[int, Meta(ge=1, le=1 << 48)]
     seconds: Figure
 
@@ -111,6 +113,8 @@ class Figures(TypedDict, total=False):
 
 
 class Category(Figures):
+    """The figures of a category of prompts."""
+
     plain_tokens_per_second: Figure
     speculative_tokens_per_second: Figure
     ratio: Figure
@@ -165,6 +169,8 @@ class Work(TypedDict):
 
 
 class Sample(TypedDict):
+    """One answer, shown pass by pass."""
+
     category: str
     prompt: str
     answer: str
@@ -175,6 +181,8 @@ class Sample(TypedDict):
 
 
 class Memory(TypedDict):
+    """What the process and the target took, in bytes."""
+
     process_peak_rss_bytes: Count
     target_weights_bytes: Count
     target_kv_cache_bytes_per_token: Count

@@ -67,6 +67,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
+    """How many tokens were compared, and where they differ."""
+
     num_tokens: int
     differences: tuple[Difference, ...]
 
@@ -103,6 +105,7 @@ def compare(
 def plain_text(
     target: Decoder, prompt: TokenIds, sampler: GumbelSampler, max_tokens: int, ends: Collection[int]
 ) -> PlainText:
+    """The answer of plain decoding, up to one of the end tokens or max_tokens."""
     tokens, rows = list[int](), list[Row]()
     for block in speculative_decode(prompt, target, sampler, Plain(), max_tokens=max_tokens):
         tokens.append(int(block.tokens[0]))

@@ -19,6 +19,7 @@ _MOST_BEYOND = 1.25  # how far an interval is drawn beyond the answers
 
 
 def page(document: BenchDocument) -> str:
+    """The document as one HTML file."""
     from jinja2 import Environment
     from markupsafe import Markup
 

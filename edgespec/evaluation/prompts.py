@@ -15,6 +15,8 @@ _LARGEST_BYTES = 1 << 26
 
 
 class BenchPrompt(NamedTuple):
+    """A conversation to measure with: the messages of its user, one for each turn."""
+
     category: str
     turns: tuple[str, ...]
 

@@ -70,6 +70,7 @@ def speed_of(answer: AnswerRecord) -> float | None:
 
 
 def ratio_of(turn: TurnRecord) -> float | None:
+    """The speed of speculation in a turn relative to plain decoding; None where one of them has none."""
     return _ratio(speed_of(turn["speculative"]), speed_of(turn["plain"]))
 
 
@@ -195,6 +196,7 @@ def _passes(plain: tuple[int, float], fast: Tally, ratios: Mapping[int, float]) 
 
 
 def peer_key(name: str, way: str) -> str:
+    """The name of a peer in one of its ways to decode."""
     return f"{name} ({way})"
 
 

@@ -12,6 +12,7 @@ _MOST_POSITIONS = 12
 
 
 def table(document: BenchDocument) -> str:
+    """The document as lines for a terminal."""
     if not document["categories"]:
         return "nothing was decoded: no answer went beyond its first pass; allow more with --max-tokens"
     rows: list[tuple[str, ...]] = [("tokens/s", *_HEAD)]

@@ -20,6 +20,8 @@ _LEAST_PLAUSIBLE = 0.8
 
 
 class Plausible(NamedTuple):
+    """How many tokens of an answer were judged, and how many of them the target finds plausible."""
+
     judged: int
     plausible: int
 

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
+from time import monotonic
 from typing import Any
 
 import llguidance
@@ -16,6 +17,7 @@ from edgespec.grammar.mask import first_words
 from edgespec.grammar.response_format import ResponseFormat
 from edgespec.grammar.schema import largest_opening, subschemas
 from edgespec.grammar.vocabulary import GrammarVocabulary
+from edgespec.grammar.work_bounds import require_bounded
 from edgespec.system.stack import run_with_stack
 
 # No white space between the tokens of JSON: a small model may write blanks for ever, and it costs tokens.
@@ -26,6 +28,7 @@ _STACK_BYTES = 256 << 20
 _MAX_SYMBOLS = 200_000
 _MAX_ITEMS = 20_000  # of the parser at one place; 4 for each optional property of an object
 _MAX_LOCATED = 200  # parts of a schema that are tried to find the one that is wrong
+_LOCATED_S = 2.0  # for which they are tried
 _MAX_COMPILED = 32  # grammars that are kept for later answers
 _OPENING = 64  # characters that a value of a grammar that is no schema is taken to need to end, at least
 _KINDS = {"json_schema": "JSON schema", "regex": "regular expression", "grammar": "grammar"}
@@ -69,6 +72,7 @@ class GrammarCompiler:
             if wanted in self._compiled:
                 self._compiled.move_to_end(wanted)
                 return self._compiled[wanted]
+        require_bounded(wanted)
         made = run_with_stack(lambda: self._compile(wanted), _STACK_BYTES)
         with self._lock:
             self._compiled[wanted] = made
@@ -78,6 +82,10 @@ class GrammarCompiler:
 
     def find_fault(self, wanted: ResponseFormat) -> str | None:
         """Why a format cannot be used, and where in it; None where it can."""
+        try:
+            require_bounded(wanted)
+        except FormatError as error:
+            return str(error)
         return run_with_stack(lambda: self._fault(wanted, self._matcher(wanted)), _STACK_BYTES)
 
     def _fault(self, wanted: ResponseFormat, matcher: Any) -> str | None:
@@ -121,8 +129,9 @@ class GrammarCompiler:
         named = {
             key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema
         }
+        ends = monotonic() + _LOCATED_S
         for i, (pointer, part) in enumerate(subschemas(schema)):
-            if i == _MAX_LOCATED:
+            if i == _MAX_LOCATED or monotonic() > ends:
                 break
             if i and pointer.startswith(place) and isinstance(part, Mapping):
                 alone = ResponseFormat("json_schema", json.dumps({**named, **part}))

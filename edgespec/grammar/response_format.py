@@ -15,6 +15,7 @@ from edgespec.grammar.schema import prepare_schema
 
 # Characters of a schema, a regular expression or a grammar; the largest tool schemas in use have some 50,000.
 MAX_CHARACTERS = 1 << 17
+_MAX_RULES = 1000  # in GBNF, whose translation takes time with the cube of a chain of them
 _HALF = re.compile("[\ud800-\udfff]")
 _KINDS = ("text", "json_object", "json_schema", "regex", "grammar")
 
@@ -80,8 +81,12 @@ def _text_of(stated: Mapping[str, Any], kind: str) -> str:
 
 def _lark_of(grammar: str) -> str:
     """A grammar in Lark; one in GBNF, as llama.cpp has them, is translated."""
-    if "::=" not in grammar:
+    if (num_rules := grammar.count("::=")) == 0:
         return grammar
+    if num_rules > _MAX_RULES:
+        raise FormatError(
+            f"the grammar has {num_rules} rules in GBNF; wanted at most {_MAX_RULES}: write it in Lark or smaller"
+        )
     try:
         return str(gbnf_to_lark(grammar))
     except (Exception, RecursionError) as error:  # the library raises Exception itself

@@ -29,6 +29,7 @@ def explain_form(error: DeviceUnavailable, model: ModelFolder, device: Device) -
 
 
 def advise_form(manifest: Manifest, device: Device) -> str:
+    """How to get a model in the form that a device runs, as a sentence."""
     return (
         f"{manifest.name} is in the {manifest.form} form, which runs on {_RUNS_ON.get(manifest.form, 'the CPU')}; "
         f"for the {device.form} form run: edgespec export {quote(source_of(manifest))} --device {device.name} "

@@ -72,10 +72,12 @@ def weights_size(model: ModelFolder) -> WeightsSize:
 
 
 def read_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
+    """The tokenizer of a model folder; raises ManifestError as Tokenizer does."""
     return Tokenizer(folder / manifest.tokenizer, manifest.bos_token_id, manifest.add_bos)
 
 
 def read_chat_template(model: ModelFolder) -> str | None:
+    """The chat template of a model folder; None where it has none."""
     folder, manifest = model
     if manifest.source.format == genai.FORMAT:
         return genai.chat_template(folder)

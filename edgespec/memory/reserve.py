@@ -32,6 +32,7 @@ class Reserve(NamedTuple):
 
 
 def reserve_of(opening_bytes: int) -> Reserve:
+    """A reserve that asks half as much to keep a model open as to open one."""
     return Reserve(opening_bytes, opening_bytes // 2)
 
 

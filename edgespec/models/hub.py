@@ -110,6 +110,7 @@ def _lock(folder: Path, report: Report) -> Iterator[None]:
 
 @contextmanager
 def explain_folder_errors(folder: Path) -> Iterator[None]:
+    """Turn errors of writing to a folder, within the block, into messages that say what to do."""
     try:
         yield
     except OSError as error:
@@ -233,6 +234,7 @@ def _is_here(path: Path, file: RemoteFile) -> bool:
 
 
 def file_url(repository: str, revision: str, name: str) -> str:
+    """The address of a file of a repository at a revision."""
     from huggingface_hub import constants
 
     return f"{constants.ENDPOINT}/{repository}/resolve/{revision}/{quote(name)}"

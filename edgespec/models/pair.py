@@ -143,6 +143,7 @@ def have_same_tokens(target: Tokenizer, drafter: Tokenizer) -> bool:
 
 
 def is_pair(folder: Path) -> bool:
+    """Whether a folder holds a pair, by its pair.json."""
     return (folder / FILE_NAME).is_file()
 
 
@@ -152,6 +153,7 @@ def lacks_pair_file(folder: Path) -> bool:
 
 
 def advise_pair_check(folder: Path) -> str:
+    """The command that checks a pair folder again, as the end of a message."""
     return f"to write it again, run: edgespec pair check {quote(folder)}"
 
 

@@ -56,6 +56,7 @@ class Case(NamedTuple):
 
 
 def make_case(layout: Layout, target: Manifest, drafter: Manifest | None, memory: MemoryNeeds) -> Case:
+    """The case of a layout, from measurements and the memory that is free."""
     step_s = layout.profile.pass_s(1, _TYPICAL_CONTEXT)
     models = [(target, layout.target.device)]
     if drafter is not None and layout.drafter_place is not None:
@@ -127,6 +128,7 @@ class BranchingCost(NamedTuple):
 
 
 def branching_cost(drafter: DrafterProfile) -> BranchingCost:
+    """What drafting on from several branches costs a drafter, as measured."""
     costs = RowCosts(drafter.branches)
     num_rows, coverage = typical_branching([costs.ratio(num_rows) for num_rows in range(1, MAX_BRANCHES + 1)])
     return BranchingCost(costs.ratio(num_rows), coverage)

@@ -40,6 +40,7 @@ def export_layers(target: DraftingTarget, source: ExportSource, num_layers: int,
 
 
 def train(target: DraftingTarget, output: str) -> str:
+    """Train a drafting head for a target."""
     return _command("train", [target.model, "--output", output], {})
 
 

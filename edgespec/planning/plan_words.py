@@ -23,6 +23,7 @@ _NOT_COUNTED = " (what drafts from the text comes on top, and only where it pays
 
 
 def in_words(document: Document) -> str:
+    """The document of a plan as lines for a person."""
     lines = [_what(document), *_table(_summary(document))]
     if document["refused"]:
         lines += ["", "refused", *_table(_refused(document["refused"]))]

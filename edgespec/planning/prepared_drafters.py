@@ -58,6 +58,7 @@ def read_own_pair(folder: Path, target: DraftingTarget) -> OwnPair | None:
 
 
 def describe_pair(found: OwnPair) -> PossibleDrafter:
+    """The drafter of a pair, with its check."""
     check = evidence_of_check(found.pair, (found.own, found.drafter), found.target.placement)
     described = describe_prepared(found.target, found.drafter, check)
     return replace(described, use=chat_in(str(found.pair.folder), found.target))

@@ -20,14 +20,17 @@ _VERDICTS = {True: "it pays", False: "it does not pay", None: ""}
 
 
 def ranking_document(ranking: Ranking) -> dict[str, Any]:
+    """A ranking as JSON values."""
     return {**asdict(ranking), "drafters": [drafter_document(each) for each in ranking.drafters]}
 
 
 def drafter_document(drafter: PossibleDrafter) -> dict[str, Any]:
+    """A drafter as JSON values."""
     return {**asdict(drafter), "pays": drafter.pays}
 
 
 def ranking_in_words(document: Document) -> str:
+    """The document of a ranking as lines for a person."""
     lines = [
         f"what could draft for {document['target']}, on {document['device']}, with a drafter on "
         f"{document['drafter_device']}"

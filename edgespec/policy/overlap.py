@@ -89,6 +89,7 @@ def wait_for_step_s(step_s: float, running_s: float | None) -> float | None:
 
 
 def serial_rate(rates: Sequence[float], ratio: Ratio, step: float, length: int) -> float:
+    """Tokens per step of the serial schedule with drafts of a length."""
     return expected_tokens(rates[:length])[-1] / (ratio(length) + length * step)
 
 
@@ -126,6 +127,7 @@ def best_pipelined(
     contention: tuple[float, float] = (1.0, 1.0),
     prefetched: tuple[float, int] = (0.0, 0),
 ) -> AheadPlan:
+    """The best plan of the pipelined or hedged schedule; arguments as of pipelined_rate."""
     waits, lengths = _plans(longest)
     if not len(waits):
         return AheadPlan(1.0, 0, 0)

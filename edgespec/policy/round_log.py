@@ -9,6 +9,7 @@ _LOG = logging.getLogger("edgespec.rounds")
 
 
 def logs_rounds() -> bool:
+    """Whether rounds are logged, so that documents for them are worth making."""
     return _LOG.isEnabledFor(logging.DEBUG)
 
 

@@ -133,6 +133,7 @@ def complete_profile(
 
 def profile_drafter(drafter: Decoder, target: Decoder, profile: Profile) -> DrafterProfile:
     # Over steps of the target that run alternately: the machine's speed may have changed since its profile.
+    """Measure what a drafter takes beside a target; raises what their passes raise."""
     step, row = _measure_drafts(drafter, target)
     return DrafterProfile(
         step_s=max(step * profile.pass_s(1, 0), 1e-9),

@@ -39,6 +39,8 @@ _WARM_UP_SHARE = 0.1  # of the tokens, while the policy measures
 
 
 class Speed(NamedTuple):
+    """The speed of a schedule."""
+
     tokens_per_second: float
     tokens_per_pass: float
 
@@ -136,6 +138,7 @@ class Devices(NamedTuple):
 
 
 def virtual_devices() -> Devices:
+    """Clocks and a lane in virtual time, in which nobody waits."""
     clock, own = VirtualClock(), VirtualClock()
     return Devices(clock, VirtualLane("drafter", clock, own), own, clock.sleep, own.sleep)
 

@@ -25,4 +25,5 @@ def quote(word: str | Path, platform: str = sys.platform) -> str:
 
 
 def join_words(words: Iterable[str | Path], platform: str = sys.platform) -> str:
+    """Words as one command line, each quoted where it has to be."""
     return " ".join(quote(word, platform) for word in words)

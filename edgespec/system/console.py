@@ -25,6 +25,7 @@ _PROGRESS_S = 0.1  # between two lines of progress
 
 
 def print_stderr(line: str) -> None:
+    """Print a line on stderr; characters that control a terminal are escaped."""
     try:
         print(printable(line), file=sys.stderr, flush=True)
     except (OSError, ValueError):
@@ -32,10 +33,12 @@ def print_stderr(line: str) -> None:
 
 
 def info(line: str) -> None:
+    """Log a line for the user, which --quiet hides."""
     _LOG.info("%s", line)
 
 
 def warn(line: str) -> None:
+    """Log a warning, which is shown in any case."""
     _LOG.warning("%s", line)
 
 

@@ -20,6 +20,7 @@ def exit_on_signals() -> None:
 
 
 def ignore_ctrl_c() -> None:
+    """Ignore further Ctrl-C in this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -18,6 +18,7 @@ def part_names(name: str) -> list[str]:
 
 
 def part_paths(path: Path) -> list[Path]:
+    """The paths of all parts of the file that a path names or is a part of."""
     return [path.with_name(name) for name in part_names(path.name)]
 
 

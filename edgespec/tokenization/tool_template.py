@@ -27,6 +27,8 @@ _VARIABLES = ("tools", "xml_tools")
 
 
 class Render(Protocol):
+    """Renders a template with names; raises what rendering raises."""
+
     def __call__(self, template: str, **names: Any) -> str: ...
 
 

@@ -89,6 +89,7 @@ def weights_of_head(source: Path) -> list[Path]:
 
 
 def is_pickle(path: Path) -> bool:
+    """Whether a file's name is that of a pickle, which is never opened."""
     return path.suffix in _PICKLES
 
 

@@ -23,6 +23,7 @@ _PREFIXES = ("medusa_head.", "medusa_heads.", "hydra_head.", "speculator.")
 
 
 def step_graph(i: int) -> str:
+    """The file name of the graph of a step."""
     return f"model_step_{i}.onnx"
 
 

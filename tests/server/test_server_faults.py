@@ -343,6 +343,29 @@ def test_an_expression_that_is_much_work_holds_nobody_up(served: Served, pattern
     assert served.client.post(CHAT, json={**HI, "max_tokens": 5}).status_code == 200
 
 
+NESTED_STARS = "\n".join(f'T{i}: T{i + 1}* "b"' for i in range(2000))
+LARGE_FORMATS: list[tuple[dict[str, Any], str, str]] = [
+    ({"guided_grammar": f'start: T0\n{NESTED_STARS}\nT2000: "a"'}, "2000 repetitions", "at most 500"),
+    ({"guided_grammar": "start: " + "'a'* ".replace("'", '"') * 11_000}, "22001 parts", "at most 20000"),
+    ({"guided_grammar": "\n".join(f"r{i} ::= r{i + 1}*" for i in range(1500))}, "1500 rules", "at most 1000"),
+    ({"guided_regex": "(a*b*)*" * 10_000}, "30000 repetitions", "at most 500"),
+    ({"guided_json": {"type": "string", "pattern": "(a|b)*" * 501}}, "501 repetitions", "at most 500"),
+    ({"guided_json": {"properties": {f"p{i}": {} for i in range(5000)}}}, "5001 schemas", "at most 5000"),
+]
+
+
+@pytest.mark.parametrize(("fields", "found", "limit"), LARGE_FORMATS)
+def test_formats_that_would_take_minutes_are_refused_with_the_figure_and_the_limit(
+    served: Served, fields: dict[str, Any], found: str, limit: str
+) -> None:
+    """S10: before the library begins to work on them."""
+    answer = served.client.post(CHAT, json={**HI, **fields})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "response_format")
+    assert found in error["message"]
+    assert limit in error["message"]
+
+
 class FailingDecoder(StuckDecoder):
     """It fails after some passes."""
 
