@@ -5,8 +5,11 @@ from pathlib import Path
 from edgespec.chat.saved_chats import PREFIX_SUFFIX
 from edgespec.chat.session import ChatSession
 from edgespec.config.byte_size import format_bytes
+from edgespec.engine.stats import Stats
 from edgespec.errors import EdgeSpecError
 from edgespec.system.printable import one_line
+
+_FEWEST_READ = 100  # tokens; fewer take longer for each
 
 
 def kept_path(file: Path) -> Path:
@@ -24,10 +27,18 @@ def keep_prefix(session: ChatSession) -> None:
     except EdgeSpecError as error:
         session.info(f"what the model has read is not kept: {error}")
         return
-    speed = session.stats.prefill_tokens_per_second if session.stats else None
+    speed = _reading_speed(session.stats)
     saved = f", which takes about {num_tokens / speed:.1f} s" if speed else ""
     size, place = format_bytes(path.stat().st_size), one_line(str(path), 200)
     session.info(f"{num_tokens} tokens need not be read again{saved}; they are kept in {size} at {place}")
+
+
+def _reading_speed(stats: Stats | None) -> float | None:
+    """Tokens that the last answer has read in a second, if they were enough to tell."""
+    if stats is None or not stats.prefill_tokens_per_second or not stats.time_to_first_token_s:
+        return None
+    num_read = stats.prefill_tokens_per_second * stats.time_to_first_token_s
+    return stats.prefill_tokens_per_second if num_read >= _FEWEST_READ else None
 
 
 def take_prefix(session: ChatSession) -> None:
