@@ -41,7 +41,7 @@ def test_load_is_compared_and_texts_are_equal(
     assert serve_load.compare({"edgespec": client, "again": client}, requests, [1, 3], 2)
     lines = capsys.readouterr().out.splitlines()
     assert [line.rpartition("| ")[2] for line in lines if line.startswith(("| edgespec", "| again"))] == [
-        "4 of 4 |", "4 of 4 |", "12 of 12 |", "12 of 12 |",
+        "16 of 16 |", "16 of 16 |", "24 of 24 |", "24 of 24 |",
     ]  # fmt: skip
     passes = [int(found[1]) for line in lines if (found := re.search(r"first token in (\d+) passes", line))]
     assert len(passes) == 2
