@@ -114,7 +114,11 @@ def test_linear_rope_scaling_stretches_positions(tmp_path: Path) -> None:
 def test_manifest_describes_the_folder_and_its_hashes_hold(tiny_model: Path) -> None:
     manifest = read_manifest(tiny_model)
     verify_files(tiny_model, manifest)
-    found_at_use = {"device_checks.json", "experience.json", "row_proofs.json"}  # written where other tests ran this model
+    found_at_use = {
+        "device_checks.json",
+        "experience.json",
+        "row_proofs.json",
+    }  # written where other tests ran this model
     made = {path.name for path in tiny_model.iterdir()} - {"edgespec.json", *found_at_use}
     assert set(manifest.files) == made
     assert manifest.context_length == tiny.CONTEXT
