@@ -10,6 +10,7 @@ What is not listed here may change without notice.
 """
 
 import logging
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +118,11 @@ _HOMES = {
     "ToolCall": "tools.tool",
     "Stats": "engine.stats",
 }
+
+
+# A program beside a checkout finds this folder before the installed package; runtimes/ and export/ lie beside it.
+if not os.path.isdir(os.path.join(os.path.dirname(__file__), "runtimes")):
+    __path__.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def __getattr__(name: str) -> Any:

@@ -52,3 +52,20 @@ def test_wheel_holds_every_module_and_the_type_marker(tmp_path: Path) -> None:
     assert modules | data | {"edgespec/simulation/qwen_smollm2.jsonl"} == {
         name for name in held if name.startswith("edgespec/")
     }
+
+
+def test_a_program_beside_a_checkout_finds_all_packages(tmp_path: Path) -> None:
+    """Though its folder comes before the installed package, and no finder maps runtimes/ and export/."""
+    for name in ("edgespec", "runtimes", "export"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        "sys.meta_path[:] = [each for each in sys.meta_path if 'editable' not in repr(each)]\n"
+        "from edgespec import load\n"
+        "from edgespec import export, runtimes\n"
+        "print(export.__file__, runtimes.__file__)\n"
+    )
+    ran = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False)
+    assert ran.stderr == ""
+    assert ran.stdout.split() == [str(tmp_path / name / "__init__.py") for name in ("export", "runtimes")]
