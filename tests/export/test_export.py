@@ -111,16 +111,12 @@ def test_linear_rope_scaling_stretches_positions(tmp_path: Path) -> None:
     assert np.abs(scaled[-1] - plain[-1]).max() > 0.1
 
 
-def test_manifest_describes_the_folder_and_its_hashes_hold(tiny_model: Path) -> None:
-    manifest = read_manifest(tiny_model)
-    verify_files(tiny_model, manifest)
-    found_at_use = {
-        "device_checks.json",
-        "experience.json",
-        "row_proofs.json",
-    }  # written where other tests ran this model
-    made = {path.name for path in tiny_model.iterdir()} - {"edgespec.json", *found_at_use}
-    assert set(manifest.files) == made
+def test_manifest_describes_the_folder_and_its_hashes_hold(tiny_gguf: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    export_model(tiny_gguf, folder, precision="fp32")
+    manifest = read_manifest(folder)
+    verify_files(folder, manifest)
+    assert set(manifest.files) == {path.name for path in folder.iterdir()} - {"edgespec.json"}
     assert manifest.context_length == tiny.CONTEXT
     assert manifest.vocab_size == tiny.VOCAB
     assert manifest.kv_cache.bytes_per_token == 2 * 4 * tiny.LAYERS * tiny.KV_HEADS * tiny.HEAD_DIM
