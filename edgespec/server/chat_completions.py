@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from edgespec.engine.answers import Chunk, Completion
 from edgespec.engine.engine import Engine
+from edgespec.engine.reasoning import ReasoningStream
 from edgespec.errors import UsageError
 from edgespec.server.answer_fields import drafting_of, format_of, sampling_of
 from edgespec.server.answers import Answers, Plan, Services, open_answers, write_answers
@@ -28,6 +29,7 @@ from edgespec.server.protocol import (
 )
 from edgespec.server.request_log import Record, record_of
 from edgespec.server.sse import DONE, EventStream, event
+from edgespec.server.thinking import content_deltas, content_of, reasoning_of, thinking_of
 from edgespec.server.tool_fields import call_deltas, tool_notes, tool_use_of
 from edgespec.tokenization.chat_template import Message, Turn
 from edgespec.tools.messages import CallMessage, ResultMessage, parse_calls, require_answerable
@@ -62,6 +64,8 @@ def plan_of(asked: ChatRequest, limits: Limits) -> Plan:
 
     def requests(engine: Engine) -> Sequence[AnswerRequest]:
         drafting = drafting_of(asked.speculation, asked.prediction, engine.open_drafters)
+        thinking = thinking_of(asked, engine)
+        opens_reasoning = not prefill and engine.opens_reasoning(messages, thinking=thinking)
         return [
             AnswerRequest(
                 prompt=messages,
@@ -75,6 +79,8 @@ def plan_of(asked: ChatRequest, limits: Limits) -> Plan:
                 tool_use=use,
                 whole_tool_calls=not asked.stream,
                 priority=priority,
+                thinking=thinking,
+                opens_reasoning=opens_reasoning,
             )
             for i in range(num_answers)
         ]
@@ -120,7 +126,8 @@ async def _document(
 ) -> dict[str, Any]:
     async def write(answers: Answers) -> dict[str, Any]:
         words = _words(answers) if asked.logprobs else None
-        choices = [_choice(i, each, words) for i, each in enumerate(await answers.complete())]
+        made = zip(await answers.complete(), answers.requests, strict=True)
+        choices = [_choice(i, answer, request, words) for i, (answer, request) in enumerate(made)]
         return {
             **_head(identity, answers, "chat.completion"),
             **tool_notes(answers.requests[0].tool_use, answers.model.engine),
@@ -131,10 +138,11 @@ async def _document(
     return await write_answers(services, plan, record, write)
 
 
-def _choice(index: int, answer: Completion, words: TokenWords | None) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+def _choice(index: int, answer: Completion, request: AnswerRequest, words: TokenWords | None) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", **content_of(answer.text, request), "refusal": None}
     if answer.tool_calls:
-        message |= {"content": answer.text or None, "tool_calls": [call.as_dict() for call in answer.tool_calls]}
+        calls = [call.as_dict() for call in answer.tool_calls]
+        message |= {"content": message["content"] or None, "tool_calls": calls}
     return {
         "index": index,
         "message": message,
@@ -152,12 +160,13 @@ async def _events(
         words = _words(answers) if asked.logprobs else None
         has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
         nothing = {"usage": None} if has_usage else {}
+        reasoning = [reasoning_of(request) for request in answers.requests]
         chunks = answers.chunks()
         try:
             for i in range(plan.num_answers):
                 yield event({**head, "choices": [_delta(i, {"role": "assistant", "content": ""})], **nothing})
             async for i, chunk in chunks:
-                for choice in _deltas(i, chunk, words):
+                for choice in _deltas(i, chunk, words, reasoning[i]):
                     yield event({**head, "choices": [choice], **nothing})
         finally:
             await chunks.aclose()
@@ -166,12 +175,15 @@ async def _events(
         yield DONE
 
 
-def _deltas(index: int, chunk: Chunk, words: TokenWords | None) -> list[dict[str, Any]]:
+def _deltas(
+    index: int, chunk: Chunk, words: TokenWords | None, reasoning: ReasoningStream | None
+) -> list[dict[str, Any]]:
     """What a chunk adds to a choice; its end is by itself, as some clients read no text beside it."""
     logprobs = chat_logprobs(chunk.logprobs, words) if words and chunk.logprobs else None
-    found = []
-    if chunk.text or logprobs:
-        found.append(_delta(index, {"content": chunk.text}, logprobs))
+    added = content_deltas(chunk.text, reasoning, is_last=chunk.finish_reason is not None)
+    if logprobs and not added:
+        added = [{"content": ""}]
+    found = [_delta(index, delta, logprobs if i == 0 else None) for i, delta in enumerate(added)]
     found += [_delta(index, {"tool_calls": [delta]}) for delta in call_deltas(chunk.tool_calls)]
     if chunk.finish_reason:
         found.append(_delta(index, {}, None, _REASONS.get(chunk.finish_reason, "length")))

@@ -24,6 +24,8 @@ class AnswerRequest:
     response_format: What the answer has to match, as the OpenAI API states it.
     whole_tool_calls: Give calls once they are whole.
     priority: Answers of a lower one wait for it.
+    thinking: Whether the model is to reason first; None leaves that to its chat template.
+    opens_reasoning: The prompt ends with the mark that begins the reasoning.
     num_top_logprobs: Likeliest tokens to give beside each token; None for no log-probabilities.
     """
 
@@ -39,6 +41,8 @@ class AnswerRequest:
     tool_use: ToolUse | None = None
     whole_tool_calls: bool = False
     priority: int = 0
+    thinking: bool | None = None
+    opens_reasoning: bool = False
 
 
 class OpenAnswer(NamedTuple):
@@ -67,6 +71,7 @@ async def open_answer(engine: Engine, request: AnswerRequest) -> OpenAnswer:
         parallel_tool_calls=use.is_parallel if use else True,
         whole_tool_calls=request.whole_tool_calls,
         priority=request.priority,
+        thinking=request.thinking,
     )
     # In a thread of its own, as a grammar may take minutes to compile, and asyncio's threads are few.
     stream = await in_daemon(ask)

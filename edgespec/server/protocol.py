@@ -114,7 +114,11 @@ class GenerationFields(SamplingFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(GenerationFields):
-    """POST /v1/chat/completions"""
+    """POST /v1/chat/completions
+
+    chat_template_kwargs: enable_thinking turns reasoning on or off, as in vLLM and llama.cpp.
+    reasoning_effort: "none" turns it off; templates know no other degrees.
+    """
 
     messages: Annotated[list[ChatMessage], msgspec.Meta(max_length=MAX_MESSAGES)]
     max_tokens: int | None = None
@@ -124,6 +128,8 @@ class ChatRequest(GenerationFields):
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
