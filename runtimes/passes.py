@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.decoding.pass_queue import MAX_SHARED_ROWS, Caller, PassQueue
+from edgespec.errors import Cancelled
 from edgespec.manifest import Manifest
 from edgespec.runtimes import cuda
 from edgespec.runtimes.attention_bias import TreeLayout, attention_bias, bias_windows
@@ -154,7 +155,10 @@ class Passes:
         else:
             is_plain = layout is None and inputs is None and output in (None, self._names.logits)
             part = self.part(tokens, num_past, num_rows, num_padded) if is_plain else None
+            # A pass of several texts goes on when one of them ends, and a prompt takes many passes.
+            self._require_uninterrupted()
             made = self._queue.run(self.caller, len(tokens), alone, part)
+            self._require_uninterrupted()
         self.token_rows = made.token_rows
         return made.logits
 
@@ -236,6 +240,10 @@ class Passes:
         self._options.terminate = True
         if self._queue is not None:
             self._queue.drop(self.caller)
+
+    def _require_uninterrupted(self) -> None:
+        if self._options.terminate:
+            raise Cancelled("the pass was cancelled")
 
     def _bind_tokens(self, tokens: TokenIds, num_past: int, layout: TreeLayout | None) -> None:
         total = num_past + len(tokens)

@@ -232,6 +232,7 @@ class PassQueue(Generic[Part, Result]):
         if entry.is_done:
             return
         with self._changed:
+            entry.is_done = True  # if others run it as a part of theirs, nobody wants it when that fails
             if entry in self._waiting:
                 self._waiting.remove(entry)
             self._changed.notify_all()
@@ -315,12 +316,13 @@ class PassQueue(Generic[Part, Result]):
     def _run(self, batch: Sequence[_Entry[Part, Result]], alone: Callable[[], Result]) -> None:
         began_s = self._clock()
         results: Sequence[Result | BaseException] | None
+        interrupt: BaseException | None = None
         if batch[0].is_joined:
             assert self._joiner is not None
             try:
                 results = self._joiner.run([each.part for each in batch])  # type: ignore[misc]  # each has one
-            except Exception:  # whose fault it is shows when each runs alone
-                results = None
+            except BaseException as error:  # whose fault it is shows when each runs alone
+                results, interrupt = None, None if isinstance(error, Exception) else error
         else:
             try:
                 results = [alone()]
@@ -332,12 +334,15 @@ class PassQueue(Generic[Part, Result]):
             if results is None:
                 for each in batch:
                     each.part, each.is_joined = None, False
-                    self._waiting.append(each)
+                    if not each.is_done:
+                        self._waiting.append(each)
             else:
                 self._account(batch, began_s)
                 for each, result in zip(batch, results, strict=True):
                     each.settle(result)
             self._changed.notify_all()
+        if interrupt is not None:  # Ctrl-C, of somebody who runs passes in the main thread
+            raise interrupt
 
     def _account(self, batch: Sequence[_Entry[Part, Result]], began_s: float) -> None:
         ended_s = self._clock()

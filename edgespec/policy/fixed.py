@@ -5,7 +5,7 @@ from time import perf_counter
 
 from edgespec.decoding.scheduler import Round
 from edgespec.policy.draft_model import UNKNOWN_BRANCHING
-from edgespec.policy.reasons import NO_DRAFTER, NO_GUESS
+from edgespec.policy.reasons import NO_DRAFTER, NO_GUESS, NO_LENGTH
 from edgespec.policy.round_log import log_round
 from edgespec.types import NO_DRAFT, Drafter, DraftRequest, Logits, Sampler, TokenIds
 
@@ -38,7 +38,8 @@ class FixedLength:
             if len(draft.tokens):
                 is_ahead = any(each.can_run_ahead for each in self._drafters)
                 return Round(tokens, draft, draft_s=perf_counter() - started, is_ahead=is_ahead)
-        return Round(tokens, NO_DRAFT, NO_GUESS if self._drafters and self._num_tokens else NO_DRAFTER)
+        reason = NO_DRAFTER if not self._drafters else NO_GUESS if self._num_tokens else NO_LENGTH
+        return Round(tokens, NO_DRAFT, reason)
 
     def observe(self, round: Round, logits: Logits, emitted: TokenIds, verify_s: float) -> None:
         for drafter in self._drafters:

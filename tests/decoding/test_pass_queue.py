@@ -197,6 +197,24 @@ def test_a_dropped_pass_ends_at_once_and_the_others_run() -> None:
     assert blocked.results["other"] == "OTHER"
 
 
+def test_ctrl_c_in_a_pass_of_several_leaves_the_others_to_themselves() -> None:
+    class Interrupted(Joining):
+        def run(self, parts: Sequence[str]) -> Sequence[str | Exception]:
+            raise KeyboardInterrupt
+
+    queue, other, found = PassQueue[str, str](Interrupted()), Caller(), list[str]()
+    other.work()
+    queue.run(other, 1, lambda: "pass")  # and another pass of it is expected
+    with pytest.raises(KeyboardInterrupt):
+        queue.run(Caller(), 1, lambda: "alone", "interrupted")
+    other.rest()
+    thread = Thread(target=lambda: found.append(queue.run(other, 1, lambda: "alone", "other")), daemon=True)
+    thread.start()
+    thread.join(SOON_S)
+    assert found == ["alone"]
+    assert queue._waiting == []
+
+
 def test_an_error_reaches_its_caller_and_the_queue_goes_on() -> None:
     queue: PassQueue[str, str] = PassQueue()
 

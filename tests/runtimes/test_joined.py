@@ -16,6 +16,7 @@ from edgespec.errors import Cancelled, EdgeSpecError, ManifestError
 from edgespec.export.convert import export_model
 from edgespec.manifest import read_manifest
 from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.joined import Part, PassRows
 from edgespec.runtimes.joined_graph import join_graph
 from edgespec.runtimes.onnx import OnnxDecoder
 from edgespec.runtimes.tree import OnnxTreeDecoder
@@ -187,6 +188,33 @@ def test_an_interrupt_ends_a_pass_that_waits_and_no_other(tiny_model: Path) -> N
     root.logits(np.arange(7, dtype=np.int32), 1)
     person.rest()
     fork.logits(np.arange(9, dtype=np.int32), 1)
+
+
+def test_an_interrupt_ends_a_prompt_within_a_pass_that_is_joined(tiny_model: Path) -> None:
+    """The passes of a prompt that wait are few: it has to end though none of them does."""
+    root, fork = forks_of(decoder(tiny_model), 2)
+    queue = root._passes.queue
+    assert queue is not None
+    other = Caller()
+    other.work()
+    root.serve(other)
+    root.logits(np.arange(5, dtype=np.int32), 1)  # and another pass of it is expected
+    session = queue._joiner._session  # type: ignore[union-attr]
+    run, widths = session.run, list[int]()
+
+    def interrupted(parts: Sequence[Part]) -> list[PassRows | Exception]:
+        widths.append(sum(len(part.tokens) for part in parts))
+        fork.interrupt()
+        return list(run(parts))
+
+    session.run = interrupted  # type: ignore[method-assign]
+    with pytest.raises(Cancelled):
+        fork.logits(np.arange(200, dtype=np.int32) % 90, 1)
+    assert widths == [64]
+    assert len(fork.held_tokens) == 0
+    other.rest()
+    text = np.arange(9, dtype=np.int32)
+    assert np.array_equal(fork.logits(text, 1), decoder(tiny_model).logits(text, 1))
 
 
 def test_trees_take_turns(tiny_model: Path) -> None:

@@ -127,3 +127,11 @@ def test_what_is_no_lock_is_never_followed_and_never_changed(tmp_path: Path) -> 
             pass
     assert precious.read_text() == "mine"
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc, where no file can be made (Linux)")
+def test_a_lock_that_cannot_be_made_is_an_error_and_no_endless_wait() -> None:
+    waited = list[str]()
+    with pytest.raises(OSError, match="/proc"), hold_lock(Path("/proc/edgespec.lock"), waited.append, 60):
+        pass
+    assert waited == []
