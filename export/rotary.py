@@ -84,6 +84,8 @@ def rotaries_from_huggingface(
 ) -> tuple[Rotary, Rotary]:
     """The rotaries of layers that see all tokens and of those that see a window, which differ in gemma3."""
     rope = stated.get("rope_parameters") or stated.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise SourceError(f"{stated.path}: its rotary scaling is {rope!r}; wanted an object with a rope_type")
     above = {
         "rope_theta": stated.get("rope_theta", 1e4),
         "original_max_position_embeddings": stated.get("original_max_position_embeddings"),
@@ -198,6 +200,10 @@ def _yarn_scale(rope: Settings, factor: float) -> float:
 def _llama3(rope: Settings, inv_freq: Floats) -> Floats:
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     factor, low, high, trained = (rope.number(name) for name in names)
+    if not 0 < low < high:
+        raise SourceError(
+            f"{rope.path}: low_freq_factor is {low:g} and high_freq_factor {high:g}; wanted the first smaller"
+        )
     turns = trained * inv_freq / (2 * math.pi)
     smooth = np.clip((turns - low) / (high - low), 0, 1)
     result: Floats = (((1 - smooth) / factor + smooth) * inv_freq).astype(np.float32)

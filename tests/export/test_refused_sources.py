@@ -418,7 +418,19 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path, precision: str) 
         ({"max_position_embeddings": 700.5}, "whole number"),
         ({"rope_theta": "big"}, "rope_theta"),
         ({"rope_theta": -1}, "rope_theta"),
-        ({"rope_scaling": [1]}, "cannot be understood"),
+        ({"rope_scaling": [1]}, "wanted an object with a rope_type"),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8,
+                    "low_freq_factor": 2,
+                    "high_freq_factor": 2,
+                    "original_max_position_embeddings": 64,
+                }
+            },
+            "high_freq_factor 2",
+        ),
         ({"rope_scaling": {"type": "linear"}}, "factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "factor is None"),
