@@ -1,8 +1,9 @@
 """Runs the passes of several texts as one, each over a cache of its own."""
 
 import logging
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from threading import Thread
+from threading import Thread, current_thread
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from edgespec.runtimes.devices import import_onnxruntime
 from edgespec.runtimes.joined_graph import part_name
 from edgespec.runtimes.session import HIDDEN_STATES, translate_error, translate_memory_errors
 from edgespec.runtimes.shared_cache import SharedCache
+from edgespec.system.cancel import Cancel
 from edgespec.types import Logits, TokenIds
 
 _log = logging.getLogger(__name__)
@@ -184,29 +186,32 @@ def _is_same(held: Sequence[Any], buffers: Sequence[Any]) -> bool:
 class JoinedPasses:
     """A joined session that is opened, in a thread of its own, once several texts ask for passes.
 
-    Until then, and where there is no memory for it or it does not do what it should, passes take turns.
+    Until then, and where there is no memory for it or it does not do what it should, passes take turns. A program
+    that ends meanwhile ends the opening first: Python stops daemon threads within ONNX Runtime by an abort.
     """
 
     def __init__(
-        self, max_parts: int, open_session: Callable[[], JoinedSession], may_open: Callable[[], bool]
+        self, max_parts: int, open_session: Callable[[Cancel], JoinedSession], may_open: Callable[[], bool]
     ) -> None:
         """Open nothing yet.
 
         Args:
-            open_session: Opens the session and checks it; raises EdgeSpecError where it is not to be used.
+            open_session: Opens the session and checks it, until it is cancelled; raises EdgeSpecError where it is
+                not to be used.
             may_open: Whether there is memory for it.
         """
         self.max_parts = max_parts
-        self._open_session: Callable[[], JoinedSession] | None = open_session
+        self._open_session: Callable[[Cancel], JoinedSession] | None = open_session
         self._may_open = may_open
         self._session: JoinedSession | None = None
         self._thread: Thread | None = None
 
     def is_ready(self) -> bool:
         if self._thread is None:
-            # A daemon, so that a program can end meanwhile.
-            self._thread = Thread(target=self._open, name="edgespec joining", daemon=True)
+            cancel = Cancel()
+            self._thread = Thread(target=self._open, args=[cancel], name="edgespec joining", daemon=True)
             self._thread.start()
+            weakref.finalize(self, _end_opening, self._thread, cancel)
         return self._session is not None
 
     def wait(self) -> bool:
@@ -220,13 +225,19 @@ class JoinedPasses:
         assert self._session is not None
         return self._session.run(parts)
 
-    def _open(self) -> None:
+    def _open(self, cancel: Cancel) -> None:
         open_session, self._open_session = self._open_session, None
         assert open_session is not None
         try:
             if self._may_open():
-                self._session = open_session()
+                self._session = open_session(cancel)
             else:
                 _log.info("answers take turns: there is no memory for passes of several answers")
         except EdgeSpecError as error:
             _log.info("answers take turns: %s", error)
+
+
+def _end_opening(thread: Thread, cancel: Cancel) -> None:
+    cancel.set()
+    if thread is not current_thread():
+        thread.join()

@@ -12,6 +12,7 @@ from edgespec.runtimes.joined import JoinedSession
 from edgespec.runtimes.joined_graph import join_graph
 from edgespec.runtimes.session import SessionOptions, load_graph, translate_memory_errors
 from edgespec.runtimes.soundness import are_close, probe_tokens
+from edgespec.system.cancel import Cancel
 
 if TYPE_CHECKING:
     from edgespec.runtimes.passes import Passes
@@ -27,14 +28,16 @@ def open_joined(
     options: SessionOptions,
     alone: "Passes",
     num_parts: int,
+    cancel: Cancel,
 ) -> JoinedSession:
     """A session for passes of several texts, whose rows were compared with those of passes alone.
 
-    Raises EdgeSpecError: The graph cannot be taken apart, the session does not fit, or its rows are wrong.
+    Raises EdgeSpecError: It was cancelled, the graph cannot be taken apart, the session does not fit, or its rows
+    are wrong.
     """
     content = join_graph(graph, manifest.signature, manifest.kv_cache.num_layers, num_parts)
-    uncancelled: SessionOptions = {**options, "cancel": None}
-    session = load_graph(graph, device, content, **uncancelled)
+    own: SessionOptions = {**options, "cancel": cancel}
+    session = load_graph(graph, device, content, **own)
     with translate_memory_errors("making room for passes of several texts"):
         is_exact = options.get("deterministic", False)
         joined = JoinedSession(session, manifest, num_parts, is_exact=is_exact)

@@ -207,7 +207,11 @@ def _system(session: ChatSession, argument: str) -> None:
 @_command("set", Argument.SETTING, "change a setting, e.g. temperature 0.8; alone, show all")
 def _set(session: ChatSession, argument: str) -> None:
     conversation = session.conversation
-    session.info(apply_setting(conversation, argument) if argument else "\n".join(format_settings(conversation)))
+    if argument:
+        session.info(apply_setting(conversation, argument))
+        return
+    kept = "these hold for this chat; `edgespec config set NAME VALUE` keeps one for all"
+    session.info("\n".join([*format_settings(conversation), kept]))
 
 
 @_command("retry", Argument.NONE, "answer the last message again, with the next seed")
@@ -362,8 +366,10 @@ def _think(session: ChatSession, argument: str) -> None:
             f"/think takes on, off, auto, {', '.join(THINKING_VIEWS)}, a number of tokens or - for no bound"
         )
     switch = {None: "as its template says", True: "on", False: "off"}[conversation.thinking]
+    if not session.engine.can_switch_thinking:
+        switch = "its template has no switch for it"
     budget = "no bound" if session.thinking_budget is None else f"at most {session.thinking_budget} tokens"
-    session.info(f"reasoning: {switch}, {budget}; /think {session.thinking_view}")
+    session.info(f"reasoning: {switch}; length: {budget}; view: {session.thinking_view}")
 
 
 @_command("tools", Argument.ASK, "list the tools that the model may call; ask: ask again before each call")

@@ -9,6 +9,7 @@ from edgespec.policy.measured_gain import Gain
 from edgespec.system.printable import one_line
 
 _NOT_DRAFTING = "none"
+_CUT = ("length", "cancelled", "timeout")  # ends after which an answer can go on
 _LOOPED = "drafting is not judged by an answer that repeats itself"
 
 
@@ -16,7 +17,8 @@ def format_answer(stats: Stats, finish_reason: str | None, *, has_looped: bool =
     """How fast an answer came and what drafting did for it, in parts; a loop is easy to draft."""
     speed = f"{format_speed(stats.decode_tokens_per_second)} tokens/s" if stats.decode_tokens_per_second else ""
     drafting = _LOOPED if has_looped else _format_drafting(stats)
-    return list(filter(None, [speed, drafting, format_stop(finish_reason)]))
+    stop = format_stop(finish_reason)
+    return list(filter(None, [speed, drafting, f"{stop}; /go goes on" if finish_reason in _CUT else stop]))
 
 
 def _format_drafting(stats: Stats) -> str:

@@ -30,13 +30,19 @@ def add_config(parser: CommandParser) -> None:
         action.set_defaults(run=run, value=None)
         if name in ("set", "unset"):
             choices = list(OPTIONS) if name == "set" else None  # a line of the file may be of no option
-            action.add_argument("key", metavar="KEY", choices=choices, help=f"one of: {', '.join(OPTIONS)}")
+            names = f"one of: {', '.join(OPTIONS)}"
+            action.add_argument("key", metavar="KEY", type=_option_name, choices=choices, help=names)
         if name == "set":
             action.add_argument("value", metavar="VALUE", help="text, number, true or false")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=_show, quiet=False, verbose=False, command="config")
     assert parser.commands is not None
     parser.commands.required = False
+
+
+def _option_name(word: str) -> str:
+    """An option's name, which /set of the chat spells with underscores."""
+    return name if (name := word.replace("_", "-")) in OPTIONS else word
 
 
 def _show(options: argparse.Namespace) -> int:

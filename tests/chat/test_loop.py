@@ -333,7 +333,7 @@ def test_lines_of_an_answer_that_was_drafted() -> None:
     assert format_answer(DRAFTED, "length") == [
         "20.0 tokens/s",
         "drafting: 1.50x speed (measured, ± 0.03), 75% accepted (suffix 6/8)",
-        "stopped at the token limit (max-tokens)",
+        "stopped at the token limit (max-tokens); /go goes on",
     ]
     lines = format_report(DRAFTED, ["given\x1b up"], ("cpu", "cpu"))
     assert lines[0].startswith("drafting helps: 1.50 times the speed of plain decoding (± 0.03; measured against")

@@ -1,5 +1,7 @@
 """Several texts through one model: each has the rows that it has alone, by turns and in passes that run as one."""
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -238,6 +240,35 @@ def test_graphs_that_cannot_be_taken_apart_are_refused(tiny_model: Path) -> None
     unnamed = replace(manifest.signature, num_logits_to_keep="another")
     with pytest.raises(ManifestError, match="see logit_rows"):
         join_graph(tiny_model / manifest.graph, unnamed, manifest.kv_cache.num_layers, 2)
+
+
+def test_a_program_ends_while_a_session_is_opened(tiny_model: Path) -> None:
+    """Its thread ends before Python does, which would abort within ONNX Runtime."""
+    program = f"""
+import sys
+from edgespec.manifest import read_manifest
+from edgespec.runtimes import joined_check
+from edgespec.runtimes.devices import find_device
+from edgespec.runtimes.onnx import OnnxDecoder
+from pathlib import Path
+
+folder, load, begun = Path({str(tiny_model)!r}), joined_check.load_graph, []
+
+def load_for_ever(*arguments, cancel, **options):
+    begun.append(True)
+    while not cancel.is_set:
+        load(*arguments, cancel=None, **options)
+    cancel.require_unset()
+
+joined_check.load_graph = load_for_ever
+root = OnnxDecoder(folder, read_manifest(folder), find_device("cpu"), deterministic=True)
+root.share(2, lambda: True)
+root._passes.queue._joiner.is_ready()
+while not begun:
+    pass
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_a_session_whose_rows_are_wrong_is_not_used(
