@@ -258,6 +258,7 @@ def load_for_ever(*arguments, cancel, **options):
     begun.append(True)
     while not cancel.is_set:
         load(*arguments, cancel=None, **options)
+    print("ended", flush=True)
     cancel.require_unset()
 
 joined_check.load_graph = load_for_ever
@@ -268,7 +269,7 @@ while not begun:
     pass
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stderr) == (0, "")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "ended\n", "")
 
 
 def test_a_session_whose_rows_are_wrong_is_not_used(
