@@ -199,9 +199,9 @@ def test_old_name_of_an_option_is_read_as_the_new_one(path: Path) -> None:
 
 def test_names_may_be_spelled_as_the_chat_spells_its_settings(path: Path) -> None:
     assert main(["config", "set", "max_tokens", "41"]) == 0
-    assert path.read_text() == "max-tokens = 41\n"
+    assert path.read_text().splitlines()[-1] == "max-tokens = 41"
     assert main(["config", "unset", "max_tokens"]) == 0
-    assert path.read_text() == ""
+    assert "max-tokens" not in path.read_text()
 
 
 def test_config_says_where_each_value_comes_from(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
