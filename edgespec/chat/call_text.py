@@ -25,7 +25,7 @@ def format_call(call: ToolCall) -> str:
 
 
 def _format_value(value: object) -> str:
-    """As JSON; a text of several lines between three quotes and indented, so that they can be read."""
+    """A readable form of an argument: JSON, but a text of several lines goes indented between three quotes."""
     if isinstance(value, str) and "\n" in value and '"""' not in value:
         return '"""' + value.replace("\n", "\n        ") + '"""'
     return json.dumps(value, ensure_ascii=False)

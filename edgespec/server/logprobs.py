@@ -26,17 +26,20 @@ class TokenWords:
 
 
 def chat_logprobs(found: Sequence[TokenLogprob], words: TokenWords) -> dict[str, Any]:
-    """As /v1/chat/completions has them."""
+    """The logprobs object of a choice of /v1/chat/completions."""
     return {"content": [_entry(each, words) for each in found], "refusal": None}
 
 
 def token_entries(found: Sequence[TokenLogprob], words: TokenWords) -> list[dict[str, Any]]:
-    """As /v1/responses has them."""
+    """The list of tokens with their log-probabilities in an output text of /v1/responses."""
     return [_entry(each, words) for each in found]
 
 
 def completion_logprobs(found: Sequence[TokenLogprob], words: TokenWords, offset: int = 0) -> dict[str, Any]:
-    """As /v1/completions has them; offset is where the first token begins in the text."""
+    """The logprobs object of a choice of /v1/completions: a list for each property of the tokens.
+
+    offset: Where the first token begins in the text, in characters.
+    """
     offsets = []
     for each in found:
         offsets.append(offset)

@@ -64,7 +64,7 @@ def speculation_of(answers: Sequence[Stats]) -> dict[str, Any]:
 
 
 def notes_of(speculation: dict[str, Any]) -> list[str]:
-    """The same for a line of the log."""
+    """Accepted drafts and the gain, as pieces of the request's line in the log; none where nothing was drafted."""
     if not speculation["drafted_tokens"]:
         return []
     notes = [f"{speculation['accepted_tokens']}/{speculation['drafted_tokens']} drafts accepted"]

@@ -33,7 +33,10 @@ class Tool:
     place: str = field(default="tools", compare=False)
 
     def as_dict(self, *, describes_all: bool = False) -> dict[str, Any]:
-        """As chat templates take it; describes_all: each argument has a description, if an empty one."""
+        """The dict that chat templates take, in the form of OpenAI's API.
+
+        describes_all: Give an empty description to each argument that has none, as some templates need one.
+        """
         parameters = dict(self.parameters)
         if describes_all:
             properties = parameters.get("properties", {})
@@ -68,7 +71,7 @@ class ToolCall:
         return found if function is None else typed_arguments(function, found)
 
     def as_dict(self) -> dict[str, Any]:
-        """As a message of the assistant has it."""
+        """The dict of a call in `tool_calls` of a message of the assistant, in the form of OpenAI's API."""
         return {
             "id": self.id,
             "type": "function",

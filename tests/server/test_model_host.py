@@ -118,6 +118,7 @@ def test_a_model_that_everybody_has_left_while_it_loaded_is_closed_too() -> None
         await asyncio.gather(waiting, return_exceptions=True)
         engines.may_open.set()
         await settled(lambda: engines.done == ["+a", "-a"])
+        assert host.loaded == []
 
     run(work())
 
