@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         MemoryExhausted,
         ModelError,
         SourceError,
+        UnsuitedModel,
         UsageError,
         VocabularyMismatch,
     )
@@ -89,6 +90,7 @@ __all__ = [
     "Stats",
     "TokenLogprob",
     "ToolCall",
+    "UnsuitedModel",
     "UsageError",
     "VocabularyMismatch",
     "load",

@@ -78,6 +78,10 @@ class ModelError(EdgeSpecError):
     exit_code = 3
 
 
+class UnsuitedModel(ModelError):
+    """A model is asked for what it was not trained for: text, or vectors of texts."""
+
+
 class SourceError(ModelError):
     """A file to export from is broken, foreign or unsupported."""
 

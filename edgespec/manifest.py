@@ -16,6 +16,7 @@ from typing import Any
 from edgespec.bounds import Count, Index, Layers, Penalty, Share, Size, Temperature
 from edgespec.drafting_head import Head, Parallel
 from edgespec.errors import IntegrityError, ManifestError
+from edgespec.pooling import KINDS, Pooling
 from edgespec.signature import Signature
 from edgespec.system.cancel import Cancel
 from edgespec.system.json_file import read_json
@@ -166,6 +167,7 @@ class Manifest:
     self_drafter: SelfDrafter | None = None
     head: Head | None = None  # of a drafting head, whose graphs take hidden states of its target
     parallel: Parallel | None = None
+    pooling: Pooling | None = None  # of a model that was trained for embeddings
     vocab_subset: str | None = None  # of a drafter with a trimmed head: file that names the token of each row
     check: Check | None = None
     files: dict[str, FileRecord] = field(default_factory=dict)
@@ -174,6 +176,11 @@ class Manifest:
     def is_ours(self) -> bool:
         """Whether edgespec made the folder, with hashes; it never writes into another program's."""
         return bool(self.files)
+
+    @property
+    def pooled_layers(self) -> tuple[int, ...]:
+        """The layers whose states its vectors are made of: the one behind the final norm, or none."""
+        return (self.kv_cache.num_layers,) if self.pooling else ()
 
     @property
     def tokens_per_pass(self) -> int:
@@ -274,6 +281,7 @@ def parse_manifest(path: Path, stated: dict[str, Any]) -> Manifest:
         raise ManifestError(f"{path} names layers {found} of {kv.num_layers}; export again")
     _require_own_names(path, manifest)
     _require_sound_head(path, manifest)
+    _require_sound_pooling(path, manifest)
     return manifest
 
 
@@ -286,6 +294,20 @@ def _require_sound_head(path: Path, manifest: Manifest) -> None:
         problem = f"the mask token {parallel.mask_token_id} is not in the vocabulary"
     if not problem and kv.num_layers == 0 and (head is None or head.kind != "steps"):
         problem = "a model with 0 layers can only be a head of the kind steps"
+    if problem:
+        raise ManifestError(f"{path}: {problem}; use a newer edgespec or export again")
+
+
+def _require_sound_pooling(path: Path, manifest: Manifest) -> None:
+    pooling, problem = manifest.pooling, None
+    if pooling is None:
+        return
+    if pooling.kind not in KINDS:
+        problem = f"vectors are made by {pooling.kind!r}, known are {', '.join(KINDS)}"
+    elif any(token >= manifest.vocab_size for token in pooling.last_tokens):
+        problem = "a token that is put behind texts is not in the vocabulary"
+    elif not {*manifest.pooled_layers} <= {*manifest.hidden_layers}:
+        problem = "vectors are made of states that the graph does not output"
     if problem:
         raise ManifestError(f"{path}: {problem}; use a newer edgespec or export again")
 

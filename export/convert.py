@@ -161,6 +161,7 @@ def plan_source(
     drafting.require_valid()
     precision = resolve_precision(form, precision, drafting, hidden_layers)
     loaded = _read_model(source, context_length)
+    hidden_layers = tuple(sorted({*hidden_layers, *loaded.pooled_layers}))
     require_supported(loaded, form, precision, drafting, hidden_layers)
     plan = plan_export(
         loaded,

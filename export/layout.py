@@ -98,11 +98,12 @@ def lay_out(
         source=loaded.source,
         # Rows of a drafter are read whole: their probabilities decide the length of a draft.
         signature=Signature(best="best" if form == "gpu" and not is_drafter else None),
-        chat_template="chat_template.jinja" if vocabulary.chat_template else None,
+        chat_template="chat_template.jinja" if vocabulary.chat_template and not loaded.pooling else None,
         sampling=loaded.sampling,
-        tree_graph=None if is_drafter else "model_tree.onnx",
+        tree_graph=None if is_drafter or loaded.pooling else "model_tree.onnx",
         sliding_window=min(windows, default=None),
-        hidden_layers=hidden_layers,
+        hidden_layers=tuple(sorted({*hidden_layers, *loaded.pooled_layers})),
+        pooling=loaded.pooling,
         self_drafter=SelfDrafter(graph="model_draft.onnx", layers=kept_layers, vocab_subset=subset)
         if kept_layers
         else None,

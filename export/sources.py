@@ -12,12 +12,14 @@ from typing import Any
 from edgespec.errors import MemoryExhausted, SourceError
 from edgespec.export.families import DecoderConfig, config_from_gguf, config_from_huggingface, decoder_part
 from edgespec.export.gguf import read_gguf
+from edgespec.export.pooling import pooling_from_gguf, pooling_of_folder
 from edgespec.export.roles import tensors_by_role
 from edgespec.export.safetensors import read_safetensors
 from edgespec.export.suggested_sampling import sampling_from_gguf, sampling_from_json
 from edgespec.export.tensors import StoredTensor
 from edgespec.export.vocabulary import END_OF_TURN, Vocabulary, vocabulary_from_gguf
 from edgespec.manifest import Source, SuggestedSampling, file_record
+from edgespec.pooling import Pooling
 from edgespec.system.split_files import utf8_name
 from edgespec.tokenization.tokenizer import open_tokenizer, translate_errors
 
@@ -39,6 +41,12 @@ class LoadedSource:
     num_left_out: int = 0  # tensors of a vision tower, or of layers for multi-token prediction
     mask_token_id: int | None = None  # of a model that drafts several tokens in one pass
     sampling: SuggestedSampling | None = None
+    pooling: Pooling | None = None
+
+    @property
+    def pooled_layers(self) -> tuple[int, ...]:
+        """The layers whose states its vectors are made of: the one behind the final norm, or none."""
+        return (self.config.num_layers,) if self.pooling else ()
 
     @property
     def use_of_left_out(self) -> str:
@@ -114,27 +122,39 @@ def _load_gguf(path: Path, context_length: int | None) -> LoadedSource:
             license=file.metadata.get("general.license"),
         ),
         sampling=sampling_from_gguf(path, file.metadata),
+        pooling=pooling_from_gguf(path, file.metadata),
     )
 
 
 def _load_huggingface(folder: Path, context_length: int | None) -> LoadedSource:
     settings = read_json(folder / "config.json")
+    vocabulary = _huggingface_vocabulary(folder, settings)
+    pooling = pooling_of_folder(folder, settings, add_bos=vocabulary.add_bos)
     whole = read_safetensors(folder)
+    if pooling:
+        whole = _name_as_decoder(whole)
     stated, stored = decoder_part(settings, whole)
     num_left_out = len(whole) - len(stored)
     config = config_from_huggingface(folder, stated, stored, context_length)
-    if _is_tied(folder, stated, stored):
+    if pooling or _is_tied(folder, stated, stored):  # vectors need no head
         stored.pop("lm_head.weight", None)
     paths = sorted({tensor.path for tensor in stored.values()})
     return LoadedSource(
         config=config,
         tensors=tensors_by_role(folder, config, stored, is_gguf=False),
-        vocabulary=_huggingface_vocabulary(folder, settings),
+        vocabulary=vocabulary,
         source=Source(name=utf8_name(folder.resolve().name), format="safetensors", sha256=hash_files(paths)),
         num_left_out=num_left_out,
         mask_token_id=_mask_token_id(folder, config, settings),
         sampling=read_sampling(folder),
+        pooling=pooling,
     )
+
+
+def _name_as_decoder(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Tensors by the names that they have below a vocabulary head; models saved without one lack a prefix."""
+    prefix = "" if any(name.startswith("model.") for name in stored) else "model."
+    return {name if name.startswith("lm_head.") else prefix + name: each for name, each in stored.items()}
 
 
 def read_sampling(folder: Path) -> SuggestedSampling | None:

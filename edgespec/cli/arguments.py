@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.config.options import GROUPS, LOAD_PARAMETERS, OPTIONS
+from edgespec.errors import UnsuitedModel
 from edgespec.models.catalog import CATALOG
 from edgespec.system.console import info
 
@@ -116,15 +117,25 @@ def decode_argument(argument: str) -> str:
 
 
 def load_engine(options: argparse.Namespace, **settings: Any) -> "Engine":
-    """Load the model of a command as its options say; settings are further arguments of `load`."""
+    """Load the model of a command as its options say; settings are further arguments of `load`.
+
+    Raises what load raises, and UnsuitedModel: The model writes no text.
+    """
     from edgespec.engine.load import load
+    from edgespec.engine.request import require_writer
 
     chosen = {
         parameter: getattr(options, attribute_name(name))
         for name, parameter in LOAD_PARAMETERS.items()
         if options.command in OPTIONS[name].commands
     }
-    return load(**{"model": options.model, **chosen, **settings}, report=info)
+    engine = load(**{"model": options.model, **chosen, **settings}, report=info)
+    try:
+        require_writer(engine.manifest)
+    except UnsuitedModel:
+        engine.close()
+        raise
+    return engine
 
 
 def model_home(

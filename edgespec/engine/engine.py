@@ -9,8 +9,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 from weakref import WeakSet, ref
+
+import numpy as np
 
 from edgespec.decoders import Decoder
 from edgespec.decoding.pass_queue import Caller
@@ -22,6 +24,7 @@ from edgespec.engine.answer_grammars import AnswerGrammars
 from edgespec.engine.answer_stream import AnswerStream, chunks_of
 from edgespec.engine.answers import Chunk, Completion, join_chunks
 from edgespec.engine.drafting import Drafting, choose_drafters
+from edgespec.engine.embedder import Embedder, Vectors
 from edgespec.engine.generation import Generation
 from edgespec.engine.idle_learner import IdleLearner
 from edgespec.engine.prefix_file import read_prefix, write_prefix
@@ -35,11 +38,13 @@ from edgespec.engine.request import (
     check_seconds,
     check_texts,
     require_answerable,
+    require_embedding_model,
+    require_writer,
 )
 from edgespec.engine.request_queue import RequestQueue, Ticket
 from edgespec.engine.shared_target import SharedTarget, interrupt
 from edgespec.engine.tool_calls import call_reading
-from edgespec.errors import EdgeSpecError, ModelError, UsageError
+from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import return_freed
 from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
@@ -84,6 +89,7 @@ class Engine:
         may_join: Callable[[], bool] = lambda: True,
         shared: SharedTarget | None = None,
         learner: IdleLearner | None = None,
+        embedder: Embedder | None = None,
     ) -> None:
         """Serve answers with a target and its drafters.
 
@@ -91,6 +97,7 @@ class Engine:
             max_parallel: How many answers may be made at once, if the target can have several caches.
             may_join: Whether there is memory for passes of several answers.
             shared: The caches of another engine of this target, and their queue.
+            embedder: Of a model that was trained for embeddings, which writes no text.
         """
         self.manifest = manifest
         self.tokenizer = encoder.tokenizer
@@ -106,7 +113,7 @@ class Engine:
         if shared is None:
             self._shared.caches.report_exchange = self._pool.watch.exchange
         self._pool.free_caches = self._shared.empty
-        self._learner = learner
+        self._learner, self._embedder = learner, embedder
         self._owner = Owner()
         self._streams: WeakSet[AnswerStream] = WeakSet()
         self._streams_lock = Lock()
@@ -308,6 +315,7 @@ class Engine:
                 response_format.
         """
         self._require_open()
+        require_writer(self.manifest)
         use = parse_tool_use(
             tools, tool_choice, is_parallel=check_flag("parallel_tool_calls", parallel_tool_calls)
         )
@@ -426,17 +434,37 @@ class Engine:
         """
         return self.tokenizer.decode(parse_ids(token_ids, self.manifest.vocab_size, "token_ids"))
 
-    def embed(self, text: str) -> NoReturn:
-        """Refuse to make a vector of a text, which no model that edgespec runs is made for.
+    def embed(self, texts: str | Sequence[str]) -> Vectors:
+        """Vectors of length 1: of a text, [hidden_size], or of several, [num_texts, hidden_size].
+
+        The text is read as it is; what a model wants before a question, such as "Instruct: …", is part of it.
 
         Raises:
-            ModelError: Always.
+            ContextOverflow: A text does not fit.
+            EdgeSpecError: The engine is closed.
+            UnsuitedModel: The model was not trained for embeddings.
+            UsageError: It is no text, or an empty one.
         """
-        raise ModelError(
-            f"{self.manifest.name} is a model that writes text (of the family {self.manifest.architecture}); a "
-            "vector of a text needs one that was trained for embeddings, and edgespec runs none of those yet: use "
-            "another program for them"
-        )
+        embedder = self.embedder
+        if isinstance(texts, str):
+            return embedder.vector(embedder.encode(texts))
+        if not isinstance(texts, Sequence) or not texts:
+            raise UsageError(f"texts are {texts!r}; wanted a str or a list of them")
+        tokens = [embedder.encode(text) for text in texts]
+        return np.stack([embedder.vector(each) for each in tokens])
+
+    @property
+    def embedder(self) -> Embedder:
+        """Makes vectors of texts.
+
+        Raises:
+            EdgeSpecError: The engine is closed.
+            UnsuitedModel: The model was not trained for embeddings.
+        """
+        self._require_open()
+        require_embedding_model(self.manifest)
+        assert self._embedder is not None
+        return self._embedder
 
     def count(
         self,

@@ -11,6 +11,7 @@ from edgespec.drafters.answer_cache import AnswerCache
 from edgespec.drafters.text_drafters import lookahead_window
 from edgespec.engine.draft_models import Chain, may_draft_trees
 from edgespec.engine.drafter_pool import make_pool
+from edgespec.engine.embedder import Embedder, StatesDecoder
 from edgespec.engine.engine import Engine
 from edgespec.engine.idle_learner import IdleLearner, make_learner
 from edgespec.engine.learned_speculation import learned_speculation
@@ -56,6 +57,7 @@ def open_engine(resolved: Resolved, placement: Placement, options: LoadOptions) 
     chains = [_chain(stated, drafter, placement, options, learner) for drafter in resolved.drafters]
     _report_serial(options.schedule, [chain.schedule for chain in chains], report)
     layers = layers_read(model.manifest for chain in chains for model in chain.models)
+    layers = layers or stated.manifest.pooled_layers
     window = lookahead_window(names.simple, options.length, stated, placement)
     fit = fit_memory(stated, placement, resolved.free, report, options.max_draft_tokens)
     target = fit.target
@@ -103,6 +105,7 @@ def open_engine(resolved: Resolved, placement: Placement, options: LoadOptions) 
             max_parallel=num_parallel,
             may_join=fit.has_memory_to_join,
             learner=learner,
+            embedder=_embedder(target, decoder, encoder),
         )
         pool.watch_while_idle()
         undone.pop_all()  # the engine closes them from here on
@@ -197,6 +200,14 @@ def _encoder(stated: ModelFolder, target: ModelFolder, renderer: TemplateProcess
         renderer,
         target.manifest.context_length,
     )
+
+
+def _embedder(target: ModelFolder, decoder: Decoder, encoder: PromptEncoder) -> Embedder | None:
+    pooling = target.manifest.pooling
+    if pooling is None:
+        return None
+    assert isinstance(decoder, StatesDecoder)
+    return Embedder(decoder, pooling, encoder.tokenizer, encoder.context_length)
 
 
 def _answer_cache(models: ModelHome, target: ModelFolder, names: DrafterNames) -> AnswerCache | None:

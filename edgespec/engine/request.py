@@ -8,7 +8,7 @@ import numpy as np
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.drafting import Drafting
-from edgespec.errors import ContextOverflow, ManifestError, UsageError
+from edgespec.errors import ContextOverflow, ManifestError, UnsuitedModel, UsageError
 from edgespec.manifest import Manifest
 from edgespec.policy.draft_choice import ALL_DRAFTERS, DraftChoice
 from edgespec.tools.formats import CallFormat
@@ -126,6 +126,24 @@ def check_seconds(name: str, given: float | None) -> float:
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not given > 0:
         raise UsageError(f"{name} is {given!r}; wanted a number of seconds above 0")
     return float(given)
+
+
+def require_writer(manifest: Manifest) -> None:
+    """Raises UnsuitedModel: The model gives vectors of texts, and writes none."""
+    if manifest.pooling is not None:
+        raise UnsuitedModel(
+            f"{manifest.name} was trained to give vectors of texts, and writes none; use Engine.embed, or POST "
+            "/v1/embeddings of edgespec serve, or choose a model that writes"
+        )
+
+
+def require_embedding_model(manifest: Manifest) -> None:
+    """Raises UnsuitedModel: The model writes text, and gives no vectors."""
+    if manifest.pooling is None:
+        raise UnsuitedModel(
+            f"{manifest.name} is a model that writes text (of the family {manifest.architecture}); a vector of a "
+            "text needs one that was trained for embeddings, such as Qwen/Qwen3-Embedding-0.6B"
+        )
 
 
 def require_answerable(request: Request, manifest: Manifest, context_length: int) -> None:

@@ -19,6 +19,7 @@ from edgespec.loading.head_target import require_own_target, require_whole_model
 from edgespec.loading.open_model import ModelFolder, open_decoder, read_any_manifest, self_drafter
 from edgespec.loading.placement import Placement
 from edgespec.loading.row_proof import expects_rows
+from edgespec.manifest import Manifest
 from edgespec.memory.free_memory import ReadFreeMemory, free_memory
 from edgespec.models.home import ModelHome
 from edgespec.models.pair import DRAFTER, TARGET, Pair, forms_of, read_pair
@@ -173,6 +174,8 @@ def _find_models(
         models.find(name, form or "cpu")  # an unknown name is refused before any model is fetched
     target, pair = finder.find(model, TARGET)
     require_whole_model(target.manifest, model)
+    if target.manifest.pooling:
+        return _FoundModels(target, _without_drafters(target.manifest, asked), (), None)
     names, has_drafter_of_pair = _name_drafters(models, model, asked, pair, drafter_form)
     drafters = [
         NamedDrafter(tuple(drafter_finder.find_drafter(name, target) for name in each.models), each.text)
@@ -310,6 +313,13 @@ def _name_drafters(
     drafter = models.drafter_of(model, form or "cpu")
     is_named = drafter in {drafter for cascade in names.cascades for drafter in cascade.models}
     return names if drafter is None or is_named else _add_drafter(names, drafter), False
+
+
+def _without_drafters(target: Manifest, asked: DrafterNames) -> DrafterNames:
+    """The names for a target that writes no text. Raises UsageError: A drafter was named."""
+    if asked.cascades or asked.simple - {"auto"}:
+        raise UsageError(f"{target.name} gives vectors of texts, and nothing drafts for it; leave out the drafter")
+    return parse("none")
 
 
 def _add_drafter(names: DrafterNames, drafter: str) -> DrafterNames:

@@ -27,11 +27,12 @@ def expects_rows(asked: bool | None, target: ModelFolder, placement: Placement) 
     """Whether to open a target in deterministic mode: as asked, or unless it is known not to hold on its device.
 
     A model in the static form would read its prompts token by token, and an emulator takes a minute for the proof,
-    so that these have the mode only if asked.
+    so that these have the mode only if asked. A vector of a text is read in one way alone.
     """
     if asked is not None:
         return asked
-    if target.manifest.kv_cache.form == "static" or placement.device.is_software:
+    manifest = target.manifest
+    if manifest.kv_cache.form == "static" or placement.device.is_software or manifest.pooling:
         return False
     proof = read_row_proof(target.folder, _key(target, placement))
     return proof is None or proof.holds

@@ -22,6 +22,8 @@ _TEXTS = (
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    "modules.json",  # of sentence-transformers, for embeddings
+    "1_Pooling/config.json",
 )
 
 

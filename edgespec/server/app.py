@@ -17,6 +17,7 @@ from edgespec.server.answers import Services
 from edgespec.server.chat_completions import chat_completions
 from edgespec.server.client import ClientGone
 from edgespec.server.completions import completions
+from edgespec.server.embeddings import embeddings
 from edgespec.server.errors import ApiError, explain
 from edgespec.server.request_log import RequestLog, record_of
 from edgespec.server.responses import responses
@@ -34,7 +35,7 @@ _POST: dict[str, Endpoint] = {
     "/v1/chat/completions": chat_completions,
     "/v1/completions": completions,
     "/v1/responses": responses,
-    "/v1/embeddings": model_pages.embeddings,
+    "/v1/embeddings": embeddings,
     "/tokenize": model_pages.tokenize,
     "/detokenize": model_pages.detokenize,
 }

@@ -17,12 +17,12 @@ from edgespec.server.identity import Identity, new_identity
 from edgespec.server.limits import Limits
 from edgespec.server.logprobs import TokenWords, completion_logprobs
 from edgespec.server.priority import priority_of
+from edgespec.server.prompts import texts_of
 from edgespec.server.protocol import CompletionRequest, answer_length, stop_strings, within
 from edgespec.server.request_log import Record, record_of
 from edgespec.server.sse import DONE, EventStream, event
 
 _MAX_TOKENS = 16  # where a request does not say, as the API has it
-Text = str | list[int]
 
 
 async def completions(services: Services, request: Request) -> Response:
@@ -38,7 +38,7 @@ async def completions(services: Services, request: Request) -> Response:
 
 def plan_of(asked: CompletionRequest, limits: Limits) -> Plan:
     """The answers that a request asks for. Raises ApiError: 400, it asks for what cannot be."""
-    prompts = prompts_of(asked.prompt)
+    prompts = texts_of("prompt", asked.prompt)
     num_each = within("n", asked.n, 1, limits.num_choices) or 1
     num_answers = num_each * len(prompts)
     if num_answers > limits.num_choices:
@@ -78,20 +78,6 @@ def plan_of(asked: CompletionRequest, limits: Limits) -> Plan:
     return Plan(
         model=asked.model, num_answers=num_answers, requests=requests, num_prompts=len(prompts), priority=priority
     )
-
-
-def prompts_of(stated: str | list[Any]) -> list[Text]:
-    """One or several prompts, each a text or token ids. Raises ApiError: 400, it is none of these."""
-    several = [stated] if isinstance(stated, str) or all(type(each) is int for each in stated) else stated
-    for each in several:
-        is_ids = isinstance(each, list) and all(type(token) is int for token in each)
-        if not each or not (isinstance(each, str) or is_ids):
-            raise ApiError(
-                400, "prompt is empty or mixed; wanted a text, token ids, or a list of either", param="prompt"
-            )
-    if not several:
-        raise ApiError(400, "prompt is empty; give at least one token", param="prompt")
-    return several
 
 
 async def _document(

@@ -15,6 +15,7 @@ from edgespec.errors import (
     FormatError,
     MemoryExhausted,
     ToolError,
+    UnsuitedModel,
     UsageError,
 )
 
@@ -83,6 +84,8 @@ def explain(error: Exception) -> ApiError:
             return ApiError(400, str(error), param="messages", code="messages_refused")
         case ToolError():
             return ApiError(400, str(error), param=error.field)
+        case UnsuitedModel():
+            return ApiError(400, str(error), param="model", code="unsuited_model")
         case FormatError():
             return ApiError(400, str(error), param="response_format")
         case UsageError():

@@ -14,6 +14,7 @@ class Limits:
     tokenize_length: int = 1 << 20  # characters of a text that is made to tokens for its own sake
     num_tokens: int | None = None  # of an answer, beside what its context has room for
     num_choices: int = 16  # answers to one request
+    num_inputs: int = 2048  # texts of one request for vectors
     num_stops: int = 16
     stop_length: int = 1000  # characters
     num_biases: int = 1024

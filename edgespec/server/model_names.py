@@ -95,6 +95,10 @@ class ModelNames:
             code="model_not_found",
         )
 
+    def manifest(self, name: str) -> Manifest | None:
+        """What is known of a model before it is loaded; None where it has yet to be prepared."""
+        return next((model.manifest for model in self.models() if model.name == name), None)
+
     def source(self, name: str) -> str:
         """What load() is to be given for a name."""
         if name == self.own_name and self.own is not None:

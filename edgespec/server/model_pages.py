@@ -1,4 +1,4 @@
-"""What needs no answer: models, embeddings (refused), texts to tokens and back, health and metrics."""
+"""What needs no answer: models, texts to tokens and back, health and metrics."""
 
 import asyncio
 from typing import Any
@@ -15,7 +15,7 @@ from edgespec.server.errors import ApiError
 from edgespec.server.logprobs import TokenWords
 from edgespec.server.metrics import CONTENT_TYPE
 from edgespec.server.model_host import HostedModel
-from edgespec.server.protocol import DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
+from edgespec.server.protocol import DetokenizeRequest, TokenizeRequest
 from edgespec.server.request_log import record_of
 
 
@@ -39,18 +39,6 @@ def _documents(services: Services) -> list[dict[str, Any]]:
     if names.own_name is not None:
         found = {names.own_name: own, **found}
     return [{**document, "is_loaded": name in loaded} for name, document in found.items()]
-
-
-async def embeddings(services: Services, request: Request) -> Response:
-    asked = await read_request(EmbeddingsRequest, request, services.limits)
-    name = await asyncio.to_thread(services.names.require, asked.model)
-    raise ApiError(
-        400,
-        f"{name} writes text; a vector of a text needs a model that was trained for embeddings, and edgespec runs "
-        "none yet: use another program for them",
-        param="model",
-        code="embeddings_not_supported",
-    )
 
 
 async def tokenize(services: Services, request: Request) -> Response:

@@ -189,7 +189,9 @@ class ResponsesRequest(SamplingFields):
 class EmbeddingsRequest(ModelRequest):
     """POST /v1/embeddings"""
 
-    input: str | list[Any] = ""
+    input: str | Annotated[list[Any], msgspec.Meta(max_length=MAX_TOKENS)]
+    encoding_format: str | None = None
+    dimensions: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,6 +97,7 @@ INTERNAL = {
     "Conversation.restore",
     "Conversation.transcript",
     "Engine.__init__",
+    "Engine.embedder",
     "Engine.speculation",
     "Engine.target",
     "Reply.__init__",

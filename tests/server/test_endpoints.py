@@ -269,7 +269,7 @@ def test_texts_become_tokens_and_back(served: Served, engine: Engine) -> None:
 def test_embeddings_are_refused_in_words(served: Served) -> None:
     answer = served.post("/v1/embeddings", {"model": "tiny", "input": "a text"})
     error = answer.json()["error"]
-    assert (answer.status_code, error["code"]) == (400, "embeddings_not_supported")
+    assert (answer.status_code, error["code"]) == (400, "unsuited_model")
     assert "trained for embeddings" in error["message"]
 
 

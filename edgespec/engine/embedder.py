@@ -1,0 +1,99 @@
+"""Vectors of texts, from a model that was trained for embeddings."""
+
+from contextlib import AbstractContextManager
+from threading import Lock
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.decoders import Decoder
+from edgespec.decoding.hidden_states import HiddenStates
+from edgespec.errors import ContextOverflow, UsageError
+from edgespec.pooling import Pooling
+from edgespec.system.cancel import Cancel
+from edgespec.tokenization.tokenizer import Tokenizer
+from edgespec.types import TokenIds
+
+Vectors = npt.NDArray[np.float32]
+
+
+@runtime_checkable
+class StatesDecoder(Decoder, Protocol):
+    """A decoder that keeps hidden states of the tokens it has run."""
+
+    @property
+    def hidden_states(self) -> HiddenStates | None: ...
+
+    def forget(self) -> None:
+        """Empty the cache and free its memory."""
+
+    def cancelled_by(self, cancel: Cancel) -> AbstractContextManager[None]:
+        """Within the block passes end, and no other begins, once cancel is set; raises Cancelled then."""
+
+
+class Embedder:
+    """One pass over each text, one text at a time; several threads may share it.
+
+    decoder: Keeps the states behind the model's final norm, and no others.
+    context_length: The most tokens of a text.
+    """
+
+    def __init__(
+        self, decoder: StatesDecoder, pooling: Pooling, tokenizer: Tokenizer, context_length: int
+    ) -> None:
+        self._decoder, self._pooling = decoder, pooling
+        self._tokenizer, self.context_length = tokenizer, context_length
+        self._lock = Lock()
+
+    @property
+    def size(self) -> int:
+        """How many numbers a vector has."""
+        assert self._decoder.hidden_states is not None
+        return self._decoder.hidden_states.hidden_size
+
+    def encode(self, text: str) -> TokenIds:
+        """The tokens of a text, with those that the model wants around it, [num_tokens].
+
+        Raises:
+            ContextOverflow: They are too many.
+            UsageError: It is no text, or an empty one.
+        """
+        if not isinstance(text, str):
+            raise UsageError(f"the text is a {type(text).__name__}; wanted a str")
+        if not text:
+            raise UsageError("the text is empty; give at least one character")
+        return self.complete(self._tokenizer.encode(text))
+
+    def complete(self, tokens: TokenIds) -> TokenIds:
+        """Tokens of a text, with those that the model wants behind it; raises ContextOverflow."""
+        last = np.array(self._pooling.last_tokens, np.int32)
+        if not np.array_equal(tokens[len(tokens) - len(last) :], last):
+            tokens = np.concatenate([tokens, last])
+        if len(tokens) > self.context_length:
+            raise ContextOverflow(len(tokens), self.context_length)
+        return tokens
+
+    def vector(self, tokens: TokenIds, cancel: Cancel | None = None) -> Vectors:
+        """The vector of a text's tokens, of length 1, [hidden_size].
+
+        Raises:
+            Cancelled: It was cancelled.
+            MemoryExhausted: The pass does not fit.
+        """
+        with self._lock:
+            try:
+                with self._decoder.cancelled_by(cancel or Cancel()):
+                    self._decoder.logits(tokens, 1)
+                assert self._decoder.hidden_states is not None
+                states = self._decoder.hidden_states.read(tokens, 0)
+            finally:
+                self._decoder.forget()  # its vector is the same whatever was read before it
+        vector = states[-1] if self._pooling.kind == "last" else states.mean(axis=0)
+        return normalize(vector)
+
+
+def normalize(vector: Vectors) -> Vectors:
+    """The vector at length 1; one of zeros stays as it is."""
+    length = np.linalg.norm(vector)
+    return vector / length if length > 0 else vector

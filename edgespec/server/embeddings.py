@@ -1,0 +1,100 @@
+"""POST /v1/embeddings: vectors of texts, one after the other."""
+
+import asyncio
+from base64 import b64encode
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from edgespec.engine.embedder import Embedder, Vectors, normalize
+from edgespec.engine.engine import Engine
+from edgespec.engine.request import require_embedding_model
+from edgespec.errors import ContextOverflow, UsageError
+from edgespec.server.answers import Services
+from edgespec.server.client import read_request, run_for_client, run_until_closing
+from edgespec.server.errors import ApiError, explain
+from edgespec.server.prompts import Text, texts_of
+from edgespec.server.protocol import EmbeddingsRequest
+from edgespec.server.request_log import Record, record_of
+from edgespec.system.cancel import Cancel
+from edgespec.tokenization.token_ids import parse_ids
+from edgespec.types import TokenIds
+
+
+async def embeddings(services: Services, request: Request) -> Response:
+    asked = await read_request(EmbeddingsRequest, request, services.limits)
+    texts = texts_of("input", asked.input)
+    if len(texts) > services.limits.num_inputs:
+        raise ApiError(
+            400, f"input has {len(texts)} texts; wanted at most {services.limits.num_inputs}", param="input"
+        )
+    if asked.encoding_format not in (None, "float", "base64"):
+        raise ApiError(
+            400,
+            f"encoding_format is '{asked.encoding_format}'; wanted float or base64",
+            param="encoding_format",
+        )
+    record = record_of(request.scope)
+
+    async def lend() -> Response:
+        record.model = name = await asyncio.to_thread(services.names.require, asked.model)
+        if (manifest := await asyncio.to_thread(services.names.manifest, name)) is not None:
+            require_embedding_model(manifest)  # before it is loaded
+        with services.admission.place(1):
+            async with services.host.lease(name) as lease:
+                return JSONResponse(await _document(services, lease.model.engine, name, asked, texts, record))
+
+    return await run_for_client(request.receive, run_until_closing(services.drain.is_closing, lend()))
+
+
+async def _document(
+    services: Services, engine: Engine, name: str, asked: EmbeddingsRequest, texts: list[Text], record: Record
+) -> dict[str, Any]:
+    embedder = engine.embedder
+    inputs = await asyncio.to_thread(lambda: [_encode(engine, text) for text in texts])
+    if asked.dimensions is not None and not 1 <= asked.dimensions <= embedder.size:
+        raise ApiError(
+            400,
+            f"dimensions is {asked.dimensions}; wanted 1 to {embedder.size} for {name}",
+            param="dimensions",
+        )
+    record.prompt_tokens = num_tokens = sum(map(len, inputs))
+    data = [
+        {"object": "embedding", "index": i, "embedding": _written(await _vector(embedder, tokens), asked)}
+        for i, tokens in enumerate(inputs)
+    ]
+    services.metrics.count_tokens(name, num_tokens, 0)
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    return {"object": "list", "data": data, "model": name, "usage": usage}
+
+
+def _encode(engine: Engine, text: Text) -> TokenIds:
+    """The tokens of a text. Raises ApiError: 400, it does not fit, or has tokens that the model lacks."""
+    try:
+        if isinstance(text, str):
+            return engine.embedder.encode(text)
+        return engine.embedder.complete(parse_ids(text, engine.manifest.vocab_size, "input"))
+    except (ContextOverflow, UsageError) as error:
+        told = explain(error)
+        raise ApiError(told.status, str(told), param="input", code=told.code) from None
+
+
+async def _vector(embedder: Embedder, tokens: TokenIds) -> Vectors:
+    """The vector, in a thread, whose pass ends if nobody waits for it any more."""
+    cancel = Cancel()
+    try:
+        return await asyncio.to_thread(embedder.vector, tokens, cancel)
+    finally:
+        cancel.set()
+
+
+def _written(vector: Vectors, asked: EmbeddingsRequest) -> list[float] | str:
+    """A vector as JSON has it: its first numbers, at length 1 again, if fewer are asked for."""
+    if asked.dimensions is not None:
+        vector = normalize(vector[: asked.dimensions])
+    if asked.encoding_format == "base64":
+        return b64encode(vector.astype("<f4").tobytes()).decode()
+    numbers: list[float] = vector.astype(np.float64).tolist()
+    return numbers

@@ -1,0 +1,91 @@
+"""Vectors of texts, beside those of numpy over the same weights."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+from embedding_models import END, reference_vector, write_folder
+
+from edgespec import ContextOverflow, Engine, UnsuitedModel, UsageError, load
+from edgespec.cli.main import main
+from edgespec.errors import Cancelled
+from edgespec.system.cancel import Cancel
+
+WEIGHTS = tiny.random_weights(5)
+LONG = " the an in" * 120  # more tokens than one pass runs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sources") / "vectors"
+    write_folder(path, WEIGHTS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with load(folder, home=tmp_path_factory.mktemp("home")) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("text", ["a", "the an in", LONG])
+def test_the_vector_is_the_last_tokens_state(engine: Engine, text: str) -> None:
+    tokens = [*engine.tokenize(text), END]
+    vector = engine.embed(text)
+    assert vector.shape == (tiny.HIDDEN,)
+    assert np.abs(vector - reference_vector(WEIGHTS, tokens)).max() < 1e-5
+
+
+def test_a_gguf_file_states_its_pooling(tmp_path: Path) -> None:
+    override = {"llama.pooling_type": 1, "tokenizer.ggml.add_eos_token": True}
+    tiny.write_gguf(tmp_path / "mean.gguf", WEIGHTS, override=override)
+    with load(tmp_path / "mean.gguf", home=tmp_path) as engine:
+        wanted = reference_vector(WEIGHTS, [*engine.tokenize("the an"), END], "mean")
+        assert np.abs(engine.embed("the an") - wanted).max() < 1e-5
+
+
+def test_a_vector_does_not_depend_on_what_was_read_before(engine: Engine) -> None:
+    texts = ["the an in", "the an re", LONG, "the an in"]
+    vectors = engine.embed(texts)
+    assert np.array_equal(vectors[0], vectors[3])
+    with ThreadPoolExecutor(4) as pool:
+        beside = list(pool.map(engine.embed, texts))
+    assert np.array_equal(vectors, np.stack(beside))
+
+
+def test_what_is_no_text_is_refused(engine: Engine) -> None:
+    with pytest.raises(UsageError, match="empty"):
+        engine.embed(["a", ""])
+    with pytest.raises(UsageError, match="wanted a str or a list"):
+        engine.embed([])
+    with pytest.raises(UsageError, match="the text is a int"):
+        engine.embed([3])  # type: ignore[list-item]
+    with pytest.raises(ContextOverflow):
+        engine.embed("a" * (tiny.CONTEXT + 1))
+
+
+def test_a_text_that_nobody_waits_for_is_given_up(engine: Engine) -> None:
+    embedder, cancel = engine.embedder, Cancel()
+    before = engine.embed("the")
+    cancel.set()
+    with pytest.raises(Cancelled):
+        embedder.vector(embedder.encode("the"), cancel)
+    assert np.array_equal(engine.embed("the"), before)
+
+
+def test_it_writes_no_text(
+    engine: Engine, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UnsuitedModel, match="vectors of texts"):
+        engine.generate("the")
+    with pytest.raises(UsageError, match="nothing drafts for it"):
+        load(folder, home=tmp_path, drafter="suffix")
+
+
+def test_a_chat_refuses_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip  # noqa: E501
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    assert main(["chat", str(folder), "--prompt", "hi"]) == 3
+    assert "trained to give vectors" in capsys.readouterr().err
