@@ -116,20 +116,23 @@ def decode_argument(argument: str) -> str:
         return argument
 
 
-def load_engine(options: argparse.Namespace, **settings: Any) -> "Engine":
-    """Load the model of a command as its options say; settings are further arguments of `load`.
-
-    Raises what load raises, and UnsuitedModel: The model writes no text.
-    """
+def load_any_engine(options: argparse.Namespace, **settings: Any) -> "Engine":
+    """Load the model of a command as its options say; settings are further arguments of `load`."""
     from edgespec.engine.load import load
-    from edgespec.engine.request import require_writer
 
     chosen = {
         parameter: getattr(options, attribute_name(name))
         for name, parameter in LOAD_PARAMETERS.items()
         if options.command in OPTIONS[name].commands
     }
-    engine = load(**{"model": options.model, **chosen, **settings}, report=info)
+    return load(**{"model": options.model, **chosen, **settings}, report=info)
+
+
+def load_engine(options: argparse.Namespace, **settings: Any) -> "Engine":
+    """Load the model of a command that has it write; raises what load raises, and UnsuitedModel: It does not."""
+    from edgespec.engine.request import require_writer
+
+    engine = load_any_engine(options, **settings)
     try:
         require_writer(engine.manifest)
     except UnsuitedModel:

@@ -42,6 +42,7 @@ def plan_document(options: argparse.Namespace) -> dict[str, Any]:
     """
     from edgespec.config.byte_size import parse_bytes
     from edgespec.config.drafter_names import parse
+    from edgespec.engine.request import require_writer
     from edgespec.engine.resolve import compare_devices, resolve
     from edgespec.planning.plan_models import plan_for
 
@@ -63,6 +64,7 @@ def plan_document(options: argparse.Namespace) -> dict[str, Any]:
         models = PlannedModels(compared.target, compared.drafters, placement)
         return _document(options, planned, models, _device_flags(planned.plan))
     resolved = resolve(options.model, **named)
+    require_writer(resolved.target.manifest)
     drafters = [each.models[0] for each in resolved.drafters]
     for line in resolved.devices.downgrades:
         info(line)

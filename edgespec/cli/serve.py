@@ -6,7 +6,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from edgespec.cli.arguments import add_model, add_options, load_engine, model_home, print_result
+from edgespec.cli.arguments import add_model, add_options, load_any_engine, model_home, print_result
 from edgespec.config.drafter_names import parse
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.system.console import info
@@ -42,7 +42,7 @@ def _serve(options: argparse.Namespace) -> int:
     require_key_on_network(options.host, options.api_key)
     limits, names = Limits(num_tokens=options.max_tokens), ModelNames(model_home(), options.model)
     with open_socket(options.host, options.port) as listening:
-        first = None if names.own_name is None else (names.own_name, load_engine(options))
+        first = None if names.own_name is None else (names.own_name, load_any_engine(options))
         host = ModelHost(
             partial(_open_engine, options, names),
             options.max_models,
@@ -93,7 +93,9 @@ def _open_engine(options: argparse.Namespace, names: "ModelNames", name: str) ->
     """Load a model that a client named. It is prepared already, so nothing is downloaded for it."""
     is_own = name == names.own_name
     drafter = options.drafter if is_own or not parse(options.drafter).cascades else "auto"
-    return load_engine(options, model=names.source(name), drafter=drafter, offline=options.offline or not is_own)
+    return load_any_engine(
+        options, model=names.source(name), drafter=drafter, offline=options.offline or not is_own
+    )
 
 
 def _is_memory_short() -> bool:

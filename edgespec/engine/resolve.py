@@ -175,7 +175,7 @@ def _find_models(
     target, pair = finder.find(model, TARGET)
     require_whole_model(target.manifest, model)
     if target.manifest.pooling:
-        return _FoundModels(target, _without_drafters(target.manifest, asked), (), None)
+        return _FoundModels(target, _without_drafters(target.manifest, asked, models.report), (), None)
     names, has_drafter_of_pair = _name_drafters(models, model, asked, pair, drafter_form)
     drafters = [
         NamedDrafter(tuple(drafter_finder.find_drafter(name, target) for name in each.models), each.text)
@@ -315,10 +315,10 @@ def _name_drafters(
     return names if drafter is None or is_named else _add_drafter(names, drafter), False
 
 
-def _without_drafters(target: Manifest, asked: DrafterNames) -> DrafterNames:
-    """The names for a target that writes no text. Raises UsageError: A drafter was named."""
+def _without_drafters(target: Manifest, asked: DrafterNames, report: Report) -> DrafterNames:
+    """The names for a target that writes no text; a line tells that a drafter was named in vain."""
     if asked.cascades or asked.simple - {"auto"}:
-        raise UsageError(f"{target.name} gives vectors of texts, and nothing drafts for it; leave out the drafter")
+        report(f"{target.name} gives vectors of texts, and nothing drafts for it: --drafter has no effect")
     return parse("none")
 
 

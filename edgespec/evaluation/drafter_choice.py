@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from edgespec.engine.request import require_writer
 from edgespec.engine.resolve import find_known_devices
 from edgespec.loading.head_target import require_whole_model
 from edgespec.loading.open_model import ModelFolder, read_any_manifest
@@ -23,13 +24,14 @@ def rank_for_model(home: ModelHome, model: str, *, device: str, drafter_device: 
 
     Raises:
         DeviceUnavailable: A device cannot be used.
-        ModelError: There is no such model, or it is no target.
+        ModelError: There is no such model, or it is no target, or it writes no text.
     """
     choice, placement = find_known_devices(home, model, device, drafter_device)
     path = home.find(model, placement.device.form)
     folder = None if path is None else ModelFolder(path, read_any_manifest(path, home.report))
     if folder is not None:
         require_whole_model(folder.manifest, model)
+        require_writer(folder.manifest)
         placement = choice.resolve_auto(placement, folder.manifest, [])
         placement = replace(placement, deterministic=expects_rows(None, folder, placement))
     return rank_for_placement(

@@ -59,7 +59,7 @@ def settle_rows(
             raise
         if not proof.holds:
             raise RowsDiffer if asked is None else _refusal(target, placement, proof)
-    elif asked is None and not placement.exact:
+    elif asked is None and not placement.exact and not target.manifest.pooling:
         known = read_row_proof(target.folder, _key(target, placement))
         because = f" ({known.reason})" if known and not known.num_rows else ""
         report(

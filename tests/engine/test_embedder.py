@@ -81,8 +81,11 @@ def test_it_writes_no_text(
 ) -> None:
     with pytest.raises(UnsuitedModel, match="vectors of texts"):
         engine.generate("the")
-    with pytest.raises(UsageError, match="nothing drafts for it"):
-        load(folder, home=tmp_path, drafter="suffix")
+    lines: list[str] = []
+    with load(folder, home=tmp_path, drafter="suffix", report=lines.append) as other:
+        assert np.array_equal(other.embed("the"), engine.embed("the"))
+    assert [line for line in lines if "has no effect" in line and "nothing drafts for it" in line]
+    assert not [line for line in lines if "plain decoding" in line]
 
 
 def test_a_chat_refuses_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip  # noqa: E501
