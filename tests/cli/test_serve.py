@@ -78,6 +78,7 @@ def test_a_server_tells_its_address_answers_and_ends_with_a_signal(
 ) -> None:
     """S13, in a process of its own."""
     command = [sys.executable, "-m", "edgespec", "serve", str(tiny_model), "--port", "0", "--json"]
+    command.append("--keep-prefix")
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -89,7 +90,7 @@ def test_a_server_tells_its_address_answers_and_ends_with_a_signal(
         assert process.stderr is not None
         told = json.loads(process.stdout.readline())
         assert told["models"] == [tiny_model.name]
-        asked = {"messages": [{"role": "user", "content": "the in"}], "max_tokens": 4}
+        asked = {"messages": [{"role": "user", "content": "the in " * 20}], "max_tokens": 4}
         answer = httpx2.post(f"{told['url']}/chat/completions", json=asked, timeout=60)
         assert answer.status_code == 200
         assert answer.json()["usage"]["completion_tokens"] == 4
@@ -97,4 +98,6 @@ def test_a_server_tells_its_address_answers_and_ends_with_a_signal(
         said = process.stderr.read()
         assert process.wait(60) == code
         assert "POST /v1/chat/completions 200 " in said
+        assert "tokens need not be read again; they are kept in" in said
+        assert str(tmp_path / "prefixes") in said
         assert "Traceback" not in said
