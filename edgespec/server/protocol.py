@@ -166,8 +166,15 @@ class TextField:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningField:
+    """effort: "none" turns reasoning off; templates know no other degrees."""
+
+    effort: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest(SamplingFields):
-    """POST /v1/responses"""
+    """POST /v1/responses; chat_template_kwargs as in a ChatRequest."""
 
     input: str | Annotated[list[InputItem], msgspec.Meta(max_length=MAX_MESSAGES)]
     instructions: str | None = None
@@ -180,6 +187,8 @@ class ResponsesRequest(SamplingFields):
     parallel_tool_calls: bool | None = None
     metadata: Metadata | None = None
     include: list[str] | None = None
+    reasoning: ReasoningField | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None

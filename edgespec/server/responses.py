@@ -12,6 +12,7 @@ from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answers import Chunk
 from edgespec.engine.engine import Engine
+from edgespec.engine.reasoning import Part, ReasoningStream
 from edgespec.server.answer_fields import drafting_of, sampling_of
 from edgespec.server.answers import Answers, Plan, Services, open_answers, write_answers
 from edgespec.server.chat_completions import conversation_of
@@ -33,8 +34,9 @@ from edgespec.server.protocol import (
 from edgespec.server.request_log import Record, record_of
 from edgespec.server.response_items import NamedEvent, ResponseItems
 from edgespec.server.sse import EventStream, event
+from edgespec.server.thinking import ReasoningTokens, reasoning_of, thinking_of
 from edgespec.server.tool_fields import flat_choice, flat_tool, tool_notes, tool_use_of
-from edgespec.tools.call_events import TextPart, in_order
+from edgespec.tools.call_events import CallStart, TextPart, in_order
 from edgespec.tools.tool_use import ToolUse
 
 _LOGPROBS = "message.output_text.logprobs"  # in include
@@ -64,6 +66,7 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
     priority = priority_of(asked)
 
     def requests(engine: Engine) -> Sequence[AnswerRequest]:
+        thinking = thinking_of(asked, engine)
         return [
             AnswerRequest(
                 prompt=messages,
@@ -76,6 +79,8 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
                 tool_use=use,
                 whole_tool_calls=not asked.stream,
                 priority=priority,
+                thinking=thinking,
+                opens_reasoning=not prefill and engine.opens_reasoning(messages, thinking=thinking),
             )
         ]
 
@@ -143,27 +148,70 @@ class _Writing:
     notes: dict[str, str] = field(default_factory=dict)  # edgespec's own fields
     reason: str | None = None  # why the answer ended
     usage: dict[str, Any] | None = None
+    _reasoning: ReasoningStream | None = None
+    _reasoning_tokens: ReasoningTokens | None = None
+    _logprobs: list[dict[str, Any]] = field(default_factory=list)  # of tokens that may yet be reasoning
 
     def begin(self, answers: Answers) -> None:
-        self.model = answers.model.name
-        self.sampling = answers.requests[0].sampling
+        (request,) = answers.requests
+        self.model, self.sampling = answers.model.name, request.sampling
         self.notes = tool_notes(self.use, answers.model.engine)
+        self._reasoning, self._logprobs = reasoning_of(request), []
+        if self._reasoning:
+            tokenizer = answers.model.engine.tokenizer
+            self._reasoning_tokens = ReasoningTokens(tokenizer, is_open=request.opens_reasoning)
 
     def add(self, chunk: Chunk, answers: Answers) -> Iterator[NamedEvent]:
         """Add what a chunk has, in the order in which the model wrote it."""
         self.reason = chunk.finish_reason or self.reason
-        logprobs = _entries(chunk.logprobs, answers)
+        logprobs = self._take_logprobs(chunk, answers)
         for part in in_order(chunk.text, chunk.tool_calls, chunk.call_places):
             if isinstance(part, TextPart):
-                yield from self.items.add_text(part.text, logprobs)
-                logprobs = []
+                yield from self._add_text(part.text, logprobs)
             else:
+                if isinstance(part, CallStart):
+                    yield from self._end_text(logprobs)
                 yield from self.items.add_call(part)
+        if self.reason is not None:
+            yield from self._end_text(logprobs)
         if logprobs:
             yield from self.items.add_text("", logprobs)
 
+    def _take_logprobs(self, chunk: Chunk, answers: Answers) -> list[dict[str, Any]]:
+        """Log-probabilities of tokens that are no reasoning, once that is known."""
+        self._logprobs += _entries(chunk.logprobs, answers)
+        if (tokens := self._reasoning_tokens) is not None:
+            before = tokens.count
+            tokens.push(chunk.token_ids)
+            del self._logprobs[: tokens.count - before]
+            if not tokens.is_decided and chunk.finish_reason is None:
+                return []
+        found, self._logprobs = self._logprobs, []
+        return found
+
+    def _add_text(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[NamedEvent]:
+        """Add text, reasoning apart; logprobs go with the first of it that is none, and are taken."""
+        parts = self._reasoning.push(text) if self._reasoning else [Part(text, False)]
+        yield from self._add_parts(parts, logprobs)
+
+    def _end_text(self, logprobs: list[dict[str, Any]]) -> Iterator[NamedEvent]:
+        """Add what was held back, as a call or the end follows."""
+        held = self._reasoning.end() if self._reasoning else []
+        yield from self._add_parts(
+            [Part(each.text.rstrip(), True) if each.is_reasoning else each for each in held], logprobs
+        )
+
+    def _add_parts(self, parts: Sequence[Part], logprobs: list[dict[str, Any]]) -> Iterator[NamedEvent]:
+        for part in parts:
+            if not part.is_reasoning:
+                yield from self.items.add_text(part.text, tuple(logprobs))
+                logprobs.clear()
+            elif part.text:
+                yield from self.items.add_reasoning(part.text)
+
     def end(self, answers: Answers) -> None:
-        self.usage = _usage(answers.usage())
+        num_reasoning = self._reasoning_tokens.count if self._reasoning_tokens else 0
+        self.usage = _usage(answers.usage(), num_reasoning)
 
     @property
     def is_whole(self) -> bool:
@@ -198,7 +246,7 @@ class _Writing:
             "frequency_penalty": self.sampling.frequency_penalty,
             "top_logprobs": asked.top_logprobs or 0,
             "temperature": self.sampling.temperature,
-            "reasoning": None,
+            "reasoning": {"effort": asked.reasoning.effort, "summary": None} if asked.reasoning else None,
             "usage": self.usage,
             "max_output_tokens": asked.max_output_tokens,
             "max_tool_calls": None,
@@ -212,13 +260,13 @@ class _Writing:
         }
 
 
-def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+def _usage(usage: dict[str, Any], num_reasoning: int) -> dict[str, Any]:
     """The usage of completions under the names that responses have."""
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": usage["prompt_tokens_details"],
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": num_reasoning},
         "total_tokens": usage["total_tokens"],
         "speculation": usage["speculation"],
     }
@@ -249,10 +297,6 @@ async def _events(
         numbered = _Numbered()
         yield numbered("response.created", response=writing.document())
         yield numbered("response.in_progress", response=writing.document())
-        items = writing.items
-        if writing.use is None:
-            for name, fields in items.begin_message():
-                yield numbered(name, **fields)
         chunks = answers.chunks()
         try:
             async for _, chunk in chunks:
@@ -261,7 +305,7 @@ async def _events(
         finally:
             await chunks.aclose()
         writing.end(answers)
-        for name, fields in items.finish(writing.status):
+        for name, fields in writing.items.finish(writing.status):
             yield numbered(name, **fields)
         ended = "response.completed" if writing.is_whole else "response.incomplete"
         yield numbered(ended, response=writing.document())
