@@ -265,21 +265,22 @@ def _first_name(message: str) -> str | None:
     return name if name.isidentifier() and name not in ("object", "expected", "unknown") else None
 
 
-def text_of(content: Content | None, param: str) -> str:
-    """The text of a message.
+def text_of(content: Content | None, place: str) -> str:
+    """The text of a message at a place of the request, such as messages[2].
 
     Raises ApiError: 400, a part is no text, such as an image.
     """
     if content is None or isinstance(content, str):
         return content or ""
+    param = place.partition("[")[0]
     for part in content:
         if part.type in _TEXTS and part.text is None:
             raise ApiError(
-                400, f"{param} has a part of the type '{part.type}' without a text; give one", param=param
+                400, f"{place} has a part of the type '{part.type}' without a text; give one", param=param
             )
         if part.type not in _TEXTS or part.text is None:
             raise ApiError(
-                400, f"{param} has a part of the type '{part.type[:40]}'; models here read text alone", param=param
+                400, f"{place} has a part of the type '{part.type[:40]}'; models here read text alone", param=param
             )
     return "".join(part.text or "" for part in content)
 

@@ -15,7 +15,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.reasoning import Part, ReasoningStream
 from edgespec.server.answer_fields import drafting_of, sampling_of
 from edgespec.server.answers import Answers, Plan, Services, open_answers, write_answers
-from edgespec.server.chat_completions import conversation_of
+from edgespec.server.chat_completions import read_conversation
 from edgespec.server.client import read_request, run_for_client, run_until_closing
 from edgespec.server.engine_adapter import AnswerRequest, default_sampling
 from edgespec.server.errors import ApiError
@@ -23,15 +23,9 @@ from edgespec.server.identity import Identity, new_identity
 from edgespec.server.limits import Limits
 from edgespec.server.logprobs import TokenWords, token_entries
 from edgespec.server.priority import priority_of
-from edgespec.server.protocol import (
-    ChatMessage,
-    Content,
-    ContentPart,
-    ResponsesRequest,
-    answer_length,
-    within,
-)
+from edgespec.server.protocol import ResponsesRequest, answer_length, within
 from edgespec.server.request_log import Record, record_of
+from edgespec.server.response_input import stated_messages
 from edgespec.server.response_items import NamedEvent, ResponseItems
 from edgespec.server.sse import EventStream, event
 from edgespec.server.thinking import ReasoningTokens, reasoning_of, thinking_of
@@ -62,7 +56,8 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
     use = tool_use_of(asked)
     max_tokens = answer_length("max_output_tokens", asked.max_output_tokens, limits)
     top = within("top_logprobs", asked.top_logprobs, 0, limits.num_top_logprobs)
-    messages, prefill = conversation_of(list(_stated_messages(asked)))
+    stated_format = _format_of(asked)
+    messages, prefill = read_conversation(list(stated_messages(asked)), "input")
     priority = priority_of(asked)
 
     def requests(engine: Engine) -> Sequence[AnswerRequest]:
@@ -75,7 +70,7 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
                 prefill=prefill,
                 num_top_logprobs=top or (0 if _LOGPROBS in (asked.include or ()) else None),
                 drafting=drafting_of(asked.speculation, None, engine.open_drafters),
-                response_format=asked.text.format if asked.text else None,
+                response_format=stated_format,
                 tool_use=use,
                 whole_tool_calls=not asked.stream,
                 priority=priority,
@@ -87,52 +82,14 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
     return Plan(model=asked.model, num_answers=1, requests=requests, priority=priority)
 
 
-def _stated_messages(asked: ResponsesRequest) -> Iterator[ChatMessage]:
-    """The instructions and the input as the messages of a chat."""
-    if asked.instructions:
-        yield ChatMessage(role="system", content=asked.instructions)
-    if isinstance(asked.input, str):
-        yield ChatMessage(role="user", content=asked.input)
-        return
-    said: Content | None = None  # by the assistant, beside calls that belong to the same turn
-    calls: list[dict[str, Any]] = []
-    for i, item in enumerate(asked.input):
-        if item.type == "reasoning":  # of an earlier answer; no template here takes it
-            continue
-        if item.type == "function_call":
-            function = {"name": item.name, "arguments": item.arguments or "{}"}
-            calls.append({"id": item.call_id, "type": "function", "function": function})
-            continue
-        is_behind_calls = bool(calls) and item.type == "message" and item.role == "assistant"
-        if (said is not None or calls) and not is_behind_calls:
-            yield ChatMessage(role="assistant", content=said, tool_calls=calls)
-            said, calls = None, []
-        if item.type == "function_call_output":
-            yield ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id)
-        elif item.type != "message" or item.role is None:
-            raise ApiError(
-                400,
-                f"input[{i}] is of the type '{item.type[:40]}'; models here read messages, function_call and "
-                "function_call_output",
-                param="input",
-            )
-        elif item.role == "assistant":
-            said = _join_contents(said, item.content)
-        else:
-            yield ChatMessage(role=item.role, content=item.content)
-    if said is not None or calls:
-        yield ChatMessage(role="assistant", content=said, tool_calls=calls)
-
-
-def _join_contents(first: Content | None, second: Content | None) -> Content | None:
-    """The texts of one turn, each on lines of its own."""
-    if not first or not second:
-        return first or second
-    return [*_parts(first), ContentPart(type="text", text="\n"), *_parts(second)]
-
-
-def _parts(content: Content) -> list[ContentPart]:
-    return [ContentPart(type="text", text=content)] if isinstance(content, str) else content
+def _format_of(asked: ResponsesRequest) -> dict[str, Any] | None:
+    """Raises ApiError: 400, a JSON schema is announced, and there is none."""
+    stated = asked.text.format if asked.text else None
+    if stated and stated.get("type") == "json_schema" and not {"schema", "json_schema"} & stated.keys():
+        raise ApiError(
+            400, 'text.format has no schema; wanted {"type": "json_schema", "schema": …}', param="text.format"
+        )
+    return stated
 
 
 @dataclass(slots=True)
