@@ -89,6 +89,16 @@ def test_a_beginning_is_shared_by_other_prompts(tiny_model: Path, tmp_path: Path
     assert num_cached(found) >= len(TEXTS[0]) // 4
 
 
+def test_the_model_of_the_command_line_has_its_texts_too(tiny_model: Path, tmp_path: Path) -> None:
+    prefixes, counts = KeptPrefixes(tmp_path / "kept"), []
+    names = ModelNames(home_with(tmp_path / "home"), own=str(tiny_model))
+    for _ in range(2):
+        first = (str(names.own_name), open_tiny(tiny_model))
+        with serving(names, lambda name: pytest.fail(name), first=first, prefixes=prefixes) as served:
+            counts.append(num_cached(ask(served, TEXTS[0], first[0])))
+    assert counts[0] < 8 < counts[1]
+
+
 def test_texts_of_several_requests_at_once_are_kept(tiny_model: Path, tmp_path: Path) -> None:
     prefixes, answers = KeptPrefixes(tmp_path / "kept"), []
     with keeping(prefixes, tiny=tiny_model) as served:
