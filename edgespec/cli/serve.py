@@ -27,10 +27,12 @@ def _serve(options: argparse.Namespace) -> int:
     _require_server()
     import asyncio
 
+    from edgespec.models.home import default_home
     from edgespec.server.admission import Admission
     from edgespec.server.answers import Services
     from edgespec.server.app import make_app
     from edgespec.server.drain import Drain
+    from edgespec.server.kept_prefixes import KeptPrefixes
     from edgespec.server.limits import Limits
     from edgespec.server.metrics import Metrics
     from edgespec.server.model_host import ModelHost
@@ -48,6 +50,7 @@ def _serve(options: argparse.Namespace) -> int:
             options.max_models,
             options.idle_timeout or None,
             _is_memory_short,
+            prefixes=KeptPrefixes(default_home() / "prefixes") if options.keep_prefix else None,
         )
         services = Services(names, host, Admission(limits.num_answers), Metrics(), Drain(limits.drain_s), limits)
         url = url_of(listening)

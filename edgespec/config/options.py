@@ -213,9 +213,10 @@ OPTIONS: Mapping[str, Option] = {
     ),
     "keep-prefix": _storage(
         "switch",
-        "when a chat is left, keep on the disk what the model has read of it, so that --continue need not read it "
-        "again; takes some 50 kB a token with small models",
+        "when a chat is left, or the server closes a model, keep on the disk what the model has read, so that it "
+        "need not be read again; takes some 50 kB a token with small models",
         False,
+        commands=("chat", "serve"),
     ),
     "no-answer-cache": _storage(
         "switch", "do not store answers to draft from later, and do not draft from stored ones", False

@@ -27,7 +27,7 @@ from edgespec.engine.drafting import Drafting, choose_drafters
 from edgespec.engine.embedder import Embedder, Vectors
 from edgespec.engine.generation import Generation
 from edgespec.engine.idle_learner import IdleLearner
-from edgespec.engine.prefix_file import read_prefix, write_prefix
+from edgespec.engine.prefix_file import find_key, read_prefix, write_prefix
 from edgespec.engine.reasoning import CLOSE, OPEN
 from edgespec.engine.request import (
     AnswerOptions,
@@ -171,35 +171,58 @@ class Engine:
         """Free the memory of texts that were kept in case they go on; only the first cache keeps its text."""
         self._shared.caches.forget(self._shared.queue.is_held)
 
-    def save_prefix(self, path: str | Path) -> int:
+    @property
+    def prefix_key(self) -> str | None:
+        """What the files of save_prefix depend on beside their tokens; None where it cannot write any."""
+        return find_key(self.target)
+
+    def held_texts(self) -> dict[int, TokenIds]:
+        """The tokens in each cache that no answer has, by the cache's number; the longest unused comes first."""
+        self._require_open()
+        texts = self._shared.caches.texts()
+        return {number: tokens for number, tokens in texts.items() if not self._queue.is_held(number)}
+
+    def save_prefix(self, path: str | Path, cache: int = 0) -> int:
         """Write what the model has read of the last text to a file, for load_prefix; returns how many tokens.
 
         The file takes manifest.kv_cache.bytes_per_token for each, and can be read by its owner alone.
 
+        Args:
+            cache: The number of the cache that has the text; the last text is in the first one, unless several
+                answers were made at once.
+
         Raises:
             EdgeSpecError: It cannot be written, or an answer is being made.
             ModelError: Keys and values of this model cannot be taken out on its device.
+            UsageError: There is no such cache.
         """
-        return write_prefix(Path(path), self._idle_target())
+        return write_prefix(Path(path), self._idle_target(cache))
 
-    def load_prefix(self, path: str | Path) -> int:
+    def load_prefix(self, path: str | Path, cache: int = 0) -> int:
         """Take what save_prefix has written, so that a text that begins with it is not read again.
 
         Answers are those that they would be without it. Returns how many tokens the file has.
 
+        Args:
+            cache: The number of the cache that is to hold the text, below max_parallel.
+
         Raises:
             MemoryExhausted: It does not fit.
             ModelError: As save_prefix does.
-            UsageError: The file is damaged, or of another model, device, processor or ONNX Runtime.
+            UsageError: The file is damaged, or of another model, device, processor or ONNX Runtime; or there is no
+                such cache.
         """
-        tokens = read_prefix(Path(path), self._idle_target(), self.manifest.kv_cache)
-        self._shared.caches.note(0, tokens)
+        tokens = read_prefix(Path(path), self._idle_target(cache), self.manifest.kv_cache)
+        self._shared.caches.hold(cache, tokens)
         return len(tokens)
 
-    def _idle_target(self) -> Decoder:
-        if self._queue.is_held(0):
+    def _idle_target(self, cache: int) -> Decoder:
+        self._require_open()
+        if not 0 <= cache < self.max_parallel:
+            raise UsageError(f"the cache is {cache}; wanted 0 to {self.max_parallel - 1}")
+        if self._queue.is_held(cache):
             raise EdgeSpecError("an answer is being made; read it to its end or close it, and ask again then")
-        return self.target
+        return self._shared.caches.open(cache)
 
     @property
     def max_parallel(self) -> int:

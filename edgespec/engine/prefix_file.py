@@ -72,9 +72,13 @@ def read_prefix(path: Path, decoder: Decoder, cache: KVCache) -> TokenIds:
     return tokens
 
 
+def find_key(decoder: Decoder) -> str | None:
+    """What a file depends on beside its tokens; None where the decoder cannot give its keys and values."""
+    return decoder.prefix_key if isinstance(decoder, StorableDecoder) else None
+
+
 def _require_key(decoder: Decoder) -> str:
-    key = decoder.prefix_key if isinstance(decoder, StorableDecoder) else None
-    if key is None:
+    if (key := find_key(decoder)) is None:
         raise ModelError(
             "what this model has read cannot be kept on the disk: that takes a model of edgespec's own form on "
             "the CPU, without drafting heads or trees of drafts"

@@ -131,6 +131,29 @@ class TargetCaches:
         """Record the text that a cache is to hold from now on."""
         self._slots[number].text = text
 
+    def open(self, number: int) -> Decoder:
+        """The decoder of a cache that no answer has; it is made if it was not needed so far."""
+        with self._lock:
+            if not self._decoders:
+                raise Cancelled("the engine was closed")
+            self._exchange()
+            self._make(number)
+            self._num_uses[number] += 1
+            return self._decoders[number]
+
+    def hold(self, number: int, text: TokenIds) -> None:
+        """Record that a cache, which no answer has, was filled with a text."""
+        with self._lock:
+            self._slots[number] = _Slot(text, next(self._clock))
+
+    def texts(self) -> dict[int, TokenIds]:
+        """The tokens that each cache holds by its number, those of the longest unused cache first."""
+        with self._lock:
+            self._exchange()
+            numbers = sorted(range(len(self._decoders)), key=lambda number: self._slots[number].used_at)
+            held = {number: getattr(self._decoders[number], "held_tokens", None) for number in numbers}
+        return {number: tokens for number, tokens in held.items() if tokens is not None and len(tokens)}
+
     @property
     def decoders(self) -> Sequence[Decoder]:
         """The decoders of all caches made so far; the sequence grows when another cache is made."""

@@ -94,7 +94,7 @@ class _Failures:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    told = explain(error)
+    told = explain(error, request.scope["path"])
     record_of(request.scope).notes.append(told.code or told.kind)
     if told.status >= 500 and told is not error:
         log_failure(request.scope, error)

@@ -3,6 +3,7 @@
 {"error": {"message": …, "type": …, "param": …, "code": …}}
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -26,6 +27,13 @@ _FIELDS = {each.name: each.name for each in fields(SamplingParams)} | {
     "draft_length": "speculation",
     "token_ids": "tokens",
 }
+# Fields of chat completions that have other names at other addresses.
+_OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
+    "/v1/responses": {"messages": "input", "response_format": "text.format"},
+    "/v1/completions": {"messages": "prompt"},
+}
+# In messages of the engine, and not within a text or a path of the schema that they quote.
+_FORMAT_NAME = re.compile(r"(?<![\w/'\".#])response_format\b")
 RETRY_S = 5  # when a client may ask again where nobody can say
 
 
@@ -73,21 +81,27 @@ class Preempted(ApiError):
         )
 
 
-def explain(error: Exception) -> ApiError:
-    """What a client is told of an error; of one that nobody foresaw, no more than that there was one."""
+def explain(error: Exception, path: str = "") -> ApiError:
+    """What a client is told of an error; of one that nobody foresaw, no more than that there was one.
+
+    Args:
+        path: The address that was asked: errors of the engine name the fields that requests to it have.
+    """
+    names = _OTHER_NAMES.get(path, {})
+    conversation, wanted = names.get("messages", "messages"), names.get("response_format", "response_format")
     match error:
         case ApiError():
             return error
         case ContextOverflow():
-            return ApiError(400, str(error), param="messages", code="context_length_exceeded")
+            return ApiError(400, str(error), param=conversation, code="context_length_exceeded")
         case ConversationError():
-            return ApiError(400, str(error), param="messages", code="messages_refused")
+            return ApiError(400, str(error), param=conversation, code="messages_refused")
         case ToolError():
             return ApiError(400, str(error), param=error.field)
         case UnsuitedModel():
             return ApiError(400, str(error), param="model", code="unsuited_model")
         case FormatError():
-            return ApiError(400, str(error), param="response_format")
+            return ApiError(400, _FORMAT_NAME.sub(wanted, str(error), 1), param=wanted)
         case UsageError():
             return ApiError(400, str(error), param=_FIELDS.get(str(error).partition(" ")[0]))
         case MemoryExhausted():

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from edgespec.engine.engine import Engine
 from edgespec.errors import MemoryExhausted
+from edgespec.server.kept_prefixes import KeptPrefixes
 from edgespec.server.priority_lock import PriorityLock
 from edgespec.system.printable import one_line
 
@@ -80,6 +81,7 @@ class ModelHost:
     open_engine: Loads the model of a name; called in a thread.
     idle_s: A model that nobody has used for so long is closed; None to keep it.
     is_memory_short: Whether an idle model should be closed at once.
+    prefixes: Where what a model has read is kept while it is closed; None to keep nothing.
     """
 
     open_engine: OpenEngine
@@ -87,6 +89,7 @@ class ModelHost:
     idle_s: float | None = None
     is_memory_short: Callable[[], bool] = lambda: False
     look_s: float = _LOOK_S
+    prefixes: KeptPrefixes | None = None
     _models: dict[str, HostedModel] = field(init=False, default_factory=dict)
     _door: PriorityLock = field(init=False, default_factory=PriorityLock)
     _numbers: Iterator[int] = field(init=False, default_factory=count)  # of requests, in their order
@@ -102,6 +105,7 @@ class ModelHost:
         """Begin to watch memory, with a model that is loaded already, if there is one."""
         self._watch = asyncio.create_task(self._watch_memory())
         if name is not None and engine is not None:
+            await in_daemon(lambda: self._take_prefixes(name, engine))
             loading: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
             loading.set_result(engine)
             self._models[name] = HostedModel(name, loading)
@@ -191,13 +195,22 @@ class ModelHost:
         """Load a model; where memory is short, once more without the models that nobody uses."""
         _LOG.info("loading %s", one_line(name))
         try:
-            return await in_daemon(lambda: self.open_engine(name))
+            return await in_daemon(lambda: self._open(name))
         except MemoryExhausted:
             if self._least_used() is None:
                 raise
         while (idle := self._least_used()) is not None:
             await self._close(idle)
-        return await in_daemon(lambda: self.open_engine(name))
+        return await in_daemon(lambda: self._open(name))
+
+    def _open(self, name: str) -> Engine:
+        engine = self.open_engine(name)
+        self._take_prefixes(name, engine)
+        return engine
+
+    def _take_prefixes(self, name: str, engine: Engine) -> None:
+        if self.prefixes is not None:
+            self.prefixes.take(name, engine)
 
     def _least_used(self) -> HostedModel | None:
         """The idle model that was used longest ago."""
@@ -230,8 +243,15 @@ class ModelHost:
             model.expiry.cancel()
         if _is_loaded(model):
             _LOG.info("closing %s", one_line(model.name))
-            await in_daemon(model.engine.close)
+            await in_daemon(lambda: self._end(model))
         self._released.set()
+
+    def _end(self, model: HostedModel) -> None:
+        try:
+            if self.prefixes is not None:
+                self.prefixes.keep(model.name, model.engine)
+        finally:
+            model.engine.close()
 
 
 def _used_s(model: HostedModel) -> float:

@@ -166,8 +166,15 @@ class TextField:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningField:
+    """effort: "none" turns reasoning off; templates know no other degrees."""
+
+    effort: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest(SamplingFields):
-    """POST /v1/responses"""
+    """POST /v1/responses; chat_template_kwargs as in a ChatRequest."""
 
     input: str | Annotated[list[InputItem], msgspec.Meta(max_length=MAX_MESSAGES)]
     instructions: str | None = None
@@ -180,6 +187,8 @@ class ResponsesRequest(SamplingFields):
     parallel_tool_calls: bool | None = None
     metadata: Metadata | None = None
     include: list[str] | None = None
+    reasoning: ReasoningField | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None
@@ -258,21 +267,22 @@ def _first_name(message: str) -> str | None:
     return name if name.isidentifier() and name not in ("object", "expected", "unknown") else None
 
 
-def text_of(content: Content | None, param: str) -> str:
-    """The text of a message.
+def text_of(content: Content | None, place: str) -> str:
+    """The text of a message at a place of the request, such as messages[2].
 
     Raises ApiError: 400, a part is no text, such as an image.
     """
     if content is None or isinstance(content, str):
         return content or ""
+    param = place.partition("[")[0]
     for part in content:
         if part.type in _TEXTS and part.text is None:
             raise ApiError(
-                400, f"{param} has a part of the type '{part.type}' without a text; give one", param=param
+                400, f"{place} has a part of the type '{part.type}' without a text; give one", param=param
             )
         if part.type not in _TEXTS or part.text is None:
             raise ApiError(
-                400, f"{param} has a part of the type '{part.type[:40]}'; models here read text alone", param=param
+                400, f"{place} has a part of the type '{part.type[:40]}'; models here read text alone", param=param
             )
     return "".join(part.text or "" for part in content)
 

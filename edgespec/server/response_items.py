@@ -1,4 +1,4 @@
-"""The output of a response as it comes: a message, calls of tools, and the events that tell of them."""
+"""The output of a response as it comes: reasoning, a message, calls of tools, and the events that tell of them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ class ResponseItems:
 
     def add_text(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[NamedEvent]:
         """Add to the message, which begins if none is open; white space between items is no message."""
-        if not self._is_message_open:
+        if not self._is_last_open("message"):
             self._waiting += logprobs
             text = text.lstrip() if self.items else text
             if not text:
@@ -31,6 +31,19 @@ class ResponseItems:
         part["logprobs"] += logprobs
         if text or logprobs:
             yield "response.output_text.delta", {**self._place, "delta": text, "logprobs": logprobs}
+
+    def add_reasoning(self, text: str) -> Iterator[NamedEvent]:
+        """Add to the reasoning, which begins if none is open."""
+        if not self._is_last_open("reasoning"):
+            item: dict[str, Any] = {
+                "type": "reasoning",
+                "id": new_identity("rs_").id,
+                "summary": [],
+                "encrypted_content": None,
+            }
+            yield from self._begin_with_part(item, {"type": "reasoning_text", "text": ""})
+        self._part["text"] += text
+        yield "response.reasoning_text.delta", {**self._place, "delta": text}
 
     def add_call(self, event: CallEvent) -> Iterator[NamedEvent]:
         """Begin a call, add to its arguments, or end it."""
@@ -45,16 +58,9 @@ class ResponseItems:
             yield from self.close("completed")
 
     def begin_message(self) -> Iterator[NamedEvent]:
-        item: dict[str, Any] = {
-            "type": "message",
-            "id": new_identity("msg_").id,
-            "role": "assistant",
-            "content": [],
-        }
-        yield from self._begin(item)
+        item = {"type": "message", "id": new_identity("msg_").id, "role": "assistant"}
         part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        yield "response.content_part.added", {**self._place, "part": dict(part)}
-        item["content"] = [part]
+        yield from self._begin_with_part(item, part)
 
     def close(self, status: str) -> Iterator[NamedEvent]:
         """End the open item, if one is."""
@@ -62,10 +68,10 @@ class ResponseItems:
             return
         item, self._is_open = self.items[-1], False
         item["status"] = status
-        if item["type"] == "message":
+        if item["type"] != "function_call":
             part = item["content"][0]
-            said = {"text": part["text"], "logprobs": part["logprobs"]}
-            yield "response.output_text.done", {**self._place, **said}
+            said = {name: part[name] for name in ("text", "logprobs") if name in part}
+            yield f"response.{part['type']}.done", {**self._place, **said}
             yield "response.content_part.done", {**self._place, "part": part}
         else:
             said = {"name": item["name"], "arguments": item["arguments"]}
@@ -73,10 +79,10 @@ class ResponseItems:
         yield "response.output_item.done", {"output_index": len(self.items) - 1, "item": item}
 
     def finish(self, status: str) -> Iterator[NamedEvent]:
-        """End the output; one without an item becomes an empty message."""
+        """End the output; one without an item becomes an empty message, and one of reasoning alone stays so."""
         if not self.items:
             yield from self.begin_message()
-        if self._is_message_open:
+        if self._is_last_open("message"):
             yield from self.add_text("", self._waiting)
         yield from self.close(status)
 
@@ -87,9 +93,14 @@ class ResponseItems:
         self._is_open = True
         yield "response.output_item.added", {"output_index": len(self.items) - 1, "item": dict(item)}
 
-    @property
-    def _is_message_open(self) -> bool:
-        return self._is_open and self.items[-1]["type"] == "message"
+    def _begin_with_part(self, item: dict[str, Any], part: dict[str, Any]) -> Iterator[NamedEvent]:
+        item["content"] = []
+        yield from self._begin(item)
+        yield "response.content_part.added", {**self._place, "part": dict(part)}
+        item["content"] = [part]
+
+    def _is_last_open(self, kind: str) -> bool:
+        return self._is_open and self.items[-1]["type"] == kind
 
     @property
     def _part(self) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.engine.answers import Chunk
 from edgespec.engine.engine import Engine
+from edgespec.engine.reasoning import Part, ReasoningStream
 from edgespec.server.answer_fields import drafting_of, sampling_of
 from edgespec.server.answers import Answers, Plan, Services, open_answers, write_answers
-from edgespec.server.chat_completions import conversation_of
+from edgespec.server.chat_completions import read_conversation
 from edgespec.server.client import read_request, run_for_client, run_until_closing
 from edgespec.server.engine_adapter import AnswerRequest, default_sampling
 from edgespec.server.errors import ApiError
@@ -22,19 +23,14 @@ from edgespec.server.identity import Identity, new_identity
 from edgespec.server.limits import Limits
 from edgespec.server.logprobs import TokenWords, token_entries
 from edgespec.server.priority import priority_of
-from edgespec.server.protocol import (
-    ChatMessage,
-    Content,
-    ContentPart,
-    ResponsesRequest,
-    answer_length,
-    within,
-)
+from edgespec.server.protocol import ResponsesRequest, answer_length, within
 from edgespec.server.request_log import Record, record_of
+from edgespec.server.response_input import stated_messages
 from edgespec.server.response_items import NamedEvent, ResponseItems
 from edgespec.server.sse import EventStream, event
+from edgespec.server.thinking import ReasoningTokens, reasoning_of, thinking_of
 from edgespec.server.tool_fields import flat_choice, flat_tool, tool_notes, tool_use_of
-from edgespec.tools.call_events import TextPart, in_order
+from edgespec.tools.call_events import CallStart, TextPart, in_order
 from edgespec.tools.tool_use import ToolUse
 
 _LOGPROBS = "message.output_text.logprobs"  # in include
@@ -60,10 +56,12 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
     use = tool_use_of(asked)
     max_tokens = answer_length("max_output_tokens", asked.max_output_tokens, limits)
     top = within("top_logprobs", asked.top_logprobs, 0, limits.num_top_logprobs)
-    messages, prefill = conversation_of(list(_stated_messages(asked)))
+    stated_format = _format_of(asked)
+    messages, prefill = read_conversation(list(stated_messages(asked)), "input")
     priority = priority_of(asked)
 
     def requests(engine: Engine) -> Sequence[AnswerRequest]:
+        thinking = thinking_of(asked, engine)
         return [
             AnswerRequest(
                 prompt=messages,
@@ -72,62 +70,26 @@ def plan_of(asked: ResponsesRequest, limits: Limits) -> Plan:
                 prefill=prefill,
                 num_top_logprobs=top or (0 if _LOGPROBS in (asked.include or ()) else None),
                 drafting=drafting_of(asked.speculation, None, engine.open_drafters),
-                response_format=asked.text.format if asked.text else None,
+                response_format=stated_format,
                 tool_use=use,
                 whole_tool_calls=not asked.stream,
                 priority=priority,
+                thinking=thinking,
+                opens_reasoning=not prefill and engine.opens_reasoning(messages, thinking=thinking),
             )
         ]
 
     return Plan(model=asked.model, num_answers=1, requests=requests, priority=priority)
 
 
-def _stated_messages(asked: ResponsesRequest) -> Iterator[ChatMessage]:
-    """The instructions and the input as the messages of a chat."""
-    if asked.instructions:
-        yield ChatMessage(role="system", content=asked.instructions)
-    if isinstance(asked.input, str):
-        yield ChatMessage(role="user", content=asked.input)
-        return
-    said: Content | None = None  # by the assistant, beside calls that belong to the same turn
-    calls: list[dict[str, Any]] = []
-    for i, item in enumerate(asked.input):
-        if item.type == "reasoning":  # of an earlier answer; no template here takes it
-            continue
-        if item.type == "function_call":
-            function = {"name": item.name, "arguments": item.arguments or "{}"}
-            calls.append({"id": item.call_id, "type": "function", "function": function})
-            continue
-        is_behind_calls = bool(calls) and item.type == "message" and item.role == "assistant"
-        if (said is not None or calls) and not is_behind_calls:
-            yield ChatMessage(role="assistant", content=said, tool_calls=calls)
-            said, calls = None, []
-        if item.type == "function_call_output":
-            yield ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id)
-        elif item.type != "message" or item.role is None:
-            raise ApiError(
-                400,
-                f"input[{i}] is of the type '{item.type[:40]}'; models here read messages, function_call and "
-                "function_call_output",
-                param="input",
-            )
-        elif item.role == "assistant":
-            said = _join_contents(said, item.content)
-        else:
-            yield ChatMessage(role=item.role, content=item.content)
-    if said is not None or calls:
-        yield ChatMessage(role="assistant", content=said, tool_calls=calls)
-
-
-def _join_contents(first: Content | None, second: Content | None) -> Content | None:
-    """The texts of one turn, each on lines of its own."""
-    if not first or not second:
-        return first or second
-    return [*_parts(first), ContentPart(type="text", text="\n"), *_parts(second)]
-
-
-def _parts(content: Content) -> list[ContentPart]:
-    return [ContentPart(type="text", text=content)] if isinstance(content, str) else content
+def _format_of(asked: ResponsesRequest) -> dict[str, Any] | None:
+    """Raises ApiError: 400, a JSON schema is announced, and there is none."""
+    stated = asked.text.format if asked.text else None
+    if stated and stated.get("type") == "json_schema" and not {"schema", "json_schema"} & stated.keys():
+        raise ApiError(
+            400, 'text.format has no schema; wanted {"type": "json_schema", "schema": …}', param="text.format"
+        )
+    return stated
 
 
 @dataclass(slots=True)
@@ -143,27 +105,70 @@ class _Writing:
     notes: dict[str, str] = field(default_factory=dict)  # edgespec's own fields
     reason: str | None = None  # why the answer ended
     usage: dict[str, Any] | None = None
+    _reasoning: ReasoningStream | None = None
+    _reasoning_tokens: ReasoningTokens | None = None
+    _logprobs: list[dict[str, Any]] = field(default_factory=list)  # of tokens that may yet be reasoning
 
     def begin(self, answers: Answers) -> None:
-        self.model = answers.model.name
-        self.sampling = answers.requests[0].sampling
+        (request,) = answers.requests
+        self.model, self.sampling = answers.model.name, request.sampling
         self.notes = tool_notes(self.use, answers.model.engine)
+        self._reasoning, self._logprobs = reasoning_of(request), []
+        if self._reasoning:
+            tokenizer = answers.model.engine.tokenizer
+            self._reasoning_tokens = ReasoningTokens(tokenizer, is_open=request.opens_reasoning)
 
     def add(self, chunk: Chunk, answers: Answers) -> Iterator[NamedEvent]:
         """Add what a chunk has, in the order in which the model wrote it."""
         self.reason = chunk.finish_reason or self.reason
-        logprobs = _entries(chunk.logprobs, answers)
+        logprobs = self._take_logprobs(chunk, answers)
         for part in in_order(chunk.text, chunk.tool_calls, chunk.call_places):
             if isinstance(part, TextPart):
-                yield from self.items.add_text(part.text, logprobs)
-                logprobs = []
+                yield from self._add_text(part.text, logprobs)
             else:
+                if isinstance(part, CallStart):
+                    yield from self._end_text(logprobs)
                 yield from self.items.add_call(part)
+        if self.reason is not None:
+            yield from self._end_text(logprobs)
         if logprobs:
             yield from self.items.add_text("", logprobs)
 
+    def _take_logprobs(self, chunk: Chunk, answers: Answers) -> list[dict[str, Any]]:
+        """Log-probabilities of tokens that are no reasoning, once that is known."""
+        self._logprobs += _entries(chunk.logprobs, answers)
+        if (tokens := self._reasoning_tokens) is not None:
+            before = tokens.count
+            tokens.push(chunk.token_ids)
+            del self._logprobs[: tokens.count - before]
+            if not tokens.is_decided and chunk.finish_reason is None:
+                return []
+        found, self._logprobs = self._logprobs, []
+        return found
+
+    def _add_text(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[NamedEvent]:
+        """Add text, reasoning apart; logprobs go with the first of it that is none, and are taken."""
+        parts = self._reasoning.push(text) if self._reasoning else [Part(text, False)]
+        yield from self._add_parts(parts, logprobs)
+
+    def _end_text(self, logprobs: list[dict[str, Any]]) -> Iterator[NamedEvent]:
+        """Add what was held back, as a call or the end follows."""
+        held = self._reasoning.end() if self._reasoning else []
+        yield from self._add_parts(
+            [Part(each.text.rstrip(), True) if each.is_reasoning else each for each in held], logprobs
+        )
+
+    def _add_parts(self, parts: Sequence[Part], logprobs: list[dict[str, Any]]) -> Iterator[NamedEvent]:
+        for part in parts:
+            if not part.is_reasoning:
+                yield from self.items.add_text(part.text, tuple(logprobs))
+                logprobs.clear()
+            elif part.text:
+                yield from self.items.add_reasoning(part.text)
+
     def end(self, answers: Answers) -> None:
-        self.usage = _usage(answers.usage())
+        num_reasoning = self._reasoning_tokens.count if self._reasoning_tokens else 0
+        self.usage = _usage(answers.usage(), num_reasoning)
 
     @property
     def is_whole(self) -> bool:
@@ -198,7 +203,7 @@ class _Writing:
             "frequency_penalty": self.sampling.frequency_penalty,
             "top_logprobs": asked.top_logprobs or 0,
             "temperature": self.sampling.temperature,
-            "reasoning": None,
+            "reasoning": {"effort": asked.reasoning.effort, "summary": None} if asked.reasoning else None,
             "usage": self.usage,
             "max_output_tokens": asked.max_output_tokens,
             "max_tool_calls": None,
@@ -212,13 +217,13 @@ class _Writing:
         }
 
 
-def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+def _usage(usage: dict[str, Any], num_reasoning: int) -> dict[str, Any]:
     """The usage of completions under the names that responses have."""
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": usage["prompt_tokens_details"],
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": num_reasoning},
         "total_tokens": usage["total_tokens"],
         "speculation": usage["speculation"],
     }
@@ -249,10 +254,6 @@ async def _events(
         numbered = _Numbered()
         yield numbered("response.created", response=writing.document())
         yield numbered("response.in_progress", response=writing.document())
-        items = writing.items
-        if writing.use is None:
-            for name, fields in items.begin_message():
-                yield numbered(name, **fields)
         chunks = answers.chunks()
         try:
             async for _, chunk in chunks:
@@ -261,7 +262,7 @@ async def _events(
         finally:
             await chunks.aclose()
         writing.end(answers)
-        for name, fields in items.finish(writing.status):
+        for name, fields in writing.items.finish(writing.status):
             yield numbered(name, **fields)
         ended = "response.completed" if writing.is_whole else "response.incomplete"
         yield numbered(ended, response=writing.document())

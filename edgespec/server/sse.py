@@ -63,7 +63,7 @@ class EventStream(Response):
         except ClientGone:
             raise
         except Exception as error:
-            told = explain(error)
+            told = explain(error, scope["path"])
             if told.status >= 500 and told is not error:
                 log_failure(scope, error)
             if not has_begun:

@@ -1,6 +1,7 @@
-"""Reasoning of thinking models in chat completions: its switch, and its text apart from the answer's.
+"""Reasoning of thinking models: its switch, its text apart from the answer's, and its tokens.
 
-reasoning_content beside content, as DeepSeek's API, vLLM and llama.cpp have it.
+In chat completions it is reasoning_content beside content, as DeepSeek's API, vLLM and llama.cpp have it; in
+responses it is an item of the type reasoning.
 """
 
 from collections.abc import Sequence
@@ -10,13 +11,43 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.reasoning import Part, ReasoningStream, split_reasoning
 from edgespec.server.engine_adapter import AnswerRequest
 from edgespec.server.errors import ApiError
-from edgespec.server.protocol import ChatRequest
+from edgespec.server.protocol import ChatRequest, ResponsesRequest
+from edgespec.tokenization.tokenizer import TextStream, Tokenizer
 
 _SWITCH = "enable_thinking"
 _NAMES = {True: "reasoning_content", False: "content"}
 
 
-def thinking_of(asked: ChatRequest, engine: Engine) -> bool | None:
+class ReasoningTokens:
+    """Counts the tokens of an answer that are reasoning, with those of its marks: they come first.
+
+    is_open: The prompt has opened the reasoning already.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, is_open: bool) -> None:
+        self.count = 0
+        self.is_decided = False  # no further token is reasoning
+        self._text = TextStream(tokenizer)
+        self._reasoning = ReasoningStream(is_open=is_open)
+        self._num_undecided = 0  # which may still become the opening mark
+
+    def push(self, token_ids: Sequence[int]) -> None:
+        """Take tokens of the answer, each once."""
+        for token in () if self.is_decided else token_ids:
+            self._num_undecided += 1
+            was_open = self._reasoning.is_reasoning
+            parts = self._reasoning.push(self._text.push([token]))
+            if was_open or self._reasoning.is_reasoning:
+                self.count += self._num_undecided
+                self._num_undecided = 0
+                self.is_decided = not self._reasoning.is_reasoning
+            elif parts:
+                self.is_decided = True
+            if self.is_decided:
+                return
+
+
+def thinking_of(asked: ChatRequest | ResponsesRequest, engine: Engine) -> bool | None:
     """Whether the model is to reason first; None where the request leaves it to a template, or that has no switch.
 
     Raises ApiError: 400, the switch is neither true nor false.
@@ -26,9 +57,15 @@ def thinking_of(asked: ChatRequest, engine: Engine) -> bool | None:
         raise ApiError(
             400, f"{_SWITCH} is {stated!r:.40}; wanted true or false", param=f"chat_template_kwargs.{_SWITCH}"
         )
-    if stated is None and asked.reasoning_effort == "none":
+    if stated is None and _effort_of(asked) == "none":
         stated = False
     return stated if engine.can_switch_thinking else None
+
+
+def _effort_of(asked: ChatRequest | ResponsesRequest) -> str | None:
+    if isinstance(asked, ChatRequest):
+        return asked.reasoning_effort
+    return asked.reasoning.effort if asked.reasoning else None
 
 
 def reasoning_of(request: AnswerRequest) -> ReasoningStream | None:

@@ -32,7 +32,7 @@ from edgespec.server.serving import open_socket
 def test_what_cannot_be_is_refused_before_a_model_is_loaded(
     flags: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(serve, "load_engine", lambda *given, **named: pytest.fail("a model is loaded"))
+    monkeypatch.setattr(serve, "load_any_engine", lambda *given, **named: pytest.fail("a model is loaded"))
     assert main(["serve", "tiny", *flags]) == 2
     assert words in capsys.readouterr().err
 
@@ -40,7 +40,7 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(
 def test_a_port_in_use_is_told_before_a_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(serve, "load_engine", lambda *given, **named: pytest.fail("a model is loaded"))
+    monkeypatch.setattr(serve, "load_any_engine", lambda *given, **named: pytest.fail("a model is loaded"))
     with open_socket("127.0.0.1", 0) as taken:
         assert main(["serve", "tiny", "--port", str(taken.getsockname()[1])]) == 1
     assert "--port 0" in capsys.readouterr().err
@@ -78,6 +78,7 @@ def test_a_server_tells_its_address_answers_and_ends_with_a_signal(
 ) -> None:
     """S13, in a process of its own."""
     command = [sys.executable, "-m", "edgespec", "serve", str(tiny_model), "--port", "0", "--json"]
+    command.append("--keep-prefix")
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -89,7 +90,7 @@ def test_a_server_tells_its_address_answers_and_ends_with_a_signal(
         assert process.stderr is not None
         told = json.loads(process.stdout.readline())
         assert told["models"] == [tiny_model.name]
-        asked = {"messages": [{"role": "user", "content": "the in"}], "max_tokens": 4}
+        asked = {"messages": [{"role": "user", "content": "the in " * 20}], "max_tokens": 4}
         answer = httpx2.post(f"{told['url']}/chat/completions", json=asked, timeout=60)
         assert answer.status_code == 200
         assert answer.json()["usage"]["completion_tokens"] == 4
@@ -97,4 +98,6 @@ def test_a_server_tells_its_address_answers_and_ends_with_a_signal(
         said = process.stderr.read()
         assert process.wait(60) == code
         assert "POST /v1/chat/completions 200 " in said
+        assert "tokens need not be read again; they are kept in" in said
+        assert str(tmp_path / "prefixes") in said
         assert "Traceback" not in said

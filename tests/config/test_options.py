@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import edgespec.engine.load
-from edgespec.cli.arguments import load_engine
+from edgespec.cli.arguments import load_any_engine
 from edgespec.cli.main import command_parser
 from edgespec.config.config_file import variable_name
 from edgespec.config.options import LOAD_PARAMETERS, OPTIONS
@@ -36,9 +36,9 @@ def test_every_flag_of_a_command_reaches_load(
     given: dict[str, Any] = {}
     monkeypatch.setattr(edgespec.engine.load, "load", lambda **arguments: given.update(arguments))
     options = command_parser().parse_args([*command.split(), "m", "--threads", "3", "--allow-fallback"])
-    load_engine(options)
+    load_any_engine(options)
     assert (given["model"], given["num_threads"], given["allow_fallback"], len(given)) == ("m", 3, True, num_given)
-    load_engine(argparse.Namespace(**{**vars(options), "model": "other"}), answer_cache=True)
+    load_any_engine(argparse.Namespace(**{**vars(options), "model": "other"}), answer_cache=True)
     assert (given["model"], given["answer_cache"]) == ("other", True)
 
 

@@ -145,3 +145,31 @@ def test_responses_stream_calls_and_read_their_results(calling: Served) -> None:
         result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny in Rome"}
         stated = [{"role": "user", "content": "Weather?"}, message, call, result]
         assert client.responses.create(model="tiny", input=stated, tools=flat).output_text == "It is sunny."
+
+
+@pytest.fixture(scope="module")
+def thinking(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    def answer(prompt: str) -> str:
+        return "Again." if "Yes" in prompt else "<think>\nLet me see.\n</think>\n\nYes, 4."
+
+    names = ModelNames(home_with(tmp_path_factory.mktemp("home"), tiny=tiny_model))
+    folder = tmp_path_factory.mktemp("tokenizer")
+    with serving(names, lambda name: scripted_engine(tiny_model, folder, answer), key="key") as found:
+        yield found
+
+
+def test_reasoning_of_responses_is_read_and_sent_back(thinking: Served) -> None:
+    asked = [{"role": "user", "content": "2 + 2?"}]
+    with openai.OpenAI(base_url=thinking.url, api_key="key") as client:
+        with client.responses.stream(model="tiny", input=asked, reasoning={"effort": "low"}) as stream:
+            deltas = [each.delta for each in stream if each.type == "response.reasoning_text.delta"]
+            final = stream.get_final_response()
+        assert [item.type for item in final.output] == ["reasoning", "message"]
+        assert final.output[0].content[0].text == "".join(deltas) == "Let me see."
+        assert final.output_text == "Yes, 4."
+        assert final.reasoning.effort == "low"
+        assert final.usage.output_tokens_details.reasoning_tokens > 0
+        whole = client.responses.create(model="tiny", input=asked)
+        assert [item.type for item in whole.output] == ["reasoning", "message"]
+        stated = [*asked, *whole.output, {"role": "user", "content": "Really?"}]
+        assert client.responses.create(model="tiny", input=stated).output_text == "Again."

@@ -296,7 +296,8 @@ def test_messages_that_a_chat_template_refuses_are_a_wrong_request(names: ModelN
                 answer = served.post(path, {**body, "stream": stream})
                 error = answer.json()["error"]
                 assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
-                assert (error["param"], error["code"]) == ("messages", "messages_refused")
+                sent = "input" if path == "/v1/responses" else "messages"
+                assert (error["param"], error["code"]) == (sent, "messages_refused")
                 assert "refuses the conversation: System role not supported" in error["message"]
                 assert "system, user" in error["message"]
         assert served.post(CHAT, HI).status_code == 200

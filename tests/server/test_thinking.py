@@ -11,7 +11,7 @@ from served import Served, home_with, serving
 
 from edgespec.server.model_names import ModelNames
 
-CHAT = "/v1/chat/completions"
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
@@ -26,6 +26,9 @@ def answer(prompt: str) -> str:
         return "<think>\n\n</think>\n\nNo, <think> is a mark."
     if "short" in prompt:
         return "<think>\nOnly this"
+    if "weather" in prompt and "sunny" not in prompt:
+        call = '{"name": "get_weather", "arguments": {"city": "Rome"}}'
+        return f"<think>\nI ask.\n</think>\n\n<tool_call>\n{call}\n</tool_call>"
     return "<think>\nLet me see.\n</think>\n\nYes, 4."
 
 
@@ -81,3 +84,129 @@ def test_a_switch_that_is_no_truth_value_is_refused(served: Served) -> None:
     refused = served.post(CHAT, {**asked, "chat_template_kwargs": {"enable_thinking": "no"}})
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "chat_template_kwargs.enable_thinking"
+
+
+def response(served: Served, text: Any = "2 + 2?", **fields: Any) -> dict[str, Any]:
+    """A response, whose stream has the same output, events that join to it, and as many tokens."""
+    asked = {"model": "tiny", "input": text, **fields}
+    answer = served.post(RESPONSES, asked)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    events = served.events(RESPONSES, asked)
+    assert [each["sequence_number"] for each in events] == list(range(len(events)))
+    streamed = events[-1]["response"]
+    assert [_without_ids(item) for item in streamed["output"]] == [_without_ids(item) for item in found["output"]]
+    assert streamed["usage"]["output_tokens_details"] == found["usage"]["output_tokens_details"]
+    deltas = [each for each in events if each["type"] == "response.reasoning_text.delta"]
+    for index, item in enumerate(streamed["output"]):
+        mine = [each for each in deltas if each["output_index"] == index]
+        assert {each["item_id"] for each in mine} <= {item["id"]}
+        text = item["content"][0]["text"] if item["type"] == "reasoning" else ""
+        assert "".join(each["delta"] for each in mine) == text
+    return found
+
+
+def _without_ids(item: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in item.items() if name not in ("id", "call_id")}
+
+
+def test_reasoning_of_a_response_is_an_item_before_the_message(served: Served) -> None:
+    found = response(served)
+    reasoning, said = found["output"]
+    assert reasoning["id"].startswith("rs_")
+    assert _without_ids(reasoning) == {
+        "type": "reasoning",
+        "status": "completed",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": "Let me see."}],
+        "encrypted_content": None,
+    }
+    assert said["type"] == "message"
+    assert said["content"][0]["text"] == "Yes, 4."
+    assert found["reasoning"] is None
+
+
+def test_a_stream_tells_of_reasoning_as_of_other_items(served: Served) -> None:
+    events = served.events(RESPONSES, {"model": "tiny", "input": "2 + 2?"})
+    kinds = [each["type"].removeprefix("response.") for each in events]
+    assert [each for i, each in enumerate(kinds) if i == 0 or kinds[i - 1] != each] == [
+        "created", "in_progress",
+        "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done",
+        "content_part.done", "output_item.done",
+        "output_item.added", "content_part.added", "output_text.delta", "output_text.done",
+        "content_part.done", "output_item.done",
+        "completed",
+    ]  # fmt: skip
+    done = next(each for each in events if each["type"] == "response.reasoning_text.done")
+    assert done["text"] == "Let me see."
+    assert "logprobs" not in done
+
+
+def test_tokens_of_reasoning_are_counted_with_its_marks(served: Served, tiny_model: Path) -> None:
+    def num_tokens(text: str) -> int:
+        found = served.post("/tokenize", {"model": "tiny", "content": text}).json()
+        return len(found["tokens"])
+
+    usage = response(served)["usage"]
+    count = usage["output_tokens_details"]["reasoning_tokens"]
+    assert num_tokens("Let me see.") < count <= usage["output_tokens"] - num_tokens("Yes, 4.")
+    usage = response(served, "off", reasoning={"effort": "none"})["usage"]
+    assert usage["output_tokens_details"]["reasoning_tokens"] == 0
+    cut = response(served, "short", max_output_tokens=response(served, "short")["usage"]["output_tokens"] - 3)
+    usage = cut["usage"]
+    assert usage["output_tokens_details"]["reasoning_tokens"] == usage["output_tokens"]
+    assert [(item["type"], item["status"]) for item in cut["output"]] == [("reasoning", "incomplete")]
+
+
+def test_reasoning_that_never_ends_is_the_only_item_of_a_response(served: Served) -> None:
+    found = response(served, "short")
+    assert [(item["type"], item["status"]) for item in found["output"]] == [("reasoning", "completed")]
+    assert found["output"][0]["content"][0]["text"] == "Only this"
+
+
+@pytest.mark.parametrize(
+    "switch", [{"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning": {"effort": "none"}}]
+)
+def test_a_response_without_reasoning_is_a_message(served: Served, switch: dict[str, Any]) -> None:
+    found = response(served, "off", **switch)
+    assert [item["type"] for item in found["output"]] == ["message"]
+    assert found["output"][0]["content"][0]["text"] == "No, <think> is a mark."
+    if "reasoning" in switch:
+        assert found["reasoning"] == {"effort": "none", "summary": None}
+    assert response(served, reasoning={"effort": "high"})["output"][0]["type"] == "reasoning"
+
+
+def test_reasoning_that_was_sent_back_is_accepted_and_calls_follow_it(served: Served) -> None:
+    tool = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
+    found = response(served, "weather", tools=[tool])["output"]
+    assert [item["type"] for item in found] == ["reasoning", "function_call"]
+    assert found[0]["content"][0]["text"] == "I ask."
+    result = {"type": "function_call_output", "call_id": found[1]["call_id"], "output": "sunny"}
+    items = [{"role": "user", "content": "And?"}, *found, result]
+    again = response(served, items, tools=[tool])["output"]
+    assert [item["type"] for item in again] == ["reasoning", "message"]
+    bare = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "so"}]}
+    assert response(served, [{"role": "user", "content": "2 + 2?"}, bare, {"role": "user", "content": "Now."}])
+
+
+def test_log_probabilities_of_a_response_are_those_of_its_message(served: Served) -> None:
+    found = response(served, include=["message.output_text.logprobs"], top_logprobs=1)
+    (part,) = found["output"][1]["content"]
+    said = "".join(each["token"] for each in part["logprobs"])
+    assert said.strip().startswith("Yes, 4.")
+    assert "think" not in said
+    num_reasoning = found["usage"]["output_tokens_details"]["reasoning_tokens"]
+    assert len(part["logprobs"]) + num_reasoning == found["usage"]["output_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"reasoning": "none"}, "reasoning"),
+        ({"reasoning": {"effort": 3}}, "reasoning"),
+        ({"chat_template_kwargs": {"enable_thinking": 1}}, "chat_template_kwargs.enable_thinking"),
+    ],
+)
+def test_a_wrong_switch_of_a_response_is_refused(served: Served, fields: dict[str, Any], param: str) -> None:
+    refused = served.post(RESPONSES, {"model": "tiny", "input": "off", **fields})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)

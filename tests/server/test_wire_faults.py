@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from served import Served, home_with, serving, table_engine
 from stuck import StuckDecoder
 
+from edgespec.errors import FormatError
+from edgespec.server.errors import explain
 from edgespec.server.limits import Limits
 from edgespec.server.model_names import ModelNames
 from edgespec.server.protocol import ChatRequest, CompletionRequest, ResponsesRequest
@@ -123,6 +125,83 @@ def test_seeds_beyond_64_bits_are_other_seeds(served: Served) -> None:
 def test_refusals_name_the_field(served: Served, path: str, field: dict[str, Any], param: str) -> None:
     base = {CHAT: HI, COMPLETIONS: {"model": "tiny"}, RESPONSES: {"model": "tiny", "input": "a"}}
     assert error_of(served, path, {**base.get(path, {"model": "tiny"}), **field})["param"] == param
+
+
+SCHEMA = {"type": "json_schema", "name": "f"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "field", "param", "said"),
+    [
+        (RESPONSES, {"input": []}, "input", "input has nothing to answer"),
+        (RESPONSES, {"input": "a " * 5000}, "input", "tokens do not fit the context"),
+        (
+            RESPONSES,
+            {"instructions": "re", "input": [{"role": "bot", "content": "a"}]},
+            "input",
+            "input[0] has the role",
+        ),
+        (
+            RESPONSES,
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input",
+            "input[0] has a part",
+        ),
+        (
+            RESPONSES,
+            {"input": [{"type": "web_search_call"}]},
+            "input",
+            "input[0] is of the type 'web_search_call'",
+        ),
+        (RESPONSES, {"input": [{"content": "a"}]}, "input", "input[0] is a message without a role"),
+        (
+            RESPONSES,
+            {"input": [{"type": "function_call", "call_id": "c"}]},
+            "input",
+            "input[0] is a function_call without",
+        ),
+        (
+            RESPONSES,
+            {"input": [{"type": "function_call_output", "call_id": "c", "output": "a"}]},
+            "input",
+            "input[0] has the call_id 'c', which no function_call before it has (there are: none)",
+        ),
+        (RESPONSES, {"text": {"format": SCHEMA}}, "text.format", "text.format has no schema"),
+        (RESPONSES, {"text": {"format": {"type": "xml"}}}, "text.format", "text.format has the type 'xml'"),
+        (
+            RESPONSES,
+            {"text": {"format": {**SCHEMA, "schema": {"not": {}}}}},
+            "text.format",
+            "",
+        ),
+        (
+            RESPONSES,
+            {"text": {"format": {**SCHEMA, "schema": {"const": "a" * 99}}}, "max_output_tokens": 3},
+            "text.format",
+            "matches its text.format has",
+        ),
+        (COMPLETIONS, {"prompt": "a " * 5000}, "prompt", "tokens do not fit the context"),
+        (CHAT, {"messages": [{"role": "bot", "content": "a"}]}, "messages", "messages[0] has the role"),
+        (CHAT, {"response_format": {"type": "xml"}}, "response_format", "response_format has the type 'xml'"),
+    ],
+)
+def test_refusals_have_the_names_that_the_client_sent(
+    served: Served, path: str, field: dict[str, Any], param: str, said: str, stream: bool
+) -> None:
+    base = {CHAT: HI, COMPLETIONS: {"model": "tiny"}, RESPONSES: {"model": "tiny", "input": "a"}}
+    error = error_of(served, path, {**base[path], **field, "stream": stream})
+    assert error["param"] == param
+    assert said in error["message"]
+    for other in {"messages", "response_format", "input", "text.format"} - {param, "messages"}:
+        assert other not in error["message"]
+
+
+def test_names_that_a_schema_has_are_not_changed() -> None:
+    for message in ("the schema refers at /x to '#/response_format'", "a 'response_format' is no type"):
+        assert str(explain(FormatError(message), RESPONSES)) == message
+    found = explain(FormatError("the response_format has 'response_format'"), RESPONSES)
+    assert (str(found), found.param) == ("the text.format has 'response_format'", "text.format")
 
 
 def test_stream_options_mean_nothing_without_a_stream(served: Served) -> None:

@@ -24,6 +24,7 @@ from edgespec.server.admission import Admission
 from edgespec.server.answers import Services
 from edgespec.server.app import make_app
 from edgespec.server.drain import Drain
+from edgespec.server.kept_prefixes import KeptPrefixes
 from edgespec.server.limits import Limits
 from edgespec.server.metrics import Metrics
 from edgespec.server.model_host import ModelHost
@@ -106,10 +107,11 @@ def serving(
     max_models: int = 1,
     first: tuple[str, Engine] | None = None,
     send_bytes: int | None = None,
+    prefixes: KeptPrefixes | None = None,
 ) -> Iterator[Served]:
     """Serve on a free port until the block ends; send_bytes is the size of the buffers of sockets."""
     limits = limits or Limits(drain_s=0.5)
-    model_host = ModelHost(open_engine, max_models)
+    model_host = ModelHost(open_engine, max_models, prefixes=prefixes)
     services = Services(names, model_host, Admission(limits.num_answers), Metrics(), Drain(limits.drain_s), limits)
     listening = open_socket("127.0.0.1", 0)
     if send_bytes:

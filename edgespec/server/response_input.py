@@ -1,0 +1,85 @@
+"""The instructions and the input of a response as the messages of a chat, each with its place in the request."""
+
+from collections.abc import Iterator, Set
+from typing import Any
+
+from edgespec.server.chat_completions import PlacedMessage
+from edgespec.server.errors import ApiError
+from edgespec.server.protocol import ChatMessage, Content, ContentPart, InputItem, ResponsesRequest
+
+
+def stated_messages(asked: ResponsesRequest) -> Iterator[PlacedMessage]:
+    """Several items of the assistant, such as a text and calls, are one message.
+
+    Raises ApiError: 400, an item of the input is none that models here can read.
+    """
+    if asked.instructions:
+        yield PlacedMessage("instructions", ChatMessage(role="system", content=asked.instructions))
+    if isinstance(asked.input, str):
+        yield PlacedMessage("input", ChatMessage(role="user", content=asked.input))
+        return
+    said: Content | None = None  # by the assistant, beside calls that belong to the same turn
+    calls: list[dict[str, Any]] = []
+    call_ids: set[str] = set()
+    begun = "input"  # where that turn begins
+    for i, item in enumerate(asked.input):
+        place = f"input[{i}]"
+        if item.type == "reasoning":  # of an earlier answer; no template here takes it
+            continue
+        if item.type == "function_call":
+            begun = begun if calls or said is not None else place
+            calls.append(_call_of(item, place))
+            call_ids.add(item.call_id or "")
+            continue
+        is_behind_calls = bool(calls) and item.type == "message" and item.role == "assistant"
+        if (said is not None or calls) and not is_behind_calls:
+            yield PlacedMessage(begun, ChatMessage(role="assistant", content=said, tool_calls=calls))
+            said, calls = None, []
+        if item.type == "function_call_output":
+            _require_call(item, place, call_ids)
+            yield PlacedMessage(place, ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
+        elif item.type != "message" or item.role is None:
+            what = f"of the type '{item.type[:40]}'" if item.type != "message" else "a message without a role"
+            raise ApiError(
+                400,
+                f"{place} is {what}; models here read messages, reasoning, function_call and function_call_output",
+                param="input",
+            )
+        elif item.role == "assistant":
+            begun = begun if calls else place
+            said = _join_contents(said, item.content)
+        else:
+            yield PlacedMessage(place, ChatMessage(role=item.role, content=item.content))
+    if said is not None or calls:
+        yield PlacedMessage(begun, ChatMessage(role="assistant", content=said, tool_calls=calls))
+
+
+def _call_of(item: InputItem, place: str) -> dict[str, Any]:
+    """A call as chat completions state it. Raises ApiError: 400, it has no name."""
+    if not item.name:
+        raise ApiError(400, f"{place} is a function_call without a name; give one", param="input")
+    function = {"name": item.name, "arguments": item.arguments or "{}"}
+    return {"id": item.call_id, "type": "function", "function": function}
+
+
+def _require_call(item: InputItem, place: str, known: Set[str]) -> None:
+    """Raises ApiError: 400, the result of a call stands before any call, or names one that is not there."""
+    if not known or (item.call_id and item.call_id not in known):
+        there = ", ".join(sorted(known)) or "none"
+        raise ApiError(
+            400,
+            f"{place} has the call_id '{(item.call_id or '')[:80]}', which no function_call before it has (there "
+            f"are: {there[:400]}); send the function_call too",
+            param="input",
+        )
+
+
+def _join_contents(first: Content | None, second: Content | None) -> Content | None:
+    """The texts of one turn, each on lines of its own."""
+    if not first or not second:
+        return first or second
+    return [*_parts(first), ContentPart(type="text", text="\n"), *_parts(second)]
+
+
+def _parts(content: Content) -> list[ContentPart]:
+    return [ContentPart(type="text", text=content)] if isinstance(content, str) else content
