@@ -21,7 +21,10 @@ def parse_path(argument: str, name: str, example: str = "talk.jsonl") -> Path:
 
 
 def parse_new_path(session: ChatSession, argument: str, name: str, example: str = "talk.jsonl") -> Path:
-    """The path of a file to write. Raises UsageError: a file is there that this chat has not written."""
+    """The path of a file to write. Raises UsageError: a file is there already.
+
+    Only a file that was written from this conversation is written again.
+    """
     path = parse_path(argument, name, example)
     if path.absolute() not in session.written and has_content(path):
         shown = one_line(str(path), 200)

@@ -209,6 +209,22 @@ def test_save_and_load(session: ChatSession, tmp_path: Path) -> None:
     assert session.conversation.messages == messages
 
 
+@pytest.mark.parametrize("command", ["save", "export"])
+def test_only_a_file_of_this_conversation_is_written_again(
+    session: ChatSession, tmp_path: Path, command: str
+) -> None:
+    path = tmp_path / "talk.md"
+    answer(session, "the in")
+    for _ in range(2):
+        assert "2 messages" in output(session, f"/{command} {path}")
+    written = path.read_bytes()
+    output(session, "/clear")
+    with pytest.raises(UsageError, match=rf"is there already, and stays as it is; /{command}! .* writes over it"):
+        run_command(session, f"/{command} {path}")
+    assert path.read_bytes() == written
+    assert "0 messages" in output(session, f"/{command}! {path}")
+
+
 def test_another_drafter_keeps_the_conversation_and_a_bad_one_the_engine(session: ChatSession) -> None:
     answer(session, "the in")
     messages = session.conversation.messages
