@@ -95,7 +95,7 @@ def test_devices_are_compared_and_the_command_takes_the_best(
         assert "~" in text
         assert "estimated from the model's size and a short probe" in text
         assert "webgpu; drafter cpu, " in text, "threads are the CPU's"
-        assert f"edgespec models pull {tiny_gguf}:fp32 --device cpu; then plan again" in text
+        assert f"and plan again:\n  edgespec models pull {tiny_gguf}:fp32 --device cpu\n" in text
         assert main(["models", "pull", f"{tiny_gguf}:fp32", "--device", "cpu"]) == 0
         capsys.readouterr()
         again = json.loads(run(capsys, *command, "--json")[1])
@@ -138,6 +138,8 @@ def test_plan_is_printed_as_text_and_measured_once(
     assert lines[1][1] == ""
     for part in ("tiny: ", "expected", "to run it  edgespec chat", "refused", "measured here", "ms a pass"):
         assert part in lines[1][0]
+    texts = [line for line in lines[1][0].splitlines() if "edgespec " not in line]  # but the commands
+    assert max(map(len, texts)) < 80
 
 
 def test_model_without_a_drafter_is_planned_alone(capsys: pytest.CaptureFixture[str], target: Path) -> None:
