@@ -16,14 +16,9 @@ from rich.console import Console
 
 from edgespec import Message, ModelError, SamplingParams, UsageError, load
 from edgespec.chat.clipboard import find_commands, osc52
-from edgespec.chat.commands import (
-    COMMANDS,
-    code_blocks,
-    is_command,
-    run_command,
-    split_command,
-    unescape_message,
-)
+from edgespec.chat.command import is_command, split_command, unescape_message
+from edgespec.chat.commands import COMMANDS, run_command
+from edgespec.chat.copied_text import code_blocks
 from edgespec.chat.interrupt import Leave, catch_ctrl_c
 from edgespec.chat.loop import _save_regularly
 from edgespec.chat.plain import PlainPrinter, Waiting, is_plain
