@@ -3,6 +3,7 @@
 import difflib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from edgespec.chat.attaching import attach, detach
 from edgespec.chat.attachments import brief_message, split_message
@@ -85,6 +86,22 @@ def _command(name: str, argument: Argument, meaning: str) -> Callable[[Action], 
     return add
 
 
+def _file_command(
+    name: str, meaning: str, write: Callable[[ChatSession, Path], None], example: str = "talk.jsonl"
+) -> None:
+    """Add a command that writes a new file, and the one that also writes over a file."""
+
+    verb = meaning.split()[0]
+
+    @_command(name, Argument.PATH, meaning)
+    def write_new(session: ChatSession, argument: str) -> None:
+        write(session, parse_new_path(session, argument, name, example))
+
+    @_command(f"{name}!", Argument.PATH, f"{verb} it, also over a file that is there already")
+    def write_over(session: ChatSession, argument: str) -> None:
+        write(session, parse_path(argument, f"{name}!", example))
+
+
 @_command("help", Argument.NONE, "list the commands")
 def _help(session: ChatSession, argument: str) -> None:
     commands = [(f"/{each.name} {each.argument.value}".rstrip(), each.meaning) for each in COMMANDS]
@@ -161,14 +178,7 @@ _command("attach", Argument.PATH, "send a file's text with your next message; al
 _command("detach", Argument.ATTACHED, "drop an attached file; alone, all of them")(detach)
 
 
-@_command("save", Argument.PATH, "save the conversation to a file (JSON Lines)")
-def _save(session: ChatSession, argument: str) -> None:
-    save_to(session, parse_new_path(session, argument, "save"))
-
-
-@_command("save!", Argument.PATH, "save it, also over a file that is there already")
-def _save_over(session: ChatSession, argument: str) -> None:
-    save_to(session, parse_path(argument, "save!"))
+_file_command("save", "save the conversation to a file (JSON Lines)", save_to)
 
 
 @_command("load", Argument.PATH, "continue a saved conversation")
@@ -253,14 +263,7 @@ def _delete_surely(session: ChatSession, argument: str) -> None:
     delete_saved(session, argument, is_sure=True)
 
 
-@_command("export", Argument.PATH, "write the chat to be read elsewhere, as .md or .json")
-def _export(session: ChatSession, argument: str) -> None:
-    export_to(session, parse_new_path(session, argument, "export", "talk.md"))
-
-
-@_command("export!", Argument.PATH, "write it, also over a file that is there already")
-def _export_over(session: ChatSession, argument: str) -> None:
-    export_to(session, parse_path(argument, "export!", "talk.md"))
+_file_command("export", "write the chat to be read elsewhere, as .md or .json", export_to, "talk.md")
 
 
 @_command("think", Argument.THINKING, "on or off: reason first; show, fold or hide it; N: tokens it may take")
@@ -368,14 +371,7 @@ def _plan(session: ChatSession, argument: str) -> None:
     session.info(session.describe_plan(session.model, session.drafter))
 
 
-@_command("trace", Argument.PATH, "save when model and drafter worked on the last answer")
-def _trace(session: ChatSession, argument: str) -> None:
-    trace_to(session, parse_new_path(session, argument, "trace"))
-
-
-@_command("trace!", Argument.PATH, "save it, also over a file that is there already")
-def _trace_over(session: ChatSession, argument: str) -> None:
-    trace_to(session, parse_path(argument, "trace!"))
+_file_command("trace", "save when model and drafter worked on the last answer", trace_to)
 
 
 @_command("multi", Argument.NONE, "let Enter make new lines and Alt-Enter send, or back")
